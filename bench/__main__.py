@@ -25,6 +25,7 @@ BENCHES = (
     "read_trace",
     "diff",
     "integrity",
+    "simulator",
     "tracelens",
     "collectives",
     "many_traces",

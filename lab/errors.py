@@ -180,6 +180,13 @@ def writing(path: str | Path) -> Iterator[None]:
         raise storage_error(error, path) from error
 
 
+def not_installed(package: str, extra: str) -> MissingError:
+    """Build the error for a missing package of an extra: the command that installs it."""
+    return MissingError(
+        f"the Python package {package!r} is not installed here", fix=f"pip install 'lab[{extra}]'"
+    )
+
+
 @contextlib.contextmanager
 def needs(extra: str) -> Iterator[None]:
     """Turn a missing optional package into the command that installs it; analyses load numpy frugally."""
@@ -189,9 +196,7 @@ def needs(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "lab":
             raise
-        raise MissingError(
-            f"the Python package {error.name!r} is not installed here", fix=f"pip install 'lab[{extra}]'"
-        ) from error
+        raise not_installed(str(error.name), extra) from error
 
 
 @contextlib.contextmanager

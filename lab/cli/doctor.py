@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import click
 
 from lab.cli.registry import EXTRAS, SCANNERS
-from lab.core.checkup import Check, as_root, join_group_of, program_path
 from lab.core.gpu import Gpu
 from lab.core.words import printable, size_text
+from lab.engines.checkup import Check, as_root, join_group_of, program_path
 from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import look
@@ -31,7 +31,7 @@ MIN_SHM_BYTES = 2**30  # ranks on one host share memory through it
 def doctor(as_json: bool) -> None:
     """Show what this machine offers: GPUs, engine, packages, disk. Exit code 0: a local run works here.
 
-    Below a finding stand the commands that mend it, where they need no download; they change nothing else.
+    Below a finding stands what to type to mend it.
     """
     checks = _checks()
     if as_json:
@@ -63,7 +63,7 @@ def _check_package(name: str, extra: str) -> Check:
     try:
         return Check(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, "-", f"not installed (pip install 'lab[{extra}]')")
+        return Check(name, "-", "not installed", f"pip install 'lab[{extra}]'")
 
 
 def _check_reader(reads: str, module: str) -> Check:
@@ -71,7 +71,7 @@ def _check_reader(reads: str, module: str) -> Check:
     try:
         state = importlib.import_module(module).library_state()
     except ModuleNotFoundError as error:
-        return Check("reader", "-", f"{reads}: {error.name} is not installed (pip install 'lab[analysis]')")
+        return Check("reader", "-", f"{reads}: {error.name} is not installed", "pip install 'lab[analysis]'")
     return Check("reader", "ok", f"{reads}: {state}")
 
 
@@ -117,8 +117,8 @@ def _check_engine(gpus: Sequence[Gpu]) -> list[Check]:
     try:
         from lab.engines.docker.health import check_engine
     except ModuleNotFoundError as error:
-        detail = f"not asked: {error.name} is not installed (pip install 'lab[host]')"
-        return [Check("engine", "-", detail)]
+        detail = f"not asked: {error.name} is not installed"
+        return [Check("engine", "-", detail, "pip install 'lab[host]'")]
     return check_engine(os.environ, gpus)
 
 
@@ -135,4 +135,4 @@ def _check_shm() -> list[Check]:
 
 def _check_disk() -> Check:
     free = shutil.disk_usage(".").free
-    return Check("disk", "ok" if free > 2**30 else "bad", f"{free / 2**30:.1f} GiB free here")
+    return Check("disk", "ok" if free > 1e9 else "bad", f"{size_text(free)} free here")

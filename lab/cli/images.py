@@ -65,8 +65,8 @@ def images_list(as_json: bool) -> None:
 
 def _state(built: dict[str, str | None] | None) -> str:
     if built is None:
-        return "?"
-    return "built" if all(built.values()) else "partly" if any(built.values()) else "-"
+        return "unknown"
+    return "built" if all(built.values()) else "partly" if any(built.values()) else "absent"
 
 
 def _difference(target: Target) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lab.errors import BadDataError, MissingError, StepFailed, needs
+from lab.errors import BadDataError, MissingError, needs
 from lab.terminal.findings import REQUIRE, raise_for_holes, raise_unless_complete
 from lab.terminal.options import PATH, as_json, print_json
 
@@ -44,14 +44,9 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
             + "\n".join(f"  {row.path}: {row.error}" for row in unread)
         )
     if require == "complete":
-        if all(row.verdict is None for row in rows):
-            raise StepFailed(
-                "--require complete: no file here is a recording that lab judges",
-                location=", ".join(map(str, paths)),
-                fix="name the trace, or a folder that holds it",
-            )
         doubtful = [row for row in rows if row.verdict not in ("complete", None)]
-        raise_unless_complete(
-            [f"{row.path}: {text}" for row in doubtful for text in sentences(row.lacks)], ""
-        )
+        lacks = [f"{row.path}: {text}" for row in doubtful for text in sentences(row.lacks)]
+        if all(row.verdict is None for row in rows):
+            lacks = ["no file here is a recording that lab judges: name the trace, or a folder that holds it"]
+        raise_unless_complete(lacks, ", ".join(map(str, paths)))
     raise_for_holes({row.path: row.lacks for row in rows})

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _as_lab_error(error: LabError | ModuleNotFoundError | OSError) -> LabError:
     """Name the command that installs a package of an extra. Raises `error` again if it is a bug of lab."""
-    from lab.errors import LabError, MissingError, path_error
+    from lab.errors import LabError, not_installed, path_error
 
     if isinstance(error, LabError):
         return error
@@ -84,9 +84,7 @@ def _as_lab_error(error: LabError | ModuleNotFoundError | OSError) -> LabError:
     extra = next((extra for extra, packages in EXTRAS.items() if name in packages.split()), None)
     if extra is None:
         raise error
-    return MissingError(
-        f"the Python package {name!r} is not installed here", fix=f"pip install 'lab[{extra}]'"
-    )
+    return not_installed(name, extra)
 
 
 if __name__ == "__main__":

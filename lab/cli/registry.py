@@ -94,28 +94,23 @@ DIFF_OF_LOGS = "lab.rooms.nan.nixnan.cli"
 # What could be typed in the release before -> what to type instead; `lab --help` lists none of these.
 # {args} stands for the arguments after the old name. A row goes with the next release.
 REMOVED: dict[str, str] = {
-    "sweep": "lab run sweep {args}",
-    "nixnan": "lab run nixnan {args}",
-    "semicrf": "lab run semicrf {args}",
-    "trials": "lab run trials {args}",
-    "replay": "lab run replay {args}",
-    "doctor --fix": "lab doctor  # below a finding stand the commands that mend it",
+    **{name: f"lab run {name} {{args}}" for name in ("sweep", "nixnan", "semicrf", "trials", "replay")},
+    "doctor --fix": "lab doctor  # below a finding stands what to type to mend it",
     "run --attach": "lab run --resume {args}",
     "run --repeat-both": "lab check {args}",
     # Reading commands
-    "gemm part": "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own",
-    "gemm spread": "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own",
-    "gemm timestamps": "lab gemm variance {args}",
-    "gemm overlap": "lab gemm variance {args}",
-    "gemm plots": "lab gemm variance {args}",
+    **dict.fromkeys(
+        ("gemm part", "gemm spread"), "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own"
+    ),
+    **{f"gemm {name}": "lab gemm variance {args}" for name in ("timestamps", "overlap", "plots")},
     "kernels launches": "lab kernels unique --launches {args}",
     "nan diff": "lab diff {args}  # --repeat-a for --noise",
     "nsys scrub": "lab nsys summary FILE --scrubbed TARGET",
     # What only a checkout needs: scripts.
-    "images prepare": "python scripts/images.py prepare {args}",
-    "images pin": "python scripts/images.py pin {args}",
-    "images gpu-env": "python scripts/images.py gpu-env {args}",
-    "images show": "python scripts/images.py show {args}",
+    **{
+        f"images {name}": f"python scripts/images.py {name} {{args}}"
+        for name in ("prepare", "pin", "gpu-env", "show")
+    },
 }
 
 # Extra of the package -> the Python packages that it installs.

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from lab.core.manifest import Manifest
-from lab.core.run import Run, list_runs
+from lab.core.run import Run
+from lab.core.run_folder import list_runs
 from lab.core.words import plural, printable
 from lab.driver.drive import stop_run
 from lab.errors import BadDataError, LabError, not_here

@@ -10,9 +10,9 @@ import click
 
 import lab
 from lab.cli.images import lab_difference, show_rows, smoke_box
-from lab.core.checkup import Check
 from lab.core.gpu import Gpu
-from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
+from lab.engines.checkup import Check
+from lab.errors import EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import Found, look
 from lab.gpus.nvidia import cards_without_driver
@@ -62,7 +62,7 @@ def setup(image: str | None, registry: str | None, release: Path | None, dry_run
             console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
         image = image_for(gpus)
     asked = targets([image])
-    image = asked[0].image  # a target's name, such as cpu-torch, is no --image
+    image = asked[0].image  # --image takes no target's name, such as cpu-torch
     suited = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
     if not suited and load(image).vendor != "none":
         console.say(f"note: no GPU here fits the image {image}: it is tried without one")
@@ -80,7 +80,8 @@ def setup(image: str | None, registry: str | None, release: Path | None, dry_run
     present = [t for t, way in zip(wanted, ways, strict=True) if way.action == "here" or not dry_run]
     if differences := [difference for target in present if (difference := lab_difference(target))]:
         if not dry_run:
-            raise StepFailed("; ".join(differences))
+            same_release = "install the wheel of the images' release; or lab run --host-lab mount"
+            raise StepFailed("; ".join(differences), fix=None if is_tree(ROOT) else same_release)
         for difference in differences:
             console.say(f"note: {difference}")
     if unreachable:
@@ -156,12 +157,6 @@ def _bring(target: Target, way: Way, console: Console) -> None:
     if way.action == "pull":
         console.say(f"pulling {way.ref}")
         console.say(f"✓ {target.ref} is {acquire.pull(engine_cli() or (), way, target, console.detail)}")
-        if not is_tree(ROOT) and lab_difference(target):
-            raise BadDataError(
-                f"the image holds another lab {lab.__version__} than is installed here, so runs refuse it",
-                location=way.ref,
-                fix="install the wheel of the same release; or lab run --host-lab mount",
-            )
     elif way.action == "build":
         for built in imagebuild.build([target.name], base=None, say=console.detail):
             console.say(f"✓ {built.ref}: built in {built.seconds:.1f} s")

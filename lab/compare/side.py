@@ -27,7 +27,7 @@ from lab.recordings.processes import rank_captures
 from lab.recordings.tables import MEMSET
 from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
 
-_GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace")
+_GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace", ".xplane.pb")
 RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
 _LAMBDA = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")
@@ -41,7 +41,7 @@ _MEMORY = {
 _SUFFIX = re.compile(r"(?<=\d)(?:ull|ul|u|ll|l)\b")
 _WAIT = re.compile(r"(cuda|hip|cu)(\w*Synchronize|Memcpy(?!\w*Async)\w*)(_v\d+)?$")
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
-_SNIFFED = 1 << 20  # of a JSON file in a run: a trace's first key of events stands within
+_SNIFFED = 1 << 20  # of a JSON file in a run: a trace's events begin within
 Key = tuple[str, str, str, str]  # op, dims, types, kernel; op is "" where no op is known
 
 

@@ -1,1 +1,0 @@
-"""The nouns that rooms and engines share: Step, Outcome, Run and its manifest."""

@@ -99,6 +99,7 @@ def sha256_of(path: Path) -> str:
 def exclusive(path: Path, *, busy: str, fix: str) -> Iterator[None]:
     """Hold an flock on `path`, which the kernel releases when this process dies, however it dies."""
     with writing(path):
+        # A child that inherited the handle would hold the lock after this process.
         handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
     try:
         try:

@@ -58,7 +58,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> list[str]:
-        return [one.text for one in self.findings if one.kind == "verdict"]
+        return [finding.text for finding in self.findings if finding.kind == "verdict"]
 
 
 def save(findings: Findings, path: Path) -> Path:

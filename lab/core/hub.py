@@ -58,14 +58,6 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in (State.absent, State.incomplete)
 
 
-class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of MODELS; commit is empty where the run began without the model."""
-
-    model: str
-    commit: str
-    without: str = ""  # what happens without it; "": its steps fail
-
-
 def hub_cache(env: Mapping[str, str] | None = None) -> Path:
     """Where huggingface_hub keeps models, by the same variables."""
     env = os.environ if env is None else env
@@ -132,18 +124,12 @@ def _missing(snapshot: Path) -> list[str] | None:
     weights = next((name for name in WEIGHTS if os.path.lexists(snapshot / name)), None)
     if weights is None:
         return None
-    if not (snapshot / weights).is_file():  # a link whose blob is gone
-        return [weights]
-    if not weights.endswith(".index.json"):
-        return []
-    parts = _parts(snapshot / weights)
-    return [weights] if parts is None else [name for name in parts if not (snapshot / name).is_file()]
-
-
-def _parts(index: Path) -> list[str] | None:
-    """The files that an index names; None if it cannot be read."""
-    try:
-        names = json.loads(index.read_bytes())["weight_map"].values()
-        return sorted({str(name) for name in names})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    parts = [weights]
+    if weights.endswith(".index.json"):
+        try:
+            parts = sorted(
+                map(str, set(json.loads((snapshot / weights).read_bytes())["weight_map"].values()))
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return [weights]  # an index that cannot be read
+    return [name for name in parts if not (snapshot / name).is_file()]  # or a link whose blob is gone

@@ -11,7 +11,9 @@ import msgspec
 from lab.core.files import read_json, write_atomic
 from lab.core.gpu import Gpu
 from lab.core.step import Outcome, Step
+from lab.errors import UsageError
 
+MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 
 
@@ -113,3 +115,13 @@ def load(path: Path) -> Manifest:
     """Read and validate a manifest. Raises MissingError, or BadDataError that names the invalid field."""
     fix = "this is not the folder of a run: name one that `lab runs list` shows"
     return read_json(path, Manifest, "the manifest", version=SCHEMA_VERSION, fix=fix)
+
+
+def refuse_change(subject: str, recorded: str, present: str, *, fix: str = "start a new run") -> None:
+    """Raises UsageError where they differ: results from before and after a change are not comparable."""
+    if recorded != present:
+        raise UsageError(
+            f"this run began with {subject}, and its results would not be comparable with new ones",
+            location=f"{recorded} then, {present} now",
+            fix=fix,
+        )

@@ -75,16 +75,15 @@ class Compiling:
         import shlex
         import shutil
 
-        from_variable = os.environ.get(self.variable)
-        for name in [from_variable] if from_variable else self.names:
+        choice = os.environ.get(self.variable)
+        names = [choice] if choice else self.names
+        for name in names:
             command = shlex.split(name)
             if command and shutil.which(command[0]):
                 return command, self._run([*command, "--version"])
         raise self._missing(
-            f"${self.variable} is {from_variable!r}, which is not a program here"
-            if from_variable
-            else f"no {self.language} compiler here",
-            f"PATH, for {from_variable or ', '.join(self.names)}",
+            f"no {self.language} compiler here",
+            f"PATH, for {', '.join(names)}",
             f"install {' or '.join(self.names[1:])}, or name one in {self.variable}",
         )
 
@@ -176,28 +175,24 @@ class Library:
 
     def get(self) -> ctypes.CDLL | None:
         """Return the library; None without one, and where $LAB_READER asks for the plain form."""
-        return None if _wants_plain() else self._search[0]
+        return None if os.environ.get(READER) == "plain" else self._search[0]
 
     def state(self) -> str:
         """Say which form is in use, and the reason, for `lab doctor`."""
-        return f"plain, as {READER} asks" if _wants_plain() else self._search[1]
+        return f"plain, as {READER} asks" if os.environ.get(READER) == "plain" else self._search[1]
 
     @cached_property
     def _search(self) -> tuple[ctypes.CDLL | None, str]:
         """The library, and its origin or the reason for its absence."""
-        reason = "this lab came without a compiled one"
-        if PACKAGED.is_dir():
-            reason = "the one that came with this lab is for another machine or version"
+        reason = " (the one that came with this lab is for another machine or version)"
+        if not PACKAGED.is_dir():
+            reason = ""
         if path := C.packaged(self.source):
             try:
                 return self._typed(C.loaded(path)), "native, from the wheel"
             except LabError as error:
-                reason = f"of the wheel's, {error.problem.splitlines()[0]}"
+                reason = f" (of the wheel's, {error.problem.splitlines()[0]})"
         try:
-            return self._typed(C.built(self.source)), f"native, compiled here ({reason})"
+            return self._typed(C.built(self.source)), f"native, compiled here{reason}"
         except LabError as error:
-            return None, f"plain: {error.problem.splitlines()[0]} ({reason})"
-
-
-def _wants_plain() -> bool:
-    return os.environ.get(READER) == "plain"
+            return None, f"plain: {error.problem.splitlines()[0]}{reason}"

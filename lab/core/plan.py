@@ -10,7 +10,7 @@ import msgspec
 
 from lab.core.gpu import Gpu
 from lab.core.options import Options
-from lab.core.step import Step
+from lab.core.step import Outcome, Step
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,9 +23,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of the Hub that steps load from its cache."""
+    """A model of the Hub that steps load from its cache; a row of models.json."""
 
     model: str
+    commit: str = ""  # which the run began with; "": it began without the model
     without: str = ""  # what happens without it; "": its steps fail
 
 
@@ -56,12 +57,15 @@ class Findings(msgspec.Struct, frozen=True):
     answer: dict[str, Any] = {}
 
 
-class Silent:
-    """The watcher of a room without a journal of its own: each step leaves its result when it ends."""
+class Watcher:
+    """Sees each step begin, print and end: the terminal, a room's own journal."""
 
-    def begin(self, *_: Any) -> None: ...
-    def line(self, *_: Any) -> None: ...
-    def end(self, *_: Any) -> None: ...
+    def begin(self, step: Step) -> None: ...
+    def line(self, step: Step, line: str) -> None: ...
+    def end(self, step: Step, outcome: Outcome) -> None: ...
+
+
+Silent = Watcher  # of a room without a journal: each step leaves its result when it ends
 
 
 class Experiment(msgspec.Struct, frozen=True):
@@ -70,6 +74,4 @@ class Experiment(msgspec.Struct, frozen=True):
     room: str
     make_plan: Callable[[Site, Path], Plan]  # of the site and the run folder
     options: Options
-    on_success: Callable[[Path], None] | None = (
-        None  # called with the run folder once all of it has succeeded
-    )
+    on_success: Callable[[Path], None] | None = None  # called with the run folder if all of it succeeds

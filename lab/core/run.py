@@ -8,17 +8,19 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 
 from lab.core import manifest as manifests
+from lab.core import run_folder
 from lab.core.files import exclusive, holder_pid, make_folder, sha256_of, write_atomic
+from lab.core.manifest import MANIFEST as MANIFEST
 from lab.core.manifest import FileRecord, Manifest, StepRecord
-from lab.core.step import Outcome, Status, Step
-from lab.errors import BadDataError, BusyError, ConfigError, LabError, UsageError, storage_error
+from lab.core.run_folder import home_of as home_of
+from lab.core.step import Outcome, Status, Step, check_steps
+from lab.errors import BadDataError, BusyError, ConfigError, storage_error
 
 DONE = (Status.ok, Status.skipped)
-MANIFEST = "manifest.json"
 LOG = "run_output.log"
 SETTLED_S = 2.0  # after a step's end, in which its files may still get their last time of change
 LOCK = ".lock"
@@ -38,7 +40,7 @@ class Run:
     def create(cls, root: Path, manifest: Manifest, *, inputs: dict[str, str] | None = None) -> Run:
         """Make the folder, copy the inputs the steps read, and write the manifest of planned steps."""
         check_steps([record.step for record in manifest.steps])
-        check_place(root)
+        run_folder.check_place(root)
         make_folder(root)
         for name, text in (inputs or {}).items():
             write_atomic(root / name, text)
@@ -57,9 +59,7 @@ class Run:
             ) from error
         return cls(root, manifest)
 
-    @staticmethod
-    def is_run(root: Path) -> bool:
-        return (root / MANIFEST).exists()
+    is_run = staticmethod(run_folder.is_run)
 
     def extend(self, records: Iterable[StepRecord], *, inputs: dict[str, str]) -> None:
         """Add planned steps that this run does not have yet; what it has stays as it is.
@@ -245,85 +245,8 @@ def _ended_s(outcome: Outcome) -> float:
         return 0.0
 
 
-def check_place(root: Path) -> None:
-    """Refuse a folder that cannot be a run's own, before anything is written to it."""
-    problem, fix = "", "choose another --output-dir, such as experiments/NAME"
-    text = str(root).encode(errors="backslashreplace").decode()
-    if Run.is_run(root):
-        problem = "this folder already holds a run"
-        fix = f"continue it with `lab run --resume {root}` or {fix}"
-    elif text != str(root):
-        problem = "the name of the run folder is not UTF-8"
-    elif ":" in str(root.absolute()):  # ends an entry of PYTHONPATH
-        problem = "the run folder's path holds a colon, and the steps could not import the run's copy of lab"
-    elif holds_home(root.resolve()):
-        problem = "a run gets a folder of its own, not the root folder or a whole home"
-    elif root.is_dir() and any(root.iterdir()):
-        problem = "this folder holds files that no run of lab made"
-    if problem:
-        raise UsageError(problem, location=text, fix=fix)
-
-
-def holds_home(real: Path) -> bool:
-    """Whether this is the root folder, the caller's home, or a folder that the home lies in."""
-    home = Path(os.path.expanduser("~")).resolve()
-    return real == Path("/") or real == home or real in home.parents
-
-
-def refuse_change(subject: str, recorded: str, present: str, *, fix: str = "start a new run") -> None:
-    """Raises UsageError where they differ: results from before and after a change are not comparable."""
-    if recorded != present:
-        raise UsageError(
-            f"this run began with {subject}, and its results would not be comparable with new ones",
-            location=f"{recorded} then, {present} now",
-            fix=fix,
-        )
-
-
-def check_steps(steps: Iterable[Step]) -> None:
-    """Two steps of one name or one folder would overwrite each other's results."""
-    for field in ("name", "folder"):
-        values = [getattr(step, field) for step in steps]
-        twice = sorted({value for value in values if values.count(value) > 1})
-        if twice:
-            raise ConfigError(f"two steps share the {field} {twice[0]!r}")
-
-
-def new_root(room: str, parent: Path, started: datetime | None = None) -> Path:
-    """experiments/<room>_<YYYYMMDD_HHMMSS>, with a suffix when two start in one second."""
-    stamp = (started or datetime.now()).strftime("%Y%m%d_%H%M%S")
-    root = parent / f"{room}_{stamp}"
-    for extra in range(2, 100):
-        if not root.exists():
-            break
-        root = parent / f"{room}_{stamp}_{extra}"
-    return root
-
-
-def list_runs(parent: Path) -> list[tuple[Path, Manifest | LabError]]:
-    """All runs under `parent`, oldest first; one that cannot be read is listed with its error."""
-    runs: list[tuple[Path, Manifest | LabError]] = []
-    for path in sorted(parent.glob(f"*/{MANIFEST}")):
-        try:
-            runs.append((path.parent, manifests.load(path)))
-        except LabError as error:
-            runs.append((path.parent, error))
-    return runs
-
-
-def utc_now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
 def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def home_of(folder: Path) -> Path:
-    """Where an analysis goes by default: into a run, but never into a recording that lab did not make."""
-    if Run.is_run(folder):
-        return folder
-    return Path("experiments") / f"{folder.resolve().name}_analysis"

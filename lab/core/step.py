@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
+from collections.abc import Iterable
+from datetime import datetime, timezone
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -92,3 +94,16 @@ def check_relative(path: str, *, owner: str) -> None:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or "\0" in path:
         raise ConfigError(f"{owner}: path {path!r} leaves the run folder")
+
+
+def check_steps(steps: Iterable[Step]) -> None:
+    """Two steps of one name or one folder would overwrite each other's results."""
+    for field in ("name", "folder"):
+        values = [getattr(step, field) for step in steps]
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise ConfigError(f"two steps share the {field} {twice[0]!r}")
+
+
+def utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from lab.core.manifest import ImageRecord
 from lab.core.options import Options
 from lab.core.plan import Findings
 from lab.core.provenance import lab_with_content
-from lab.core.run import Run, home_of
+from lab.core.run import Run
+from lab.core.run_folder import home_of
 from lab.core.step import Outcome, Step
 from lab.core.stop import on_signals
 from lab.core.words import first_few, plural
@@ -128,7 +130,7 @@ def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Cons
         raise Interrupted(
             "the analysis was interrupted; the run is complete",
             location=run.root,
-            fix=f"lab analyze {run.root}",
+            fix=_again(run),
         )
     summary = _summary(lines, outcome, run, image)
     _move_in(staging, run.root)
@@ -136,24 +138,23 @@ def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Cons
     return summary
 
 
+def _again(run: Run) -> str:
+    return f"lab analyze {shlex.quote(str(run.root))}"
+
+
 def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -> Findings:
     """The findings among the container's lines, with its paths made those of the host."""
-    answer = next((line for line in reversed(lines) if line.startswith("{")), None)
-    if answer is None:
-        words = "\n".join(f"  | {line}" for line in outcome.tail[-15:])
-        raise EngineError(
-            f"the analysis in the image {outcome.status.value}: {outcome.reason}\n{words}",
-            location=run.root,
-            fix=f"lab analyze {run.root} analyses here; --analysis host asks for that at once",
-        )
+    answer = next((line for line in reversed(lines) if line.startswith("{")), "")
     try:
         document = msgspec.json.decode(answer, type=dict[str, Any])
         summary = msgspec.convert(document, Findings, dec_hook=lambda kind, text: kind(text))
     except msgspec.DecodeError as error:
+        tail = "\n".join(f"  | {line}" for line in outcome.tail[-15:])
+        end = f"{outcome.status.value}: {outcome.reason}\n{tail}"
         raise EngineError(
-            f"the image and this host run incompatible versions of lab: {error}",
-            location=image.ref,
-            fix=f"lab images build {image.name}",
+            f"no findings from the analysis in {image.ref}, {end}",
+            location=run.root,
+            fix=f"{_again(run)} analyses here; --analysis host asks for that at once",
         ) from error
     return msgspec.structs.replace(
         summary,

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from lab.core import provenance
-from lab.core.manifest import ImageRecord, Lab, Manifest
-from lab.core.run import Run, refuse_change
+from lab.core.manifest import ImageRecord, Lab, refuse_change
+from lab.core.run import Run
 from lab.core.snapshot import imports_lab
 from lab.core.step import Outcome, Status, Step
-from lab.engines.base import Engine
 
 
 def same_lab(run: Run, identity: Lab) -> None:
@@ -48,13 +47,15 @@ def content_of(step: Step, image: ImageRecord | None, further: Sequence[ImageRec
     return _identity(record) if record else ""
 
 
-def same_source(run: Run, manifest: Manifest) -> None:
+def same_images(run: Run, image: ImageRecord | None, further: Sequence[ImageRecord]) -> None:
     """Refuse steps in other images: the manifest names one set of images for all its numbers."""
-    recorded, planned = (
-        ", ".join(_identity(image) for image in (m.image, *m.images) if image) or "no image"
-        for m in (run.manifest, manifest)
-    )
-    refuse_change("another image", recorded, planned, fix="choose another --output-dir")
+    recorded = [record for record in (run.manifest.image, *run.manifest.images) if record]
+    present = [record for record in (image, *further) if record]
+    texts = (", ".join(map(_identity, records)) or "no image" for records in (recorded, present))
+    tags = "; ".join(f"docker tag {record.id} {record.ref}" for record in recorded if record.id)
+    new = "start a new run, in another --output-dir"
+    fix = f"{new}, or give the old image its name back: {tags}" if tags else new
+    refuse_change("another image", *texts, fix=fix)
 
 
 def same_cpu(run: Run) -> None:
@@ -62,21 +63,6 @@ def same_cpu(run: Run) -> None:
     host = {**provenance.host(), **run.manifest.host}
     recorded, present = (f"{h['cpu']}, {h['machine']}" for h in (host, provenance.host()))
     refuse_change("another CPU", recorded, present, fix="continue it there, or start a new run here")
-
-
-def same_image(run: Run, engine: Engine) -> None:
-    """Refuse to continue with another image than the run began with."""
-    root, gpus = str(run.root.absolute()), run.manifest.gpus
-    image, _ = engine.provenance(root, gpus)
-    further = {record.name: record for record in engine.further_images(root, gpus)}
-    pairs = [(run.manifest.image, image)]
-    pairs += [(recorded, further.get(recorded.name)) for recorded in run.manifest.images]
-    for recorded, present in pairs:
-        if recorded and recorded.id and present:
-            fix = f"give the old image its name back: docker tag {recorded.id} {present.ref}"
-            refuse_change(
-                f"another image {present.ref}", recorded.id, str(present.id), fix=f"start a new run, or {fix}"
-            )
 
 
 def _identity(image: ImageRecord) -> str:

@@ -13,23 +13,23 @@ from lab.core import provenance
 from lab.core.manifest import Manifest, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
-from lab.core.run import Run, check_place, new_root, utc_now
+from lab.core.run import Run
+from lab.core.run_folder import check_place, new_root
 from lab.core.snapshot import take_snapshot
-from lab.core.step import STALL_LIMIT, Outcome, Status, Step
+from lab.core.step import STALL_LIMIT, Outcome, Status, Step, utc_now
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
-from lab.driver.comparable import content_of, described, same_cpu, same_image, same_lab, same_source
-from lab.driver.execute import Lease, StepRunner, check_gpus, unleased
+from lab.driver.comparable import content_of, described, same_cpu, same_images, same_lab
+from lab.driver.execute import StepRunner, check_gpus
 from lab.driver.job import finish_run, gather
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.driver.show import show_plan, show_result
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine, refuse_other_gpus
 from lab.errors import Interrupted
-from lab.gpus.leases import hold
 from lab.rooms import room
 from lab.secrets import redact, secret_values
-from lab.terminal.console import Console
+from lab.terminal.console import Console, StepDisplay
 
 
 def drive(experiment: Experiment) -> None:
@@ -84,7 +84,9 @@ def resume(folder: Path, options: Options) -> None:
         show_plan(recorded.room, plan, site, engine, folder, options)
         return
     console = Console(quiet=options.quiet)
-    same_image(run, engine)
+    root = str(folder.absolute())
+    image, _ = engine.provenance(root, recorded.gpus)
+    same_images(run, image, engine.further_images(root, recorded.gpus))
     same_models(run, engine)
     if engine.runs_here and run.pending():
         same_cpu(run)
@@ -117,14 +119,13 @@ def carry_out(run: Run, engine: Engine, site: Site, options: Options, console: C
 
 def execute(run: Run, engine: Engine, site: Site, options: Options, console: Console, stop: Stop) -> None:
     """Follow what an earlier driver left to its end, then run every pending step."""
-    with console.steps(len(run.pending())) as display:
+    with StepDisplay(console, len(run.pending())) as display:
         house = room(run.manifest.room)
         watchers = [display, house.watcher(run)]
         engine.say = console.say
         spare = house.spare(run) if hasattr(house, "spare") else None
-        lease = lease_of(run, engine, options, stop, console)
         rotate = getattr(house, "ROTATES_GPUS", False)
-        runner = StepRunner(run, engine, watchers, stop, lease, spare, rotate)
+        runner = StepRunner(run, engine, watchers, stop, options.wait, spare, rotate)
         runner.take_up()
         if run.pending() and not stop.is_set():
             prepare_lab(run, engine)
@@ -140,20 +141,6 @@ def prepare_lab(run: Run, engine: Engine) -> None:
         run.manifest.lab = msgspec.structs.replace(run.manifest.lab, used=used)
         run.save()
     take_snapshot(run.root, run.manifest.lab)
-
-
-def lease_of(run: Run, engine: Engine, options: Options, stop: Stop, console: Console) -> Lease:
-    """How the GPUs of a step are held against other processes of this machine."""
-    if not engine.runs_here:
-        return unleased
-    return partial(
-        hold,
-        holder=f"run {run.manifest.id}",
-        wait=options.wait,
-        stop=stop,
-        say=console.say,
-        in_containers=engine.gpus_in_use,
-    )
 
 
 def stop_run(folder: Path, console: Console) -> None:
@@ -174,7 +161,7 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
     if not (options.skip_existing and Run.is_run(root)):
         return Run.create(root, manifest, inputs=plan.inputs)
     run = Run.open(root)
-    same_source(run, manifest)
+    same_images(run, manifest.image, manifest.images)
     if engine_class(run.manifest.engine).runs_here:
         refuse_other_gpus(run.manifest.gpus, manifest.gpus)
         same_cpu(run)

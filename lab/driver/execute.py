@@ -7,31 +7,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 from lab.core.gpu import Gpu
-from lab.core.run import Run, utc_now
-from lab.core.step import Outcome, Status, Step
+from lab.core.plan import Watcher
+from lab.core.run import Run
+from lab.core.step import Outcome, Status, Step, utc_now
 from lab.core.stop import Stop
 from lab.driver.comparable import checked
 from lab.engines.base import Engine, QueueEngine
 from lab.errors import EngineError, EngineLost, GpuError, LabError
+from lab.gpus.leases import hold
 from lab.gpus.sampling import sampled
-
-Lease = Callable[[Sequence[Gpu]], AbstractContextManager[bool]]
-
-
-def unleased(_gpus: Sequence[Gpu]) -> AbstractContextManager[bool]:
-    """For steps that use no GPU of this machine."""
-    return nullcontext(True)
-
-
-class Watcher(Protocol):
-    """Whoever wants to know what happens: the terminal, a room's own log."""
-
-    def begin(self, step: Step) -> None: ...
-    def line(self, step: Step, line: str) -> None: ...
-    def end(self, step: Step, outcome: Outcome) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +28,7 @@ class StepRunner:
     engine: Engine
     watchers: Sequence[Watcher]
     stop: Stop
-    lease: Lease = unleased  # holds a step's GPUs against other processes
+    wait: bool = True  # for GPUs that another process holds
     spare: Callable[[Step], str] | None = None  # why a step is not needed any more; "": it is
     rotate: bool = False  # the GPU that was free for longest is next, and not the first one again
 
@@ -63,7 +49,7 @@ class StepRunner:
             while waiting or running:
                 go_on = not self.stop.is_set() and trouble is None
                 while go_on and waiting and len(running) < jobs:
-                    picked = pick(waiting[0], free)
+                    picked = pick(waiting[0], free)  # in order: a step that has to wait holds the others up
                     if picked is None:
                         break
                     step = waiting.pop(0)
@@ -77,7 +63,10 @@ class StepRunner:
                     free += running.pop(future)
                     if not self.rotate:
                         free.sort(key=lambda gpu: (gpu.index, gpu.instance or 0))
-                    trouble = trouble or _error_of(future)
+                    try:
+                        future.result()
+                    except LabError as error:
+                        trouble = trouble or error
         if trouble:
             raise trouble
 
@@ -103,13 +92,26 @@ class StepRunner:
         if self.spare and (reason := self.spare(step)):
             self.finish(step, Outcome(status=Status.skipped, reason=reason, started_utc=utc_now()))
             return
-        with self.lease(gpus) as is_held:
+        with self._held(gpus) as is_held:
             if not is_held or self.stop.wait(step.settle_s):
                 return
             self.run.begin(step)
             for watcher in self.watchers:
                 watcher.begin(step)
             self.finish(step, self._attempt(step, gpus))
+
+    def _held(self, gpus: Sequence[Gpu]) -> AbstractContextManager[bool]:
+        """Hold the GPUs of a step against other processes of this machine."""
+        if not self.engine.runs_here:
+            return nullcontext(True)
+        return hold(
+            gpus,
+            holder=f"run {self.run.manifest.id}",
+            wait=self.wait,
+            stop=self.stop,
+            say=self.engine.say,
+            in_containers=self.engine.gpus_in_use,
+        )
 
     def finish(self, step: Step, outcome: Outcome) -> None:
         outcome = checked(self.run, step, outcome)
@@ -166,10 +168,3 @@ def check_gpus(steps: Sequence[Step], gpus: Sequence[Gpu]) -> None:
                 location=f"GPU {instances[0].number} {instances[0].name}",
                 fix=f"one rank, on one instance: --ranks 1 --gpus {instances[0].number}; or whole GPUs",
             )
-
-
-def _error_of(future: Future[None]) -> LabError | None:
-    error = future.exception()
-    if error is None or isinstance(error, LabError):
-        return error
-    raise error

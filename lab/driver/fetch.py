@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from lab.core.hub import CERTIFICATES, CachedModel, State, fetch_command, find_model, hub_cache
+from lab.core.hub import CERTIFICATES, CachedModel, fetch_command, find_model, hub_cache
 from lab.core.options import Options
 from lab.core.plan import Plan
 from lab.core.run import Run
@@ -28,14 +28,10 @@ from lab.driver.show import show_plan
 from lab.engines import engine_for
 from lab.engines.base import Engine
 from lab.errors import (
-    BadDataError,
     EngineError,
     Interrupted,
     LabError,
-    MissingError,
-    NetworkError,
     StepFailed,
-    StorageError,
     UsageError,
 )
 from lab.images.container import HUB_CACHE, network_settings
@@ -61,7 +57,8 @@ def fetch(model: str, revision: str, options: Options) -> None:
     )
     plan = Plan(steps=(step,), config=config, notes=notes)
     if options.dry_run:
-        show_plan(STEP, plan, site, engine, Path(STEP), options, engine.preview_fetch)
+        root = Path(tempfile.gettempdir()) / "lab-fetch" / STEP
+        show_plan(STEP, plan, site, engine, root, options, engine.preview_fetch)
         return
     console, lines = Console(quiet=options.quiet), list[str]()
     with tempfile.TemporaryDirectory(prefix="lab-fetch-") as folder, on_signals(console.say) as stop:
@@ -76,7 +73,7 @@ def fetch(model: str, revision: str, options: Options) -> None:
 
 
 def settings(env: Mapping[str, str]) -> bytes:
-    """Encode what the step reads on its standard input: the network settings and the Hub's token."""
+    """Encode what the step reads on its standard input: network, certificates and the Hub's token."""
     token = hub_token(env)
     if token and not re.fullmatch(r"[!-~]+", token):
         raise UsageError(
@@ -85,15 +82,10 @@ def settings(env: Mapping[str, str]) -> bytes:
             fix="set it to the token alone, such as HF_TOKEN=$(cat FILE)",
         )
     variables = {**network_settings(env), **({"HF_TOKEN": token} if token else {})}
-    return json.dumps({"env": variables, "certificates": _certificates(env)}).encode()
-
-
-def _certificates(env: Mapping[str, str]) -> str | None:
-    """Read the certificates that this network needs, because a container does not have their file."""
+    # As text, because a container does not have the file.
     path = next((Path(env[name]) for name in CERTIFICATES if env.get(name)), None)
-    if path is None or not path.is_file():
-        return None
-    return path.read_text(encoding="utf-8", errors="replace")
+    pem = path.read_text(encoding="utf-8", errors="replace") if path and path.is_file() else None
+    return json.dumps({"env": variables, "certificates": pem}).encode()
 
 
 def _download(engine: Engine, run: Run, lines: list[str], stop: Stop, console: Console) -> Outcome:
@@ -143,17 +135,14 @@ class Answer(msgspec.Struct):
     error: Failure | None = None
 
 
-KINDS = {kind.__name__: kind for kind in (BadDataError, MissingError, NetworkError, StorageError, UsageError)}
+KINDS = {kind.__name__: kind for kind in LabError.__subclasses__()}
 
 
 def show_model(cached: CachedModel, options: Options, console: Console) -> None:
     """Show the result: for a person on stderr, for a machine on stdout."""
-    if cached.state is State.absent:
-        raise EngineError(
-            f"{cached.model} was downloaded, but is not in this machine's cache",
-            location=hub_cache(),
-            fix="the image may be of another version of lab: lab images build",
-        )
+    if cached.is_missing:
+        problem = f"{cached.model} was downloaded, but is {cached.state.value} in this machine's cache"
+        raise EngineError(problem, location=hub_cache())
     console.say(f"✓ {cached.model} at {cached.commit[:12]}: {size_text(cached.size_bytes)} in {hub_cache()}")
     if options.json:
         print(json.dumps({**msgspec.to_builtins(cached), "cache": str(hub_cache())}))

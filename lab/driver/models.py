@@ -11,7 +11,6 @@ from lab.core.files import read_json
 from lab.core.hub import (
     MODELS,
     CachedModel,
-    ModelRecord,
     State,
     check_hub_id,
     fetch_command,
@@ -20,8 +19,9 @@ from lab.core.hub import (
     is_offline,
     offline_settings,
 )
+from lab.core.manifest import refuse_change
 from lab.core.plan import ModelNeed, Plan
-from lab.core.run import Run, refuse_change
+from lab.core.run import Run
 from lab.core.words import size_text
 from lab.engines.base import Engine
 from lab.errors import MissingError
@@ -54,9 +54,9 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
         return f"model {self.need.model}: {self.state}; {otherwise}; to download it: {self.fetch}"
 
     @property
-    def record(self) -> ModelRecord:
+    def record(self) -> ModelNeed:
         commit = "" if self.cached.is_missing else self.cached.commit
-        return ModelRecord(model=self.need.model, commit=commit, without=self.need.without)
+        return msgspec.structs.replace(self.need, commit=commit)
 
 
 def look_up(needs: Sequence[ModelNeed], engine: Engine, image: str | None) -> list[Looked]:
@@ -109,11 +109,11 @@ def same_models(run: Run, engine: Engine) -> None:
     path = run.root / MODELS
     if not path.is_file() or not run.pending():
         return
-    rows = read_json(path, list[ModelRecord], "the list of models")
+    rows = read_json(path, list[ModelNeed], "the list of models")
     image = run.manifest.image.name if run.manifest.image else None
-    looked = look_up([ModelNeed(model=row.model, without=row.without) for row in rows], engine, image)
+    looked = look_up(rows, engine, image)
     refuse_missing(looked, engine, image)
     for row, lookup in zip(rows, looked, strict=True):
-        if row.commit or row.without:
+        if row.commit or row.without:  # else no step that needs it has run
             subject = f"another commit of the model {row.model}"
             refuse_change(subject, row.commit or "(none)", lookup.record.commit or "(none)")

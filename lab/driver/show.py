@@ -60,13 +60,14 @@ def show_plan(
 
     preview: what the engine would start for a step, in place of its `preview`.
     """
-    preview = preview or engine.preview
-    identity = lab_with_content()
+    preview, identity = preview or engine.preview, lab_with_content()
     steps = [
         {
             **msgspec.to_builtins(step),
             "env": redact_env(step.env, secret_values()),
-            "starts": preview(step, site.gpus[: step.num_gpus], run_dir=str(root.absolute())),
+            "starts": (preview or engine.preview)(
+                step, site.gpus[: step.num_gpus], run_dir=str(root.absolute())
+            ),
         }
         for step in plan.steps
         if step.name not in plan.skipped
@@ -98,13 +99,14 @@ def show_plan(
         env = " ".join(f"{name}={shlex.quote(value)}" for name, value in step["env"].items())
         image = f"  in the image {step['image']}" if step["image"] else ""
         lines += [f"\n{step['name']}  ->  {step['folder']}{image}"]
-        starts = step["starts"]
-        lines += [f"  {env} {shlex.join(starts.get('command') or starts['argv'])}".rstrip()]
+        argv = step["starts"].get("command") or step["starts"]["argv"]
+        lines += [f"  {env} {shlex.join(argv)}".rstrip()]
     lines += [f"\nskipped {name}: {reason}" for name, reason in plan.skipped.items()]
     text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
     print(redact(text if options.json else "\n".join(lines), secret_values()))
 
 
 def show_error(error: LabError) -> int:
-    print(printable(f"lab: {redact(str(error), secret_values())}"), file=sys.stderr)
+    """Print an error, without secrets and terminal commands; -> its exit code."""
+    print(printable(f"lab: {redact(str(error), secret_values())}"), file=sys.stderr, flush=True)
     return error.exit_code

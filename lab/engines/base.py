@@ -9,11 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from lab.core.gpu import Gpu
-from lab.core.manifest import ImageRecord, Lab, Used
+from lab.core.manifest import ImageRecord, Lab, Used, refuse_change
 from lab.core.options import Options
 from lab.core.plan import Site
-from lab.core.run import Run, refuse_change, utc_now
-from lab.core.step import Outcome, Status, Step
+from lab.core.run import Run
+from lab.core.step import Outcome, Status, Step, utc_now
 from lab.core.stop import Stop
 from lab.errors import GpuError, UsageError
 

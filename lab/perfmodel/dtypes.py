@@ -6,7 +6,7 @@ from __future__ import annotations
 _TABLE: dict[str, tuple[int, str, str]] = {
     "float64": (8, "fp64", "double"),
     "float32": (4, "fp32", "float"),
-    "float16": (2, "fp16", "c10::Half|Half"),
+    "float16": (2, "fp16", "c10::Half|Half|half"),
     "bfloat16": (2, "bf16", "c10::BFloat16|BFloat16"),
     "float8_e4m3fn": (1, "fp8", "c10::Float8_e4m3fn|Float8_e4m3fn|Float8E4M3FN"),
     "float8_e5m2": (1, "fp8", "c10::Float8_e5m2|Float8_e5m2|Float8E5M2"),
@@ -27,24 +27,27 @@ _TABLE: dict[str, tuple[int, str, str]] = {
     "complex64": (8, "", "c10::complex<float>|ComplexFloat"),
     "complex128": (16, "", "c10::complex<double>|ComplexDouble"),
 }
-_NAMES = {
-    spelling.lower(): name
+# Every spelling, in its own case, and torch's names -> torch's name.
+SPELLINGS = {
+    spelling: name
     for name, (_, _, spellings) in _TABLE.items()
     for spelling in (name, *filter(None, spellings.split("|")))
 }
+_BY_LOWER_CASE = {spelling.lower(): name for spelling, name in SPELLINGS.items()}
+ITEM_BYTES = {name: num_bytes for name, (num_bytes, _, _) in _TABLE.items()}
 # float4 counts pairs: two numbers in each byte.
 ITEMS_PER_ELEMENT = {"float4_e2m1fn_x2": 2}
 
 
 def dtype_name(spelling: str) -> str | None:
     """Return torch's name of an element type in any spelling and case; None if it is not a dtype."""
-    return _NAMES.get(spelling.strip().lower())
+    return _BY_LOWER_CASE.get(spelling.strip().lower())
 
 
 def item_bytes(spelling: str) -> int:
     """Return bytes per element, 0 if it is not a dtype."""
     name = dtype_name(spelling)
-    return _TABLE[name][0] if name else 0
+    return ITEM_BYTES[name] if name else 0
 
 
 def rate_name(spelling: str) -> str:

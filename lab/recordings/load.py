@@ -216,8 +216,8 @@ def kind_of(sample: Sample) -> Format:
 
 
 # What a job of several processes writes: one file each, in one folder or in one per host.
-_OF_A_JOB = ("*.db", "*.rpd", "*_results.json", "*.db.gz", "*.rpd.gz", "*_results.json.gz")
-_SEVERAL = ("rocpd", "rpd", "rocprofv3")
+_OF_A_JOB = ("*.db", "*.rpd", "*_results.json", "*.db.gz", "*.rpd.gz", "*_results.json.gz", "*.xplane.pb")
+_SEVERAL = ("rocpd", "rpd", "rocprofv3", "xplane")
 _MOST_FILES = 4096
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,23 @@ import numpy as np
 
 from lab.core.words import first_few, plural
 from lab.errors import BadDataError
-from lab.recordings.capture import KERNEL, MEMCPY, PUSH_POP, START_END, Device, Strings
+from lab.recordings.capture import (
+    API_COLUMNS,
+    KERNEL,
+    MEMCPY,
+    OPS_COLUMNS,
+    PUSH_POP,
+    RANGE_COLUMNS,
+    START_END,
+    SYNC_COLUMNS,
+    Capture,
+    Device,
+    Process,
+    Strings,
+)
+from lab.recordings.counters import COUNTER_COLUMNS
 from lab.recordings.lacks import Lack
+from lab.recordings.tables import Table, joined
 from lab.stats.columns import distinct
 
 # Numbers of `capture.COPY_KINDS`; rocprofv3 writes MEMORY_COPY_HOST_TO_DEVICE, .rpd CopyHostToDevice.
@@ -26,6 +43,56 @@ MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
 _START_STOP = ("roctxProcessRangeA", "roctxRangeStartA")
 _NO_TEXT = ("roctxGetThreadId",)
 Columns = dict[str, np.ndarray]
+
+
+@dataclass
+class Parts:
+    """The tables of one file, process by process."""
+
+    ops: list[Table] = field(default_factory=list)
+    api: list[Table] = field(default_factory=list)
+    ranges: list[Table] = field(default_factory=list)
+    counters: list[Table] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
+    lacks: list[Lack] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add_dispatches(self, process: int, ids: np.ndarray, *, calls: bool) -> None:
+        """What the dispatch ids (n,) of a process prove; see `dispatch_lacks`."""
+        self.lacks += dispatch_lacks(process, ids, calls=calls)
+        self.problems += repeated_dispatches(ids)
+
+    def capture(
+        self, path: Path, collector: str, strings: Strings, schema: str | None = None, **info: str
+    ) -> Capture:
+        """The capture of all that was added."""
+        return Capture(
+            source=path,
+            collector=collector,
+            version=None,
+            schema=schema,
+            ops=joined(self.ops, OPS_COLUMNS),
+            api=joined(self.api, API_COLUMNS),
+            ranges=joined(self.ranges, RANGE_COLUMNS),
+            sync=joined([], SYNC_COLUMNS),
+            strings=strings.texts,
+            devices=tuple(self.devices),
+            problems=self.problems,
+            info={"vendor": "amd", **info},
+            processes=tuple(self.processes) or (Process(),),
+            lacks=tuple(self.lacks),
+            counters=joined(self.counters, COUNTER_COLUMNS),
+        )
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The object that a cell holds as JSON; empty for anything else."""
+    try:
+        value = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def narrow(column: np.ndarray) -> np.ndarray:

@@ -89,7 +89,8 @@ def per_distinct(keys: np.ndarray, value_of: Callable[[Any], Any], *, width: int
     used, index = distinct_rows(keys if keys.ndim > 1 else keys[:, None])
     wanted = (used if keys.ndim > 1 else used[:, 0]).tolist()
     values = np.array([value_of(key) for key in wanted], dtype=np.int64)
-    return (values.reshape(-1, width) if width else values)[index]
+    result: np.ndarray = (values.reshape(-1, width) if width else values)[index]
+    return result
 
 
 def _ranks(code: np.ndarray, size: int) -> tuple[np.ndarray, int]:

@@ -6,6 +6,7 @@ import sys
 import threading
 from typing import TextIO
 
+from lab.core.plan import Watcher
 from lab.core.step import Outcome, Status, Step
 from lab.secrets import redact, secret_values
 
@@ -30,12 +31,9 @@ class Console:
         if not self.quiet:
             self.say(text)
 
-    def steps(self, total: int) -> StepDisplay:
-        return StepDisplay(self, total)
 
-
-class StepDisplay:
-    """A Watcher that shows how many steps have started, and each step's lines as they come."""
+class StepDisplay(Watcher):
+    """Shows how many steps have started, and each step's lines as they come."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total = console, total

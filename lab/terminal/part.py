@@ -78,6 +78,7 @@ def parse_time_ns(text: str, option: str) -> int:
         )
     from decimal import Decimal
 
+    # A float would miss some nanoseconds.
     return int(Decimal(match[1]) * _UNITS_NS[match[2] or "ms"])
 
 

@@ -10,13 +10,13 @@ import msgspec
 from lab.core.hub import (
     DEFAULT_REVISION,
     MODELS,
-    ModelRecord,
     State,
-    fetch_command,
     find_model,
     hub_cache,
     is_offline,
 )
+from lab.core.hub import fetch_command as fetch_command
+from lab.core.plan import ModelNeed
 from lab.errors import BadDataError, MissingError
 
 
@@ -27,7 +27,7 @@ def run_revision(model: str) -> str:
     """
     path = Path(MODELS)
     try:
-        rows = msgspec.json.decode(path.read_bytes(), type=list[ModelRecord])
+        rows = msgspec.json.decode(path.read_bytes(), type=list[ModelNeed])
     except FileNotFoundError:
         return DEFAULT_REVISION
     except msgspec.DecodeError as error:

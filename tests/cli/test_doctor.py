@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from lab.cli.registry import SCANNERS
-from lab.core.checkup import join_group_of
 from lab.core.native import C
+from lab.engines.checkup import join_group_of
 
 SMI = """\
 #!/bin/sh
@@ -75,7 +75,7 @@ def test_each_gpu_has_the_image_that_serves_it_and_a_dead_socket_is_not_ok(box, 
     "settings, said",
     [
         ({"LAB_READER": "plain"}, "plain, as LAB_READER asks"),
-        ({"CC": "no-such-compiler", "XDG_CACHE_HOME": "{here}"}, "plain: $CC is 'no-such-compiler'"),
+        ({"CC": "no-such-compiler", "XDG_CACHE_HOME": "{here}"}, "plain: no C compiler here"),
         ({}, "native" if any(map(shutil.which, C.names)) else "plain: "),
     ],
 )
@@ -158,7 +158,7 @@ class Ill:
             if name.endswith("_VISIBLE_DEVICES") or name.startswith(("LAB_", "DOCKER_")):
                 patch.delenv(name)
         patch.setenv("PATH", f"{folder}/bin")
-        patch.setattr("lab.core.checkup.SYSTEM_PROGRAMS", str(folder))
+        patch.setattr("lab.engines.checkup.SYSTEM_PROGRAMS", str(folder))
         patch.setenv("LAB_CDI_DIRS", f"{folder}/cdi")
         patch.setenv("LAB_SYS_ROOT", f"{folder}/sys")
         patch.setenv("LAB_DEV_ROOT", f"{folder}/dev")

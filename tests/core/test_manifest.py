@@ -15,7 +15,8 @@ import pytest
 from lab.core import manifest as manifests
 from lab.core.files import write_atomic
 from lab.core.manifest import Lab, Manifest, StepRecord
-from lab.core.run import Run, list_runs
+from lab.core.run import Run
+from lab.core.run_folder import list_runs
 from lab.core.step import Outcome, Status, Step
 from lab.errors import BadDataError, BusyError, ConfigError, MissingError, StorageError, UsageError
 from tests.conftest import small_disk

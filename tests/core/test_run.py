@@ -15,8 +15,9 @@ import pytest
 
 from lab.core import manifest as manifests
 from lab.core.manifest import FileRecord, StepRecord
-from lab.core.run import Run, check_steps, home_of, list_runs, new_root, utc_now
-from lab.core.step import Outcome, Status, Step
+from lab.core.run import Run
+from lab.core.run_folder import home_of, list_runs, new_root
+from lab.core.step import Outcome, Status, Step, check_steps, utc_now
 from lab.errors import BadDataError, BusyError, ConfigError, LabError, StorageError, UsageError
 from tests.core.test_manifest import a_manifest, a_run
 

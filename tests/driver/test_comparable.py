@@ -16,11 +16,11 @@ import pytest
 from lab.core import manifest as manifests
 from lab.core import snapshot
 from lab.core.content import content_sha256
-from lab.core.manifest import Lab
+from lab.core.manifest import MANIFEST, Lab
 from lab.core.options import Options
 from lab.core.plan import Plan
 from lab.core.provenance import lab_with_content
-from lab.core.run import IMPORTED, LAB, MANIFEST, Run
+from lab.core.run import IMPORTED, LAB, Run
 from lab.core.snapshot import imports_lab, package_folder, step_env, take_snapshot
 from lab.core.step import Outcome, Status, Step
 from lab.driver.comparable import checked, same_lab

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 
 import pytest
 
@@ -33,7 +32,7 @@ def test_the_gpus_of_a_step_are_sampled_beside_it_where_they_are(tmp_path, monke
     step = a_step("one")
     run = recording(tmp_path / "run", {"one": Outcome(status=Status.ok, started_utc="x")})
     run.folder(step).mkdir(parents=True, exist_ok=True)
-    runner = StepRunner(run, Engine(here=here), [], Stop(), lambda _: nullcontext(True))
+    runner = StepRunner(run, Engine(here=here), [], Stop())
     gpu = Gpu(vendor="amd", index=0, uuid="GPU-a", render_node="/dev/dri/renderD128")
     assert runner._attempt(step, [gpu]).status is Status.ok
     path = run.folder(step) / SUMMARY
@@ -52,9 +51,7 @@ def test_a_step_that_is_not_needed_any_more_is_skipped_with_its_reason_and_start
             return Outcome(status=Status.failed)
 
     spare = {"one": "", "two": "decided before", "three": ""}
-    runner = StepRunner(
-        run, Counting(here=False), [], Stop(), lambda _: nullcontext(True), lambda step: spare[step.name]
-    )
+    runner = StepRunner(run, Counting(here=False), [], Stop(), spare=lambda step: spare[step.name])
     runner.execute(run.pending(), [], jobs=1)
     assert started == ["one", "three"]
     record = Run.open(run.root).record(a_step("two"))

@@ -150,11 +150,12 @@ def test_a_run_goes_on_with_the_images_that_it_names(monkeypatch, tmp_path):
 
 
 def test_a_run_does_not_go_on_with_another_content_of_an_image_that_cells_name(tmp_path):
-    from lab.driver.comparable import same_image
+    from lab.driver.comparable import same_images
 
     manifest = a_manifest(a_step("a", "cpu"))
     manifest.images = (ImageRecord(name="cpu", ref="local/cpu", id="sha256:older"),)
     run = Run.create(tmp_path / "r", manifest)
     with pytest.raises(UsageError, match="this run began with another image") as error:
-        same_image(run, MixedEngine(StandIn("here"), {"cpu": StandIn("cpu")}))
+        engine = MixedEngine(StandIn("here"), {"cpu": StandIn("cpu")})
+        same_images(run, engine.provenance("r", ())[0], engine.further_images("r", ()))
     assert "docker tag sha256:older local/cpu" in str(error.value)

@@ -81,5 +81,5 @@ def test_classes_follow_what_a_kernel_does(shared_data, name, class_, percent):
     table = shares(frame_of(read_catalogue(trails_of([path]))), "class").set_index("class")
     assert table.loc[class_, "share_percent"] == pytest.approx(percent)
     trace = read_kineto(path)
-    same = trace.kernels.dur_ns[[kernel_class(text) == class_ for text in trace.text(trace.kernels.name_id)]]
-    assert 100 * same.sum() / trace.kernels.dur_ns.sum() == pytest.approx(percent)
+    same = trace.ops.dur_ns[[kernel_class(text) == class_ for text in trace.text(trace.ops.name_id)]]
+    assert 100 * same.sum() / trace.ops.dur_ns.sum() == pytest.approx(percent)

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from tests.simulator import faults
 from tests.simulator.faults import Fault, damaged
 from tests.simulator.figures import Answers, ask
-from tests.simulator.judge import silent
+from tests.simulator.judge import miscounted, silent
 from tests.simulator.program import (
     Action,
     Bare,
     Collective,
     Copy,
+    Merge,
     Op,
     Pause,
     Program,
@@ -24,37 +25,45 @@ from tests.simulator.program import (
     Sync,
     step,
 )
-from tests.simulator.truth import idle_within_ms, truth_of
+from tests.simulator.truth import truth_of
 from tests.simulator.writers import FORMATS
 
 PLACES = st.sampled_from(("start", "middle", "end"))
 COUNTS = st.integers(1, 4)
 KERNELS_NS = st.integers(1_000, 60_000)
 SIZES = st.sampled_from(((64, 64, 64), (512, 256, 1024), (4096, 4096, 128)))
+COUNTING = ("nsys", "rocpd", "rocprofv3", "rocprofv3_csv")  # formats that count rows, or number dispatches
 STREAMS = st.sampled_from((0, 0, 0, 1, 2))
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One recording to be made and asked about."""
+    """One recording to be made and asked about. merge: of two processes in one file, instead of one."""
 
     program: Program
     format: str
     faults: tuple[Fault, ...] = ()
+    merge: Merge | None = None
     pages: bool = False
 
     def outcome(self, scratch: Path) -> tuple[Answers, list[str]]:
         """What lab answers, and what of it is silently different from the truth."""
         form = FORMATS[self.format]
-        played = self.program.play(amd=form.amd)
+        played = self.merge.play(self.program) if self.merge else self.program.play(amd=form.amd)
         recorded, true = damaged(played, self.faults)
         asked = ask(form.write(recorded, scratch / form.file), scratch, pages=self.pages)
-        truths = [truth_of(process) for process in true]
-        whole = all(process == right for process, right in zip(recorded, true, strict=True))
-        idle_ms = [
-            idle_within_ms(right.rows, process.rows) for process, right in zip(recorded, true, strict=True)
-        ]
-        return asked, silent(asked, truths, idle_ms, whole=whole, operators=form.operators)
+        pairs = list(zip(recorded, true, strict=True))
+        truths = {
+            index if right.label else right.pid: truth_of(right, process.rows)
+            for index, (process, right) in enumerate(pairs)
+        }
+        whole = not self.merge and all(process == right for process, right in pairs)
+        operators = form.operators and any(process.ops for process in recorded)
+        # A row that could be of two processes is in the bounds of neither.
+        sentences = silent(asked, truths, whole=whole, operators=operators, bounded=not self.merge)
+        if len(self.faults) <= 1 and not self.merge:
+            sentences += miscounted(asked, *pairs[0])
+        return asked, sentences
 
 
 def operators() -> st.SearchStrategy[Op]:
@@ -106,18 +115,23 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 def damages(form: str, *, every: bool) -> st.SearchStrategy[Fault]:
-    """Faults that leave a trace in the format. A lost fill does not, but for counts of the recorder: a memset
-    of 0 bytes makes no row either. A lost range leaves one where events are counted. every: also all rows or
-    calls at once, of which one kind has to stay: without both there is a recording of a CPU."""
+    """Faults that leave a trace in the format.
+
+    A lost fill leaves one where the recorder counts: a memset of 0 bytes makes no row either; a lost range,
+    where events are counted; a call that is there twice, but in .rpd, where each has a number of its own.
+    every: also all rows or calls at once, of which one kind has to stay, or it is a recording of a CPU.
+    """
     what = ["rows", "calls"]
     if FORMATS[form].operators:
         what += ["ops", "ranges"]
     if form == "nsys":
         what += ["ranges"]
     damages = [
-        st.builds(faults.Lost, st.sampled_from(what), PLACES, COUNTS),
+        st.builds(faults.Lost, st.sampled_from(what), PLACES, COUNTS, fills=st.just(form in COUNTING)),
         st.just(faults.LostStream()),
-        st.builds(faults.Twice, st.sampled_from(("rows", "calls")), PLACES, COUNTS),
+        st.builds(
+            faults.Twice, st.sampled_from(("rows", "rows" if form == "rpd" else "calls")), PLACES, COUNTS
+        ),
         st.builds(faults.TooLong, PLACES, st.sampled_from((2_000_000, 90_000_000, 1_600_000_000))),
         st.builds(faults.Timeless, PLACES, COUNTS),
         st.builds(faults.Nameless, PLACES, COUNTS),
@@ -136,9 +150,24 @@ def damages(form: str, *, every: bool) -> st.SearchStrategy[Fault]:
     return st.one_of(damages)
 
 
+def merges() -> st.SearchStrategy[Merge]:
+    shifts_ns = st.sampled_from((0, 500, 12_000, 700_000, 50_000_000, 3_600_000_000_000))
+    return st.builds(Merge, shifts_ns, labels=st.booleans(), one_gpu=st.booleans())
+
+
 @st.composite
 def recordings(draw: st.DrawFn) -> Draw:
+    """One process per file; most with one fault, some with none or two."""
     form = draw(st.sampled_from(sorted(FORMATS)))
     number = draw(st.sampled_from((0, 1, 1, 1, 2)))
     chosen = tuple(draw(damages(form, every=index == 0)) for index in range(number))
+    if any(isinstance(fault, faults.Lost) and fault.what == "calls" for fault in chosen):
+        # The call is the witness: of a clock that jumps, and, where it waits, of a last row that is too long.
+        chosen = tuple(fault for fault in chosen if not isinstance(fault, faults.TooLong | faults.ClockJump))
     return Draw(draw(programs()), form, chosen, pages=draw(st.sampled_from((False, False, False, True))))
+
+
+def merged() -> st.SearchStrategy[Draw]:
+    """Two processes in one file."""
+    fault = st.just(()) | st.tuples(damages("kineto", every=False))
+    return st.builds(Draw, programs(), st.just("kineto"), fault, merges(), st.booleans())

@@ -26,16 +26,28 @@ def _part(size: int, place: Place, count: int) -> slice:
 
 @dataclass(frozen=True)
 class Lost:
-    """Rows of the GPU, calls, operators or ranges that were not written; `every` for all of them."""
+    """Rows of the GPU, calls, operators or ranges that were not written; `every` for all of them.
+
+    fills: fills of memory may be among the rows.
+    """
 
     what: Literal["rows", "calls", "ops", "ranges"]
     place: Place = "middle"
     count: int = 1
     every: bool = False
+    fills: bool = True
 
     def damage(self, process: Process) -> None:
-        spans: list[Row] | list[Span] = getattr(process, self.what)
-        del spans[slice(None) if self.every else _part(len(spans), self.place, self.count)]
+        spans: list[Row | Span] = getattr(process, self.what)
+        chosen = [span for span in spans if self.fills or not is_fill(span)]
+        if not self.every:
+            chosen = chosen[_part(len(chosen), self.place, self.count)]
+        lost = {id(span) for span in chosen}
+        spans[:] = [span for span in spans if id(span) not in lost]
+
+
+def is_fill(span: Row | Span) -> bool:
+    return isinstance(span, Row) and (span.kind == "fill" or span.name.startswith("__amd_rocclr_fill"))
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,17 @@ import contextlib
 import csv
 import io
 import json
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lab.cli.main import main
+from lab.rooms.sweep.gemm.reading.rank import RankJob, read_rank_tables
+from lab.rooms.sweep.layout import configs_of
 
 INFERRED = ("order", "name")  # rules by which a graph's kernels get an operator that did not launch them
 
@@ -31,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that a command printed: of one process, by its index, or of all (None).
+    """A number that a command printed: of one process, by its pid or else its rank, or of all (None).
 
     bound: `at least`, `at most`, `about`, or "" for an exact one.
     """
@@ -87,17 +92,26 @@ def _summary(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
     answer = lab("nsys summary --json", path)
     document = answer.json() if answer.stdout.strip() else []
     figures: list[Figure] = []
-    for index, part in enumerate(document if isinstance(document, list) else [document]):
+    parts = document.get("processes", [document]) if isinstance(document, dict) else document
+    for part in parts:
         bounds, values = part["bounds"], {}
         counts = list(part["rules"].values())
         values["rows",] = sum(count for count, _ in counts), bounds["kernels"]
         values["row_ms",] = sum(ms for _, ms in counts), bounds["kernel_ms"]
         for gpu in part["gpus"]:
-            values["busy_ms",] = gpu["busy_ms"], bounds["busy_ms"]
-            values["idle_ms",] = gpu["idle_ms"], bounds["idle_ms"]
+            device = (gpu["device"],) if len(part["gpus"]) > 1 else ()
+            values[("busy_ms", *device)] = gpu["busy_ms"], bounds["busy_ms"]
+            values[("idle_ms", *device)] = gpu["idle_ms"], bounds["idle_ms"]
         values |= _steps(part) if part["steps"] else {}
-        figures += [Figure("summary", name, *value, process=index) for name, value in values.items()]
+        process = _process(part["label"])
+        figures += [Figure("summary", name, *value, process=process) for name, value in values.items()]
     return answer, figures
+
+
+def _process(label: str) -> int:
+    """The rank that the label of a process names, else its pid, else -1."""
+    match = re.search(r"rank (\d+)", label) or re.search(r"process (\d+)", label)
+    return int(match[1]) if match else -1
 
 
 def _steps(part: dict[str, Any]) -> dict[tuple[Any, ...], tuple[float, str]]:
@@ -123,6 +137,8 @@ def _unique(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
             for name in (("kernel",), ("name", row["name"]), ("owner", op, row["name"])):
                 values[(*name, "launches")] += row["count"]
                 values[(*name, "ms")] += row["dur_sum_us"] / 1e3
+        if row["op"]:
+            values["op", row["op"], "ms"] += row["dur_sum_us"] / 1e3
     return answer, [Figure("unique", name, value, bound) for name, value in values.items()]
 
 
@@ -136,10 +152,14 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def _analyze(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
     answer, tables = lab("analyze -q --json -o", scratch / "page", path), scratch / "page" / "tables"
     figures = []
-    for index, row in enumerate(_rows(tables / "gpus.csv")):
+    gpus = _rows(tables / "gpus.csv")
+    num_gpus = Counter(row["process"] for row in gpus)
+    for row in gpus:
+        process = _process(row["process"])
+        device = (int(row["gpu"]),) if num_gpus[row["process"]] > 1 else ()
         bounds = dict(word.split(" ", 1) for word in row["bound"].split(", ") if word)
         figures += [
-            Figure("gpus.csv", (f"{key}_ms",), float(row[f"{key}_ms"]), bounds.get(key, ""), index)
+            Figure("gpus.csv", (f"{key}_ms", *device), float(row[f"{key}_ms"]), bounds.get(key, ""), process)
             for key in ("busy", "idle")
         ]
     values: dict[tuple[Any, ...], float] = defaultdict(float)
@@ -149,9 +169,10 @@ def _analyze(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
         values["name", row["name"], "ms"] += float(row["kernel_ms"])
         bound = row["bound"]
     figures += [Figure("kernels.csv", name, value, bound) for name, value in values.items()]
-    for index, row in enumerate(_rows(tables / "processes.csv")):
+    for row in _rows(tables / "processes.csv"):
+        process = _process(row["process"])
         figures += [
-            Figure("processes.csv", (key,), float(row[column]), row["bound"], index)
+            Figure("processes.csv", (key,), float(row[column]), row["bound"], process)
             for key, column in (("rows", "gpu_operations"), ("span_ms", "span_ms"))
             if row[column]
         ]
@@ -167,12 +188,28 @@ def _gemm(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
         "span_ms": "total_time_ms",
     }
     figures = []
-    table = _rows(scratch / "gemm" / "timeline.csv")
-    for index, row in enumerate(table):
+    for row in _rows(scratch / "gemm" / "timeline.csv"):
         bound = "" if row["bound"] == "exact" else row["bound"]
-        process = index if len(table) > 1 else None
+        process = int(row["rank"]) if int(row["rank"]) >= 0 else None
         figures += [
             Figure("timeline.csv", (key,), float(row[column]), bound, process)
             for key, column in columns.items()
         ]
     return answer, figures
+
+
+def sheets_of(path: Path) -> list[Figure]:
+    """What the Excel reports of a trace say of its operators, ranks together, and of its steps."""
+    (config,) = configs_of(path)
+    read = read_rank_tables(RankJob(config.traces[0], 0, config.key))
+    values: dict[tuple[Any, ...], float] = defaultdict(float)
+    for tables in read:
+        ops, gemm = tables.sheets["ops_summary"], tables.gemm
+        for name, ms in zip(ops.name.tolist(), ops.total_direct_kernel_time_ms.tolist(), strict=True):
+            values["op", name, "ms"] += ms
+        inside = gemm.step >= 0 if gemm is not None and len(read) == 1 else np.zeros(0, dtype=bool)
+        if inside.any() and (gemm.M[inside] > 0).all():
+            flops = 2.0 * gemm.M * gemm.N * gemm.K * np.maximum(gemm.B, 1)
+            numbers = tuple(sorted(set(gemm.step[inside].tolist())))
+            values["step", numbers, "tflop"] = float(flops[inside].sum()) / len(numbers) / 1e12
+    return [Figure("ops_summary", name, value) for name, value in values.items()]

@@ -65,12 +65,16 @@ def _times(start_ns: int, end_ns: int) -> dict[str, float]:
 
 
 def _names(process: Process) -> list[dict[str, Any]]:
-    head = {"ph": "M", "ts": 0, "tid": 0}
+    head, device = {"ph": "M", "ts": 0, "tid": 0}, process.device
     return [
-        head | {"name": "process_name", "pid": process.pid, "args": {"name": "python"}},
-        head | {"name": "process_labels", "pid": process.pid, "args": {"labels": "CPU"}},
-        head | {"name": "process_labels", "pid": process.device, "args": {"labels": f"GPU {process.device}"}},
+        head | {"name": "process_name", "pid": _pid(process, process.pid), "args": {"name": "python"}},
+        head | {"name": "process_labels", "pid": _pid(process, process.pid), "args": {"labels": "CPU"}},
+        head | {"name": "process_labels", "pid": _pid(process, device), "args": {"labels": f"GPU {device}"}},
     ]
+
+
+def _pid(process: Process, number: int) -> int | str:
+    return f"{process.label}{number}" if process.label else number
 
 
 def _host_events(process: Process, old: bool) -> list[dict[str, Any]]:
@@ -103,7 +107,7 @@ def _host_event(process: Process, category: str, span: Span, arguments: dict[str
         "ph": "X",
         "cat": category,
         "name": span.name,
-        "pid": process.pid,
+        "pid": _pid(process, process.pid),
         "tid": process.pid + span.thread,
     }
     return lane | _times(span.start_ns, span.end_ns) | {"args": arguments}
@@ -137,5 +141,5 @@ def _gpu(process: Process, row: Row, old: bool) -> dict[str, Any]:
     else:
         arguments |= {"context": 1, "registers per thread": 64, "shared memory": 0}
         arguments |= {"grid": [64, 1, 1], "block": [256, 1, 1]}
-    lane = {"ph": "X", "cat": category, "name": name, "pid": process.device, "tid": stream}
+    lane = {"ph": "X", "cat": category, "name": name, "pid": _pid(process, process.device), "tid": stream}
     return lane | _times(row.start_ns, row.end_ns) | {"args": arguments | row.message}

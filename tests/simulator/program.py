@@ -70,7 +70,8 @@ class Span:
 class Process:
     """One rank: what its host did and its GPU ran, and the state while it plays.
 
-    collected: CUDA events and ranges that the recorder counted, whatever becomes of the recording.
+    collected: CUDA events and ranges that the recorder counted, whatever becomes of the recording. label:
+    what a merge of files writes before the ids of its rows.
     """
 
     rank: int
@@ -91,6 +92,7 @@ class Process:
     corr: int = 100
     dispatches: int = 0
     collected: tuple[int, int] = (0, 0)
+    label: str = ""
 
     def call(self, name: str, thread: int = 0, dur_ns: int = LAUNCH_NS) -> Span:
         self.corr += 1
@@ -281,7 +283,10 @@ class Collective:
             "Process Group Description": "default_pg",
             "Process Group Ranks": str(list(range(process.world))),
         }
-        return text | ({("Src Rank", "Dst Rank")[process.rank == 0]: 1 - process.rank} if self.pair else {})
+        if self.pair:
+            peer = 1 - process.rank
+            text |= {"Rank": peer, "Src Rank" if process.rank else "Dst Rank": peer}
+        return text
 
 
 @dataclass(frozen=True)
@@ -352,6 +357,28 @@ class Program:
             for event, span in enumerate([*process.ops, *process.ranges]):
                 span.event = event
         return job
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Two processes of one program in one file, with equal ids; the second one's kernels are 7 % slower.
+
+    shift_ns: how much later the second one runs; labels: rows have that of their rank, as SGLang writes it.
+    """
+
+    shift_ns: int = 50_000_000
+    labels: bool = False
+    one_gpu: bool = False
+
+    def play(self, program: Program) -> Job:
+        (first,), (second,) = program.play(), Program(program.actions, (7,)).play()
+        second.pid, second.device = first.pid + 1, 0 if self.one_gpu else 1
+        for span in [*second.rows, *second.calls, *second.ops, *second.ranges]:
+            span.start_ns += self.shift_ns
+            span.end_ns += self.shift_ns
+        if self.labels:
+            first.label, second.label = "[TP00] ", "[TP01] "
+        return [first, second]
 
 
 def step(number: int, *actions: Action) -> Range:

@@ -24,8 +24,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Truth:
-    """One process, or several together. by_owner: (operator, kernel's name) -> launches and ms; "" without an
-    operator, as of a graph's kernels, whose operators ran at the capture."""
+    """One process, or several together.
+
+    idle_recorded_ms: the idle time between the first and last row that was recorded, of which bounds speak.
+    by_owner: (operator, kernel's name) -> launches and ms; "" without an operator, as of a graph's kernels.
+    """
 
     rows: int
     row_ms: float
@@ -33,6 +36,7 @@ class Truth:
     kernel_ms: float
     busy_ms: float
     idle_ms: float
+    idle_recorded_ms: float
     span_ms: float
     by_name: dict[str, tuple[int, float]]
     by_owner: dict[tuple[str, str], tuple[int, float]]
@@ -71,7 +75,8 @@ def idle_within_ms(rows: Sequence[Row], recorded: Sequence[Row]) -> float:
     return (end_ns - begin_ns - covered_ns(inside)) / 1e6
 
 
-def truth_of(process: Process) -> Truth:
+def truth_of(process: Process, recorded: Sequence[Row] | None = None) -> Truth:
+    """recorded: the rows as they were written, if not as they are."""
     rows = process.rows
     kernels = [row for row in rows if row.kind == "kernel"]
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -88,6 +93,7 @@ def truth_of(process: Process) -> Truth:
         kernel_ms=_ms(kernels),
         busy_ms=busy_ns / 1e6,
         idle_ms=(span_ns(rows) - busy_ns) / 1e6,
+        idle_recorded_ms=idle_within_ms(rows, rows if recorded is None else recorded),
         span_ms=span_ns(rows) / 1e6,
         by_name={name: (len(group), _ms(group)) for name, group in names.items()},
         by_owner={owner: (len(group), _ms(group)) for owner, group in groups.items()},

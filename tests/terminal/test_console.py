@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 
 from lab.core.step import Outcome, Status, Step
-from lab.terminal.console import Console
+from lab.terminal.console import Console, StepDisplay
 
 
 def told(*ends: tuple[str, Status, str]) -> list[str]:
     out = io.StringIO()
-    with Console(stream=out).steps(len(ends)) as display:
+    with StepDisplay(Console(stream=out), len(ends)) as display:
         for name, status, reason in ends:
             step = Step(name=name, argv=("x",))
             if status is not Status.skipped:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.core.checkup import Check, as_root, join_group_of, program_path
 from lab.core.gpu import Gpu
 from lab.core.words import size_text
+from lab.engines.checkup import Check, as_root, join_group_of, program_path
 from lab.engines.docker.client import UNLIMITED, Daemon, connect, how_gpus_reach
 from lab.errors import EngineError
 from lab.images import endpoint as endpoints

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lab.core.files import make_folder
-from lab.core.run import holds_home
+from lab.core.run_folder import holds_home
 from lab.core.step import SOURCE
 from lab.errors import GpuError, MissingError, UsageError
 from lab.images.container import HUB_CACHE, ContainerSpec, Mount

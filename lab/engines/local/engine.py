@@ -14,9 +14,9 @@ from lab.core.gpu import PROMISE, Gpu
 from lab.core.hub import OFFLINE, offline_settings
 from lab.core.options import Options
 from lab.core.plan import Site
-from lab.core.run import Run, utc_now
+from lab.core.run import Run
 from lab.core.snapshot import step_env
-from lab.core.step import Outcome, Step
+from lab.core.step import Outcome, Step, utc_now
 from lab.core.stop import Stop
 from lab.engines.base import Engine, OnLine
 from lab.engines.local.process import GuardedProcess, OutputReader, guarded

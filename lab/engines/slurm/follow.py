@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from lab.core.files import write_atomic
-from lab.core.run import Run, utc_now
-from lab.core.step import Outcome, Status, Step
+from lab.core.run import Run
+from lab.core.step import Outcome, Status, Step, utc_now
 from lab.core.stop import Stop
 from lab.engines.base import OnLine
 from lab.engines.output import LineSplitter

@@ -20,8 +20,8 @@ import msgspec
 
 from lab.core.files import make_folder, write_atomic
 from lab.core.gpu import Gpu
-from lab.core.run import Run, utc_now
-from lab.core.step import Outcome, Status, Step
+from lab.core.run import Run
+from lab.core.step import Outcome, Status, Step, utc_now
 from lab.core.stop import Stop
 from lab.core.words import plural
 from lab.engines.base import Engine

@@ -29,14 +29,18 @@ def call_of(capture: Capture) -> np.ndarray:
     return first_index(*correlation_keys(capture))
 
 
-def correlation_keys(capture: Capture) -> tuple[np.ndarray, np.ndarray]:
+def correlation_keys(capture: Capture) -> list[np.ndarray]:
     """One number per process and correlation id, of each row of `ops` (n,) and `api` (m,); -1 if unknown."""
     ops, api = capture.ops, capture.api
-    number = np.concatenate([ops.corr, api.corr])
-    process = np.concatenate([ops.process, api.process]).astype(np.int64)
+    return pair_keys((ops.process, ops.corr), (api.process, api.corr))
+
+
+def pair_keys(*columns: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
+    """One number for equal (process, id) in all of these columns; -1 for an id below zero."""
+    process, number = (np.concatenate(parts).astype(np.int64) for parts in zip(*columns, strict=True))
     distinct_numbers, dense = np.unique(number, return_inverse=True)
     keys = np.where(number < 0, -1, process * len(distinct_numbers) + dense.ravel())
-    return keys[: len(ops)], keys[len(ops) :]
+    return np.split(keys, np.cumsum([len(part) for part, _ in columns])[:-1])
 
 
 def in_graph(capture: Capture, call: np.ndarray) -> np.ndarray:

@@ -30,6 +30,38 @@ _FRAMEWORK = re.compile(r"(^|/)(torch|triton|torch_guard\.py|threading\.py|multi
 GENERATED = re.compile(r"(^|/)c[a-z2-7]{50,52}\.py\Z")
 
 
+class Nested:
+    """Rows of a table (pid, tid, start_ns, end_ns), and which are around each other on their thread."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._chains: dict[int, tuple[int, ...]] = {-1: ()}
+
+    @cached_property
+    def _parent(self) -> np.ndarray:
+        """Row around each row (n,), or -1."""
+        table = self.table
+        parent = np.full(len(table), -1, dtype=np.int64)
+        for thread in sorted(set(zip(table.pid.tolist(), table.tid.tolist(), strict=True))):
+            rows, above = thread_nesting(table, *thread)
+            parent[rows] = np.where(above >= 0, rows[above], -1)
+        return parent
+
+    def around(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> list[tuple[int, ...]]:
+        """Rows around each time (n,), outermost first."""
+        return [self._chain(row) for row in innermost(self.table, pid, tid, ts_ns).tolist()]
+
+    def _chain(self, row: int) -> tuple[int, ...]:
+        todo = []
+        while row not in self._chains:
+            todo.append(row)
+            row = int(self._parent[row])
+        chain = self._chains[row]
+        for inner in reversed(todo):
+            chain = self._chains[inner] = (*chain, inner)
+        return chain
+
+
 @dataclass(frozen=True)
 class Frames:
     """Python calls: Table of start_ns, end_ns, pid, tid, name_id; name_id indexes `names`."""
@@ -39,31 +71,17 @@ class Frames:
 
     def modules(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> list[tuple[str, ...]]:
         """Instances of modules around each time (n,), outermost first: ("Model_0", "Block_3", "Linear_7")."""
-        if not len(ts_ns):
-            return []
-        table, parent, cache = self._modules
-        used, path_index = np.unique(innermost(table, pid, tid, ts_ns), return_inverse=True)
-        paths = [self._chain(row, table.name_id, parent, cache) for row in used.tolist()]
-        return [paths[one] for one in path_index.ravel().tolist()]
+        chains = self._modules.around(pid, tid, ts_ns) if len(ts_ns) else []
+        name_id = self._modules.table.name_id if chains else ()
+        paths = {
+            chain: tuple(clean_text(self.names[name_id[row]].removeprefix(MODULE)) for row in chain)
+            for chain in set(chains)
+        }
+        return [paths[chain] for chain in chains]
 
     @cached_property
-    def _modules(self) -> tuple[Table, np.ndarray, dict[int, tuple[str, ...]]]:
-        """The calls of modules, the one around each, and the paths that are known already."""
-        is_module = np.array([name.startswith(MODULE) for name in self.names], dtype=bool)
-        table = self._only(is_module)
-        return table, _parents(table), {-1: ()}
-
-    def _chain(
-        self, row: int, name_id: np.ndarray, parent: np.ndarray, cache: dict[int, tuple[str, ...]]
-    ) -> tuple[str, ...]:
-        todo = []
-        while row not in cache:
-            todo.append(row)
-            row = int(parent[row])
-        path = cache[row]
-        for frame in reversed(todo):
-            path = cache[frame] = (*path, clean_text(self.names[name_id[frame]].removeprefix(MODULE)))
-        return path
+    def _modules(self) -> Nested:
+        return Nested(self._only(np.array([name.startswith(MODULE) for name in self.names], dtype=bool)))
 
     def lines(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray, *, generated: bool) -> list[str]:
         """`file.py:12 function` of the innermost call around each time (n,), "" where none was recorded.
@@ -90,15 +108,6 @@ def line_of(name: str) -> str:
     """`dir/file.py(12): call` as `file.py:12 call`."""
     match = _LINE.match(name)
     return f"{match[1].rpartition('/')[2]}:{match[2]} {match[3]}" if match else ""
-
-
-def _parents(table: Table) -> np.ndarray:
-    """Row of the call around each row (n,) on its thread, or -1."""
-    parent = np.full(len(table), -1, dtype=np.int64)
-    for pid, tid in sorted(set(zip(table.pid.tolist(), table.tid.tolist(), strict=True))):
-        rows, above = thread_nesting(table, pid, tid)
-        parent[rows] = np.where(above >= 0, rows[above], -1)
-    return parent
 
 
 def layers_of(paths: list[tuple[str, ...]]) -> list[str]:

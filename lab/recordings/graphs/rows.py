@@ -15,7 +15,7 @@ from lab.recordings.graphs.sequences import Sequence
 from lab.recordings.graphs.sources import Source
 
 RULES = ("none", "external_id", "correlation", "node", "order", "name")
-NONE, EXTERNAL_ID, CORRELATION, NODE, ORDER, NAME = range(len(RULES))
+NONE, NODE, ORDER, NAME = (RULES.index(rule) for rule in ("none", "node", "order", "name"))
 # unknown: the place in the graph is not certain; none: no layers were recorded, or nothing is known.
 LAYER_RULES = ("none", "external_id", "correlation", "node", "order", "unknown")
 LAYER_UNKNOWN = LAYER_RULES.index("unknown")

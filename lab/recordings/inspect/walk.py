@@ -11,6 +11,8 @@ from lab.core.run import Run
 from lab.errors import LabError, not_here
 from lab.recordings.load import format_of
 
+_XPLANE = ".xplane.pb"
+
 
 @dataclass(frozen=True)
 class Item:
@@ -51,7 +53,10 @@ def _below(path: Path) -> Iterator[Item]:
         if Run.is_run(parent):
             yield Item(parent, named=False, run=True)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
+        # JAX writes an extract of each XPlane file beside it.
+        spaces = (name.removesuffix(_XPLANE) for name in files if name.endswith(_XPLANE))
+        extracts = {f"{host}.trace.json.gz" for host in spaces}
+        for name in sorted(set(files) - extracts):
             if not name.startswith(".") and (parent / name).is_file():
                 yield Item(parent / name, named=False)
 

@@ -91,8 +91,9 @@ class Evidence:
         return windows
 
 
-# Of these tools every domain is a flag of its own; CUPTI's activities come together.
-_BY_DOMAIN = ("rocpd", "rpd", "rocprofv3")
+# Of these tools every domain is a flag of its own; CUPTI's activities come together. XLA leaves out copies of
+# AMD's GPUs, whose stream it does not know (xla/backends/profiler/gpu/rocm_collector.cc).
+_BY_DOMAIN = ("rocpd", "rpd", "rocprofv3", "xplane amd")
 
 
 def of_capture(capture: Capture) -> Evidence:
@@ -101,7 +102,7 @@ def of_capture(capture: Capture) -> Evidence:
         capture.api,
         capture.strings,
         max(len(capture.processes), 1),
-        capture.collector in _BY_DOMAIN,
+        not {capture.collector, f"{capture.collector} {capture.info.get('vendor')}"}.isdisjoint(_BY_DOMAIN),
         capture.processes.index(UNCLAIMED) if UNCLAIMED in capture.processes else -1,
     )
 

@@ -175,7 +175,10 @@ class Columns:
             ranges=_ranges_of(host_ranges, columns["ops"], texts),
             sync=concat([], SYNC_COLUMNS),
             strings=texts.texts,
-            devices=tuple(Device(device=index, name=name) for index, name in enumerate(meta.devices)),
+            devices=tuple(
+                Device(device=index, name=name, num_sms=num_sms or None)
+                for index, (name, num_sms) in enumerate(zip(meta.devices, meta.num_sms, strict=True))
+            ),
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
             info={"python frames": "recorded"} if meta.stacks else {},
             lacks=lacks,

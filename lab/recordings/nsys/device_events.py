@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from lab.core.words import plural
+from lab.errors import BadDataError
 from lab.recordings.counters import DeviceEvents
 from lab.recordings.nsys.export import Export, host_pid_of, pid_of
 
@@ -25,9 +26,13 @@ _SAMPLED = {"time_ns": "timestamp", "type": "typeId", "metric": "metricId", "per
 
 
 def read_device_events(export: Export) -> DeviceEvents | None:
-    """Samples and faults; None where the export has neither. Raises BadDataError for unknown columns."""
-    samples = _samples(export)
-    faults = {name: _faults(export, table) for name, table in _FAULTS.items() if table in export.tables}
+    """Read samples and faults; None where the export has neither, or in unknown columns (noted)."""
+    try:
+        samples = _samples(export)
+        faults = {name: _faults(export, table) for name, table in _FAULTS.items() if table in export.tables}
+    except BadDataError as error:
+        export.problems.append(f"GPU metrics and page faults are unknown: {error.problem}")
+        return None
     return DeviceEvents(samples, _gpus(export), faults) if samples or faults else None
 
 
@@ -56,7 +61,7 @@ def _samples(export: Export) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarr
 
 
 def _gpus(export: Export) -> dict[tuple[int, int], int]:
-    """(pid, CUDA device) -> number of the GPU in the sampler."""
+    """Map (pid, CUDA device) to the number of the GPU in the sampler."""
     gpu_columns, device_columns = ("id", "pwGpuId"), ("pid", "cudaId", "gpuId")
     if not set(gpu_columns) <= export.tables.get("TARGET_INFO_GPU", set()):
         return {}

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.recordings.pairing.rows import NO_MATCH, CallRows, Match
+from lab.recordings.pairing.rows import CallRows, Match
 from lab.stats import robust
 from lab.stats.columns import distinct
 
@@ -74,7 +74,7 @@ def clocks_of(
                     estimates[index] = estimate
                     todo.append(index)
     ranks = range(len(rows.ranks))
-    offsets = np.array([_offset_ns(estimates[i]) if i in estimates else 0.0 for i in ranks])
+    offsets = np.array([estimates[i].offset_ns if i in estimates else 0.0 for i in ranks])
     apart = _never_met(filled, offsets)
     clocks = [_clock(rows.ranks[i], estimates.get(i), i == reference, several or i in apart) for i in ranks]
     return _of_hosts(clocks, hosts) if several and hosts else tuple(clocks)
@@ -92,16 +92,20 @@ class _Grid:
 
 @dataclass(frozen=True)
 class _Estimate:
+    """A rank's clock by the ends of its calls: their differences to the base rank's, which is itself off."""
+
     differences: np.ndarray
     when: np.ndarray
     base_ns: float
     low_ns: float
     high_ns: float
 
+    @property
+    def offset_ns(self) -> float:
+        return robust.median(self.differences) + self.base_ns
+
 
 def _grid(rows: CallRows, group: int, match: Match) -> _Grid | None:
-    if match is NO_MATCH or not len(match.call):
-        return None
     members = rows.of_group(group)
     wanted = (match.call >= 0) & rows.blocking[members] & (rows.dur[members] > 0)
     if not wanted.any():
@@ -161,24 +165,15 @@ def _against(grid: _Grid, base: int, of_base: _Estimate) -> list[tuple[int, _Est
         start, end = grid.start[shared, column], grid.end[shared, column]
         start0, end0 = grid.start[shared, base_column[0]], grid.end[shared, base_column[0]]
         low, high = float((start - end0).max()), float((end - start0).min())
-        shift = _offset_ns(of_base)
-        estimates.append(
-            (
-                index,
-                _Estimate(
-                    end - end0,
-                    end.astype(np.int64) + grid.origin,
-                    shift,
-                    low + of_base.low_ns,
-                    high + of_base.high_ns,
-                ),
-            )
+        estimate = _Estimate(
+            end - end0,
+            end.astype(np.int64) + grid.origin,
+            of_base.offset_ns,
+            low + of_base.low_ns,
+            high + of_base.high_ns,
         )
+        estimates.append((index, estimate))
     return estimates
-
-
-def _offset_ns(estimate: _Estimate) -> float:
-    return robust.median(estimate.differences) + estimate.base_ns
 
 
 def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
@@ -246,20 +241,15 @@ def _slope(when: np.ndarray, differences: np.ndarray) -> float:
 
 def _of_hosts(clocks: Sequence[Clock], hosts: Mapping[int, str]) -> tuple[Clock, ...]:
     """Ranks of one host share its clock: the median of their offsets; the reference's host is not moved."""
-    by_host: dict[str, list[Clock]] = {}
-    for clock in clocks:
-        by_host.setdefault(hosts.get(clock.rank, ""), []).append(clock)
     moved = []
     for clock in clocks:
-        mates = [mate for mate in by_host[hosts.get(clock.rank, "")] if mate.num_calls]
-        at_home = any(mate.num_calls == 0 and mate.low_ns == 0 for mate in by_host[hosts.get(clock.rank, "")])
-        if at_home or not mates:
-            outside = clock.low_ns > SAME_HOST_NS or clock.high_ns < -SAME_HOST_NS
-            moved.append(_with(clock, clock.offset_ns, clock.corrected and (outside or clock.drift_ppm != 0)))
+        mates = [mate for mate in clocks if hosts.get(mate.rank, "") == hosts.get(clock.rank, "")]
+        offsets_ns = [mate.offset_ns for mate in mates if mate.num_calls]
+        has_reference = any(mate.num_calls == 0 and mate.low_ns == 0 for mate in mates)
+        if not has_reference and offsets_ns:
+            moved.append(replace(clock, offset_ns=robust.median(offsets_ns)))
         else:
-            moved.append(_with(clock, robust.median([mate.offset_ns for mate in mates]), clock.corrected))
+            outside = clock.low_ns > SAME_HOST_NS or clock.high_ns < -SAME_HOST_NS
+            corrected = clock.corrected and (outside or clock.drift_ppm != 0)
+            moved.append(replace(clock, corrected=corrected))
     return tuple(moved)
-
-
-def _with(clock: Clock, offset_ns: float, corrected: bool) -> Clock:
-    return Clock(**{**vars(clock), "offset_ns": offset_ns, "corrected": corrected})

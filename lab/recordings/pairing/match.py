@@ -133,15 +133,11 @@ def _by_seq(rows: CallRows, members: np.ndarray) -> np.ndarray:
     key = rows.seq[members] * 2 + p2p
     nth = running_count(numbered(zip(rows.rank_index[members].tolist(), key.tolist(), strict=True))[0])
     _, call = np.unique(np.stack([key, nth]), axis=1, return_inverse=True)
-    return _no_p2p(rows, members, call.ravel())
-
-
-def _no_p2p(rows: CallRows, members: np.ndarray, call: np.ndarray) -> np.ndarray:
-    """A send and its receive are a pair only where two ranks exchange."""
-    p2p = rows.p2p[members]
-    if not p2p.any() or len(distinct(rows.rank_index[members[p2p]])) <= 2:
-        return call
-    return np.where(p2p, -1, call)
+    call = call.ravel()
+    # A send and its receive are a pair only where two ranks exchange.
+    if len(distinct(rows.rank_index[members[p2p > 0]])) > 2:
+        call[p2p > 0] = -1
+    return call
 
 
 def _per_rank(rows: CallRows, members: np.ndarray) -> list[np.ndarray]:

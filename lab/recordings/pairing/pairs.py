@@ -29,15 +29,13 @@ class Pairs:
     instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched), wait_us (how
     long this rank waited for the last one) and ts_ns corrected by offsets_ns.
     clocks: each rank's clock against the reference rank's, with bounds; offsets_ns: what was subtracted from
-    each rank's times in the middle of the recording; estimated_offsets_ns: what was measured, of which only
-    impossible times are corrected. problems: sentences.
+    each rank's times in the middle of the recording, if they were impossible. problems: sentences.
     """
 
     ranks: tuple[int, ...]
     collectives: Table
     instances: Table
     offsets_ns: dict[int, int]
-    estimated_offsets_ns: dict[int, int]
     problems: tuple[str, ...]
     clocks: tuple[Clock, ...] = ()
 
@@ -88,7 +86,6 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
         collectives=collectives,
         instances=Table(instances),
         offsets_ns={one.rank: round(one.offset_ns) if one.corrected else 0 for one in clocks},
-        estimated_offsets_ns={one.rank: round(one.offset_ns) for one in clocks if not np.isnan(one.low_ns)},
         problems=tuple(_problems_of(rows, call, collectives, clocks)),
         clocks=clocks,
     )
@@ -133,6 +130,3 @@ def _problems_of(
                 f"{clock.low_ns / 1e3:.0f} us and at most {clock.high_ns / 1e3:.0f} us ahead; "
                 "its pairing or its clock is wrong"
             )
-
-
-_TEXTS = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "kernel")

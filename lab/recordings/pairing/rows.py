@@ -52,9 +52,8 @@ class CallRows:
         """Rows (m,) of a group, rank by rank, each rank's in the order of their launch."""
         return self._by_group[group]
 
-    def _list(self, name: str) -> list[Any]:
-        values: list[Any] = self.column(name).tolist()
-        return values
+    def _list(self, name: str) -> Any:
+        return self.column(name).tolist()
 
     def _launch_order(self) -> tuple[np.ndarray, np.ndarray]:
         # Streams run in the order of launch; where two streams serve one group only the launch shows it.
@@ -141,9 +140,6 @@ class Match:
 
     call: np.ndarray
     confidence: str
-
-
-NO_MATCH = Match(np.empty(0, dtype=np.int64), "")
 
 
 def ranks_of(text: str, all_ranks: Sequence[int]) -> list[int]:

@@ -85,7 +85,8 @@ class Arguments:
         """The key and value of an annotation; its lists and dictionaries hold annotations."""
         if depth > MOST_DEPTH:
             raise BadWire(start)
-        key, value, elements, entries = "", None, list[Any](), dict[str, Any]()
+        key, elements, entries = "", list[Any](), dict[str, Any]()
+        value: Any = None
         for number, part, stop, _ in items(data, start, end):
             if number == _KEY_IID:
                 key = key or self._interned[KEY].get(part, "")

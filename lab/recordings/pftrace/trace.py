@@ -46,6 +46,7 @@ STAGES = {
 }
 _OWN_CLOCKS = range(64, 128)  # of one sequence, which only snapshots bring to other clocks
 _BOOT_CLOCK = 6  # of packets that name none
+LATEST_NS = 1 << 62  # no clock counts further
 MOST_EVENTS = 1 << 27
 _MOST_PARENTS = 16
 _FLAG_CLEARED = 1
@@ -225,7 +226,7 @@ class _Reader:
             elif number == _LAUNCH:
                 arguments.add_launch(packet, start, end)
         event = self._encoded(name or kernel or stage, category, arguments.values)
-        end_ns = ts_ns + _number(parts, _DURATION)
+        end_ns = min(ts_ns + max(_number(parts, _DURATION), 0), LATEST_NS)
         self._stages.append((ts_ns, end_ns, _number(parts, _GPU, -1), event))
 
     def _encoded(self, name: str, category: str, args: dict[str, Any]) -> bytes:
@@ -234,22 +235,21 @@ class _Reader:
 
     def finish(self) -> Slices:
         """The slices of the file by start, once every packet has been fed."""
-        track, ts_ns = np.array(self._track_of, dtype=np.uint64), np.array(self._ts_ns, dtype=np.int64)
-        pairs = paired(track, ts_ns, np.array(self._begins, dtype=bool))
+        pairs = paired(self._track_of, self._ts_ns, self._begins)
         threads = {uuid: self._thread_of(uuid) for uuid in set(self._track_of)}
-        rows = [threads[uuid] for uuid in track[pairs.begin].tolist()]
-        slices = np.column_stack(
-            [ts_ns[pairs.begin], ts_ns[pairs.end], np.array(rows, dtype=np.int64).reshape(-1, 2)]
-        )
-        stages = [(start_ns, end_ns, gpu, -1) for start_ns, end_ns, gpu, _ in self._stages]
-        slices = np.concatenate([slices, np.array(stages, dtype=np.int64).reshape(-1, 4)])
-        events = [*(self._events[row] for row in pairs.begin.tolist()), *(stage[3] for stage in self._stages)]
+        rows = [
+            (self._ts_ns[begin], self._ts_ns[end], *threads[self._track_of[begin]])
+            for begin, end in pairs.rows
+        ]
+        rows += [(start_ns, end_ns, gpu, -1) for start_ns, end_ns, gpu, _ in self._stages]
+        events = [*(self._events[begin] for begin, _ in pairs.rows), *(stage[3] for stage in self._stages)]
+        slices = np.array(rows, dtype=np.int64).reshape(-1, 4)
         order = [row for row in np.argsort(slices[:, 0], kind="stable").tolist() if events[row]]
         start_ns, end_ns, pid, tid = slices[order].T
         self._counts.update(
             unpaired=pairs.open_begins + pairs.lone_ends,
             stages=self._unknown_stages.total(),
-            read_stages=len(stages),
+            read_stages=len(self._stages),
         )
         return Slices(
             start_ns=start_ns,

@@ -60,9 +60,7 @@ class Paths:
         while back > 0:
             names.append(self.name[back])
             back = self.parent[back]
-        for name in reversed(names):
-            front = self.child(front, name)
-        return front
+        return self.below(front, tuple(reversed(names)))
 
 
 def path_tree(capture: Capture, parents: Sequence[int], names: Sequence[int], path: np.ndarray) -> Table:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.errors import MissingError
 from lab.recordings.capture import OP, Capture
 from lab.recordings.phase_names import PHASES
@@ -48,47 +49,34 @@ def select(projection: Projection, wanted: Wanted, phases: re.Pattern[str] = PHA
     if not wanted:
         return projection
     capture = projection.capture
-    masks = _Masks(*(np.ones(len(table), dtype=bool) for table in _tables(capture)))
+    masks = [np.ones(len(table), dtype=bool) for table in _tables(capture)]
     steps = projection.steps
     words: list[str] = []
     for rows, label in _ranges_asked_for(projection, wanted):
-        masks &= _launched_in(projection, rows, phases)
+        masks = _both(masks, _launched_in(projection, rows, phases))
         words.append(label)
     if wanted.start_ns is not None or wanted.end_ns is not None:
-        masks &= _Masks(*(_begins_in(table, wanted) for table in _tables(capture)))
+        masks = _both(masks, [_begins_in(table, wanted) for table in _tables(capture)])
         steps = steps[_begins_in(capture.ranges.take(steps), wanted)]
         if wanted.end_ns is not None:
             steps = steps[capture.ranges.end_ns[steps] <= wanted.end_ns]
         words.append(_window_text(wanted, capture))
-    if not any(mask.any() for mask in masks.all):
+    if not any(mask.any() for mask in masks):
         raise MissingError(
             f"nothing was recorded in {', '.join(words)}; the recording is {_length_ms(capture):g} ms long",
             location=capture.source,
         )
-    used = np.unique(projection.owners(steps)[masks.ops])
-    steps = steps[used[used >= 0]]
-    return _reduced(
-        projection, masks, Part(", ".join(words), masks.ops, masks.api, masks.ranges, masks.osrt, steps)
-    )
+    ops, api, ranges, osrt = masks
+    used = np.unique(projection.owners(steps)[ops])
+    return _reduced(projection, Part(", ".join(words), ops, api, ranges, osrt, steps[used[used >= 0]]))
 
 
 def _tables(capture: Capture) -> tuple[Table, Table, Table, Table]:
     return capture.ops, capture.api, capture.ranges, capture.osrt
 
 
-@dataclass
-class _Masks:
-    ops: np.ndarray
-    api: np.ndarray
-    ranges: np.ndarray
-    osrt: np.ndarray
-
-    @property
-    def all(self) -> tuple[np.ndarray, ...]:
-        return self.ops, self.api, self.ranges, self.osrt
-
-    def __iand__(self, narrower: _Masks) -> _Masks:
-        return _Masks(*(mine & its for mine, its in zip(self.all, narrower.all, strict=True)))
+def _both(masks: Sequence[np.ndarray], narrower: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [mask & narrow for mask, narrow in zip(masks, narrower, strict=True)]
 
 
 def _ranges_asked_for(projection: Projection, wanted: Wanted) -> list[tuple[np.ndarray, str]]:
@@ -107,7 +95,7 @@ def _steps_numbered(projection: Projection, wanted: frozenset[int]) -> np.ndarra
     numbers = [int(match[1]) if (match := _NUMBER.search(name)) else i for i, name in enumerate(names)]
     rows = steps[[number in wanted for number in numbers]] if len(steps) else steps
     if not len(rows):
-        available = _numbers(frozenset(numbers)) if numbers else "none"
+        available = _numbers(numbers) if numbers else "none"
         raise MissingError(
             f"no measured {_steps_text(wanted)}; the recording has {available}", location=capture.source
         )
@@ -118,9 +106,8 @@ def _steps_text(numbers: frozenset[int]) -> str:
     return f"step{'s' if len(numbers) > 1 else ''} {_numbers(numbers)}"
 
 
-def _numbers(numbers: frozenset[int]) -> str:
-    shown = sorted(numbers)
-    return ", ".join(map(str, shown[:8])) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
+def _numbers(numbers: Collection[int]) -> str:
+    return first_few([str(number) for number in sorted({*numbers})], 8)
 
 
 def _ranges_named(projection: Projection, name: str) -> np.ndarray:
@@ -150,8 +137,8 @@ def _other_names(capture: Capture, name: str) -> str:
     return f"{plural(len(used), 'name')} of ranges are recorded{examples}"
 
 
-def _launched_in(projection: Projection, rows: np.ndarray, phases: re.Pattern[str]) -> _Masks:
-    """What belongs to one of the ranges `rows`: by its own thread, by inheritance, or by start and end."""
+def _launched_in(projection: Projection, rows: np.ndarray, phases: re.Pattern[str]) -> list[np.ndarray]:
+    """Masks of `_tables`: what is in one of the ranges `rows`, by its thread, inherited or by its ends."""
     capture, parent = projection.capture, projection.instances.parent
     wanted = np.zeros(len(capture.ranges), dtype=bool)
     wanted[rows] = True
@@ -172,7 +159,7 @@ def _launched_in(projection: Projection, rows: np.ndarray, phases: re.Pattern[st
     launched = projection.ops.api[ops]
     api[launched[launched >= 0]] = True
     of_os = nest.around(replace(capture, api=capture.osrt), np.arange(len(capture.osrt)))
-    return _Masks(ops, api, below(np.arange(len(capture.ranges))), below(of_os))
+    return [ops, api, below(np.arange(len(capture.ranges))), below(of_os)]
 
 
 def _begins_in(table: Table, wanted: Wanted) -> np.ndarray:
@@ -201,14 +188,14 @@ def _length_ms(capture: Capture) -> float:
     return (max(ends, default=0) - first_ns(capture)) / 1e6
 
 
-def _reduced(projection: Projection, masks: _Masks, part: Part) -> Projection:
+def _reduced(projection: Projection, part: Part) -> Projection:
     """The projection with these operations alone, and every sum made from them."""
-    keep = np.flatnonzero(masks.ops)
+    keep = np.flatnonzero(part.ops)
     capture = replace(projection.capture, ops=projection.capture.ops.take(keep))
     ops = projection.ops.take(keep)
-    place = np.full(len(masks.ops), -1, dtype=np.int64)
+    place = np.full(len(part.ops), -1, dtype=np.int64)
     place[keep] = np.arange(len(keep))
-    loose = projection.loose.where(masks.ops[projection.loose.op])
+    loose = projection.loose.where(part.ops[projection.loose.op])
     loose = Table({"op": place[loose.op], "range": loose.range})
     instances, tree = projection.instances, projection.tree
     sums = instance_sums(capture, instances, ops.range, ops.inherited, loose.op, loose.range)

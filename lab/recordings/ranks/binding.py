@@ -26,7 +26,7 @@ class Judged:
     """One excess of one step. saves_ns: what its repair alone gives, None where no replay tells.
 
     binding: the step would be shorter without it, or without it and the excesses of the ranks `mates`, which
-    hold the step as long; then all of them together save together_ns. told: somebody could tell.
+    hold the step as long; then all of them together save together_ns. is_known: calls tell who waits.
     """
 
     excess: Excess
@@ -36,24 +36,21 @@ class Judged:
     mates: tuple[int, ...] = ()
     together_ns: float = 0.0
 
-    @property
-    def group(self) -> tuple[int, str, bool]:
-        return self.excess.rank, self.excess.cause, self.binding
-
 
 def judged_of(
     account: Account, excesses: Sequence[Excess], played: dict[int, tuple[Step, Outcome]]
 ) -> list[Judged]:
     """Which excesses hold their steps up: each alone, or several that hold it up as long."""
-    joined = not_joined(account) is None
+    is_known = not_joined(account) is None
     judged: list[Judged] = []
     for number in account.together.steps:
         of_step = [excess for excess in excesses if excess.step == number]
-        alone = []
-        for excess in of_step:
-            saves = _saves(played.get(number), [excess])
-            alone.append(Judged(excess, saves, _binds(account, excess, saves), joined))
-        if number in played and len(of_step) > 1 and not any(excess.binding for excess in alone):
+        saves_ns = [_saves(played.get(number), [excess]) for excess in of_step]
+        alone = [
+            Judged(excess, saves, _binds(account, excess, saves), is_known)
+            for excess, saves in zip(of_step, saves_ns, strict=True)
+        ]
+        if number in played and len(of_step) > 1 and not any(one.binding for one in alone):
             alone = _joint(played[number], alone)
         judged += alone
     return judged
@@ -62,19 +59,24 @@ def judged_of(
 def _joint(played: tuple[Step, Outcome], alone: Sequence[Judged]) -> list[Judged]:
     """The same, with those as binding that a repair of all of them needs: each alone saves nothing."""
     excesses = [judged.excess for judged in alone]
-    saved_ns = _saves(played, excesses) or 0.0
-    thresholds_ns = [max(BINDS_NS, BINDS_SHARE * judged.ns) for judged in excesses]
-    without = [
-        _saves(played, [other for other in excesses if other is not judged]) or 0.0 for judged in excesses
-    ]
-    needed = [saved_ns - rest > ns for rest, ns in zip(without, thresholds_ns, strict=True)]
-    ranks = {judged.rank for judged, is_needed in zip(excesses, needed, strict=True) if is_needed}
+    all_ns = _saves(played, excesses) or 0.0
+
+    def is_needed(excess: Excess) -> bool:
+        without_ns = _saves(played, [peer for peer in excesses if peer is not excess]) or 0.0
+        return all_ns - without_ns > _threshold_ns(excess)
+
+    needed = {id(excess): excess.rank for excess in excesses if is_needed(excess)}
+    mates = tuple(sorted({*needed.values()}))
     return [
-        replace(judged, binding=True, mates=tuple(sorted(ranks)), together_ns=saved_ns)
-        if is_needed
+        replace(judged, binding=True, mates=mates, together_ns=all_ns)
+        if id(judged.excess) in needed
         else judged
-        for judged, is_needed in zip(alone, needed, strict=True)
+        for judged in alone
     ]
+
+
+def _threshold_ns(excess: Excess) -> float:
+    return max(BINDS_NS, BINDS_SHARE * excess.ns)
 
 
 def _saves(played: tuple[Step, Outcome] | None, excesses: Sequence[Excess]) -> float | None:
@@ -112,16 +114,14 @@ def not_joined(account: Account) -> str | None:
 
 
 def _binds(account: Account, excess: Excess, saves: float | None) -> bool:
-    if saves is not None and (
-        saves > max(BINDS_NS, BINDS_SHARE * excess.ns) or not _hosts_follow(account, excess)
-    ):
-        return saves > max(BINDS_NS, BINDS_SHARE * excess.ns)
-    waited: dict[int, int] = {}
+    if saves is not None and (saves > _threshold_ns(excess) or not _hosts_follow(account, excess)):
+        return saves > _threshold_ns(excess)
+    waited_ns = dict.fromkeys(account.ranks, 0)
     for wait in account.waits:
         if (wait.step, wait.awaited) == (excess.step, excess.rank):
-            waited[wait.rank] = waited.get(wait.rank, 0) + wait.ns
-    waited_ns = [waited.get(rank, 0) for rank in account.ranks if rank != excess.rank]
-    return robust.median(waited_ns) > max(BINDS_NS, BINDS_SHARE * excess.ns)
+            waited_ns[wait.rank] += wait.ns
+    del waited_ns[excess.rank]
+    return robust.median([*waited_ns.values()]) > _threshold_ns(excess)
 
 
 def _hosts_follow(account: Account, excess: Excess) -> bool:
@@ -139,4 +139,4 @@ def _hosts_follow(account: Account, excess: Excess) -> bool:
         span = np.array([[window[0], until]], dtype=np.int64)
         known_ns = sum(wait.end - wait.begin for wait in host_waits(work, rows))
         blocked.append(int(overlap(span, work.blocking_calls)[0]) - known_ns)
-    return bool(blocked) and robust.median(blocked) > max(BINDS_NS, BINDS_SHARE * excess.ns)
+    return bool(blocked) and robust.median(blocked) > _threshold_ns(excess)

@@ -9,6 +9,7 @@ import numpy as np
 
 from lab.recordings.pairing import Clock, Pairs, pair_collectives
 from lab.recordings.ranks.work import RankWork
+from lab.stats.robust import column_medians
 
 HOST_STEPS, GPU_STEPS, WHOLE = "host", "gpu", "whole recording"
 # GPU work of a step that ends so much of it later spills into the next step.
@@ -104,7 +105,7 @@ def _one_numbering(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[tuple[Ran
         off = off[~np.isnan(off) & (num_known > 1)]
         if len(off) and off[0] and (off == off[0]).all():
             steps = work.steps - np.array([int(off[0]), 0, 0])
-            work = RankWork(**{**vars(work), "steps": steps})
+            work = replace(work, steps=steps)
             higher = "higher" if off[0] > 0 else "lower"
             notes.append(
                 f"rank {work.rank} numbers its steps {abs(int(off[0]))} {higher} than the others: renumbered"
@@ -118,54 +119,38 @@ def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
     if not len(rows):
         nothing = np.empty(0, dtype=np.int64)
         return tuple(Call(nothing, nothing, nothing, nothing, nothing.astype(float)) for _ in works)
-    index = np.searchsorted(np.array([work.rank for work in works]), rows.rank)
-    number, num_calls = rows.collective_id, len(pairs.collectives)
-    paired = number >= 0
-    start = rows.ts_ns
-    last_start = np.full(num_calls + 1, np.iinfo(np.int64).min)
+    ranks = np.array([work.rank for work in works])
+    index, number = np.searchsorted(ranks, rows.rank), rows.collective_id
+    paired = np.flatnonzero(number >= 0)
+    start, end = rows.ts_ns, rows.ts_ns + rows.dur_ns
+    origin = int(end.min())
+    ends = np.full((len(works), len(pairs.collectives)), np.nan)
+    ends[index[paired], number[paired]] = end[paired] - origin
+    late = end - origin - np.append(column_medians(ends), np.nan)[number]
+    last_start = np.full(len(pairs.collectives) + 1, np.iinfo(np.int64).min)
     np.maximum.at(last_start, number[paired], start[paired])
-    last_index = np.full(num_calls + 1, UNKNOWN, dtype=np.int64)
-    is_last = np.flatnonzero(paired & (start == last_start[number]))[::-1]
-    last_index[number[is_last]] = index[is_last]  # of equals, the lowest rank
-    kinds = np.append(pairs.collectives.blocks.astype(bool), False)
-    tells = kinds[number] & paired & (np.append(pairs.collectives.num_ranks, 0)[number] > 1)
-    late = _lateness(number, index, start + rows.dur_ns, num_calls, len(works))
+    last_index = np.append(np.searchsorted(ranks, pairs.collectives.straggler_rank), UNKNOWN)
+    tells = np.append(pairs.collectives.blocks.astype(bool) & (pairs.collectives.num_ranks > 1), False)[
+        number
+    ]
     calls = []
     for i, work in enumerate(works):
         of_rank = np.flatnonzero(index == i)
-        common = np.where(tells[of_rank], last_start[number[of_rank]], start[of_rank])
+        call, is_told = number[of_rank], tells[of_rank]
         begin = work.start[rows.row[of_rank]]
+        common = np.where(is_told, last_start[call], start[of_rank])
         # The correction is an integer per row, so a rank's own time of the last arrival is exact.
         all_in = np.maximum(begin, common + (begin - start[of_rank]))
-        own_last = np.where(tells[of_rank], last_index[number[of_rank]], UNKNOWN)
         calls.append(
             Call(
                 row=rows.row[of_rank],
-                call=number[of_rank],
+                call=call,
                 all_in=np.minimum(all_in, work.end[rows.row[of_rank]]),
-                last_index=own_last,
-                late_ns=np.where(tells[of_rank], late[of_rank], np.nan),
+                last_index=np.where(is_told, last_index[call], UNKNOWN),
+                late_ns=np.where(is_told, late[of_rank], np.nan),
             )
         )
     return tuple(calls)
-
-
-def _lateness(
-    number: np.ndarray, index: np.ndarray, end: np.ndarray, num_calls: int, num_ranks: int
-) -> np.ndarray:
-    """Each row's end minus the median end of its call (n,) in ns; NaN for unpaired rows."""
-    grid = np.full((num_calls, num_ranks), np.nan)
-    paired = number >= 0
-    base = int(end.min())
-    grid[number[paired], index[paired]] = end[paired] - base
-    ordered = np.sort(grid, axis=1)
-    count = (~np.isnan(grid)).sum(axis=1)
-    rows = np.arange(num_calls)
-    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, np.maximum(count - 1, 0))
-    middle = (ordered[rows, low] + ordered[rows, high]) / 2
-    late = np.full(len(number), np.nan)
-    late[paired] = end[paired] - base - middle[number[paired]]
-    return late
 
 
 def _windows(works: tuple[RankWork, ...]) -> tuple[tuple[np.ndarray, ...], str]:

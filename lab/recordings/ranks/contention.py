@@ -38,36 +38,39 @@ def contention_of(works: Sequence[RankWork], calls: Sequence[Call]) -> list[Cont
     ratio of its free kernels of that class), so that a slow rank's own slowness is not booked as contention.
     """
     shared, numbers = _common_keys(works)
+    num_ranks, num_keys = len(works), len(shared)
     overlaps = [_overlaps(work, call) for work, call in zip(works, calls, strict=True)]
-    beside, waiting = [one[:2] for one in overlaps], [one[2] for one in overlaps]
     computes = [work.kind == COMP for work in works]
-    # A kernel of no time tells nothing of the usual one.
-    timed = [mask & (work.end > work.start) for mask, work in zip(computes, works, strict=True)]
-    free = [mask & (total == 0) for mask, (total, _) in zip(timed, beside, strict=True)]
-    rank = np.repeat(np.arange(len(works)), [int(mask.sum()) for mask in free])
-    key = np.concatenate([numbers[i][mask] for i, mask in enumerate(free)])
+    # Alone ran what no collective was beside; a kernel of no time tells nothing of the usual one.
+    free = [
+        mask & (beside == 0) & (work.end > work.start)
+        for mask, work, (beside, *_) in zip(computes, works, overlaps, strict=True)
+    ]
+    rank = np.repeat(np.arange(num_ranks), [int(mask.sum()) for mask in free])
+    key = np.concatenate([number[mask] for number, mask in zip(numbers, free, strict=True)])
     dur = np.concatenate([(work.end - work.start)[mask] for work, mask in zip(works, free, strict=True)])
-    of_rank = _medians(rank * len(shared) + key, dur, len(works) * len(shared))
-    classes = np.array([CLASSES.index(kernel_class(one[3])) for one in shared], dtype=np.int64)
-    usual, speed = _usual_and_speed(rank, key, dur, classes, len(works))
+    classes = np.array([CLASSES.index(kernel_class(name[3])) for name in shared], dtype=np.int64)
+    medians_ns, counts = _medians(rank * num_keys + key, dur, num_ranks * num_keys)
+    own_ns, own_count = medians_ns.reshape(num_ranks, num_keys), counts.reshape(num_ranks, num_keys)
+    # A median over a slow rank and a fast one would be neither's, and one over the fast one alone would make
+    # the slow one contended: times are first put on one speed.
+    apart = _far_speeds(np.where(own_count > 0, own_ns, np.nan), classes)
+    usual_ns, usual_count = _medians(key, dur / apart[rank, classes[key]], num_keys)
+    speed = _by_class(rank, classes[key], dur / usual_ns[key], num_ranks)
     contention = []
-    for i, work in enumerate(works):
-        key_of_row = numbers[i]
-        mine_median, mine_count = (part[i * len(shared) + key_of_row] for part in of_rank)
-        enough_all = usual[1][key_of_row] >= FEWEST_FREE
-        base = np.where(
-            mine_count >= FEWEST_FREE, mine_median, usual[0][key_of_row] * speed[i, classes[key_of_row]]
-        )
-        has_usual = (mine_count >= FEWEST_FREE) | enough_all
-        _, beside_ns = beside[i]
-        slower = np.clip(work.end - work.start - base, 0, beside_ns)
-        cost = np.where(computes[i] & has_usual & (beside_ns > 0), slower, 0.0)
-        share = np.divide(waiting[i], beside_ns, out=np.zeros(len(beside_ns)), where=beside_ns > 0)
+    for i, (work, (_, owned, waiting)) in enumerate(zip(works, overlaps, strict=True)):
+        of_row = numbers[i]
+        has_own = own_count[i, of_row] >= FEWEST_FREE
+        has_usual = has_own | (usual_count[of_row] >= FEWEST_FREE)
+        base = np.where(has_own, own_ns[i, of_row], usual_ns[of_row] * speed[i, classes[of_row]])
+        slower = np.clip(work.end - work.start - base, 0, owned)
+        cost = np.where(computes[i] & has_usual & (owned > 0), slower, 0.0)
+        share = np.divide(waiting, owned, out=np.zeros(len(owned)), where=owned > 0)
         contention.append(
             Contention(
                 np.rint(cost).astype(np.int64),
                 np.rint(cost * np.minimum(share, 1)).astype(np.int64),
-                np.where(computes[i] & ~has_usual, beside_ns, 0),
+                np.where(computes[i] & ~has_usual, owned, 0),
             )
         )
     return contention
@@ -115,50 +118,23 @@ def _medians(group: np.ndarray, values: np.ndarray, num_groups: int) -> tuple[np
     return middle, count
 
 
-def _usual_and_speed(
-    rank: np.ndarray, key: np.ndarray, dur: np.ndarray, classes: np.ndarray, num_ranks: int
-) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Each kernel's usual time and count over ranks (keys,), and each rank's speed (ranks, classes).
+def _far_speeds(times: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Speeds (ranks, classes) far from the others', else 1, from kernels that several ranks ran free.
 
-    Where ranks differ in speed, times are first put on one speed: a median over a slow rank and a fast one
-    would be neither's, and one over the fast one alone would make the slow one contended.
+    times (ranks, keys): NaN where a rank did not.
     """
-    apart = _far_speeds(rank, key, dur, classes, num_ranks)
-    usual = _medians(key, dur / apart[rank, classes[key]], len(classes))
-    return usual, _speeds(rank, key, dur, usual, classes, num_ranks)
-
-
-def _far_speeds(
-    rank: np.ndarray, key: np.ndarray, dur: np.ndarray, classes: np.ndarray, num_ranks: int
-) -> np.ndarray:
-    """Speeds (ranks, classes) far from the others', else 1, from kernels that several ranks ran free."""
-    medians, count = _medians(rank * len(classes) + key, dur, num_ranks * len(classes))
-    times = np.where(count > 0, medians, np.nan).reshape(num_ranks, len(classes))
     shared = np.flatnonzero((~np.isnan(times)).sum(axis=0) > 1)
     ratio = times[:, shared] / column_medians(times[:, shared])
-    group = np.arange(num_ranks)[:, None] * len(CLASSES) + classes[shared]
-    measured = ~np.isnan(ratio)
-    middle, num = _medians(group[measured], ratio[measured], num_ranks * len(CLASSES))
-    spread, _ = _medians(
-        group[measured], np.abs(ratio[measured] - middle[group[measured]]), num_ranks * len(CLASSES)
-    )
-    far = (num >= FEWEST_RATIOS) & (np.abs(middle - 1) > np.maximum(SAME_SPEED, SIGMAS * spread))
-    speeds: np.ndarray = np.where(far, middle, 1.0).reshape(num_ranks, len(CLASSES))
+    rank, column = np.nonzero(~np.isnan(ratio))
+    of_class, ratios = classes[shared][column], ratio[rank, column]
+    middle = _by_class(rank, of_class, ratios, len(times))
+    spread = _by_class(rank, of_class, np.abs(ratios - middle[rank, of_class]), len(times))
+    is_far = np.abs(middle - 1) > np.maximum(SAME_SPEED, SIGMAS * spread)
+    speeds: np.ndarray = np.where(is_far, middle, 1.0)
     return speeds
 
 
-def _speeds(
-    rank: np.ndarray,
-    key: np.ndarray,
-    dur: np.ndarray,
-    usual: tuple[np.ndarray, np.ndarray],
-    classes: np.ndarray,
-    num_ranks: int,
-) -> np.ndarray:
-    """Time of each rank's free kernels over the usual one (ranks, classes), 1 where too few are known."""
-    num_classes = len(CLASSES)
-    wanted = usual[0][key] > 0
-    ratio = dur[wanted] / usual[0][key[wanted]]
-    group = rank[wanted] * num_classes + classes[key[wanted]]
-    middle, count = _medians(group, ratio, num_ranks * num_classes)
-    return np.where(count >= FEWEST_RATIOS, middle, 1.0).reshape(num_ranks, num_classes)
+def _by_class(rank: np.ndarray, of_class: np.ndarray, values: np.ndarray, num_ranks: int) -> np.ndarray:
+    """Medians (ranks, classes) of values (n,), 1 where there are too few."""
+    middle, count = _medians(rank * len(CLASSES) + of_class, values, num_ranks * len(CLASSES))
+    return np.where(count >= FEWEST_RATIOS, middle, 1.0).reshape(num_ranks, len(CLASSES))

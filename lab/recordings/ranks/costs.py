@@ -63,29 +63,29 @@ def costs_of(explained: Explained) -> dict[Class, Cost]:
     keys = list(zip(calls.kind.tolist(), calls.msg_bytes.tolist(), calls.group_size.tolist(), strict=True))
     classes = sorted({Class(*key) for key in keys})
     number = {name: class_index for class_index, name in enumerate(classes)}
-    of_call = np.array([number[Class(*key)] for key in keys], dtype=np.int64)
+    # The last place is that of rows without a call: their number is -1.
+    of_call = np.array([*(number[Class(*key)] for key in keys), UNKNOWN], dtype=np.int64)
     shares = [
         _contention_by_class(account, index, of_call, len(classes)) for index in range(len(account.ranks))
     ]
-    costs = np.array([_of_step(account, step, of_call, shares, len(classes)) for step in explained.steps])
-    if not len(costs):
-        costs = np.full((1, len(classes), 2), np.nan)
-    middle = np.median(costs, axis=0)
+    costs = [_of_step(account, step, of_call, shares, len(classes)) for step in explained.steps]
+    middle = np.median(costs or [np.full((len(classes), 2), np.nan)], axis=0)
     latency = _latencies(account, len(calls))
-    launched = _launches(account, of_call, len(classes))
+    class_of_row = of_call[pairs.instances.collective_id]
     costs_by_class = {}
     for name, class_index in number.items():
-        of_class = of_call == class_index
+        of_class = of_call[:-1] == class_index
         latencies_ns = latency[of_class][~np.isnan(latency[of_class])]
+        rows = pairs.instances.where(class_of_row == class_index)
         costs_by_class[name] = Cost(
             cost_ms=float(middle[class_index, 0]),
             least_ms=float(middle[class_index, 1]),
             latency_us=robust.median(latencies_ns) / 1e3 if len(latencies_ns) else float("nan"),
             num_calls=int(of_class.sum()),
             blocks=bool(calls.blocks[of_class].all()),
-            grid=launched[class_index][0],
-            block=launched[class_index][1],
-            kernel=launched[class_index][2],
+            grid=_most_frequent(rows.grid_x),
+            block=_most_frequent(rows.block_x),
+            kernel=_most_frequent(rows.kernel),
         )
     return costs_by_class
 
@@ -99,7 +99,7 @@ def _contention_by_class(account: Account, index: int, of_call: np.ndarray, num:
     if not len(rows):
         return by_operation
     begin, end = work.start[call.row], work.end[call.row]
-    class_of_row = np.where(call.call != UNKNOWN, of_call[np.maximum(call.call, 0)], UNKNOWN)
+    class_of_row = of_call[call.call]
     operations = np.stack([work.start[rows], work.end[rows]], axis=1)
     beside = np.zeros((len(rows), num, 2))
     for class_index in distinct(class_of_row[class_of_row >= 0]).tolist():
@@ -128,7 +128,7 @@ def _of_step(
         for class_index in range(num):
             less = {}
             for rank, played in step.ranks.items():
-                of_class = (played.call != UNKNOWN) & (of_call[np.maximum(played.call, 0)] == class_index)
+                of_class = of_call[played.call] == class_index
                 beside = cost[rank][:, class_index, 0] - with_waiting * cost[rank][:, class_index, 1]
                 less[rank] = waiting[rank] + np.where(of_class, played.dur, beside)
             cost_ms[class_index, with_waiting] = base - replay.length_ms(replay.shorter(ready, less))
@@ -144,25 +144,6 @@ def _latencies(account: Account, num_calls: int) -> np.ndarray:
     return np.where(np.isinf(shortest_ns), np.nan, shortest_ns)
 
 
-def _launches(account: Account, of_call: np.ndarray, num: int) -> list[tuple[int, int, str]]:
-    """grid, block and kernel of most calls of each class."""
-    rows = account.together.pairs.instances
-    paired = np.flatnonzero(rows.collective_id >= 0)
-    class_of_row = of_call[rows.collective_id[paired]]
-    launches = []
-    for class_index in range(num):
-        of_class = paired[class_of_row == class_index]
-        launches.append(
-            (
-                _most(rows.grid_x[of_class], -1),
-                _most(rows.block_x[of_class], -1),
-                _most(rows.kernel[of_class], ""),
-            )
-        )
-    return launches
-
-
-def _most(values: np.ndarray, default: Any) -> Any:
-    """The most frequent value, the first of equals."""
-    ranking = Counter(values.tolist()).most_common(1)
-    return ranking[0][0] if ranking else default
+def _most_frequent(values: np.ndarray) -> Any:
+    """The most frequent value, the first of equals; every class has rows."""
+    return Counter(values.tolist()).most_common(1)[0][0]

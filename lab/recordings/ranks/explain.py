@@ -50,11 +50,11 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
             )
         else:
             played[step.number] = (step, outcome)
-    findings = findings_of(account, played)
+    rows = [row for pair in played.values() for row in _what_if(account, *pair, withheld)]
     return Explained(
         account=account,
-        findings=tuple(findings),
-        what_if=tuple(row for step, outcome in played.values() for row in _what_if(account, step, outcome)),
+        findings=tuple(findings_of(account, played)),
+        what_if=tuple(rows),
         path={number: _path_of(account, *step_and_outcome) for number, step_and_outcome in played.items()},
         host_ms={
             (step.number, rank): of_rank.host_ns / 1e6
@@ -137,26 +137,30 @@ def _path_of(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
     return paths.critical_path(step, outcome, kinds)
 
 
-def _what_if(account: Account, step: Step, outcome: Outcome) -> list[WhatIf]:
+def _what_if(account: Account, step: Step, outcome: Outcome, withheld: list[str]) -> list[WhatIf]:
+    """The lengths of a step with something changed; why one is not given goes to `withheld`."""
     recorded = step.recorded_ns / 1e6
-
-    def row(change: str, changed: Step | None, ranks: Sequence[int] = ()) -> list[WhatIf]:
-        length = replay.length_ms(changed) if changed is not None else float("nan")
-        is_known = not np.isnan(length)
-        return [WhatIf(step.number, change, tuple(ranks), length, recorded)] if is_known else []
-
     rows = [WhatIf(step.number, RECORDED, (), replay.length_ms(step, outcome), recorded)]
-    span = {rank: one.host_ns for rank, one in step.ranks.items()}
+
+    def add(change: str, changed: Step | None, ranks: Sequence[int] = ()) -> None:
+        length = replay.length_ms(changed) if changed is not None else float("nan")
+        if length > rows[0].length_ms + replay.ACCEPTED_SHARE * recorded:
+            withheld.append(
+                f"{steps_text([step.number])}, {change}: the replay is longer than the recording, "
+                "and no repair lengthens a step, so it is not given"
+            )
+        elif not np.isnan(length):
+            rows.append(WhatIf(step.number, change, tuple(ranks), length, recorded))
+
+    span = {rank: played.host_ns for rank, played in step.ranks.items()}
     slowest = sorted(span, key=lambda rank: -span[rank])[: min(MOST_HOSTS, len(span) - 1)]
     for count in range(1, len(slowest) + 1):
         fixed = slowest[:count]
-        changed = replay.hosts_as_others(step, fixed)
-        rows += row(f"host of rank {joined(fixed)} as the others'", changed, fixed)
-    free = _contention(account, step)
-    rows += row(FREE, replay.shorter(step, free))
-    ready = replay.hosts_ready(step)
-    rows += row(READY, ready)
-    rows += row(READY_FREE, replay.shorter(ready, free))
+        add(f"host of rank {joined(fixed)} as the others'", replay.hosts_as_others(step, fixed), fixed)
+    free, ready = _contention(account, step), replay.hosts_ready(step)
+    add(FREE, replay.shorter(step, free))
+    add(READY, ready)
+    add(READY_FREE, replay.shorter(ready, free))
     return rows
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import mean
 
 from lab.core.words import plural, printable
@@ -33,25 +33,21 @@ _WORDS = {
 }
 
 
+# What a late host did, by `HostLate.by_activity`.
+_ACTIVITIES = {
+    "blocking call": "in a blocking call",
+    "runtime call": "in launch calls",
+    "op": "dispatching ops",
+    "no op": "outside any op (Python, data loading)",
+}
+
+
 def findings_of(account: Account, played: dict[int, tuple[Step, Outcome]]) -> list[Finding]:
     judged = judged_of(account, excesses_of(account), played)
-    findings = []
-    for group in dict.fromkeys(finding.group for finding in judged):
-        rank, cause, binding = group
-        parts = [finding for finding in judged if finding.group == group]
-        saved_ns = [finding.saves_ns for finding in parts if finding.saves_ns is not None]
-        findings.append(
-            Finding(
-                rank=rank,
-                cause=cause,
-                binding=binding,
-                cost_ms=mean(finding.excess.ns for finding in parts) / 1e6,
-                steps=tuple(finding.excess.step for finding in parts),
-                saves_ms=mean(saved_ns) / 1e6 if saved_ns else None,
-                text="",
-            )
-        )
-    findings = [_with_text(account, finding, judged) for finding in findings]
+    groups: dict[tuple[int, str, bool], list[Judged]] = {}
+    for cause in judged:
+        groups.setdefault((cause.excess.rank, cause.excess.cause, cause.binding), []).append(cause)
+    findings = [_finding(account, group, judged) for group in groups.values()]
     findings.sort(key=lambda finding: (not finding.binding, -(finding.saves_ms or 0), -finding.cost_ms))
     for rank, count, steps in missing_of(account):
         gone = "its recording is missing" if rank not in account.ranks else "it did not record them"
@@ -60,77 +56,59 @@ def findings_of(account: Account, played: dict[int, tuple[Step, Outcome]]) -> li
     return findings
 
 
-def _with_text(account: Account, finding: Finding, judged: Sequence[Judged]) -> Finding:
-    of_group = [other for other in judged if other.group == (finding.rank, finding.cause, finding.binding)]
-    details = [other.excess.detail for other in of_group if other.excess.detail]
-    detail = f" ({details[0]})" if details else _host_words(account, finding)
-    scope = "over the whole recording" if is_whole(finding.steps) else f"in {steps_text(finding.steps)}"
-    size = f"+{finding.cost_ms:.1f} ms over the others {scope}"
-    text = (
-        f"rank {finding.rank}: {_what(account, finding)}{detail}, {size}{_effect(finding, of_group, judged)}"
-    )
-    return replace(finding, text=text)
+def _finding(account: Account, group: Sequence[Judged], judged: Sequence[Judged]) -> Finding:
+    """One cause of one rank, from its excesses in all steps."""
+    excess, binding = group[0].excess, group[0].binding
+    steps = tuple(cause.excess.step for cause in group)
+    saved_ns = [cause.saves_ns for cause in group if cause.saves_ns is not None]
+    saves_ms = mean(saved_ns) / 1e6 if saved_ns else None
+    cost_ms = mean(cause.excess.ns for cause in group) / 1e6
+    cause_text = _WORDS[excess.cause]
+    if excess.cause == ENTERED_LATE and [*steps] != account.together.steps[:1]:
+        cause_text = f"it enters {steps_text(steps)} late"
+    details = [cause.excess.detail for cause in group if cause.excess.detail]
+    detail = f" ({details[0]})" if details else ""
+    if excess.cause == HOST_LATE and not details:
+        detail = _host_words(account, excess.rank, steps)
+    scope = "over the whole recording" if is_whole(steps) else f"in {steps_text(steps)}"
+    effect = _repair(group, saves_ms, steps) if binding else _cover(group, judged)
+    text = f"rank {excess.rank}: {cause_text}{detail}, +{cost_ms:.1f} ms over the others {scope}{effect}"
+    return Finding(excess.rank, excess.cause, binding, cost_ms, steps, saves_ms, text)
 
 
-def _what(account: Account, finding: Finding) -> str:
-    first_step = account.together.steps[:1]
-    if finding.cause == ENTERED_LATE and [*finding.steps] != first_step:
-        return f"it enters {steps_text(finding.steps)} late"
-    return _WORDS[finding.cause]
+def _repair(group: Sequence[Judged], saves_ms: float | None, steps: Sequence[int]) -> str:
+    """What its repair gives, alone and with the others that hold the step as long."""
+    if saves_ms is None:
+        return ""
+    joint = [cause for cause in group if cause.mates]
+    joint_ms = mean(cause.together_ns for cause in joint) / 1e6 if joint else 0.0
+    joint_text = f", ranks {joined(joint[0].mates)} together {joint_ms:.1f} ms" if joint else ""
+    per_step = "" if is_whole(steps) else " a step"
+    return f"; its repair alone saves {saves_ms:.1f} ms{per_step}{joint_text}"
 
 
-def _effect(finding: Finding, of_group: Sequence[Judged], judged: Sequence[Judged]) -> str:
-    """What its repair gives, or what hides it."""
-    if not finding.binding and not all(other.is_known for other in of_group):
+def _cover(group: Sequence[Judged], judged: Sequence[Judged]) -> str:
+    """What hides it."""
+    if not all(cause.is_known for cause in group):
         return "; whether it holds the others up is unknown"
-    if not finding.binding:
-        binding_ranks = _binding_ranks(judged, finding)
-        until = f" until {ranks_in_words(binding_ranks, 'is', 'are')} repaired" if binding_ranks else ""
-        return f"; hidden: it costs nothing{until}"
-    if finding.saves_ms is None:
-        return ""
-    mates = [other for other in of_group if other.mates]
-    joint = ""
-    if mates:
-        joint_ms = mean(other.together_ns for other in mates) / 1e6
-        joint = f", ranks {joined(mates[0].mates)} together {joint_ms:.1f} ms"
-    per_step = "" if is_whole(finding.steps) else " a step"
-    return f"; its repair alone saves {finding.saves_ms:.1f} ms{per_step}{joint}"
+    rank, steps = group[0].excess.rank, {cause.excess.step for cause in group}
+    binding = [cause.excess for cause in judged if cause.binding and cause.excess.step in steps]
+    ranks = sorted({excess.rank for excess in binding} - {rank})
+    until = f" until {ranks_in_words(ranks, 'is', 'are')} repaired" if ranks else ""
+    return f"; hidden: it costs nothing{until}"
 
 
-def _binding_ranks(judged: Sequence[Judged], hidden: Finding) -> list[int]:
-    steps = set(hidden.steps)
-    return sorted(
-        {
-            cause.excess.rank
-            for cause in judged
-            if cause.binding and cause.excess.rank != hidden.rank and cause.excess.step in steps
-        }
-    )
-
-
-def _host_words(account: Account, finding: Finding) -> str:
+def _host_words(account: Account, rank: int, steps: Sequence[int]) -> str:
     """What a late host did, and before which op."""
-    if finding.cause != HOST_LATE:
+    activity: Counter[str] = Counter()
+    ops: Counter[str] = Counter()
+    for host in account.hosts:
+        if host.rank == rank and host.step in steps:
+            activity.update(host.by_activity)
+            ops.update(dict(host.by_op))
+    if not activity.total():
         return ""
-    hosts = [host for host in account.hosts if host.rank == finding.rank and host.step in finding.steps]
-    activity: dict[str, int] = {}
-    ops: dict[str, int] = {}
-    for host in hosts:
-        for name, ns in host.by_activity.items():
-            activity[name] = activity.get(name, 0) + ns
-        for name, ns in host.by_op:
-            ops[name] = ops.get(name, 0) + ns
-    total = sum(activity.values())
-    if not total:
-        return ""
-    name, ns = max(activity.items(), key=lambda item: item[1])
-    activity_text = {
-        "blocking call": "in a blocking call",
-        "runtime call": "in launch calls",
-        "op": "dispatching ops",
-        "no op": "outside any op (Python, data loading)",
-    }[name]
-    op = max(ops, key=lambda key: ops[key]) if ops else ""
+    ((name, ns),) = activity.most_common(1)
+    op = ops.most_common(1)[0][0] if ops else ""
     op_text = f", most of it before {printable(op)}" if op else ""
-    return f" ({100 * ns / total:.0f} % of it {activity_text}{op_text})"
+    return f" ({100 * ns / activity.total():.0f} % of it {_ACTIVITIES[name]}{op_text})"

@@ -20,15 +20,8 @@ from lab.recordings.ranks.work import COMM, COMP, COPY
 from lab.stats import robust
 from lab.stats.robust import column_medians
 
-HOST_LATE, MORE_WORK, SLOW_KERNELS, SLOW_LINK, ENTERED_LATE, MISSING, COPIES = (
-    "host_late",
-    "more_work",
-    "slow_kernels",
-    "slow_link",
-    "entered_late",
-    "missing",
-    "copies",
-)
+HOST_LATE, MORE_WORK, SLOW_KERNELS = "host_late", "more_work", "slow_kernels"
+SLOW_LINK, ENTERED_LATE, MISSING, COPIES = "slow_link", "entered_late", "missing", "copies"
 # An excess counts above 3 sigma of the others (by their MAD), 0.5 ms, and 1 % of the step.
 SIGMAS, LEAST_NS, LEAST_SHARE = 3 * 1.4826, 500_000, 0.01
 # A rank leaves late if its end is so much behind the median rank's, and such a share of the transfer.
@@ -37,7 +30,7 @@ LATE_LEAVE_NS, LATE_LEAVE_SHARE = 50_000, 0.1
 
 @dataclass(frozen=True)
 class Excess:
-    """What one rank has over the others in one step; ratio: how many times as long its kernels take.
+    """What one rank has over the others in one step.
 
     less_ns: by operation of the rank (n,), what its kernels or transfers take more than usual.
     """
@@ -55,13 +48,9 @@ def excesses_of(account: Account) -> list[Excess]:
     excesses: list[Excess] = []
     for step in account.together.steps:
         rows = [row for row in account.rows if row.step == step]
-        if len(rows) < 2:
-            continue
-        excesses += _late_hosts(account, rows)
-        excesses += _copies(account, rows)
-        excesses += _compute(account, rows)
-        excesses += _links(account, rows)
-        excesses += _entered_late(account, rows)
+        if len(rows) > 1:
+            for excesses_by_cause in (_late_hosts, _copies, _compute, _links, _entered_late):
+                excesses += excesses_by_cause(account, rows)
     return excesses
 
 
@@ -78,9 +67,23 @@ def over_the_others(values: Sequence[float], step_ns: float) -> list[float]:
 
 
 def _over(rows: Sequence[Row], values: Sequence[float], cause: str) -> list[Excess]:
-    step_ns = robust.median([row.step_ns for row in rows])
-    excesses_ns = over_the_others(values, step_ns)
-    return [Excess(row.step, row.rank, cause, ns) for row, ns in zip(rows, excesses_ns, strict=True) if ns]
+    more_ns = over_the_others(values, _step_ns(rows))
+    return [Excess(row.step, row.rank, cause, ns) for row, ns in zip(rows, more_ns, strict=True) if ns]
+
+
+def _step_ns(rows: Sequence[Row]) -> float:
+    return robust.median([row.step_ns for row in rows])
+
+
+def _threshold_ns(rows: Sequence[Row]) -> float:
+    return max(LEAST_NS, LEAST_SHARE * _step_ns(rows))
+
+
+def _in_step(account: Account, row: Row | Excess, start: np.ndarray) -> np.ndarray:
+    """Mask (n,) of what starts in the window of this rank and step."""
+    begin, end = account.together.window(account.ranks.index(row.rank), row.step) or (0, 0)
+    mask: np.ndarray = (start >= begin) & (start < end)
+    return mask
 
 
 def _late_hosts(account: Account, rows: Sequence[Row]) -> list[Excess]:
@@ -90,27 +93,18 @@ def _late_hosts(account: Account, rows: Sequence[Row]) -> list[Excess]:
     theirs, and not named.
     """
     late = _over(rows, [row.parts["launch_late_ns"] for row in rows], HOST_LATE)
-    if not late:
-        return []
-    step_ns = robust.median([row.step_ns for row in rows])
-    behind = host_lateness_ns(account.together, rows[0].step)
-    excesses = []
-    for excess in late:
-        ns = min(excess.ns, behind.get(excess.rank, excess.ns))
-        if ns > max(LEAST_NS, LEAST_SHARE * step_ns):
-            excesses.append(replace(excess, ns=ns))
-    return excesses
+    behind = host_lateness_ns(account.together, rows[0].step) if late else {}
+    excesses = [replace(excess, ns=min(excess.ns, behind.get(excess.rank, excess.ns))) for excess in late]
+    return [excess for excess in excesses if excess.ns > _threshold_ns(rows)]
 
 
 def _copies(account: Account, rows: Sequence[Row]) -> list[Excess]:
+    exposed_ns = {row.rank: row.parts["copy_ns"] for row in rows}
     excesses = []
-    for excess in _over(rows, [row.parts["copy_ns"] for row in rows], COPIES):
-        index = account.together.ranks.index(excess.rank)
-        work, window = account.together.works[index], account.together.window(index, excess.step)
-        begin, end = window if window else (0, 0)
-        copies = (work.kind == COPY) & (work.start >= begin) & (work.start < end)
-        exposed_ns = next(row.parts["copy_ns"] for row in rows if row.rank == excess.rank)
-        less_ns = np.where(copies, (work.end - work.start) * (excess.ns / exposed_ns), 0.0)
+    for excess in _over(rows, list(exposed_ns.values()), COPIES):
+        work = account.together.works[account.ranks.index(excess.rank)]
+        copies = (work.kind == COPY) & _in_step(account, excess, work.start)
+        less_ns = np.where(copies, (work.end - work.start) * (excess.ns / exposed_ns[excess.rank]), 0.0)
         excesses.append(replace(excess, less_ns=less_ns))
     return excesses
 
@@ -121,18 +115,13 @@ def _entered_late(account: Account, rows: Sequence[Row]) -> list[Excess]:
     A clock that no collective bounds may be what is late instead.
     """
     late = _over(rows, [row.entered_ns for row in rows], ENTERED_LATE)
-    if not late:
-        return []
-    bounded = {excess.rank for excess in account.clocks if not np.isnan(excess.high_ns)}
+    bounded = {clock.rank for clock in account.clocks if not np.isnan(clock.high_ns)}
     previous = _step_before(account, rows[0].step)
     tails = _over(previous, [row.parts["tail_ns"] for row in previous], "") if len(previous) > 1 else []
     lingered = {excess.rank: excess.ns for excess in tails}
-    excesses = []
-    for excess in late:
-        ns = min(excess.ns, lingered.get(excess.rank, 0.0)) if previous else excess.ns
-        if ns > LEAST_NS and excess.rank in bounded:
-            excesses.append(replace(excess, ns=ns))
-    return excesses
+    if previous:
+        late = [replace(excess, ns=min(excess.ns, lingered.get(excess.rank, 0.0))) for excess in late]
+    return [excess for excess in late if excess.ns > LEAST_NS and excess.rank in bounded]
 
 
 def _step_before(account: Account, step: int) -> list[Row]:
@@ -142,25 +131,19 @@ def _step_before(account: Account, step: int) -> list[Row]:
 
 def _compute(account: Account, rows: Sequence[Row]) -> list[Excess]:
     """More compute than the others: more kernels, or the same kernels slower."""
-    step_ns = robust.median([row.step_ns for row in rows])
-    excesses_ns = over_the_others([row.parts["compute_ns"] for row in rows], step_ns)
-    if not any(excesses_ns):
-        return []
-    tables = _by_key(account, rows)
+    late = _over(rows, [row.parts["compute_ns"] for row in rows], MORE_WORK)
+    table = _by_key(account, rows) if late else None
     excesses = []
-    for rank_index, (row, ns) in enumerate(zip(rows, excesses_ns, strict=True)):
-        if ns:
-            extra, slow = _split(account, tables, rank_index, row)
-            threshold_ns = max(LEAST_NS, LEAST_SHARE * step_ns)
-            named = [one for one in (extra, slow) if one.ns > threshold_ns] or [max(extra, slow, key=_size)]
-            if len(named) == 1:
-                named = [Excess(row.step, row.rank, named[0].cause, ns, named[0].detail, named[0].less_ns)]
-            excesses += named
+    for excess in late:
+        assert table is not None
+        index = [row.rank for row in rows].index(excess.rank)
+        causes = _split(account, table, index, rows[index])
+        large = [cause for cause in causes if cause.ns > _threshold_ns(rows)]
+        if len(large) < 2:
+            largest = max(causes, key=lambda cause: cause.ns)
+            large = [replace(large[0] if large else largest, ns=excess.ns)]
+        excesses += large
     return excesses
-
-
-def _size(excess: Excess) -> float:
-    return excess.ns
 
 
 @dataclass(frozen=True)
@@ -180,30 +163,23 @@ class _Keys:
 
 
 def _by_key(account: Account, rows: Sequence[Row]) -> _Keys:
-    together = account.together
     number_of_key: dict[tuple[str, ...], int] = {}
     chosen, keys, stretches, durs = [], [], [], []
     for row in rows:
-        index = together.ranks.index(row.rank)
-        work, window = together.works[index], together.window(index, row.step)
-        begin, end = window if window else (0, 0)
-        kernels = np.flatnonzero((work.kind == COMP) & (work.start >= begin) & (work.start < end))
-        numbers = np.array(
-            [number_of_key.setdefault(name, len(number_of_key)) for name in work.keys], dtype=np.int64
-        )
+        index = account.ranks.index(row.rank)
+        work = account.together.works[index]
+        inside = _in_step(account, row, work.start)
+        kernels = np.flatnonzero((work.kind == COMP) & inside)
+        numbers = [number_of_key.setdefault(name, len(number_of_key)) for name in work.keys]
         chosen.append(kernels)
-        keys.append(numbers[work.key[kernels]] if len(numbers) else kernels)
+        keys.append(np.array(numbers, dtype=np.int64)[work.key[kernels]])
         launched = np.where(work.call_begin >= 0, work.call_begin, work.start)
-        talks = launched[(work.kind == COMM) & (work.start >= begin) & (work.start < end)]
+        talks = launched[(work.kind == COMM) & inside]
         stretches.append(np.searchsorted(np.sort(talks), launched[kernels]))
         durs.append((work.end - work.start)[kernels] - account.contention[index].cost_ns[kernels])
-    count = np.stack([np.bincount(key, minlength=len(number_of_key)) for key in keys])
-    ns = np.stack(
-        [
-            np.bincount(key, weights=dur, minlength=len(number_of_key))
-            for key, dur in zip(keys, durs, strict=True)
-        ]
-    )
+    num_keys = len(number_of_key)
+    count = np.stack([np.bincount(key, minlength=num_keys) for key in keys])
+    ns = np.stack([np.bincount(*pair, minlength=num_keys) for pair in zip(keys, durs, strict=True)])
     num_stretches = 1 + max((int(stretch.max()) for stretch in stretches if len(stretch)), default=0)
     places = [key * num_stretches + stretch for key, stretch in zip(keys, stretches, strict=True)]
     return _Keys(list(number_of_key), count, ns, chosen, keys, places, durs)
@@ -212,16 +188,15 @@ def _by_key(account: Account, rows: Sequence[Row]) -> _Keys:
 def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[Excess, Excess]:
     """One rank's compute beyond the others': (more kernels, slower kernels)."""
     is_peer = np.arange(len(table.count)) != rank_index
+    count = table.count[rank_index]
     usual_count = np.median(table.count[is_peer], axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_ns = table.ns / table.count
     usual_ns = column_medians(mean_ns[is_peer])
     own_ns = np.nan_to_num(mean_ns[rank_index])
-    extra = np.maximum(table.count[rank_index] - usual_count, 0)
+    extra = np.maximum(count - usual_count, 0)
     slower = np.where(np.isnan(usual_ns), 0.0, own_ns - np.nan_to_num(usual_ns))
-    slow = np.minimum(table.count[rank_index], usual_count) * slower
-    index = account.together.ranks.index(row.rank)
-    num_rows = len(account.together.works[index])
+    num_rows = len(account.together.works[account.ranks.index(row.rank)])
     less_extra, less_slow = np.zeros(num_rows), np.zeros(num_rows)
     key, dur, rows = table.key[rank_index], table.dur[rank_index], table.rows[rank_index]
     # Of the same kernels those count as extra that others lack between the same collectives, then the last.
@@ -229,23 +204,12 @@ def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[E
     is_extra = _nth(key, -rows, ~beyond) < extra[key]
     less_extra[rows[is_extra]] = dur[is_extra]
     less_slow[rows[~is_extra]] = np.maximum(slower[key[~is_extra]], 0)
+    num_more = int(count.sum() - np.median(table.count[is_peer].sum(axis=1)))
+    extra_ns, slow_ns = float((extra * own_ns).sum()), float((np.minimum(count, usual_count) * slower).sum())
+    more_text, slow_text = _extra_words(table, extra, num_more), _slow_words(table, rank_index, usual_ns)
     return (
-        Excess(
-            row.step,
-            row.rank,
-            MORE_WORK,
-            float((extra * own_ns).sum()),
-            _extra_words(table, extra),
-            less_extra,
-        ),
-        Excess(
-            row.step,
-            row.rank,
-            SLOW_KERNELS,
-            float(slow.sum()),
-            _slow_words(table, rank_index, usual_ns),
-            less_slow,
-        ),
+        Excess(row.step, row.rank, MORE_WORK, extra_ns, more_text, less_extra),
+        Excess(row.step, row.rank, SLOW_KERNELS, slow_ns, slow_text, less_slow),
     )
 
 
@@ -269,12 +233,15 @@ def _surplus(table: _Keys, rank_index: int) -> np.ndarray:
     return surplus
 
 
-def _extra_words(table: _Keys, extra: np.ndarray) -> str:
+def _extra_words(table: _Keys, extra: np.ndarray, num_more: int) -> str:
+    """`8 more kernels, 4 of them aten::mm`; as many that replace other ones have larger shapes."""
     if not extra.any():
         return ""
-    key = int(extra.argmax())
-    op, _, _, kernel, _ = table.names[key]
-    return f"{int(extra.sum())} more kernels, {int(extra[key])} of them {printable(op or kernel[:60])}"
+    op, _, _, kernel, _ = table.names[int(extra.argmax())]
+    name = printable(op or kernel[:60])
+    if num_more <= 0:
+        return f"as many kernels of larger shapes, {int(extra.max())} of them {name}"
+    return f"{int(extra.sum())} more kernels, {int(extra.max())} of them {name}"
 
 
 def _slow_words(table: _Keys, rank_index: int, usual_ns: np.ndarray) -> str:
@@ -299,22 +266,19 @@ def _links(account: Account, rows: Sequence[Row]) -> list[Excess]:
     """Ranks that leave collectives late: more transfer than the others, in calls that end late for them."""
     excesses = []
     for excess in _over(rows, [row.parts["transfer_ns"] for row in rows], SLOW_LINK):
-        index = account.together.ranks.index(excess.rank)
+        index = account.ranks.index(excess.rank)
         work, call = account.together.works[index], account.together.calls[index]
-        window = account.together.window(index, excess.step)
-        begin, end = window if window else (0, 0)
-        start = work.start[call.row]
         late = np.nan_to_num(call.late_ns)
         usual = work.end[call.row] - call.all_in - late
-        slow = (start >= begin) & (start < end) & (call.last_index != UNKNOWN)
+        slow = _in_step(account, excess, work.start[call.row]) & (call.last_index != UNKNOWN)
         slow &= (late > LATE_LEAVE_NS) & (late > LATE_LEAVE_SHARE * usual)
         if late[slow].sum() < 0.5 * excess.ns:
             continue
-        less = np.zeros(len(work))
-        less[call.row[slow]] = late[slow]
+        less_ns = np.zeros(len(work))
+        less_ns[call.row[slow]] = late[slow]
         middle = robust.median(late[slow]) / 1e3
-        words = f"it leaves {int(slow.sum())} collectives {middle:.0f} us after the others"
-        excesses.append(Excess(excess.step, excess.rank, SLOW_LINK, excess.ns, words, less))
+        text = f"it leaves {int(slow.sum())} collectives {middle:.0f} us after the others"
+        excesses.append(replace(excess, detail=text, less_ns=less_ns))
     return excesses
 
 

@@ -6,14 +6,12 @@ paths are never read.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from lab.recordings.capture import Device, Process
-from lab.recordings.rocm import Columns, device_of_agent, narrow
+from lab.recordings.rocm import Columns, device_of_agent, json_object, narrow
 from lab.recordings.rocpd.section import Section
 from lab.recordings.sqlite import lookup
 
@@ -114,15 +112,6 @@ def _environment(text: str) -> dict[str, str]:
         for name, value in json_object(text).items()
         if name in _RANKS or (name.startswith("ROCPROF_") and name.endswith("_TRACE"))
     }
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """The object that a cell holds as JSON; empty for anything else."""
-    try:
-        value = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _rank(environment: dict[str, str]) -> int | None:

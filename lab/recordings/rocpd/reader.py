@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,38 +9,13 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.recordings import sqlite
-from lab.recordings.capture import (
-    API_COLUMNS,
-    OPS_COLUMNS,
-    RANGE_COLUMNS,
-    SYNC_COLUMNS,
-    Capture,
-    Device,
-    Process,
-    Strings,
-)
-from lab.recordings.counters import COUNTER_COLUMNS
+from lab.recordings.capture import Capture, Strings
 from lab.recordings.lacks import Lack
-from lab.recordings.rocm import dispatch_lacks, repeated_dispatches
+from lab.recordings.rocm import Parts
 from lab.recordings.rocpd.people import People, people_of
 from lab.recordings.rocpd.rows import read_calls, read_copies, read_counters, read_dispatches
 from lab.recordings.rocpd.section import Section, sections_of
-from lab.recordings.tables import Table, joined
-
-
-@dataclass
-class _Parts:
-    """The sections that have been read so far."""
-
-    ops: list[Table] = field(default_factory=list)
-    api: list[Table] = field(default_factory=list)
-    ranges: list[Table] = field(default_factory=list)
-    processes: list[Process] = field(default_factory=list)
-    devices: list[Device] = field(default_factory=list)
-    counters: list[Table] = field(default_factory=list)
-    nodes: set[int] = field(default_factory=set)
-    lacks: list[Lack] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+from lab.recordings.tables import Table
 
 
 def load(path: Path | str) -> Capture:
@@ -51,55 +25,39 @@ def load(path: Path | str) -> Capture:
     types, or has no table of kernel dispatches.
     """
     path = Path(path)
-    strings, parts = Strings(), _Parts()
+    strings, parts, nodes = Strings(), Parts(), set[int]()
     with sqlite.opened(path) as connection:
         database = sqlite.Database(connection, path)
         sections = sections_of(database)
         if not sections:
             raise BadDataError("a rocpd database without a table rocpd_kernel_dispatch_*", location=path)
         for section in sections:
-            _add(section, strings, parts)
+            people = people_of(section, len(parts.processes))
+            nodes |= set(people.nodes)
+            _add(section, people, strings, parts)
         schema = _schema(sections[0])
-    problems = [*parts.problems, *database.problems]
-    if len(parts.nodes) > 1:
-        problems.append(f"{len(parts.nodes)} machines recorded: times of one do not compare with another's")
-    return Capture(
-        source=path,
-        collector="rocpd",
-        version=None,
-        schema=schema,
-        ops=joined(parts.ops, OPS_COLUMNS),
-        api=joined(parts.api, API_COLUMNS),
-        ranges=joined(parts.ranges, RANGE_COLUMNS),
-        sync=joined([], SYNC_COLUMNS),
-        strings=strings.texts,
-        devices=tuple(parts.devices),
-        problems=problems,
-        info={"vendor": "amd", "ids": " ".join(str(section.guid) for section in sections)},
-        processes=tuple(parts.processes),
-        lacks=tuple(parts.lacks),
-        counters=joined(parts.counters, COUNTER_COLUMNS),
-    )
+    parts.problems += database.problems
+    if len(nodes) > 1:
+        parts.problems.append(f"{len(nodes)} machines recorded: times of one do not compare with another's")
+    guids = " ".join(str(section.guid) for section in sections)
+    return parts.capture(path, "rocpd", strings, schema, ids=guids)
 
 
-def _add(section: Section, strings: Strings, parts: _Parts) -> None:
-    people = people_of(section, len(parts.processes))
+def _add(section: Section, people: People, strings: Strings, parts: Parts) -> None:
     kernels, dispatches = read_dispatches(section, people, strings)
     api, ranges = read_calls(section, people, strings)
     for index in range(len(people.processes)):
         process = people.base + index
         of_process = kernels.process == process
-        ids, calls = dispatches[of_process], bool((api.process == process).any())
-        parts.lacks += dispatch_lacks(process, ids, calls=calls)
+        ids = dispatches[of_process]
+        parts.add_dispatches(process, ids, calls=bool((api.process == process).any()))
         parts.lacks += _untraced_kernels(people, index, len(ids))
         parts.lacks += _short_replays(section, people, process, kernels.where(of_process))
-        parts.problems += repeated_dispatches(ids)
     parts.ops += [kernels, read_copies(section, people, strings)]
     parts.api.append(api)
     parts.ranges.append(ranges)
     parts.processes += people.processes
     parts.devices += people.devices
-    parts.nodes |= set(people.nodes)
     parts.counters.append(read_counters(section, kernels, strings))
 
 

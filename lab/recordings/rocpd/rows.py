@@ -13,11 +13,12 @@ from lab.recordings.rocm import (
     Columns,
     copy_columns,
     graph_columns,
+    json_object,
     kernel_columns,
     marker_columns,
     sound_times,
 )
-from lab.recordings.rocpd.people import People, json_object
+from lab.recordings.rocpd.people import People
 from lab.recordings.rocpd.section import Section
 from lab.recordings.sqlite import lookup
 from lab.recordings.tables import NO_SYMBOL, Table

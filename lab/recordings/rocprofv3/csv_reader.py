@@ -22,7 +22,6 @@ from lab.recordings.capture import (
     API_COLUMNS,
     OPS_COLUMNS,
     RANGE_COLUMNS,
-    SYNC_COLUMNS,
     Capture,
     Device,
     Strings,
@@ -31,14 +30,13 @@ from lab.recordings.capture import (
 from lab.recordings.rocm import (
     MARKERS,
     Columns,
+    Parts,
     copy_columns,
-    dispatch_lacks,
     kernel_columns,
     marker_columns,
-    repeated_dispatches,
     sound_times,
 )
-from lab.recordings.tables import Table, joined
+from lab.recordings.tables import Table
 
 HEADER = (b"Kernel_Name", b"Start_Timestamp", b"End_Timestamp")
 _CALLS = ("hip_api", "hip_runtime_api", "hip_compiler_api", "hsa_api", "rccl_api")
@@ -57,39 +55,24 @@ def is_kernel_trace(start: bytes) -> bool:
 
 def load_csv(path: Path) -> Capture:
     """Read a kernel trace and its neighbours. Raises BadDataError for a row that does not fit its header."""
-    strings, problems = Strings(), list[str]()
+    strings, parts = Strings(), Parts()
     kernels = _Rows.of(path, ("Kernel_Name", "Agent_Id", "Dispatch_Id", *_TIMES))
     copies = _Rows.of(_beside(path, "memory_copy_trace"), _TIMES)
     calls = [_Rows.of(_beside(path, f"{domain}_trace"), _FUNCTION) for domain in _CALLS]
     marks = _Rows.of(_beside(path, "marker_api_trace"), _FUNCTION)
     devices = _devices(_Rows.of(_beside(path, "agent_info"), ("Node_Id", "Agent_Type")), kernels)
-    api = joined(
-        [filled(API_COLUMNS, len(rows.cells), _call_columns(rows, strings, problems)) for rows in calls],
-        API_COLUMNS,
-    )
-    ids = kernels.numbers("Dispatch_Id")
     ordinals = {name: device.device for name, device in devices.items()}
-    return Capture(
-        source=path,
-        collector="rocprofv3",
-        version=None,
-        schema="csv",
-        ops=joined(
-            [
-                _kernel_table(kernels, ordinals, strings, problems),
-                _copy_table(copies, ordinals, strings, problems),
-            ],
-            OPS_COLUMNS,
-        ),
-        api=api,
-        ranges=_range_table(marks, strings, problems),
-        sync=joined([], SYNC_COLUMNS),
-        strings=strings.texts,
-        devices=tuple(devices.values()),
-        problems=[*problems, *repeated_dispatches(ids)],
-        info={"vendor": "amd"},
-        lacks=tuple(dispatch_lacks(0, ids, calls=len(api) > 0)),
-    )
+    parts.devices += devices.values()
+    parts.ops += [
+        _kernel_table(kernels, ordinals, strings, parts.problems),
+        _copy_table(copies, ordinals, strings, parts.problems),
+    ]
+    parts.api += [
+        filled(API_COLUMNS, len(rows.cells), _call_columns(rows, strings, parts.problems)) for rows in calls
+    ]
+    parts.ranges.append(_range_table(marks, strings, parts.problems))
+    parts.add_dispatches(0, kernels.numbers("Dispatch_Id"), calls=any(len(api) for api in parts.api))
+    return parts.capture(path, "rocprofv3", strings, "csv")
 
 
 def _beside(path: Path, domain: str) -> Path | None:

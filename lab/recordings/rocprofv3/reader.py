@@ -14,32 +14,28 @@ from lab.recordings.capture import (
     API_COLUMNS,
     OPS_COLUMNS,
     RANGE_COLUMNS,
-    SYNC_COLUMNS,
     Capture,
-    Device,
     Process,
     Strings,
     filled,
 )
-from lab.recordings.counters import COUNTER_COLUMNS, Total, sum_by_counter, totals_table
-from lab.recordings.lacks import Lack
+from lab.recordings.counters import Total, sum_by_counter, totals_table
 from lab.recordings.rocm import (
     MARKERS,
+    Parts,
     copy_columns,
     device_of_agent,
-    dispatch_lacks,
     graph_columns,
     kernel_columns,
     marker_columns,
     narrow,
-    repeated_dispatches,
     sound_times,
 )
 from lab.recordings.rocprofv3 import records
 from lab.recordings.rocprofv3.records import Columns
 from lab.recordings.rocprofv3.scan import Scan
 from lab.recordings.sqlite import lookup
-from lab.recordings.tables import NO_SYMBOL, Table, joined
+from lab.recordings.tables import NO_SYMBOL, Table
 from lab.stats.columns import per_distinct
 
 KEY = "rocprofiler-sdk-tool"
@@ -80,40 +76,21 @@ def load(path: Path | str) -> Capture:
     that are not what the tool writes.
     """
     path = Path(path)
-    strings, problems = Strings(), list[str]()
-    ops, api, ranges, counters = list[Table](), list[Table](), list[Table](), list[Table]()
-    processes, devices, lacks = list[Process](), list[Device](), list[Lack]()
+    strings, parts = Strings(), Parts()
     for process, element in enumerate(_elements(Scan(path))):
-        kernels, dispatches = _kernels(element, process, strings, problems)
-        calls, marks = _calls(element, process, strings, problems)
-        lacks += dispatch_lacks(process, dispatches, calls=len(calls) > 0)
-        problems += repeated_dispatches(dispatches)
-        ops += [kernels, _copies(element, process, strings, problems)]
-        api.append(calls)
-        ranges.append(marks)
-        processes.append(_process(element.metadata))
-        devices += [
+        kernels, dispatches = _kernels(element, process, strings, parts.problems)
+        calls, marks = _calls(element, process, strings, parts.problems)
+        parts.add_dispatches(process, dispatches, calls=len(calls) > 0)
+        parts.ops += [kernels, _copies(element, process, strings, parts.problems)]
+        parts.api.append(calls)
+        parts.ranges.append(marks)
+        parts.processes.append(_process(element.metadata))
+        parts.devices += [
             device_of_agent(agent, _ordinal(agent), str(agent.get("product_name", "")), process)
             for agent in element.gpus.values()
         ]
-        counters.append(_counters(element, process, strings))
-    return Capture(
-        source=path,
-        collector="rocprofv3",
-        version=None,
-        schema=None,
-        ops=joined(ops, OPS_COLUMNS),
-        api=joined(api, API_COLUMNS),
-        ranges=joined(ranges, RANGE_COLUMNS),
-        sync=joined([], SYNC_COLUMNS),
-        strings=strings.texts,
-        devices=tuple(devices),
-        problems=problems,
-        info={"vendor": "amd"},
-        processes=tuple(processes) or (Process(),),
-        lacks=tuple(lacks),
-        counters=joined(counters, COUNTER_COLUMNS),
-    )
+        parts.counters.append(_counters(element, process, strings))
+    return parts.capture(path, "rocprofv3", strings)
 
 
 def _elements(scan: Scan) -> Iterator[_Element]:

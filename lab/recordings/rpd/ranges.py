@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 
 from lab.recordings.capture import OP, PUSH_POP, Strings
-from lab.recordings.rocm import Columns
+from lab.recordings.rocm import Columns, json_object
 from lab.recordings.sqlite import Database
 from lab.stats.columns import per_distinct
 
@@ -48,19 +47,11 @@ def _columns_of(strings: Strings, named: list[str], argument: str) -> tuple[int,
         return PUSH_POP, strings.id(argument or name), -1, -1
     if domain != "torch":
         return PUSH_POP, strings.id(name), -1, -1
-    details = _details(argument)
+    details = json_object(argument if argument.startswith("{") else "")
     seq, sizes = details.get("seq"), details.get("sizes")
     dims = strings.id(json.dumps(sizes, separators=(",", ":"))) if isinstance(sizes, list) else -1
     number = seq if isinstance(seq, int) and 0 <= seq < 1 << 62 else -1
     return OP if category in _OPERATORS else PUSH_POP, strings.id(name), number, dims
-
-
-def _details(argument: str) -> dict[str, Any]:
-    try:
-        value = json.loads(argument) if argument.startswith("{") else {}
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _arguments(database: Database, ids: np.ndarray) -> dict[int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +12,11 @@ from lab.core.words import plural, printable
 from lab.errors import BadDataError
 from lab.recordings.capture import (
     API_COLUMNS,
-    GRAPH,
-    KERNEL,
-    MEMCPY,
-    MEMORY_KINDS,
-    MEMSET,
     OP,
-    OPS_COLUMNS,
     PUSH_POP,
     RANGE_COLUMNS,
     SYNC_COLUMNS,
     Capture,
-    Device,
     Process,
     Strings,
     filled,
@@ -31,37 +24,15 @@ from lab.recordings.capture import (
 from lab.recordings.lacks import Axis, Lack
 from lab.recordings.sqlite import lookup
 from lab.recordings.tables import Table, concat
+from lab.recordings.xplane.gpu import HLO_OPS, device_of, gpu_rows
 from lab.recordings.xplane.planes import Plane, Space, read_space
 
 _GPU = re.compile(r"/device:GPU:(\d{1,4})")
-_STREAM = re.compile(r"Stream #?\d+")  # other lines of a GPU repeat its rows by step, module or operation
 _HOST = "/host:"
 _MOST_THREAD = (1 << 63) - 1
 _FRAME = "$"  # before a frame of Python's stack
 _GRAPH_OF_CALL = re.compile(r" \(CudaGraph:\d+\)\Z")
 _DROPPED = re.compile(r"(\d{1,18}) events dropped because ([^;.]*)")
-# The stat with a GPU row's details, and the kind of such a row; -1: bookkeeping of memory.
-_DETAILS = {
-    "kernel_details": KERNEL,
-    "memcpy_details": MEMCPY,
-    "Memset_details": MEMSET,
-    **dict.fromkeys(("memalloc_details", "MemFree_details", "MemoryResidency_details"), -1),
-}
-_SIZES = {
-    "regs": "regs",
-    "static_shared": "static_smem_bytes",
-    "shm": "static_smem_bytes",
-    "dynamic_shared": "dynamic_smem_bytes",
-    "size": "bytes",
-    "num_bytes": "bytes",
-}
-_SIZE = re.compile(rf"\b({'|'.join(_SIZES)}):(\d{{1,18}})")
-_AXES = re.compile(r"\b(grid|block):(\d{1,9}),(\d{1,9}),(\d{1,9})")
-_MEMORY = re.compile(r"\b(?:kind_)?(src|dst):(\w+)")
-_MEMORIES = {name.lower().replace(" ", "_"): kind for kind, name in MEMORY_KINDS.items()}
-_COPIES = {"MemcpyH2D": 1, "MemcpyD2H": 2, "MemcpyD2D": 8, "MemcpyH2H": 9, "MemcpyP2P": 10}
-_HLO_OPS = OPS_COLUMNS | {"hlo_id": np.int64}
-Columns = dict[str, np.ndarray]
 
 
 def load(path: Path | str) -> Capture:
@@ -78,9 +49,9 @@ def load(path: Path | str) -> Capture:
     hosts = [plane for plane in space.planes if plane.name.startswith(_HOST)]
     pids = [pid for plane in hosts if isinstance(pid := plane.about().get("process_id"), int)]
     api, ranges = _host_tables(hosts, profile_ns)
-    parts = [_gpu_rows(plane, device, profile_ns, problems) for device, plane in gpus]
-    ops, operators = _with_operators(concat([part.as_dict() for part in parts], _HLO_OPS), api)
-    devices = tuple(_device(device, plane.about()) for device, plane in gpus)
+    parts = [gpu_rows(plane, device, profile_ns, problems) for device, plane in gpus]
+    ops, operators = _with_operators(concat([part.as_dict() for part in parts], HLO_OPS), api)
+    devices = tuple(device_of(device, plane.about()) for device, plane in gpus)
     is_amd = any(plane.about().get("device_vendor") == "AMD" for _, plane in gpus)
     return Capture(
         source=path,
@@ -106,19 +77,6 @@ def _profile_start_ns(space: Space) -> int:
     return max((start for start in starts if isinstance(start, int)), default=0)
 
 
-def _times(plane: Plane, rows: np.ndarray, profile_ns: int) -> Columns:
-    shift_ns = profile_ns if plane.start_ns.max(initial=0) < profile_ns else 0
-    return {"start_ns": plane.start_ns[rows] + shift_ns, "end_ns": plane.end_ns[rows] + shift_ns}
-
-
-def _by_id(ids: np.ndarray, value_of: Callable[[int], int]) -> np.ndarray:
-    """value_of(id) of each of `ids` (n,), called once per distinct id; -1 for the id -1."""
-    used, index = np.unique(ids, return_inverse=True)
-    values = np.array([value_of(each) if each >= 0 else -1 for each in used.tolist()], dtype=np.int64)
-    column: np.ndarray = values[index]
-    return column
-
-
 def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]:
     """The driver's calls, and what the program and its runtime named: ranges, steps, operations on the CPU.
 
@@ -128,7 +86,8 @@ def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]
     for plane in hosts:
         # Threads that are hashes may be below 0, which stands for a name elsewhere.
         threads = np.array([*(number & _MOST_THREAD for number, _ in plane.lines), -1])
-        corr, operator = plane.numbers("correlation_id"), _operators(plane)
+        corr = plane.numbers("correlation_id")
+        operator = np.where(plane.texts("hlo_op") >= 0, plane.operators(), -1)
         frames = [row for row, text in enumerate(plane.strings.texts) if text.startswith(_FRAME)]
         is_call = (plane.line >= 0) & (corr >= 0)
         is_range = (
@@ -136,7 +95,7 @@ def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]
         )
         for mask, schema, parts in ((is_call, API_COLUMNS, calls), (is_range, RANGE_COLUMNS, ranges)):
             rows = np.flatnonzero(mask)
-            columns = _times(plane, rows, profile_ns) | {
+            columns = plane.times(rows, profile_ns) | {
                 "process": np.zeros(len(rows)),
                 "tid": threads[plane.line[rows]],
                 "corr": corr[rows],
@@ -151,99 +110,12 @@ def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]
 def _range_names(plane: Plane, rows: np.ndarray, operator: np.ndarray) -> np.ndarray:
     """The names (n,) of host events: a step with its number, an operation with its module."""
     strings = plane.strings
-    bare = _by_id(plane.name_id[rows], lambda name: strings.id(_GRAPH_OF_CALL.sub("", strings.texts[name])))
+    bare = plane.by_text(plane.name_id[rows], lambda name: strings.id(_GRAPH_OF_CALL.sub("", name)))
     step = np.where(plane.numbers("_r") == 1, plane.numbers("step_num"), -1)[rows]
     for row in np.flatnonzero(step >= 0).tolist():
         name = strings.texts[bare[row]]
         bare[row] = strings.id(f"{name}{'' if 'step' in name.lower() else ' step'} {step[row]}")
     return np.where(operator[rows] >= 0, operator[rows], bare)
-
-
-def _operators(plane: Plane) -> np.ndarray:
-    """The id (n,) of `module/operation` of each event, or of the framework's operation; -1 for neither."""
-    strings, hlo, module = plane.strings, plane.texts("hlo_op"), plane.texts("hlo_module")
-    names = np.where(hlo >= 0, hlo, plane.texts("tf_op"))
-    pairs, index = np.unique(np.stack([module, names], axis=1), axis=0, return_inverse=True)
-    ids = [
-        strings.id(f"{strings.texts[of]}/{strings.texts[name]}") if of >= 0 and name >= 0 else name
-        for of, name in pairs.tolist()
-    ]
-    return np.array(ids, dtype=np.int64)[index.reshape(-1)]
-
-
-def _gpu_rows(plane: Plane, device: int, profile_ns: int, problems: list[str]) -> Table:
-    """Kernels, copies, fills and graph replays of one GPU, with the id of their operation as `hlo_id`."""
-    streams = [row for row, (_, name) in enumerate(plane.lines) if not name or _STREAM.match(name)]
-    on_stream = np.isin(plane.line, streams)
-    if not on_stream.all():
-        lines = sorted({plane.lines[row][1] for row in plane.line[~on_stream].tolist() if row >= 0})
-        problems.append(
-            f"{plural(int((~on_stream).sum()), 'row')} of {plane.name} outside its streams left out "
-            f"({printable(', '.join(lines))[:200]})"
-        )
-    kind, details = _kinds_and_details(plane)
-    graph_node = plane.numbers("cuda_graph_node_id")
-    kind[(plane.numbers("cuda_graph_exec_id") >= 0) & (graph_node < 0)] = GRAPH
-    rows = np.flatnonzero(on_stream & (kind >= 0))
-    numbers = np.array([*(number for number, _ in plane.lines), -1])
-    columns = {
-        "process": np.zeros(len(plane.line)),
-        "kind": kind,
-        "name_id": plane.name_id,
-        "device": np.full(len(plane.line), device),
-        "stream": numbers[plane.line],
-        "context": _by_id(plane.texts("context_id"), lambda text: _digits(plane.strings.texts[text])),
-        "corr": plane.numbers("correlation_id"),
-        "graph": plane.numbers("cuda_graph_id"),
-        "graph_node": graph_node,
-        "copy_kind": _by_id(plane.name_id, lambda name: _COPIES.get(plane.strings.texts[name], -1)),
-        "hlo_id": _operators(plane),
-        **_details(plane.strings, details),
-    }
-    return filled(
-        _HLO_OPS,
-        len(rows),
-        {name: column[rows] for name, column in columns.items()} | _times(plane, rows, profile_ns),
-    )
-
-
-def _kinds_and_details(plane: Plane) -> tuple[np.ndarray, np.ndarray]:
-    """The kind (n,) of each GPU row, -1 for bookkeeping of memory, and the text id (n,) of its details."""
-    texts = plane.strings.texts
-    kind = _by_id(plane.name_id, lambda name: _kind_by_name(texts[name]))
-    kind[plane.name_id < 0] = KERNEL
-    details = np.full(len(kind), -1, dtype=np.int64)
-    for key, kind_of_key in _DETAILS.items():
-        ids = plane.texts(key)
-        kind[ids >= 0] = kind_of_key
-        details = np.maximum(details, ids)
-    return kind, details
-
-
-def _kind_by_name(name: str) -> int:
-    return MEMCPY if name.startswith("Memcpy") else MEMSET if name.startswith("Memset") else KERNEL
-
-
-def _digits(text: str) -> int:
-    digits = text.lstrip("$")
-    return int(digits) if digits.isdecimal() and len(digits) < 19 else -1
-
-
-def _details(strings: Strings, ids: np.ndarray) -> Columns:
-    """Sizes (n,) out of texts such as `regs:32 static_shared:0 dynamic_shared:0 grid:8,1,1 block:128,1,1`."""
-    used, index = np.unique(ids, return_inverse=True)
-    rows = [_parsed(strings.texts[each]) if each >= 0 else {} for each in used.tolist()]
-    names = dict.fromkeys(name for sizes in rows for name in sizes)
-    return {name: np.array([sizes.get(name, -1) for sizes in rows], dtype=np.int64)[index] for name in names}
-
-
-def _parsed(details: str) -> dict[str, int]:
-    sizes = {_SIZES[key]: int(number) for key, number in _SIZE.findall(details)}
-    for size, *lengths in _AXES.findall(details):
-        sizes |= {f"{size}_{axis}": int(length) for axis, length in zip("xyz", lengths, strict=True)}
-    for end, memory in _MEMORY.findall(details):
-        sizes[f"{end}_kind"] = _MEMORIES.get(memory.lower(), -1)
-    return sizes
 
 
 def _with_operators(ops: Table, api: Table) -> tuple[Table, Table]:
@@ -270,21 +142,6 @@ def _with_operators(ops: Table, api: Table) -> tuple[Table, Table]:
     operators = on_thread | fixed | {"name_id": names, "text_id": names, "external_id": ids}
     plain = {name: column for name, column in ops.as_dict().items() if name != "hlo_id"}
     return Table(plain | {"external_id": external}), filled(RANGE_COLUMNS, len(rows), operators)
-
-
-def _device(device: int, about: dict[str, int | str]) -> Device:
-    numbers = {key: value for key, value in about.items() if isinstance(value, int) and value > 0}
-    compute = (numbers.get("compute_cap_major"), about.get("compute_cap_minor"))
-    clock_khz = numbers.get("clock_rate")
-    return Device(
-        device=device,
-        name=str(about.get("gpu_device_name", "")),
-        memory_bytes=numbers.get("memory_size"),
-        bandwidth_bytes_per_s=numbers.get("memory_bandwidth"),
-        clock_hz=clock_khz * 1000 if clock_khz else None,
-        num_sms=numbers.get("core_count"),
-        compute=compute if all(isinstance(part, int) for part in compute) else None,  # type: ignore[arg-type]
-    )
 
 
 def _unread(space: Space, num_ops: int) -> Iterator[Lack]:

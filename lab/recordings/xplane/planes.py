@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,9 +15,11 @@ from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Strings
 from lab.recordings.protobuf import PADDING, BadWire, Fields, fields, inside, padded, text_of, texts
 from lab.recordings.sqlite import is_gzip, lookup
+from lab.stats.columns import per_distinct
 
 MOST_BYTES = 2 << 30  # no protobuf message is larger
 _PS_PER_NS = 1000
+Columns = dict[str, np.ndarray]
 
 
 class Stats(NamedTuple):
@@ -58,6 +61,30 @@ class Plane:
         mask = self.stats.key_id == self.strings.id(key)
         column[self.stats.owner[mask]] = values[mask]
         return column
+
+    def times(self, rows: np.ndarray, profile_ns: int) -> Columns:
+        """start_ns and end_ns of these rows; profile_ns: when a profile began whose lines count from then."""
+        shift_ns = profile_ns if self.start_ns.max(initial=0) < profile_ns else 0
+        return {"start_ns": self.start_ns[rows] + shift_ns, "end_ns": self.end_ns[rows] + shift_ns}
+
+    def by_text(self, ids: np.ndarray, value_of: Callable[[str], int]) -> np.ndarray:
+        """value_of the text of each of `ids` (n,), -1 for the id -1."""
+        texts = self.strings.texts
+        return per_distinct(ids, lambda text: value_of(texts[text]) if text >= 0 else -1)
+
+    def operators(self) -> np.ndarray:
+        """The id (n,) of what each event belongs to: `module/operation` of XLA, else its module, else the
+        framework's operation; -1 for none of them."""
+        strings = self.strings
+
+        def id_of(ids: list[int]) -> int:
+            module, hlo, framework = ids
+            if module >= 0 and hlo >= 0:
+                return strings.id(f"{strings.texts[module]}/{strings.texts[hlo]}")
+            return next((text for text in (hlo, module, framework) if text >= 0), -1)
+
+        columns = [self.texts(key) for key in ("hlo_module", "hlo_op", "tf_op")]
+        return per_distinct(np.stack(columns, axis=1), id_of)
 
     def about(self) -> dict[str, int | str]:
         """The stats of the plane itself: a text where it has one, else the number."""

@@ -4,53 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# C++ type names in recordings (Kineto's "Input type", the execution trace's "Tensor(...)") -> torch's names.
-DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::Half": "float16",
-    "Half": "float16",
-    "half": "float16",
-    "c10::BFloat16": "bfloat16",
-    "long int": "int64",
-    "long": "int64",
-    "long long": "int64",
-    "int": "int32",
-    "short int": "int16",
-    "short": "int16",
-    "signed char": "int8",
-    "char": "int8",
-    "unsigned char": "uint8",
-    "byte": "uint8",
-    "bool": "bool",
-    "unsigned short": "uint16",
-    "unsigned int": "uint32",
-    "unsigned long": "uint64",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-    "c10::Float8_e4m3fn": "float8_e4m3fn",
-    "c10::Float8_e5m2": "float8_e5m2",
-    "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
-    "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
-}
-# A replay does not rebuild this one; the catalogue names it.
-_NAMED_ONLY = {"c10::complex<c10::Half>": "complex32"}
-_BY_LOWER_CASE = {cpp.lower(): name for cpp, name in (DTYPES | _NAMED_ONLY).items()}
+from lab.perfmodel.dtypes import SPELLINGS
 
-_BY_SIZE = {
-    1: "int8 uint8 bool float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz",
-    2: "float16 bfloat16 int16 uint16",
-    4: "float32 int32 uint32",
-    8: "float64 int64 uint64 complex64",
-    16: "complex128",
-}
-ITEM_BYTES = {name: size for size, names in _BY_SIZE.items() for name in names.split()}
-FLOATS = frozenset(name for name in ITEM_BYTES if "float" in name or "complex" in name)
-
-
-def dtype_name(cpp: str) -> str | None:
-    """torch's name of a C++ dtype in any case; None if it is not a dtype."""
-    return _BY_LOWER_CASE.get(cpp.strip().lower())
+# A replay does not rebuild these; the catalogue names them.
+_NAMED_ONLY = ("complex32", "float8_e8m0fnu", "float4_e2m1fn_x2")
+# Spellings in recordings (Kineto's "Input type", the execution trace's "Tensor(...)") -> torch's name.
+DTYPES = {spelling: name for spelling, name in SPELLINGS.items() if name not in _NAMED_ONLY}
+FLOATS = frozenset(name for name in DTYPES.values() if "float" in name or "complex" in name)
 
 
 def extent(shape: Sequence[int], stride: Sequence[int]) -> int:

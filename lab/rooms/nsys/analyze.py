@@ -7,7 +7,6 @@ means and standard deviations are over the measured steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +51,8 @@ def tables_of(
     """All tables of a cell. `dtype` is that of its products; spec and batch may be unknown."""
     return CellTables(
         phases=_with_flop(phase_table(recording), spec, batch, context),
-        classes=_class_table(recording),
-        kernels=_kernel_table(recording),
+        classes=_share_table(recording, "class", CLASS_COLUMNS),
+        kernels=_share_table(recording, "name", KERNEL_COLUMNS),
         parts=_part_table(recording, spec, batch, context, dtype),
     )
 
@@ -120,50 +119,37 @@ def of_phase(ops: pd.DataFrame, phase: str) -> pd.DataFrame:
     return rows
 
 
-def _class_table(recording: Recording) -> pd.DataFrame:
-    """Kernel time by class, for each phase and for the whole step; columns CLASS_COLUMNS, costliest first."""
-    tables = []
-    for phase, kernels in _kernels_by_phase(recording):
-        per_step = _per_step(kernels.groupby(["class", "step"])["dur_ns"].sum(), recording)
-        ms = per_step.mean(axis=1) / 1e6
-        columns = {
-            "phase": phase,
-            "class": ms.index,
-            "ms": ms.to_numpy(),
-            "sd_ms": per_step.apply(sample_sd, axis=1).to_numpy() / 1e6,
-            "percent": (100 * ms / ms.sum()).to_numpy(),
-            "launches": (kernels.groupby("class").size().reindex(ms.index) / len(recording.steps)).to_numpy(),
-        }
-        tables.append(pd.DataFrame(columns))
-    return _costliest_first(tables, CLASS_COLUMNS)
-
-
-def _kernel_table(recording: Recording) -> pd.DataFrame:
-    """Kernel time by name, for each phase and for the whole step; columns KERNEL_COLUMNS, costliest first."""
-    tables = []
-    for phase, kernels in _kernels_by_phase(recording):
-        by_name = kernels.groupby("name")["dur_ns"]
-        ms = by_name.sum() / len(recording.steps) / 1e6
-        counts = _per_step(kernels.groupby(["name", "step"]).size(), recording).loc[ms.index]
-        columns = {
-            "phase": phase,
-            "kernel": [short_name(name) for name in ms.index],
-            "class": [class_of(name) for name in ms.index],
-            "launches": counts.mean(axis=1).to_numpy(),
-            "same_in_all_steps": (counts.nunique(axis=1) == 1).to_numpy(),
-            "ms": ms.to_numpy(),
-            "percent": (100 * ms / ms.sum()).to_numpy(),
-            "mean_us": by_name.mean().to_numpy() / 1e3,
-            "name": ms.index,
-        }
-        tables.append(pd.DataFrame(columns))
-    return _costliest_first(tables, KERNEL_COLUMNS)
-
-
-def _kernels_by_phase(recording: Recording) -> Iterable[tuple[str, pd.DataFrame]]:
-    kernels = _kernels(recording)
-    rows_by_phase = ((phase, of_phase(kernels, phase)) for phase in (*PHASES, STEP))
-    return ((phase, rows) for phase, rows in rows_by_phase if len(rows))
+def _share_table(recording: Recording, key: str, columns: list[str]) -> pd.DataFrame:
+    """Kernel time by `key` (class or name), for each phase and for the whole step, costliest first."""
+    tables, all_kernels = [], _kernels(recording)
+    for phase in (*PHASES, STEP):
+        kernels = of_phase(all_kernels, phase)
+        if kernels.empty:
+            continue
+        grouped = kernels.groupby([key, "step"])["dur_ns"]
+        ns, counts = (
+            figure.unstack("step").reindex(columns=recording.steps).fillna(0)
+            for figure in (grouped.sum(), grouped.size())
+        )
+        ms = ns.mean(axis=1) / 1e6
+        rows = pd.DataFrame(
+            {
+                "phase": phase,
+                "ms": ms,
+                "sd_ms": ns.apply(sample_sd, axis=1) / 1e6,
+                "percent": 100 * ms / ms.sum(),
+                "launches": counts.mean(axis=1),
+                "same_in_all_steps": counts.nunique(axis=1) == 1,
+                "mean_us": ns.sum(axis=1) / counts.sum(axis=1) / 1e3,
+            }
+        )
+        tables.append(rows.rename_axis(key).reset_index().sort_values("ms", ascending=False))
+    joined = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+    if key == "name":
+        joined["kernel"] = [short_name(name) for name in joined["name"]]
+        joined["class"] = [class_of(name) for name in joined["name"]]
+    table: pd.DataFrame = joined[columns]
+    return table
 
 
 def _kernels(recording: Recording) -> pd.DataFrame:
@@ -171,20 +157,6 @@ def _kernels(recording: Recording) -> pd.DataFrame:
     kernels = recording.ops[recording.ops["kernel"].astype(bool)]
     timed: pd.DataFrame = kernels.assign(dur_ns=kernels["end_ns"] - kernels["start_ns"])
     return timed
-
-
-def _per_step(grouped: pd.Series, recording: Recording) -> pd.DataFrame:
-    """A figure by (group, step) as groups x all measured steps."""
-    table: pd.DataFrame = grouped.unstack("step").reindex(columns=recording.steps).fillna(0)
-    return table
-
-
-def _costliest_first(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    tables = [table.sort_values("ms", ascending=False) for table in tables]
-    joined: pd.DataFrame = (
-        pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
-    )
-    return joined
 
 
 def _part_table(

@@ -17,7 +17,6 @@ from lab.recordings.integrity.words import sentences
 from lab.recordings.load import load_capture
 from lab.recordings.processes import process_label, single_processes
 from lab.recordings.projection import PhaseNames, project
-from lab.report.provenance import provenance
 from lab.rooms.nsys.analyze import tables_of
 from lab.rooms.nsys.answers.answer import CellData
 from lab.rooms.nsys.answers.questions import all_answers, answers_of_one, cell_parts
@@ -50,7 +49,7 @@ Keep = Callable[[CellFiles, Capture], None]
 def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """Read every capture below `folder`; tables, figures, summary, reports and page go to `out`.
 
-    Raises MissingError where there is no cell at all.
+    Raises MissingError without any cell.
     """
     paths: list[Path] = []
 
@@ -68,18 +67,10 @@ def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[s
     parts = run.manifest.config.get("parts") if run else None
     if parts:
         results = replace(results, answers=[answer for answer in results.answers if answer.part in parts])
-    findings = write_page_of(results, folder, out, run)
+    findings = report(results, folder, out, run)
     findings.files.append(write_summary(results, findings.verdict, out / TREE / "ANALYSIS_SUMMARY.txt"))
     findings.files.extend(paths)
     return findings
-
-
-def write_page_of(results: Results, path: Path, out: Path, run: Run | None) -> Findings:
-    """Tables, figures and page of a run, a folder or a file, in `out`."""
-    manifest = run.manifest if run else None
-    kind = manifest.kind.value if manifest else "measured"
-    title = f"Nsys {path.resolve().name}"
-    return report(results, out=out, title=title, provenance=provenance(path, manifest), kind=kind)
 
 
 def results_of_folder(
@@ -90,7 +81,7 @@ def results_of_folder(
 ) -> Results:
     """Read and answer cell by cell; an unreadable cell is a row with its reason. keep gets every capture.
 
-    Raises MissingError where there is no cell at all.
+    Raises MissingError without any cell.
     """
     cells = merged(find_cells(folder), planned(run))
     if not cells:

@@ -171,7 +171,8 @@ def cell_of_name(base: str) -> Cell | None:
         if match := re.fullmatch(published.template.format(**_GROUPS), base):
             groups = match.groupdict()
             context = int(groups.get("context") or PUBLISHED_CONTEXT)
-            return Cell(size=groups["size"], context=context, type=published.type or groups["type"])
+            kind: ProfileType = published.type or groups["type"]  # type: ignore[assignment]
+            return Cell(size=groups["size"], context=context, type=kind)
     return None
 
 

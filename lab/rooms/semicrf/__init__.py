@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # Names for users of the package, and the module (which imports torch) that defines each.
 _MODULES = {
-    "OnlineDecoder": "model.online",
     "SegmentDistribution": "model.distribution",
     "SemiCRF": "model.head",
     "log_partition": "model.api",
@@ -38,13 +37,14 @@ _MODULES = {
     "viterbi": "model.api",
     "sample": "model.api",
     "entropy": "model.api",
+    "kbest": "model.api",
     "lint_objective": "workload.probes.linter",
 }
 __all__ = [
-    "OnlineDecoder",
     "SegmentDistribution",
     "SemiCRF",
     "entropy",
+    "kbest",
     "lint_objective",
     "log_partition",
     "marginals",
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
     from lab.errors import needs
 
-    with needs("workload"):
+    with needs("semicrf"):
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 

@@ -70,8 +70,7 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
 
 
 @run_semicrf.command("diagnose")
-@click.option("--classic", is_flag=True, help="Only the guide's four steps.")
-@option("--repeats", type=ONE_OR_MORE, default=2, help="Trainings per cell (--classic: 5).")
+@option("--repeats", type=ONE_OR_MORE, default=2, help="Trainings per cell.")
 @option("--orders", type=ONE_OR_MORE, default=2, help="Batch orders per cell.")
 @option("--steps", type=ONE_OR_MORE, default=12, help="Optimizer steps per training.")
 @click.option("--plant", type=click.Choice(list(FAULTS)), help="Plant a fault, to see it named.")
@@ -85,22 +84,16 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
 def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experiment:
     """Run the guide's diagnostic workflow as one matrix and say in words what is wrong."""
     from lab.core.plan import Experiment
-    from lab.errors import UsageError
     from lab.rooms.semicrf.config import DiagnoseConfig
     from lab.rooms.semicrf.plan import plan_diagnose
 
-    names = ("plant", "classic", "repeats", "orders", "steps")
-    own = {name: values.pop(name) for name in names}
-    if own["classic"]:
-        if case is not None:
-            raise UsageError("--classic trains, and a case has no corpus to train on", fix="drop one of them")
-        own.update(repeats=max(own["repeats"], 5), orders=1)
+    settings = {name: values.pop(name) for name in ("plant", "repeats", "orders", "steps")}
     # The matrix has many trainings; each need only be long enough to fail.
     values.update(preset=values["preset"] or "smoke", models=["semicrf"])
     config = DiagnoseConfig(
         train=train_config(with_corpus_path(ctx, values), gpus=True),
         case=None if case is None else absolute(case),
-        **own,
+        **settings,
     )
     return Experiment("semicrf", lambda site, root: plan_diagnose(config, site), options_of(ctx))
 

@@ -17,9 +17,6 @@ FAULTS = {
     "race": "a kernel whose message is occasionally stale",
     "stale": "a kernel whose posteriors are finite and wrong, as a stale message leaves them",
     "drift": "an objective that is not a probability, so that parameters drift",
-    "nan-utterance": "a NaN in one utterance",
-    "inf-rows": "rows of -inf scores: frames that no label may cover",
-    "length-0": "an utterance of length 0",
 }
 
 
@@ -64,9 +61,6 @@ class TrainConfig(_Section, frozen=True):
     over_long: Annotated[
         Literal["split", "error", "mask"], _help("gold segments longer than max_duration")
     ] = "split"
-    guards: Annotated[
-        Literal["none", "seed"], _help("seed: NEG_INF, epsilon and clamps of the guide (slow)")
-    ] = "none"
     objective: Annotated[
         Literal["consistent", "guide"], _help("guide: the guide's gold score, not of the partition's model")
     ] = "consistent"
@@ -127,7 +121,6 @@ class DiagnoseConfig(_Section, frozen=True):
     repeats: Annotated[int, _help("trainings per cell of the matrix", ge=1)] = 2
     orders: Annotated[int, _help("batch orders per cell", ge=1)] = 2
     steps: Annotated[int, _help("optimizer steps per training", ge=1)] = 12
-    classic: Annotated[bool, _help("only the guide's four steps")] = False
     step_timeout_s: Annotated[float, _help("limit of one step, s", gt=0)] = 1800.0
 
 

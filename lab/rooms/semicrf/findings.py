@@ -22,11 +22,11 @@ def analyse_semicrf(folder: Path, out: Path, run: Run | None, progress: Callable
         title = f"Comparison {folder.resolve().name}"
         return trainings(read_recordings(folder), out, title, provenance(folder, None), run=None)
     command = run.manifest.config.get("command")
-    where = provenance(folder, run.manifest)
+    sources = provenance(folder, run.manifest)
     title = f"Semi-CRF {command} {run.manifest.id}"
     progress(f"  {command}: {plural(len(run.manifest.steps), 'step')}")
     if command == "diagnose":
-        return examination(read_examination(run), out, title, where, run)
+        return examination(read_examination(run), out, title, sources, run)
     if command == "check":
-        return checks(*read_checks(run), out, title, where, run)
-    return trainings(read_trainings(run), out, title, where, run=run)
+        return checks(*read_checks(run), out, title, sources, run)
+    return trainings(read_trainings(run), out, title, sources, run=run)

@@ -16,7 +16,7 @@ MOST_BYTES = 16 << 20  # a comparison is a page of text
 
 def comparisons(folder: Path) -> dict[Path, dict[str, Any]]:
     """The files in `folder` in the JSON form of the TIMIT benchmark's `compare`."""
-    found = {}
+    documents = {}
     for path in sorted(folder.glob("*.json")):
         if path.is_file() and path.stat().st_size <= MOST_BYTES:
             try:
@@ -24,8 +24,8 @@ def comparisons(folder: Path) -> dict[Path, dict[str, Any]]:
             except msgspec.DecodeError:
                 continue  # some other file
             if isinstance(content, dict) and content.get("task") == "timit":
-                found[path] = content
-    return found
+                documents[path] = content
+    return documents
 
 
 def read_json(path: Path) -> Any:

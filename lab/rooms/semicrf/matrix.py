@@ -14,6 +14,7 @@ AXES = {
     "reg": "regularisation ",
 }  # key of a cell -> its name in a sentence
 DRIFT = 20.0  # the guide's threshold for a parameter's magnitude
+DIVERGED = 1000.0  # scores this large make every choice certain, and no gradient leads back
 
 
 def matrix_sentences(cells: Iterable[Row]) -> list[str]:
@@ -60,21 +61,39 @@ def drift_sentences(cells: Iterable[Row]) -> list[str]:
     return [f"The largest parameter reached {worst:.1f}, above the guide's {DRIFT:g}."]
 
 
+def divergence(cells: Iterable[Row]) -> str:
+    """The worst training whose parameters left every useful size, as a clause; "" if there is none."""
+    sizes = {
+        max(c["transition_max"], c["duration_max"]): c for c in cells if c.get("transition_max") is not None
+    }
+    largest = max(sizes, default=0.0)
+    if largest <= DIVERGED:
+        return ""
+    cell = sizes[largest]
+    trail = [step["loss"] for step in cell.get("trail", ()) if "loss" in step]
+    losses = f", the loss went from {trail[0]:.4g} to {trail[-1]:.4g}" if trail else ""
+    rate = f" at the learning rate {cell['lr']:g}" if cell.get("lr") else ""
+    return (
+        f"the training diverged{rate}: after {plural(cell['step'], 'step')} the largest parameter is "
+        f"{largest:.4g}{losses}"
+    )
+
+
 def classic_steps(cells: Sequence[Row], tested: str, reference: str) -> list[Row]:
     """The guide's four steps, answered from the cells. None is read as a cause where nothing failed."""
     plain = [c for c in cells if c["backend"] == reference and c["reg"] > 0 and c["lengths"] == "variable"]
-    own = [c for c in cells if c["backend"] == tested and c["reg"] == 0]
-    fixed = [c for c in own if c["lengths"] == "fixed"]
-    first = [c for c in own if c["lengths"] == "variable"]
+    unregularised = [c for c in cells if c["backend"] == tested and c["reg"] == 0]
+    fixed = [c for c in unregularised if c["lengths"] == "fixed"]
+    variable = [c for c in unregularised if c["lengths"] == "variable"]
     sizes = drift_sentences(cells)
-    failing = _failed(first)
+    failing = _failed(variable)
     stale = f"{tested} fails with code compiled from its present source: no stale kernel"
     apart = f"{tested} is suspect: {reference} passes" if not _failed(plain) else "shared code: both fail"
     lengths = "not the lengths: it fails with one length too" if _failed(fixed) else "boundary handling"
     return [
         {
             "step": "1 clear the kernel cache",
-            "answer": f"compiled code is found by the hash of its source; {_passed(first)}",
+            "answer": f"compiled code is found by the hash of its source; {_passed(variable)}",
             "reading": stale if failing else NOTHING,
         },
         {

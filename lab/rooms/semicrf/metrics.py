@@ -70,13 +70,13 @@ def collapsed(segments: Sequence[Segment]) -> list[int]:
 
 def merged(segments: Sequence[Segment]) -> list[Segment]:
     """Equal neighbours as one segment, so that a split over-long run counts once."""
-    found: list[Segment] = []
+    joined: list[Segment] = []
     for start, end, label in segments:
-        if found and found[-1][2] == label and found[-1][1] == start:
-            found[-1] = (found[-1][0], end, label)
+        if joined and joined[-1][2] == label and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end, label)
         else:
-            found.append((start, end, label))
-    return found
+            joined.append((start, end, label))
+    return joined
 
 
 def matched(reference: Sequence[int], predicted: Sequence[int], tolerance: int) -> int:
@@ -154,12 +154,12 @@ def segments_of(labels: Sequence[int] | np.ndarray) -> list[Segment]:
 def _boundary_counts(
     pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]], tolerance: int
 ) -> tuple[int, int, int]:
-    right = expected = found = 0
+    right = expected = predicted = 0
     for ref, got in pairs:
-        wanted, given = [s[0] for s in ref[1:]], [s[0] for s in got[1:]]
-        right += matched(wanted, given, tolerance)
-        expected, found = expected + len(wanted), found + len(given)
-    return right, expected, found
+        wanted, boundaries = [s[0] for s in ref[1:]], [s[0] for s in got[1:]]
+        right += matched(wanted, boundaries, tolerance)
+        expected, predicted = expected + len(wanted), predicted + len(boundaries)
+    return right, expected, predicted
 
 
 def _segment_counts(pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]]) -> tuple[int, int, int]:
@@ -167,24 +167,24 @@ def _segment_counts(pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]]
     return right, sum(len(ref) for ref, _ in pairs), sum(len(got) for _, got in pairs)
 
 
-def _precision_recall_f1(right: int, expected: int, found: int) -> tuple[float, float, float]:
-    precision = right / found if found else 0.0
+def _precision_recall_f1(right: int, expected: int, predicted: int) -> tuple[float, float, float]:
+    precision = right / predicted if predicted else 0.0
     recall = right / expected if expected else 0.0
-    return precision, recall, 2 * right / (expected + found) if expected + found else 0.0
+    return precision, recall, 2 * right / (expected + predicted) if expected + predicted else 0.0
 
 
 def _durations(utterances: Sequence[Sequence[Segment]], classes: int) -> list[np.ndarray]:
-    found: list[list[int]] = [[] for _ in range(classes)]
+    durations: list[list[int]] = [[] for _ in range(classes)]
     for segments in utterances:
         for start, end, label in segments:
-            found[label].append(end - start)
-    return [np.array(values, dtype=float) for values in found]
+            durations[label].append(end - start)
+    return [np.array(values, dtype=float) for values in durations]
 
 
 def _moments(prefix: str, values: np.ndarray) -> dict[str, Any]:
-    some = len(values) > 0
+    any_values = len(values) > 0
     return {
-        f"{prefix}_mean": float(values.mean()) if some else None,
-        f"{prefix}_std": float(values.std()) if some else None,
+        f"{prefix}_mean": float(values.mean()) if any_values else None,
+        f"{prefix}_std": float(values.std()) if any_values else None,
         f"{prefix}_count": len(values),
     }

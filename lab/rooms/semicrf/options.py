@@ -41,7 +41,6 @@ HELP = {
     "data": "TIMIT folder (TRAIN, TEST), folder of {train,test}.jsonl, or synthetic.",
     "fixed": "Crop utterances to N frames and leave out shorter ones: nothing is padded.",
     "over_long": "Gold segments longer than --max-duration. [default: split]",
-    "guards": "seed: the guide's NEG_INF, epsilon and clamps, to see what they change.",
     "durations": "Of the synthetic corpus. narrow: some labels differ in nothing else. [default: broad]",
     "objective": "guide: the published gold score, which is not of the partition's model.",
 }
@@ -66,7 +65,6 @@ TRAINING = (
     click.option("--crf-reg", type=Finite(min=0), help="Weight of parameter_penalty() in the loss."),
     click.option("--fixed-length", type=ONE_OR_MORE, help=HELP["fixed"]),
     click.option("--over-long", type=click.Choice(["split", "error", "mask"]), help=HELP["over_long"]),
-    click.option("--guards", type=click.Choice(["none", "seed"]), help=HELP["guards"]),
     click.option("--objective", type=click.Choice(["consistent", "guide"]), help=HELP["objective"]),
     seed(None, "Seed of the random numbers."),
     click.option("--utterances", type=click.IntRange(min=4), help="Training utterances, synthetic corpus."),
@@ -90,8 +88,8 @@ def train_config(values: dict[str, Any], *, gpus: bool) -> Any:
     preset = PRESETS[values.pop("preset") or ("timit" if gpus else "tiny")]
     if values.pop("no_triton"):
         values["backends"] = ["torch" if name == "auto" else name for name in values["backends"]]
-    given = {name: value for name, value in values.items() if value is not None}
-    return msgspec.convert({**preset, **given}, TrainConfig)
+    settings = {name: value for name, value in values.items() if value is not None}
+    return msgspec.convert({**preset, **settings}, TrainConfig)
 
 
 def with_corpus_path(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:

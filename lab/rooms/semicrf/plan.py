@@ -46,7 +46,7 @@ def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
     tested = config.train.backends[0]
     # A case has no corpus to train on: only the probes can use it.
     trained = [] if config.case else ["cells"] if tested == "naive" else ["cells", "reference"]
-    parts = [*trained, *([] if config.classic else ["probes"])]
+    parts = [*trained, "probes"]
     return Plan(
         steps=tuple(_diagnose_step(config, site, part, tested) for part in parts),
         inputs={DIAGNOSE: _json(config)},
@@ -70,12 +70,12 @@ def plan_check(config: CheckConfig, site: Site) -> Plan:
 
 def cases(config: TrainConfig) -> list[tuple[str, str]]:
     """(head, backend) pairs; pytorch-crf has one backend, its own."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for model in config.models:
-        found += [(model, "own")] if model == "pytorch-crf" else [(model, name) for name in config.backends]
-    if len(set(found)) != len(found):
+        pairs += [(model, "own")] if model == "pytorch-crf" else [(model, name) for name in config.backends]
+    if len(set(pairs)) != len(pairs):
         raise UsageError("a head and backend are named twice", fix="name each once")
-    return found
+    return pairs
 
 
 def resolved(backends: list[str]) -> list[str]:
@@ -110,8 +110,6 @@ def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> St
 def _diagnose_step(config: DiagnoseConfig, site: Site, part: str, backend: str) -> Step:
     folder = f"steps/{part}"
     env = _threads(site)
-    if config.classic:
-        env["PYTHONLOGLEVEL"] = "DEBUG"
     return Step(
         name=part,
         folder=folder,

@@ -47,18 +47,18 @@ def race(dirty: list[Row], tested: str, reference: str) -> Ruling | None:
     )
     if row is None:
         return None
-    seen = f"{row['backend']} gives different bits for the same input ({row['text']})"
-    return Ruling("race", seen, advice)
+    evidence = f"{row['backend']} gives different bits for the same input ({row['text']})"
+    return Ruling("race", evidence, advice)
 
 
 def shared(dirty: list[Row], tested: str, reference: str) -> Ruling | None:
     """Both backends fail the same probe."""
     by_backend = [{row["probe"] for row in dirty if row["backend"] == name} for name in (tested, reference)]
-    both = by_backend[0] & by_backend[1]
-    if not both or tested == reference:
+    probes = by_backend[0] & by_backend[1]
+    if not probes or tested == reference:
         return None
-    seen = f"{tested} and {reference} fail the same probes ({', '.join(sorted(both))})"
-    return Ruling("shared", seen, "check what both have in common: scores, masks, lengths")
+    evidence = f"{tested} and {reference} fail the same probes ({', '.join(sorted(probes))})"
+    return Ruling("shared", evidence, "check what both have in common: scores, masks, lengths")
 
 
 def boundary(dirty: list[Row], tested: str, reference: str) -> Ruling | None:
@@ -66,8 +66,8 @@ def boundary(dirty: list[Row], tested: str, reference: str) -> Ruling | None:
     advice = "mask every load by the sequence's length; the reproducer shows the smallest case"
     if row is None:
         return None
-    seen = f"the {row['backend']} kernel reads beyond the mask ({row['text']})"
-    return Ruling("boundary", seen, advice)
+    evidence = f"the {row['backend']} kernel reads beyond the mask ({row['text']})"
+    return Ruling("boundary", evidence, advice)
 
 
 def kernel(dirty: list[Row], tested: str, reference: str) -> Ruling | None:
@@ -75,8 +75,8 @@ def kernel(dirty: list[Row], tested: str, reference: str) -> Ruling | None:
     advice = "compare its steps with float64; the reproducer shows the smallest case"
     if row is None:
         return None
-    seen = f"{row['backend']} is wrong in the same way every time ({row['text']})"
-    return Ruling("kernel", seen, advice)
+    evidence = f"{row['backend']} is wrong in the same way every time ({row['text']})"
+    return Ruling("kernel", evidence, advice)
 
 
 def precision(dirty: list[Row], tested: str, reference: str) -> Ruling | None:

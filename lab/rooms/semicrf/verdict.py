@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lab.rooms.semicrf.matrix import AXES, drift_sentences, matrix_sentences
+from lab.rooms.semicrf.matrix import AXES, divergence, drift_sentences, matrix_sentences
 from lab.rooms.semicrf.rules import RULES
 
 Row = dict[str, Any]
@@ -20,6 +20,7 @@ CAUSES = {
     "precision": "precision",
     "optimiser": "the optimiser",
     "none": "nothing",
+    "unseen": "not known",
 }
 IN_KERNEL = ("race", "boundary", "kernel")
 
@@ -36,41 +37,51 @@ class Diagnosis:
     def status(self) -> Literal["ok", "warn", "fail"]:
         if self.cause == "none":
             return "ok"
-        return "warn" if self.cause in ("precision", "optimiser") else "fail"
+        return "warn" if self.cause == "precision" else "fail"
 
 
 def diagnose(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference: str) -> Diagnosis:
-    """One cause. Without probes (the classic workflow) only the matrix counts."""
+    """One cause. Without probes only the matrix counts."""
     dirty = [row for row in probes if not row["clean"]]
     for rule in RULES:
-        found = rule(dirty, tested, reference)
-        if found:
-            head = f"The cause is {CAUSES[found.cause]}: {found.seen}."
-            sentences = [head, *matrix_sentences(cells), f"What to do: {found.advice}."]
-            return Diagnosis(found.cause, sentences, _evidence(dirty, found.cause))
+        ruling = rule(dirty, tested, reference)
+        if ruling:
+            head = f"The cause is {CAUSES[ruling.cause]}: {ruling.seen}."
+            sentences = [head, *matrix_sentences(cells), f"What to do: {ruling.advice}."]
+            return Diagnosis(ruling.cause, sentences, _evidence(dirty, ruling.cause))
     return by_matrix(cells, tested, reference, probed=bool(probes))
 
 
 def by_matrix(cells: Sequence[Row], tested: str, reference: str, *, probed: bool) -> Diagnosis:
     """The guide's reading: which half of the matrix fails."""
     failed = [cell for cell in cells if cell["outcome"] == "failed"]
+    diverged = divergence(cells)
+    if diverged:  # the probes are clean, so a failed training is its consequence
+        advice = (
+            "What to do: lower --lr until the loss falls; clipping does not help where the rate is too high."
+        )
+        return Diagnosis("optimiser", [f"The cause is the optimiser: {diverged}.", advice])
+    if not cells and not probed:
+        return Diagnosis("unseen", ["Nothing was looked at: no part of this run finished."])
     if not failed:
         return Diagnosis("none", [_all_clear(cells, probed), *drift_sentences(cells), *_not_probed(probed)])
-    where = {key: {cell[key] for cell in failed} for key in AXES}
+    failing = {key: {cell[key] for cell in failed} for key in AXES}
     ran = {key: {cell[key] for cell in cells} for key in AXES}
-    only = {key: where[key] for key in where if where[key] != ran[key]}
+    only = {key: failing[key] for key in failing if failing[key] != ran[key]}
     if only.get("lengths") == {"variable"}:
-        cause, why = "boundary", "with one length for all nothing fails"
+        cause, reason = "boundary", "with one length for all nothing fails"
     elif only.get("backend") == {tested} and tested != reference:
-        cause, why = "kernel", f"{tested} fails and {reference} passes on the same batches"
+        cause, reason = "kernel", f"{tested} fails and {reference} passes on the same batches"
     elif only.get("reg") == {0.0}:
-        cause, why = "objective", "regularisation alone keeps it from failing"
+        cause, reason = "objective", "regularisation alone keeps it from failing"
     elif "backend" not in only and len(ran["backend"]) > 1:
-        cause, why = "shared", f"{tested} and {reference} both fail"
+        cause, reason = "shared", f"{tested} and {reference} both fail"
     else:
         cause = "optimiser"
-        why = "kernels, objective and input are clean, and a training still failed: learning rate or clipping"
-    sentences = [f"The cause is {CAUSES[cause]}: {why}.", *matrix_sentences(cells)]
+        reason = (
+            "kernels, objective and input are clean, and a training still failed: learning rate or clipping"
+        )
+    sentences = [f"The cause is {CAUSES[cause]}: {reason}.", *matrix_sentences(cells)]
     return Diagnosis(cause, sentences, [f"{failed[0]['message']}."])
 
 
@@ -81,7 +92,7 @@ def _all_clear(cells: Sequence[Row], probed: bool) -> str:
 
 
 def _not_probed(probed: bool) -> list[str]:
-    return [] if probed else ["The probes did not run: diagnose without --classic runs them too."]
+    return [] if probed else ["The probes did not run."]
 
 
 def _evidence(dirty: list[Row], cause: str) -> list[str]:

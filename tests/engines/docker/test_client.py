@@ -30,7 +30,7 @@ from tests.core.test_manifest import a_run
 
 def test_no_engine_at_the_socket_names_both_ways_out(tmp_path):
     with pytest.raises(
-        EngineError, match=r"no Docker engine answers at .*: there is no such socket"
+        EngineError, match=r"no Docker engine answers at .*: the socket does not exist"
     ) as caught:
         connect({"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
     assert "systemctl start docker" in str(caught.value) and "DOCKER_HOST" in str(caught.value)

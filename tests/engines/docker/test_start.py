@@ -47,7 +47,7 @@ def test_an_image_whose_name_goes_between_two_steps_loses_nothing(tmp_path):
     run = a_docker_run(tmp_path / "r", *steps)
 
     def runner():
-        return StepRunner(run, DockerEngine(image), [], Stop(), lambda _: contextlib.nullcontext(True))
+        return StepRunner(run, DockerEngine(image), [], Stop())
 
     first = runner()
     first.execute(steps[:1], [], jobs=1)

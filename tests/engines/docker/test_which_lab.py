@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 from pathlib import Path
@@ -214,7 +213,7 @@ def test_a_stale_image_that_claims_to_be_this_lab_is_no_success(image, tmp_path)
     """A cache of before, or a hand-made manifest: the step itself has the last word."""
     ours = msgspec.structs.replace(lab_with_content(), used="image")
     run = Run.create(tmp_path / "run", msgspec.structs.replace(a_manifest(a_step()), lab=ours))
-    runner = StepRunner(run, DockerEngine(image), [], Stop(), lambda _: contextlib.nullcontext(True))
+    runner = StepRunner(run, DockerEngine(image), [], Stop())
     runner.execute(run.pending(), [], jobs=1)
     outcome = run.manifest.steps[0].outcome
     assert outcome.status is Status.failed and "did not report which lab it imported" in outcome.reason

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import contextmanager
 from datetime import datetime
 
 import msgspec
@@ -49,11 +48,6 @@ def a_run(root, *steps: Step) -> Run:
     return Run.create(root, a_manifest(*steps))
 
 
-@contextmanager
-def no_lease(_gpus):
-    yield True
-
-
 class Ears:
     """A watcher that remembers."""
 
@@ -76,7 +70,7 @@ def execute(
 ) -> Ears:
     ears, engine = Ears(), SlurmEngine(ask or SlurmOptions())
     engine.say = say or engine.say
-    runner = StepRunner(run, engine, [ears], stop or Stop(), no_lease)
+    runner = StepRunner(run, engine, [ears], stop or Stop())
     runner.execute(run.pending(), (), jobs=jobs)
     return ears
 
@@ -254,7 +248,7 @@ def test_the_gpus_of_both_nodes_are_sampled_beside_the_step(tmp_path, monkeypatc
     """
     step = python("wide", sampled, nodes=2, num_gpus=2)
     run = a_run(tmp_path / "run", step)
-    runner = StepRunner(run, SlurmEngine(SlurmOptions(), vendor="amd"), [], Stop(), no_lease)
+    runner = StepRunner(run, SlurmEngine(SlurmOptions(), vendor="amd"), [], Stop())
     runner.execute(
         run.pending(), [Gpu(vendor="amd", index=n, uuid=f"placeholder{n}") for n in (0, 1)], jobs=1
     )
@@ -320,7 +314,7 @@ def test_a_killed_driver_leaves_jobs_that_the_next_one_takes_up(tmp_path):
     driver.wait()
     again = Run.open(run.root)
     ears = Ears()
-    runner = StepRunner(again, SlurmEngine(SlurmOptions()), [ears], Stop(), no_lease)
+    runner = StepRunner(again, SlurmEngine(SlurmOptions()), [ears], Stop())
     runner.take_up()
     assert outcome_of(again, "a").ok
     assert "a: done" in ears.lines
@@ -407,7 +401,7 @@ def test_a_preempted_job_starts_its_step_over_and_nothing_is_lost(tmp_path):
 def test_gpus_that_the_node_does_not_show_are_an_error_with_its_name(tmp_path):
     run = a_run(tmp_path / "run", python("a", "pass", num_gpus=1))
     gpu = Gpu(vendor="nvidia", index=0, uuid="placeholder")
-    runner = StepRunner(run, SlurmEngine(SlurmOptions(), vendor="nvidia"), [], Stop(), no_lease)
+    runner = StepRunner(run, SlurmEngine(SlurmOptions(), vendor="nvidia"), [], Stop())
     runner.execute(run.pending(), [gpu], jobs=1)
     assert "needs 1 GPU and this node shows 0" in outcome_of(run, "a").reason
     with pytest.raises(GpuError):

@@ -164,7 +164,7 @@ def test_deviations_of_one_host_are_shown_and_not_corrected():
     for one in calls:
         one[1]["ts_ns"] += 23_000
     pairs = pair_collectives(as_tables(calls))
-    assert pairs.offsets_ns == {0: 0, 1: 0} and pairs.estimated_offsets_ns == {0: 0, 1: 23_000}
+    assert pairs.offsets_ns == {0: 0, 1: 0} and pairs.clocks[1].offset_ns == 23_000
 
 
 def test_windows_that_hold_the_same_calls_one_later_are_not_paired_by_order():
@@ -310,7 +310,7 @@ def test_a_shifted_clock_and_lost_calls_invent_no_call(shared_data, config):
             ):
                 found[number].add(truth[rank, row])
             assert all(len(calls) == 1 for calls in found.values())
-            assert pairs.estimated_offsets_ns[4] / 1e6 == pytest.approx(shift_ms, abs=0.03)
+            assert pairs.clocks[4].offset_ns / 1e6 == pytest.approx(shift_ms, abs=0.03)
 
 
 def test_ranks_of_different_hosts_share_their_hosts_clock():

@@ -125,21 +125,9 @@ def torch_trace(*, intern: bool = True, clear: bool = False) -> Writer:
     All in aten::mm. As torch writes it: grouped by kind, ends after the begins, the last kernel first.
     """
     made = Writer(intern=intern)
-    made.process(1, 20, "python")
-    made.thread(2, 20, 21, "main", parent=1)
     made.process(3, 0, "GPU 0")
     made.thread(4, 0, 7, "stream 7", parent=3)
-    shapes = {"Input__Dims": [[2, 3], [3, 4]], "Input__type": ["float", "float"]}
-    made.begin(2, 1000, "cpu_op", "aten::mm", External__id=5, **shapes)
-    made.begin(2, 900, "user_annotation", "forward")
-    made.end(2, 2000)
-    made.end(2, 2100)
-    if clear:
-        made.clear_names()
-    for ts, corr in ((1100, 31), (1300, 32), (1500, 33)):
-        made.begin(2, ts, "cuda_runtime", "cudaLaunchKernel", flow=corr, correlation=corr)
-    for ts in (1200, 1400, 1600):
-        made.end(2, ts)
+    _host(made, clear=clear, flows=True)
     sizes = {"grid": [8, 2, 1], "block": [256, 1, 1], "stream": 7, "device": 0, "External__id": 5}
     made.begin(4, 3100, "kernel", "second", flow=32, correlation=32, **sizes)
     made.begin(4, 3000, "kernel", "first", flow=31, **sizes)
@@ -148,6 +136,23 @@ def torch_trace(*, intern: bool = True, clear: bool = False) -> Writer:
     kinds = {"copy__kind": "HtoD", "src__kind": "Pageable", "dst__kind": "Device", "bytes": 64}
     made.slice(4, 3300, 3350, "gpu_memcpy", "Memcpy", correlation=33, stream=7, **kinds)
     return made
+
+
+def _host(made: Writer, *, clear: bool, flows: bool) -> None:
+    made.process(1, 20, "python")
+    made.thread(2, 20, 21, "main", parent=1)
+    shapes = {"Input__Dims": [[2, 3], [3, 4]], "Input__type": ["float", "float"]}
+    made.begin(2, 1000, "cpu_op", "aten::mm", External__id=5, **shapes)
+    made.begin(2, 900, "user_annotation", "forward")
+    made.end(2, 2000)
+    made.end(2, 2100)
+    for ts, corr in ((1100, 31), (1300, 32), (1500, 33)):
+        flow = corr if flows else 0
+        made.begin(2, ts, "cuda_runtime", "cudaLaunchKernel", flow=flow, correlation=corr)
+    for ts in (1200, 1400, 1600):
+        made.end(2, ts)
+    if clear:
+        made.clear_names()
 
 
 def _raw(into: object, number: int, message: object) -> None:
@@ -159,19 +164,7 @@ def _raw(into: object, number: int, message: object) -> None:
 def staged_trace(*, clear: bool = False) -> Writer:
     """torch_trace() as newer versions write it: GPU operations are render stages, counters samples."""
     made = Writer()
-    made.process(1, 20, "python")
-    made.thread(2, 20, 21, "main", parent=1)
-    shapes = {"Input__Dims": [[2, 3], [3, 4]], "Input__type": ["float", "float"]}
-    made.begin(2, 1000, "cpu_op", "aten::mm", External__id=5, **shapes)
-    made.begin(2, 900, "user_annotation", "forward")
-    made.end(2, 2000)
-    made.end(2, 2100)
-    for ts, corr in ((1100, 31), (1300, 32), (1500, 33)):
-        made.begin(2, ts, "cuda_runtime", "cudaLaunchKernel", correlation=corr)
-    for ts in (1200, 1400, 1600):
-        made.end(2, ts)
-    if clear:
-        made.clear_names()
+    _host(made, clear=clear, flows=False)
     packet = made.packet()
     for iid, name in (
         (1, "Kernel"),

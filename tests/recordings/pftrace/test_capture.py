@@ -46,6 +46,8 @@ def test_torch_s_own_file_reads_the_same_in_every_form(tmp_path, form):
     assert ranges.kind.tolist() == [PUSH_POP, OP] and durations(ranges) == [1200, 1000]
     assert (ranges.pid.tolist(), ranges.tid.tolist()) == ([20, 20], [21, 21])
     assert capture.text(ranges.dims_id).tolist() == ["", "[[2,3],[3,4]]"]
+    assert capture.text(ranges.types_id).tolist() == ["", '["float","float"]'], "texts interned in lists"
+    assert ranges.flops.tolist() == [-1, 2 * 2 * 3 * 4], "as in a JSON trace"
     assert capture.processes[0].pid == 20 and capture.lacks == () and capture.problems == []
 
 
@@ -278,3 +280,12 @@ def test_numbers_that_no_column_holds_count_as_not_recorded(tmp_path):
     made.slice(1, 10, 20, "kernel", "k", **huge)
     ops = load_capture(made.write(tmp_path / "a")).ops
     assert (ops.stream[0], ops.bytes[0], ops.grid_x[0], ops.grid_y[0], ops.corr[0]) == (7, -1, -1, -1, -1)
+
+
+def test_a_stage_of_impossible_length_is_left_out_and_said(tmp_path):
+    made = staged_trace()
+    for packet in made.packets:
+        if packet.HasField("gpu_render_stage_event"):
+            packet.gpu_render_stage_event.duration = 2**63 - 1
+    capture = load_capture(made.write(tmp_path / "a"))
+    assert len(capture.ops) == 0 and capture.verdict == "lossy"

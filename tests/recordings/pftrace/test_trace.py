@@ -16,10 +16,10 @@ from tests.recordings.pftrace.made import Writer
 
 def slices_of(*events):
     """(track, ts, begins) -> [(track, start, end)]."""
-    track, ts, begins = (np.array(column) for column in zip(*events, strict=True))
-    found = paired(track, ts, begins.astype(bool))
-    spans = zip(track[found.begin].tolist(), ts[found.begin].tolist(), ts[found.end].tolist(), strict=True)
-    return sorted(spans), found.open_begins, found.lone_ends
+    track, ts, begins = (list(column) for column in zip(*events, strict=True))
+    pairs = paired(track, ts, [bool(begin) for begin in begins])
+    spans = [(track[begin], ts[begin], ts[end]) for begin, end in pairs.rows]
+    return sorted(spans), pairs.open_begins, pairs.lone_ends
 
 
 @pytest.mark.parametrize(

@@ -47,17 +47,6 @@ def test_measured_steps_leave_the_warm_up_out(loaded):
     assert np.bincount(owners[owners >= 0]).tolist() == [8, 8]
 
 
-def test_steps_inside_a_warm_up_range_are_not_measured(loaded):
-    export = Export()
-    export.range("warmup", (1, 1), 0, 100)
-    export.range("step_0", (1, 1), 10, 90)
-    export.range("step_1", (1, 1), 110, 190)
-    projection = project(loaded(export))
-    assert [
-        projection.capture.name(int(projection.capture.ranges.name_id[row])) for row in projection.steps
-    ] == ["step_1"]
-
-
 def test_with_two_threads_in_a_phase_none_is_inherited_and_operations_are_counted(loaded):
     export = Export()
     for tid in (1, 3):
@@ -69,40 +58,6 @@ def test_with_two_threads_in_a_phase_none_is_inherited_and_operations_are_counte
     assert any("several threads were in a phase" in said for said in projection.problems)
 
 
-def test_a_phase_of_another_process_is_not_inherited(loaded):
-    export = Export()
-    export.range("backward", (1, 1), 0, 1000)
-    export.launch("k", (2, 2), (100, 110), (200, 300))
-    assert rules(project(loaded(export))) == ["outside"]
-
-
-def test_two_processes_that_share_correlation_ids_keep_their_kernels(loaded):
-    export = Export()
-    for pid, name in ((1, "forward"), (2, "backward")):
-        export.range(name, (pid, 1), 0, 1000)
-        export.launch(f"k{pid}", (pid, 1), (100, 110), (200, 300), corr=7)
-    projection = project(loaded(export))
-    assert dict(
-        zip(projection.capture.text(projection.capture.ops.name_id), paths(projection), strict=True)
-    ) == {"k1": "forward", "k2": "backward"}
-
-
-def test_a_call_of_a_thread_in_a_step_but_in_no_phase_stays_with_its_thread(loaded):
-    export = Export()
-    export.range("backward", (1, 1), 0, 1000)
-    export.range("step_0", (1, 2), 0, 1000)
-    export.launch("k", (1, 2), (100, 110), (200, 300))
-    assert paths(project(loaded(export))) == ["step_0"]
-
-
-def test_a_step_is_inherited_where_no_thread_is_in_a_phase(loaded):
-    export = Export()
-    export.range("step_3", (1, 1), 0, 1000)
-    export.launch("k", (1, 2), (100, 110), (200, 300))
-    projection = project(loaded(export))
-    assert (paths(projection), rules(projection)) == (["step_3"], ["cross"])
-
-
 def test_other_names_are_inherited_when_given(loaded):
     export = Export()
     export.range("my phase", (1, 1), 0, 1000)
@@ -110,23 +65,6 @@ def test_other_names_are_inherited_when_given(loaded):
     capture = loaded(export)
     assert rules(project(capture)) == ["outside"]
     assert paths(project(capture, phases=re.compile("my .*"))) == ["my phase"]
-
-
-def test_an_operation_counts_where_it_was_launched_however_late_it_ran(loaded):
-    export = Export()
-    export.range("forward", (1, 1), 0, 100)
-    export.range("backward", (1, 1), 200, 300)
-    export.launch("late", (1, 1), (50, 60), (220, 280))
-    assert paths(project(loaded(export))) == ["forward"]
-
-
-def test_a_call_that_outlasts_a_range_belongs_to_the_one_around_it(loaded):
-    export = Export()
-    export.range("outer", (1, 1), 0, 100)
-    export.range("inner", (1, 1), 10, 50)
-    export.launch("k", (1, 1), (40, 60), (70, 80))
-    export.launch("k", (1, 1), (10, 50), (80, 90))
-    assert paths(project(loaded(export))) == ["outer", "outer/inner"]
 
 
 def test_an_operation_without_a_recorded_call_is_reported_not_guessed(loaded):
@@ -158,16 +96,6 @@ def test_start_end_ranges_overlap_freely_and_count_without_standing_in_a_path(lo
     assert projection.instances.num_kernels.tolist() == [1, 1, 1]
     assert projection.instances.level.tolist() == [-1, -1, 0]
     assert paths(projection) == ["forward"]
-
-
-def test_a_range_that_ends_on_another_thread_covers_its_process_and_nsys_leaves_it_out(loaded):
-    export = Export()
-    export.range("a", (1, 1), 0, 100, kind=START_END, end_at=(1, 2))
-    export.launch("k", (1, 5), (40, 50), (110, 120))
-    export.launch("k", (2, 5), (40, 50), (110, 120))
-    capture = loaded(export)
-    assert project(capture).instances.num_kernels.tolist() == [1]
-    assert project(capture, "nsys").instances.num_kernels.tolist() == [0]
 
 
 def test_ranges_of_two_domains_that_cross_both_count(loaded):
@@ -218,19 +146,6 @@ def test_an_empty_capture_projects_to_nothing(loaded):
     projection = project(loaded(Export()))
     assert (len(projection.ops), len(projection.instances), len(projection.steps)) == (0, 0, 0)
     assert sums(projection) == {"": (0, 0)}
-
-
-def test_owners_name_the_innermost_of_the_asked_ranges(loaded):
-    capture = loaded(training_step(Export()))
-    projection = project(capture)
-    range_names = capture.text(capture.ranges.name_id)
-    rows = np.concatenate([np.flatnonzero(range_names == name) for name in ("backward", "step_1")])
-    owners = projection.owners(rows)
-    names = capture.text(capture.ops.name_id)
-    step_1 = capture.ops.start_ns >= 30_000
-    assert (owners[(names == "gemm_backward") & step_1] == 2).all()
-    assert (owners[(names == "adam") & step_1] == 3).all()
-    assert (owners[(names == "adam") & ~step_1] == -1).all()
 
 
 @pytest.mark.data

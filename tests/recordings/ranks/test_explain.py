@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.recordings.ranks import Account
+from lab.recordings.kineto import read_kineto
+from lab.recordings.ranks import Account, account_of, work_of
 from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED, Explained
 from lab.recordings.ranks.path import shares
@@ -127,3 +128,25 @@ def test_hidden_causes_say_what_hides_them(shared_data):
     (one,) = explain([account_in(folder_of(shared_data, "two"))])
     hidden = next(finding for finding in one.findings if not finding.binding)
     assert "+2.7 ms" in hidden.text and "costs nothing until rank 3 is repaired" in hidden.text
+
+
+@pytest.mark.data
+def test_a_larger_batch_is_more_work_and_not_more_kernels(shared_data):
+    folder = shared_data / "cases/ranks/uneven_batch"
+    works = {rank: work_of(read_kineto(folder / f"rank{rank}.json.gz")) for rank in range(4)}
+    (one,) = explain([account_of(works)])
+    (finding,) = one.findings
+    assert (finding.rank, finding.cause, finding.binding) == (2, "more_work", True)
+    assert 1.51 <= finding.saves_ms <= 1.61
+    assert "as many kernels of larger shapes" in finding.text and "more kernels" not in finding.text
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("case", ["moe_heavy", "moe_even"])
+def test_no_repair_lengthens_a_step(shared_data, case):
+    folder = shared_data / "cases/ranks" / case
+    (one,) = explain([account_of({n: work_of(read_kineto(folder / f"rank{n}.json.gz")) for n in range(8)})])
+    assert one.what_if and all(row.length_ms <= 1.002 * row.recorded_ms for row in one.what_if)
+    given = {(row.step, row.change) for row in one.what_if}
+    assert all("no repair lengthens a step" in text for text in one.withheld)
+    assert len(given) + len(one.withheld) == 7 * len(one.steps)

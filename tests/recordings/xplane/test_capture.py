@@ -81,6 +81,15 @@ def test_rows_of_one_graph_launch_keep_their_own_operations(tmp_path):
     assert [named.get(number) for number in capture.ops.external_id.tolist()] == ["dot.1", "add.2", None]
 
 
+def test_rows_outside_of_operations_belong_to_their_module_or_to_the_framework(tmp_path):
+    gpu = Plane("/device:GPU:0").line(7, "Stream #7")
+    gpu.event("a", 0, 5, hlo_module="@jit_f", tf_op="@XlaModule:").event("b", 10, 5, tf_op="@dense/MatMul")
+    gpu.event("c", 20, 5)
+    capture = load_capture(write(tmp_path / "a", gpu))
+    named = dict(zip(capture.ranges.external_id.tolist(), capture.text(capture.ranges.name_id), strict=True))
+    assert [named.get(key) for key in capture.ops.external_id.tolist()] == ["jit_f", "dense/MatMul", None]
+
+
 def test_lines_that_count_from_the_profile_s_start_become_absolute(tmp_path):
     clock = Plane("Task Environment", profile_start_time=1_700_000_000_000_000_000)
     capture = load_capture(write(tmp_path / "a", *training(1), clock))
@@ -118,6 +127,20 @@ def test_a_lost_row_is_found_by_its_call(tmp_path):
     assert [(lack.rule, lack.n) for lack in load_capture(write(tmp_path / "a", gpu, host)).lacks] == [
         ("G", 1)
     ]
+
+
+def test_an_amd_gpu_has_blocks_and_group_memory_and_copies_that_xla_leaves_out(tmp_path):
+    host = Plane("/host:CPU").line(21, "python")
+    host.event("hipLaunchKernel", 0, 5, device_id=0, correlation_id=1)
+    host.event("hipMemcpyAsync", 10, 5, device_id=0, correlation_id=2)
+    gpu = Plane("/device:GPU:0", device_vendor="AMD").line(3, "Stream #3")
+    details = "@ grid:16,2,1 block:256,1,1 private_mem:0 group_mem:1024 occ_pct:0"
+    gpu.event("Cijk_Ailk", 20, 50, correlation_id=1, kernel_details=details)
+    capture = load_capture(write(tmp_path / "a", gpu, host))
+    ops = capture.ops
+    assert (ops.grid_x[0], ops.block_x[0], ops.dynamic_smem_bytes[0], ops.stream[0]) == (16, 256, 1024, 3)
+    assert [(lack.rule, lack.untraced) for lack in capture.lacks] == [("T", True)]
+    assert (capture.verdict, capture.info["vendor"]) == ("complete", "amd")
 
 
 def test_rows_that_lab_does_not_read_are_named_and_never_complete(tmp_path):
@@ -188,3 +211,14 @@ def test_jax_s_json_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(BadDataError, match="extract of its XPlane file") as caught:
         load_capture(path)
     assert ".xplane.pb" in caught.value.fix
+
+
+def test_hosts_of_one_profile_are_one_recording_and_their_extracts_are_passed_over(tmp_path):
+    for host in ("h0", "h1"):
+        write(tmp_path / f"{host}.xplane.pb", *training(1))
+        (tmp_path / f"{host}.trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents":[{"/device:GPU:0"'))
+    capture = load_capture(tmp_path)
+    assert capture.ops.process.tolist() == [0] * 4 + [1] * 4 and len(capture.processes) == 2
+    result = CliRunner().invoke(cli, ["inspect", "--json", str(tmp_path)])
+    assert result.exit_code == 0
+    assert [row["format"] for row in json.loads(result.stdout)] == ["xplane"] * 2

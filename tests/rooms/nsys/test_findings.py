@@ -212,7 +212,7 @@ def test_part_a_of_the_tiny_size_really_runs_on_this_cpu(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["status"] == "warn" and "There are no GPU kernels" in told["verdict"][1]
+    assert told["status"] == "warn" and "have no GPU kernels" in told["verdict"][1]
     cells = pd.read_csv(tmp_path / "run" / "tables" / "cells.csv")
     assert list(cells["outcome"]) == ["no_gpu_data"] and cells["plain_ms"][0] > 0 and cells["steps"][0] == 2
     ops = pd.read_csv(tmp_path / "run" / "tables" / "cpu_ops.csv").set_index("op")

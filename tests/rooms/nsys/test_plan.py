@@ -151,7 +151,7 @@ def test_a_plan_loads_nothing_heavy():
 
 
 def test_step_names_that_two_cells_would_share_cannot_be(tmp_path):
-    from lab.core.run import check_steps
+    from lab.core.step import check_steps
 
     steps = plan(NsysConfig(parts=knobs.parse_parts("all")), H200, tmp_path).steps
     check_steps(steps)

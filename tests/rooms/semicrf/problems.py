@@ -8,8 +8,6 @@ from dataclasses import fields
 import torch
 
 from lab.rooms.semicrf.model import ledger
-from lab.rooms.semicrf.model.factorised.counts import Counts
-from lab.rooms.semicrf.model.factorised.messages import State
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 
 COUNTS = ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition")
@@ -92,7 +90,7 @@ def extended_problem(
 
 def inputs_of(problem: Problem) -> dict[str, torch.Tensor | None]:
     """The arguments of the functions in api.py, and of make_problem."""
-    given = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "given_B"}
+    given = {field.name: getattr(problem, field.name) for field in fields(problem)}
     return {"transition_CC": given.pop("transition"), **given}
 
 
@@ -106,18 +104,16 @@ def worst(a: object, b: object, names: tuple[str, ...] = COUNTS) -> float:
     return max(float((getattr(a, n).double() - getattr(b, n).double()).abs().max()) for n in names)
 
 
+def parts(found: Posteriors) -> list[torch.Tensor]:
+    """log Z and every count."""
+    counts = [getattr(found, name) for name in (*COUNTS, "segment_BTKC")]
+    return [found.log_z_B, *(count for count in counts if count is not None)]
+
+
 def balanced(problem: Problem, found: Posteriors, dtype: torch.dtype = torch.float64) -> bool:
     """Whether the counts of the feasible sequences obey every line of the ledger; NaN does not."""
     error_B = ledger.imbalance(problem, found)[torch.isfinite(found.log_z_B)]
     return bool((error_B <= ledger.tolerance_of(dtype, 1)).all())
-
-
-def counts_as_they_are(state: State) -> Posteriors:
-    """The pass from the right without its own check, which would do a faulty sequence again."""
-    counts = Counts(state)
-    for s in range(state.problem.shape[1] - 1, -1, -1):
-        counts.step(s)
-    return counts.posteriors()
 
 
 def starts_of(segments: list[list[tuple[int, int, int]]], frames: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -94,7 +94,7 @@ def diagnosed(tmp_path, **ran):
         run.begin(step)
         row = {"probe": "a probe", "cause": "kernel", "clean": True, "value": 0, "limit": 0, "text": "fine"}
         probes = [{**row, "backend": name} for name in (ran["tested"], ran["reference"])]
-        found = {"probes": probes, "guards": [], "reproducer": None}
+        found = {"probes": probes, "reproducer": None}
         (run.folder(step) / f"{step.name}.json").write_text(json.dumps({**ran, **found}))
         run.finish(step, Outcome(status=Status.ok))
     return analyse_semicrf(run.root, run.root, run, lambda _: None).verdict

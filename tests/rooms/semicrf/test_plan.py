@@ -64,12 +64,6 @@ def test_the_definition_has_nothing_plainer_beside_it():
     assert [s.name for s in plan.steps] == ["cells", "probes"]
 
 
-def test_the_classic_diagnosis_has_no_probes_and_logs_as_the_guide_says():
-    plan = plan_diagnose(DiagnoseConfig(train=TrainConfig(), classic=True), NVIDIA)
-    assert [s.labels["part"] for s in plan.steps] == ["cells", "reference"]
-    assert all(s.env["PYTHONLOGLEVEL"] == "DEBUG" for s in plan.steps)
-
-
 def test_a_head_that_cannot_run_here_is_a_row_with_its_reason():
     plan = plan_train(TrainConfig(models=["pytorch-crf", "linear"]), CPU, skipped=("pytorch-crf",))
     assert plan.skipped == {"pytorch-crf-own": "the package torchcrf (PyPI: pytorch-crf) is not installed"}

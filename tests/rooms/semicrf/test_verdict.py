@@ -162,11 +162,11 @@ def read(cells, tested="native", reference="torch", probes=()):
     [
         ("none", "ok"),
         ("precision", "warn"),
-        ("optimiser", "warn"),
+        ("optimiser", "fail"),
         *((name, "fail") for name in ("input", "boundary", "objective", "race", "kernel", "shared")),
     ],
 )
-def test_only_precision_and_the_optimiser_are_mere_warnings(right, status):
+def test_only_precision_is_a_mere_warning(right, status):
     assert verdict.Diagnosis(right, []).status == status and right in verdict.CAUSES
 
 
@@ -252,3 +252,22 @@ def test_drift_is_told_even_where_nothing_failed():
     rows[3]["transition_max"] = 33.0
     found = read(rows, probes=[CLEAN])
     assert found.cause == "none" and "33.0" in found.sentences[1]
+
+
+def test_a_training_that_diverged_is_named_with_its_rate_and_not_called_sound():
+    rows = cells()
+    rows[3] |= {"duration_max": 4985.0, "lr": 1000.0, "trail": [{"loss": 91.0}, {"loss": 15730.0}]}
+    rows[5] |= {"outcome": "failed"}  # as scores beyond the door's limit do
+    found = verdict.diagnose(rows, [CLEAN], "native", "torch")
+    assert (found.cause, found.status) == ("optimiser", "fail")
+    assert found.sentences[0] == (
+        "The cause is the optimiser: the training diverged at the learning rate 1000: after 3 steps the "
+        "largest parameter is 4985, the loss went from 91 to 1.573e+04."
+    )
+    assert "lower --lr" in found.sentences[1]
+
+
+def test_where_nothing_ran_nothing_was_looked_at():
+    found = verdict.diagnose([], [], "native", "torch")
+    assert (found.cause, found.status) == ("unseen", "fail")
+    assert found.sentences == ["Nothing was looked at: no part of this run finished."]

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from lab.perfmodel.dtypes import ITEM_BYTES
 from lab.rooms.kernels.replay.args import Arg, TensorArg, fill_of
-from lab.rooms.kernels.tensors import ITEM_BYTES, extent
+from lab.rooms.kernels.tensors import extent
 
 FILLS = {"floats": 0, "positive": 1, "bools": 2, "bounded": 3, "zeros": 4, "ones": 5}
 SCALAR_TYPES = {

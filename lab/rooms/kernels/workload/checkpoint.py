@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.core.hub import fetch_command, is_offline
+from lab.core.hub import is_offline
 from lab.errors import MissingError
 from lab.rooms.kernels.config import KernelsConfig, known
-from lab.workload.models import is_loadable
+from lab.workload.models import fetch_command, is_loadable
 
 
 def checkpoint_source(config: KernelsConfig) -> tuple[str | None, str]:

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lab.core.hub import fetch_command
 from lab.errors import ConfigError, MissingError, UsageError
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.preflight import version
 from lab.rooms.kernels.workload.checkpoint import checkpoint_source
-from lab.workload.models import revision_to_load
+from lab.workload.models import fetch_command, revision_to_load
 
 
 class Loaded(NamedTuple):

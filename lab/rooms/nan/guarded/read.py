@@ -31,7 +31,7 @@ class Op(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something bad at one place; see `lab.rooms.nan.watch.guard.events.Event`."""
+    """Something bad at one place; see `lab.rooms.nan.watch.guard.state.Event`."""
 
     step: int
     stage: Text

@@ -9,7 +9,7 @@ written to between two of its uses is two things; only the last of them can stil
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.leaves import CACHE, Unseen, is_cache_name, is_tensor, leaves
-from lab.rooms.nan.watch.plain import FP8, as_counted, is_odd
+from lab.rooms.nan.watch.plain import FP8, ORDINARY, as_counted, is_odd
 from lab.rooms.nan.watch.roles import IN, OUT
 
 Label = tuple[int, int, str]  # module, side, leaf
@@ -36,7 +36,6 @@ class Batch:
     num_bytes = -1
     fp8 = False  # something here is float8, in which a cast may have saturated
     put_out: np.ndarray | None = None
-    open: list[int] | None = None
     kept_shapes: Shapes | None = None  # once the tensors are gone
 
     def __init__(self, written: Written | None) -> None:
@@ -129,15 +128,6 @@ class Batch:
             self.put_out = found[:-1]  # -1 marked the added one
         return self.put_out
 
-    def exposed(self) -> list[int]:
-        """The distinct tensors that the program itself holds: inputs and outputs of the outermost call."""
-        if self.open is None:
-            self.open = sorted(
-                {int(u) for u, call in zip(self.index, self.leaf_call, strict=True) if not call}
-            )
-            self.open = [u for u in self.open if u >= 0]
-        return self.open
-
     def bytes(self) -> int:
         """What the tensors hold; a template's batches keep the figure of the first."""
         if self.num_bytes < 0:
@@ -162,3 +152,52 @@ def _inside(value: Any, tensor: Tensor, source: Source) -> Source | None:
     if isinstance(value, (tuple, list)):
         return next(((*source, at) for at, one in enumerate(value) if one is tensor), None)
     return None
+
+
+def note_versions_of_call(args: Any, kwargs: Any, index: int, written: Written) -> None:
+    """Note the versions of the tensors of a call, whose event begins at `index`."""
+    for number, value in enumerate(args):
+        note_versions(value, f"args[{number}]", index + 1, written)
+    for name, value in kwargs.items():
+        if not is_cache_name(name):
+            note_versions(value, name, index + 2, written)
+
+
+def note_versions(value: Any, leaf: str, index: int, written: Written) -> None:
+    """Note how often the tensors in a value had been written, if they ever were."""
+    if is_tensor(value):
+        try:
+            if type(value) in ORDINARY and not value._version:  # as a rule
+                return
+        except Exception:  # inference tensors refuse to say
+            return
+        if version := _version(value):
+            written[index, leaf] = version
+    elif value is not None:
+        for inner, tensor in _safely(value, leaf):
+            if isinstance(tensor, Tensor) and (version := _version(tensor)):
+                written[index, inner] = version
+
+
+def _safely(value: Any, leaf: str) -> Iterator[tuple[str, Tensor | Unseen]]:
+    try:
+        given = leaf != "output"
+        yield from leaves(value, leaf if given or not isinstance(value, Mapping) else "", given)
+    except Exception:  # an object that cannot be read here is counted as unseen when the batch is read
+        return
+
+
+def _version(tensor: Tensor) -> int:
+    try:
+        if type(tensor) in ORDINARY and not tensor._version:  # inference tensors refuse to say
+            return 0
+        return 0 if tensor.is_inference() or is_odd(tensor) else tensor._version
+    except Exception:  # a subclass that refuses to be asked; when it is read it becomes a note
+        return 0
+
+
+def versions_are_missing(args: Any, kwargs: Any) -> bool:
+    """Whether tensors are or were made in inference mode."""
+    if torch.is_inference_mode_enabled():
+        return True
+    return any(is_tensor(value) and Tensor.is_inference(value) for value in (*args, *kwargs.values()))

@@ -22,8 +22,7 @@ from lab.rooms.nan.watch.leaves import (
     positions_in,
     tensors_of_cache,
 )
-from lab.rooms.nan.watch.plain import as_counted, is_unbuilt
-from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.plain import as_counted, is_unbuilt, quiet
 from lab.rooms.nan.watch.roles import IN, OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
 from lab.rooms.nan.watch.steps import Row, Step
 

@@ -13,7 +13,6 @@ import torch
 
 from lab.rooms.nan.watch.batch import Batch, Label
 from lab.rooms.nan.watch.count import KINDS, Counted, all_clean
-from lab.rooms.nan.watch.deferred import Later
 from lab.rooms.nan.watch.leaves import caches_in
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
@@ -84,10 +83,6 @@ class Forward:
     def take(self, batch: Batch, counted: Counted) -> None:
         """Append the batch's leaves; `counted` will have one row per tensor of the batch."""
         self._parts.append((batch, counted))
-
-    def may_wait(self) -> bool:
-        """Whether its counts wait for those of other forwards."""
-        return bool(self._parts) and all(isinstance(counted, Later) for _, counted in self._parts)
 
     def turned_out_clean(self) -> bool:
         """Whether a GPU has found nothing bad in it, after the wait for that; False if no GPU counted it.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch import versions
-from lab.rooms.nan.watch.batch import Written
+from lab.rooms.nan.watch.batch import Written, note_versions
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
@@ -45,7 +44,7 @@ class Lane:
         """How often tensors had been written when they passed, as far as that is noted."""
         if self.last is not None:
             (index, output), self.last = self.last, None
-            versions.note(output, "output", index, self.written)
+            note_versions(output, "output", index, self.written)
         return self.written
 
     def let_go(self) -> None:
@@ -91,3 +90,23 @@ def blind() -> str:
 def is_capturing() -> bool:
     capturing = torch.cuda.is_current_stream_capturing  # asked before CUDA is in use, it would begin it
     return bool(torch.cuda.is_initialized() and capturing())  # type: ignore[no-untyped-call]
+
+
+RECOMPUTE = "recompute"  # of a checkpoint, inside backward
+
+
+@passes_on
+def phase_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:
+    """(phase, query length): prefill or decode by the length; `forward` and 0 for a model without a query."""
+    for name in ("input_ids", "inputs_embeds", "decoder_input_ids") if kwargs else ():
+        if isinstance(kwargs.get(name), Tensor):
+            return _by_length(kwargs[name])
+    if args and isinstance(args[0], Tensor) and args[0].dim() == 2 and not args[0].is_floating_point():
+        return _by_length(args[0])
+    return "forward", 0
+
+
+@passes_on
+def _by_length(tensor: Tensor) -> tuple[str, int]:
+    length = int(tensor.shape[1]) if tensor.dim() > 1 else 1
+    return ("prefill" if length > 1 else "decode"), length

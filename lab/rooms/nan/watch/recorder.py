@@ -26,35 +26,33 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lab.core.words import plural
 from lab.errors import UsageError
-from lab.rooms.nan.watch import seam, versions
-from lab.rooms.nan.watch.batch import Batch
-from lab.rooms.nan.watch.count import Counted, Counter, beginning, reads_only
-from lab.rooms.nan.watch.deferred import Deferred
+from lab.rooms.nan.watch import seam
+from lab.rooms.nan.watch.batch import Batch, note_versions, note_versions_of_call, versions_are_missing
+from lab.rooms.nan.watch.count import KINDS, Counted, Counter, beginning, reads_only
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import (
     ASIDE,
     EVERYTHING,
     NOTHING,
+    RECOMPUTE,
     VERSIONS,
     Lane,
     Lanes,
     blind,
+    phase_of,
     recomputing,
 )
 from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, is_tensor, kwargs_as_passed
-from lab.rooms.nan.watch.modules import Modules
-from lab.rooms.nan.watch.phases import RECOMPUTE, phase_of
-from lab.rooms.nan.watch.plain import in_transform
-from lab.rooms.nan.watch.pool import PASSED
-from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.modules import Modules, may_write_uncounted
+from lab.rooms.nan.watch.plain import in_transform, quiet
 from lab.rooms.nan.watch.shared import new_module, new_parameter
-from lab.rooms.nan.watch.template import Template
-from lab.rooms.nan.watch.uncounted import may_write_uncounted
+from lab.rooms.nan.watch.template import PASSED, Template
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that references hold
@@ -70,17 +68,20 @@ class Recorder(ABC):
     PASSED, input, output).
     """
 
-    def __init__(self, model: nn.Module, count: Counter, budget_bytes: int, *, patient: bool) -> None:
+    def __init__(
+        self, model: nn.Module, count: Counter, budget_bytes: int, modules: Modules | None = None
+    ) -> None:
         self.model, self.budget_bytes = model, budget_bytes
         self.notes: list[str] = []
         self.unseen: Tally[tuple[str, str, str]] = Tally()  # (module, leaf, why)
         self.blind: Tally[str] = Tally()  # why whole forwards were not seen
         self.direct: Tally[str] = Tally()  # modules that ran though nobody called them, in words
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
+        self.uncounted: Tally[str] = Tally()  # why tensors could not be counted
         self.called: set[int] = set()
         self.callers: set[int] = set()  # modules that called others
         self._last_calls: list[list[Any]] = []
-        self.modules = Modules(model)
+        self.modules = modules or Modules(model)
         self._grown = False  # a module of the model has got a new module or parameter
         self._makers: list[tuple[nn.Module, seam.Make, seam.Direct]] = []
         self._count = count
@@ -89,9 +90,6 @@ class Recorder(ABC):
         self._lanes = Lanes(self._weigh)
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
-        self._reacts = not patient  # to each forward, as soon as it is counted
-        self._patient = patient  # counts may wait for those of the next forwards
-        self._deferred = Deferred(lambda some: quiet(self._count, some, reads_only=self._reads_only))
         self._waiting: deque[Forward] = deque()
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
         self._at_once = any(getattr(module, "inplace", False) is True for module in self.modules.all)
@@ -127,7 +125,7 @@ class Recorder(ABC):
 
     def takes_at_once(self, forward: Forward) -> bool:
         """Whether a forward that has ended is taken before the program goes on."""
-        return not self._patient or not forward.may_wait()
+        return True
 
     def refuse_second_use(self) -> None:
         if self._makers or self._ended:
@@ -267,7 +265,7 @@ class Recorder(ABC):
         if lane.mode == EVERYTHING:
             self._absorb_safely(lane)
         else:
-            versions.note_call(args, kwargs, index, lane.written)
+            note_versions_of_call(args, kwargs, index, lane.written)
 
     def _return(self, lane: Lane, at: int, output: Any) -> None:
         index = len(lane.events)
@@ -278,7 +276,7 @@ class Recorder(ABC):
         if lane.mode == NOTHING:  # of the outermost call: as a rule nothing was written, and nobody asks
             lane.last = index + 1, output
         else:
-            versions.note(output, "output", index + 1, lane.written)
+            note_versions(output, "output", index + 1, lane.written)
         if index > lane.weigh_at:
             self._weigh(lane)
 
@@ -308,7 +306,7 @@ class Recorder(ABC):
                     self._interrupted(lane)
                 if collecting:
                     gc.enable()
-        if ended and self._reacts:
+        if ended:
             self.react(forward)
         return output
 
@@ -367,7 +365,7 @@ class Recorder(ABC):
             self._at_once
             or phase not in self._never_written
             or in_transform()
-            or versions.are_missing(args, kwargs)
+            or versions_are_missing(args, kwargs)
         ):
             return EVERYTHING
         # What one part of the model never does, another one may: a checkpoint repeats them one by one.
@@ -407,7 +405,7 @@ class Recorder(ABC):
             batch = self._read(lane, forward)
             if whole and not forward.stack:
                 self._templates[forward.phase] = Template.of(lane.events, forward, batch)
-            found = batch, self._begin(batch, may_wait=whole and not forward.caches)
+            found = batch, self._begin_or_apart(batch.tensors)
         forward.take(*found)
         self.passing(forward, found[0])
         if at_once:
@@ -419,11 +417,24 @@ class Recorder(ABC):
         if not last:
             found[0].let_go()
 
-    def _begin(self, batch: Batch, may_wait: bool) -> Counted:
-        """A forward with a cache never waits: what that held would be gone with the next one."""
-        if may_wait and self._patient and not batch.odd:
-            return self._deferred.begin(batch.tensors, batch.bytes(), batch.exposed())
-        return quiet(self._begin_count, batch.tensors, reads_only=self._reads_only)
+    def _begin(self, tensors: Sequence[Tensor]) -> Counted:
+        return quiet(self._begin_count, tensors, reads_only=self._reads_only)
+
+    def _begin_or_apart(self, tensors: Sequence[Tensor]) -> Counted:
+        """Begin a count; if it fails, count tensor by tensor, with rows of -1 for those that cannot be."""
+        try:
+            return self._begin(tensors)
+        except Exception:
+            if not tensors:
+                raise
+            return Counted(np.concatenate([self._apart(tensor) for tensor in tensors]))
+
+    def _apart(self, tensor: Tensor) -> np.ndarray:
+        try:
+            return quiet(self._count, [tensor], reads_only=self._reads_only)
+        except Exception as error:
+            self.uncounted[f"{type(error).__name__}: {str(error)[:200]}"] += 1
+            return np.full((1, len(KINDS)), -1.0)
 
     def _try_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
         """As `_absorb_by_template`; None too where that fails: on a sparse tensor in a dense one's place."""
@@ -439,18 +450,15 @@ class Recorder(ABC):
         if template is None or values is None:
             return None
         tensors = template.distinct(values)
-        counted: Counted | None = None
-        if not self._patient:  # on a GPU the count begins first, so that the GPU works while it is looked at
-            counted = quiet(self._begin_count, tensors, reads_only=self._reads_only)
-        shapes = counted.shapes if counted is not None else None
-        if shapes is None and not template.reads(tensors):
+        counted = self._begin(tensors)  # first, so that a GPU works while the tensors are looked at
+        if counted.shapes is None and not template.reads(tensors):
             return None
         batch = template.confirm(values, tensors, lane.noted())
         if batch is None:
             return None
-        batch.kept_shapes = shapes
+        batch.kept_shapes = counted.shapes
         template.tell(lane.forward, lane.events)
-        return batch, counted if counted is not None else self._begin(batch, not lane.forward.caches)
+        return batch, counted
 
     def _note_writes(self, lane: Lane, batch: Batch) -> None:
         """Some tensors were written in place; say so, and choose how closely to look from now on."""
@@ -531,8 +539,7 @@ class Recorder(ABC):
             self.ends(forward)
             forward.number = next(self._numbers) if forward.phase != RECOMPUTE else -1
             self._waiting.append(forward)
-            full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
-            if full or self.takes_at_once(forward):
+            if len(self._waiting) >= MOST_FORWARDS_WAITING or self.takes_at_once(forward):
                 self._settle()
 
     def _learn(self, lane: Lane) -> None:

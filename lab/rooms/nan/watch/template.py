@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter as Tally
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter, is_
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,8 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.batch import Batch, Label, Source, Written
 from lab.rooms.nan.watch.forward import Forward
-from lab.rooms.nan.watch.leaves import SCALARS, is_cache
+from lab.rooms.nan.watch.leaves import SCALARS, is_cache, is_cache_name
 from lab.rooms.nan.watch.plain import REAL
-from lab.rooms.nan.watch.pool import Picker, Pool, picker, skipped
 
 VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
 
@@ -51,7 +51,6 @@ class Template:
     leaf_call: list[int]
     index: np.ndarray  # for each leaf, in the order of time, its place among the distinct ones
     put_out: np.ndarray
-    exposed: list[int]
     calls: list[list[Any]]
     caches_at: list[tuple[int, str | int, int]]  # call, input, and where its arguments are
     empty: Picker  # rows and mappings inside of others: what fills one lies deeper than the pool
@@ -101,7 +100,6 @@ class Template:
             batch.leaf_call,
             np.asarray(batch.index, np.int64),
             batch.outputs(),
-            batch.exposed(),
             forward.calls,
             [
                 (call, name, index + (2 if isinstance(name, str) else 1))
@@ -165,7 +163,7 @@ class Template:
         batch = Batch(None)
         batch.labels, batch.leaf_call, batch.index = self.labels, self.leaf_call, self.index
         batch.put_out, batch.unseen, batch.num_bytes = self.put_out, self.unseen, self.num_bytes
-        batch.fp8, batch.open = self.fp8, self.exposed
+        batch.fp8 = self.fp8
         return vars(batch)
 
     def confirm_versions(self, tensors: Sequence[Tensor], written: Written) -> Batch | None:
@@ -210,3 +208,95 @@ def _same(
         elif isinstance(values[at], Tensor):
             others.append(at)
     return again, first, others
+
+
+PASSED = 1 << 28  # added to a module's number where its call and its return are one event
+Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All values that events hold, in one list.
+
+    First single ones, then arguments one by one, then what lies in tuples and mappings.
+    """
+
+    singles: Picker  # from the events
+    args: Picker
+    kwargs: Picker
+    rows: Picker  # from the values so far: tuples and lists, each object once
+    mappings: Picker
+    kwargs_at: list[int]
+
+    @classmethod
+    def of(cls, events: list[Any]) -> tuple[Pool, dict[Source, int]]:
+        """The pool, and the index of each source in it."""
+        calls = [n for n in range(0, len(events), 3) if 0 <= events[n] < PASSED]
+        passed = [n for n in range(0, len(events), 3) if events[n] >= PASSED]
+        returned = [n for n in range(0, len(events), 3) if events[n] < 0]
+        singles = [n + 1 for n in passed] + [n + 2 for n in passed] + [n + 1 for n in returned]
+        args, kwargs = [n + 1 for n in calls], [n + 2 for n in calls]
+        sources: list[Source] = [(at,) for at in singles]
+        sources += [(at, key) for at in [*args, *kwargs] for key in _keys(events[at])]
+        held = {
+            source: events[source[0]] if len(source) == 1 else events[source[0]][source[1]]
+            for source in sources
+        }
+        places = {source: n for n, source in enumerate(sources)}
+        rows = _unpacked(places, held, (tuple, list))
+        mappings = _unpacked(places, held, Mapping)
+        pickers = [picker(at) for at in (singles, args, kwargs, rows, mappings)]
+        return cls(pickers[0], pickers[1], pickers[2], pickers[3], pickers[4], kwargs), places
+
+    def open(self, events: list[Any]) -> tuple[list[Any], list[Any]]:
+        """(values, lengths and names of the arguments)"""
+        args, kwargs = self.args(events), self.kwargs(events)
+        keys = [*map(len, args), *map(len, kwargs), *chain.from_iterable(kwargs)]
+        values = [
+            *self.singles(events),
+            *chain.from_iterable(args),
+            *chain.from_iterable(map(dict.values, kwargs)),
+        ]
+        return values, keys
+
+    def inside(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """(more values, their lengths, names and types) from `values` of the right types."""
+        rows, mappings = self.rows(values), self.mappings(values)
+        more = [*chain.from_iterable(rows)]
+        for mapping in mappings:
+            more += mapping.values()
+        return more, [*map(len, rows), *map(len, mappings), *chain.from_iterable(mappings), *map(type, more)]
+
+
+def _unpacked(places: dict[Source, int], held: dict[Source, Any], kind: Any) -> list[int]:
+    """Indices of values of this kind, each object once; what lies in them is added to `places`."""
+    begins: dict[int, int] = {}
+    found, size = [], len({*places.values()})
+    for source, value in held.items():
+        if not isinstance(value, kind) or skipped(source):
+            continue
+        if id(value) not in begins:
+            begins[id(value)] = size
+            found.append(places[source])
+            size += len(value)
+        places.update({(*source, key): begins[id(value)] + n for n, key in enumerate(_keys(value))})
+    return found
+
+
+def _keys(value: Any) -> Iterable[Any]:
+    return value.keys() if isinstance(value, Mapping) else range(len(value))
+
+
+def skipped(source: Source) -> bool:
+    """Whether a cache lies there."""
+    return any(isinstance(key, str) and is_cache_name(key) for key in source[1:])
+
+
+def picker(places: Sequence[int]) -> Picker:
+    """The items at `places` as a tuple; itemgetter gives none for one or no place."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    if not places:
+        return lambda items: ()
+    only = places[0]
+    return lambda items: (items[only],)

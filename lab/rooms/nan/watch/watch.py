@@ -22,15 +22,13 @@ from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.explain import Explainer
 from lab.rooms.nan.watch.forward import Forward, Seen
+from lab.rooms.nan.watch.lane import RECOMPUTE
 from lab.rooms.nan.watch.leaves import CACHE
-from lab.rooms.nan.watch.phases import RECOMPUTE
+from lab.rooms.nan.watch.modules import Modules
 from lab.rooms.nan.watch.plain import FP8
 from lab.rooms.nan.watch.recorder import Recorder
 from lab.rooms.nan.watch.roles import Birth
-from lab.rooms.nan.watch.shared import before_update
-from lab.rooms.nan.watch.steps import Step, Total
-from lab.rooms.nan.watch.totals import RunningTotals, add_counts
-from lab.rooms.nan.watch.unseen_by_compile import hidden
+from lab.rooms.nan.watch.steps import RunningTotals, Step, Total, add_counts
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
 MOST_STEPS = 20_000  # forwards in `steps`; `forwards` and `totals` count all
@@ -60,6 +58,7 @@ class Watch(Recorder):
         budget_bytes: int | None = None,
         keep_rows: bool = True,
         check_weights: bool = True,
+        modules: Modules | None = None,
     ) -> None:
         if on_bad not in ("keep", "raise") and not callable(on_bad):
             raise UsageError(f"invalid on_bad: {on_bad!r}", fix='use "keep", "raise" or a function of a Step')
@@ -70,7 +69,7 @@ class Watch(Recorder):
             self.counter, count, self.counter_reason = "own", counter, "given"
         else:
             self.counter, count, self.counter_reason = counter, counter_named(counter), "asked for"
-        super().__init__(model, count, budget_bytes or _budget(device), patient=_may_wait(device, on_bad))
+        super().__init__(model, count, budget_bytes or _budget(device), modules)
         if "DataParallel" in {type(module).__name__ for module in self.modules.all}:
             self.note("nn.DataParallel calls copies of the model, which are not seen: watch it on one GPU")
         self.on_bad, self.keep_rows, self.check_weights = on_bad, keep_rows, check_weights
@@ -92,18 +91,10 @@ class Watch(Recorder):
             for name in self.sentinels:
                 self.note(f"the buffer {name} begins with infinities, which are taken for its initial values")
         self.attach()
-        if self._patient:
-            before_update.add(self._settle_before_update)
         return self
 
     def __exit__(self, *_: object) -> None:
-        before_update.remove(self._settle_before_update)
         self.detach()
-
-    @hidden
-    def _settle_before_update(self, *_: Any) -> None:
-        """A forward that waits is explained by the weights that it had."""
-        self.settle()
 
     @property
     def steps(self) -> list[Step]:
@@ -158,9 +149,9 @@ class Watch(Recorder):
                 f"{plural(self.failed, 'forward')} could not be counted: {'; '.join(self.notes[-3:])}"
             )
         if self.unknown:
-            also = " or not counted" if self._deferred.uncounted else ""
+            also = " or not counted" if self.uncounted else ""
             found.append(f"{plural(self.unknown, 'tensor')} overwritten in place before being counted{also}")
-        for reason, times in self._deferred.uncounted.items():
+        for reason, times in self.uncounted.items():
             found.append(f"{plural(times, 'tensor')} could not be counted: {reason}")
         for (module, leaf, why), times in self.unseen.items():
             if why != CACHE:
@@ -250,8 +241,6 @@ class Watch(Recorder):
 
         What is bad cannot: it is explained by the weights and caches as they are now.
         """
-        if not super().takes_at_once(forward):
-            return False
         clean = forward.turned_out_clean()
         if clean:
             forward.caches = ()  # nobody will look into it
@@ -306,8 +295,3 @@ def _budget(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return min(free // 4, 4 << 30)
     return 1 << 30
-
-
-def _may_wait(device: torch.device, on_bad: Any) -> bool:
-    """Whether counts may wait for those of the next forwards: on a CPU, if nobody reacts to them at once."""
-    return device.type == "cpu" and on_bad == "keep"

@@ -22,7 +22,7 @@ from lab.workload.hook import hooked
 from lab.workload.start import read_config, start, write_json
 
 log = logging.getLogger("lab.workload")
-GUARD = "lab.rooms.nan.watch.guard.auto:start_from_env"
+GUARD = "lab.rooms.nan.watch.guard.programs:start_from_env"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

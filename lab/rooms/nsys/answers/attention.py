@@ -19,6 +19,7 @@ from lab.rooms.nsys.answers.answer import (
 )
 from lab.rooms.nsys.measured import FINAL, SCORES, SOFTMAX
 
+MAX_BOARD_PERCENT = 105.0  # a clock above the data sheet's
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -44,7 +45,7 @@ def part_e(cell: CellData, _: Sequence[CellData]) -> Answer:
         values["av_gemm_us"] = float(rows[FINAL]["matmul_us_per_layer"])
         sentence += f" (weights times values: {values['av_gemm_us']:.1f} µs)"
     sentence += _by_flop(cell, rows, values)
-    return Answer("e", cell.label, sentence, values, tuple(_checks(cell, rows)))
+    return Answer("e", cell.label, sentence, values, tuple(_checks(cell, rows, values)))
 
 
 def _by_flop(cell: CellData, rows: dict[str, pd.Series], values: dict[str, float | str]) -> str:
@@ -58,7 +59,8 @@ def _by_flop(cell: CellData, rows: dict[str, pd.Series], values: dict[str, float
         of_memory = f", {100 * softmax * 1e9 / board.bytes_per_s:.0f} % of the board's"
         rate = _rate(cell, board)
         if peak := board.flops_per_s(rate):
-            of_rate = f", {100 * gemm * 1e12 / peak:.0f} % of the board's in {rate}"
+            values["qk_board_percent"] = percent = 100 * gemm * 1e12 / peak
+            of_rate = f", {percent:.0f} % of the board's in {rate}"
     return (
         f", for 1/{ratio:.1f} of the FLOPs: softmax moves memory (at least {softmax:.0f} GB/s{of_memory}), "
         f"the GEMM computes ({gemm:.1f} TFLOP/s{of_rate})."
@@ -84,7 +86,7 @@ def _rate(cell: CellData, board: Board) -> str | None:
     return rate or ("fp32" if dtype == "fp32" else None)
 
 
-def _checks(cell: CellData, rows: dict[str, pd.Series]) -> Iterable[Check]:
+def _checks(cell: CellData, rows: dict[str, pd.Series], values: dict[str, float | str]) -> Iterable[Check]:
     for part in (SCORES, FINAL):
         if part in rows:
             matmuls = rows[part]["matmuls_per_layer"]
@@ -99,3 +101,7 @@ def _checks(cell: CellData, rows: dict[str, pd.Series]) -> Iterable[Check]:
     ratio, due = rows[SCORES]["flop"] / rows[SOFTMAX]["flop"], 2 * spec.d_head / 5
     name = "FLOPs of QK^T over softmax are 2 d_head / 5"
     yield check(name, abs(ratio - due) < 1e-9, f"{due:g}", f"{ratio:g}")
+    if "qk_board_percent" in values:
+        percent, name = float(values["qk_board_percent"]), "the GEMM of QK^T is not faster than its board"
+        passed = percent <= MAX_BOARD_PERCENT
+        yield check(name, passed, f"at most {MAX_BOARD_PERCENT:g} %", f"{percent:.0f} %")

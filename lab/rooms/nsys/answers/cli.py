@@ -60,7 +60,8 @@ def answers(
     if phases and target.is_dir():
         raise UsageError("--phase is for one capture", fix="name the file")
     with needs("analysis"):
-        from lab.rooms.nsys.findings import results_of_folder, write_page_of
+        from lab.rooms.nsys.findings import results_of_folder
+        from lab.rooms.nsys.report.page import report
 
         run = Run.open(target) if Run.is_run(target) else None
         if target.is_dir():
@@ -69,7 +70,7 @@ def answers(
             names = phase_names(phases, named=True)
             results = _of_file(target, model_size, context_length, batch_size, fused_qkv, names)
         if out is not None:
-            write_page_of(results, target, out, run)
+            report(results, target, out, run)
     selected = [answer for answer in results.answers if answer.part in wanted]
     recordings = {cell.label: cell.recording for cell in results.data if cell.recording is not None}
     if text := _json(selected, recordings) if as_json else _text(selected, recordings):

@@ -27,7 +27,7 @@ def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
         values["python_profiled_ms"] = recorded.mean
     sentence = f"The range `forward` takes {spread(ranges)}"
     if plain is None:
-        sentence += "; there is no time without a profiler to compare it with."
+        sentence += "; it was not timed without a profiler."
     else:
         compared = _compared(ranges, plain, values)
         sentence += f", Python in a process without a profiler {spread(plain)}: {compared}"
@@ -37,7 +37,7 @@ def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
 
 
 def _compared(ranges: Sample, plain: Sample, values: dict[str, float | str]) -> str:
-    """What the difference of the two means says; adds it to `values`.
+    """Say what the difference of the two means shows, and add it to `values`.
 
     There is one process per side, and two equal ones differ, too: by clock rates, by what else ran. So the
     interval is one of the steps within these two processes, and how much the profiler added is not claimed.

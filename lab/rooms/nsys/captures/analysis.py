@@ -109,7 +109,7 @@ def _analyse_recording(path: Path, out: Path, *, need_phases: bool) -> Findings:
     capture = with_processes(load_capture(path))
     if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync, capture.counters))):
         raise BadDataError(
-            "the recording holds no events",
+            "the recording has no events",
             location=path,
             fix="record while the program works, and stop the profiler before it ends",
         )

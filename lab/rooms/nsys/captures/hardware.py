@@ -28,6 +28,7 @@ METRICS = {
     "dram_read": "DRAM read",
     "dram_write": "DRAM write",
 }
+UNKNOWN_GPU = "GPU metrics were sampled, but on which of the process's devices is not recorded"
 TRAFFIC = {
     "to_device_mb": "to GPU, MB",
     "to_host_mb": "to CPU, MB",
@@ -46,7 +47,7 @@ def gpu_metrics(
     step_of_operation: np.ndarray,
     kernels_by_name: Mapping[str, np.ndarray],
 ) -> dict[str, Any] | None:
-    """`period_us`, and a row per range and kernel: samples, and the mean of each metric in percent.
+    """Return `period_us`, and a row per range and kernel: samples, the mean of each metric in percent.
 
     rows_by_path: the ranges of each path; () is the step, with the operations of step_of_operation (n,)
     (-1: none). kernels_by_name: masks (n,) of the operations. None where no metrics were recorded, or not on
@@ -88,8 +89,13 @@ def gpu_metrics(
     return {"period_us": period_ns / 1e3, "ranges": ranges, "kernels": kernels}
 
 
+def has_unknown_gpu(capture: Capture) -> bool:
+    """Whether metrics were sampled, and nothing says that it was on a GPU of this process."""
+    return bool(capture.device_events and capture.device_events.samples) and not _gpus(capture)
+
+
 def _gpus(capture: Capture) -> dict[int, int]:
-    """CUDA device of this process -> sampled GPU; {} where none was sampled, or none says which it is."""
+    """Map CUDA devices of this process to sampled GPUs; {} if none was, or which is not recorded."""
     events = capture.device_events
     if events is None or not events.samples or not len(capture.ops):
         return {}
@@ -103,7 +109,7 @@ def _gpus(capture: Capture) -> dict[int, int]:
 
 
 def _extents(spans: np.ndarray, instance: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """First start and last end (m, 2) of the masked operations of each instance; -1 is none."""
+    """Find first start and last end (m, 2) of the masked operations of each instance; -1 is none."""
     rows = np.flatnonzero(mask & (instance >= 0))
     used, group = np.unique(instance[rows], return_inverse=True)
     extents = np.stack([np.full(len(used), np.iinfo(np.int64).max), np.zeros(len(used), np.int64)], axis=1)
@@ -113,7 +119,7 @@ def _extents(spans: np.ndarray, instance: np.ndarray, mask: np.ndarray) -> np.nd
 
 
 def _lie_in(spans: np.ndarray, times: np.ndarray, period_ns: int) -> np.ndarray:
-    """Mask (n,) of the samples with a period on either side inside the spans."""
+    """Mask the samples (n,) with a period on either side inside the spans."""
     around = np.stack([times - period_ns, times + period_ns], axis=1)
     mask: np.ndarray = intervals.overlap(around, spans) == 2 * period_ns
     return mask
@@ -122,7 +128,7 @@ def _lie_in(spans: np.ndarray, times: np.ndarray, period_ns: int) -> np.ndarray:
 def unified_memory(
     projection: Projection, rows_by_path: Mapping[Path, np.ndarray], num_steps: int
 ) -> dict[str, Any] | None:
-    """`in_all`, and a row per range with the figures per step: MB that migrated, and page faults.
+    """Return `in_all`, and a row per range with the figures per step: MB that migrated, and page faults.
 
     None where no migration and no fault was recorded; a fault of a side that was not traced is None.
     """
@@ -142,7 +148,7 @@ def unified_memory(
 
 
 def _traffic(capture: Capture) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Start in ns (n,) and amount (n,) of what was recorded, by column of TRAFFIC."""
+    """Collect start in ns (n,) and amount (n,) of what was recorded, by column of TRAFFIC."""
     ops, events = capture.ops, capture.device_events or DeviceEvents({}, {}, {})
     traffic = {}
     if np.isin(ops.copy_kind, list(_MIGRATIONS)).any():

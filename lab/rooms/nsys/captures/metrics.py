@@ -36,7 +36,7 @@ def write_metrics(path: Path, out: Path) -> tuple[Written, str]:
     """
     metrics = load_metrics(path)
     if not metrics.kernels:
-        raise BadDataError("the database holds no kernels", location=path)
+        raise BadDataError("the database has no kernels", location=path)
     make_folder(out)
     peaks = [
         {"workload": workload, "peak": name, "value": value}

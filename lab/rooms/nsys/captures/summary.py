@@ -23,7 +23,12 @@ from lab.recordings.lacks import Lack
 from lab.recordings.names import CLASSES, is_matmul, kernel_class
 from lab.recordings.processes import process_label
 from lab.recordings.projection import PHASES, RULES, Offer, Projection, offers
-from lab.rooms.nsys.captures.hardware import gpu_metrics, unified_memory
+from lab.rooms.nsys.captures.hardware import (
+    UNKNOWN_GPU,
+    gpu_metrics,
+    has_unknown_gpu,
+    unified_memory,
+)
 from lab.rooms.nsys.captures.phases import Phase, phases_of
 from lab.stats import intervals
 
@@ -167,6 +172,8 @@ def unknowns(capture: Capture) -> list[str]:
         sentences.append("no ranges and no operators were recorded: phases cannot be known")
     if not len(capture.api):
         sentences.append("no API calls were recorded: who launched what cannot be known")
+    if has_unknown_gpu(capture):
+        sentences.append(UNKNOWN_GPU)
     if len(capture.ops) and not (capture.ops.name_id >= 0).any():
         sentences.append("no names were recorded (no StringIds): classes and kernels cannot be told apart")
     return sentences

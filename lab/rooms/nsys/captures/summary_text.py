@@ -9,7 +9,7 @@ from typing import Any
 from lab.core.words import first_few, plural, printable
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines, marked
 from lab.recordings.names import short_name
-from lab.rooms.nsys.captures.hardware import METRICS, TRAFFIC
+from lab.rooms.nsys.captures.hardware import METRICS, TRAFFIC, UNKNOWN_GPU
 from lab.rooms.nsys.captures.phases import Path, Phase
 from lab.rooms.nsys.captures.summary import TOP, Share, Summary
 
@@ -228,9 +228,9 @@ def _hardware_lines(summary: Summary) -> list[str]:
         return []
     metrics, memory = summary.gpu_metrics, summary.unified_memory
     lines = []
-    if metrics is None:
+    if metrics is None and UNKNOWN_GPU not in summary.unknown:
         lines.append("GPU metrics: not recorded (nsys profile --gpu-metrics-devices)")
-    else:
+    elif metrics is not None:
         heads = {**dict.fromkeys(METRICS.values(), 15), "samples": 10}
         rows = [
             *((_path_name(summary, row["path"])[:43], _metric_cells(row)) for row in metrics["ranges"]),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from lab.core import plan
+from lab.core.run import Run
 from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import counted, holes
+from lab.recordings.lacks import Lack, counted, holes
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Status
+from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nsys.answers.answer import OK, Answer
 from lab.rooms.nsys.report.sections import sections
@@ -41,25 +44,24 @@ class Findings(plan.Findings, frozen=True):
     answers: list[Answer] = []
 
 
-def report(
-    results: Results, *, out: Path, title: str, provenance: dict[str, dict[str, str]], kind: str
-) -> Findings:
-    """Write tables, figures, the summary and report.html below `out`, and say what they show."""
+def report(results: Results, path: Path, out: Path, run: Run | None) -> Findings:
+    """Write tables, figures and the page of a run, a folder or a file below `out`, and say what they show."""
+    manifest = run.manifest if run else None
     tables = all_tables(results)
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
     text, lacking, incomplete = verdict(results), _lacking(results), _incomplete(results)
     status = _status(results, lacking)
     page = Page(
-        title=title,
+        title=f"Nsys {path.resolve().name}",
         question=TITLE + "?",
         verdict=text,
         status=status,
         cards=_cards(results, tables["checks"]),
         sections=sections(results, tables, out / "figures"),
-        provenance=provenance,
+        provenance=provenance(path, manifest),
         footnotes=FOOTNOTES,
         room="nsys",
-        kind=kind,
+        kind=manifest.kind.value if manifest else "measured",
     )
     files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
@@ -69,12 +71,7 @@ def report(
 
 def _incomplete(results: Results) -> list[str]:
     """One sentence per finding about the recording of each cell."""
-    return [
-        f"{cell.label}: {sentence}"
-        for cell in results.data
-        if cell.recording is not None
-        for sentence in sentences(counted(cell.recording.lacks))
-    ]
+    return _sentences(results, counted)
 
 
 def _lacking(results: Results) -> list[str]:
@@ -83,13 +80,13 @@ def _lacking(results: Results) -> list[str]:
     rows = [
         f"{row.cell}: {row.outcome}{f': {row.reason}' if row.reason else ''}" for row in absent.itertuples()
     ]
-    torn = [
-        f"{cell.label}: {sentence}"
-        for cell in results.data
-        if cell.recording is not None
-        for sentence in sentences(holes(cell.recording.lacks))
-    ]
-    return rows + torn
+    return rows + _sentences(results, holes)
+
+
+def _sentences(results: Results, chosen: Callable[[Sequence[Lack]], list[Lack]]) -> list[str]:
+    """A sentence per chosen finding about the recording of each cell."""
+    recorded = [(cell.label, cell.recording) for cell in results.data]
+    return [f"{label}: {text}" for label, one in recorded if one for text in sentences(chosen(one.lacks))]
 
 
 def _status(results: Results, lacking: list[str]) -> Status:
@@ -102,13 +99,6 @@ def _status(results: Results, lacking: list[str]) -> Status:
 def _cards(results: Results, checks: pd.DataFrame) -> list[Card]:
     recorded = f"{int((results.cells['outcome'] == 'ok').sum())} of {len(results.cells)}"
     cards = [Card("Cells recorded", recorded, "tables/cells.csv")]
-    last_answers = {answer.part: answer for answer in results.answers if answer.is_answered}
-    if answer := last_answers.get("d"):
-        share = f"{float(answer.values['step_matmul_percent']):.1f}"
-        cards.append(Card("Matrix products, training step", share, "tables/values.csv", "%", answer.cell))
-    if answer := last_answers.get("e"):
-        ratio, note = f"{float(answer.values['time_ratio']):.2f}", f"time per layer, {answer.cell}"
-        cards.append(Card("Softmax over QK^T", ratio, "tables/values.csv", "×", note))
     if len(checks):
         passed = f"{int((checks['state'] == OK).sum())} of {len(checks)}"
         cards.append(Card("Self-checks that hold", passed, "tables/checks.csv"))

@@ -100,7 +100,8 @@ def _time_blocks(results: Results, tables: dict[str, pd.DataFrame], folder: Path
         drawing = lines([str(context) for context in contexts], shares, **words)
         blocks.append(_figure(drawing, folder, "share_over_context", caption, "phases"))
     if len(phases):
-        blocks.append(Table(phases, "Phases, per measured step", "tables/phases.csv"))
+        recorded = phases.dropna(axis="columns", how="all")
+        blocks.append(Table(recorded, "Phases, per measured step", "tables/phases.csv"))
     if not len(classes) and len(cpu_ops):
         caption = "The ten costliest CPU operators of a measured step, by self time"
         blocks.append(Table(cpu_ops.groupby("cell", sort=False).head(10), caption, "tables/cpu_ops.csv"))

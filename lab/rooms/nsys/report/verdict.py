@@ -22,7 +22,7 @@ def verdict(results: Results) -> list[str]:
     sentences = [f"{recorded}{f' ({unrecorded})' if unrecorded else ''}."]
     if len(results.cells) and (results.cells["outcome"] == "no_gpu_data").all():
         sentences.append(
-            "There are no GPU kernels: only wall times are known, and questions (b) to (e) are open."
+            "These cells have no GPU kernels: only wall times are known, and questions (b) to (e) are open."
         )
     last_answers = {answer.part: answer for answer in results.answers if answer.is_answered}
     sentences += [

@@ -146,7 +146,7 @@ def _take_in(draft: Path, options: argparse.Namespace) -> str | None:
         endings = sorted(path.name.removeprefix(DRAFT) for path in options.out.glob(f"{DRAFT}*"))
         return f"it left no SQLite export{f', only {endings}' if endings else ''}"
     if not _has_kernels(export):
-        return "its export holds no kernels"
+        return "its export has no kernels"
     scrub(export, options.out / CAPTURE)
     if report.exists() and options.keep_original:
         report.replace(options.out / "capture.nsys-rep")

@@ -18,7 +18,6 @@ class Examination:
 
     cells: list[dict[str, Any]] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
-    guards: pd.DataFrame = field(default_factory=pd.DataFrame)
     reproducer: dict[str, Any] | None = None
     reproducer_folder: str = ""
     fixed_length: int | None = None
@@ -31,24 +30,24 @@ class Examination:
 def read_examination(run: Run) -> Examination:
     """All parts of a run of `diagnose`; the backends by the names of what ran."""
     config = run.manifest.config
-    found = Examination(tested=str(config["tested"]), reference=str(config.get("reference", "")))
+    rows = Examination(tested=str(config["tested"]), reference=str(config.get("reference", "")))
     for record in run.manifest.steps:
         status, reason = outcome_of(record)
         if status != "ok":
-            found.missing.append(f"{record.step.name}: {reason}")
+            rows.missing.append(f"{record.step.name}: {reason}")
             continue
         part = str(record.step.labels["part"])
         content = read_json(run.folder(record.step) / f"{part}.json")
-        found.tested = content.get("tested", found.tested)
-        found.reference = content.get("reference", found.reference)
-        found.device = content.get("device", found.device)
+        rows.tested = content.get("tested", rows.tested)
+        rows.reference = content.get("reference", rows.reference)
+        rows.device = content.get("device", rows.device)
         if "cells" in content:
-            found.cells += content["cells"]
-            found.fixed_length = content["fixed_length"]
+            rows.cells += content["cells"]
+            rows.fixed_length = content["fixed_length"]
         else:
-            found.probes, found.guards = content["probes"], pd.DataFrame(content["guards"])
-            found.reproducer, found.reproducer_folder = content["reproducer"], record.step.folder
-    return found
+            rows.probes = content["probes"]
+            rows.reproducer, rows.reproducer_folder = content["reproducer"], record.step.folder
+    return rows
 
 
 def read_checks(run: Run) -> tuple[pd.DataFrame, list[str]]:
@@ -61,10 +60,10 @@ def read_checks(run: Run) -> tuple[pd.DataFrame, list[str]]:
             missing.append(f"{record.step.name}: {reason}")
             rows.append(_failed_step(backend, reason))
             continue
-        said = read_json(run.folder(record.step) / "checks.json")
-        ran = said.get("backend", backend)  # files of before this was noted name what was asked for
+        content = read_json(run.folder(record.step) / "checks.json")
+        ran = content.get("backend", backend)  # files of before this was noted name what was asked for
         label = backend if ran == backend else f"{backend} ({ran})"
-        rows += [{"backend": label, **row} for row in said["checks"]]
+        rows += [{"backend": label, **row} for row in content["checks"]]
     return pd.DataFrame(rows), missing
 
 

@@ -52,11 +52,11 @@ def read_trainings(run: Run) -> Trainings:
         folder = run.folder(step)
         epochs += [{**case, **epoch} for epoch in read_epochs(folder / "epochs.jsonl", missing)]
         if status == "ok":
-            found = read_json(folder / "result.json")
-            raw[step.name] = found
+            result = read_json(folder / "result.json")
+            raw[step.name] = result
             rss = record.outcome.peak_mem_bytes if record.outcome else None
-            row.update(_result(found), peak_rss_bytes=rss, file=f"{step.folder}/result.json")
-            durations += list(_durations(case, found["test"]["duration_stats"]))
+            row.update(_result(result), peak_rss_bytes=rss, file=f"{step.folder}/result.json")
+            durations += list(_durations(case, result["test"]["duration_stats"]))
         elif status != "skipped":
             missing.append(f"{step.name}: {reason}")
         results.append(row)
@@ -84,21 +84,21 @@ def read_recordings(folder: Path) -> Trainings:
     results, durations, raw = [], [], {}
     for path, content in comparisons(folder).items():
         for key, model in HEADS.items():
-            found = content.get(key)
-            if not isinstance(found, dict):
+            record = content.get(key)
+            if not isinstance(record, dict):
                 continue
             case = {"model": model, "backend": path.stem}
             row = {**case, "status": "ok", "reason": "", "file": path.name}
             try:
-                results.append({**row, **_recorded(found)})
-                durations += list(_durations(case, found["duration_stats"]))
+                results.append({**row, **_recorded(record)})
+                durations += list(_durations(case, record["duration_stats"]))
             except (KeyError, TypeError, AttributeError) as error:
                 raise BadDataError(f"{key} lacks {error}", location=path) from error
-            raw[f"{path.stem}/{key}"] = found
+            raw[f"{path.stem}/{key}"] = record
     return _tables(results, [], durations, raw, [])
 
 
-def comparison(run: Run, found: Trainings) -> dict[str, Any]:
+def comparison(run: Run, trainings: Trainings) -> dict[str, Any]:
     """The benchmark's JSON; where a head ran on several backends, the first that succeeded."""
     config = run.manifest.config
     document: dict[str, Any] = {
@@ -108,31 +108,31 @@ def comparison(run: Run, found: Trainings) -> dict[str, Any]:
         "config": {name: config[name] for name in SIZES},
     }
     for key, model in HEADS.items():
-        first = next((raw for raw in found.raw.values() if raw["model"] == model), None)
-        if first is not None:
-            document[key] = {**first["test"], **{name: first[name] for name in (*TIMES, "backend")}}
+        result = next((raw for raw in trainings.raw.values() if raw["model"] == model), None)
+        if result is not None:
+            document[key] = {**result["test"], **{name: result[name] for name in (*TIMES, "backend")}}
     return document
 
 
-def _result(found: dict[str, Any]) -> dict[str, Any]:
+def _result(result: dict[str, Any]) -> dict[str, Any]:
     return {
-        **_recorded({**found, **found["test"]}),
-        "peak_mem_bytes": found["peak_memory_bytes"],
-        "best_epoch": found["best_epoch"],
-        "device": found["device_name"],
+        **_recorded({**result, **result["test"]}),
+        "peak_mem_bytes": result["peak_memory_bytes"],
+        "best_epoch": result["best_epoch"],
+        "device": result["device_name"],
     }
 
 
-def _recorded(found: dict[str, Any]) -> dict[str, Any]:
+def _recorded(result: dict[str, Any]) -> dict[str, Any]:
     return {
-        "phone_error_rate": found["phone_error_rate"],
-        "boundary_f1": found["boundary_f1"],
-        "boundary_f1_2": found["boundary_f1_tolerances"]["2"],
-        "segment_f1": found["segment_f1"],
-        "duration_kl": found.get("duration_kl"),
-        "epoch_time_s": found["training_time_per_epoch"],
-        "total_time_s": found["total_training_time"],
-        "inference_time_s": found["inference_time"],
+        "phone_error_rate": result["phone_error_rate"],
+        "boundary_f1": result["boundary_f1"],
+        "boundary_f1_2": result["boundary_f1_tolerances"]["2"],
+        "segment_f1": result["segment_f1"],
+        "duration_kl": result.get("duration_kl"),
+        "epoch_time_s": result["training_time_per_epoch"],
+        "total_time_s": result["total_training_time"],
+        "inference_time_s": result["inference_time"],
     }
 
 

@@ -4,49 +4,41 @@ All take the model as `log_partition` does, in its order or by name; problem.py 
 `start_C`, `end_C`, `seg_start_BTC`, `seg_end_BTC` and `segment_BTKC`, each a tensor or None.
 
 Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits left for its
-error. Gradients have the dtype of their input.
+error. Gradients have the dtype of their input. The same on every backend:
 
-What is not finite, the same on every backend:
-
-- -inf forbids. A sequence that nothing fits has log Z = -inf, no segments, and counts and gradients of zero.
-- NaN or +inf in a frame of a sequence makes that sequence's log Z, counts and gradients NaN; in a shared
-  parameter (transition, duration, start, end) it does so to every sequence. It is never decoded. The gradient
-  is NaN so that no optimizer mistakes it for one, and zero where the loss leaves the sequence out. On a GPU,
-  where looking would wait, a parameter reaches the sequences that can use it.
-- Nothing in the padding reaches anything.
-- Lengths out of 1..T are an error on the CPU; on a GPU they make their sequence's log Z NaN.
+- -inf, and any score at or below -1e12, forbids. A sequence that nothing fits has log Z = -inf, no segments,
+  and counts and gradients of zero.
+- NaN, +inf and scores above 1e12 raise BadDataError with their place, where a sequence can meet them.
+- Nothing in the padding reaches anything. Lengths out of 1..T raise UsageError.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import decoding, information, naive
-from lab.rooms.semicrf.model.derivatives import autograd, compiled
-from lab.rooms.semicrf.model.derivatives.autograd import Alarm
-from lab.rooms.semicrf.model.derivatives.compiled import compiling
-from lab.rooms.semicrf.model.factorised import backend as torch_factorised
+from lab.rooms.semicrf.model import autograd, decoding, information, log_domain, naive
+from lab.rooms.semicrf.model.autograd import Alarm, uncompiled
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, NAMES, Posteriors, Problem, make_problem
 
-LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
 BACKENDS = ("naive", "torch", "native", "auto")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def spelt_out(function: F) -> F:
     """For `help`: the model's arguments, which these functions pass on, by their names."""
-    shown = inspect.signature(function)
-    own = [one for one in shown.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    signature = inspect.signature(function)
+    options = [option for option in signature.parameters.values() if option.kind is option.KEYWORD_ONLY]
     model = list(inspect.signature(make_problem).parameters.values())[: 1 + len(NAMES)]
-    terms = [one.replace(kind=one.KEYWORD_ONLY) for one in model[4:]]
-    cast(Any, function).__signature__ = shown.replace(parameters=[*model[:4], *own, *terms])
+    terms = [term.replace(kind=term.KEYWORD_ONLY) for term in model[4:]]
+    cast(Any, function).__signature__ = signature.replace(parameters=[*model[:4], *options, *terms])
     return function
 
 
@@ -61,6 +53,7 @@ def resolve_backend(backend: str, score_BTC: Tensor) -> str:
 
 
 @spelt_out
+@uncompiled
 def log_partition(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -71,18 +64,17 @@ def log_partition(
     alarm: Alarm | None = None,
     **terms: Tensor | None,
 ) -> Tensor:
-    """log Z (B,), float64, differentiable twice in every float input: a third derivative raises.
+    """log Z (B,), float64, differentiable in every float input, by the log domain from the second time on.
 
     `alarm` is called with the expected counts in the backward pass, before they become gradients; an
     exception that it raises ends the pass. The naive form has no counts of its own and calls nothing.
     """
-    if alarm is not None:
-        return _with_alarm(alarm, backend, score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    if compiling():
-        return compiled.log_partition(backend, score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     kernels = by_kernels(backend, score_BTC, transition_CC, terms)
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms, for_kernels=kernels)
-    return _log_partition(problem, backend)
+    resolved = resolve_backend(backend, problem.score_BTC)
+    if resolved == "naive":
+        return naive.log_partition(problem)
+    return autograd.log_partition(engine_for(resolved, problem), alarm, problem)
 
 
 def by_kernels(backend: str, score_BTC: Tensor, transition: Tensor, terms: dict[str, Tensor | None]) -> bool:
@@ -93,41 +85,19 @@ def by_kernels(backend: str, score_BTC: Tensor, transition: Tensor, terms: dict[
     return plain and not autograd.transforming() and resolve_backend(backend, score_BTC) == "native"
 
 
-@compiled.uncompiled("log_partition calls its alarm, which may raise (SemiCRF: validate=False has none)")
-def _with_alarm(alarm: Alarm, backend: str, *inputs: Any, **terms: Any) -> Tensor:
-    return _log_partition(make_problem(*inputs, **terms), backend, alarm)
-
-
-def _log_partition(problem: Problem, backend: str, alarm: Alarm | None = None) -> Tensor:
-    chosen = resolve_backend(backend, problem.score_BTC)
-    if chosen == "naive":
-        return naive.log_partition(problem)
-    return autograd.log_partition(engine_for(chosen, problem), alarm, problem)
-
-
 def engine_for(backend: str, problem: Problem) -> Any:
     """The module with `forward(problem, keep)` and `backward(state)`: only torch has the whole model."""
-    return engine_of(backend if problem.plain else "torch", problem.score_BTC)
-
-
-def engine_of(backend: str, score_BTC: Tensor) -> Any:
-    return native.engine_for(score_BTC) if backend == "native" else torch_factorised
+    return native.engine_for(problem.score_BTC) if backend == "native" and problem.plain else log_domain
 
 
 @spelt_out
+@uncompiled
 def posteriors(*model: Any, backend: str = "auto", **terms: Any) -> Posteriors:
-    """log Z and all expected counts, differentiable once in every float input; see `Posteriors`."""
-    if compiling():
-        return compiled.posteriors(backend, *model, **terms).given_out()
-    return _posteriors(make_problem(*model, **terms), backend).given_out()
-
-
-def _posteriors(problem: Problem, backend: str) -> Posteriors:
-    chosen = resolve_backend(backend, problem.score_BTC)
-    return autograd.posteriors(naive if chosen == "naive" else engine_for(chosen, problem), problem)
-
-
-compiled.register(_log_partition, _posteriors)
+    """log Z and all expected counts, differentiable in every float input; see `Posteriors`."""
+    problem = make_problem(*model, **terms)
+    resolved = resolve_backend(backend, problem.score_BTC)
+    engine = naive if resolved == "naive" else engine_for(resolved, problem)
+    return autograd.posteriors(engine, problem).clamped()
 
 
 @spelt_out
@@ -137,62 +107,57 @@ def marginals(*model: Any, backend: str = "auto", **terms: Any) -> Tensor:
 
 
 @spelt_out
-@compiled.uncompiled(LISTS)
-def viterbi(*model: Any, backend: str = "auto", **terms: Any) -> tuple[Tensor, Sequence[Sequence[Segment]]]:
+@uncompiled
+def viterbi(*model: Any, backend: str = "auto", **terms: Any) -> tuple[Tensor, list[list[Segment]]]:
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
-    An infeasible sequence has score -inf and no segments. Ties: as in `kbest`. Raises BadDataError for NaN
-    and +inf.
+    An infeasible sequence has score -inf and no segments. Ties: as in `kbest`.
     """
     problem = _decodable(*model, **terms)
     if backend == "naive":
-        decoding.reject_nan(problem)
         return naive.viterbi(problem)
     return decoding.viterbi(problem, resolve_backend(backend, problem.score_BTC))
 
 
 @spelt_out
-@compiled.uncompiled(LISTS)
+@uncompiled
 def sample(
-    *model: Any, samples: int = 1, seed: int = 0, backend: str = "auto", **terms: Any
-) -> Sequence[Sequence[Sequence[Segment]]]:
-    """`samples` exact draws for each sequence: lists of (start, end exclusive, label).
+    *model: Any,
+    samples: int = 1,
+    generator: torch.Generator | None = None,
+    backend: str = "auto",
+    **terms: Any,
+) -> list[list[list[Segment]]]:
+    """`samples` exact, independent draws for each sequence: lists of (start, end exclusive, label).
 
-    They depend on the seed, the backend, the model and the sequence's own scores, never on the batch or the
-    padding: two equal sequences of a batch get the same draws. An infeasible sequence gets empty ones.
-    Raises BadDataError for NaN and +inf. "naive" draws as torch does.
+    Random numbers come from `generator`, or torch's own stream (torch.manual_seed): each call draws anew,
+    and equal sequences of a batch are drawn apart. An infeasible sequence gets empty draws. "naive" is torch.
     """
     problem = _decodable(*model, **terms)
-    return decoding.sample(problem, samples, seed, resolve_backend(backend, problem.score_BTC))
+    return decoding.sample(problem, samples, generator, resolve_backend(backend, problem.score_BTC))
 
 
 @spelt_out
-@compiled.uncompiled(LISTS)
+@uncompiled
 def kbest(
     *model: Any, count: int = 5, backend: str = "auto", **terms: Any
-) -> Sequence[Sequence[tuple[float, Sequence[Segment]]]]:
+) -> list[list[tuple[float, list[Segment]]]]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist.
 
     Ties: read from the sequence's end, the smaller label, then the smaller duration where they differ first.
-    Raises BadDataError for NaN and +inf. "naive" is torch here.
+    "naive" is torch here.
     """
     problem = _decodable(*model, **terms)
     return decoding.best(problem, count, resolve_backend(backend, problem.score_BTC))
 
 
 @spelt_out
+@uncompiled
 def entropy(*model: Any, backend: str = "auto", **terms: Any) -> Tensor:
-    """H (B,) in nats of the distribution over segmentations, float64, differentiable once; see `information`.
-
-    Exact with -inf and with large scores; 0 where nothing is feasible. In torch.func and in compiled code,
-    which cannot branch on values, it is NaN where only the chain rule would be exact.
+    """H (B,) in nats of the distribution over segmentations, float64, differentiable; 0 where nothing is
+    feasible.
     """
-    problem = (
-        compiled.unchecked(compiled.in_order(*model, **terms))
-        if compiling()
-        else make_problem(*model, **terms)
-    )
-    problem = information.precise(problem)
+    problem = information.doubled(make_problem(*model, **terms))
     return information.entropy(problem, posteriors(**problem.arguments(), backend=backend))
 
 
@@ -202,5 +167,4 @@ def _decodable(*model: Any, **terms: Any) -> Problem:
             "segments are lists, which torch.func cannot transform",
             fix="decode outside of the transformed function",
         )
-    problem = make_problem(*model, **terms)
-    return problem.detached() if any(one.requires_grad for one in problem.floats()) else problem
+    return make_problem(*model, **terms).detached()

@@ -20,16 +20,12 @@ from torch.nn.functional import pad
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api, information
-from lab.rooms.semicrf.model.derivatives import autograd, compiled
+from lab.rooms.semicrf.model.information import less
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
 from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
 
 Kept = TypeVar("Kept")
-uncompiled = compiled.uncompiled(
-    "entropies and divergences of a SegmentDistribution branch on values: "
-    "take them outside of what is compiled with fullgraph=True"
-)
 Boundaries = Tensor
 """(B, T): +1 where a segment starts with this frame, -1 where none does, 0 where that is not known."""
 
@@ -71,7 +67,7 @@ class SegmentDistribution:
         """The distribution of a changed model; itself where nothing changed."""
         return self if problem is self.problem else object.__new__(type(self))._set(problem, self.backend)
 
-    def _by(self, function: Callable[..., Kept], **more: int) -> Kept:
+    def _by(self, function: Callable[..., Kept], **more: Any) -> Kept:
         """What a function of api.py says of this model."""
         return function(**self.problem.arguments(), backend=self.backend, **more)
 
@@ -84,15 +80,15 @@ class SegmentDistribution:
         if key not in self._kept or self._kept[key][1] != self._versions(self._kept[key][0]):
             value = compute()
             self._kept[key] = value, self._versions(value)
-        kept: Kept = self._kept[key][0]
-        return kept
+        cached: Kept = self._kept[key][0]
+        return cached
 
     def _tensors(self) -> list[Tensor]:
         return [*self.problem.floats(), self.problem.lengths_B]
 
     def _versions(self, value: Any) -> list[tuple[int, bool]]:
-        own = vars(value).values() if isinstance(value, Posteriors) else [value]
-        tensors = [*self._tensors(), *(tensor for tensor in own if isinstance(tensor, Tensor))]
+        results = vars(value).values() if isinstance(value, Posteriors) else [value]
+        tensors = [*self._tensors(), *(tensor for tensor in results if isinstance(tensor, Tensor))]
         return [(tensor._version, tensor.requires_grad) for tensor in tensors]
 
     def __repr__(self) -> str:
@@ -122,16 +118,14 @@ class SegmentDistribution:
         their segmentations is `log_prob_partial`. A segment of more than K frames has log p = -inf.
         Raises UsageError for what does not tile a sequence, or labels out of range.
         """
-        level = self._level()
-        paths = listed(value, starts_BT, level.problem, torch.isneginf(level.partition).tolist())
-        return less(path_scores(level.problem, paths), level.partition)
+        paths = listed(value, starts_BT, self.problem, torch.isneginf(self.partition).tolist())
+        return less(path_scores(self.problem, paths), self.partition)
 
     def log_prob_partial(
         self, allowed_BTC: Tensor | None = None, boundaries_BT: Boundaries | None = None
     ) -> Tensor:
         """log p (B,) of a partial annotation: of all segmentations that agree with it; see `constrained`."""
-        level = self._level()
-        return less(level.constrained(allowed_BTC, boundaries_BT).partition, level.partition)
+        return less(self.constrained(allowed_BTC, boundaries_BT).partition, self.partition)
 
     def constrained(
         self, allowed_BTC: Tensor | None = None, boundaries_BT: Boundaries | None = None
@@ -143,23 +137,19 @@ class SegmentDistribution:
         """
         return self._of(constrain(self.problem, allowed_BTC, boundaries_BT))
 
-    @uncompiled
     def entropy(self) -> Tensor:
         """H(p) (B,) in nats, float64, differentiable; see `information`."""
-        p = self._precise()
+        p = self._doubled()
         return information.entropy(p.problem, p.posteriors)
 
-    @uncompiled
     def kl(self, other: SegmentDistribution) -> Tensor:
         """KL(p || other) (B,) in nats, float64, at least 0, differentiable; K may differ.
 
-        Exactly 0 where both models hold the same numbers, +inf where p gives mass to what `other` forbids. A
-        choice that p makes with a probability that float64 rounds to 0 has no mass.
+        Exactly 0 where both models hold the same numbers, +inf where p gives mass to what `other` forbids.
         """
         p, q = self._beside(other)
         return information.kl(p.problem, p.posteriors, q.problem, q.partition)
 
-    @uncompiled
     def cross_entropy(self, other: SegmentDistribution) -> Tensor:
         """-E_p[log other] (B,) in nats, float64, differentiable: the sum of `entropy()` and `kl(other)`."""
         p, q = self._beside(other)
@@ -174,51 +164,36 @@ class SegmentDistribution:
         """
         other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
         p, q = self._beside(other, counted=True)
-        return autograd.expected(q.problem, p.posteriors)
+        return information.expected(q.problem.floats(), p.problem, p.posteriors)
 
-    def argmax(self) -> Sequence[Sequence[Segment]]:
+    def argmax(self) -> list[list[Segment]]:
         """The most probable segmentation of each sequence; ties as in `api.viterbi`."""
         return self._by(api.viterbi)[1]
 
-    def topk(self, k: int) -> Sequence[Sequence[tuple[float, Sequence[Segment]]]]:
+    def topk(self, k: int) -> list[list[tuple[float, list[Segment]]]]:
         """The k most probable segmentations of each sequence, (log p, segments), best first."""
         if k < 1:
             raise UsageError(f"k must be 1 or more, got {k}")
-        level = self._level()
-        pairs = zip(level._by(api.kbest, count=k), level.partition.tolist(), strict=True)
+        pairs = zip(self._by(api.kbest, count=k), self.partition.tolist(), strict=True)
         return [[(score - log_z, path) for score, path in paths] for paths, log_z in pairs]
 
-    def sample(self, n: int = 1, seed: int = 0) -> Sequence[Sequence[Sequence[Segment]]]:
-        """`n` exact, independent draws for each sequence; the same for the same seed."""
+    def sample(self, n: int = 1, generator: torch.Generator | None = None) -> list[list[list[Segment]]]:
+        """`n` exact, independent draws for each sequence, from torch's own stream or `generator`."""
         if n < 0:
             raise UsageError(f"n must be 0 or more, got {n}")
-        return self._by(api.sample, samples=n, seed=seed)
+        return self._by(api.sample, samples=n, generator=generator)
 
-    def _precise(self) -> SegmentDistribution:
-        """In float64, with frames that are not large: differences of large numbers have no digits left."""
-        return self._once("precise", lambda: self._of(information.precise(self.problem)))
-
-    def _level(self) -> SegmentDistribution:
-        """The same distribution with frames, and a log Z, small enough to take differences of."""
-        p = self._precise()
-        return self._once("level", lambda: p._of(information.levelled(p.problem, p.partition)))
+    def _doubled(self) -> SegmentDistribution:
+        """In float64: differences of float32 sums have few digits left."""
+        return self._once("doubled", lambda: self._of(information.doubled(self.problem)))
 
     def _beside(
         self, other: SegmentDistribution, counted: bool = False
     ) -> tuple[SegmentDistribution, SegmentDistribution]:
-        """Both in float64, with the same kinds of scores; `counted` leaves out those all models count, and
-        `other`'s scores are as they were given.
-        """
-        p, q = self._precise(), other._of(information.doubled(other.problem)) if counted else other._precise()
+        """Both in float64, with the same kinds of scores; `counted` leaves out those all models count."""
+        p, q = self._doubled(), other._doubled()
         asked = replace(q.problem, seg_start_BTC=None, seg_end_BTC=None) if counted else q.problem
         return p._of(alike(p.problem, asked)), q._of(alike(q.problem, p.problem))
-
-
-def less(log_B: Tensor, log_z_B: Tensor) -> Tensor:
-    """log_B - log_z_B; -inf, never NaN, where one of them is."""
-    nothing_B = torch.isneginf(log_B.detach()) | torch.isneginf(log_z_B.detach())
-    rest_B = log_B.masked_fill(nothing_B, 0.0) - log_z_B.masked_fill(nothing_B, 0.0)
-    return rest_B.masked_fill(nothing_B, -torch.inf)
 
 
 def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:
@@ -233,11 +208,10 @@ def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:
         "duration_KC": zeros(problem, longest, labels),
         **named,
     }
-    made = make_problem(transition_CC=scores.pop("transition"), **scores, lengths_B=problem.lengths_B)
-    made = replace(made, end_C=named.get("end_C", zeros(problem, labels)))  # NaN is no fault in an f
-    if made.shape != problem.shape:
-        raise UsageError(f"f has (B, T, K, C) = {made.shape}, the distribution {problem.shape}")
-    return made
+    scored = make_problem(transition_CC=scores.pop("transition"), **scores, lengths_B=problem.lengths_B)
+    if scored.shape != problem.shape:
+        raise UsageError(f"f has (B, T, K, C) = {scored.shape}, the distribution {problem.shape}")
+    return scored
 
 
 def zeros(problem: Problem, *shape: int) -> Tensor:
@@ -257,12 +231,12 @@ def alike(p: Problem, q: Problem) -> Problem:
     longest = max(p.shape[2], q.shape[2])
     changes: dict[str, Tensor] = {}
     if longest > p.shape[2]:
-        more = (0, 0, 0, longest - p.shape[2])
-        changes["duration_KC"] = pad(p.duration_KC, more, value=-torch.inf)
+        padding = (0, 0, 0, longest - p.shape[2])
+        changes["duration_KC"] = pad(p.duration_KC, padding, value=-torch.inf)
         if p.by_duration:
-            changes["transition"] = pad(p.transition, (0, 0, *more))
+            changes["transition"] = pad(p.transition, (0, 0, *padding))
         if p.segment_BTKC is not None:
-            changes["segment_BTKC"] = pad(p.segment_BTKC, more)
+            changes["segment_BTKC"] = pad(p.segment_BTKC, padding)
     if q.transition.dim() > p.transition.dim() == 2:
         sizes = (batch, frames) if q.per_frame else (longest,)
         changes["transition"] = p.transition.expand(*sizes, -1, -1)

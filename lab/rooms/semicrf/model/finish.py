@@ -17,54 +17,58 @@ from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.ledger import beyond, imbalance, tolerance_of
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.native import cpu as native_cpu
-from lab.rooms.semicrf.model.problem import Posteriors, Problem
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, admitted
 
 
 class MendedCounts(RuntimeWarning):
     """What a fast form computed did not add up. The result is right; the form or the GPU is not."""
 
 
-def finish(problem: Problem, found: Posteriors) -> bool:
-    """Compute the counts of unsound sequences again, in `found`, with a warning; whether there were any.
+def finish(problem: Problem, posteriors: Posteriors) -> bool:
+    """Compute the counts of unsound sequences again, in `posteriors`, with a warning; whether there were any.
 
     Their mass error stays what the fast form computed, so that a watch can stop a training over it: a form
     that is sound marks its underflow itself, and never comes here.
     """
-    worst_B = audited(problem, found)
-    allowed = tolerance_of(found.label_BTC.dtype, found.label_BTC.shape[1])
-    seen_B = (
-        worst_B.cpu().numpy() if found.fetched is None else found.fetched.numpy()
-    )  # the one wait for a GPU
-    sound_B = seen_B <= allowed  # NaN is not sound
+    worst_B = audited(problem, posteriors)
+    allowed = tolerance_of(posteriors.label_BTC.dtype, posteriors.label_BTC.shape[1])
+    error_B = (
+        worst_B.cpu().numpy() if posteriors.fetched is None else posteriors.fetched.numpy()
+    )  # the one wait
+    sound_B = error_B <= allowed  # NaN is not sound
     if sound_B.all():
         return False
-    again = torch.from_numpy((~sound_B).nonzero()[0]).to(worst_B.device)
-    counts = log_domain.posteriors(problem.rows(again))
-    wrong_B = beyond(found.log_z_B[again], counts.log_z_B, found.label_BTC.dtype)
-    found.replace_rows(again, counts)
-    found.mass_error_B[again] = torch.maximum(worst_B[again], wrong_B)
-    at = int(found.mass_error_B[again].argmax())
+    rows = torch.from_numpy((~sound_B).nonzero()[0]).to(worst_B.device)
+    counts = log_domain.posteriors(admitted(problem.rows(rows)))
+    wrong_B = beyond(posteriors.log_z_B[rows], counts.log_z_B, posteriors.label_BTC.dtype)
+    posteriors.replace_rows(rows, counts)
+    posteriors.mass_error_B[rows] = torch.maximum(worst_B[rows], wrong_B)
+    worst = int(posteriors.mass_error_B[rows].argmax())
     warnings.warn(
-        f"expected counts of {plural(len(again), 'sequence')} did not add up and were computed again "
-        f"in the log domain; worst: sequence {int(again[at])}, off by {float(worst_B[again[at]]):.3g}"
-        + (f", and its log Z is off by a factor {1 + float(wrong_B[at]):.6g}" if wrong_B[at] > 0 else ""),
+        f"expected counts of {plural(len(rows), 'sequence')} did not add up and were computed again "
+        f"in the log domain; worst: sequence {int(rows[worst])}, off by {float(worst_B[rows[worst]]):.3g}"
+        + (
+            f", and its log Z is off by a factor {1 + float(wrong_B[worst]):.6g}"
+            if wrong_B[worst] > 0
+            else ""
+        ),
         MendedCounts,
         stacklevel=2,
     )
     return True
 
 
-def audited(problem: Problem, found: Posteriors) -> Tensor:
+def audited(problem: Problem, posteriors: Posteriors) -> Tensor:
     """The worst error of what each sequence's counts must add up to, (B,); 0 where nothing is feasible.
 
     The form computed it itself, or one compiled pass does on a CPU, or torch.
     """
-    if found.imbalance_B is not None:
-        return found.imbalance_B
-    feasible_B = torch.isfinite(found.log_z_B)
-    compiled = found.label_BTC.dtype == torch.float64 and not found.label_BTC.is_cuda
+    if posteriors.imbalance_B is not None:
+        return posteriors.imbalance_B
+    feasible_B = torch.isfinite(posteriors.log_z_B)
+    compiled = posteriors.label_BTC.dtype == torch.float64 and not posteriors.label_BTC.is_cuda
     if compiled and problem.plain and native.missing_reason("cpu") is None:
-        worst_B = native_cpu.imbalance(problem, found)
+        worst_B = native_cpu.imbalance(problem, posteriors)
     else:
-        worst_B = imbalance(problem, found)
+        worst_B = imbalance(problem, posteriors)
     return torch.where(feasible_B, worst_B, torch.zeros_like(worst_B))

@@ -16,14 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import api, information
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.autograd import transforming
 from lab.rooms.semicrf.model.distribution import SegmentDistribution
-from lab.rooms.semicrf.model.online import OnlineDecoder
-from lab.rooms.semicrf.model.problem import inside, onto, whole_lengths
+from lab.rooms.semicrf.model.naive import Segment
+from lab.rooms.semicrf.model.problem import highest_forbidden, inside, onto, whole_lengths
 from lab.rooms.semicrf.model.validation.points import Validator, backend_name
 from lab.rooms.semicrf.model.validation.watch import CRFWatch
 
 Partition = Callable[..., Tensor]
+IGNORED = -100
+"""The label of frames that torch's own losses leave out; here padding."""
+REDUCTIONS = ("mean", "sum", "none", "token_mean")
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Decoded:
     """The best segmentation of one sequence: `segments` as (start, end_exclusive, label)."""
 
     score: float
-    segments: list[tuple[int, int, int]]
+    segments: list[Segment]
 
 
 class SemiCRF(nn.Module):
@@ -75,11 +79,24 @@ class SemiCRF(nn.Module):
         self.validator = Validator() if validate else None
         self.partition: Partition = api.log_partition  # diagnose puts a planted fault here
         self.gold: Partition = gold_score
-        self.after_projection: Callable[[Tensor], Tensor] | None = None  # diagnose: a fault of the scores
         self.poison_padding = False  # diagnose: NaN where no kernel may look
 
-    def forward(self, hidden_BTH: Tensor, lengths_B: Tensor | None = None) -> dict[str, Tensor]:
-        """-> {"partition": logZ_B, "scores": score_BTC}."""
+    def forward(
+        self,
+        hidden_BTH: Tensor,
+        lengths_B: Tensor | None = None,
+        labels_BT: Tensor | None = None,
+        starts_BT: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        ignore_index: int = IGNORED,
+        reduction: str = "mean",
+    ) -> Any:
+        """With labels the loss, as `loss` gives it; without, {"partition": logZ_B, "scores": score_BTC}."""
+        if labels_BT is not None:
+            options: Any = {"mask": mask, "ignore_index": ignore_index, "reduction": reduction}
+            return self.loss(hidden_BTH, lengths_B, labels_BT, starts_BT, **options)
+        lengths_B = lengths_of(hidden_BTH, lengths_B, mask)
         score_BTC = self.scores(hidden_BTH, lengths_B)
         return {"partition": self.log_partition(score_BTC, lengths_B), "scores": score_BTC}
 
@@ -90,61 +107,106 @@ class SemiCRF(nn.Module):
         labels_BT: Tensor,
         starts_BT: Tensor | None = None,
         *,
+        mask: Tensor | None = None,
+        ignore_index: int = IGNORED,
         reduction: str = "mean",
     ) -> Tensor:
-        """Negative log-likelihood, mean over sequences (or "sum", or "none": (B,)).
+        """Negative log-likelihood, mean over sequences (or "sum", "none": (B,), "token_mean": per frame).
 
-        `starts_BT` (bool) marks the first frame of each gold segment; without it segments are maximal runs of
-        labels. Raises UsageError and ValueError for arguments that do not fit, and with `over_long="error"`
-        for a gold segment longer than K. A gold path that the model forbids has an infinite loss, which the
-        validation points name.
+        A sequence ends by its length, by `mask` (B, T), which is True on its frames, or, where neither is
+        given, before the `ignore_index` at the end of its labels. `starts_BT` (bool) marks the first frame of
+        each gold segment; without it segments are maximal runs of labels.
+
+        Raises UsageError and ValueError for arguments that do not fit, a label out of range, and with
+        `over_long="error"` a gold segment longer than K. A gold path that the model forbids has an infinite
+        loss, which the validation points name.
         """
-        lengths_B = None if lengths_B is None else whole_lengths(lengths_B, len(hidden_BTH))
-        for name, given in (("labels", labels_BT), ("starts", starts_BT)):
-            if given is not None and hidden_BTH.dim() == 3 and given.shape != hidden_BTH.shape[:2]:
-                raise ValueError(
-                    f"{name} must be {tuple(hidden_BTH.shape[:2])} as the hidden states are, "
-                    f"got {tuple(given.shape)}"
-                )
-            if given is not None and (given.is_floating_point() or given.is_complex()):
-                raise UsageError(f"{name} must be integers or bool, got {given.dtype}")
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+        shape = tuple(hidden_BTH.shape[:2])
+        for name, value in (("labels", labels_BT), ("starts", starts_BT)):
+            if value is not None and hidden_BTH.dim() == 3 and tuple(value.shape) != shape:
+                raise ValueError(f"{name} must be {shape} as the hidden states are, got {tuple(value.shape)}")
+            if value is not None and (value.is_floating_point() or value.is_complex()):
+                raise UsageError(f"{name} must be integers or bool, got {value.dtype}")
         labels_BT = labels_BT.long()
+        lengths_B = lengths_of(hidden_BTH, lengths_B, mask)
+        if lengths_B is None:
+            lengths_B = labelled_lengths(labels_BT, ignore_index)
         if self.validator:
             self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
-        found = self(hidden_BTH, lengths_B)
+        forward = self(hidden_BTH, lengths_B)
+        reject_labels(
+            labels_BT, lengths_B, self.transition_CC.shape[0]
+        )  # the partition has waited for the GPU
         starts_BT, kept_B = self.pieces(labels_BT, starts_BT, lengths_B)
         model = (self.transitions(), self.duration_KC, self.start_C, self.end_C)
-        gold_B = self.gold(found["scores"], *model[:2], labels_BT, starts_BT, lengths_B, **self._ends())
+        gold_B = self.gold(forward["scores"], *model[:2], labels_BT, starts_BT, lengths_B, **self._ends())
         if self.validator:
-            kept = torch.where(kept_B, gold_B, torch.zeros_like(gold_B))
-            self.validator.gold(kept, found["scores"], model, labels_BT, starts_BT, lengths_B)
-        nll_B = torch.where(kept_B, found["partition"].double() - gold_B, torch.zeros_like(gold_B))
+            watched_B = torch.where(kept_B, gold_B, torch.zeros_like(gold_B))
+            self.validator.gold(watched_B, forward["scores"], model, labels_BT, starts_BT, lengths_B)
+        nll_B = torch.where(torch.isneginf(gold_B), torch.inf, forward["partition"].double() - gold_B)
+        nll_B = torch.where(kept_B, nll_B, torch.zeros_like(nll_B))
         if reduction == "none":
             return nll_B
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction must be mean, sum or none, got {reduction!r}")
-        return nll_B.sum() if reduction == "sum" else nll_B.sum() / kept_B.sum().clamp(min=1)
+        if reduction == "sum":
+            return nll_B.sum()
+        count = kept_B.sum()
+        if reduction == "token_mean":
+            frames = kept_B.new_full(kept_B.shape, shape[1], dtype=torch.int64)
+            frames = frames if lengths_B is None else onto(lengths_B, kept_B.device)
+            count = (frames * kept_B).sum()
+        return nll_B.sum() / count.clamp(min=1)
 
     @torch.no_grad()
-    def decode(self, hidden_BTH: Tensor, lengths_B: Tensor | None = None) -> list[Decoded]:
-        """The best segmentation of every sequence, by the same backend as the partition."""
-        scores_B, segments = api.viterbi(**self._arguments(hidden_BTH, lengths_B))
-        return [Decoded(float(score), list(found)) for score, found in zip(scores_B, segments, strict=True)]
+    def decode(
+        self,
+        hidden_BTH: Tensor,
+        lengths_B: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        per_frame: bool = False,
+    ) -> Any:
+        """The best segmentation of every sequence, [Decoded, ...]; with `per_frame` the label of each frame,
+        (B, T) int64, -100 in the padding and where nothing is feasible.
+        """
+        arguments = self._arguments(hidden_BTH, lengths_of(hidden_BTH, lengths_B, mask))
+        scores_B, segments = api.viterbi(**arguments)
+        if not per_frame:
+            pairs = zip(scores_B.tolist(), segments, strict=True)
+            return [Decoded(score, path) for score, path in pairs]
+        labels_BT = torch.full(hidden_BTH.shape[:2], IGNORED)
+        for row_T, path in zip(labels_BT, segments, strict=True):
+            for start, end, label in path:
+                row_T[start:end] = label
+        return labels_BT.to(hidden_BTH.device)
 
-    def distribution(self, hidden_BTH: Tensor, lengths_B: Tensor | None = None) -> SegmentDistribution:
+    @torch.no_grad()
+    def sample(
+        self,
+        hidden_BTH: Tensor,
+        lengths_B: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        samples: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> list[list[list[Segment]]]:
+        """`samples` exact, independent draws for every sequence, from torch's own stream or `generator`."""
+        arguments = self._arguments(hidden_BTH, lengths_of(hidden_BTH, lengths_B, mask))
+        return api.sample(**arguments, samples=samples, generator=generator)
+
+    def distribution(
+        self, hidden_BTH: Tensor, lengths_B: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> SegmentDistribution:
         """The distribution over the segmentations of every sequence, differentiable as the loss is."""
-        given = self._arguments(hidden_BTH, lengths_B)
-        return SegmentDistribution(transition=given.pop("transition_CC"), **given)
+        arguments = self._arguments(hidden_BTH, lengths_of(hidden_BTH, lengths_B, mask))
+        return SegmentDistribution(transition=arguments.pop("transition_CC"), **arguments)
 
     def _arguments(self, hidden_BTH: Tensor, lengths_B: Tensor | None) -> dict[str, Any]:
         """Those of the functions in api.py."""
         score_BTC = self.scores(hidden_BTH, lengths_B)
         model = {"transition_CC": self.transitions(), "duration_KC": self.duration_KC, **self._ends()}
         return {"score_BTC": score_BTC, "lengths_B": lengths_B, **model, "backend": self.backend}
-
-    def online(self, *, lag: int | None = None) -> OnlineDecoder:
-        """A decoder of one stream by this model; it takes scores, not hidden features."""
-        return OnlineDecoder(self.transitions(), self.duration_KC, **self._ends(), lag=lag)
 
     def parameter_penalty(self, p: float = 2.0) -> Tensor:
         """sum |transition|^p + sum |duration|^p; forbidden transitions are not parameters and add nothing."""
@@ -155,26 +217,24 @@ class SemiCRF(nn.Module):
 
         Frames past a sequence's end are zeroed first, because a NaN there must not reach a weight's gradient.
         """
-        kept, inside_BT1 = hidden_BTH, None
+        frames_BTH, inside_BT1 = hidden_BTH, None
         if lengths_B is not None:
             lengths_B = whole_lengths(lengths_B, len(hidden_BTH))
             inside_BT1 = inside(hidden_BTH.shape[1], lengths_B, hidden_BTH.device)[..., None]
-            kept = torch.where(inside_BT1, hidden_BTH, hidden_BTH.new_zeros(()))
-        score_BTC = kept if self.projection is None else self.projection(kept)
-        if self.after_projection:
-            score_BTC = self.after_projection(score_BTC)
+            frames_BTH = torch.where(inside_BT1, hidden_BTH, hidden_BTH.new_zeros(()))
+        score_BTC = frames_BTH if self.projection is None else self.projection(frames_BTH)
         if self.validator:
-            self.validator.scores(kept, score_BTC, projected=self.projection is not None)
+            self.validator.scores(frames_BTH, score_BTC, projected=self.projection is not None)
         if self.poison_padding and inside_BT1 is not None:
             score_BTC = torch.where(inside_BT1, score_BTC, score_BTC.new_full((), float("nan")))
         return score_BTC
 
     def log_partition(self, score_BTC: Tensor, lengths_B: Tensor | None) -> Tensor:
         arguments = {**self._ends(), "backend": self.backend}
-        given = (score_BTC, self.transitions(), self.duration_KC)
+        inputs = (score_BTC, self.transitions(), self.duration_KC)
         if not self.validator:
-            return self.partition(*given, lengths_B, **arguments)
-        leaves = [tensor.view_as(tensor) for tensor in given]
+            return self.partition(*inputs, lengths_B, **arguments)
+        leaves = [tensor.view_as(tensor) for tensor in inputs]
         name = backend_name(self.backend, score_BTC)
         watch = CRFWatch(self.validator, leaves, lengths_B, (self.start_C, self.end_C), name)
         logZ_B = self.partition(*leaves, lengths_B, alarm=watch.posteriors, **arguments)
@@ -221,12 +281,56 @@ class SemiCRF(nn.Module):
         return transition, duration
 
 
+def lengths_of(hidden_BTH: Tensor, lengths_B: Tensor | None, mask_BT: Tensor | None) -> Tensor | None:
+    """The lengths, or those that a mask means. Raises UsageError, and ValueError for a mask with a hole."""
+    if mask_BT is None or lengths_B is not None:
+        if mask_BT is not None:
+            raise UsageError("lengths and mask both say where sequences end", fix="give one of them")
+        return None if lengths_B is None else whole_lengths(lengths_B, len(hidden_BTH))
+    if mask_BT.shape != hidden_BTH.shape[:2]:
+        raise UsageError(f"mask must be {tuple(hidden_BTH.shape[:2])}, got {tuple(mask_BT.shape)}")
+    mask_BT = mask_BT != 0
+    lengths_B = mask_BT.sum(1)
+    holes_BT = mask_BT != inside(mask_BT.shape[1], lengths_B)
+    if bool(holes_BT.any()):
+        b, t = holes_BT.nonzero()[0].tolist()
+        raise ValueError(
+            f"the mask of sequence {b} is not one run from its first frame [first b={b} t={t}]: "
+            "take masked frames out of the middle, and pad at the end"
+        )
+    return lengths_B
+
+
+def labelled_lengths(labels_BT: Tensor, ignore_index: int) -> Tensor | None:
+    """The frames before the ignored labels at the end of each sequence; None where there are none."""
+    frames = labels_BT.shape[1]
+    labelled_BT = labels_BT != ignore_index
+    if transforming() or bool(labelled_BT[:, -1].all()):
+        return None
+    return (labelled_BT * torch.arange(1, frames + 1, device=labels_BT.device)).amax(1)
+
+
+def reject_labels(labels_BT: Tensor, lengths_B: Tensor | None, classes: int) -> None:
+    """Raise ValueError for the first label of a sequence that is out of range."""
+    if transforming():
+        return
+    wrong_BT = (labels_BT < 0) | (labels_BT >= classes)
+    if lengths_B is not None:
+        wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)
+    if bool(wrong_BT.any()):
+        b, t = wrong_BT.nonzero()[0].tolist()
+        raise ValueError(
+            f"label {int(labels_BT[b, t])} at b={b} t={t} is not in [0, {classes}): frames without a label "
+            "can only be left out at the end of a sequence; log_prob_partial takes unknown labels"
+        )
+
+
 def reject_two_labels(labels_BT: Tensor, starts_BT: Tensor, lengths_B: Tensor | None) -> None:
     """Raises ValueError where a label changes inside a segment.
 
-    Nothing is read on a GPU, which would wait, nor in torch.func and compiled code, which take no branch.
+    Nothing is read on a GPU, which would wait, nor in torch.func, which takes no branch.
     """
-    if starts_BT.is_cuda or not information.branches():
+    if starts_BT.is_cuda or transforming():
         return
     wrong_BT = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:]
     if lengths_B is not None:
@@ -272,15 +376,16 @@ def gold_score(
     terms += [] if end_C is None else [(end_C[labels_BT], last_BT)]
     total_B = torch.zeros_like(whole_B, dtype=torch.float64)
     for value_BT, where_BT in terms:  # a choice, not a product: -inf times 0 would be NaN
-        value_BT = value_BT.double()
+        forbidden_BT = value_BT <= highest_forbidden(value_BT.dtype)
+        value_BT = value_BT.double().masked_fill(forbidden_BT, -torch.inf)
         total_B = total_B + torch.where(where_BT, value_BT, torch.zeros_like(value_BT)).sum(dim=1)
     return total_B
 
 
 def run_starts(labels_BT: Tensor) -> Tensor:
     """(B, T) bool: where the label differs from the frame before."""
-    first = torch.ones_like(labels_BT[:, :1], dtype=torch.bool)
-    return torch.cat([first, labels_BT[:, 1:] != labels_BT[:, :-1]], dim=1)
+    leading = torch.ones_like(labels_BT[:, :1], dtype=torch.bool)
+    return torch.cat([leading, labels_BT[:, 1:] != labels_BT[:, :-1]], dim=1)
 
 
 def place_in_segment(starts_BT: Tensor) -> Tensor:

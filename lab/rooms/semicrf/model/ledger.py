@@ -56,57 +56,53 @@ def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor,
     return worst.values, worst.indices
 
 
-def mass_by_durations(
-    duration_BKC: Tensor, lengths_B: Tensor | int, log_z_B: Tensor, whole: float = 1.0
-) -> Tensor:
-    """|sum of k P(k, c) / L - `whole`| of each sequence, (B,) float64; 0 where nothing is feasible.
+def mass_by_durations(duration_BKC: Tensor, lengths_B: Tensor | int, log_z_B: Tensor) -> Tensor:
+    """|sum of k P(k, c) / L - 1| of each sequence, (B,) float64; 0 where nothing is feasible.
 
     The mean mass of a frame, as the segments that cover it count it.
     """
     k = torch.arange(1, duration_BKC.shape[1] + 1, dtype=torch.float64, device=duration_BKC.device)
-    error_B = ((duration_BKC.sum(-1, dtype=torch.float64) @ k) / lengths_B - whole).abs()
+    error_B = ((duration_BKC.sum(-1, dtype=torch.float64) @ k) / lengths_B - 1).abs()
     return error_B.masked_fill(torch.isneginf(log_z_B), 0.0)
 
 
-def imbalance(problem: Problem, found: Posteriors, whole: float = 1.0) -> Tensor:
+def imbalance(problem: Problem, posteriors: Posteriors) -> Tensor:
     """The worst error of what each sequence's counts must add up to, (B,), on any device; NaN where one is.
 
     What a pass loses is missing from the mass of a frame, from the mass that starts at the first, from the
     frames that segments cover, or from the balance of a label: as many of its segments have a duration as
-    start and as end, and no frame belongs to it with more than certainty or less than none. With `whole` 0
-    they are tangents of counts, which add up to 0 where counts add up to 1.
+    start and as end, and no frame belongs to it with more than certainty or less than none.
     """
-    starts_BTC, ends_BTC, label_BTC = found.starts_BTC, found.ends_BTC, found.label_BTC
-    lasting_BC = found.duration_BKC.sum(1, dtype=torch.float64)
+    starts_BTC, ends_BTC, label_BTC = posteriors.starts_BTC, posteriors.ends_BTC, posteriors.label_BTC
+    lasting_BC = posteriors.duration_BKC.sum(1, dtype=torch.float64)
     begun_BC, ended_BC = (count.sum(1, dtype=torch.float64) for count in (starts_BTC, ends_BTC))
-    crossed_BCC = found.transition.sum(1) if found.transition.dim() == 4 else found.transition
+    crossed_BCC = posteriors.transition.sum(1) if posteriors.transition.dim() == 4 else posteriors.transition
     into_BC = crossed_BCC.sum(1, dtype=torch.float64) + starts_BTC[:, 0]
-    from_BC = crossed_BCC.sum(2, dtype=torch.float64) + found.end_BC(problem.lengths_B)
+    from_BC = crossed_BCC.sum(2, dtype=torch.float64) + posteriors.end_BC(problem.lengths_B)
     size_BC = begun_BC.clamp(min=1)
     errors = [
-        found.mass_error_B,
-        mass_by_durations(found.duration_BKC, problem.lengths_B, found.log_z_B, whole),
-        starts_BTC[:, 0].sum(1, dtype=torch.float64) - whole,
+        posteriors.mass_error_B,
+        mass_by_durations(posteriors.duration_BKC, problem.lengths_B, posteriors.log_z_B),
+        starts_BTC[:, 0].sum(1, dtype=torch.float64) - 1,
         ((lasting_BC - begun_BC) / size_BC).abs().amax(1),
         ((begun_BC - ended_BC) / size_BC).abs().amax(1),
         ((into_BC - begun_BC) / size_BC).abs().amax(1),
         ((from_BC - ended_BC) / size_BC).abs().amax(1),
     ]
-    if whole:
-        low_B, high_B = label_BTC.flatten(1).aminmax(dim=1)
-        errors += [torch.relu(high_B.double() - whole), torch.relu(-low_B.double())]
+    low_B, high_B = label_BTC.flatten(1).aminmax(dim=1)
+    errors += [torch.relu(high_B.double() - 1), torch.relu(-low_B.double())]
     if problem.per_frame:
         # At each inner boundary transitions lead into what starts and from what ends.
-        into_BTC, from_BTC = found.transition.sum(2) - starts_BTC, found.transition.sum(3)
+        into_BTC, from_BTC = posteriors.transition.sum(2) - starts_BTC, posteriors.transition.sum(3)
         inner_BT = torch.arange(1, starts_BTC.shape[1], device=starts_BTC.device) < problem.lengths_B[:, None]
         from_BTC[:, 1:] -= ends_BTC[:, :-1] * inner_BT[..., None]
         for lacking_BTC in (into_BTC, from_BTC):
             lacking_BTC[:, 0] = 0  # nothing leads into the first frame
             errors.append(lacking_BTC.abs().amax((1, 2)))
-    if found.segment_BTKC is not None:
-        per_duration, per_start = found.segment_BTKC.sum(1), found.segment_BTKC.sum(2)
+    if posteriors.segment_BTKC is not None:
+        per_duration, per_start = posteriors.segment_BTKC.sum(1), posteriors.segment_BTKC.sum(2)
         errors += [
-            ((per_duration - found.duration_BKC) / size_BC[:, None]).abs().amax((1, 2)),
+            ((per_duration - posteriors.duration_BKC) / size_BC[:, None]).abs().amax((1, 2)),
             (per_start - starts_BTC).abs().amax((1, 2)),
         ]
     return torch.stack([error.abs() for error in errors]).amax(0)

@@ -7,30 +7,18 @@ position and label, differentiated by autograd; `enumerate_segmentations` lists 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
-from lab.rooms.semicrf.model.terms import Terms, unknown
+from lab.rooms.semicrf.model.log_domain import logsumexp
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, masked
 
 Segment = tuple[int, int, int]
 """(start, end exclusive, label), in frames."""
-
-
-def safe_logsumexp(value: Tensor, dim: int) -> Tensor:
-    """logsumexp whose value is -inf and whose gradient is 0, never NaN, where all entries are -inf."""
-    top = value.detach().amax(dim, keepdim=True)
-    shift = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
-    total = (value - shift).exp().sum(dim)
-    none = total == 0
-    log = torch.where(none, torch.ones_like(total), total).log() + shift.squeeze(dim)
-    return torch.where(none, torch.full_like(total, -float("inf")), log)
 
 
 def best(value: Tensor, dim: int) -> Tensor:
@@ -41,30 +29,14 @@ def best(value: Tensor, dim: int) -> Tensor:
 Sum = Callable[[Tensor, int], Tensor]
 
 
-def log_partition(problem: Problem, over: Sum = safe_logsumexp) -> Tensor:
+def log_partition(problem: Problem, over: Sum = logsumexp) -> Tensor:
     """log Z (B,), float64, differentiable: alpha[t, c] from all alpha[t-k, c'] as the definition says."""
-    unknown_B = unknown(Terms(problem))
-    each = (
-        _nan(problem.rows([b])) if unknown_B[b] else _log_partition_one(problem, b, over)
-        for b in range(problem.shape[0])
-    )
-    return torch.stack(list(each))
+    return torch.stack([_log_partition_of(problem, b, over) for b in range(problem.shape[0])])
 
 
-def _nan(problem: Problem) -> Tensor:
-    """NaN, whose gradient by every input is NaN, and 0 where the incoming one is."""
-    total = torch.stack([value.sum().double() for value in problem.floats()]).sum()
-    if total.requires_grad:
-        total.register_hook(lambda grad: torch.where(grad == 0, grad, grad * math.nan))  # type: ignore[no-untyped-call]
-    return total + math.nan
-
-
-def _log_partition_one(problem: Problem, b: int, over: Sum = safe_logsumexp) -> Tensor:
+def _log_partition_of(problem: Problem, b: int, over: Sum) -> Tensor:
     """log Z of sequence `b`."""
-    score_TC = frames_masked(problem)[b]
-    # Common to all segmentations, so taking it out is exact; 1e30 would swallow every difference beside it.
-    top_T = tops(problem, b)
-    score_TC = score_TC - top_T[:, None]
+    score_TC = masked(problem, problem.score_BTC)[b]
     start_C, end_C = problem.start_C.double(), problem.end_C.double()
     alpha: list[Tensor] = []  # alpha[t - 1] belongs to boundary t
     for t in range(1, int(problem.lengths_B[b]) + 1):
@@ -78,7 +50,7 @@ def _log_partition_one(problem: Problem, b: int, over: Sum = safe_logsumexp) -> 
                 into_CC = transition_score(problem, b, s, t).double()
                 arcs.append(segment_C + over(before_C1 + into_CC, 0))
         alpha.append(over(torch.stack(arcs), 0))
-    return over(alpha[-1] + end_C, 0) + math.fsum(top_T[: len(alpha)].tolist())
+    return over(alpha[-1] + end_C, 0)
 
 
 def segment_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
@@ -100,29 +72,19 @@ def transition_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
     return problem.transition[t - s - 1] if problem.by_duration else problem.transition
 
 
-LARGE = 1e6
-"""Scores beyond it would leave too few digits of float64 to what stands beside them."""
-
-
-def tops(problem: Problem, b: int) -> Tensor:
-    """The largest score of each frame (T,) among labels that a segmentation gives it; 0 if none is large."""
-    one = problem.detached().rows([b])
-    score_TC = frames_masked(one)[0]
-    large = torch.nan_to_num(score_TC, nan=0, posinf=0, neginf=0).abs() > LARGE
-    return log_domain.tops(one)[0] if bool(large.any()) else torch.zeros_like(score_TC[:, 0])
-
-
 @torch.enable_grad()
 def posteriors(problem: Problem) -> Posteriors:
     """All expected counts by autograd, sequence by sequence."""
     plain = problem.detached()
-    done = [_counts_of_one(plain.rows([b])) for b in range(problem.shape[0])]
-    log_z_B, *counts = (torch.cat(column) for column in zip(*done, strict=True))
-    checked = mass(counts[0], problem.lengths_B, log_z_B)
-    return Posteriors.of_parts([log_z_B, *counts, *checked])
+    rows = [_counts_of(plain.rows([b])) for b in range(problem.shape[0])]
+    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
+    log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *segments = columns
+    checked = mass(label_BTC, problem.lengths_B, log_z_B)
+    counts = (label_BTC, starts_BTC, ends_BTC, duration_BKC, transition)
+    return Posteriors(log_z_B, *counts, *checked, segment_BTKC=segments[0] if segments else None)
 
 
-def _counts_of_one(problem: Problem, over: Sum = safe_logsumexp) -> list[Tensor]:
+def _counts_of(problem: Problem, over: Sum = logsumexp) -> list[Tensor]:
     """log Z and the counts of a batch of one, in the order of `Posteriors`: zeros where nothing fits."""
     zero_BTC = torch.zeros_like(problem.score_BTC)
     opens, closes = (
@@ -135,8 +97,8 @@ def _counts_of_one(problem: Problem, over: Sum = safe_logsumexp) -> list[Tensor]
     log_z = log_partition(replace(problem, **dict(zip(names, values, strict=True))), over)[0]
     grads = [torch.zeros_like(value) for value in values]
     if bool(torch.isfinite(log_z)):
-        found = torch.autograd.grad(log_z, values, allow_unused=True)
-        grads = [g if f is None else f for g, f in zip(grads, found, strict=True)]
+        used = torch.autograd.grad(log_z, values, allow_unused=True)
+        grads = [zero if grad is None else grad for zero, grad in zip(grads, used, strict=True)]
     shared = {"duration_KC"} if problem.per_frame else {"duration_KC", "transition"}
     counts = [grad[None] if name in shared else grad for name, grad in zip(names, grads, strict=True)]
     return [log_z.detach()[None], *counts]
@@ -189,8 +151,7 @@ def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
     """
     scores, paths = [], []
     for b in range(problem.shape[0]):
-        one = problem.detached().rows([b])
-        score_B, _, starts_BTC, ends_BTC, *_ = _counts_of_one(one, best)
+        score_B, _, starts_BTC, ends_BTC, *_ = _counts_of(problem.detached().rows([b]), best)
         scores.append(float(score_B))
         ends = (ends_BTC[0].nonzero()[:, 0] + 1).tolist()
         starts = starts_BTC[0].nonzero().tolist()

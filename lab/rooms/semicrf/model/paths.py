@@ -5,7 +5,6 @@ Only the messages are stored; the label before each segment is recomputed on the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -28,18 +27,11 @@ def best(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]
     final_BCN = (alpha[problem.lengths_B, :, rows] + problem.end_C.double()).transpose(1, 2)
     score_BN, at_BN = largest(final_BCN.flatten(1), count, 1)
     tables = (ended.cpu().numpy(), entered.cpu().numpy())
-    found = zip(problem.lengths_B.tolist(), score_BN.tolist(), at_BN.tolist(), strict=True)
+    sequences = zip(problem.lengths_B.tolist(), score_BN.tolist(), at_BN.tolist(), strict=True)
     return [
         [(score, way_back(*tables, b, t, at)) for score, at in zip(*lists, strict=True) if score > -np.inf]
-        for b, (t, *lists) in enumerate(found)
+        for b, (t, *lists) in enumerate(sequences)
     ]
-
-
-def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
-    """Best score (B,) and path of each sequence; -inf and [] where there is none."""
-    tops = [found[0] if found else (-np.inf, []) for found in best(problem, 1)]
-    score_B = torch.tensor([score for score, _ in tops], dtype=torch.float64, device=problem.score_BTC.device)
-    return score_B, [path for _, path in tops]
 
 
 def best_messages(problem: Problem, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,15 +54,15 @@ def best_messages(problem: Problem, count: int) -> tuple[Tensor, Tensor, Tensor]
         window, codes = pending[t : t + longest], taken[t : t + longest]
         coming = gamma + terms.lasting(t)[:, None]
         # A later start is a shorter segment: it wins ties.
-        value, at = largest(torch.cat([coming, window], 1), count, 1)
-        codes.copy_(torch.cat([coming_codes, codes], 1).gather(1, at))
+        value, indices = largest(torch.cat([coming, window], 1), count, 1)
+        codes.copy_(torch.cat([coming_codes, codes], 1).gather(1, indices))
         window.copy_(value + terms.frame_TBC[t])
         alpha.append(terms.closed(window[0], t).clone())
         crossing = terms.crossing(t + 1).transpose(2, 3)[..., None]
         sent = (alpha[-1].permute(1, 2, 0)[:, None, None] + crossing).flatten(3)  # (B, X, C, C' N)
-        value, at = largest(sent, count, 3)
+        value, indices = largest(sent, count, 3)
         gamma = terms.opened(value.permute(1, 3, 0, 2), t + 1)
-        entered.append(at.permute(1, 3, 0, 2).int())
+        entered.append(indices.permute(1, 3, 0, 2).int())
     return torch.stack(alpha), taken[:frames], torch.stack(entered)
 
 
@@ -78,8 +70,8 @@ def largest(value: Tensor, count: int, dim: int) -> tuple[Tensor, Tensor]:
     """The `count` largest in descending order, the first of equals first; and where."""
     if count == 1:  # a sort takes several times as long
         return value.max(dim, keepdim=True)
-    found, at = torch.sort(value, stable=True, dim=dim, descending=True)
-    return found.narrow(dim, 0, count), at.narrow(dim, 0, count)
+    values, indices = torch.sort(value, stable=True, dim=dim, descending=True)
+    return values.narrow(dim, 0, count), indices.narrow(dim, 0, count)
 
 
 def way_back(ended: np.ndarray, entered: np.ndarray, b: int, t: int, at: int) -> list[Segment]:
@@ -110,17 +102,15 @@ def into(problem: Problem, b: int) -> Into:
 
 def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]]]:
     """Draw backwards: the last label, then for each segment its duration and the label before it."""
-    each = [problem.rows([b]) for b in range(problem.shape[0])]
-    pairs = [(one, _Draw(one)) for one in each]
-    return [[draw.once(generator(seed, one, n)) for n in range(samples)] for one, draw in pairs]
+    return [
+        [draw.path(stream(seed, b, number)) for number in range(samples)]
+        for b, draw in enumerate(_Draw(problem.rows([b])) for b in range(problem.shape[0]))
+    ]
 
 
-def generator(seed: int, one: Problem, number: int) -> np.random.Generator:
-    """Random numbers by the seed, the sequence's own scores and the draw's number, whatever its batch."""
-    own = one.score_BTC[0, : int(one.lengths_B)].double() + 0.0  # -0.0 becomes 0.0
-    content = hashlib.blake2b(own.cpu().numpy().tobytes(), digest_size=8).digest()
-    counter = [0, 0, int.from_bytes(content, "little"), number]
-    return np.random.Generator(np.random.Philox(key=seed % 2**64, counter=counter))
+def stream(seed: int, b: int, number: int) -> np.random.Generator:
+    """Random numbers of one draw of one sequence."""
+    return np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, b, number]))
 
 
 class _Draw:
@@ -129,14 +119,14 @@ class _Draw:
     def __init__(self, problem: Problem) -> None:
         state = log_domain.forward(problem)
         self.feasible = bool(torch.isfinite(state.log_z_B[0]))
-        self.alpha = torch.stack(state.alpha)[:, 0].cpu().numpy()
-        self.gamma = torch.stack(state.gamma)[:, :, 0].cpu().numpy()
+        self.alpha = state.alpha_TBC[:, 0].cpu().numpy()
+        self.gamma = state.gamma_TXBC[:, :, 0].cpu().numpy()
         self.frame = state.frame_TBC[:, 0].cpu().numpy()
-        self.terms, self.into = state.terms, into(problem, 0)
+        self.terms, self.into = state.terms, into(state.terms.problem, 0)
         self.longest, self.end = problem.shape[2], state.terms.end_C.cpu().numpy()
         self.length = int(problem.lengths_B[0])
 
-    def once(self, random: np.random.Generator) -> list[Segment]:
+    def path(self, random: np.random.Generator) -> list[Segment]:
         if not self.feasible:
             return []
         path: list[Segment] = []

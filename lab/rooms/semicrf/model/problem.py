@@ -7,8 +7,11 @@ c, `score_BTC`, and `duration_KC[k-1, c]`, plus `transition_CC[i, j]` between ne
 also depend on the duration k of the segment it leads to (`[k-1, i, j]`, (K, C, C)) or on the sequence and
 that segment's first frame, counted from 0 (`[b, s, i, j]`, (B, T, C, C), whose row s = 0 is not read). Three
 more terms are optional: `seg_start_BTC[b, s, c]` of segments whose first frame is s, `seg_end_BTC[b, t-1, c]`
-of those whose last frame is t-1, and `segment_BTKC[b, s, k-1, c]` of one segment. Any of these may be -inf,
-which forbids exactly that.
+of those whose last frame is t-1, and `segment_BTKC[b, s, k-1, c]` of one segment.
+
+Every number passes one door, `admitted`. A score at or below -1e12 (in float16, at its lowest number) forbids
+exactly what it belongs to, as -inf does: masks are often large finite numbers, and a sum that holds one has
+no digits left for the rest. NaN, +inf and numbers above 1e12 are refused, with their place.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.errors import UsageError
-from lab.rooms.semicrf.model.dual import real, wide
+from lab.errors import BadDataError, UsageError
 
 MAX_LABELS = 128
 """The GPU kernels keep a label per lane and a column of the transition in its registers."""
+LIMIT = 1e12
+"""Scores at or below -LIMIT forbid; above LIMIT they are refused. semicrf.cu has the same number."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,9 @@ class Problem:
     """One batch, checked: score (B, T, C), duration (K, C), lengths (B,) int64, start and end (C,).
 
     `transition` is (C, C), (K, C, C) or (B, T, C, C). The terms of single segments are None where not given.
-    Second derivatives change the model of each sequence on its own: then duration is (B, K, C), transition
-    (B, T or 1, K or 1, C, C), and all are complex (`derivatives/second.py`).
-    `given_B` are lengths that nobody has looked at yet, and `lengths_B` these held to 1..T: where the two
-    differ log Z is NaN, of which the kernels take care, who alone get such a problem.
+    Counts are derivatives by each sequence's model: for them duration is (B, K, C) and transition
+    (B, T or 1, K or 1, C, C). Numbers and lengths are `admitted`, but not for the CUDA kernels, which look at
+    them on their way.
     """
 
     score_BTC: Tensor
@@ -49,7 +52,6 @@ class Problem:
     seg_start_BTC: Tensor | None = None
     seg_end_BTC: Tensor | None = None
     segment_BTKC: Tensor | None = None
-    given_B: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -94,21 +96,16 @@ class Problem:
     def rows(self, which: Tensor | list[int]) -> Problem:
         """The same model over some sequences of the batch, by their numbers or a mask."""
         index = torch.as_tensor(which, device=self.lengths_B.device)
-        own = ["score_BTC", "lengths_B", *self.names()[5:]]
-        own += ["transition"] if self.transition.dim() > 3 else []
-        own += ["duration_KC"] if self.duration_KC.dim() > 2 else []
-        return replace(self, given_B=None, **{name: getattr(self, name)[index] for name in own})
+        per_sequence = ["score_BTC", "lengths_B", *self.names()[5:]]
+        per_sequence += ["transition"] if self.transition.dim() > 3 else []
+        per_sequence += ["duration_KC"] if self.duration_KC.dim() > 2 else []
+        return replace(self, **{name: getattr(self, name)[index] for name in per_sequence})
 
     def detached(self) -> Problem:
         return self.with_floats([value.detach() for value in self.floats()])
 
-    def allowed(self) -> Problem:
-        """0 for every score that is not -inf, float64: log Z is the log of the number of segmentations."""
-        values = map(real, self.detached().floats())
-        return self.with_floats([(~torch.isneginf(value)).double().log() for value in values])
 
-
-FLOATS = tuple(field.name for field in fields(Problem) if field.name not in ("lengths_B", "given_B"))
+FLOATS = tuple(field.name for field in fields(Problem) if field.name != "lengths_B")
 
 
 @dataclass(frozen=True)
@@ -141,23 +138,13 @@ class Posteriors:
     segment_BTKC: Tensor | None = None
     fetched: Any = None
 
-    @classmethod
-    def of_parts(cls, values: Sequence[Tensor]) -> Posteriors:
-        """The inverse of `parts`."""
-        names = [name for name in PARTS if name != "segment_BTKC" or len(values) == len(PARTS)]
-        return cls(**dict(zip(names, values, strict=True)))
-
-    def parts(self) -> list[Tensor]:
-        """log Z, the counts, last those of single segments if there are any, and the mass with its frame."""
-        return [value for value in attrgetter(*PARTS)(self) if value is not None]
-
     def counts(self, problem: Problem) -> tuple[Tensor, ...]:
         """The count that belongs to each of `problem.floats()`."""
         first_BC, last_BC = self.starts_BTC[:, 0], self.end_BC(problem.lengths_B)
         extras = (self.starts_BTC, self.ends_BTC, self.segment_BTKC)
-        every = (self.label_BTC, self.transition, self.duration_BKC, first_BC, last_BC, *extras)
-        own = dict(zip(FLOATS, every, strict=True))
-        return tuple(own[name] for name in problem.names())  # type: ignore[misc]  # given with its scores
+        counts = (self.label_BTC, self.transition, self.duration_BKC, first_BC, last_BC, *extras)
+        by_name = dict(zip(FLOATS, counts, strict=True))
+        return tuple(by_name[name] for name in problem.names())  # type: ignore[misc]  # given with its scores
 
     def replace_rows(self, rows: Tensor, counts: Posteriors) -> None:
         """Replace counts and masses of these sequences by those of `counts`, in place; log Z stays."""
@@ -166,28 +153,16 @@ class Posteriors:
             if value is not None:
                 value[rows] = getattr(counts, name).to(value.dtype)
 
-    def given_out(self) -> Posteriors:
-        """The same after the audit: probabilities without what rounding takes beyond 0 and 1; and NaN for the
-        counts of sequences whose log Z is NaN: zeros would look right.
-        """
-        unknown_B = torch.isnan(self.log_z_B)
-        counts = {name: getattr(self, name) for name in COUNTS if not name.startswith("mass")}
-        known = {name: value for name, value in counts.items() if value is not None}
-        held = {n: x.clamp(0, 1) if n in PROBABILITIES else x for n, x in known.items()}
-        return replace(
-            self,
-            **{n: x.masked_fill(by_sequence(unknown_B, x), float("nan")) for n, x in held.items()},
-        )
+    def clamped(self) -> Posteriors:
+        """The same after the audit: probabilities without what rounding takes beyond 0 and 1."""
+        values = {name: getattr(self, name) for name in PROBABILITIES}
+        return replace(self, **{name: x.clamp(0, 1) for name, x in values.items() if x is not None})
 
     def end_BC(self, lengths_B: Tensor) -> Tensor:
         last_B11 = (lengths_B - 1)[:, None, None]
         return self.ends_BTC.gather(1, last_B11.expand(-1, 1, self.ends_BTC.shape[2]))[:, 0]
 
 
-PARTS = (
-    *("log_z_B", "label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition", "segment_BTKC"),
-    *("mass_error_B", "mass_frame_B"),
-)
 PROBABILITIES = ("label_BTC", "starts_BTC", "ends_BTC", "segment_BTKC")
 COUNTS = tuple(f.name for f in fields(Posteriors) if f.name not in ("log_z_B", "imbalance_B", "fetched"))
 
@@ -208,11 +183,10 @@ def make_problem(
     *,
     for_kernels: object = False,  # a bool: beside it callers unpack a dict of tensors
 ) -> Problem:
-    """Check kinds and shapes, and fill in defaults. Raises UsageError; never waits for a GPU.
+    """Check kinds, shapes and numbers, and fill in defaults. Raises UsageError and BadDataError.
 
-    A shared parameter with a NaN or +inf makes every end NaN, and so every sequence's log Z. For the kernels
-    of native/cuda.py lengths that lie on a GPU also go as they are given, which saves two launches and a copy
-    of the scores: the kernels see to those that are out of range.
+    For the kernels of native/cuda.py numbers and lengths are not looked at here, which would wait for the
+    GPU: the kernels flag what is odd, and the flags are waited for in any case.
     """
     extras = (seg_start_BTC, seg_end_BTC, segment_BTKC)
     values = (score_BTC, transition_CC, duration_KC, start_C, end_C, *extras)
@@ -244,20 +218,75 @@ def make_problem(
     for name, value, shape in zip(NAMES[3:], (start_C, end_C, *extras), shapes, strict=True):
         if value is not None and tuple(value.shape) != shape:
             raise UsageError(f"{name} must be {shape}, got {tuple(value.shape)}")
-    given_B = None
-    if for_kernels and isinstance(lengths_B, Tensor) and lengths_B.is_cuda:
-        given_B = whole_lengths(lengths_B, batch).detach().to(score_BTC.device)
-        held_B = given_B.clamp(1, frames)
-    else:
-        held_B, wild_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
-        if wild_B is not None:
-            score_BTC = score_BTC.masked_fill(wild_B[:, None, None], float("nan"))
-    end_C = nan_if_spoiled(end_C, tuple(x for x in (transition_CC, duration_KC, start_C) if x.dim() < 4))
-    return Problem(score_BTC, transition_CC, duration_KC, held_B, start_C, end_C, *extras, given_B)
+    lengths_B = checked_lengths(lengths_B, batch, frames, score_BTC.device, look=not for_kernels)
+    problem = Problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C, *extras)
+    return problem if for_kernels else admitted(problem)
+
+
+def admitted(problem: Problem) -> Problem:
+    """The problem with -inf for every score that forbids. Raises BadDataError for what is refused.
+
+    Nothing is refused that no sequence can reach: padding may hold anything. torch.func, where no branch may
+    depend on a value, refuses nothing: there log Z is NaN.
+    """
+    changes = {}
+    for name, value in zip(problem.names(), problem.floats(), strict=True):
+        limit = highest_forbidden(value.dtype)
+        if hidden(value):
+            changes[name] = value.masked_fill(value <= limit, -torch.inf)
+            continue
+        low, high = (float(extreme) for extreme in torch.aminmax(value.detach()))
+        if not high <= LIMIT:
+            refuse(problem, name)
+        if not low > limit:  # or NaN, which may be padding
+            changes[name] = value.masked_fill(value <= limit, -torch.inf)
+    return replace(problem, **changes) if changes else problem
+
+
+@functools.cache
+def highest_forbidden(dtype: torch.dtype) -> float:
+    """The largest score that forbids: -LIMIT as the dtype rounds it, or its lowest number."""
+    if not dtype.is_floating_point:
+        return -LIMIT
+    return max(float(torch.tensor(-LIMIT, dtype=dtype, device="cpu")), torch.finfo(dtype).min)
+
+
+def refuse(problem: Problem, name: str) -> None:
+    """Raise BadDataError where a sequence meets a NaN, +inf or a number above LIMIT in this input."""
+    value = read(problem, name)
+    refused = ~(value <= LIMIT)
+    if not bool(refused.any()):
+        return
+    index = [int(i) for i in refused.nonzero()[0].tolist()]
+    number, title = float(value[tuple(index)]), NAMES[FLOATS.index(name)]
+    location = f"sequence {index[0]}, frame {index[1]}" if name == "score_BTC" else f"{title}{index}"
+    raise BadDataError(
+        f"{title} is {number:g}, and numbers must not be NaN or above {LIMIT:g}",
+        location=location,
+        fix="look for where it came from; to forbid something use -inf",
+    )
+
+
+def read(problem: Problem, name: str) -> Tensor:
+    """The values of an input in float64, with 0 where no sequence looks: in the padding, in the transition
+    into the first frame, in segments beyond the end.
+    """
+    value: Tensor = getattr(problem, name).detach().double()
+    if name in FLOATS[2:5] or (name == "transition" and not problem.per_frame):
+        return value
+    frame_T = torch.arange(value.shape[1], device=value.device)
+    inside_BT = inside(problem.shape[1], problem.lengths_B)
+    looked = inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2))
+    if name == "transition":
+        looked = looked & (frame_T > 0)[:, None, None]
+    if name == "segment_BTKC":
+        last_TK = frame_T[:, None] + torch.arange(value.shape[2], device=value.device)
+        looked = looked & (last_TK < problem.lengths_B[:, None, None])[..., None]
+    return torch.where(looked, value, torch.zeros_like(value))
 
 
 def default(score_BTC: Tensor, labels: int) -> Tensor:
-    """Zeros (C,) for what is not given."""
+    """Zeros (C,) for a start or an end."""
     if score_BTC.device.type != "cuda" or is_recorded():
         return score_BTC.new_zeros(labels)
     return constant(score_BTC.device, score_BTC.dtype, labels, 0)
@@ -267,64 +296,41 @@ def is_recorded() -> bool:
     """Whether a tensor made now may not outlive the call: it would be traced, or belong to a CUDA graph."""
     modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
     transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-    compiler: Any = getattr(torch, "compiler", None)
-    compiling = getattr(compiler, "is_compiling", lambda: False)
-    return bool(modes() or transforms() or compiling() or torch.cuda.is_current_stream_capturing())
+    return bool(modes() or transforms() or torch.cuda.is_current_stream_capturing())
 
 
 @functools.lru_cache(maxsize=64)
 def constant(device: torch.device, dtype: torch.dtype, size: int, value: int) -> Tensor:
     """One tensor for all calls, never written to: a kernel and an allocation less in each on a GPU."""
     with torch.inference_mode(False):
-        made = torch.full((size,), value, dtype=dtype, device=device)
+        filled = torch.full((size,), value, dtype=dtype, device=device)
     torch.cuda.current_stream(device).synchronize()  # once: other streams will read it
-    return made
-
-
-def nan_if_spoiled(end_C: Tensor, others: tuple[Tensor, ...]) -> Tensor:
-    """`end_C`, or NaN where another parameter holds a NaN or +inf, which a short sequence might not use.
-
-    On the CPU, and by a sum where `vmap` takes no branch on a value. On a GPU it would be launches in every
-    call: there the parameter itself reaches log Z wherever it is used.
-    """
-    if end_C.is_cuda:
-        return end_C
-    with torch.no_grad():
-        highest = torch.cat([value.reshape(-1) for value in others]).max()
-        if not hidden(highest) and highest < torch.inf:
-            return end_C  # itself: changes of it in place are seen
-        zero = torch.maximum(highest, torch.zeros_like(highest)) * 0  # or NaN
-    return end_C + zero
+    return filled
 
 
 def checked_lengths(
-    lengths_B: Tensor | None, batch: int, frames: int, device: torch.device
-) -> tuple[Tensor, Tensor | None]:
-    """Lengths as int64 on `device`, and which of them were out of range.
-
-    On the CPU a value out of range is an error, under vmap, which hides it, once it is back. On a GPU, where
-    reading one would wait for all queued work, it is held to 1..T, and its sequence gets log Z = NaN.
+    lengths_B: Tensor | None, batch: int, frames: int, device: torch.device, *, look: bool = True
+) -> Tensor:
+    """Lengths as int64 on `device`. Raises UsageError for one out of 1..T, which is not seen if it lies on a
+    GPU and `look` is false, or under vmap.
     """
     if lengths_B is None:
         if device.type == "cuda" and not is_recorded():
-            return constant(device, torch.int64, batch, frames), None
-        return torch.full((batch,), frames, dtype=torch.int64, device=device), None
+            return constant(device, torch.int64, batch, frames)
+        return torch.full((batch,), frames, dtype=torch.int64, device=device)
     lengths_B = whole_lengths(lengths_B, batch)
-    whole_B = onto(lengths_B, device)
-    if lengths_B.device.type != "cpu":
-        return held_in_range(whole_B, frames)
-    if not hidden(lengths_B):
-        if int(lengths_B.min()) < 1:
-            raise UsageError(f"lengths must be positive, got min={int(lengths_B.min())}")
-        if int(lengths_B.max()) > frames:
-            raise UsageError(f"lengths cannot exceed T={frames}, got max={int(lengths_B.max())}")
-    return whole_B, None
+    if (look or lengths_B.device.type == "cpu") and not hidden(lengths_B):
+        reject_lengths(lengths_B, frames)
+    return onto(lengths_B, device)
 
 
-def held_in_range(lengths_B: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-    """Lengths that no kernel can read out of bounds with, and which of them were out of 1..T."""
-    held_B = lengths_B.clamp(1, frames)
-    return held_B, held_B != lengths_B
+def reject_lengths(lengths_B: Tensor, frames: int) -> None:
+    """Raise UsageError for a length out of 1..T."""
+    low, high = (int(extreme) for extreme in torch.aminmax(lengths_B))
+    if low < 1:
+        raise UsageError(f"lengths must be positive, got min={low}")
+    if high > frames:
+        raise UsageError(f"lengths cannot exceed T={frames}, got max={high}")
 
 
 def whole_lengths(lengths_B: object, batch: int) -> Tensor:
@@ -332,14 +338,14 @@ def whole_lengths(lengths_B: object, batch: int) -> Tensor:
     if not isinstance(lengths_B, Tensor):
         kind = type(lengths_B).__name__
         raise UsageError(f"lengths must be a tensor, got {kind}", fix="torch.tensor(lengths)")
-    whole = not (lengths_B.is_floating_point() or lengths_B.is_complex() or lengths_B.dtype == torch.bool)
-    if tuple(lengths_B.shape) != (batch,) or not whole:
+    integers = not (lengths_B.is_floating_point() or lengths_B.is_complex() or lengths_B.dtype == torch.bool)
+    if tuple(lengths_B.shape) != (batch,) or not integers:
         raise UsageError(f"lengths must be {batch} integers, got {lengths_B.dtype} {tuple(lengths_B.shape)}")
     return lengths_B.to(torch.int64)
 
 
 def hidden(value: Tensor) -> bool:
-    """Whether vmap holds the values: they are checked where it gives them back (`autograd.folded`)."""
+    """Whether vmap holds the values, so that none can be looked at."""
     functorch: Any = getattr(torch._C, "_functorch", None)
     wrapped = getattr(functorch, "is_functorch_wrapped_tensor", lambda value: False)
     while wrapped(value):
@@ -359,17 +365,13 @@ def by_sequence(value_B: Tensor, like_BX: Tensor) -> Tensor:
     return value_B.view(-1, *(1,) * (like_BX.dim() - 1))
 
 
-def frames_masked(problem: Problem) -> Tensor:
-    """Scores as float64 (B, T, C) with zeros in the padding, so that nothing there (NaN too) is ever used."""
-    return masked(problem, problem.score_BTC)
-
-
 def masked(problem: Problem, value_BTX: Tensor) -> Tensor:
-    """Float64, with zeros at the frames of the padding."""
+    """Float64, with zeros at the frames of the padding, so that nothing there (NaN too) is ever used."""
     inside_BT = inside(problem.shape[1], problem.lengths_B)
-    value = wide(value_BTX)
-    kept = inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2))
-    return torch.where(kept, value, torch.zeros_like(value))
+    value = value_BTX.double()
+    return torch.where(
+        inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2)), value, torch.zeros_like(value)
+    )
 
 
 def inside(frames: int, lengths_B: Tensor, device: torch.device | None = None) -> Tensor:

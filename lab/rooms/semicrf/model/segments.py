@@ -33,18 +33,18 @@ def listed(
     if len(value) != batch:
         raise UsageError(f"one segmentation per sequence: got {len(value)} for {batch}")
     for b, (path, length) in enumerate(zip(value, lengths, strict=True)):
-        at = 0
+        cursor = 0
         for start, end, label in path:
             if any(int(number) != number for number in (start, end, label)):
                 raise UsageError(f"sequence {b}: segment ({start}, {end}, {label}) must be whole numbers")
-            if start != at or end <= start or not 0 <= label < labels:
+            if start != cursor or end <= start or not 0 <= label < labels:
                 raise UsageError(
                     f"sequence {b}: segment ({start}, {end}, {label}) does not continue a tiling at frame "
-                    f"{at} with a label in 0..{labels - 1}"
+                    f"{cursor} with a label in 0..{labels - 1}"
                 )
-            at = end
-        if at != length and not (infeasible[b] and not path):
-            raise UsageError(f"sequence {b}: its segments cover {at} of {length} frames")
+            cursor = end
+        if cursor != length and not (infeasible[b] and not path):
+            raise UsageError(f"sequence {b}: its segments cover {cursor} of {length} frames")
     return [[(int(start), int(end), int(label)) for start, end, label in path] for path in value]
 
 
@@ -55,18 +55,18 @@ def segments_of(labels_BT: Tensor, starts_BT: Tensor | None, lengths: list[int])
     """
     begins_BT = torch.ones_like(labels_BT, dtype=torch.bool)
     begins_BT[:, 1:] = labels_BT[:, 1:] != labels_BT[:, :-1] if starts_BT is None else starts_BT[:, 1:] != 0
-    found: list[list[Segment]] = []
+    paths: list[list[Segment]] = []
     for labels_T, begins_T, length in zip(labels_BT.tolist(), begins_BT.tolist(), lengths, strict=True):
         starts = [t for t in range(length) if begins_T[t]]
         ends = [*starts[1:], length]
         inside = next((t for t in range(1, length) if not begins_T[t] and labels_T[t] != labels_T[t - 1]), 0)
         if inside:
             raise UsageError(
-                f"sequence {len(found)}: the label changes inside a segment, at frame {inside}",
+                f"sequence {len(paths)}: the label changes inside a segment, at frame {inside}",
                 fix="mark that frame in starts, or leave starts out",
             )
-        found.append([(s, e, labels_T[s]) for s, e in zip(starts, ends, strict=True)])
-    return found
+        paths.append([(s, e, labels_T[s]) for s, e in zip(starts, ends, strict=True)])
+    return paths
 
 
 def path_scores(problem: Problem, paths: list[list[Segment]]) -> Tensor:
@@ -75,7 +75,7 @@ def path_scores(problem: Problem, paths: list[list[Segment]]) -> Tensor:
     rows = [(b, n, *segment) for b, path in enumerate(paths) for n, segment in enumerate(path)]
     table = torch.tensor(rows, dtype=torch.int64, device=device).reshape(-1, 5)
     b, nth, start, end, label = table.unbind(1)
-    last = torch.cat([nth[1:], nth.new_zeros(1)])[: len(nth)] == 0
+    final = torch.cat([nth[1:], nth.new_zeros(1)])[: len(nth)] == 0
     duration = end - start
     k = duration.clamp(max=longest) - 1
     total_B = torch.zeros_like(problem.lengths_B, dtype=torch.float64)
@@ -85,13 +85,13 @@ def path_scores(problem: Problem, paths: list[list[Segment]]) -> Tensor:
     content = problem.score_BTC[frames_b, frames_t, label.repeat_interleave(duration)]
     joined = (nth > 0).nonzero()[:, 0]
     pair = (label[joined - 1], label[joined])
-    where = (b[joined], start[joined]) if problem.per_frame else (k[joined],) if problem.by_duration else ()
+    row = (b[joined], start[joined]) if problem.per_frame else (k[joined],) if problem.by_duration else ()
     scores = [
         (frames_b, content),
         (b, problem.duration_KC[k, label].masked_fill(duration > longest, -torch.inf)),
-        (b[joined], problem.transition[where + pair]),
+        (b[joined], problem.transition[row + pair]),
         (b[nth == 0], problem.start_C[label[nth == 0]]),
-        (b[last], problem.end_C[label[last]]),
+        (b[final], problem.end_C[label[final]]),
     ]
     if problem.seg_start_BTC is not None:
         scores.append((b, problem.seg_start_BTC[b, start, label]))

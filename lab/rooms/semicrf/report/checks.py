@@ -26,7 +26,12 @@ SHOWN = 8  # failed checks in the verdict; the table has all
 
 
 def checks(
-    frame: pd.DataFrame, missing: list[str], out: Path, title: str, where: dict[str, dict[str, str]], run: Run
+    frame: pd.DataFrame,
+    missing: list[str],
+    out: Path,
+    title: str,
+    sources: dict[str, dict[str, str]],
+    run: Run,
 ) -> Findings:
     """Write the page and its table."""
     files = [write_csv(frame, out / "tables" / "checks.csv")]
@@ -40,7 +45,7 @@ def checks(
         status="fail" if len(failed) else "ok",
         cards=[Card("Checks", passed, "tables/checks.csv", note=backends)],
         sections=[Section("Checks", [_table(frame)])],
-        provenance=where,
+        provenance=sources,
         footnotes=FOOTNOTES,
         badge=FOUND if len(failed) else "",
         room="semicrf",

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from lab.core.run import Run
 from lab.core.words import plural
-from lab.report.parts import Block, Card, Files, Page, Points, Prose, Section, Table
+from lab.report.parts import Card, Files, Page, Points, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf import verdict as verdicts
 from lab.rooms.semicrf.analyze.examination import Examination
@@ -27,37 +26,33 @@ FOOTNOTES = (
     "A race that did not show in any run is not found. The linter shows that the objective is a probability, "
     "not that it is a good one.",
 )
-GUARDS = (
-    "NEG_INF, epsilon and clamps against exact arithmetic in float64. An impossible sequence has "
-    "log Z = -inf and no posterior; with guards it has a score and a gradient."
-)
 
 
 def examination(
-    found: Examination, out: Path, title: str, where: dict[str, dict[str, str]], run: Run
+    examined: Examination, out: Path, title: str, sources: dict[str, dict[str, str]], run: Run
 ) -> Findings:
     """Write the page and its tables."""
     config = run.manifest.config
-    pair = (found.tested, found.reference)
-    verdict = verdicts.diagnose(found.cells, found.probes, *pair)
+    pair = (examined.tested, examined.reference)
+    verdict = verdicts.diagnose(examined.cells, examined.probes, *pair)
     tables = {
-        "matrix": cell_frame(found.cells),
-        "probes": _probe_frame(found.probes),
-        "guide_steps": pd.DataFrame(classic_steps(found.cells, *pair)),
-        "guards": found.guards,
+        "matrix": cell_frame(examined.cells),
+        "probes": _probe_frame(examined.probes),
+        "guide_steps": pd.DataFrame(classic_steps(examined.cells, *pair)),
     }
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
-    sentences = [*verdict.sentences, *_reproducer_sentences(found), _not_covered(found)]
+    sentences = [*verdict.sentences, *_reproducer_sentences(examined), _not_covered(examined)]
+    sentences += [] if examined.cells and examined.probes else [f"{reason}." for reason in examined.missing]
     if config.get("plant"):
         sentences.append(f"This run had a fault planted in it: {config['plant']}.")
     page = Page(
         title=title,
         question=QUESTION,
         verdict=sentences,
-        status="fail" if found.missing and not found.cells else verdict.status,
-        cards=_cards(found, verdict),
-        sections=_sections(found, verdict, tables, out),
-        provenance=where,
+        status="fail" if examined.missing and not examined.cells else verdict.status,
+        cards=_cards(examined, verdict),
+        sections=_sections(examined, verdict, tables, out),
+        provenance=sources,
         footnotes=FOOTNOTES,
         room="semicrf",
         kind=run.manifest.kind.value,
@@ -65,39 +60,37 @@ def examination(
     )
     probes = tables["probes"]
     dirty = probes.loc[probes["verdict"] == "dirty", ["probe", "backend", "text"]]
-    return finish(page, out, files, dirty, found.missing, cause=verdict.cause)
+    return finish(page, out, files, dirty, examined.missing, cause=verdict.cause)
 
 
 def _sections(
-    found: Examination, verdict: verdicts.Diagnosis, tables: dict[str, pd.DataFrame], out: Path
+    examined: Examination, verdict: verdicts.Diagnosis, tables: dict[str, pd.DataFrame], out: Path
 ) -> list[Section]:
     """Evidence, matrix, the guide's steps, probes, guards and reproducer, as far as they are there."""
     sections = [Section("Evidence", [Points(verdict.evidence)])] if verdict.evidence else []
-    if found.cells:
-        blocks = matrix_blocks(found.cells, tables["matrix"], out / "figures", found.fixed_length)
+    if examined.cells:
+        blocks = matrix_blocks(examined.cells, tables["matrix"], out / "figures", examined.fixed_length)
         steps = Table(tables["guide_steps"], "Answered from the matrix", "tables/guide_steps.csv")
         sections += [Section("The matrix", blocks), Section("The guide's four steps", [steps])]
-    if found.probes:
+    if examined.probes:
         rows = short_numbers(tables["probes"])
         table = Table(rows, "Each asks one question", "tables/probes.csv", pills=PILLS, open_rows=60)
         sections.append(Section("Probes", [table]))
-    if len(found.guards):
-        sections.append(Section("What the guide's guards change", _guard_blocks(found.guards)))
-    if found.reproducer:
-        entries = [(f"{found.reproducer_folder}/{name}", "") for name in found.reproducer["files"]]
+    if examined.reproducer:
+        entries = [(f"{examined.reproducer_folder}/{name}", "") for name in examined.reproducer["files"]]
         sections.append(Section("Reproducer", [Files("Run it with python reproduce.py", entries)]))
     return sections
 
 
-def _not_covered(found: Examination) -> str:
+def _not_covered(examined: Examination) -> str:
     """What ran, and the forms and functions that nothing here looked at."""
-    ran = {row["backend"] for row in (*found.cells, *found.probes)} - {""}
+    ran = {row["backend"] for row in (*examined.cells, *examined.probes)} - {""}
     if not ran:
         return "Nothing was covered: no part of this run finished."
     left = [text for name, text in (("torch", "torch"), ("native", "the compiled form")) if name not in ran]
-    if found.device == "cpu" and "native" in ran:
+    if examined.device == "cpu" and "native" in ran:
         left.append("the compiled form for GPUs")
-    place = "CPU" if found.device == "cpu" else "GPU"
+    place = "CPU" if examined.device == "cpu" else "GPU"
     return (
         f"Covered: {' and '.join(sorted(ran))} on this {place}, the loss and its gradient. "
         f"Not covered: {', '.join([*left, 'decoding', 'sampling', 'transitions by duration'])}; "
@@ -105,12 +98,12 @@ def _not_covered(found: Examination) -> str:
     )
 
 
-def _reproducer_sentences(found: Examination) -> list[str]:
-    if not found.reproducer:
+def _reproducer_sentences(examined: Examination) -> list[str]:
+    if not examined.reproducer:
         return []
-    sequences = plural(found.reproducer["sequences"], "sequence")
-    frames = plural(found.reproducer["frames"], "frame")
-    return [f"The smallest case that still fails has {sequences} of {frames}: {found.reproducer['text']}."]
+    sequences = plural(examined.reproducer["sequences"], "sequence")
+    frames = plural(examined.reproducer["frames"], "frame")
+    return [f"The smallest case that still fails has {sequences} of {frames}: {examined.reproducer['text']}."]
 
 
 def _probe_frame(probes: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -122,24 +115,12 @@ def _probe_frame(probes: Sequence[dict[str, Any]]) -> pd.DataFrame:
     return renamed
 
 
-def _guard_blocks(guards: pd.DataFrame) -> list[Block]:
-    shown = guards.copy()
-    for name in guards.columns[1:]:
-        shown[name] = [_digits(value) for value in guards[name]]
-    return [Prose(GUARDS), Table(shown, "Exact and with guards", "tables/guards.csv")]
-
-
-def _digits(value: Any) -> str:
-    """JSON has no -inf: it comes back as an absent number."""
-    return "-inf" if pd.isna(value) or np.isneginf(value) else f"{float(value):.6g}"
-
-
-def _cards(found: Examination, verdict: verdicts.Diagnosis) -> list[Card]:
-    failed = sum(cell["outcome"] == "failed" for cell in found.cells)
-    dirty = sum(not row["clean"] for row in found.probes)
+def _cards(examined: Examination, verdict: verdicts.Diagnosis) -> list[Card]:
+    failed = sum(cell["outcome"] == "failed" for cell in examined.cells)
+    dirty = sum(not row["clean"] for row in examined.probes)
     cards = [Card("Cause", verdict.cause, "tables/probes.csv", note=verdicts.CAUSES[verdict.cause])]
-    if found.cells:
-        cards.append(Card("Trainings that failed", f"{failed} of {len(found.cells)}", "tables/matrix.csv"))
-    if found.probes:
-        cards.append(Card("Dirty probes", f"{dirty} of {len(found.probes)}", "tables/probes.csv"))
+    if examined.cells:
+        cards.append(Card("Trainings that failed", f"{failed} of {len(examined.cells)}", "tables/matrix.csv"))
+    if examined.probes:
+        cards.append(Card("Dirty probes", f"{dirty} of {len(examined.probes)}", "tables/probes.csv"))
     return cards

@@ -50,22 +50,25 @@ def _grid(cells: list[dict[str, Any]]) -> Drawing:
 
     def cell(down: int, across: int) -> Cell | None:
         case = rows[down]
-        one = by_key.get((*case, *columns[across]))
-        if one is None:
+        training = by_key.get((*case, *columns[across]))
+        if training is None:
             return None
         first_repeat = (*case, columns[across][0], 0)
-        text, role = _look(one, by_key[first_repeat])
-        return Cell(text, role, 0.55, one["message"] or "")
+        text, role = _look(training, by_key[first_repeat])
+        return Cell(text, role, 0.55, training["message"] or "")
 
     names = [f"{backend}, {lengths}, reg {reg:g}" for backend, lengths, reg in rows]
     heads = [f"order {order + 1}\nrun {repeat + 1}" for order, repeat in columns]
     return cell_grid(names, heads, cell, legend=LEGEND)
 
 
-def _look(one: dict[str, Any], first: dict[str, Any]) -> tuple[str, str]:
-    """Text and colour of a training; `first` is the first repeat with the same input."""
-    if one["outcome"] == "failed":
-        return f"step {one['step'] + 1}", "fail"
-    if one["outcome"] == first["outcome"] == "passed" and one["weights"] != first["weights"]:
+def _look(training: dict[str, Any], reference: dict[str, Any]) -> tuple[str, str]:
+    """Text and colour of a training; `reference` is the first repeat with the same input."""
+    if training["outcome"] == "failed":
+        return f"step {training['step'] + 1}", "fail"
+    if (
+        training["outcome"] == reference["outcome"] == "passed"
+        and training["weights"] != reference["weights"]
+    ):
         return "different bits", "warn"
-    return one["outcome"], "warn" if one["outcome"] == "skipped" else "ok"
+    return training["outcome"], "warn" if training["outcome"] == "skipped" else "ok"

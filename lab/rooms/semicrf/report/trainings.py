@@ -15,6 +15,7 @@ from lab.report.parts import Card, Files, Page, Section, Status
 from lab.report.tables import write_csv
 from lab.rooms.semicrf.analyze.trainings import Trainings, comparison
 from lab.rooms.semicrf.layout import COMPARISON
+from lab.rooms.semicrf.matrix import DIVERGED, DRIFT
 from lab.rooms.semicrf.report.common import Findings, finish
 from lab.rooms.semicrf.report.convergence import convergence, duration_blocks, results_table
 
@@ -35,75 +36,110 @@ SHOWN = [
 
 
 def trainings(
-    found: Trainings, out: Path, title: str, where: dict[str, dict[str, str]], *, run: Run | None
+    tables: Trainings, out: Path, title: str, sources: dict[str, dict[str, str]], *, run: Run | None
 ) -> Findings:
     """Write the page and its tables; without `run`, of comparisons that lab did not make."""
-    sections, files = _sections(found, out)
-    if run is not None and found.raw:
-        files.append(_write_comparison(run, found, out))
+    sections, files = _sections(tables, out)
+    if run is not None and tables.raw:
+        files.append(_write_comparison(run, tables, out))
         entry = Files("The comparison as JSON", [(COMPARISON, "form of the TIMIT benchmark")])
         sections.append(Section("Files", [entry]))
     synthetic = run is not None and run.manifest.config.get("data") == "synthetic"
     kind = run.manifest.kind if run is not None else Kind.replayed
-    done = found.results["status"] == "ok"
-    status: Status = "fail" if not done.any() else "warn" if found.missing else "ok"
+    finished = tables.results["status"] == "ok"
+    words = {judgement(tables.epochs, row)[0] for _, row in tables.results[finished].iterrows()}
+    doubtful = tables.missing or "drifting" in words or any(suspect for suspect, _ in notes(tables))
+    status: Status = "fail" if not finished.any() or "diverged" in words else "warn" if doubtful else "ok"
     page = Page(
         title=title,
         question=QUESTION,
-        verdict=_sentences(found, synthetic=synthetic),
+        verdict=_sentences(tables, synthetic=synthetic),
         status=status,
-        cards=_cards(found.results),
+        cards=_cards(tables.results),
         sections=sections,
-        provenance=where,
+        provenance=sources,
         footnotes=FOOTNOTES,
         room="semicrf",
         kind="synthetic" if synthetic and kind is Kind.measured else kind.value,
     )
-    return finish(page, out, files, found.results[SHOWN], found.missing)
+    return finish(page, out, files, tables.results[SHOWN], tables.missing)
 
 
-def _sections(found: Trainings, out: Path) -> tuple[list[Section], list[Path]]:
-    files = [write_csv(found.results, out / "tables" / "results.csv")]
-    sections = [Section("Heads and backends", [results_table(found.results)])]
-    if len(found.epochs):
-        files.append(write_csv(found.epochs, out / "tables" / "epochs.csv"))
-        sections.insert(0, Section("Convergence", convergence(found.epochs, out / "figures")))
-    if len(found.durations):
-        files.append(write_csv(found.durations, out / "tables" / "durations.csv"))
-        sections.append(Section("Durations", duration_blocks(found.durations)))
+def _sections(tables: Trainings, out: Path) -> tuple[list[Section], list[Path]]:
+    files = [write_csv(tables.results, out / "tables" / "results.csv")]
+    sections = [Section("Heads and backends", [results_table(tables.results)])]
+    if len(tables.epochs):
+        files.append(write_csv(tables.epochs, out / "tables" / "epochs.csv"))
+        sections.insert(0, Section("Convergence", convergence(tables.epochs, out / "figures")))
+    if len(tables.durations):
+        files.append(write_csv(tables.durations, out / "tables" / "durations.csv"))
+        sections.append(Section("Durations", duration_blocks(tables.durations)))
     return sections, files
 
 
-def _write_comparison(run: Run, found: Trainings, out: Path) -> Path:
-    document = msgspec.json.format(msgspec.json.encode(comparison(run, found)), indent=1)
+def _write_comparison(run: Run, tables: Trainings, out: Path) -> Path:
+    document = msgspec.json.format(msgspec.json.encode(comparison(run, tables)), indent=1)
     write_atomic(out / COMPARISON, document + b"\n")
     return out / COMPARISON
 
 
-def _sentences(found: Trainings, *, synthetic: bool) -> list[str]:
-    finished = found.results["status"] == "ok"
-    done = found.results[finished].sort_values("phone_error_rate", kind="stable")
-    if done.empty:
-        return ["No training finished, so there is no result.", *found.missing]
-    sentences = [f"{_case(done.iloc[0])} has the lowest test PER: {_percent(done.iloc[0])}."]
-    if len(done) > 1:
-        others = ", ".join(f"{_case(row)} {_percent(row)}" for _, row in done.iloc[1:].iterrows())
+def _sentences(tables: Trainings, *, synthetic: bool) -> list[str]:
+    finished = tables.results["status"] == "ok"
+    ranked = tables.results[finished].sort_values("phone_error_rate", kind="stable")
+    if ranked.empty:
+        return ["No training finished, so there is no result.", *tables.missing]
+    judged = {_case(row): judgement(tables.epochs, row) for _, row in ranked.iterrows()}
+    sentences = [f"{case} {text}." for case, (_, text) in judged.items() if text]
+    first_case = _case(ranked.iloc[0])
+    if ranked.iloc[0]["phone_error_rate"] > 1:
         sentences.append(
-            f"The others: {others}. These are one training each: a difference of a few points may be chance."
+            f"No head learned the phones: the test PER of {first_case} is {_percent(ranked.iloc[0])}."
         )
-        sentences.append(_epoch_times(done))
-    sentences += _same_numbers(done)
+    elif len(ranked) == 1:
+        sentences.append(f"The test PER of {first_case} is {_percent(ranked.iloc[0])}.")
+    else:
+        sentences.append(f"{first_case} has the lowest test PER: {_percent(ranked.iloc[0])}.")
+    if len(ranked) > 1:
+        competitors = ", ".join(f"{_case(row)} {_percent(row)}" for _, row in ranked.iloc[1:].iterrows())
+        sentences.append(
+            f"The others: {competitors}. These are one training each: a difference of a few points may be "
+            "chance."
+        )
+        sentences.append(_epoch_times(ranked))
+    sentences += _same_numbers(ranked)
+    sentences += [f"{text}." for _, text in notes(tables)]
     if synthetic:
         sentences.append("The corpus is synthetic: PER says nothing about speech.")
-    left_out = found.results[~finished]
+    left_out = tables.results[~finished]
     return sentences + [
         f"Left out: {row.model} {row.backend} ({row.reason})." for row in left_out.itertuples()
     ]
 
 
-def _epoch_times(done: pd.DataFrame) -> str:
-    slow = done.iloc[int(done["epoch_time_s"].argmax())]
-    fast = done.iloc[int(done["epoch_time_s"].argmin())]
+def judgement(epochs: pd.DataFrame, case: Any) -> tuple[str, str]:
+    """Whether a training "diverged" or was "drifting", and a clause that says by what; "" and "" else."""
+    rows = epochs[(epochs["model"] == case["model"]) & (epochs["backend"] == case["backend"])]
+    largest = float(rows[["transition_max", "duration_max"]].max().max()) if len(rows) else 0.0
+    if not largest > DRIFT:
+        return "", ""
+    losses = f"the loss went from {rows['loss'].iloc[0]:.4g} to {rows['loss'].iloc[-1]:.4g}"
+    rate = f"at the learning rate {rows['lr'].max():g}"
+    if largest > DIVERGED:
+        return "diverged", f"diverged {rate}: its largest parameter reached {largest:.4g}, {losses}"
+    return "drifting", f"is drifting {rate}: its largest parameter reached {largest:.1f}, {losses}"
+
+
+def notes(tables: Trainings) -> list[tuple[bool, str]]:
+    """What the corpus' reader noted, (whether it makes figures doubtful, text), once for all trainings."""
+    pairs = [
+        (bool(suspect), str(text)) for raw in tables.raw.values() for suspect, text in raw.get("notes", ())
+    ]
+    return list(dict.fromkeys(pairs))
+
+
+def _epoch_times(ranked: pd.DataFrame) -> str:
+    slow = ranked.iloc[int(ranked["epoch_time_s"].argmax())]
+    fast = ranked.iloc[int(ranked["epoch_time_s"].argmin())]
     ratio = slow["epoch_time_s"] / max(fast["epoch_time_s"], 1e-9)
     return (
         f"An epoch takes {fast['epoch_time_s']:.2f} s with {_case(fast)} and {ratio:.1f} times that with "
@@ -111,20 +147,20 @@ def _epoch_times(done: pd.DataFrame) -> str:
     )
 
 
-def _same_numbers(done: pd.DataFrame) -> list[str]:
+def _same_numbers(ranked: pd.DataFrame) -> list[str]:
     """Backends of one head compute one model, so their PER should agree but for rounding."""
-    found = []
-    for model, rows in done.groupby("model"):
+    sentences = []
+    for model, rows in ranked.groupby("model"):
         if len(rows) > 1:
             spread = 100 * (rows["phone_error_rate"].max() - rows["phone_error_rate"].min())
-            found.append(f"The backends of {model} end within {spread:.1f} points of PER of each other.")
-    return found
+            sentences.append(f"The backends of {model} end within {spread:.1f} points of PER of each other.")
+    return sentences
 
 
 def _cards(results: pd.DataFrame) -> list[Card]:
-    done = results[results["status"] == "ok"]
-    cards = [Card("Trainings", f"{len(done)} of {len(results)}", "tables/results.csv")]
-    for _, row in done.sort_values("phone_error_rate", kind="stable").head(3).iterrows():
+    finished = results[results["status"] == "ok"]
+    cards = [Card("Trainings", f"{len(finished)} of {len(results)}", "tables/results.csv")]
+    for _, row in finished.sort_values("phone_error_rate", kind="stable").head(3).iterrows():
         value, note = f"{100 * row['phone_error_rate']:.1f}", f"boundary F1 {row['boundary_f1']:.3f}"
         cards.append(Card(f"PER, {_case(row)}", value, "tables/results.csv", "%", note))
     return cards

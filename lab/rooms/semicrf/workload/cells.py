@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 import torch
 
+from lab.errors import LabError
 from lab.rooms.semicrf.config import DiagnoseConfig, TrainConfig
 from lab.rooms.semicrf.model.validation.points import drift_messages
 from lab.rooms.semicrf.workload.cases.case import poison_free_memory
 from lab.rooms.semicrf.workload.common import log
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, batches, cropped
-from lab.rooms.semicrf.workload.faults import IN_KERNEL, planted, planted_corpus, planted_scores
+from lab.rooms.semicrf.workload.faults import IN_KERNEL, planted
 from lab.rooms.semicrf.workload.training import Tagger, epoch_order, make_tagger, to_batch, train_step
 
 REG = 0.01
@@ -27,7 +28,7 @@ POISON_BYTES = 16 << 20  # several times what a step of the smoke preset allocat
 
 def cells(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
     """Every cell of the matrix for one backend: a short training with its outcome."""
-    corpus = planted_corpus(config.plant, load_corpus(config.train))
+    corpus = load_corpus(config.train)
     typical = int(np.median([len(u.features) for u in corpus.train]))
     fixed = cropped(corpus, config.train.fixed_length or max(1, min(200, typical)))
     rows = []
@@ -74,6 +75,7 @@ def training(
         "message": message,
         "step": len(trail),
         "weights": digest(tagger),
+        "lr": config.train.lr,
         "transition_max": finite_number(magnitudes[0]),
         "duration_max": finite_number(magnitudes[1]),
         "trail": trail,
@@ -94,7 +96,7 @@ def one_step(
         loss, norm = train_step(tagger, optimizer, to_batch(chosen, device), clip)
         validator.settle(wait=True)  # type: ignore[union-attr, operator]
         validator.settle(wait=True)  # type: ignore[union-attr, operator]
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, LabError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     trail.append({"loss": float(loss), "grad_norm": float(norm)})
     finite = math.isfinite(trail[-1]["loss"]) and math.isfinite(trail[-1]["grad_norm"])
@@ -118,7 +120,6 @@ def prepared(
     tagger = make_tagger(train, corpus, "semicrf", backend).to(device)
     head: Any = tagger.head
     head.poison_padding = True
-    head.after_projection = planted_scores(config.plant)
     if config.plant in IN_KERNEL and backend == config.train.backends[0]:  # the reference stays sound
         head.partition = planted(config.plant, head.partition)
     return tagger
@@ -134,10 +135,10 @@ def endless(train: list[Utterance], config: TrainConfig, order: int) -> Any:
 
 def digest(tagger: Tagger) -> str:
     """A digest of the exact bits of all weights."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for value in tagger.state_dict().values():
-        found.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
+        hashed.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return hashed.hexdigest()[:16]
 
 
 def replaced(config: TrainConfig, **changes: Any) -> TrainConfig:

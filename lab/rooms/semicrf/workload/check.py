@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     subject = Subject(args.backend, device, config.batches, config.seed)
     ran = resolve_backend(args.backend, torch.zeros(1, 1, 1, device=subject.device))
     rows = list(all_checks(subject))
-    said = {"device": str(device), "backend": ran}
-    write_json(args.out / "checks.json", {**said, "checks": rows})
+    context_of_run = {"device": str(device), "backend": ran}
+    write_json(args.out / "checks.json", {**context_of_run, "checks": rows})
 
 
 def all_checks(subject: Subject) -> Iterator[Row]:

@@ -77,12 +77,12 @@ class Transformer(nn.Module):
 
 def positions(frames: int, dim: int) -> Tensor:
     """(T, H) sines and cosines of Vaswani et al. (2017)."""
-    at = torch.arange(frames, dtype=torch.float32)[:, None]
+    frame = torch.arange(frames, dtype=torch.float32)[:, None]
     rate = torch.exp(torch.arange(0, dim, 2, dtype=torch.float32) * (-math.log(10000.0) / dim))
-    return torch.stack([torch.sin(at * rate), torch.cos(at * rate)], dim=2).reshape(frames, dim)
+    return torch.stack([torch.sin(frame * rate), torch.cos(frame * rate)], dim=2).reshape(frames, dim)
 
 
 def make_encoder(kind: str, dim: int, hidden_dim: int, layers: int, dropout: float) -> nn.Module:
     kinds = {"bilstm": BiLSTM, "transformer": Transformer, "none": Framewise}
-    made: nn.Module = kinds[kind](dim, hidden_dim, layers, dropout)
-    return made
+    encoder: nn.Module = kinds[kind](dim, hidden_dim, layers, dropout)
+    return encoder

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.errors import StepFailed
+from lab.errors import BadDataError, StepFailed
 from lab.rooms.semicrf import metrics
 from lab.rooms.semicrf.model.validation.points import drift_messages
 from lab.rooms.semicrf.workload.common import log
@@ -35,18 +35,24 @@ def train_epoch(
     # Ranks take every n-th utterance of one order, and as many steps each, or they would wait forever.
     order = epoch_order(len(train), config.seed, epoch)
     even = len(order) - len(order) % context.world_size
-    mine = order[context.rank : even : context.world_size]
+    rank_order = order[context.rank : even : context.world_size]
     validator = validator_of(task.tagger)
-    losses, norms, named = [], [], []
+    losses: list[Tensor] = []
+    norms: list[Tensor] = []
+    named: list[list[str]] = []
     synchronize(task.device)
     begin = time.perf_counter()
-    for chosen in batches(train, config.batch_size, mine):
+    for chosen in batches(train, config.batch_size, rank_order):
         if validator:
             validator.settle()
-        loss, norm = train_step(module, optimizer, to_batch(chosen, task.device), config.clip)
+        named.append([utterance.name for utterance in chosen])
+        try:
+            loss, norm = train_step(module, optimizer, to_batch(chosen, task.device), config.clip)
+        except BadDataError as error:
+            location = f"{step_of(epoch, len(losses), named[-1])}: {error.location}"
+            raise StepFailed(error.problem, location=location, fix=error.fix) from error
         losses.append(loss)
         norms.append(norm)
-        named.append([utterance.name for utterance in chosen])
         if not norm.is_cuda and not bool(torch.isfinite(norm)):
             break
     synchronize(task.device)
@@ -68,13 +74,18 @@ def refuse_nonfinite(norms: list[Tensor], losses: list[Tensor], named: list[list
     """Raises StepFailed for the first step whose gradient is not finite, naming its utterances."""
     wild = (~torch.isfinite(torch.stack(norms))).nonzero()[:, 0].tolist()
     if wild:
-        at = wild[0]
-        shown = ", ".join(named[at][:SHOWN]) + (", ..." if len(named[at]) > SHOWN else "")
+        step = wild[0]
         raise StepFailed(
-            f"the gradient's norm is {float(norms[at])} and the loss {float(losses[at])}",
-            location=f"epoch {epoch}, step {at + 1}, utterances {shown}",
+            f"the gradient's norm is {float(norms[step])} and the loss {float(losses[step])}",
+            location=step_of(epoch, step, named[step]),
             fix="--validate names the sequence and frame; lab run semicrf diagnose finds the cause",
         )
+
+
+def step_of(epoch: int, step: int, names: list[str]) -> str:
+    """Where a training failed: its epoch, its step and the first utterances of the batch."""
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return f"epoch {epoch}, step {step + 1}, utterances {shown}"
 
 
 def mean_loss(losses: Tensor, ranks: int, epoch: int) -> float:
@@ -83,10 +94,10 @@ def mean_loss(losses: Tensor, ranks: int, epoch: int) -> float:
     if ranks > 1:
         dist.all_reduce(loss)
         loss = loss / ranks
-    found = float(loss)
-    if not math.isfinite(found):
-        raise StepFailed(f"the loss of epoch {epoch} is {found}", fix="lab run semicrf diagnose says why")
-    return found
+    value = float(loss)
+    if not math.isfinite(value):
+        raise StepFailed(f"the loss of epoch {epoch} is {value}", fix="lab run semicrf diagnose says why")
+    return value
 
 
 def evaluated(task: TrainingTask, utterances: list[Utterance]) -> dict[str, Any]:
@@ -102,8 +113,8 @@ def evaluated(task: TrainingTask, utterances: list[Utterance]) -> dict[str, Any]
     # The linear head and split segments give neighbours of one label; a phone ends where the label changes.
     reference = [metrics.merged(list(u.segments)) for u in utterances]
     predicted = [metrics.merged(segments) for segments in predicted]
-    found = metrics.score(reference, predicted, task.corpus.phones, task.config.max_duration)
-    return {**found, "decode_s": seconds}
+    scores = metrics.score(reference, predicted, task.corpus.phones, task.config.max_duration)
+    return {**scores, "decode_s": seconds}
 
 
 def report_epoch(task: TrainingTask, row: dict[str, Any]) -> None:

@@ -11,17 +11,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.config import FAULTS
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.derivatives.autograd import Alarm, log_partition
+from lab.rooms.semicrf.model.autograd import Alarm, log_partition
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
-from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance
 
 Partition = Callable[..., Tensor]
 IN_KERNEL = ("overread", "race", "stale")
@@ -36,32 +34,6 @@ def planted(name: str | None, partition: Partition = api.log_partition) -> Parti
         raise UsageError(f"no fault {name!r}", fix=", ".join(FAULTS))
     faulty = {"overread": _overread, "race": _race, "stale": _stale}
     return faulty.get(name or "", lambda sound: sound)(partition)
-
-
-def planted_corpus(name: str | None, corpus: Corpus) -> Corpus:
-    """A fault of the data: it lies in one training utterance, and the rest is sound."""
-    train = list(corpus.train)
-    victim = train[1]
-    if name == "nan-utterance":
-        features = victim.features.copy()
-        features[len(features) // 2, 3] = np.nan
-        train[1] = Utterance(victim.name, victim.speaker, features, victim.segments)
-    elif name == "length-0":
-        train[1] = Utterance(victim.name, victim.speaker, victim.features[:0], ())
-    return Corpus(train, corpus.dev, corpus.test, corpus.phones, corpus.origin)
-
-
-def planted_scores(name: str | None) -> Callable[[Tensor], Tensor] | None:
-    """A fault between projection and CRF: a frame of the first sequence whose labels are all forbidden."""
-    if name != "inf-rows":
-        return None
-
-    def closed(score: Tensor) -> Tensor:
-        row = torch.zeros_like(score, dtype=torch.bool)
-        row[0, min(3, score.shape[1] - 1)] = True
-        return score.masked_fill(row, float("-inf"))
-
-    return closed
 
 
 def stale_messages(
@@ -138,17 +110,17 @@ def _stale(partition: Partition) -> Partition:
         alarm: Alarm | None = None,
         **more: Any,
     ) -> Tensor:
-        def spoil(found: Posteriors) -> None:
-            whole_B = torch.full_like(found.mass_frame_B, score.shape[1])
+        def spoil(posteriors: Posteriors) -> None:
+            whole_B = torch.full_like(posteriors.mass_frame_B, score.shape[1])
             lengths_B = whole_B if lengths is None else lengths.to(whole_B.device)
-            found.label_BTC[0, : 1 + int(lengths_B[0]) // 4] *= math.exp(0.5)
-            error_B, frame_B = mass(found.label_BTC, lengths_B, found.log_z_B)
-            found.mass_error_B.copy_(error_B)
-            found.mass_frame_B.copy_(frame_B)
-            if found.imbalance_B is not None:
-                found.imbalance_B.copy_(error_B)
+            posteriors.label_BTC[0, : 1 + int(lengths_B[0]) // 4] *= math.exp(0.5)
+            error_B, frame_B = mass(posteriors.label_BTC, lengths_B, posteriors.log_z_B)
+            posteriors.mass_error_B.copy_(error_B)
+            posteriors.mass_frame_B.copy_(frame_B)
+            if posteriors.imbalance_B is not None:
+                posteriors.imbalance_B.copy_(error_B)
             if alarm is not None:
-                alarm(found)
+                alarm(posteriors)
 
         return partition(score, transition, duration, lengths, alarm=spoil, **more)
 

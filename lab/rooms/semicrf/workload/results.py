@@ -35,6 +35,7 @@ def write_result(task: TrainingTask, rows: list[dict[str, Any]], best: dict[str,
         "device_name": device_name(device),
         "corpus": corpus.origin,
         "utterances": {s: len(getattr(corpus, s)) for s in ("train", "dev", "test")},
+        "notes": [list(note) for note in corpus.notes],
         "best_epoch": best.get("epoch"),
         "test": {k: v for k, v in test.items() if k != "decode_s"},
         "training_time_per_epoch": float(np.median(times)),
@@ -69,8 +70,8 @@ def journal(out: Path, context: RankContext) -> Iterator[Any]:
 
         def note(row: dict[str, Any]) -> None:
             with writing(path):
-                kept = {k: v for k, v in row.items() if k != "duration_stats"}
-                file.write(msgspec.json.encode(kept) + b"\n")
+                columns = {k: v for k, v in row.items() if k != "duration_stats"}
+                file.write(msgspec.json.encode(columns) + b"\n")
                 file.flush()
 
         yield note

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,6 +93,8 @@ def log_corpus(task: TrainingTask) -> None:
     sizes = (len(corpus.train), len(corpus.dev), len(corpus.test), len(corpus.phones))
     text = "%s corpus: %d/%d/%d utterances, %d phones, %d to %d frames; head %s"
     log.info(text, corpus.origin, *sizes, min(frames), max(frames), task.model)
+    for note in corpus.notes:
+        log.log(logging.WARNING if note.suspect else logging.INFO, note.text)
     over = task.over_long_segments
     if over and task.model == "semicrf":
         text = "%s longer than --max-duration %d: %s"

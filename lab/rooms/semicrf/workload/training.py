@@ -15,7 +15,7 @@ from lab.rooms.semicrf.model.head import SemiCRF
 from lab.rooms.semicrf.model.validation.points import Validator
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, collate
 from lab.rooms.semicrf.workload.encoders import make_encoder
-from lab.rooms.semicrf.workload.guards import guide_gold, seed_log_partition
+from lab.rooms.semicrf.workload.guide import plant_objective
 
 Batch = dict[str, Tensor]
 
@@ -96,35 +96,9 @@ def make_head(config: TrainConfig, classes: int, model: str, backend: str) -> nn
         over_long="split" if model == "linear" else config.over_long,
         validate=config.validate,
     )
-    if config.guards == "seed":
-        head.partition = seed_log_partition
     if config.objective == "guide":
         plant_objective(head)
     return head
-
-
-def plant_objective(head: SemiCRF) -> None:
-    """Give the head the published objective: its partition has a first transition, its gold score none."""
-    inner = head.partition
-
-    def partition(
-        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None, **more: Any
-    ) -> Tensor:
-        more["start_C"] = more["start_C"] + torch.logsumexp(transition, 0)
-        return inner(score, transition, duration, lengths, **more)
-
-    def gold(
-        score: Tensor,
-        transition: Tensor,
-        duration: Tensor,
-        labels: Tensor,
-        starts: Tensor,
-        lengths: Tensor | None,
-        **ends: Any,
-    ) -> Tensor:
-        return guide_gold(score, transition, duration, labels, lengths, longest=len(duration))
-
-    head.partition, head.gold = partition, gold
 
 
 def to_batch(utterances: Sequence[Utterance], device: torch.device, *, frames: int | None = None) -> Batch:
@@ -132,10 +106,10 @@ def to_batch(utterances: Sequence[Utterance], device: torch.device, *, frames: i
     arrays = collate(utterances)
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if frames is not None and frames > batch["labels"].shape[1]:
-        more = frames - batch["labels"].shape[1]
-        batch["features"] = nn.functional.pad(batch["features"], (0, 0, 0, more))
-        batch["labels"] = nn.functional.pad(batch["labels"], (0, more))
-        batch["starts"] = nn.functional.pad(batch["starts"], (0, more))
+        padding = frames - batch["labels"].shape[1]
+        batch["features"] = nn.functional.pad(batch["features"], (0, 0, 0, padding))
+        batch["labels"] = nn.functional.pad(batch["labels"], (0, padding))
+        batch["starts"] = nn.functional.pad(batch["starts"], (0, padding))
     return {
         name: tensor if name == "lengths" else tensor.to(device, non_blocking=True)
         for name, tensor in batch.items()

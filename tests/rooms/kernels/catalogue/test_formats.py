@@ -13,12 +13,11 @@ from lab.rooms.kernels.catalogue.rank import read_rank, read_ranks
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 from lab.rooms.kernels.trails import Trail
 from tests.recordings.rocpdgen import GUIDS, Process, two, write
-from tests.recordings.rpdgen import Rpd
-from tests.recordings.sdkgen import Element
-from tests.recordings.sdkgen import write as write_sdk
-from tests.recordings.sqlgen import PREFIX, Export
-from tests.recordings.sqlgen import training_step as nsys_steps
+from tests.recordings.sqlgen import Export
 from tests.rooms.kernels.test_cli import run
+from tests.simulator.faults import Lost, damaged
+from tests.simulator.program import Op, Program, step
+from tests.simulator.writers import FORMATS
 from tests.tracegen import TraceWriter, training_step
 
 REAL = {
@@ -77,13 +76,13 @@ def test_no_rank_is_given_twice_over_several_recordings(tmp_path):
 def marked():
     process = Process(GUIDS[0], 5)
     process.mark("train", (0, 1_000), 90)
-    for step in range(2):
-        at = 400 * step
-        process.mark(f"forward #{step}", (at, at + 100), 91 + step)
-        process.mark("attention", (at + 10, at + 50), 95 + step)
-        process.mark(f"backward_{step}", (at + 100, at + 200), 93 + step)
-        process.launch("fwd", (at + 20, at + 30), (at + 150, at + 160), 10 * step + 1)
-        process.launch("bwd", (at + 120, at + 130), (at + 210, at + 220), 10 * step + 2)
+    for number in range(2):
+        at = 400 * number
+        process.mark(f"forward #{number}", (at, at + 100), 91 + number)
+        process.mark("attention", (at + 10, at + 50), 95 + number)
+        process.mark(f"backward_{number}", (at + 100, at + 200), 93 + number)
+        process.launch("fwd", (at + 20, at + 30), (at + 150, at + 160), 10 * number + 1)
+        process.launch("bwd", (at + 120, at + 130), (at + 210, at + 220), 10 * number + 2)
     process.launch("after", (990, 995), (1_100, 1_200), 50)
     return process
 
@@ -154,44 +153,12 @@ def test_a_hole_in_the_dispatch_ids_is_written_marked_and_fails(tmp_path, work, 
             assert all("at least" in row["bound"] for row in csv.DictReader(file)), table.name
 
 
-def torn_kineto(path):
-    writer = TraceWriter()
-    for number in range(4):
-        training_step(writer, number, 1000 * number)
-    kernels = [one for one in writer.events if one["cat"] == "kernel"]
-    writer.events = [one for one in writer.events if one not in kernels[2:5]]
-    return writer.write(path)
-
-
-def torn_nsys(path):
-    export = nsys_steps(Export())
-    del export.rows[f"{PREFIX}KERNEL"][5:9]
-    return export.write(path)
-
-
-def torn_rpd(path):
-    made = Rpd()
-    for index in range(6):
-        made.kernel(f"k{index}", (100 * index, 100 * index + 10), (100 * index + 20, 100 * index + 60))
-    del made.rows["rocpd_op"][2:4]
-    return made.write(path)
-
-
-def torn_sdk(path):
-    element = Element()
-    for index in range(6):
-        element.call("hipLaunchKernel", (100 * index, 100 * index + 10), index + 1)
-        element.kernel(1, (100 * index + 20, 100 * index + 60), index + 1, index + 1)
-    del element.records["kernel_dispatch"][2:4]
-    return write_sdk(path, element)
-
-
-TORN = {"a.json": torn_kineto, "a.sqlite": torn_nsys, "a.rpd": torn_rpd, "b.json": torn_sdk}
-
-
-@pytest.mark.parametrize("name", TORN)
+@pytest.mark.parametrize("name", FORMATS)
 def test_every_table_of_a_torn_recording_is_marked_whatever_its_format(tmp_path, work, monkeypatch, name):
-    path = TORN[name](tmp_path / name)
+    form = FORMATS[name]
+    job = Program(tuple(step(number, Op(), Op((9_000, 2_000))) for number in range(3))).play(amd=form.amd)
+    torn, _ = damaged(job, (Lost("rows", count=3),))
+    path = form.write(torn, tmp_path / form.file)
     for command in ("kernels unique", "kernels unique --launches", "kernels gantt", "analyze"):
         out = tmp_path / command
         done = run(command, path, "-o", out, cwd=work, monkeypatch=monkeypatch)

@@ -12,13 +12,13 @@ pytestmark = pytest.mark.torch
 
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.nan.watch import count as count  # noqa: E402
-from lab.rooms.nan.watch.choose import counter_named  # noqa: E402
-from lab.rooms.nan.watch.native.counting import NativeCounts  # noqa: E402
+from lab.rooms.nan.watch.choose import NativeCounts, counter_named  # noqa: E402
 from lab.rooms.nan.watch.native.find import library  # noqa: E402
 
 NATIVE = NativeCounts(library()) if library() is not None else None
-BITS = [count.bits_counts, *([NATIVE.exact] if NATIVE else [])]
-SCREENS = [count.screen_counts, *([NATIVE.screen] if NATIVE else [])]
+BITS = [NATIVE.exact] if NATIVE else []
+SCREENS = [NATIVE.screen] if NATIVE else []
+LARGE = 1 << 13
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -65504.0, 6e-8, -1e-40]
@@ -56,9 +56,7 @@ def test_counts_are_by_kind_and_the_largest_finite_magnitude():
     assert count.plain_counts([one]).tolist() == [[1, 2, 1, 1, 3.0]]
 
 
-def test_many_tensors_of_mixed_types_keep_their_order(monkeypatch):
-    monkeypatch.setattr(count, "PIECE", 7)
-    monkeypatch.setattr(count, "LARGE", 4)
+def test_many_tensors_of_mixed_types_keep_their_order():
     some = [torch.full((n % 5,), float("nan") if n % 3 else 1.0, dtype=DTYPES[n % 3]) for n in range(40)]
     some.append(torch.tensor([1.0, float("inf")], dtype=torch.float64))
     for way in BITS:
@@ -88,14 +86,14 @@ def test_complex_and_strided_tensors_are_counted_too():
         assert way([strided, complex_one]).tolist() == [[1, 0, 0, 0, 3.0], [1, 1, 0, 0, 0.0]]
 
 
-@pytest.mark.parametrize("size", [3, count.LARGE])
+@pytest.mark.parametrize("size", [3, LARGE])
 def test_a_view_that_turns_the_sign_is_counted_with_its_own_signs(size):
     turned = torch._neg_view(torch.cat([torch.full((size,), float("inf")), torch.zeros(1)]))
     for way in (count.plain_counts, *BITS, *SCREENS):
         assert way([turned])[0, :3].tolist() == [0, 0, size]
 
 
-@pytest.mark.parametrize("size", [3, count.LARGE])
+@pytest.mark.parametrize("size", [3, LARGE])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_subnormals_have_their_size_where_the_processor_takes_them_for_zero(dtype, size):
     whole, _, normal = count.FORMATS[dtype]
@@ -118,7 +116,7 @@ def test_an_unknown_way_of_counting_is_refused():
 @pytest.mark.parametrize("screen", SCREENS)
 def test_the_screen_sees_what_is_bad_wherever_it_lies_and_knows_no_magnitudes(screen):
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64):
-        for size in (1, 7, count.LARGE, count.LARGE + 1, 3 * count.LARGE + 5):
+        for size in (1, 7, LARGE, LARGE + 1, 3 * LARGE + 5):
             for at in {0, size // 2, size - 1}:
                 for value in (float("nan"), float("inf"), float("-inf")):
                     tensor = torch.ones(size, dtype=dtype)
@@ -134,16 +132,11 @@ def test_the_screen_sees_what_is_bad_wherever_it_lies_and_knows_no_magnitudes(sc
     assert (clean[:, :3] == 0).all() and (clean[:3, 3:] == -1).all()
 
 
-def test_squares_that_overflow_are_no_fault():
-    row = count.screen_counts([torch.tensor([3e38, -3e38], requires_grad=True)])[0]
-    assert row[:3].tolist() == [0, 0, 0] and row[4] == pytest.approx(3e38)
-
-
 WAYS = [count.plain_counts, count.norm_counts, *BITS, *SCREENS]
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("size", [7, count.LARGE + 3])
+@pytest.mark.parametrize("size", [7, LARGE + 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_count_leaves_the_program_free_to_resize_its_memory(way, size, dtype):
     some = [torch.ones(size, dtype=dtype)]

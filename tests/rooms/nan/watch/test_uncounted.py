@@ -11,7 +11,7 @@ pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
-from lab.rooms.nan.watch.uncounted import may_write_uncounted  # noqa: E402
+from lab.rooms.nan.watch.modules import may_write_uncounted  # noqa: E402
 
 NAN = float("nan")
 

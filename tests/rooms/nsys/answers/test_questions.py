@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from lab.perfmodel.boards import board_of
+from lab.rooms.nsys.analyze import tables_of
 from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN
 from lab.rooms.nsys.answers.attention import part_e
 from lab.rooms.nsys.answers.kernels import brief, part_b, part_c
@@ -209,3 +211,13 @@ def test_e_rates_stand_beside_what_the_board_can_do(tmp_path, board, dtype, word
     files = msgspec.structs.replace(forward.files, result=result)
     sentence = part_e(dataclasses.replace(forward, files=files), []).sentence
     assert words in sentence if words else "board's" not in sentence
+
+
+@pytest.mark.parametrize(("context", "state"), [(64, OK), (64 * 1000, FAILED)])
+def test_e_a_model_too_large_for_its_board_fails_the_check(tmp_path, context, state):
+    forward = cell(tmp_path, "forward")
+    recording = dataclasses.replace(forward.recording, board=board_of("NVIDIA H200"))
+    wrong = dataclasses.replace(
+        forward, recording=recording, tables=tables_of(recording, SPEC, 4, context, "fp32")
+    )
+    assert states(part_e(wrong, []))["the GEMM of QK^T is not faster than its board"] == state

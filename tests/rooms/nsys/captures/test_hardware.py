@@ -118,7 +118,10 @@ def test_a_metric_is_the_mean_of_the_samples_that_lie_in_the_work_of_a_range_or_
 
 def test_metrics_of_a_gpu_that_no_device_is_known_to_be_are_unknown(tmp_path):
     path = sampled(steps_with_work(), mapped=False).write(tmp_path / "a.sqlite")
-    assert json.loads(call("summary", path, "--json"))["gpu_metrics"] is None
+    document = json.loads(call("summary", path, "--json"))
+    assert document["gpu_metrics"] is None and len(document["unknown"]) == 1
+    text = call("summary", path)
+    assert "GPU metrics were sampled, but on which" in text and "GPU metrics: not recorded" not in text
     alone = sampled(steps_with_work(), mapped=False, gpus=(SAMPLER,)).write(tmp_path / "b.sqlite")
     metrics = json.loads(call("summary", alone, "--json"))["gpu_metrics"]
     assert rows_of(metrics)["forward"]["sm_active_percent"] == 80
@@ -131,6 +134,15 @@ def test_values_that_are_no_percent_are_left_out_and_counted(tmp_path):
     document = json.loads(call("summary", path, "--json"))
     assert rows_of(document["gpu_metrics"])["forward"]["sm_active_percent"] == 80
     assert "GPU_METRICS: 1 sample outside 0 to 100 %, left out" in document["problems"]
+
+
+def test_columns_that_lab_does_not_know_leave_the_recording_readable(tmp_path):
+    export = steps_with_work()
+    export.add("TARGET_INFO_GPU_METRICS", metricId=11, metricName=METRICS[11])
+    export.add("GPU_METRICS", timestamp=1, deviceId=0, metricId=11, value=3)
+    document = json.loads(call("summary", export.write(tmp_path / "a.sqlite"), "--json"))
+    assert document["gpu_metrics"] is None and document["phases"][0]["kernels"] == [2]
+    assert any("GPU_METRICS has no column typeId" in problem for problem in document["problems"])
 
 
 def test_migrations_and_faults_belong_to_the_ranges_in_which_they_begin(tmp_path):

@@ -10,13 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.rooms.semicrf import log_partition  # noqa: E402
-from lab.rooms.semicrf.model import api, finish, ledger, log_domain, naive  # noqa: E402
+from lab.rooms.semicrf.model import finish, ledger, naive  # noqa: E402
 from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
-from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.workload.cases.case import Case  # noqa: E402
 from lab.rooms.semicrf.workload.cases.solution import solve  # noqa: E402
-from lab.rooms.semicrf.workload.checks.hostile import comparable, hostile_case, largest_error  # noqa: E402
+from lab.rooms.semicrf.workload.checks.hostile import hostile_case, largest_error  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -34,7 +33,7 @@ def test_one_free_duration_beside_one_that_costs_500_has_its_three_segments(back
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("penalty", [40.0, 300.0, 450.0, 500.0, 660.0, 700.0, 1000.0])
+@pytest.mark.parametrize("penalty", [40.0, 450.0, 660.0, 1000.0])
 @pytest.mark.parametrize("free", [0, 1])
 def test_marginals_where_only_one_duration_is_free(backend, penalty, free):
     dice = torch.Generator().manual_seed(int(penalty))
@@ -52,7 +51,7 @@ def test_marginals_where_only_one_duration_is_free(backend, penalty, free):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype, limit", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 def test_hostile_batches_equal_the_definition_value_by_value(backend, dtype, limit):
-    """±1e30, -inf, soft penalties of 40 to 700 on any subset; and a sound form needs no mending."""
+    """Masks of any size, soft penalties of 40 to 700 on any subset; and a sound form needs no mending."""
     dice = torch.Generator().manual_seed(7)
     compared = 0
     with warnings.catch_warnings():
@@ -60,55 +59,11 @@ def test_hostile_batches_equal_the_definition_value_by_value(backend, dtype, lim
         for _ in range(40):
             case, kinds = hostile_case(dice, 12)
             case = case.to(dtype=dtype)
-            kept = comparable(case)
-            if not kept:
-                continue
-            case = case.rows(kept)
             found, exact = solve(case, backend), solve(case.to(dtype=torch.float64), "naive")
-            compared += len(kept)
+            compared += len(case.lengths_B)
             for (name, mine), (_, right) in zip(found.tensors(), exact.tensors(), strict=True):
                 assert largest_error(mine.double(), right) < limit, (name, kinds)
     assert compared > 60
-
-
-def test_a_huge_score_that_leads_nowhere_does_not_swallow_the_way_that_is_open():
-    """Label 0 is at 1e30 and cannot be left, the sequence must end in label 1."""
-    score = torch.tensor([[[0.5, 0.25], [1e30, -0.5], [0.1, 0.7]]], dtype=torch.float64)
-    transition = torch.tensor([[-float("inf"), -float("inf")], [0.0, 0.3]], dtype=torch.float64)
-    end = torch.tensor([-float("inf"), 0.0], dtype=torch.float64)
-    problem = make_problem(score, transition, torch.zeros(3, 2).double(), end_C=end)
-    right = naive.log_partition(problem)
-    found = api.log_partition(*problem.floats()[:3], end_C=end)
-    assert float(right) == pytest.approx(float(naive.log_partition(without_label_0(problem))), rel=1e-12)
-    assert float(found) == pytest.approx(float(right), rel=1e-12)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_large_scores_that_cancel_within_a_segmentation_are_said(backend):
-    """Each of the two ways pays 1e30 once; what tells them apart (3 or 5) has no digits beside it."""
-    score = torch.tensor([[[1e30, 0.0], [3.0, 1e30], [0.0, 5.0]]], dtype=torch.float64)
-    stay = torch.tensor([[0.0, -float("inf")], [-float("inf"), 0.0]], dtype=torch.float64)
-    with pytest.warns(log_domain.LostDigits, match="cancel within the segmentations of 1 sequence"):
-        api.posteriors(score, stay, torch.zeros(1, 2).double(), backend=backend)
-    leaf = torch.zeros(2, dtype=torch.float64).requires_grad_()
-    with pytest.warns(log_domain.LostDigits, match="forbid with -inf"):
-        start_C = leaf - torch.tensor([1e30, 0.0], dtype=torch.float64)  # and 1e30 in label 0's first frame
-        first = score * torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)[:, None]
-        log_partition(first, stay, torch.zeros(1, 2).double(), start_C=start_C, backend=backend).backward()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_large_scores_that_cancel_nothing_are_no_reason_to_warn(backend):
-    score = torch.tensor([[[1e30, 0.0], [3.0, -1e30], [-1e30, -1e30], [1e30, 5.0]]], dtype=torch.float64)
-    duration = torch.tensor([[0.0, 0.0], [-1e30, 1.0]], dtype=torch.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        api.posteriors(score, torch.zeros(2, 2).double(), duration, backend=backend)
-
-
-def without_label_0(problem):
-    score, transition, duration, start, end = problem.floats()
-    return make_problem(score[..., 1:], transition[1:, 1:], duration[:, 1:], start_C=start[1:], end_C=end[1:])
 
 
 def counts(seed=3):

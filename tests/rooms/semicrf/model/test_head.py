@@ -11,13 +11,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf import SemiCRF, lint_objective  # noqa: E402
+from lab.rooms.semicrf.model import head as head_module  # noqa: E402
 from lab.rooms.semicrf.model import naive  # noqa: E402
 from lab.rooms.semicrf.model.head import gold_score, run_starts  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from lab.rooms.semicrf.workload.guards import guide_nll  # noqa: E402
+from lab.rooms.semicrf.workload.guide import guide_nll, plant_objective  # noqa: E402
 from lab.rooms.semicrf.workload.probes.linter import Objective, guide_objective, outcomes, tiny  # noqa: E402
-from lab.rooms.semicrf.workload.training import plant_objective  # noqa: E402
 from tests.rooms.semicrf.problems import starts_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -26,7 +27,7 @@ C, K, T = 3, 4, 6
 
 def head(seed=0, classes=C, longest=K, **knobs):
     torch.manual_seed(seed)
-    made = SemiCRF(classes, longest, backend="torch", **knobs).double()
+    made = SemiCRF(classes, longest, **knobs).double()
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter)
     return made
@@ -211,7 +212,7 @@ def test_training_with_the_published_objective_goes_below_zero_and_ours_does_not
 
     monkeypatch.setattr(objective, "DRIFT_STEPS", 50)
 
-    sound, planted = SemiCRF(4, 6, backend="torch"), SemiCRF(4, 6, backend="torch")
+    sound, planted = SemiCRF(4, 6), SemiCRF(4, 6)
     plant_objective(planted)
     assert objective.drift_probe(sound)["clean"] and not objective.drift_probe(planted)["clean"]
 
@@ -229,8 +230,11 @@ def test_the_published_gold_score_is_that_of_maximal_runs():
 
 @pytest.mark.skipif(not hasattr(torch, "func"), reason="torch older than 2.0 has no where() on meta")
 @pytest.mark.parametrize("over_long", ["split", "mask"])
-def test_lengths_may_stay_on_the_cpu_while_all_else_is_elsewhere(over_long):
+def test_lengths_may_stay_on_the_cpu_while_all_else_is_elsewhere(monkeypatch, over_long):
     """The meta device stands in for a GPU: it computes nothing and refuses to mix devices."""
+    monkeypatch.setattr(
+        head_module, "reject_labels", lambda *_: None
+    )  # it reads values, of which there are none
     model = SemiCRF(C, K, hidden_dim=5, over_long=over_long).to("meta")
     model.partition = lambda score, *_args, **_more: score.sum((1, 2)).double()
     labels = torch.zeros(2, 6, dtype=torch.int64, device="meta")
@@ -265,3 +269,97 @@ def test_a_label_that_changes_inside_a_gold_segment_is_an_error():
         head.loss(torch.zeros(1, 5, 3), torch.tensor([5]), labels, starts)
     padded = torch.tensor([[True, False, True, True, False]])  # frame 4 is padding
     assert torch.isfinite(head.loss(torch.zeros(1, 5, 3), torch.tensor([4]), labels, padded))
+
+
+def batch_of(model):
+    """Hidden states, lengths, the mask that means them, and labels with -100 in the padding."""
+    hidden, lengths = (
+        torch.randn(3, T, C, generator=torch.Generator().manual_seed(1)).double(),
+        torch.tensor([6, 2, 4]),
+    )
+    labels = torch.randint(C, (3, T), generator=torch.Generator().manual_seed(2))
+    mask = torch.arange(T) < lengths[:, None]
+    return hidden, lengths, mask, labels.masked_fill(~mask, -100)
+
+
+def test_lengths_a_mask_and_ignored_labels_say_the_same_in_every_function():
+    model = head()
+    hidden, lengths, mask, labels = batch_of(model)
+    right = model.loss(hidden, lengths, labels.clamp(min=0))
+    assert torch.equal(model.loss(hidden, None, labels), right)
+    for kind in (mask, mask.long(), mask.double()):
+        assert torch.equal(model.loss(hidden, None, labels, mask=kind), right)
+    assert torch.equal(model(hidden, lengths, labels), right) and torch.equal(
+        model(hidden, None, labels), right
+    )
+    other = labels.masked_fill(labels == -100, 7)
+    assert torch.equal(model(hidden, None, other, ignore_index=7), right)
+    partition = model(hidden, lengths)["partition"]
+    assert torch.equal(model(hidden, mask=mask)["partition"], partition)
+    assert model.decode(hidden, mask=mask) == model.decode(hidden, lengths)
+    assert torch.equal(model.distribution(hidden, mask=mask).partition, partition)
+
+
+def test_each_reduction_is_what_its_name_says():
+    model = head()
+    hidden, lengths, _, labels = batch_of(model)
+    each = model(hidden, lengths, labels, reduction="none")
+    right = -model.distribution(hidden, lengths).log_prob(labels.clamp(min=0))
+    assert torch.allclose(each, right, atol=1e-12)
+    assert float(model(hidden, lengths, labels)) == pytest.approx(float(right.mean()))
+    assert float(model(hidden, lengths, labels, reduction="sum")) == pytest.approx(float(right.sum()))
+    assert float(model(hidden, lengths, labels, reduction="token_mean")) == pytest.approx(
+        float(right.sum()) / 12
+    )
+    model.over_long = "mask"
+    labels[0] = (
+        0  # six frames of one label, and K is 4: the sequence leaves the loss, and its frames the mean
+    )
+    kept = -model.distribution(hidden, lengths).log_prob(labels.clamp(min=0))[1:]
+    assert float(model(hidden, lengths, labels, reduction="token_mean")) == pytest.approx(
+        float(kept.sum()) / 6
+    )
+    with pytest.raises(ValueError, match="reduction must be one of mean, sum, none, token_mean, got 'avg'"):
+        model(hidden, lengths, labels, reduction="avg")
+
+
+def test_a_label_out_of_range_and_a_mask_with_a_hole_are_named_with_their_place():
+    model = head()
+    hidden, lengths, mask, labels = batch_of(model)
+    for value, text in ((-100, "label -100 at b=2 t=1"), (3, "label 3 at b=2 t=1")):
+        labels[2, 1] = value
+        with pytest.raises(ValueError, match=f"{text} is not in \\[0, 3\\).*log_prob_partial"):
+            model(hidden, lengths, labels)
+    mask[0, 3] = False
+    with pytest.raises(ValueError, match=r"mask of sequence 0 .*\[first b=0 t=3\]"):
+        model.decode(hidden, mask=mask)
+    with pytest.raises(UsageError, match="give one of them"):
+        model.decode(hidden, lengths, mask=mask)
+    with pytest.raises(UsageError, match=r"mask must be \(3, 6\), got \(2, 6\)"):
+        model.decode(hidden, mask=mask[:2])
+
+
+def test_decoding_by_frame_is_the_segments_and_nothing_in_the_padding_or_where_nothing_fits():
+    model = head()
+    hidden, lengths, _, _ = batch_of(model)
+    hidden[2, 1] = -1e30
+    labels = model.decode(hidden, lengths, per_frame=True)
+    assert labels.dtype == torch.int64 and labels.shape == (3, T)
+    for row, found, length in zip(
+        labels.tolist(), model.decode(hidden, lengths), lengths.tolist(), strict=True
+    ):
+        assert row[:length] == [c for s, e, c in found.segments for _ in range(s, e)] or row == [-100] * T
+        assert row[length:] == [-100] * (T - length)
+    assert labels[2].tolist() == [-100] * T
+
+
+def test_the_heads_draws_come_from_torchs_stream_or_a_generator():
+    model = head()
+    hidden, lengths, _, _ = batch_of(model)
+    torch.manual_seed(0)
+    drawn = model.sample(hidden, lengths, samples=3)
+    assert [len(paths) for paths in drawn] == [3, 3, 3] and model.sample(hidden, lengths, samples=3) != drawn
+    torch.manual_seed(0)
+    assert model.sample(hidden, lengths, samples=3) == drawn
+    seeded = [model.sample(hidden, lengths, generator=torch.Generator().manual_seed(4)) for _ in range(2)]
+    assert seeded[0] == seeded[1]

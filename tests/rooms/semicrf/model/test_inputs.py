@@ -6,7 +6,6 @@ import inspect
 import math
 import random
 import re
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 from lab.errors import BadDataError, UsageError  # noqa: E402
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
-from lab.rooms.semicrf.model.problem import COUNTS, held_in_range, make_problem  # noqa: E402
+from lab.rooms.semicrf.model.problem import COUNTS, make_problem  # noqa: E402
 from tests.rooms.semicrf.problems import extended_problem, inputs_of, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -70,42 +69,6 @@ def same(mine, right, dtype=torch.float64):
     torch.testing.assert_close(mine.double(), right.double(), rtol=bound, atol=bound, equal_nan=True)
 
 
-@pytest.mark.parametrize("by_duration", [False, True])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nan_and_inf_reach_log_z_gradients_and_counts_on_every_backend(backend, name, value, by_duration):
-    for seed in range(8):
-        dtype = (torch.float64, torch.float32)[seed % 2]
-        problem, place = spoiled(seed, name, value, dtype=dtype, by_duration=by_duration)
-        log_z_B, found = gradients(problem, backend)
-        right_B, right = gradients(problem, "naive")
-        same(log_z_B, right_B, dtype)
-        for mine, wanted in zip(found, right, strict=True):
-            same(mine, wanted, dtype)
-        inside = name != "score_BTC" or place[1] < int(problem.lengths_B[place[0]])
-        reached = {place[0]} if name == "score_BTC" else set(range(len(log_z_B)))
-        assert set(torch.isnan(log_z_B).nonzero()[:, 0].tolist()) == (reached if inside else set())
-        counts, exact = asked(api.posteriors, problem, backend), asked(api.posteriors, problem, "naive")
-        for count in COUNTS[:5]:
-            same(getattr(counts, count), getattr(exact, count), dtype)
-
-
-@pytest.mark.parametrize("backend", ("naive", *BACKENDS))
-def test_a_sequence_of_nan_that_the_loss_leaves_out_costs_the_others_nothing(backend):
-    problem = random_problem(3, 7, 3, 4, seed=1)
-    score_BTC = problem.score_BTC.clone()
-    score_BTC[0, 2, 1] = math.nan
-
-    def kept(log_z_B):
-        return torch.where(torch.isnan(log_z_B), torch.zeros_like(log_z_B), log_z_B).sum()
-
-    _, found = gradients(replace(problem, score_BTC=score_BTC), backend, kept)
-    _, right = gradients(problem, "naive", lambda log_z_B: log_z_B[1:].sum())
-    for mine, wanted in zip(found, right, strict=True):
-        same(mine, wanted)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_minus_inf_forbids_on_every_backend_and_what_nothing_fits_has_a_gradient_of_zero(backend, name):
@@ -146,36 +109,6 @@ def test_what_nothing_fits_has_a_gradient_of_zero_though_messages_from_the_right
         for name in COUNTS:
             value = getattr(found, name)
             assert value is None or not value.any(), name
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", ("naive", *BACKENDS))
-def test_no_backend_decodes_nan_even_where_a_sequence_is_too_short_to_use_it(backend, name, value):
-    problem = random_problem(2, 6, 3, 3, seed=4)
-    problem.lengths_B[:] = torch.tensor([1, 6])
-    whole = getattr(problem, name).clone()
-    whole[(-1,) * whole.dim()] = value
-    with pytest.raises(BadDataError, match=r"NaN or \+inf"):
-        asked(api.viterbi, replace(problem, **{name: whole}), backend)
-
-
-def test_the_log_z_of_nan_is_nan_for_views_that_are_not_contiguous_and_for_half_precision():
-    problem = random_problem(2, 8, 3, 4, seed=5)
-    score_BTC = problem.score_BTC.flip(1).transpose(1, 2).contiguous().transpose(1, 2).to(torch.bfloat16)
-    score_BTC[1, 0, 0] = math.nan
-    log_z_B = api.log_partition(score_BTC, problem.transition.t(), problem.duration_KC, problem.lengths_B)
-    assert torch.isnan(log_z_B).tolist() == [False, True]
-
-
-def test_the_entropy_and_the_marginals_of_nan_are_nan_and_of_the_others_are_not():
-    problem, _ = spoiled(0, "score_BTC", math.nan)
-    score_BTC = random_problem(3, 6, 3, 3).score_BTC.clone()
-    score_BTC[1, 0, 2] = math.inf
-    problem = replace(random_problem(3, 6, 3, 3), score_BTC=score_BTC)
-    assert torch.isnan(asked(api.entropy, problem, "auto")).tolist() == [False, True, False]
-    wild_B = torch.isnan(asked(api.marginals, problem, "auto")).flatten(1).any(1)
-    assert wild_B.tolist() == [False, True, False]
 
 
 LENGTHS = [
@@ -246,11 +179,6 @@ def test_labels_and_starts_that_are_no_whole_numbers_are_an_error_in_words(name)
         SemiCRF(3, 2).loss(torch.randn(2, 5, 3), None, given["labels"], given["starts"])
 
 
-def test_lengths_that_cannot_be_read_are_held_within_the_tensor_and_named():
-    held_B, wild_B = held_in_range(torch.tensor([-3, 0, 1, 6, 7, 2**62]), 6)
-    assert held_B.tolist() == [1, 1, 1, 6, 6, 6] and wild_B.tolist() == [True, True, False, False, True, True]
-
-
 @pytest.mark.parametrize("at", range(5))
 def test_an_input_that_is_no_tensor_is_an_error_with_its_name(at):
     values = list(random_problem(3, 6, 3, 3).floats())
@@ -258,15 +186,6 @@ def test_an_input_that_is_no_tensor_is_an_error_with_its_name(at):
     name = ("score", "transition", "duration", "start", "end")[at]
     with pytest.raises(UsageError, match=f"^{name} must be a tensor, got list$"):
         make_problem(*values[:3], None, *values[3:])
-
-
-def test_sound_parameters_keep_every_bit_and_a_spoiled_one_warns_of_nothing():
-    problem = random_problem(3, 6, 3, 3, masked=0.3)
-    again = make_problem(*problem.floats()[:3], problem.lengths_B, problem.start_C, problem.end_C)
-    assert all(torch.equal(a, b) for a, b in zip(problem.floats(), again.floats(), strict=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        gradients(spoiled(0, "transition", math.nan)[0], "auto")
 
 
 # Gold paths that the model forbids.
@@ -287,13 +206,13 @@ def forbidding(**places):
     [
         (
             {"transition_CC": (1, 1)},
-            r"frames 5..6 of label 1: transition\[1, 1\] is -inf; .*=3 and was split",
+            r"frames 5..6 of label 1: transition\[1, 1\] is -inf, which forbids; .*=3 and was split",
         ),
-        ({"transition_CC": (0, 1)}, r"frames 2..4 of label 1: transition\[0, 1\] is -inf$"),
-        ({"duration_KC": (1, 0)}, r"frames 0..1 of label 0: duration of 2 frames is -inf$"),
-        ({"duration_KC": (0, 2)}, r"frames 7..7 of label 2: duration of 1 frame is -inf$"),
-        ({"start_C": (0,)}, r"frames 0..1 of label 0: start\[0\] is -inf$"),
-        ({"end_C": (2,)}, r"frames 7..7 of label 2: end\[2\] is -inf$"),
+        ({"transition_CC": (0, 1)}, r"frames 2..4 of label 1: transition\[0, 1\] is -inf, which forbids$"),
+        ({"duration_KC": (1, 0)}, r"frames 0..1 of label 0: duration of 2 frames is -inf, which forbids$"),
+        ({"duration_KC": (0, 2)}, r"frames 7..7 of label 2: duration of 1 frame is -inf, which forbids$"),
+        ({"start_C": (0,)}, r"frames 0..1 of label 0: start\[0\] is -inf, which forbids$"),
+        ({"end_C": (2,)}, r"frames 7..7 of label 2: end\[2\] is -inf, which forbids$"),
     ],
 )
 def test_an_infinite_loss_is_told_with_its_cause(forbidden, words):
@@ -312,8 +231,10 @@ def test_an_infinite_loss_is_told_with_its_cause(forbidden, words):
 
 def test_a_gold_label_that_a_frame_forbids_is_told_with_its_frame():
     score_BTC = torch.randn(2, 6, 3)
-    score_BTC[1, 4, 1] = -math.inf
-    with pytest.raises(ValueError, match=r"first b=1: frames 3..5 of label 1: score at t=4 is -inf\]"):
+    score_BTC[1, 4, 1] = -1e20
+    with pytest.raises(
+        ValueError, match=r"first b=1: frames 3..5 of label 1: score at t=4 is -1e\+20, which forbids\]"
+    ):
         forbidding().loss(score_BTC, None, torch.tensor([[0, 0, 0, 2, 2, 2], [0, 0, 0, 1, 1, 1]]))
 
 
@@ -327,12 +248,13 @@ def test_a_forbidden_gold_path_that_the_loss_leaves_out_is_no_error():
     assert all(bool(torch.isfinite(value.grad).all()) for value in made.parameters())
 
 
-def test_a_parameter_that_is_nan_is_named_by_the_validation_points():
+def test_a_parameter_that_is_nan_is_named():
     made = forbidding()
     with torch.no_grad():
         made.duration_KC[2, 1] = math.nan
-    with pytest.raises(RuntimeError, match=r"Non-finite partition .* duration has 1 NaN, 0 Inf\]"):
+    with pytest.raises(BadDataError, match="duration is nan") as caught:
         made.loss(torch.randn(2, 2, 3), None, torch.zeros(2, 2, dtype=torch.int64))
+    assert str(caught.value.location) == "duration[2, 1]"
 
 
 @pytest.mark.parametrize("name", ["log_partition", "posteriors", "marginals", "viterbi", "kbest", "entropy"])

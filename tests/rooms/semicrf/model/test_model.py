@@ -10,11 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, finish, ledger, log_domain, naive, paths  # noqa: E402
-from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
+from lab.errors import BadDataError, UsageError  # noqa: E402
+from lab.rooms.semicrf.model import api, decoding, finish, ledger, log_domain, naive, paths  # noqa: E402
 from lab.rooms.semicrf.model.problem import Posteriors, make_problem  # noqa: E402
-from tests.rooms.semicrf.problems import balanced, extended_problem, inputs_of, random_problem  # noqa: E402
+from tests.rooms.semicrf.problems import balanced, extended_problem, inputs_of, parts, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -22,16 +21,12 @@ KINDS = list(itertools.product(["shared", "duration", "frame"], [(), ("start",),
 ALL = ("start", "end", "segment")
 
 
-def solve(problem):
-    return torch_factorised.backward(torch_factorised.forward(problem))
-
-
 def apart(found: Posteriors, right: Posteriors) -> float:
     """The largest difference of any count, and of log Z where it is finite; inf where shapes differ."""
     feasible = torch.isfinite(right.log_z_B)
     assert torch.equal(feasible, torch.isfinite(found.log_z_B))
     worst = 0.0
-    for mine, its in zip(found.parts()[:-2], right.parts()[:-2], strict=True):
+    for mine, its in zip(parts(found), parts(right), strict=True):
         assert mine.shape == its.shape
         mine, its = (x[feasible] if x.dim() == 1 else x for x in (mine, its))
         worst = max([worst, *(mine - its).abs().flatten().tolist()])
@@ -87,21 +82,18 @@ def test_every_form_has_the_counts_of_the_definition(kind, terms):
             batch, frames, longest, labels, kind=kind, terms=terms, masked=0.2 * (seed % 3), seed=seed
         )
         right = naive.posteriors(problem)
-        assert apart(solve(problem), right) < 1e-10
         assert apart(log_domain.posteriors(problem), right) < 1e-10
+        assert apart(log_domain.differentiable_posteriors(problem), right) < 1e-10
         assert balanced(problem, right)
 
 
 @pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
-@pytest.mark.parametrize("penalty", [40.0, 300.0, 700.0, 1e4, 1e9, 1e30, -40.0, -300.0, -700.0])
+@pytest.mark.parametrize("penalty", [40.0, 700.0, 1e9, -40.0, -700.0])
 def test_soft_penalties_and_rewards_on_any_subset(kind, penalty):
     for seed in range(4):
         problem = extended_problem(2, 12, 4, 3, kind=kind, terms=ALL, soft=penalty, seed=seed)
         right = naive.posteriors(problem)
-        scale = max(1.0, float(right.log_z_B.abs().max()) * 1e-4)
-        found = solve(problem)
-        finish.finish(problem, found)
-        assert apart(found, right) < 1e-9 * scale, seed
+        scale = max(1.0, float(right.log_z_B.abs().max()) * 1e-4, penalty * 1e-6)
         assert apart(log_domain.posteriors(problem), right) < 1e-9 * scale, seed
 
 
@@ -128,10 +120,10 @@ def test_nothing_of_the_padding_is_read(kind):
     """NaN past the end, in segments that outlast their sequence, and in the transition's unread first row."""
     problem = extended_problem(3, 9, 4, 2, kind=kind, terms=ALL, seed=5)
     spoilt = poisoned(problem)
-    for form in (naive.posteriors, solve, log_domain.posteriors):
+    for form in (naive.posteriors, log_domain.posteriors):
         right, found = form(problem), form(spoilt)
-        assert all(torch.equal(a, b) for a, b in zip(found.parts(), right.parts(), strict=True))
-    assert paths.viterbi(spoilt)[1] == paths.viterbi(problem)[1]
+        assert all(torch.equal(a, b) for a, b in zip(parts(found), parts(right), strict=True))
+    assert torch.equal(api.log_partition(**inputs_of(spoilt)), api.log_partition(**inputs_of(problem)))
     assert paths.sample(spoilt, 3, 1) == paths.sample(problem, 3, 1)
     assert paths.best(spoilt, 2) == paths.best(problem, 2)
 
@@ -158,24 +150,25 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(kind, shape):
     problem = extended_problem(*shape, kind=kind, terms=ALL, seed=6)
     for b in range(0, shape[0], 3):
         row = torch.tensor([b])
-        alone, together = solve(problem.rows(row)), solve(problem)
-        assert all(torch.equal(a, b[row]) for a, b in zip(alone.parts(), together.parts(), strict=True))
+        alone, together = log_domain.posteriors(problem.rows(row)), log_domain.posteriors(problem)
+        assert all(torch.equal(a, b[row]) for a, b in zip(parts(alone), parts(together), strict=True))
 
 
-@pytest.mark.parametrize("where", ["score", "seg_start_BTC", "seg_end_BTC", "segment_BTKC", "transition"])
-def test_nan_within_a_sequence_reaches_its_log_z_and_no_other(where):
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 2e12])
+@pytest.mark.parametrize("where", ["seg_start_BTC", "seg_end_BTC", "segment_BTKC", "transition"])
+def test_a_number_that_is_refused_is_named_with_its_place(where, bad):
     problem = extended_problem(2, 6, 3, 2, kind="frame", terms=ALL, seed=7)
-    name = "score_BTC" if where == "score" else where
-    value = getattr(problem, name).clone()
-    value[0, 2, 0] = float("nan")
-    found = api.log_partition(**inputs_of(replace(problem, **{name: value})))
-    assert torch.isnan(found[0]) and torch.isfinite(found[1])
+    value = getattr(problem, where).clone()
+    value[0, 2, 0] = bad
+    with pytest.raises(BadDataError, match=f"{where.rpartition('_')[0] or where} is ") as caught:
+        api.log_partition(**inputs_of(replace(problem, **{where: value})))
+    assert "[0, 2, 0" in str(caught.value.location)
 
 
 @pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
 def test_best_paths_and_the_k_best_are_those_of_all_segmentations(kind):
     problem = extended_problem(3, 5, 3, 2, kind=kind, terms=ALL, masked=0.2, seed=8)
-    best_B, best = paths.viterbi(problem)
+    best_B, best = decoding.viterbi(problem, "torch")
     naive_B, naive_best = naive.viterbi(problem)
     for b, found in enumerate(paths.best(problem, 5)):
         every, scores = naive.enumerate_segmentations(problem, b)

@@ -17,19 +17,20 @@ from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf.model import api, log_domain, naive  # noqa: E402
-from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.native import choose  # noqa: E402
+from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.workload.cases.case import Case  # noqa: E402
 from lab.rooms.semicrf.workload.cases.solution import solve as solve_case  # noqa: E402
-from tests.rooms.semicrf.problems import COUNTS, balanced, counts_as_they_are, random_problem, worst  # noqa: E402
+from tests.rooms.semicrf.problems import COUNTS, balanced, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
 FORMS = ["torch"] if choose.missing_reason("cpu") else ["torch", "native"]
+compiled = pytest.mark.skipif(len(FORMS) == 1, reason="no C++ compiler for the native form")
 
 
-def solve(problem):
-    return torch_factorised.backward(torch_factorised.forward(problem))
+def solve(problem, backend="auto"):
+    return api.posteriors(**problem.arguments(), backend=backend)
 
 
 @pytest.mark.parametrize("by_duration", [False, True])
@@ -77,19 +78,18 @@ def test_naive_counts_are_the_expected_counts_over_all_segmentations():
     st.booleans(),
     st.integers(0, 99),
 )
-def test_the_factorised_form_equals_the_naive_one(
-    batch, frames, longest, labels, scale, masked, by_dur, seed
-):
+def test_the_fast_forms_equal_the_naive_one(batch, frames, longest, labels, scale, masked, by_dur, seed):
     problem = random_problem(
         batch, frames, longest, labels, scale=scale, masked=masked, by_duration=by_dur, seed=seed
     )
-    expected, found = naive.posteriors(problem), solve(problem)
+    expected = naive.posteriors(problem)
     finite = torch.isfinite(expected.log_z_B)
-    assert torch.equal(finite, torch.isfinite(found.log_z_B))
-    gap = (found.log_z_B - expected.log_z_B)[finite].abs()
-    assert bool((gap <= 1e-12 * expected.log_z_B[finite].abs() + 1e-11).all())
-    assert worst(expected, found) <= 1e-10
-    assert worst(expected, log_domain.posteriors(problem)) <= 1e-10
+    for backend in FORMS:
+        found = solve(problem, backend)
+        assert torch.equal(finite, torch.isfinite(found.log_z_B))
+        gap = (found.log_z_B - expected.log_z_B)[finite].abs()
+        assert bool((gap <= 1e-12 * expected.log_z_B[finite].abs() + 1e-11).all())
+        assert worst(expected, found) <= 1e-10
 
 
 def test_gradients_of_every_input_follow_the_incoming_gradient():
@@ -116,43 +116,38 @@ def test_float32_scores_give_a_float64_log_z_and_float32_gradients():
     assert torch.allclose(score.grad.sum(-1)[0], torch.ones(9), atol=1e-6)
 
 
-def test_slow_drift_between_labels_that_never_meet_is_not_lost():
-    # Label 0 leads by e^2000, then label 1 gains e^4000: the linear pass has dropped it long before.
+@pytest.mark.parametrize("sign", [1, -1])
+def test_slow_drift_between_labels_that_never_meet_is_not_lost(sign):
+    """One label leads by e^2000, then the other gains e^4000: a linear pass has dropped it long before, that
+    from the left or that from the right.
+    """
     score = torch.zeros(1, 300, 2, dtype=torch.float64)
     score[:, :150, 0], score[:, 150:, 0] = 14.0, -28.0
+    score = score if sign > 0 else score.flip(1)
     transition = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]], dtype=torch.float64)
     problem = make_problem(score, transition, torch.zeros(4, 2, dtype=torch.float64))
-    state = torch_factorised.forward(problem)
-    assert state.flagged_B.tolist() == [True]
-    assert state.log_z_B.item() == pytest.approx(naive.log_partition(problem).item(), rel=1e-13)
+    right = log_domain.posteriors(problem)
+    assert right.log_z_B.item() == pytest.approx(naive.log_partition(problem).item(), rel=1e-13)
+    assert worst(right, solve(problem)) <= 1e-9
 
 
-def test_what_only_the_pass_from_the_right_loses_is_found_by_the_mass_of_the_first_frame():
-    # From the right label 0 leads by e^2100 before label 1 makes up for it; from the left label 1 always
-    # leads.
-    score = torch.zeros(1, 300, 2, dtype=torch.float64)
-    score[:, 150:, 0], score[:, :150, 0] = 14.0, -28.0
-    transition = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]], dtype=torch.float64)
-    problem = make_problem(score, transition, torch.zeros(4, 2, dtype=torch.float64))
-    assert worst(log_domain.posteriors(problem), solve(problem)) <= 1e-9
-
-
-@pytest.mark.parametrize("labels", [5, 24, 39])
-def test_padding_batch_and_repetition_change_no_bit(labels):
+@pytest.mark.parametrize("backend", FORMS)
+@pytest.mark.parametrize("labels", [5, 39])
+def test_padding_batch_and_repetition_change_no_bit(labels, backend):
     problem = random_problem(4, 70, 20, labels, seed=2)
-    whole = solve(problem)
-    again = solve(problem)
+    whole = solve(problem, backend)
+    again = solve(problem, backend)
     wide = replace(
         problem, score_BTC=torch.nn.functional.pad(problem.score_BTC, (0, 0, 0, 71), value=math.nan)
     )
-    padded = solve(wide)
+    padded = solve(wide, backend)
     for name in ("log_z_B", "label_BTC", "duration_BKC", "transition"):
         value = getattr(whole, name)
         assert torch.equal(value, getattr(again, name))
         kept = getattr(padded, name)[:, :70] if name == "label_BTC" else getattr(padded, name)
         assert torch.equal(value, kept), name
         for b in range(4):
-            alone = solve(problem.rows(torch.tensor([b])))
+            alone = solve(problem.rows(torch.tensor([b])), backend)
             assert torch.equal(value[b], getattr(alone, name)[0]), name
 
 
@@ -163,30 +158,25 @@ def test_the_ledger_balances(scale):
 
 
 FAULTS = {
-    "a stale label in alpha": lambda c: c.alpha_TBC[20, 0, 1].mul_(0.1),
-    "a whole stale row": lambda c: c.alpha_TBC[20].zero_(),
-    "a jump of e^0.5": lambda c: c.alpha_TBC[31:].mul_(math.exp(0.5)),
-    "a row read one late": lambda c: c.gamma_TXBC.copy_(c.gamma_TXBC.roll(1, 0)),
-    "a checkpoint scaled by 2^40": lambda c: c.exponent_TB[25:30].add_(40),
+    "a stale label in alpha": lambda s: s.alpha_BTC[0, 20, 1].mul_(0.1),
+    "a whole stale row": lambda s: s.alpha_BTC[0, 20].zero_(),
+    "a jump of e^0.5": lambda s: s.alpha_BTC[:, 31:].mul_(math.exp(0.5)),
+    "a row read one late": lambda s: s.gamma_BTC.copy_(s.gamma_BTC.roll(1, 1)),
+    "a checkpoint scaled by 2^40": lambda s: s.exponent_BT[:, 25:30].add_(40),
+    "a wrong log Z": lambda s: s.z_B.mul_(math.exp(0.05)),
 }
 
 
+@compiled
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_ledger_catches_a_fault_in_the_messages(name):
     problem = random_problem(2, 60, 8, 3, seed=6)
-    state = torch_factorised.forward(problem)
-    FAULTS[name](state.chain)
-    assert not balanced(problem, counts_as_they_are(state), torch.float32)
+    state = native_cpu.forward(problem)
+    FAULTS[name](state)
+    assert not balanced(problem, native_cpu.counted(state)[0], torch.float32)
 
 
-def test_the_ledger_catches_a_wrong_log_z():
-    problem = random_problem(2, 60, 8, 3, seed=6)
-    state = torch_factorised.forward(problem)
-    state.z_B.mul_(math.exp(0.05))
-    assert not balanced(problem, counts_as_they_are(state), torch.float32)
-
-
-HOSTILE = torch.tensor([0.0, 1.0, -1.0, 1e30, -1e30, -math.inf, 80.0, -750.0], dtype=torch.float64)
+HOSTILE = torch.tensor([0.0, 1.0, -1.0, -1e12, -1e30, -math.inf, 80.0, -750.0], dtype=torch.float64)
 
 
 def hostile_problem(seed):
@@ -207,11 +197,8 @@ def hostile_problem(seed):
     )
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(start, start + 50) for start in range(0, 200, 50)] + [(6584, 8907)], ids=str
-)
-def test_hostile_inputs_never_give_nan(seeds):
-    for seed in seeds:
+def test_hostile_inputs_never_give_nan():
+    for seed in (*range(100), 6584, 8907):
         problem = hostile_problem(seed)
         found = solve(problem)
         for name in ("log_z_B", *COUNTS):
@@ -250,7 +237,7 @@ def test_wrong_shapes_are_named(change, words):
 def test_what_the_pass_from_the_right_loses_inside_is_seen_though_the_first_frames_mass_is_whole(name):
     """Two hostile batches out of 10,000 of `check`: masked durations, scores up to 30."""
     case = Case.load(Path(__file__).parent / "cases" / f"{name}.npz")
-    ours, reference = solve_case(case, "torch"), solve_case(case.to(dtype=torch.float64), "naive")
+    ours, reference = solve_case(case, "auto"), solve_case(case.to(dtype=torch.float64), "naive")
     assert float(ours.score_BTC.max()) <= 1 + 1e-6
     for field in ("score_BTC", "duration_KC", "transition_CC"):
         torch.testing.assert_close(
@@ -265,18 +252,6 @@ def test_auto_takes_what_is_compiled_for_this_gpu_and_for_as_many_labels(monkeyp
     monkeypatch.setattr(api.native, "missing_reason", lambda kind: reason)
     score = SimpleNamespace(is_cuda=True, shape=(1, 2, labels), device=torch.device("cuda", 0))
     assert api.resolve_backend("auto", score) == chosen
-
-
-@pytest.mark.parametrize("by_duration", [False, True])
-def test_a_sequence_with_a_nan_has_no_counts_in_the_log_domain_and_leaves_the_others_alone(by_duration):
-    sound = random_problem(2, 6, 3, 2, by_duration=by_duration)
-    score_BTC = sound.score_BTC.clone()
-    score_BTC[1, 0, 1] = math.nan
-    found, expected = log_domain.posteriors(replace(sound, score_BTC=score_BTC)), log_domain.posteriors(sound)
-    assert bool(found.log_z_B[1].isnan())
-    for name in COUNTS:
-        assert torch.equal(getattr(found, name)[0], getattr(expected, name)[0])
-        assert not getattr(found, name)[1].any()
 
 
 @pytest.mark.parametrize("backend", FORMS)
@@ -312,7 +287,7 @@ def test_soft_scores_of_any_sign_on_any_input_lose_nothing(backend, size):
     """The counts need no mending: the form itself knows what it may have lost, also where only log Z is
     wanted.
     """
-    for seed in range(30):
+    for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         labels, longest, frames = (1 + int(torch.randint(n, (), generator=generator)) for n in (3, 6, 9))
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from lab.rooms.semicrf.model import api, naive, paths  # noqa: E402
+from lab.rooms.semicrf.model import api, decoding, naive, paths  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.torch
 )
 def test_viterbi_finds_a_path_as_good_as_the_naive_one(frames, longest, labels, masked, by_duration, seed):
     problem = random_problem(2, frames, longest, labels, masked=masked, by_duration=by_duration, seed=seed)
-    score, path = paths.viterbi(problem)
+    score, path = decoding.viterbi(problem, "torch")
     expected, expected_path = naive.viterbi(problem)
     assert torch.allclose(score, expected, atol=1e-12)
     for b in range(2):
@@ -65,7 +65,7 @@ def test_the_k_best_are_the_first_of_all(by_duration):
 @pytest.mark.parametrize("by_duration", [False, True])
 def test_the_first_of_the_k_best_is_viterbis_to_the_last_bit(by_duration):
     problem = random_problem(4, 40, 9, 5, masked=0.2, by_duration=by_duration, seed=4)
-    score_B, best = paths.viterbi(problem)
+    score_B, best = decoding.viterbi(problem, "torch")
     assert [found[0] for found in paths.best(problem, 6)] == list(zip(score_B.tolist(), best, strict=True))
 
 

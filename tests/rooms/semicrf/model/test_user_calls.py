@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from lab.errors import LabError  # noqa: E402
-from lab.rooms.semicrf import OnlineDecoder, SegmentDistribution  # noqa: E402
+from lab.errors import LabError, UsageError  # noqa: E402
+from lab.rooms.semicrf import SegmentDistribution  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
 from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.workload.checks.accuracy import audit  # noqa: E402
@@ -130,7 +130,8 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_for_each_weight(device):
 def test_a_loss_that_is_kept_holds_no_messages_nor_does_a_checkpoint(monkeypatch, device, backend):
     values, lengths_B = inputs(4)
     leaves, lengths_B = on(device, values, lengths_B)
-    engine = api.engine_of(api.resolve_backend(backend, leaves["score_BTC"]), leaves["score_BTC"])
+    problem = api.make_problem(**leaves)
+    engine = api.engine_for(api.resolve_backend(backend, leaves["score_BTC"]), problem)
     states, forward = [], engine.forward
 
     def noted(problem, **more):
@@ -241,12 +242,12 @@ def test_a_default_device_moves_nothing_of_what_is_computed_elsewhere(device):
         gradients = torch.autograd.grad(log_z_B.sum(), list(leaves.values()), create_graph=True)
         (again,) = torch.autograd.grad(gradients[0].square().sum(), leaves["duration_KC"])
         p = SegmentDistribution(*(given[name] for name in (*NAMES[:3], "lengths_B")))
-        stream = OnlineDecoder(leaves["transition_CC"], leaves["duration_KC"])
         tensors = [log_z_B, *gradients, again, p.log_prob(p.argmax()), p.entropy(), p.kl(p)]
-        found = [api.viterbi(**given)[1], api.kbest(**given), api.sample(**given, samples=2), p.topk(2)]
-        pushed = [*stream.push(leaves["score_BTC"][0]), *stream.finish()]
+        seed = torch.Generator().manual_seed(1)
+        draws = api.sample(**given, samples=2, generator=seed)
+        found = [api.viterbi(**given)[1], api.kbest(**given), draws, p.topk(2)]
         naive_B, _ = api.viterbi(**given, backend="naive")
-        return [one.detach().cpu() for one in (*tensors, naive_B)], [*map(list, found), pushed]
+        return [one.detach().cpu() for one in (*tensors, naive_B)], [*map(list, found)]
 
     tensors, found = answers()
     with torch.device("meta"):
@@ -287,27 +288,39 @@ def test_a_batch_with_nothing_in_it_is_refused_in_words(device, shape):
 
 @no_gpu
 @on_gpu
-def test_a_length_out_of_range_on_a_gpu_is_nan_with_nan_gradients_and_leaves_other_sequences_alone():
+def test_a_length_out_of_range_on_a_gpu_is_refused_by_every_form():
     values, _ = inputs(9, (4, 20, 6, 5))
-    given_B = torch.tensor([0, 13, 21, 20])
-    leaves, lengths_B = on("cuda", values, given_B)
-    log_z_B = api.log_partition(**leaves, lengths_B=lengths_B)
-    assert torch.isnan(log_z_B).tolist() == [True, False, True, False]
-    assert torch.equal(
-        torch.isnan(api.log_partition(**leaves, lengths_B=lengths_B.int())), torch.isnan(log_z_B)
-    )
-    log_z_B.sum().backward()
-    assert bool(torch.isnan(leaves["transition_CC"].grad).all())
-    assert torch.isnan(leaves["score_BTC"].grad).flatten(1).all(1).tolist() == [True, False, True, False]
-    for leaf in leaves.values():
-        leaf.grad = None
-    sound_B = ~torch.isnan(log_z_B.detach())
-    log_z_B = api.log_partition(**leaves, lengths_B=lengths_B)
-    torch.where(torch.isnan(log_z_B), 0, log_z_B).sum().backward()
-    kept = {**values, "score_BTC": values["score_BTC"][sound_B.cpu()]}
-    _, grads = right(kept, given_B[sound_B.cpu()])
-    assert torch.allclose(leaves["transition_CC"].grad.cpu(), grads["transition_CC"], atol=1e-9)
-    assert torch.allclose(leaves["score_BTC"].grad[sound_B].cpu(), grads["score_BTC"], atol=1e-9)
+    leaves, lengths_B = on("cuda", values, torch.tensor([0, 13, 21, 20]))
+    for function in (api.log_partition, api.posteriors, api.viterbi):
+        for backend in ("auto", "torch"):
+            with pytest.raises(UsageError, match="lengths must be positive, got min=0"):
+                function(**leaves, lengths_B=lengths_B, backend=backend)
+
+
+@no_gpu
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_on_a_gpu_the_door_is_that_of_the_cpu(dtype):
+    lowest = float(torch.finfo(dtype).min)
+    values, lengths_B = inputs(9, (4, 20, 6, 5), dtype)
+    never = torch.rand(4, 20, 5) < 0.3
+    never[1, 7] = True
+    results = []
+    for number in (-float("inf"), max(-1e20, lowest)):
+        score = values["score_BTC"].masked_fill(never, number)
+        leaves, lengths_B = on("cuda", {**values, "score_BTC": score}, lengths_B)
+        log_z_B = api.log_partition(**leaves, lengths_B=lengths_B)
+        log_z_B.sum().backward()
+        results.append([log_z_B, *(leaf.grad for leaf in leaves.values())])
+        results[-1] += [str(api.viterbi(**leaves, lengths_B=lengths_B)[1])]
+    assert all(torch.equal(a, b) for a, b in zip(results[0][:-1], results[1][:-1], strict=True))
+    assert results[0][-1] == results[1][-1]
+    for bad in (float("nan"), float("inf")):
+        score = values["score_BTC"].clone()
+        score[2, 0, 0] = bad
+        leaves, lengths_B = on("cuda", {**values, "score_BTC": score}, lengths_B)
+        with pytest.raises(LabError, match="numbers must not be NaN"):
+            api.log_partition(**leaves, lengths_B=lengths_B)
 
 
 @no_gpu

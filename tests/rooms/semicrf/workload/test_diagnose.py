@@ -33,7 +33,6 @@ LEAST = msgspec.structs.replace(
 def brief(monkeypatch):
     """A diagnosis that looks at less of the same."""
     monkeypatch.setattr(probing, "FRAMES", 12)
-    monkeypatch.setattr(precision, "GUARD_FRAMES", 100)
     monkeypatch.setattr(objective, "DRIFT_STEPS", 3)
     monkeypatch.setattr(precision, "GROWTH", (20, 40))
 
@@ -65,9 +64,6 @@ RIGHT = {
     "race": ("race", "different bits for the same input"),
     "stale": ("kernel", "is wrong in the same way every time"),
     "drift": ("objective", "a probability sums to 1"),
-    "nan-utterance": ("input", "utterance train_00001: frame"),
-    "inf-rows": ("input", "all labels are -inf at sequence 0, frame 3"),
-    "length-0": ("boundary", "length 0: train utterance train_00001"),
 }
 
 
@@ -100,4 +96,4 @@ def test_a_fault_that_leaves_everything_finite_fails_the_trainings_by_its_mass(t
 def test_a_sound_model_has_no_fault(tmp_path, brief):
     found, told = diagnosed(None, tmp_path)
     assert found.cause == "none", found.evidence
-    assert told["reproducer"] is None and len(told["guards"]) == 3
+    assert told["reproducer"] is None

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.perfmodel.dtypes import ITEM_BYTES
 from lab.rooms.kernels.replay.args import TensorArg, fill_of
-from lab.rooms.kernels.tensors import ITEM_BYTES, extent
+from lab.rooms.kernels.tensors import extent
 
 PATTERN_ELEMENTS = 1 << 20  # the period of the hash
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
+from lab.rooms.nan.watch.guard.state import StepState
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
@@ -53,10 +54,9 @@ Entered = tuple[Border, Any]  # a gradient that entered a module's output, and t
 class Borders:
     """The borders that backward has crossed in the current step."""
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-        self.names: list[str] = []
-        self.ended = False
+    def __init__(self, state: StepState, collector: Collector) -> None:
+        self._state, self._collector = state, collector
+        self.names = state.modules.names
         self.entered: list[Entered] = []
         self.losses: list[Any] = []  # the nodes that the step's backwards began at
         self._forgotten = 0
@@ -133,7 +133,7 @@ class Borders:
     def _entered(self, border: Border, number: int, grads: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
         grad = grads[number]
-        if grad is None or self.ended:
+        if grad is None or self._state.ended:
             return
         try:
             entered, collector = self.entered, self._collector

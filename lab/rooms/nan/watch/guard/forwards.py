@@ -9,17 +9,13 @@ from torch import nn
 
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.batch import Batch
-from lab.rooms.nan.watch.count import Counter, all_clean
+from lab.rooms.nan.watch.count import all_clean
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.events import FROM_WEIGHTS, Event
-from lab.rooms.nan.watch.guard.headroom import Headroom
-from lab.rooms.nan.watch.guard.journal import Journal, named
-from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.reactions import Reactions
+from lab.rooms.nan.watch.guard.state import FROM_WEIGHTS, Event, StepState, named
 from lab.rooms.nan.watch.guard.weights import Weights
-from lab.rooms.nan.watch.lane import Lane
-from lab.rooms.nan.watch.phases import RECOMPUTE
+from lab.rooms.nan.watch.lane import RECOMPUTE, Lane
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
@@ -58,34 +54,24 @@ class Listener(Protocol):
 class GuardedWatch(Watch):
     """The guard's watch over forwards: it tells the guard when they begin, pass and end."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        count: Counter,
-        journal: Journal,
-        borders: Borders,
-        headroom: Headroom,
-        listener: Listener,
-    ) -> None:
-        super().__init__(model, counter=count, keep_rows=False, check_weights=True)
-        self._journal, self._borders, self._headroom = journal, borders, headroom
+    def __init__(self, state: StepState, borders: Borders, listener: Listener) -> None:
+        super().__init__(state.model, counter=state.count, keep_rows=False, modules=state.modules)
+        self._state, self._borders, self._headroom = state, borders, state.headroom
         self._listener = listener
         self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
-        # Each forward is looked at when it ends: before the program can write to anything.
-        self._patient, self._reacts = False, listener.reacts
         self._least_budget, self._ask_at = self.budget_bytes, FIRST_ASKED
-        self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
+        self._device = next((one.device for one in state.model.parameters()), torch.device("cpu"))
 
     def meet_new_modules(self) -> None:
         super().meet_new_modules()
-        self._journal.safely(self._listener.new_modules)
+        self._state.safely(self._listener.new_modules)
 
     @passes_on
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._journal.step >= self._ask_at and self._device.type == "cuda":
-            self._ask_at = self._journal.step + ASK_EVERY
-            self._journal.within(self._ask_for_memory)
-        self._journal.within(self._listener.forward_begins, forward, module, args, kwargs)
+        if self._state.step >= self._ask_at and self._device.type == "cuda":
+            self._ask_at = self._state.step + ASK_EVERY
+            self._state.within(self._ask_for_memory)
+        self._state.within(self._listener.forward_begins, forward, module, args, kwargs)
 
     def _take_one(self, forward: Forward) -> None:
         unknown = self.unknown
@@ -99,7 +85,7 @@ class GuardedWatch(Watch):
         self, lane: Lane, why: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         if len(self.lost) < MOST_LOST:
-            self.lost[self._journal.step] = why
+            self.lost[self._state.step] = why
         return super()._aside(lane, why, inner, module, args, kwargs)
 
     def take_clean(self, forward: Forward, batch: Batch) -> bool:
@@ -121,16 +107,16 @@ class GuardedWatch(Watch):
                 self._note_saturated(seen)
         if not clean and len(seen.counts) and seen.counts[:, 4].max() > 0:
             dtypes = [dtype for _, dtype in seen.shapes()]
-            self._journal.within(self._headroom.met_tensors, "forward", dtypes, seen.counts[:, 4])
+            self._state.within(self._headroom.met_tensors, "forward", dtypes, seen.counts[:, 4])
 
     def passing(self, forward: Forward, batch: Batch) -> None:
-        if self._headroom.due(self._journal.step) and len(batch.tensors) > 1:
+        if self._headroom.due(self._state.step) and len(batch.tensors) > 1:
             given_out = [one for one, out in zip(batch.tensors, batch.outputs(), strict=True) if out]
-            self._journal.safely(self._headroom.sample, "activation", given_out)
-        self._journal.within(self._borders.attach, forward, batch)
+            self._state.safely(self._headroom.sample, "activation", given_out)
+        self._state.within(self._borders.attach, forward, batch)
 
     def ends(self, forward: Forward) -> None:
-        self._journal.within(self._listener.forward_ends, forward)
+        self._state.within(self._listener.forward_ends, forward)
 
     def _ask_for_memory(self) -> None:
         """After whole steps, what the driver has free is nobody's: of that, a forward may hold more.
@@ -165,22 +151,14 @@ class GuardedWatch(Watch):
 class BadForwards:
     """Turns a bad forward into events."""
 
-    def __init__(
-        self,
-        watch: GuardedWatch,
-        journal: Journal,
-        weights: Weights,
-        reactions: Reactions,
-        strategy: Strategy,
-    ) -> None:
-        self._watch, self._journal, self._weights = watch, journal, weights
-        self._reactions, self._strategy = reactions, strategy
+    def __init__(self, state: StepState, watch: GuardedWatch, weights: Weights, reactions: Reactions) -> None:
+        self._state, self._watch, self._weights, self._reactions = state, watch, weights, reactions
 
     def take(self, step: Step, forward: Forward) -> None:
         birth = step.births[0]
         moment = forward.time - 0.5
         self._weights.read_what_was_updated(before=moment)
-        number = forward.update if forward.update >= 0 else self._journal.step
+        number = forward.update if forward.update >= 0 else self._state.step
         again = self._watch.read_weights_again if birth.how == "weights" else self._watch.weights_of_others
         for one in again():
             inf = one["posinf"] + one["neginf"]
@@ -190,12 +168,12 @@ class BadForwards:
         event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)
         if forward.saved is not None and birth.how not in ("given", "weights"):
             self._reactions.name_forward_op(event, birth, forward.saved)
-        self._journal.add(event)
+        self._state.add(event)
 
     def _maybe_another_rank(self, birth: Birth) -> str:
         """Under sharded weights a module's output rests on other ranks too."""
         module = self._watch.module_called(birth.module)
-        if self._strategy.name not in SHARDED or birth.how != "output" or module is None:
+        if self._state.strategy.name not in SHARDED or birth.how != "output" or module is None:
             return ""
         if not any(hasattr(one, "placements") for one in module.parameters()):
             return ""

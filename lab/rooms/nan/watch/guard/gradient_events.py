@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.events import WORDS
+from lab.rooms.nan.watch.guard.forwards import GuardedWatch
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
-from lab.rooms.nan.watch.guard.headroom import Headroom
-from lab.rooms.nan.watch.guard.journal import Journal, named
 from lab.rooms.nan.watch.guard.parameters import Unhooked
-from lab.rooms.nan.watch.guard.ranks import Strategy
+from lab.rooms.nan.watch.guard.state import WORDS, StepState, named
 from lab.rooms.nan.watch.guard.weights import Weights
 
 
@@ -21,21 +17,14 @@ class GradientEvents:
 
     def __init__(
         self,
-        journal: Journal,
+        state: StepState,
         collector: Collector,
         borders: Borders,
         weights: Weights,
-        headroom: Headroom,
-        strategy: Strategy,
-        forward_doubt: Callable[[int], str],
-        weight_doubt: Callable[[str], str],
-        name_anew: Callable[[], None],
+        watch: GuardedWatch,
     ) -> None:
-        self._journal, self._collector, self._borders = journal, collector, borders
-        self._weights, self._headroom, self._strategy = weights, headroom, strategy
-        self._forward_doubt = forward_doubt  # why the forwards of a step may have made what its loss shows
-        self._weight_doubt = weight_doubt  # why code of others may have made what a module's weight shows
-        self._name_anew = name_anew  # modules that have moved
+        self._state, self._collector, self._borders = state, collector, borders
+        self._weights, self._watch = weights, watch
         self.unknown = 0  # tensors that could not be counted in time
 
     def settle(self) -> None:
@@ -45,18 +34,19 @@ class GradientEvents:
 
     def _take(self, taken: list[Taken], rows: np.ndarray) -> None:
         self.unknown += int((rows[:, 0] < 0).sum())
-        self._headroom.met_all([(one.stage, one.type) for one in taken], rows[:, 4])
+        self._state.headroom.met_all([(one.stage, one.type) for one in taken], rows[:, 4])
         bad = rows[:, :3].sum(axis=1) > 0
         if not bad.any():
             return
-        self._name_anew()
+        self._watch.name_anew()  # what is bad is told by the names of now
+        self._weights.name_anew()
         self._weights.read_what_was_updated(before=taken[0].time)
         for at in np.flatnonzero(bad):
             self._was_bad(taken[at], rows[at])
 
     def _was_bad(self, one: Taken, row: np.ndarray) -> None:
         stage, module, place, unsure, why = self._place(one)
-        self._journal.event(
+        self._state.event(
             one.time, stage, module, "", row, one, unsure=unsure, why=why, place=place, step=one.step
         )
 
@@ -84,7 +74,7 @@ class GradientEvents:
             place = f"in the gradient of {name}, which the update takes"
             return "param_grads", module, place, unsure, ""
         place = f"{WORDS[one.stage]} {name}"
-        if one.stage == "after_reduce" and self._strategy.name == "FSDP":
+        if one.stage == "after_reduce" and self._state.strategy.name == "FSDP":
             unsure = "it was reduced over ranks: another rank's part, or this rank's own weight gradient"
             return one.stage, module, place, unsure, ""
         if one.stage == "after_reduce":
@@ -95,3 +85,22 @@ class GradientEvents:
             return one.stage, module, place, "", why
         why = "finite when backward ended: unscaling, clipping or other code changed it"
         return one.stage, module, place, "", why
+
+    def _forward_doubt(self, step: int) -> str:
+        """Why a bad loss of this step may have come from a forward that was not seen; "" if it did not."""
+        if step in self._watch.lost:
+            why = self._watch.lost[step]
+            return f"a forward of this step could not be counted in full, and may have made it: {why}"
+        unseen = step == self._state.step and not self._state.forward_since_update
+        if not self._watch.called or unseen:
+            return "no forward of this model was seen before it, which may have made it"
+        return ""
+
+    def _weight_doubt(self, module: str) -> str:
+        """Why a bad gradient of a module's weight may be of other code than its own; "" if it is not."""
+        number = self._state.modules.number_of(module)
+        if number not in self._watch.called:
+            return f"{named(module)} was not called: other code that uses its weights may have made it"
+        if number in self._watch.callers:
+            return f"what {named(module)} called may have made it; a replay names the operator"
+        return ""

@@ -11,7 +11,7 @@ A hook runs inside the program's backward, so it only appends to a list of its t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.count import Counted
-from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.plain import all_plain, as_counted, is_odd
-from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.count import Counted, beginning, reads_only
+from lab.rooms.nan.watch.guard.state import StepState
+from lab.rooms.nan.watch.plain import all_plain, as_counted, is_odd, quiet
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 LEAST_BUDGET, MOST_BUDGET = 64 << 20, 1 << 30  # bytes of gradients that are held for one count
@@ -87,13 +86,10 @@ class Collector:
 
     def __init__(
         self,
-        begin: Callable[[Sequence[Tensor]], Counted],
-        journal: Journal,
-        *,
-        reads_only: bool = False,
+        state: StepState,
     ) -> None:
-        self._begin, self._journal, self._lock = begin, journal, threading.RLock()
-        self._reads_only = reads_only
+        self._state, self._lock = state, threading.RLock()
+        self._begin, self._reads_only = beginning(state.count), reads_only(state.count)
         self._every: list[_List] = []
         self.lists = _Lists(self._every)
         self._held: list[tuple[int, list[Passed]]] = []  # in order of time, with the tick they came before
@@ -151,7 +147,7 @@ class Collector:
                     continue
                 found = one.entries[:]
                 del one.entries[: len(found)]  # its own thread may have appended more meanwhile
-                self._held.append((self._journal.now(), found))
+                self._held.append((self._state.now(), found))
 
     @hidden
     def flush(self) -> None:
@@ -186,10 +182,10 @@ class Collector:
     ) -> None:
         """A count has begun, one row per tensor; a clean one that is over leaves only its stages."""
         of_rows = held if owners is None else [held[at] for at in owners]
-        self._journal.seen.update([one[0] for one in of_rows])
+        self._state.seen.update([one[0] for one in of_rows])
         late = [at for at, one in enumerate(of_rows) if one[3] >= 0 and one[2]._version != one[3]]
         if late or not counted.known_clean():
-            step, times = self._journal.step, _times(chunks)
+            step, times = self._state.step, _times(chunks)
             times = times if owners is None else [times[at] for at in owners]
             taken = [
                 Taken(time, one[0], one[1], step, tensor.shape, tensor.dtype)

@@ -2,7 +2,7 @@
 
 Stages are looked at where data passes (see `events.STAGES`): forwards by the watch (`forwards`), losses and
 gradients as backward makes them (`losses`, `borders`, `parameters`), state and weights after the update
-(`weights`). All of them write into one `journal`; `reactions` makes the result of it. Nothing is left on the
+(`weights`). All of them write into one `state`; `reactions` makes the result of it. Nothing is left on the
 model, the optimizer or any tensor; a failure in here becomes a note.
 """
 
@@ -13,35 +13,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lab.core.words import plural
 from lab.errors import UsageError
-from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
-from lab.rooms.nan.watch.count import Counter, beginning, reads_only
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of
 from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, BadForwards, GuardedWatch
 from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.headroom import Headroom
-from lab.rooms.nan.watch.guard.journal import Journal, named
 from lab.rooms.nan.watch.guard.losses import Losses
 from lab.rooms.nan.watch.guard.parameters import ParameterHooks
-from lab.rooms.nan.watch.guard.ranks import strategy_of
 from lab.rooms.nan.watch.guard.reactions import GRADIENT_STAGES, Reactions
-from lab.rooms.nan.watch.guard.record import write
+from lab.rooms.nan.watch.guard.record import Strategy, write
 from lab.rooms.nan.watch.guard.scalers import scalers
 from lab.rooms.nan.watch.guard.scaling import Scaling, is_enabled, leaves_out
-from lab.rooms.nan.watch.guard.surrounded import Surrounded
+from lab.rooms.nan.watch.guard.state import Event, GuardStep, StepState, corrected, first_of
 from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
 from lab.rooms.nan.watch.guard.weights import Weights
-from lab.rooms.nan.watch.phases import RECOMPUTE
+from lab.rooms.nan.watch.lane import RECOMPUTE
 from lab.rooms.nan.watch.plain import is_unbuilt
-from lab.rooms.nan.watch.shared import after_update, backwards, before_update, rehooked
+from lab.rooms.nan.watch.shared import Surrounded, after_update, backwards, before_update, rehooked
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
@@ -77,64 +71,21 @@ class Guard:
         self.model, self.on_bad, self.out = model, on_bad, out
         self.reacts = on_bad != "keep"
         self.index = 0  # for a program with several models that knows no guard
-        self.journal = journal = Journal()
-        self.scaling, self.strategy = Scaling(scaler), strategy_of(model)
-        self.headroom = Headroom(headroom)
-        device = next((one.device for one in model.parameters()), torch.device("cpu"))
-        self._on_gpu = on_gpu = device.type == "cuda"
-        self.counter, count = self._chosen(device, counter)
-        self.collector = Collector(beginning(count), journal, reads_only=reads_only(count))
-        self.borders = Borders(self.collector)
-        self.watch = GuardedWatch(model, count, journal, self.borders, self.headroom, self)
-        self.borders.names = self.watch.modules.names
-        self.losses = Losses(journal, self.collector, self.scaling, self.borders, on_gpu=on_gpu)
-        self.weights = Weights(model, count, journal, self.headroom, _as_list(optimizer), on_gpu=on_gpu)
-        self.weights.updating = lambda: self._begins_with[0]
-        self.parameters = ParameterHooks(model, journal, self.collector, self.weights, self.strategy)
-        self.gradients = GradientEvents(
-            journal,
-            self.collector,
-            self.borders,
-            self.weights,
-            self.headroom,
-            self.strategy,
-            self._forward_doubt,
-            self._weight_doubt,
-            self._name_anew,
+        self.state = state = StepState(model, scaler, headroom=headroom, counter=counter)
+        self.collector = collector = Collector(state)
+        self.borders = borders = Borders(state, collector)
+        self.watch = watch = GuardedWatch(state, borders, self)
+        self.losses = Losses(state, collector, borders)
+        self.weights = weights = Weights(state, _as_list(optimizer))
+        self.parameters = ParameterHooks(state, collector, weights)
+        self.gradients = GradientEvents(state, collector, borders, weights, watch)
+        self.reactions = reactions = Reactions(
+            state, on_bad, borders, watch, kept=self._write, stops=self.stops_the_program
         )
-        self.reactions = Reactions(
-            journal,
-            on_bad,
-            self.strategy,
-            self.scaling,
-            self.borders,
-            kept=self._write,
-            stops=self.stops_the_program,
-        )
-        self.reactions.watch = self.watch
-        self._bad_forwards = BadForwards(self.watch, journal, self.weights, self.reactions, self.strategy)
+        self._bad_forwards = BadForwards(state, watch, weights, reactions)
         self._handles: list[Any] = []
-        self._updated_by: set[int] = set()  # the optimizers of the step that has just ended
-        self._begun_at: dict[int, int] = {}  # optimizer -> the step in which its update began
-        self._begins_with: tuple[Any, list[Tensor]] = None, []  # the optimizer whose update runs, its weights
-        self._forward_since_update = False
         self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
         self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
-
-    def _chosen(self, device: torch.device, counter: str | None) -> tuple[str, Counter]:
-        """On a CPU, unless a way of counting was asked for, magnitudes are counted only where due."""
-        name = counter or choose_counter(device)[0]
-        if counter is not None or name != "bits":
-            return name, counter_named(name)
-
-        magnitudes, screen, in_c = cpu_counters()
-        headroom, journal = self.headroom, self.journal
-
-        def count(tensors: Sequence[Tensor]) -> np.ndarray:
-            return (magnitudes if headroom.magnitudes_due(journal.step) else screen)(tensors)
-
-        count.reads_only = in_c  # type: ignore[attr-defined]
-        return name, count
 
     # Entering and leaving
 
@@ -145,15 +96,15 @@ class Guard:
         self.weights.learn_names()
         self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
         self.watch.__enter__()
-        self.journal.safely(self.weights.begin, self.watch.weights, self.watch.sentinels)
-        self.journal.safely(self._attach)
+        self.state.safely(self.weights.begin, self.watch.weights, self.watch.sentinels)
+        self.state.safely(self._attach)
         return self
 
     def __exit__(self, kind: object = None, *_: object) -> None:
-        if self.journal.ended:
+        if self.state.ended:
             return
         try:
-            self.journal.safely(self._last_look)
+            self.state.safely(self._last_look)
         except Exception:  # a reaction's; the program's own exception, if there is one, is the one to pass on
             if kind is None:
                 raise
@@ -161,11 +112,11 @@ class Guard:
             self._end()
 
     def _end(self) -> None:
-        self.journal.ended = self.borders.ended = True
+        self.state.ended = True
         for handle in self._handles:
-            self.journal.safely(handle.remove)
+            self.state.safely(handle.remove)
         self._handles.clear()
-        self._begins_with = None, []
+        self.state.updating, self.state.updating_weights = None, []
         self.parameters.remove()
         self.reactions.forget()
         before_update.remove(self._before_update)
@@ -174,8 +125,8 @@ class Guard:
         backwards.remove(self.losses.begins, self.losses.ended)
         scalers.remove(self)
         self.watch.__exit__()
-        self.journal.safely(self.settle)
-        self.journal.safely(self._write)
+        self.state.safely(self.settle)
+        self.state.safely(self._write)
 
     def _attach(self) -> None:
         self.parameters.attach()
@@ -196,28 +147,45 @@ class Guard:
     # What it found
 
     @property
+    def scaling(self) -> Scaling:
+        return self.state.scaling
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.state.strategy
+
+    @property
+    def headroom(self) -> Headroom:
+        return self.state.headroom
+
+    @property
+    def counter(self) -> str:
+        """The name of the way of counting."""
+        return self.state.counter
+
+    @property
     def step(self) -> int:
         """Updates so far."""
-        return self.journal.step
+        return self.state.step
 
     @property
     def steps(self) -> list[GuardStep]:
         """Those with something bad."""
-        return self.journal.steps
+        return self.state.steps
 
     @property
     def seen(self) -> Tally[str]:
         """Tensors looked at, by stage."""
-        return self.journal.seen
+        return self.state.seen
 
     @property
     def notes(self) -> list[str]:
-        return self.journal.notes
+        return self.state.notes
 
     @property
     def failed(self) -> int:
         """How often something in the guard itself failed."""
-        return self.journal.failed
+        return self.state.failed
 
     @property
     def unknown(self) -> int:
@@ -231,13 +199,13 @@ class Guard:
 
     @property
     def ended(self) -> bool:
-        return self.journal.ended
+        return self.state.ended
 
     @property
     def status(self) -> str:
         """bad, nothing-seen (no forward, gradient or update was looked at), partly-seen or clean."""
-        self.journal.safely(self.settle)
-        self.journal.safely(self._read_what_was_updated)
+        self.state.safely(self.settle)
+        self.state.safely(self._read_what_was_updated)
         if self.steps or self.scaling.alarm():
             return "bad"
         if not self.watch.called and not any(self.seen[stage] for stage in GRADIENT_STAGES):
@@ -251,7 +219,7 @@ class Guard:
     @property
     def first(self) -> Event | None:
         """The first bad number of all: the verdict. None while there is none."""
-        self.journal.safely(self.settle)
+        self.state.safely(self.settle)
         first = first_of(event for step in self.steps for event in step.events)
         if first is None or (sure := corrected(first, self.steps)) is first:
             return first
@@ -310,7 +278,7 @@ class Guard:
             self.gradients.settle()
 
     def note(self, text: str) -> None:
-        self.journal.note(text)
+        self.state.note(text)
 
     # Forwards
 
@@ -319,21 +287,16 @@ class Guard:
         self.weights.learn_names()
         self.parameters.attach()
 
-    def _name_anew(self) -> None:
-        """What is bad is told by the names of now."""
-        self.watch.name_anew()
-        self.weights.name_anew()
-
     @passes_on
     def forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        forward.update = self.journal.step
+        forward.update = self.state.step
         if forward.phase == RECOMPUTE:
             return
         if len(self.borders.entered) > MOST_BORDERS:  # a program without an optimizer
             self._settle_safely()
             self.borders.step_ended()
-        if not self._forward_since_update:
-            self._forward_since_update = True
+        if not self.state.forward_since_update:
+            self.state.forward_since_update = True
             self.parameters.forget()
         if self.scaling.scaler is not None:
             self._decide()
@@ -346,7 +309,7 @@ class Guard:
     def forward_ends(self, forward: Forward) -> None:
         if self.collector.waits:
             self.collector.mark()
-        forward.time, forward.update = self.journal.now(), self.journal.step
+        forward.time, forward.update = self.state.now(), self.state.step
         if self._unbuilt:
             self._hook_what_is_built()
 
@@ -354,24 +317,6 @@ class Guard:
     def _hook_what_is_built(self) -> None:
         self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
         self.parameters.attach()
-
-    def _forward_doubt(self, step: int) -> str:
-        """Why a bad loss of this step may have come from a forward that was not seen; "" if it did not."""
-        if step in self.watch.lost:
-            why = self.watch.lost[step]
-            return f"a forward of this step could not be counted in full, and may have made it: {why}"
-        if not self.watch.called or (step == self.step and not self._forward_since_update):
-            return "no forward of this model was seen before it, which may have made it"
-        return ""
-
-    def _weight_doubt(self, module: str) -> str:
-        """Why a bad gradient of a module's weight may be of other code than its own; "" if it is not."""
-        at = self.watch.modules.number_of(module)
-        if at not in self.watch.called:
-            return f"{named(module)} was not called: other code that uses its weights may have made it"
-        if at in self.watch.callers:
-            return f"what {named(module)} called may have made it; a replay names the operator"
-        return ""
 
     def forward_was_bad(self, step: Step, forward: Forward) -> None:
         self._bad_forwards.take(step, forward)
@@ -382,7 +327,7 @@ class Guard:
 
     @passes_on
     def _before_update(self, optimizer: Any, *_: Any) -> None:
-        if self.journal.ended:
+        if self.state.ended:
             return
         self._before_step(optimizer)
 
@@ -391,31 +336,31 @@ class Guard:
         parameters = parameters_of(optimizer)
         if self._is_ours(optimizer, parameters):
             self._goes_on(optimizer)
-            self._begins_with = optimizer, parameters
-            self.journal.within(self._look_before_update, parameters)
+            self.state.updating, self.state.updating_weights = optimizer, parameters
+            self.state.within(self._look_before_update, parameters)
             if self.reacts:
-                self.journal.within(self._decide_by, optimizer, self.step)
-                self.reactions.before_update(self.journal.open.get(self.step))
+                self.state.within(self._decide_by, optimizer, self.step)
+                self.reactions.before_update(self.state.open.get(self.step))
         else:
-            self._begun_at.pop(id(optimizer), None)  # of one that is gone, by the same id
+            self.state.forget_update(id(optimizer))
             self.scaling.met_stranger(optimizer)
 
     @passes_on
     def _after_update(self, optimizer: Any, *_: Any) -> None:
-        if self.journal.ended:
+        if self.state.ended:
             return
-        of, parameters = self._begins_with
-        self._begins_with = None, []
-        if of is optimizer:
-            self.journal.within(self._look_after_update, optimizer, parameters)
+        updating, parameters = self.state.updating, self.state.updating_weights
+        self.state.updating, self.state.updating_weights = None, []
+        if updating is optimizer:
+            self.state.within(self._look_after_update, optimizer, parameters)
         else:
             self._after_another(optimizer)
 
     @hidden
     def _after_another(self, optimizer: Any) -> None:
         parameters = parameters_of(optimizer)
-        if id(optimizer) in self._begun_at or self._is_ours(optimizer, parameters):
-            self.journal.within(self._look_after_update, optimizer, parameters)
+        if self.state.began(id(optimizer)) or self._is_ours(optimizer, parameters):
+            self.state.within(self._look_after_update, optimizer, parameters)
 
     def _is_ours(self, optimizer: Any, parameters: Sequence[Tensor]) -> bool:
         """Whether it was given to the guard, or updates one of the model's weights."""
@@ -426,15 +371,8 @@ class Guard:
 
     @passes_on
     def _goes_on(self, optimizer: Any) -> None:
-        """Updates by several optimizers after one forward are one step."""
-        if self._updated_by and not self._forward_since_update and id(optimizer) not in self._updated_by:
-            self.journal.step -= 1
-        else:
-            self._updated_by.clear()
-            if not self._forward_since_update:
-                self._without_forward()
-        self._updated_by.add(id(optimizer))
-        self._begun_at[id(optimizer)] = self.journal.step
+        if self.state.update_begins(id(optimizer)):
+            self._without_forward()
 
     @hidden
     def _without_forward(self) -> None:
@@ -444,15 +382,13 @@ class Guard:
     def _look_before_update(self, parameters: list[Tensor]) -> None:
         self.weights.before_update(parameters)
         self.parameters.before_update(parameters)
-        if not self._on_gpu or (self.reacts and not self.collector.turned_out_clean()):
+        if not self.state.on_gpu or (self.reacts and not self.collector.turned_out_clean()):
             self.settle()
 
     @passes_on
     def _look_after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
-        begun_at = self._begun_at.pop(id(optimizer), self.journal.step)
-        if self.journal.step > begun_at and not self._forward_since_update:  # an optimizer in it has ended it
-            self.journal.step -= 1
-        if self._on_gpu and self.collector.turned_out_clean():
+        self.state.update_returns(id(optimizer))
+        if self.state.on_gpu and self.collector.turned_out_clean():
             self.settle()  # while the GPU updates: reading weights waits for it
         self.weights.after_update(optimizer, parameters)
         if not before_update.exists:
@@ -460,7 +396,7 @@ class Guard:
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
         if self.collector.waits:
             self._settle_safely()
-        if self.journal.open and self.scaling.running is not None and leaves_out(optimizer):
+        if self.state.open and self.scaling.running is not None and leaves_out(optimizer):
             return  # a fused one, which runs in any case
         if not self.reacts:
             self._end_step(optimizer)
@@ -473,26 +409,25 @@ class Guard:
 
     @passes_on
     def _end_step(self, optimizer: Any) -> None:
-        if self.headroom.has_points(self.journal.step):
+        if self.headroom.has_points(self.state.step):
             self._note_magnitudes(optimizer)
-        self.journal.step += 1
-        self._forward_since_update = False
+        self.state.step_ends()
         self.scaling.stepped(optimizer)
         self.borders.step_ended()
-        if self.journal.open:
-            self.journal.within(self._decide_by, optimizer, self.journal.step - 1)
+        if self.state.open:
+            self.state.within(self._decide_by, optimizer, self.state.step - 1)
             self._keep()
-        if self.journal.step % WRITE_EVERY == 0:
+        if self.state.step % WRITE_EVERY == 0:
             self._write()
 
     @hidden
     def _note_magnitudes(self, optimizer: Any) -> None:
         states = (one for _, one in state_tensors(optimizer) if one.dim())
-        self.journal.within(self.headroom.step_ends, self, states)
+        self.state.within(self.headroom.step_ends, self, states)
 
     @hidden
     def _settle_safely(self) -> None:
-        self.journal.within(self.settle)
+        self.state.within(self.settle)
 
     @hidden
     def _keep(self) -> None:
@@ -506,34 +441,34 @@ class Guard:
 
     @passes_on
     def scaler_begins(self, scaler: Any, optimizer: Any) -> bool:
-        if self.journal.ended or not is_enabled(scaler):
+        if self.state.ended or not is_enabled(scaler):
             return False
-        return bool(self.journal.within(self._scaler_begins, scaler, optimizer))
+        return bool(self.state.within(self._scaler_begins, scaler, optimizer))
 
     @passes_on
     def scaler_ended(self, scaler: Any, optimizer: Any, ours: bool, returned: bool) -> None:
         try:
-            if returned and not self.journal.ended and is_enabled(scaler):
-                self.journal.within(self._scaler_ended, scaler, optimizer, ours)
+            if returned and not self.state.ended and is_enabled(scaler):
+                self.state.within(self._scaler_ended, scaler, optimizer, ours)
         finally:
             if ours:
                 self.scaling.running = None
 
     @passes_on
     def scaler_updates(self, scaler: Any) -> None:
-        if not self.journal.ended and is_enabled(scaler):
-            self.journal.within(self._scaler_updates, scaler)
+        if not self.state.ended and is_enabled(scaler):
+            self.state.within(self._scaler_updates, scaler)
 
     @passes_on
     def _scaler_begins(self, scaler: Any, optimizer: Any) -> bool:
         ours = self._is_ours(optimizer, parameters_of(optimizer))
-        self.scaling.begins(scaler, optimizer, self.journal.step if ours else None)
+        self.scaling.begins(scaler, optimizer, self.state.step if ours else None)
         return ours
 
     @passes_on
     def _scaler_ended(self, scaler: Any, optimizer: Any, ours: bool) -> None:
         if not ours:
-            self.scaling.ended_other(scaler, optimizer, self.journal.step)
+            self.scaling.ended_other(scaler, optimizer, self.state.step)
         elif self.scaling.ended(scaler, optimizer):
             self._left_out(scaler, id(optimizer))
 
@@ -553,30 +488,23 @@ class Guard:
     def _left_out(self, scaler: Any, optimizer: int) -> None:
         """A scaler left out the update of an optimizer, in a step of its own or in one of several."""
         self.settle()
-        if self._updated_by and not self._forward_since_update and optimizer not in self._updated_by:
-            self.journal.step -= 1
-        else:
-            self._updated_by.clear()
-        self._updated_by.add(optimizer)
-        number = self.journal.step
-        self.journal.step += 1
-        self._forward_since_update = False
+        number = self.state.left_out(optimizer)
         self.borders.step_ended()
         self.reactions.leave_out(self.scaling.left_out(optimizer, scaler, number))
 
     @passes_on
     def _decide(self) -> None:
         """A forward begins, or the block ends."""
-        if self.journal.open and self.scaling.left_others_out():
+        if self.state.open and self.scaling.left_others_out():
             self.reactions.expect_since(self.scaling.decided)
-        self.scaling.decides(self.journal.step)
-        if self.journal.open:
+        self.scaling.decides(self.state.step)
+        if self.state.open:
             self._keep()
 
     @hidden
     def _decide_by(self, optimizer: Any, step: int) -> None:
         """An optimizer updates, or has, in this step: what is bad and it takes is left out by no scaler."""
-        if step not in self.journal.open or not self.scaling.active:
+        if step not in self.state.open or not self.scaling.active:
             return
         takes_bad = self.weights.would_take_bad(parameters_of(optimizer))
         if self.scaling.running is None or (takes_bad and not leaves_out(optimizer)):
@@ -595,7 +523,7 @@ class Guard:
         """torch before 2.0: an update shows in the versions of the weights."""
         self.weights.updated_by(*self.weights.optimizers)
         self.weights.read()
-        self.journal.step += 1
+        self.state.step += 1
         self.scaling.stepped(None)
         self.reactions.keep()
 
@@ -610,7 +538,7 @@ class Guard:
             self._update_without_hooks()
         elif self.weights.unread_now:
             self._read_what_was_updated()
-        elif not self.journal.open:  # no optimizer of torch has run, but the program may have written weights
+        elif not self.state.open:  # no optimizer of torch has run, but the program may have written weights
             self.weights.read()
         self.settle()
         self._decide()
@@ -623,8 +551,8 @@ class Guard:
         """Where a reaction can still come before the update."""
         if not self.reacts or self.ended:
             return
-        self.journal.within(self.settle)
-        self.reactions.before_update(self.journal.open.get(self.step))
+        self.state.within(self.settle)
+        self.reactions.before_update(self.state.open.get(self.step))
 
     @hidden
     def _write(self) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.gradients import Collector
-from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.guard.scaling import Scaling, factors_of, is_scale_of
+from lab.rooms.nan.watch.guard.scaling import factors_of, is_scale_of
+from lab.rooms.nan.watch.guard.state import StepState
 from lab.rooms.nan.watch.shared import TAKES_OFF, rehooked
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
@@ -28,12 +28,10 @@ Begun = tuple[int, int] | tuple[int, int, Any]
 class Losses:
     """Takes the loss of each backward that made gradients of this model."""
 
-    def __init__(
-        self, journal: Journal, collector: Collector, scaling: Scaling, borders: Borders, *, on_gpu: bool
-    ) -> None:
-        self._journal, self._collector, self._scaling = journal, collector, scaling
+    def __init__(self, state: StepState, collector: Collector, borders: Borders) -> None:
+        self._state, self._collector, self._scaling = state, collector, state.scaling
         # On a GPU gradients come in autograd's own threads.
-        self._passed = collector.anywhere if on_gpu or _OLD else collector.here
+        self._passed = collector.anywhere if state.on_gpu or _OLD else collector.here
         self._looks_for_scaler = 0  # 1: one scales of which it is not known whether it is this model's
         self._used: dict[int, ref[Any]] = {}  # those scalers, by id
         self._borders = borders
@@ -41,19 +39,19 @@ class Losses:
     @passes_on
     def begins(self, tensors: Any) -> Begun | None:
         """What `ended` needs to know; None inside of a backward, as a checkpoint runs one."""
-        if self._journal.ended or (_in_backward is not None and _in_backward() != -1):
+        if self._state.ended or (_in_backward is not None and _in_backward() != -1):
             return None
         try:
             if TAKES_OFF:
                 rehooked.put_on()
-            begun = self._journal.now(), self._passed()
+            begun = self._state.now(), self._passed()
             found = self._scaler_of(tensors) if self._looks_for_scaler else None
             if found is None:
                 return begun
             self._scaling.candidates[get_ident()] = found
             return *begun, found
         except Exception as error:  # a note, never an exception in the program
-            self._journal.failure("a backward begins", error)
+            self._state.failure("a backward begins", error)
             return None
 
     @passes_on
@@ -63,7 +61,7 @@ class Losses:
             return
         if len(begun) > 2:
             self._scaling.candidates.pop(get_ident(), None)
-        if self._journal.ended:
+        if self._state.ended:
             return
         try:
             if self._passed() == begun[1]:
@@ -79,7 +77,7 @@ class Losses:
             if self._collector.waits:
                 self._collector.flush()
         except Exception as error:
-            self._journal.failure("a backward ends", error)
+            self._state.failure("a backward ends", error)
 
     @hidden
     def _meet(self, scaler: Any) -> None:

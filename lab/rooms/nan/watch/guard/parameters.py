@@ -6,11 +6,10 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lab.rooms.nan.watch.guard.gradients import Collector
-from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.guard.ranks import Strategy
+from lab.rooms.nan.watch.guard.state import StepState
 from lab.rooms.nan.watch.guard.weights import Weights, version, versions_of
 from lab.rooms.nan.watch.plain import is_unbuilt
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
@@ -26,16 +25,9 @@ class Unhooked(int):
 class ParameterHooks:
     """Hooks on the weights of one model."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        journal: Journal,
-        collector: Collector,
-        weights: Weights,
-        strategy: Strategy,
-    ) -> None:
-        self._model, self._journal, self._collector = model, journal, collector
-        self._weights, self._strategy = weights, strategy
+    def __init__(self, state: StepState, collector: Collector, weights: Weights) -> None:
+        self._state, self._collector, self._weights = state, collector, weights
+        self._strategy = strategy = state.strategy
         # FSDP accumulates what has been reduced already.
         self.stage = "after_reduce" if strategy.name == "FSDP" else "param_grads"
         self._reduces_at_once = strategy.reduces_at_once
@@ -48,7 +40,7 @@ class ParameterHooks:
 
     def attach(self) -> None:
         """Hook every weight that needs gradients and has no hook yet."""
-        for parameter in self._model.parameters():
+        for parameter in self._state.model.parameters():
             if parameter.requires_grad and not self._is_hooked(parameter) and not is_unbuilt(parameter):
                 self._hook(parameter)
                 self._hooked[id(parameter)] = ref(parameter)
@@ -59,7 +51,7 @@ class ParameterHooks:
 
     def remove(self) -> None:
         for handle in self._handles:
-            self._journal.safely(handle.remove)
+            self._state.safely(handle.remove)
         self._handles.clear()
         self._kept_nodes.clear()
 
@@ -85,21 +77,22 @@ class ParameterHooks:
         """A gradient has been added to a parameter's: this rank's own, before any reduction."""
         try:
             grad = parameter.grad
-            if self._journal.ended or grad is None:
+            if self._state.ended or grad is None:
                 return
             key, collector = id(parameter), self._collector
-            if type(grad) is Tensor and not grad.is_inference():
+            if type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
                 number = own = grad._version
+                address = grad.data_ptr()
             else:
-                number, own = _versions_of_other(grad)
+                number, own, address = *_versions_of_other(grad), _address(grad)
             collector.add((self.stage, key, grad, own, -1))
-            self.counted[key] = ref(grad), number, _address(grad)
+            self.counted[key] = ref(grad), number, address
             if collector.weighs:
                 self._weigh(parameter, grad)
             if self._reduces_at_once:
                 self._flush()
         except Exception as error:  # a note, never an exception inside autograd
-            self._journal.failure("gradients of weights", error)
+            self._state.failure("gradients of weights", error)
 
     @hidden
     def _weigh(self, parameter: Tensor, grad: Tensor) -> None:

@@ -9,14 +9,11 @@ from torch import nn
 
 from lab.rooms.nan.watch.explain import NOT_CALLED
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.events import Event, GuardStep, Op
-from lab.rooms.nan.watch.guard.journal import Journal, named
-from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save
-from lab.rooms.nan.watch.guard.scaling import Scaling
+from lab.rooms.nan.watch.guard.state import Event, GuardStep, Op, StepState, named
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
-from lab.rooms.nan.watch.watch import NonFiniteError
+from lab.rooms.nan.watch.watch import NonFiniteError, Watch
 
 MOST_STEPS = 64  # with something bad that are kept
 MOST_EXPECTED = 128  # steps whose bad gradients may turn out to be an alarm
@@ -33,18 +30,16 @@ class Reactions:
 
     def __init__(
         self,
-        journal: Journal,
+        state: StepState,
         on_bad: OnBad,
-        strategy: Strategy,
-        scaling: Scaling,
         borders: Borders,
+        watch: Watch,
         kept: Callable[[], None],
         stops: Callable[[], None],
     ) -> None:
-        self._journal, self.on_bad, self._strategy = journal, on_bad, strategy
-        self._scaling, self._borders = scaling, borders
-        self._kept, self._stops = kept, stops
-        self.watch: Any = None  # which forwards are run again under
+        self._state, self.on_bad, self._borders = state, on_bad, borders
+        self._strategy, self._scaling = state.strategy, state.scaling
+        self._watch, self._kept, self._stops = watch, kept, stops
         self._reacted: set[int] = set()
         self._expected: list[tuple[int, list[Event]]] = []  # of the last steps that were left out
         self._saved: list[Saved] = []
@@ -63,12 +58,12 @@ class Reactions:
 
     def keep(self) -> None:
         """Steps with something bad become part of the result, as soon as no scaler may leave them out."""
-        for number in sorted(self._journal.open):
-            step = self._journal.open[number]
-            if step in self._journal.steps:
+        for number in sorted(self._state.open):
+            step = self._state.open[number]
+            if step in self._state.steps:
                 continue
-            if step.events and len(self._journal.steps) < MOST_STEPS and not self._may_be_left_out(step):
-                self._journal.steps.append(step)
+            if step.events and len(self._state.steps) < MOST_STEPS and not self._may_be_left_out(step):
+                self._state.steps.append(step)
                 self._react(step)
                 self._kept()
 
@@ -77,22 +72,22 @@ class Reactions:
 
         since: the first step of the row that it belongs to.
         """
-        journal = self._journal
+        state = self._state
         if self._scaling.alarm():
             for at, events in self._expected:
                 if at >= since:  # the first of the row is the first that was bad
-                    journal.open.setdefault(at, GuardStep(at)).events += events
+                    state.open.setdefault(at, GuardStep(at)).events += events
             self._expected.clear()
-            self._scaling.decided = journal.step
+            self._scaling.decided = state.step
         else:
             self.expect_since(self._scaling.decided)
         self.keep()
 
     def expect_since(self, number: int) -> None:
         """Bad gradients of this step and those after it are expected: by them a scaler finds its scale."""
-        for at in sorted(self._journal.open):
+        for at in sorted(self._state.open):
             if at >= number:
-                self._expect(self._journal.open[at])
+                self._expect(self._state.open[at])
 
     def _expect(self, step: GuardStep) -> None:
         expected = [one for one in step.events if _is_expected(one)]
@@ -102,25 +97,25 @@ class Reactions:
         step.events = [one for one in step.events if not _is_expected(one)]
         step.skipped = True
         if not step.events:
-            del self._journal.open[step.number]
-            if step in self._journal.steps:  # asked for before the scaler was known
-                self._journal.steps.remove(step)
+            del self._state.open[step.number]
+            if step in self._state.steps:  # asked for before the scaler was known
+                self._state.steps.remove(step)
 
     def waiting(self) -> list[GuardStep]:
         """Steps with something bad of which a scaler has not said yet whether it leaves them out."""
-        found = [one for _, one in sorted(self._journal.open.items()) if one not in self._journal.steps]
+        found = [one for _, one in sorted(self._state.open.items()) if one not in self._state.steps]
         return [one for one in found if one.events and self._may_be_left_out(one)]
 
     def before_update(self, step: GuardStep | None) -> None:
         """React where it can still come before the update."""
         if step is not None and step.events and not self._may_be_left_out(step):
-            if step not in self._journal.steps:
-                self._journal.steps.append(step)
+            if step not in self._state.steps:
+                self._state.steps.append(step)
             self._react(step)
 
     def _may_be_left_out(self, step: GuardStep) -> bool:
         """Whether a scaler may still leave this step out: only its gradients were bad."""
-        may = self._scaling.may_leave_out(step.number, self._journal.step)
+        may = self._scaling.may_leave_out(step.number, self._state.step)
         return may and all(map(_is_expected, step.events))
 
     def _react(self, step: GuardStep) -> None:
@@ -130,14 +125,14 @@ class Reactions:
         try:
             self._do(step)
         except BaseException as error:
-            self._journal.reaction = error
+            self._state.reaction = error
             self._stops()
             raise
 
     def _do(self, step: GuardStep) -> None:
         if self.on_bad == "replay":
-            self._journal.safely(self._replay, step)
-        elif self.on_bad == "raise" and not self._journal.ended:
+            self._state.safely(self._replay, step)
+        elif self.on_bad == "raise" and not self._state.ended:
             first = step.first
             assert first is not None
             raise NonFiniteError(
@@ -160,14 +155,14 @@ class Reactions:
         elif not self._saved:
             first.op_missing = "the inputs of this step were not kept"
         for saved in reversed(self._saved if not first.op_missing else []):
-            op, first.op_missing = self._attempt(backward_op, saved, self.watch, self._borders)
+            op, first.op_missing = self._attempt(backward_op, saved, self._watch, self._borders)
             if op is not None:
                 _name_backward_op(first, op)
                 return
 
     def name_forward_op(self, event: Event, birth: Birth, saved: Saved) -> None:
         scope = birth.module if birth.how != "unknown" else birth.module.rpartition(".")[0]
-        op, missing = self._attempt(forward_op, saved, self.watch, scope)
+        op, missing = self._attempt(forward_op, saved, self._watch, scope)
         event.op, event.op_missing = op, missing
         if op is not None and event.unsure and NOT_CALLED not in event.unsure:  # which it does not see either
             event.module, event.place, event.unsure = op.module, f"in forward of {named(op.module)}", ""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.guard.events import Op
+from lab.rooms.nan.watch.guard.state import Op
 from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING
 from lab.rooms.nan.watch.leaves import leaves
 from lab.rooms.nan.watch.plain import as_counted

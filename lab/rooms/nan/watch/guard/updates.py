@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS
 
 from lab.rooms.nan.watch.leaves import Unseen, leaves
-from lab.rooms.nan.watch.plain import ORDINARY, REAL, all_plain, as_counted, is_unbuilt
-from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.plain import ORDINARY, REAL, all_plain, as_counted, is_unbuilt, quiet
 
 Named = tuple[str, Tensor]
 State = tuple[int, str]  # the id of a weight, and what of it the optimizer keeps

@@ -10,7 +10,7 @@ used it, may be missed; `reads` says after how many updates they were read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 from weakref import ref
@@ -18,10 +18,7 @@ from weakref import ref
 import numpy as np
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.count import Counter
-from lab.rooms.nan.watch.guard.events import WORDS, Event
-from lab.rooms.nan.watch.guard.headroom import Headroom
-from lab.rooms.nan.watch.guard.journal import Journal, owner
+from lab.rooms.nan.watch.guard.state import WORDS, Event, StepState, owner
 from lab.rooms.nan.watch.guard.updates import (
     Named,
     State,
@@ -33,8 +30,7 @@ from lab.rooms.nan.watch.guard.updates import (
     state_tensors,
     why_not_finite,
 )
-from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt
-from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt, quiet
 from lab.rooms.nan.watch.shared import new_module
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
@@ -48,24 +44,14 @@ VERSION = attrgetter("_version")
 class Weights:
     """The weights of one model, their names, and the state that optimizers hold for them."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        count: Counter,
-        journal: Journal,
-        headroom: Headroom,
-        optimizers: list[Any],
-        *,
-        on_gpu: bool,
-    ) -> None:
-        self._model, self._count, self._journal = model, count, journal
-        self._headroom, self._on_gpu = headroom, on_gpu
+    def __init__(self, state: StepState, optimizers: list[Any]) -> None:
+        self._state, self._model, self._count = state, state.model, state.count
+        self._headroom, self._on_gpu = state.headroom, state.on_gpu
         self.optimizers = optimizers  # those given to the guard
         self._known: dict[int, ref[Tensor]] = {}  # weights that have names, by id
         self.names: dict[int, str] = {}
         self.owners: dict[int, list[str]] = {}
         self._modules: Sequence[tuple[str, nn.Module]] = ()
-        self.updating: Callable[[], Any] = lambda: None  # the optimizer whose step runs: one with a closure
         self.updates = self.reads = 0  # so far, and after how many of these weights were read
         self._counted_in = -1  # the step of the last of these
         self._since_read = 0  # updates
@@ -116,15 +102,15 @@ class Weights:
             return
         for one, versions in zip(parameters, now, strict=True):
             if after.get(id(one), versions) != versions:
-                self._written_before_update.setdefault(id(one), self._journal.step)
+                self._written_before_update.setdefault(id(one), self._state.step)
 
     @passes_on
     def after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
-        read_already = self._journal.step == self._counted_in and not self._since_read
+        read_already = self._state.step == self._counted_in and not self._since_read
         self.updated_by(optimizer)
         if read_already or self.updates <= READ_FIRST or (self.updates - 1) % READ_EVERY == 0:
-            self._journal.safely(self.read)
+            self._state.safely(self.read)
         self._note_versions(parameters)
 
     @hidden
@@ -134,7 +120,7 @@ class Weights:
 
     @passes_on
     def updated_by(self, *optimizers: Any) -> None:
-        step = self._updated_step = self._journal.step
+        step = self._updated_step = self._state.step
         if step != self._counted_in:  # several optimizers may update in one step
             self._counted_in = step
             self.updates += 1
@@ -143,7 +129,7 @@ class Weights:
             self._since_read, self.reads = 1, self.reads - 1
         for one in optimizers:
             self._updated_by[id(one)] = one
-        self._updated_at = self._journal.now()
+        self._updated_at = self._state.now()
 
     def note_versions(self) -> None:
         self._versions = sum(map(version, self._model.parameters()))
@@ -171,12 +157,12 @@ class Weights:
         Then buffers are not judged: the forward that was bad may have written them.
         """
         if self._since_read:
-            self.read(late=self._journal.now() if before < 0 else before - 0.25, buffers=before < 0)
+            self.read(late=self._state.now() if before < 0 else before - 0.25, buffers=before < 0)
 
     def read(self, *, late: float = -1, buffers: bool = True) -> None:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
-            self._updated_at, self._updated_step = self._journal.now(), self._journal.step
+            self._updated_at, self._updated_step = self._state.now(), self._state.step
         self._read(late, buffers)
         self.reads += self._since_read > 0
         self._since_read = 0
@@ -191,8 +177,8 @@ class Weights:
         if (rows[:, :3] > 0).any() and self.name_anew():
             self._read(late, buffers)
             return
-        self._journal.seen["opt_state"] += len(states)
-        self._journal.seen["weights_after"] += len(weights)
+        self._state.seen["opt_state"] += len(states)
+        self._state.seen["weights_after"] += len(weights)
         for stage, of, some in (
             ("opt_state", states, rows[: len(states)]),
             ("weights_after", weights, rows[len(states) :]),
@@ -266,7 +252,7 @@ class Weights:
     ) -> None:
         """What the last update left, at the moment it ended unless another is given."""
         moment, step = moment if moment >= 0 else self._updated_at, self._updated_step
-        self._journal.event(moment, stage, owner(name), name, row, tensor, step=step, why=why, unsure=unsure)
+        self._state.event(moment, stage, owner(name), name, row, tensor, step=step, why=why, unsure=unsure)
 
     # Who made it
 
@@ -324,9 +310,9 @@ class Weights:
             return
         self._bad.add(name)
         place = f"{WORDS['weights_before']}: {name}"
-        step = self._journal.step
+        step = self._state.step
         event = Event(moment, step, "weights_before", owner(name), place, name, float(nan), float(inf))
-        updating = self.updating()
+        updating = self._state.updating  # with a closure, in which this is found
         if not before and any(one is self.parameter(name) for one in parameters_of(updating)):
             event.stage, event.place = "weights_after", f"{WORDS['weights_after']} {name}"
             event.why = why_not_finite(updating, self.parameter(name))
@@ -336,7 +322,7 @@ class Weights:
             event.why = "written by other code than the optimizer, before the update"
         elif not before:
             event.why = CHANGED
-        self._journal.add(event)
+        self._state.add(event)
 
     def _was_written_before_update(self, name: str) -> bool:
         return id(self.parameter(name)) in self._written_before_update

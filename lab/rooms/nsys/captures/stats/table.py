@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import inert, plural
 from lab.recordings.projection import Projection
 
 SPREAD = ["Avg (ns)", "Med (ns)", "Min (ns)", "Max (ns)", "StdDev (ns)"]
@@ -35,19 +34,8 @@ class Report:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.header)
-        writer.writerows(
-            [_harmless(cell) if cell[:1] in _MARKS else cell for cell in row] for row in self.rows
-        )
+        writer.writerows([cell if cell[:1].isdigit() else inert(cell) for cell in row] for row in self.rows)
         return text.getvalue()
-
-
-_MARKS = frozenset("=+-@\t\r")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
-
-
-def _harmless(cell: str) -> str:
-    """A name that a spreadsheet would run as a formula, as text; nsys writes no such name itself."""
-    return cell if _NUMBER.fullmatch(cell) else f"'{cell}"
 
 
 @dataclass(frozen=True)
@@ -103,19 +91,22 @@ def grouped(values: np.ndarray, *keys: np.ndarray) -> _Groups:
 
 
 def groups_of(*keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first row (g,) of each group of rows with equal keys (n,), in the keys' order; the group (n,)."""
+    """The first row (g,) of each group of rows with equal keys (n,), in the keys' order; the group (n,).
+
+    Without pandas, which takes longer to load than a summary takes.
+    """
     code, span = np.zeros(len(keys[0]), dtype=np.int64), 1
     for key in keys:
         values = key.astype(np.int64, copy=False)
         low, width = (int(values.min()), int(values.max()) - int(values.min()) + 1) if len(values) else (0, 1)
         if span * width >= 2**62:  # the code would not fit: close its gaps, and the key's
-            (_, code), (_, values) = _sorted_groups(code), _sorted_groups(values)
+            (_, code), (_, values) = _groups_of_codes(code), _groups_of_codes(values)
             low, span, width = 0, int(code.max()) + 1, int(values.max()) + 1
         code, span = code * width + (values - low), span * width
-    return _sorted_groups(code)
+    return _groups_of_codes(code)
 
 
-def _sorted_groups(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _groups_of_codes(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     _, first_row, group = np.unique(code, return_index=True, return_inverse=True)
     return first_row, group.ravel()
 

@@ -1,7 +1,7 @@
 """The linear-domain semi-CRF in C++ for tensors on the CPU: semicrf.cpp, compiled at first use, through
 ctypes.
 
-The same numbers as the torch form (factorised/), 20 to 60 times as fast. A sequence is one task of up to
+The same numbers as the torch form (log_domain.py), far faster. A sequence is one task of up to
 torch's number of threads, and its bits depend on nothing but itself. Computes in float64 whatever the scores'
 dtype. What underflow may have lost is bounded per label on both passes; such sequences are recomputed by
 log_domain.py. Takes `Problem.plain`.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import log_domain
-from lab.rooms.semicrf.model.factorised.backend import recounted
+from lab.rooms.semicrf.model.ledger import beyond
 from lab.rooms.semicrf.model.native.build import built
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
@@ -75,16 +75,21 @@ def forward(problem: Problem, keep: bool = True) -> State:
 
 def backward(state: State) -> Posteriors:
     """Every expected count by one pass from the right; flagged sequences from the log domain."""
-    found, redo_B = counted(state)
-    return recounted(found, state.problem, redo_B)
+    posteriors, flagged_B = counted(state)
+    if bool(flagged_B.any()):
+        counts = log_domain.posteriors(state.problem.rows(flagged_B))
+        posteriors.replace_rows(flagged_B, counts)
+        apart_B = beyond(posteriors.log_z_B[flagged_B], counts.log_z_B, torch.float64)
+        posteriors.mass_error_B[flagged_B] = torch.maximum(counts.mass_error_B, apart_B)
+    return posteriors
 
 
 def batch_of(problem: Problem) -> list[Word]:
     """As the library's `Batch`: scores in float32 or float64, and the rest in float64."""
-    score, *rest = (value.detach().resolve_neg().contiguous() for value in problem.floats())
+    score, *parameters = (value.detach().resolve_neg().contiguous() for value in problem.floats())
     single = score.dtype == torch.float32
     score = score if single else score.double()
-    inputs = [score, problem.lengths_B.contiguous(), *(value.double() for value in rest)]
+    inputs = [score, problem.lengths_B.contiguous(), *(value.double() for value in parameters)]
     if not all(map(Tensor.data_ptr, inputs)):
         raise UsageError(
             "an input is a tensor without memory of its own (a DTensor or another wrapper)",
@@ -106,14 +111,20 @@ def counted(state: State) -> tuple[Posteriors, Tensor]:
     return Posteriors(state.log_z_B, *outputs), flagged_B.bool()
 
 
-def imbalance(problem: Problem, found: Posteriors) -> Tensor:
+def imbalance(problem: Problem, posteriors: Posteriors) -> Tensor:
     """The worst error of what each sequence's counts must add up to, (B,), in one pass over them."""
-    worst_B = torch.empty_like(found.mass_error_B)
-    counts = (found.label_BTC, found.starts_BTC, found.ends_BTC, found.duration_BKC, found.transition)
-    kept = [tensor.contiguous() for tensor in (*counts, found.mass_error_B)]
+    worst_B = torch.empty_like(posteriors.mass_error_B)
+    counts = (
+        posteriors.label_BTC,
+        posteriors.starts_BTC,
+        posteriors.ends_BTC,
+        posteriors.duration_BKC,
+        posteriors.transition,
+    )
+    tensors = [tensor.contiguous() for tensor in (*counts, posteriors.mass_error_B)]
     lengths_B = problem.lengths_B.contiguous()  # of the problem nothing else is read
     sizes = [*problem.shape, torch.get_num_threads(), 0, None, lengths_B]
-    call(library().lab_semicrf_audit, sizes, kept, [worst_B])
+    call(library().lab_semicrf_audit, sizes, tensors, [worst_B])
     return worst_B
 
 

@@ -9,7 +9,6 @@ works on while the host comes round to the backward pass. Flagged sequences go t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -34,7 +33,14 @@ from lab.rooms.semicrf.model.native.cuda_plan import (
     plan_messages,
     shape_of,
 )
-from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem
+from lab.rooms.semicrf.model.problem import (
+    MAX_LABELS,
+    Posteriors,
+    Problem,
+    admitted,
+    highest_forbidden,
+    reject_lengths,
+)
 
 SOURCE = SEMICRF
 SIZES, CROWDED = Sizes(), Sizes(threads=128)
@@ -96,27 +102,18 @@ def supports(problem: Problem) -> str | None:
     return None
 
 
-def forward(
-    problem: Problem,
-    keep: bool = True,
-    count: bool = True,
-    behind: Callable[[State], None] | None = None,
-    real: torch.dtype | None = None,
-) -> State:
+def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs, and with `count`
-    the counts are queued behind them and the messages given up. So is what `behind` queues. The passes
-    compute in `real`, which is the type of the inputs as they are read if not given.
+    the counts are queued behind them and the messages given up.
     """
     inputs = as_read(problem)
-    sizes, real = sizes_for(inputs, 2 if keep else 1), real or inputs.score_BTC.dtype
-    shape, bound = shape_of(*problem.shape, real, sizes), bound_inputs(inputs)
-    state = State(inputs, machine_for(inputs, SOURCE, sizes, real), shape, bound, keep, bound["log_z"], None)
+    sizes = sizes_for(inputs, 2 if keep else 1)
+    shape, bound = shape_of(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
+    state = State(inputs, machine_for(inputs, SOURCE, sizes), shape, bound, keep, bound["log_z"], None)
     run_messages(state)
     flags = state.machine.fetched(state.buffer("flags"))
     if keep and count:
         run_counts(state)
-    if behind is not None:
-        behind(state)
     state.again = flagged(state, flags.numpy())
     if state.again is not None:
         recompute(state, state.again)
@@ -126,44 +123,43 @@ def forward(
 
 
 def recompute(state: State, again: Tensor) -> None:
-    """log Z of sequences that were flagged, in the log domain; NaN where a length was out of range."""
-    problem = state.problem
-    log_z_B = log_domain.forward(problem.rows(again)).log_z_B
-    if problem.given_B is not None:
-        log_z_B = log_z_B.masked_fill((problem.given_B != problem.lengths_B)[again], float("nan"))
-    state.log_z_B[again] = log_z_B
+    """log Z of sequences that were flagged, in the log domain. Raises UsageError for a length out of range,
+    and BadDataError for numbers that are refused.
+    """
+    reject_lengths(state.problem.lengths_B, state.shape.frames)
+    state.log_z_B[again] = log_domain.forward(admitted(state.problem.rows(again))).log_z_B
 
 
 def backward(state: State) -> Posteriors:
     """All expected counts, parallel over time; flagged sequences from the log domain."""
-    found = state.found or run_counts(state)
+    posteriors = state.found or run_counts(state)
     if state.again is not None and not state.settled:
-        rows = state.problem.rows(state.again)
+        rows = admitted(state.problem.rows(state.again))
         redone = log_domain.posteriors(rows)
-        found.replace_rows(state.again, redone)
-        assert found.imbalance_B is not None
+        posteriors.replace_rows(state.again, redone)
+        assert posteriors.imbalance_B is not None
         balance_B = torch.where(torch.isfinite(redone.log_z_B), imbalance(rows, redone), 0.0)
-        found.imbalance_B[state.again] = balance_B
-        found = state.found = replace(found, fetched=None)
+        posteriors.imbalance_B[state.again] = balance_B
+        posteriors = state.found = replace(posteriors, fetched=None)
         state.settled = True
-    return found
+    return posteriors
 
 
 def differentiate(state: State, grad_B: Tensor) -> tuple[Posteriors, Gradients | None]:
     """The counts, and beside them the gradients of a loss in the order of `Problem.floats`, if no count is
     computed elsewhere; `grad_B` is the loss's gradient by log Z. What the audit finds is not looked at.
     """
-    found = backward(state)
+    posteriors = backward(state)
     if state.again is not None:
-        return found, None
+        return posteriors, None
     gradients = [torch.empty_like(value) for value in state.problem.floats()]
     by_log_z = grad_B if grad_B.dtype == torch.float64 else grad_B.to(torch.float64)
     by_log_z = by_log_z if by_log_z.stride(0) in (0, 1) else by_log_z.contiguous()
-    counts = dict(zip(COUNTED, attrgetter(*COUNTED.values())(found), strict=True))
+    counts = dict(zip(COUNTED, attrgetter(*COUNTED.values())(posteriors), strict=True))
     named = dict(zip(GRADIENTS, gradients, strict=True))
     plan = plan_gradients(state.shape, by_log_z.stride(0))
     state.machine.run(plan, **state.bound, **counts, by_log_z=by_log_z, **named)
-    return found, gradients
+    return posteriors, gradients
 
 
 Gradients = list[Tensor]
@@ -211,13 +207,13 @@ def at_once(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def machine_for(problem: Problem, source: Source, sizes: Sizes, real: torch.dtype) -> Machine:
-    """The kernels of a source that compute in `real`, for this problem's device, type and number of labels.
+def machine_for(problem: Problem, source: Source, sizes: Sizes) -> Machine:
+    """The kernels of a source for this problem's device, type and number of labels.
 
     They are compiled once. Raises LabError.
     """
     score_BTC, used = problem.score_BTC, sizes.used(problem.shape[3])
-    return compiled_machine(score_BTC.device, source, score_BTC.dtype, sizes.padded(used), sizes, real, used)
+    return compiled_machine(score_BTC.device, source, score_BTC.dtype, sizes.padded(used), sizes, used)
 
 
 @functools.cache
@@ -230,12 +226,10 @@ def compiled_machine(device: torch.device, source: Source, *what: Any) -> Machin
     return Machine(device, cuda_driver.compiled(path, source.text, target, defines(*what)))
 
 
-def defines(
-    dtype: torch.dtype, wide: int, sizes: Sizes, real: torch.dtype | None = None, used: int | None = None
-) -> dict[str, object]:
+def defines(dtype: torch.dtype, wide: int, sizes: Sizes, used: int | None = None) -> dict[str, object]:
     """The constants that a source takes from the compiler's command line, for inputs of a type."""
-    given, computed = ("double" if one == torch.float64 else "float" for one in (dtype, real or dtype))
-    types = {"GIVEN": given, "REAL": computed, "DOUBLE": int(computed == "double")}
+    number = "double" if dtype == torch.float64 else "float"
+    types = {"GIVEN": number, "REAL": number, "DOUBLE": int(number == "double")}
     return {**types, "CP": wide, "USED": used or wide, **sizes.constants(wide)}
 
 
@@ -251,18 +245,17 @@ def as_read(problem: Problem) -> Problem:
             return value  # a call that does nothing has a price
         return value.detach().resolve_neg().to(dtype).contiguous()
 
-    score_BTC, transition_CC, duration_KC, start_C, end_C = map(plain, problem.floats())
-    lengths_B, given_B = problem.lengths_B.contiguous(), problem.given_B
-    given_B = None if given_B is None else given_B.contiguous()
-    return Problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C, given_B=given_B)
+    floats = [plain(value) for value in problem.floats()]
+    if problem.score_BTC.dtype == torch.float16:  # whose lowest number forbids; in float32 it would not
+        floats[0] = floats[0].masked_fill(floats[0] <= highest_forbidden(torch.float16), -torch.inf)
+    return replace(problem.with_floats(floats), lengths_B=problem.lengths_B.contiguous())
 
 
 def bound_inputs(problem: Problem) -> dict[str, Tensor]:
     """What the kernels read, by their arguments' names, and log Z that they write."""
     names = ("score", "transition", "duration", "start", "end")
     log_z_B = problem.score_BTC.new_empty(problem.shape[0], dtype=torch.float64)
-    lengths_B = problem.lengths_B if problem.given_B is None else problem.given_B
-    return {**dict(zip(names, problem.floats(), strict=True)), "lengths": lengths_B, "log_z": log_z_B}
+    return {**dict(zip(names, problem.floats(), strict=True)), "lengths": problem.lengths_B, "log_z": log_z_B}
 
 
 def workspace_of(plan: Plan, state: State) -> Tensor:

@@ -122,9 +122,9 @@ class Machine:
         return self.ready[plan]
 
     def function(self, name: str) -> ctypes.c_void_p:
-        found = ctypes.c_void_p()
-        check_status(driver().cuModuleGetFunction(ctypes.byref(found), self.module, name.encode()), name)
-        return found
+        handle = ctypes.c_void_p()
+        check_status(driver().cuModuleGetFunction(ctypes.byref(handle), self.module, name.encode()), name)
+        return handle
 
 
 class Current:
@@ -136,9 +136,9 @@ class Current:
         self.context, self.pushed = context, False
 
     def __enter__(self) -> None:
-        now = ctypes.c_void_p()
-        driver().cuCtxGetCurrent(ctypes.byref(now))
-        if now.value != self.context.value:
+        active = ctypes.c_void_p()
+        driver().cuCtxGetCurrent(ctypes.byref(active))
+        if active.value != self.context.value:
             check_status(driver().cuCtxPushCurrent_v2(self.context))
             self.pushed = True
 
@@ -198,11 +198,11 @@ class Ready:
 
 def argument_addresses(plan: Plan, slots: np.ndarray) -> Iterator[Any]:
     """For each launch of a plan the addresses of its slots. An int is read from a slot's first 4 bytes."""
-    at = slots.ctypes.data
+    address = slots.ctypes.data
     for launch in plan.launches:
         count = len(launch.parameters)
-        yield (ctypes.c_void_p * count)(*range(at, at + 8 * count, 8))
-        at += 8 * count
+        yield (ctypes.c_void_p * count)(*range(address, address + 8 * count, 8))
+        address += 8 * count
 
 
 def raw_stream(index: int) -> int:
@@ -243,14 +243,14 @@ def primary_context(index: int) -> ctypes.c_void_p:
 
 def find_nvrtc() -> Path | None:
     """NVRTC's library: $LAB_NVRTC, the one that this process has loaded, torch's own, the system's."""
-    own = os.environ.get("LAB_NVRTC")
-    if own:
-        return Path(own)
+    named = os.environ.get("LAB_NVRTC")
+    if named:
+        return Path(named)
     home = Path(torch.__file__).parent
     near = [*(home / "lib").glob("libnvrtc*"), *(home.parent / "nvidia").glob("*/lib/libnvrtc*")]
-    found = [path for path in (*loaded_libraries(), *sorted(near, reverse=True)) if is_nvrtc(path.name)]
+    paths = [path for path in (*loaded_libraries(), *sorted(near, reverse=True)) if is_nvrtc(path.name)]
     system = ctypes.util.find_library("nvrtc")
-    return found[0] if found else Path(system) if system else None
+    return paths[0] if paths else Path(system) if system else None
 
 
 def loaded_libraries() -> list[Path]:
@@ -274,13 +274,13 @@ def nvrtc(path: Path) -> ctypes.CDLL:
         for builtins in sorted(path.parent.glob("libnvrtc-builtins*")):
             if ".alt." not in builtins.name:
                 ctypes.CDLL(str(builtins))
-        found = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
         raise MissingError(
             f"NVRTC does not load: {error}", location=path, fix=f"name another in LAB_NVRTC; {TORCH}"
         ) from error
-    found.nvrtcGetErrorString.restype = ctypes.c_char_p
-    return found
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
 
 
 def version(library: ctypes.CDLL) -> tuple[int, int]:
@@ -296,22 +296,24 @@ def architecture(library: ctypes.CDLL, capability: tuple[int, int]) -> str:
     A device newer than NVRTC gets the newest PTX that NVRTC makes. Raises MissingError for a device that it
     has dropped.
     """
-    own = 10 * capability[0] + capability[1]
+    capability_number = 10 * capability[0] + capability[1]
     if version(library) < (11, 2):
         newest = {9: 70, 10: 75}.get(version(library)[0], 80)
-        return f"compute_{min(own, newest)}"
+        return f"compute_{min(capability_number, newest)}"
     number = ctypes.c_int()
     library.nvrtcGetNumSupportedArchs(ctypes.byref(number))
-    known = (ctypes.c_int * number.value)()
-    library.nvrtcGetSupportedArchs(known)
-    if own in known:
-        return f"sm_{own}"
-    older = [arch for arch in known if arch < own]
+    architectures = (ctypes.c_int * number.value)()
+    library.nvrtcGetSupportedArchs(architectures)
+    if capability_number in architectures:
+        return f"sm_{capability_number}"
+    older = [arch for arch in architectures if arch < capability_number]
     if not older:
         release = ".".join(map(str, version(library)))
-        what = f"NVRTC {release} does not support sm_{own}, only sm_{min(known)} and later"
+        problem = (
+            f"NVRTC {release} does not support sm_{capability_number}, only sm_{min(architectures)} and later"
+        )
         raise MissingError(
-            what, fix=f"a torch for this GPU (image pascal), or an older NVRTC in LAB_NVRTC; {TORCH}"
+            problem, fix=f"a torch for this GPU (image pascal), or an older NVRTC in LAB_NVRTC; {TORCH}"
         )
     return f"compute_{max(older)}"
 

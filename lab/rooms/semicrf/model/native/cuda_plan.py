@@ -46,10 +46,10 @@ class Source:
     @functools.cached_property
     def kernels(self) -> dict[str, tuple[str, dict[str, str]]]:
         """By name: the constant that says how many threads it takes, and its parameters' types by name."""
-        found = KERNEL.findall(self.text)
+        matches = KERNEL.findall(self.text)
         return {
-            name: (threads, {one: kind for kind, one in PARAMETER.findall(given)})
-            for threads, name, given in found
+            name: (threads, {one: kind for kind, one in PARAMETER.findall(arguments)})
+            for threads, name, arguments in matches
         }
 
 
@@ -125,8 +125,8 @@ class Shape:
     def numbers(self) -> dict[str, int]:
         """By the kernels' names."""
         names = ("batch", "frames", "longest", "labels", "blocks", "tiles")
-        more = {"far_blocks": self.far, "CP": self.wide, "THREADS": self.sizes.threads}
-        return {name: getattr(self, name) for name in names} | more
+        derived = {"far_blocks": self.far, "CP": self.wide, "THREADS": self.sizes.threads}
+        return {name: getattr(self, name) for name in names} | derived
 
 
 @functools.lru_cache(maxsize=64)
@@ -199,24 +199,28 @@ def made(
     """A plan with buffers of the `wanted` shapes; those of the plan `before` it can be named too."""
     kernels = {launch.kernel: source.kernels[launch.kernel] for launch in launches}
     types = {name: kind for _, parameters in kernels.values() for name, kind in parameters.items()}
-    kinds, known = {**TYPES, "REAL": shape.real}, {**shape.numbers(), **numbers}
+    kinds, known_numbers = {**TYPES, "REAL": shape.real}, {**shape.numbers(), **numbers}
     buffers, size = {}, 0
     for name, at in wanted.items():
         buffers[name] = Buffer(kinds[types[name]], at, size)
         size += ceiling(buffers[name].bytes, ALIGNED_BYTES) * ALIGNED_BYTES
-    where = {name: (before.workspace, at.offset) for name, at in before.buffers.items()} if before else {}
-    where |= {name: (workspace, at.offset) for name, at in buffers.items()}
-    names, offsets, bases, whole = {"": 0}, [], [], []
+    locations = {name: (before.workspace, at.offset) for name, at in before.buffers.items()} if before else {}
+    locations |= {name: (workspace, at.offset) for name, at in buffers.items()}
+    names, offsets, bases, bound_launches = {"": 0}, [], [], []
     for launch in launches:
         threads, parameters = kernels[launch.kernel]
-        own = {**known, **launch.numbers}
-        whole.append(replace(launch, threads=own[threads], parameters=tuple(parameters)))
+        values_by_name = {**known_numbers, **launch.numbers}
+        bound_launches.append(replace(launch, threads=values_by_name[threads], parameters=tuple(parameters)))
         for name in parameters:
-            base, offset = ("", own[name]) if name in own else where.get(name, (name, 0))
+            base, offset = (
+                ("", values_by_name[name]) if name in values_by_name else locations.get(name, (name, 0))
+            )
             offsets.append(offset)
             bases.append(names.setdefault(base, len(names)))
     values = np.array(offsets, np.int64).astype(np.uint64)
-    return Plan(workspace, buffers, size, tuple(whole), tuple(names)[1:], values, np.array(bases, np.intp))
+    return Plan(
+        workspace, buffers, size, tuple(bound_launches), tuple(names)[1:], values, np.array(bases, np.intp)
+    )
 
 
 def ceiling(amount: int, each: int) -> int:
@@ -236,7 +240,7 @@ def plan_messages(shape: Shape, directions: int, saturate: bool = False) -> Plan
     sizes, wide, keep, staged = shape.sizes, shape.wide, directions == 2, shape.far > shape.sizes.stage
     rows, lanes = (shape.far + 2) * sizes.block, shape.batch * directions
     all_frames = shape.batch * shape.frames
-    programs, most = ceiling(rows, sizes.table_rows), ceiling(shape.far, sizes.stage)
+    programs, most_parts = ceiling(rows, sizes.table_rows), ceiling(shape.far, sizes.stage)
     padded, stages, stage_rows = lanes * shape.blocks * sizes.block, lanes * staged, sizes.stage * sizes.block
     wanted = {
         "onward": (2, wide, wide),
@@ -256,11 +260,11 @@ def plan_messages(shape: Shape, directions: int, saturate: bool = False) -> Plan
         "stage_tops": (stages, 2),
     }
     if staged and shape.blocks > sizes.stage:
-        wanted |= {"partial": (lanes, most, stage_rows, wide), "betweens": (lanes, most, wide)}
+        wanted |= {"partial": (lanes, most_parts, stage_rows, wide), "betweens": (lanes, most_parts, wide)}
     grid = (shape.batch, directions)
     launches = [Launch("prepare", (programs + ceiling(all_frames, sizes.threads),))]
     for begin in range(0, shape.blocks, sizes.stage) if staged else [0]:
-        parts = min(most, begin // sizes.stage)
+        parts = min(most_parts, begin // sizes.stage)
         numbers = {"begin": begin, "parts": parts}
         if parts:  # what earlier stages bring into a stage is summed before it
             launches.append(Launch("outside_parts", (*grid, sizes.stage * parts), numbers))
@@ -280,8 +284,8 @@ def plan_counts(shape: Shape) -> Plan:
     """
     sizes, batch, tiles, wide, far = shape.sizes, shape.batch, shape.tiles, shape.wide, shape.far
     crossings = ceiling(shape.frames, sizes.count_frames)
-    each = max(sizes.count_blocks, far // 2)  # by K alone: padding must not regroup a sum
-    near_chunks, chunks = ceiling(shape.blocks, sizes.near_blocks), ceiling(shape.blocks, each)
+    chunk_blocks = max(sizes.count_blocks, far // 2)  # by K alone: padding must not regroup a sum
+    near_chunks, chunks = ceiling(shape.blocks, sizes.near_blocks), ceiling(shape.blocks, chunk_blocks)
     wanted = {
         **dict.fromkeys(("totals", "before", "begun", "ended"), (batch, tiles, wide)),
         **dict.fromkeys(("tile_error", "tile_range", "tile_frame"), (batch, tiles)),
@@ -291,7 +295,7 @@ def plan_counts(shape: Shape) -> Plan:
     }
     launches = [
         Launch("near_durations", (near_chunks, batch), {"each": sizes.near_blocks}, aside=True),
-        *([Launch("far_durations", (chunks, batch, far), {"each": each}, aside=True)] if far else []),
+        *([Launch("far_durations", (chunks, batch, far), {"each": chunk_blocks}, aside=True)] if far else []),
         Launch("sum_durations", (shape.longest, batch), aside=True),
         Launch("label_totals", (tiles, batch)),
         Launch("label_sums", (batch,)),

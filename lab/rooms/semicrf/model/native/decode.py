@@ -9,33 +9,37 @@ from __future__ import annotations
 import ctypes
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model.native import cpu as native_cpu
 from lab.rooms.semicrf.model.native.build import SOURCE, built
-from lab.rooms.semicrf.model.native.path import Decoded
 from lab.rooms.semicrf.model.problem import Problem
 
 
-def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
-    """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last."""
+def best(problem: Problem, count: int) -> tuple[Tensor, np.ndarray]:
+    """The `count` best segmentations of each sequence, best first: scores (B, N), -inf past the last, and
+    (B, N, T) label + 1 where a segment ends with a frame, else 0.
+    """
     score_BN = torch.empty(problem.shape[0], count, dtype=torch.float64, device=native_cpu.CPU)
-    marks_BNT = marks_for(problem, count)
-    native_cpu.call(library().lab_semicrf_best, native_cpu.batch_of(problem), (count, score_BN, marks_BNT))
-    return score_BN, Decoded(marks_BNT.numpy())
+    ends_BNT = no_ends(problem, count)
+    native_cpu.call(library().lab_semicrf_best, native_cpu.batch_of(problem), (count, score_BN, ends_BNT))
+    return score_BN, ends_BNT.numpy()
 
 
-def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
-    """Exact draws; and the sequences that had none because underflow may have lost something, (B,) bool."""
+def draws(problem: Problem, samples: int, seed: int) -> tuple[np.ndarray, Tensor]:
+    """Exact draws, (B, N, T) as in `best`; and the sequences that had none because underflow may have lost
+    something, (B,) bool.
+    """
     flagged_B = torch.empty(problem.shape[0], dtype=torch.uint8, device=native_cpu.CPU)
-    marks_BNT = marks_for(problem, samples)
-    drawn = (samples, seed % 2**64, flagged_B, marks_BNT)
+    ends_BNT = no_ends(problem, samples)
+    drawn = (samples, seed, flagged_B, ends_BNT)
     native_cpu.call(native_cpu.library().lab_semicrf_draw, native_cpu.batch_of(problem), drawn)
-    return Decoded(marks_BNT.numpy()), flagged_B.bool()
+    return ends_BNT.numpy(), flagged_B.bool()
 
 
-def marks_for(problem: Problem, count: int) -> Tensor:
+def no_ends(problem: Problem, count: int) -> Tensor:
     batch, frames, _, _ = problem.shape
     return torch.zeros(batch, count, frames, dtype=torch.int32, device=native_cpu.CPU)
 

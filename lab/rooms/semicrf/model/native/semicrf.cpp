@@ -394,21 +394,21 @@ void forward_one(const Model& m, const Model& reach, const Batch& x, const Messa
     to.flagged[b] = found.bad || hidden(m, reach, s, false, found.nonzero, own);
 }
 
-// 64 well mixed bits (the finaliser of SplitMix64), or a vector of such.
-template <class Bits>
-inline Bits mixed(Bits x) {
+// 64 well mixed bits (the finaliser of SplitMix64).
+inline uint64_t mixed(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
 constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
 
-// Random numbers of one draw: they depend on the seed, the sequence's own scores and the draw's number, and belong to a boundary:
-// a draw comes by it once at most. decode.cu has the same.
+// Random numbers of one draw: they depend on the seed, the sequence's row in the batch and the draw's number, and belong to a
+// boundary: a draw comes by it once at most.
 struct Random {
     uint64_t state;
 
-    Random(uint64_t seed, uint64_t content, uint64_t number) : state(mixed(mixed(mixed(seed + GOLDEN) ^ content) + number * GOLDEN)) {}
+    Random(uint64_t seed, uint64_t row, uint64_t number)
+        : state(mixed(mixed(mixed(seed + GOLDEN) ^ mixed(row + 1)) + number * GOLDEN)) {}
     double at(int64_t t, bool duration) const {  // in [0, 1)
         return double(mixed(state + GOLDEN * uint64_t(2 * t + duration)) >> 11) * 0x1p-53;
     }
@@ -448,26 +448,6 @@ struct Drawing {
     const double* lasting;  // the durations' weights, (C, K)
     bool exact = true;
 
-    // What the scores are, in 64 bits.
-    uint64_t content(V* row) const {
-        typedef uint64_t U __attribute__((vector_size(sizeof(V))));
-        U sum = {}, lane = {}, inside = {};
-        for (int i = 0; i < LANES; ++i) lane[i] = uint64_t(i + 1);
-        for (int64_t v = 0; v < m.nv; ++v) {
-            for (int i = 0; i < LANES; ++i) inside[i] = v * LANES + i < m.labels ? ~uint64_t(0) : 0;
-            row[m.nv + v] = (V)inside;
-        }
-        for (int64_t t = 0; t < s.length; ++t) {
-            s.read(t, m.wide, 0.0, row);
-            for (int64_t v = 0; v < m.nv; ++v) {
-                const U place = lane + uint64_t(t * m.labels + v * LANES);
-                sum += mixed((U)(row[v] + 0.0) + place * GOLDEN) & (U)row[m.nv + v];  // -0.0 becomes 0.0
-            }
-        }
-        uint64_t found = mixed(uint64_t(s.length));
-        for (int i = 0; i < LANES; ++i) found += sum[i];
-        return found;
-    }
     bool adds_up(double sum, double whole) const {
         return std::fabs(sum - whole) <= EXACT * whole && whole > 0.0 && whole < INF;
     }
@@ -518,9 +498,9 @@ struct Drawing {
         return if_exact(sum, whole, last);
     }
     // One segment of every draw after the other: none waits for its own choices.
-    void draw(int64_t count, uint64_t seed, uint64_t content, int64_t frames, int32_t* marks) {
+    void draw(int64_t count, uint64_t seed, uint64_t row, int64_t frames, int32_t* marks) {
         std::vector<Walk> walks;
-        for (int64_t n = 0; n < count; ++n) walks.push_back({Random(seed, content, uint64_t(n)), s.length, -1, marks + n * frames});
+        for (int64_t n = 0; n < count; ++n) walks.push_back({Random(seed, row, uint64_t(n)), s.length, -1, marks + n * frames});
         while (!walks.empty()) {
             for (Walk& w : walks) w.next = label(w);
             for (size_t i = 0; i < walks.size() && exact;) {
@@ -594,7 +574,7 @@ void draw_one(const Model& m, const Model& reach, const double* lasting, const B
     to.flagged[b] = found.bad || hidden(m, reach, s, false, found.nonzero, own);
     if (to.flagged[b] || !(found.z > 0.0) || to.count == 0) return;
     Drawing drawing{m, s, kept, lasting};
-    drawing.draw(to.count, to.seed, drawing.content(own.rows), x.frames, marks);
+    drawing.draw(to.count, to.seed, uint64_t(b), x.frames, marks);
     if (drawing.exact) drawing.prove(marks);
     if (!drawing.exact) std::fill_n(marks, to.count * x.frames, 0);
     to.flagged[b] = !drawing.exact;

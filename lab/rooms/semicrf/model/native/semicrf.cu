@@ -38,13 +38,14 @@
 #define LN2 0.6931471805599453
 #define HIGH 8 /* a message above 2^this loses more than the margin covers where its weight is below TINY */
 #define WILD 1e9 /* a larger score leaves its neighbours too few digits: the log domain sorts them apart */
+#define LIMIT 1e12 /* a score at or below -LIMIT forbids (problem.py has the same number) */
 #define ROUNDING 9.765625e-4 /* 2^-10: a frame's mass off by less is rounding, and is divided out */
 #define HELD (CP < 64 ? USED : 1) /* values of other labels in registers at once; beside more transitions there is no room */
 #define AT_ONCE 4 /* steps without a branch between them */
 #define AHEAD (DOUBLE && CP > 64 ? 1 : 2) /* blocks of weights that find room in 48 KB */
 
 template <typename Number> INSIDE bool is_finite(Number value) { return value - value == 0; }
-INSIDE bool forbidden(REAL score) { return score < -LARGEST; }
+INSIDE bool forbidden(REAL score) { return score <= (REAL)-LIMIT; }
 INSIDE float larger(float a, float b) { return fmaxf(a, b); }
 // The larger of an error and a possible one; NaN is infinitely wrong.
 INSIDE double worse(double error, double other) { return other == other ? (other > error ? other : error) : infinity(); }
@@ -94,7 +95,7 @@ INSIDE double top_of_block(double own, double* shared) {
     for (int i = 0; i < ROUND && i < THREADS; ++i) own = fmax(own, shared[i]);
     return own;
 }
-INSIDE double or_zero(double value) { return is_finite(value) ? value : 0; }
+INSIDE double or_zero(double value) { return is_finite(value) && value > (REAL)-LIMIT ? value : 0; }
 
 // exp(score - top), or whether the score is allowed; `rounded` where it is too small, though nothing forbids it.
 INSIDE REAL weight_of(REAL score, double top, int saturate, int& rounded) {
@@ -176,7 +177,7 @@ INSIDE REAL score_at(const Place& at, int f) {
     const bool there = u >= 0 && u < at.length && at.c < at.labels;
     const REAL score = there ? at.score[(i64)u * at.labels + at.c] : (REAL)-infinity();
     const REAL left = there ? score - at.tops[u] : score;
-    return forbidden(left) && !forbidden(score) ? -LARGEST : left; // a zero that no -inf accounts for
+    return forbidden(score) ? (REAL)-infinity() : forbidden(left) ? (REAL)-WILD : left; // a zero that nothing forbids
 }
 
 // The weights of a block's frames, (N, CP), by all slices but the first: where there is room for two blocks' weights, these are
@@ -185,7 +186,7 @@ INSIDE void frame_weights(const Place& at, int q, int saturate, REAL* weight) {
 #pragma unroll (SLICES > 4 ? 1 : 4)
     for (int i = at.slice - 1; i >= 0 && i < N; i += SLICES - 1) {
         const REAL left = score_at(at, q * N + i), w = saturate ? 1 : (REAL)exp(left);
-        weight[i * CP + at.c] = forbidden(left) ? 0 : w == 0 ? LEAST : w; // only -inf is zero
+        weight[i * CP + at.c] = forbidden(left) ? 0 : w == 0 ? LEAST : w; // only what is forbidden is zero
     }
 }
 
@@ -554,7 +555,7 @@ KERNEL(THREADS) messages(
     }
     __syncthreads();
     const Results to = {z_value, log_z, z_power, flags, count};
-    if (lengths[b] != own.length || own.length == 0) wilds = 1; // out of 1..T: the caller makes it NaN
+    if (lengths[b] != own.length || own.length == 0 || fabs(*shift) > WILD) wilds = 1; // out of 1..T, or to be refused
     if (threadIdx.x == 0) conclude(m, at, entry, lane, ends, bad, nonzero, offset + *shift, wilds, to);
 }
 
@@ -676,7 +677,7 @@ KERNEL(CP) label_counts(
         for (int i = 0; i < shown; ++i) {
             const REAL share = (REAL)(covered[i * (CP + 1) + c] / scale[i]);
             // Of a label that the frame forbids the sum may leave rounding.
-            label[out + (i64)i * labels] = score[out + (i64)i * labels] == -infinity() ? 0 : share;
+            label[out + (i64)i * labels] = forbidden(score[out + (i64)i * labels]) ? 0 : share;
             range = worse(range, share > 1 ? share - 1 : -share);
         }
     ranges[c] = range;

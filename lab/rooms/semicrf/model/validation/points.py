@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lab.core.words import plural
-from lab.rooms.semicrf.model.problem import inside
+from lab.rooms.semicrf.model.problem import LIMIT, inside
 
 DRIFT = 20.0  # the guide's threshold for transition and duration parameters
 NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native"}
@@ -82,10 +82,10 @@ class Validator:
         points, arrived, event = self.travelling
         event.synchronize()
         self.travelling = None
-        found = dict(zip(points, arrived.tolist(), strict=True))
+        extremes_by_point = dict(zip(points, arrived.tolist(), strict=True))
         noted, self.points = self.points, []
-        for at in sorted(found):
-            points[at].check(*found[at])
+        for number in sorted(extremes_by_point):
+            points[number].check(*extremes_by_point[number])
         self.points = noted
 
     def inputs(self, hidden: Tensor, lengths: Tensor | None, labels: Tensor, classes: int) -> None:
@@ -103,8 +103,8 @@ class Validator:
         """The scores: after the projection, if there is one, and before the prefix sums."""
         if projected:
             self.watch("projection", score, (-math.inf, math.inf), lambda: _projection(hidden, score))
-        # -inf is a mask and legal; +inf is not.
-        self.watch("cumulative scores", score, (-math.inf, FINITE[1]), lambda: _cumulative(score))
+        # -inf is a mask and legal; +inf and what is too large are not.
+        self.watch("cumulative scores", score, (-math.inf, LIMIT), lambda: _cumulative(score))
 
     def gold(
         self,
@@ -123,10 +123,10 @@ class Validator:
             b = first_place(~torch.isfinite(gold_B))["b"]
             length = labels_BT.shape[1] if lengths_B is None else int(lengths_B[b])
             pieces = starts_BT[b, :length].nonzero()[:, 0].tolist()
-            why = forbidden_piece(given, b, labels_BT[b, :length].tolist(), pieces)
+            reason = forbidden_piece(given, b, labels_BT[b, :length].tolist(), pieces)
             score = float(gold_B[b].detach())
             return ValueError(
-                f"gold path has score {score}, so the loss is infinite or NaN [first b={b}: {why}]"
+                f"gold path has score {score}, so the loss is infinite or NaN [first b={b}: {reason}]"
             )
 
         self.watch("gold path", gold_B, FINITE, error)
@@ -147,8 +147,10 @@ def forbidden_piece(given: tuple[Tensor, ...], b: int, labels: list[int], starts
             **{f"score at t={t}": score_BTC[b, t, label] for t in range(start, end)},
         }
         for name, value in terms.items():
-            if value is not None and not math.isfinite(float(value)):
-                place = f"frames {start}..{end - 1} of label {label}: {name} is {float(value)}"
+            if value is not None and not float(value) > -LIMIT:
+                place = (
+                    f"frames {start}..{end - 1} of label {label}: {name} is {float(value):g}, which forbids"
+                )
                 return f"{place}; {SPLIT.format(longest)}" if split and name.startswith("trans") else place
     return "the sum of its terms is not finite"
 
@@ -183,16 +185,16 @@ def backend_name(backend: str, tensor: Tensor) -> str:
 def drift_messages(epoch: int, transition_max: float, duration_max: float) -> list[tuple[str, str]]:
     """(level, text) to log at the end of an epoch, in the guide's words."""
     sizes = f"transition_max={transition_max:.4f}, duration_bias_max={duration_max:.4f}"
-    found = [("DEBUG", f"Epoch {epoch} CRF params: {sizes}")]
+    messages = [("DEBUG", f"Epoch {epoch} CRF params: {sizes}")]
     if transition_max > DRIFT or duration_max > DRIFT:
-        found.append(
+        messages.append(
             (
                 "WARNING",
                 f"Epoch {epoch}: CRF parameters drifting high! trans_max={transition_max:.2f}, "
                 f"dur_max={duration_max:.2f}. Consider increasing --crf-reg.",
             )
         )
-    return found
+    return messages
 
 
 def first_place(bad: Tensor) -> dict[str, int]:
@@ -214,10 +216,10 @@ def where(bad: Tensor) -> str:
 
 def _projection(hidden: Tensor, score: Tensor) -> ValueError:
     bad = torch.isnan(score)
-    before = torch.isnan(hidden) | torch.isinf(hidden)
+    unsound = torch.isnan(hidden) | torch.isinf(hidden)
     source = (
-        f"the input has {counted(hidden)}: {where(before)}"
-        if bool(before.any())
+        f"the input has {counted(hidden)}: {where(unsound)}"
+        if bool(unsound.any())
         else "the input is finite: the projection's weights are not"
     )
     return ValueError(
@@ -226,8 +228,11 @@ def _projection(hidden: Tensor, score: Tensor) -> ValueError:
 
 
 def _cumulative(score: Tensor) -> ValueError:
-    bad = torch.isnan(score) | (score == math.inf)
-    return ValueError(f"NaN detected in cumulative scores after cumsum [{counted(score)}, {where(bad)}]")
+    bad = ~(score <= LIMIT)
+    large = "" if bool((torch.isnan(score) | torch.isinf(score))[bad].any()) else f": above {LIMIT:g}"
+    return ValueError(
+        f"NaN detected in cumulative scores after cumsum [{counted(score)}, {where(bad)}{large}]"
+    )
 
 
 def _lengths(lengths: Tensor, frames: int) -> ValueError:
@@ -240,8 +245,8 @@ def _lengths(lengths: Tensor, frames: int) -> ValueError:
 def _labels(labels: Tensor, classes: int) -> ValueError:
     bad = (labels < 0) | (labels >= classes)
     b, t = bad.nonzero()[0].tolist()
-    given = f"[{int(labels.min())}, {int(labels.max())}]"
-    return ValueError(f"labels must be in [0, {classes}), got range {given} [first b={b} t={t}]")
+    span = f"[{int(labels.min())}, {int(labels.max())}]"
+    return ValueError(f"labels must be in [0, {classes}), got range {span} [first b={b} t={t}]")
 
 
 def counted(tensor: Tensor) -> str:

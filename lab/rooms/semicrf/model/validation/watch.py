@@ -111,26 +111,26 @@ class CRFWatch:
         name = next(name for name, error_B in lines.items() if bool((error_B > kept.tolerance).any()))
         b = int(lines[name].argmax())
         place = f"b={b} t={int(kept.frame_B[b])}" if not name else f"b={b}"
-        others = f", {wrong} of {len(beyond_B)} sequences" if wrong > 1 else ""
+        among = f", {wrong} of {len(beyond_B)} sequences" if wrong > 1 else ""
         return RuntimeError(
             f"Posterior mass is not 1 in CRF backward ({self.backend}): "
             f"worst error {float(lines[name][b]):.1e}{name} "
-            f"[first {place}{others}; {self._replayed_mass(b, kept)}]"
+            f"[first {place}{among}; {self._replayed_mass(b, kept)}]"
         )
 
     def gradient_error(self, gradient: Tensor, title: str) -> RuntimeError:
-        known = self.mass_error_B is not None
-        coverage = f"; coverage {float(self.mass_error_B.max()):.1e}" if known else ""  # type: ignore[union-attr]
+        measured = self.mass_error_B is not None
+        coverage = f"; coverage {float(self.mass_error_B.max()):.1e}" if measured else ""  # type: ignore[union-attr]
         words = f"{where(~torch.isfinite(gradient))}{coverage}"
         return RuntimeError(
             f"Non-finite values in CRF backward ({self.backend}): {title} has {counted(gradient)} [{words}]"
         )
 
     def _sequence(self, b: int) -> Problem | None:
-        """One sequence in float64 on the CPU, without its padding; None for a length of 0."""
+        """One sequence on the CPU, without its padding; None for a length of 0."""
         length = self.score_BTC.shape[1] if self.lengths is None else int(self.lengths[b])
         values = (self.score_BTC[b : b + 1, :length], *self.parameters)
-        score, transition, duration, start, end = (value.double().cpu() for value in values)
+        score, transition, duration, start, end = (value.cpu() for value in values)
         return make_problem(score, transition, duration, None, start, end) if length > 0 else None
 
     def _replayed_partition(self, b: int) -> str:
@@ -141,13 +141,9 @@ class CRFWatch:
         replay = float(naive.log_partition(problem))
         if replay == -math.inf:
             closed = (problem.score_BTC[0] == -math.inf).all(dim=1).nonzero()
-            why = f": all scores are -inf at t={int(closed[0])}" if len(closed) else ""
-            return f"fp64 replay is -inf: no segmentation is possible{why}"
-        if math.isfinite(replay):
-            return f"fp64 replay is finite, {replay:.6g}: the inputs are sound"
-        given = zip(("transition", "duration", "start", "end"), self.parameters, strict=True)
-        wild = [f"{name} has {counted(value)}" for name, value in given if not bool((value < math.inf).all())]
-        return f"fp64 replay is {replay} too: {', '.join(wild) or 'look at the scores'}"
+            reason = f": all scores are -inf at t={int(closed[0])}" if len(closed) else ""
+            return f"fp64 replay is -inf: no segmentation is possible{reason}"
+        return f"fp64 replay is finite, {replay:.6g}: the inputs are sound"
 
     def _replayed_mass(self, b: int, kept: Kept) -> str:
         """What the float64 reference gives for sequence `b`: its mass, log Z, and the first frame that
@@ -159,9 +155,11 @@ class CRFWatch:
         _, frames, longest, _ = problem.shape
         plain = naive.posteriors if frames * longest <= NAIVE_ARCS else log_domain.posteriors
         exact = plain(problem)
-        right, here = float(exact.log_z_B[0]), float(kept.log_z_B[b])
+        right, computed = float(exact.log_z_B[0]), float(kept.log_z_B[b])
         gap_TC = (kept.label_BTC[b, :frames].double().cpu() - exact.label_BTC[0]).abs()
         apart = (gap_TC.amax(1) > kept.tolerance).nonzero()
         differs = f"differs from t={int(apart[0])}" if len(apart) else "has the same posteriors"
         mass = float(exact.label_BTC[0, int(kept.frame_B[b])].sum())
-        return f"fp64 replay has mass {mass:.6g}, log Z {right:.6g} (here {here - right:+.2g}) and {differs}"
+        return (
+            f"fp64 replay has mass {mass:.6g}, log Z {right:.6g} (here {computed - right:+.2g}) and {differs}"
+        )

@@ -63,8 +63,8 @@ class Case:
     def padded(self, frames: int, value: float) -> Case:
         """`frames` more frames, and `value` wherever no sequence is."""
         size, length, classes = self.score_BTC.shape
-        more = self.score_BTC.new_zeros(size, frames, classes)
-        score = torch.cat([self.score_BTC, more], dim=1)
+        rows_added = self.score_BTC.new_zeros(size, frames, classes)
+        score = torch.cat([self.score_BTC, rows_added], dim=1)
         inside = torch.arange(length + frames) < self.lengths_B[:, None]
         return replace(
             self, score_BTC=torch.where(inside[..., None].to(score.device), score, score.new_full((), value))

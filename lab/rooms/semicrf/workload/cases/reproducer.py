@@ -15,6 +15,7 @@ import sys
 
 import torch
 
+from lab.errors import LabError
 from lab.rooms.semicrf.workload.cases.case import Case
 from lab.rooms.semicrf.workload.faults import planted
 from lab.rooms.semicrf.workload.cases.solution import difference, solve
@@ -27,7 +28,10 @@ if PADDING:
     tested = tested.padded(PADDING, float("nan"))
 partition = planted(PLANT)
 for attempt in range(1, 21):  # a race shows in one of many runs
-    text = difference(case, solve(tested, BACKEND, partition))
+    try:
+        text = difference(case, solve(tested, BACKEND, partition))
+    except LabError as error:  # of numbers that a sound kernel does not look at
+        text = error
     if text:
         sys.exit(f"run {{attempt}}: {{text}}")
 print("20 runs agree with float64")
@@ -45,8 +49,8 @@ def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
     for smaller in (_without_last, Case.without_first):
         step = int(case.lengths_B.max()) // 2
         while step >= 1:
-            rest = int(case.lengths_B.min()) - step
-            if rest >= 1 and fails(smaller(case, step)):
+            remaining = int(case.lengths_B.min()) - step
+            if remaining >= 1 and fails(smaller(case, step)):
                 case = smaller(case, step)
                 step = min(step, int(case.lengths_B.max()) // 2)
             else:

@@ -70,59 +70,59 @@ def solve(case: Case, backend: str, partition: Partition = api.log_partition) ->
 
 def _mended(raised: Sequence[warnings.WarningMessage]) -> str | None:
     """The first warning of mended counts; every other warning is passed on."""
-    told = [str(one.message) for one in raised if issubclass(one.category, MendedCounts)]
-    for one in raised:
-        if not issubclass(one.category, MendedCounts):
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    return told[0] if told else None
+    messages = [str(warning.message) for warning in raised if issubclass(warning.category, MendedCounts)]
+    for warning in raised:
+        if not issubclass(warning.category, MendedCounts):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return messages[0] if messages else None
 
 
-def same_bits(one: Solution, other: Solution) -> bool:
-    return all(bits_equal(a, b) for (_, a), (_, b) in zip(one.tensors(), other.tensors(), strict=True))
+def same_bits(left: Solution, right: Solution) -> bool:
+    return all(bits_equal(a, b) for (_, a), (_, b) in zip(left.tensors(), right.tensors(), strict=True))
 
 
 def bits_equal(a: Tensor, b: Tensor) -> bool:
     """Equal to the last bit, NaN included."""
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return a.shape == b.shape and torch.equal(a.contiguous().view(whole), b.contiguous().view(whole))
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.shape == b.shape and torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
 
 
-def mass_lines(case: Case, found: Solution) -> dict[str, float]:
+def mass_lines(case: Case, solution: Solution) -> dict[str, float]:
     """How far the posterior mass is from balancing, per line of the ledger; 0 is perfect.
 
     Each gradient of log Z is an expected count, so: labels cover every frame once, durations add up to the
     length, every sequence starts and ends once, and there is one transition fewer than segments. `range` is
     how far a posterior leaves 0 to 1, which coverage does not show. Infeasible sequences have no mass.
     """
-    alive = torch.isfinite(found.logZ_B).cpu()
+    alive = torch.isfinite(solution.logZ_B).cpu()
     lengths = case.lengths_B * alive
     inside = torch.arange(case.score_BTC.shape[1]) < lengths[:, None]
-    mass = found.score_BTC.double().sum(2).cpu()
+    mass = solution.score_BTC.double().sum(2).cpu()
     steps = torch.arange(1, len(case.duration_KC) + 1, dtype=torch.float64)
-    durations = found.duration_KC.double().cpu()
+    durations = solution.duration_KC.double().cpu()
     count, frames, segments = float(alive.sum()), float(lengths.sum()), float(durations.sum())
     return {
         "coverage": float((mass - inside.double()).abs().max()),
-        "range": float(torch.maximum(found.score_BTC - 1, -found.score_BTC).max().clamp(min=0)),
+        "range": float(torch.maximum(solution.score_BTC - 1, -solution.score_BTC).max().clamp(min=0)),
         "duration": abs(float((steps[:, None] * durations).sum()) - frames) / max(1.0, frames),
-        "start": abs(float(found.start_C.double().sum()) - count) / max(1.0, count),
-        "end": abs(float(found.end_C.double().sum()) - count) / max(1.0, count),
-        "segments": abs(float(found.transition_CC.double().sum()) + count - segments) / max(1.0, segments),
+        "start": abs(float(solution.start_C.double().sum()) - count) / max(1.0, count),
+        "end": abs(float(solution.end_C.double().sum()) - count) / max(1.0, count),
+        "segments": abs(float(solution.transition_CC.double().sum()) + count - segments) / max(1.0, segments),
     }
 
 
-def difference(case: Case, found: Solution) -> str | None:
-    """What in `found` differs from the plain float64 reference by more than float32 may; None if nothing
+def difference(case: Case, solution: Solution) -> str | None:
+    """What in `solution` differs from the plain float64 reference by more than float32 may; None if nothing
     does.
     """
-    if found.mended:
-        return found.mended
+    if solution.mended:
+        return solution.mended
     exact = solve(case.to("cpu", torch.float64), "naive")
-    bad = found.first_nonfinite(case.lengths_B)
+    bad = solution.first_nonfinite(case.lengths_B)
     if bad:
         return f"not finite: {bad}; float64 has log Z = {exact.logZ_B.tolist()}"
     frames = exact.score_BTC.shape[1]
-    logZ, posterior = found.logZ_B.double().cpu(), found.score_BTC[:, :frames].double().cpu()
+    logZ, posterior = solution.logZ_B.double().cpu(), solution.score_BTC[:, :frames].double().cpu()
     gap = _gap(logZ, exact.logZ_B)
     if gap > 1e-7 * float(_finite(exact.logZ_B).abs().max()) + 1e-4:
         return f"log Z differs by {gap:.3g}: {logZ.tolist()} against {exact.logZ_B.tolist()} in float64"
@@ -133,9 +133,9 @@ def difference(case: Case, found: Solution) -> str | None:
     return None
 
 
-def _gap(one: Tensor, other: Tensor) -> float:
+def _gap(left: Tensor, right: Tensor) -> float:
     """The largest difference; equal infinities differ by 0."""
-    apart = torch.where(one == other, torch.zeros_like(one), (one - other).abs())
+    apart = torch.where(left == right, torch.zeros_like(left), (left - right).abs())
     return float(apart.max())
 
 

@@ -18,29 +18,29 @@ from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row, draw
 
 def decoding(subject: Subject) -> Iterator[Row]:
     """The best score equals the definition's, and the returned segments have that score."""
-    for at, shape in enumerate(subject.shapes()):
-        case = drawn(subject.seed + 200 + at, shape)
+    for number, shape in enumerate(subject.shapes()):
+        case = drawn(subject.seed + 200 + number, shape)
         on = case.to(subject.device)
         scores, paths = api.viterbi(**on.inputs(), backend=subject.backend)
         problem = make_problem(*case.inputs().values())
         right, _ = naive.viterbi(problem)
-        own = torch.stack([naive.path_score(problem, b, path) for b, path in enumerate(paths)])
-        worst = float(torch.maximum((scores.double().cpu() - right).abs(), (own - right).abs()).max())
+        path_scores = torch.stack([naive.path_score(problem, b, path) for b, path in enumerate(paths)])
+        worst = float(torch.maximum((scores.double().cpu() - right).abs(), (path_scores - right).abs()).max())
         yield as_row("viterbi", shape, torch.float64, worst, 1e-9, f"scores and paths within {worst:.2g}")
 
 
 def further(subject: Subject) -> Iterator[Row]:
     """The 12 best segmentations have the 12 best scores of all that there are."""
     case = drawn(subject.seed + 400, (2, 6, 4, 3))
-    found = api.kbest(**case.to(subject.device).inputs(), count=12, backend=subject.backend)
+    ranked = api.kbest(**case.to(subject.device).inputs(), count=12, backend=subject.backend)
     problem = make_problem(*case.inputs().values())
     worst = 0.0
-    for b, one in enumerate(found):
+    for b, pairs in enumerate(ranked):
         right = naive.enumerate_segmentations(problem, b)[1].sort(descending=True).values[:12]
-        scores = torch.tensor([score for score, _ in one], dtype=torch.float64)
-        own = torch.stack([naive.path_score(problem, b, path) for _, path in one])
-        worst = max(worst, float(torch.maximum((scores - right).abs(), (own - right).abs()).max()))
-        worst = worst if len({tuple(path) for _, path in one}) == len(one) else float("inf")
+        scores = torch.tensor([score for score, _ in pairs], dtype=torch.float64)
+        path_scores = torch.stack([naive.path_score(problem, b, path) for _, path in pairs])
+        worst = max(worst, float(torch.maximum((scores - right).abs(), (path_scores - right).abs()).max()))
+        worst = worst if len({tuple(path) for _, path in pairs}) == len(pairs) else float("inf")
     yield as_row("k best", (2, 6, 4, 3), torch.float64, worst, 1e-9, f"scores and paths within {worst:.2g}")
 
 
@@ -49,13 +49,13 @@ def entropies(subject: Subject) -> Iterator[Row]:
     shape = (2, 5, 3, 2)
     case = replace(drawn(subject.seed + 500, shape), lengths_B=torch.tensor([5, 4]))
     on = case.to(subject.device)
-    found = api.entropy(**on.inputs(), backend=subject.backend)
+    entropy_B = api.entropy(**on.inputs(), backend=subject.backend)
     problem = make_problem(*case.inputs().values())
     right = []
     for b in range(2):
         logs = torch.log_softmax(naive.enumerate_segmentations(problem, b)[1], 0)
         right.append(-(logs.exp() * logs).sum())
-    worst = float((found.double().cpu() - torch.stack(right)).abs().max())
+    worst = float((entropy_B.double().cpu() - torch.stack(right)).abs().max())
     yield as_row("entropy", shape, torch.float64, worst, 1e-10, f"within {worst:.2g} of the enumeration")
 
 
@@ -67,13 +67,20 @@ def sampling(subject: Subject) -> Iterator[Row]:
     case = drawn(subject.seed + 600, shape)
     count = 2000
     inputs = case.to(subject.device).inputs()
-    paths = api.sample(**inputs, samples=count, seed=subject.seed, backend=subject.backend)[0]
-    seen = torch.stack([counts(path, *shape[1:]) for path in paths])
-    found = solve(case, "naive")
-    expected = (found.score_BTC, found.duration_KC, found.transition_CC, found.start_C, found.end_C)
+    generator = torch.Generator().manual_seed(subject.seed)
+    paths = api.sample(**inputs, samples=count, generator=generator, backend=subject.backend)[0]
+    drawn_counts = torch.stack([counts(path, *shape[1:]) for path in paths])
+    solution = solve(case, "naive")
+    expected = (
+        solution.score_BTC,
+        solution.duration_KC,
+        solution.transition_CC,
+        solution.start_C,
+        solution.end_C,
+    )
     right = torch.cat([value.flatten() for value in expected])
-    sigma = (seen.std(0) / count**0.5).clamp(min=1e-3)
-    worst = float(((seen.mean(0) - right).abs() / sigma).max())
+    sigma = (drawn_counts.std(0) / count**0.5).clamp(min=1e-3)
+    worst = float(((drawn_counts.mean(0) - right).abs() / sigma).max())
     text = f"frequencies within {worst:.1f} standard deviations"
     yield as_row("samples", shape, torch.float64, worst, 5.0, text)
 
@@ -81,9 +88,9 @@ def sampling(subject: Subject) -> Iterator[Row]:
 def counts(path: Sequence[Segment], frames: int, longest: int, labels: int) -> Tensor:
     """Of one segmentation (N,): labels by frame, durations, transitions, its first label and its last."""
     sizes = (frames * labels, longest * labels, labels * labels, labels, labels)
-    label, duration, transition, first, last = (sum(sizes[:at]) for at in range(len(sizes)))
-    at = [label + t * labels + c for start, end, c in path for t in range(start, end)]
-    at += [duration + (end - start - 1) * labels + c for start, end, c in path]
-    at += [transition + a * labels + c for (_, _, a), (_, _, c) in pairwise(path)]
-    at += [first + path[0][2], last + path[-1][2]]
-    return torch.bincount(torch.tensor(at), minlength=sum(sizes)).double()
+    label, duration, transition, starts, ends = (sum(sizes[:indices]) for indices in range(len(sizes)))
+    indices = [label + t * labels + c for start, end, c in path for t in range(start, end)]
+    indices += [duration + (end - start - 1) * labels + c for start, end, c in path]
+    indices += [transition + a * labels + c for (_, _, a), (_, _, c) in pairwise(path)]
+    indices += [starts + path[0][2], ends + path[-1][2]]
+    return torch.bincount(torch.tensor(indices), minlength=sum(sizes)).double()

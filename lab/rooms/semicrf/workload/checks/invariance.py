@@ -15,8 +15,8 @@ from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row, draw
 def repeats(subject: Subject) -> Iterator[Row]:
     shape = (8, 200, 30, 24)
     case = drawn(subject.seed + 300, shape).to(dtype=torch.float32)
-    first = subject.solve(case)
-    apart = sum(not same_bits(first, subject.solve(case)) for _ in range(subject.repeats - 1))
+    reference = subject.solve(case)
+    apart = sum(not same_bits(reference, subject.solve(case)) for _ in range(subject.repeats - 1))
     yield as_row(
         "same bits again",
         shape,
@@ -31,14 +31,14 @@ def composition(subject: Subject) -> Iterator[Row]:
     """A sequence's log Z and posteriors do not depend on the batch it is in."""
     shape = (7, 90, 12, 24)
     case = drawn(subject.seed + 310, shape).to(dtype=torch.float32)
-    whole = subject.solve(case)
+    together = subject.solve(case)
     apart = 0
     for b in range(shape[0]):
         alone = subject.solve(case.rows([b]))
         frames = alone.score_BTC.shape[1]
         apart += not (
-            bits_equal(alone.logZ_B[0], whole.logZ_B[b])
-            and bits_equal(alone.score_BTC[0], whole.score_BTC[b, :frames])
+            bits_equal(alone.logZ_B[0], together.logZ_B[b])
+            and bits_equal(alone.score_BTC[0], together.score_BTC[b, :frames])
         )
     yield as_row(
         "any batch composition",
@@ -52,14 +52,14 @@ def composition(subject: Subject) -> Iterator[Row]:
 
 def poison(subject: Subject) -> Iterator[Row]:
     """NaN in padding and in free memory changes no bit."""
-    for at, shape in enumerate(subject.shapes()):
-        case = drawn(subject.seed + 320 + at, shape).to(dtype=torch.float32)
+    for number, shape in enumerate(subject.shapes()):
+        case = drawn(subject.seed + 320 + number, shape).to(dtype=torch.float32)
         plain = subject.solve(case)
         poison_free_memory(subject.device)
         dirty = subject.solve(case.padded(3, math.nan))
         inside = (torch.arange(shape[1]) < case.lengths_B[:, None])[..., None].to(subject.device)
-        kept = torch.where(inside, dirty.score_BTC[:, : shape[1]], plain.score_BTC)
-        good = bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(kept, plain.score_BTC)
+        unpadded = torch.where(inside, dirty.score_BTC[:, : shape[1]], plain.score_BTC)
+        good = bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(unpadded, plain.score_BTC)
         wild = dirty.first_nonfinite(case.lengths_B)
         text = f"not finite: {wild}" if wild else "no bit changes" if good else "bits change"
         yield as_row("poisoned memory", shape, torch.float32, 0 if good and not wild else 1, 0, text)

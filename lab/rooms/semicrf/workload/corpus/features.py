@@ -12,8 +12,8 @@ BANDS = 40
 def mfcc(samples: np.ndarray, count: int = 13) -> np.ndarray:
     """(T, 3 * count): cepstra of 40 mel bands with first and second differences."""
     log_bands = log_mel(samples, BANDS)
-    at = np.arange(BANDS)
-    basis = np.sqrt(2 / BANDS) * np.cos(np.pi * np.outer(at + 0.5, np.arange(count)) / BANDS)
+    band = np.arange(BANDS)
+    basis = np.sqrt(2 / BANDS) * np.cos(np.pi * np.outer(band + 0.5, np.arange(count)) / BANDS)
     basis[:, 0] /= np.sqrt(2)
     cepstra = log_bands @ basis
     slope = _delta(cepstra)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.rooms.semicrf.config import TrainConfig
 from lab.rooms.semicrf.workload.corpus.jsonl import _read_jsonl
 from lab.rooms.semicrf.workload.corpus.phones import PHONES_39
 from lab.rooms.semicrf.workload.corpus.synthetic import synthetic
 from lab.rooms.semicrf.workload.corpus.timit import is_timit, read_split
-from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, cropped, normalised
+from lab.rooms.semicrf.workload.corpus.utterances import (
+    MENDED,
+    Corpus,
+    Note,
+    Utterance,
+    cropped,
+    normalised,
+)
 
 
 def load_corpus(config: TrainConfig) -> Corpus:
@@ -27,6 +37,7 @@ def load_corpus(config: TrainConfig) -> Corpus:
         corpus = from_timit(folder) if is_timit(folder) else from_jsonl(folder)
     if config.fixed_length:
         corpus = cropped(corpus, config.fixed_length)
+    corpus = replace(corpus, notes=notes_of(corpus))
     for split in ("train", "dev", "test"):
         if not getattr(corpus, split):
             todo = (
@@ -36,6 +47,25 @@ def load_corpus(config: TrainConfig) -> Corpus:
             )
             raise BadDataError(f"no utterance is left in the {split} split", location=config.data, fix=todo)
     return corpus
+
+
+def notes_of(corpus: Corpus) -> tuple[Note, ...]:
+    """What was mended, and what the test set shares with the data that the model is trained on."""
+    utterances = [*corpus.train, *corpus.dev, *corpus.test]
+    counts = Counter(key for utterance in utterances for key in utterance.mended)
+    notes = [Note(False, f"{plural(n, 'utterance')}: {MENDED[key]}") for key, n in sorted(counts.items())]
+    trained = [*corpus.train, *corpus.dev]
+    sounds = {utterance.features.tobytes() for utterance in trained}
+    names = {utterance.name for utterance in trained}
+    speakers = {utterance.speaker for utterance in trained}
+    total = plural(len(corpus.test), "test utterance")
+    twice = sum(u.name in names or u.features.tobytes() in sounds for u in corpus.test)
+    alike = sum(u.speaker in speakers for u in corpus.test)
+    if twice:
+        notes.append(Note(True, f"{twice} of {total} are training utterances too: test figures are too good"))
+    elif alike and corpus.origin != "synthetic":
+        notes.append(Note(True, f"{alike} of {total} are of training speakers: test figures are too good"))
+    return tuple(notes)
 
 
 def from_jsonl(folder: Path) -> Corpus:
@@ -69,14 +99,14 @@ def reject_unlike(utterances: list[Utterance], phones: int, folder: Path) -> Non
     """Raises BadDataError for features of another number than the first's, which numpy may repeat to fit,
     and for a label that is no phone.
     """
-    for one in utterances:
-        features, first = one.features.shape[1], utterances[0].features.shape[1]
-        if features != first:
-            text = f"utterance {one.name} has {features} features per frame, the first {first}"
+    for utterance in utterances:
+        features, expected = utterance.features.shape[1], utterances[0].features.shape[1]
+        if features != expected:
+            text = f"utterance {utterance.name} has {features} features per frame, the first {expected}"
             raise BadDataError(text, location=folder)
-        highest = max(label for _, _, label in one.segments)
+        highest = max(label for _, _, label in utterance.segments)
         if highest >= phones:
-            text = f"utterance {one.name} has the label {highest}, and there are {phones} phones"
+            text = f"utterance {utterance.name} has the label {highest}, and there are {phones} phones"
             raise BadDataError(text, location=folder, fix="phone_mapping.json beside it names them")
 
 

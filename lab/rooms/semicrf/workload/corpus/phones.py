@@ -37,7 +37,7 @@ FOLDING = {
 
 def read_phones(path: Path) -> list[tuple[int, int, int]]:
     """(start_sample, end_sample, label of 39) of a .PHN file. Raises BadDataError with the line's number."""
-    found: list[tuple[int, int, int]] = []
+    segments: list[tuple[int, int, int]] = []
     for number, line in enumerate(path.read_text(encoding="ascii", errors="replace").splitlines(), start=1):
         words = line.split()
         if not words:
@@ -48,29 +48,35 @@ def read_phones(path: Path) -> list[tuple[int, int, int]]:
             raise BadDataError(
                 f"not a line `start end phone` of TIMIT: {line!r}", location=f"{path}:{number}"
             ) from error
-        if end <= start or (found and start < found[-1][1]):
+        if end <= start or (segments and start < segments[-1][1]):
             raise BadDataError("segments overlap or end before they start", location=f"{path}:{number}")
-        found.append((start, end, PHONES_39.index(phone)))
-    if not found:
+        segments.append((start, end, PHONES_39.index(phone)))
+    if not segments:
         raise BadDataError("no segment in this file", location=path)
-    return found
+    return segments
 
 
-def frames_of(phones: list[tuple[int, int, int]], frames: int, where: Path) -> list[tuple[int, int, int]]:
+MOST_REST = 5
+"""Frames after the last phone that belong to it; more are silence of their own."""
+
+
+def frames_of(phones: list[tuple[int, int, int]], frames: int, path: Path) -> list[tuple[int, int, int]]:
     """Segments in frames that tile 0..frames: boundaries rounded to the hop, frames outside given to the
-    ends.
+    ends, but for a longer rest, which is silence.
 
     A phone shorter than half a hop has no frame of its own and is left out; equal neighbours stay two
     segments.
     """
     if not frames:
-        raise BadDataError("the sound is shorter than one window", location=where)
+        raise BadDataError("the sound is shorter than one window", location=path)
     if phones[-1][0] >= frames * HOP:
         raise BadDataError(
             f"its last phone starts at sample {phones[-1][0]}, and the sound has fewer than {frames * HOP}",
-            location=where,
+            location=path,
             fix="copy the sound again: it is cut off, or another sentence's",
         )
+    if frames - round(phones[-1][1] / HOP) > MOST_REST:
+        phones = [*phones, (phones[-1][1], frames * HOP, PHONES_39.index("sil"))]
     edges = [0, *(round(end / HOP) for _, end, _ in phones[:-1]), frames]
     edges = [min(edge, frames) for edge in edges]
     return [

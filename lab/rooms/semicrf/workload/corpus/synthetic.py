@@ -35,11 +35,11 @@ def synthetic(config: TrainConfig) -> Corpus:
         "dev": max(2, config.utterances // 4),
         "test": max(2, config.utterances // 4),
     }
-    splits = {
-        split: [truth.utterance(dice, f"{split}_{at:05d}", config.mean_segments) for at in range(count)]
+    train, dev, test = (
+        [truth.utterance(dice, f"{split}_{number:05d}", config.mean_segments) for number in range(count)]
         for split, count in sizes.items()
-    }
-    return normalised(Corpus(**splits, phones=PHONES_39[: config.phones], origin="synthetic"))
+    )
+    return normalised(Corpus(train, dev, test, PHONES_39[: config.phones], "synthetic"))
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,6 @@ class Truth:
         blurred = 0.25 * np.roll(clean, 1, axis=0) + 0.5 * clean + 0.25 * np.roll(clean, -1, axis=0)
         blurred[[0, -1]] = clean[[0, -1]]
         noise = dice.normal(0.0, self.noise, clean.shape)
-        for at in range(1, len(noise)):
-            noise[at] = 0.6 * noise[at - 1] + 0.8 * noise[at]
+        for frame in range(1, len(noise)):
+            noise[frame] = 0.6 * noise[frame - 1] + 0.8 * noise[frame]
         return (blurred + noise).astype(np.float32)

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from lab.errors import BadDataError
 
 Segment = tuple[int, int, int]
+
+
+MENDED = {
+    "past": "frames past the last segment, which it got (centred framing)",
+    "overlap": "a frame in two segments, which the earlier one keeps",
+    "silence": "sound after the last phone, which is silence now",
+}
+MOST_PAST = 2
+"""Frames past the last segment that windows around the last samples can make."""
+
+
+class Note(NamedTuple):
+    """What a corpus' reader has to say of it; `suspect`: its figures may not be what they seem."""
+
+    suspect: bool
+    text: str
 
 
 @dataclass(frozen=True)
@@ -20,6 +37,8 @@ class Utterance:
     speaker: str
     features: np.ndarray
     segments: tuple[Segment, ...]
+    mended: tuple[str, ...] = ()
+    """What its reader put right: keys of `MENDED`."""
 
     @property
     def labels(self) -> np.ndarray:
@@ -36,6 +55,7 @@ class Corpus:
     test: list[Utterance]
     phones: tuple[str, ...]
     origin: str
+    notes: tuple[Note, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -47,17 +67,44 @@ def cropped(corpus: Corpus, length: int) -> Corpus:
 
     def cut(utterances: list[Utterance]) -> list[Utterance]:
         return [
-            Utterance(
-                u.name,
-                u.speaker,
-                u.features[:length],
-                tuple((s, min(e, length), c) for s, e, c in u.segments if s < length),
+            replace(
+                u,
+                features=u.features[:length],
+                segments=tuple((s, min(e, length), c) for s, e, c in u.segments if s < length),
             )
             for u in utterances
             if len(u.features) >= length
         ]
 
-    return Corpus(cut(corpus.train), cut(corpus.dev), cut(corpus.test), corpus.phones, corpus.origin)
+    return replace(corpus, train=cut(corpus.train), dev=cut(corpus.dev), test=cut(corpus.test))
+
+
+def tiled(segments: Sequence[Segment], frames: int) -> tuple[tuple[Segment, ...], tuple[str, ...]]:
+    """Segments that tile the frames, and what was mended for it. Raises ValueError where they cannot.
+
+    The published preprocessing centres its windows, so that a frame lies past the last segment, and gives a
+    phone shorter than a hop a frame that its neighbour has, too.
+    """
+    tiles: list[Segment] = []
+    mended: list[str] = []
+    cursor = 0
+    for start, end, label in segments:
+        if end <= start or label < 0:
+            raise ValueError("a segment is empty or its label is negative")
+        if start == cursor - 1 and tiles:
+            mended.append("overlap")
+            start = cursor
+        if start != cursor:
+            raise ValueError(f"the segments do not tile the frames: one starts at {start}, not at {cursor}")
+        if end > start:
+            tiles.append((start, end, label))
+            cursor = end
+    if tiles and 0 < frames - cursor <= MOST_PAST:
+        mended.append("past")
+        tiles[-1] = (tiles[-1][0], frames, tiles[-1][2])
+    elif cursor != frames:
+        raise ValueError(f"the segments do not tile the frames: they cover {cursor} of {frames}")
+    return tuple(tiles), tuple(dict.fromkeys(mended))
 
 
 def normalised(corpus: Corpus) -> Corpus:
@@ -69,19 +116,20 @@ def normalised(corpus: Corpus) -> Corpus:
         d = int(np.isfinite(deviation).argmin())
         text = f"feature {d} is too large: the training set's deviation is {deviation[d]} in float32"
         raise BadDataError(text, location=corpus.origin, fix="scale the features to a moderate size")
+    if bool((frames == frames[0]).all()):
+        text = f"every feature of the training set is constant: all frames are {frames[0, 0]:g}"
+        text = text if len(set(frames[0].tolist())) == 1 else "all frames of the training set are the same"
+        raise BadDataError(text, location=corpus.origin, fix="look at how the features were made")
 
     def scaled(utterances: list[Utterance]) -> list[Utterance]:
-        return [
-            Utterance(u.name, u.speaker, ((u.features - mean) / deviation).astype(np.float32), u.segments)
-            for u in utterances
-        ]
+        return [replace(u, features=((u.features - mean) / deviation).astype(np.float32)) for u in utterances]
 
-    return Corpus(scaled(corpus.train), scaled(corpus.dev), scaled(corpus.test), corpus.phones, corpus.origin)
+    return replace(corpus, train=scaled(corpus.train), dev=scaled(corpus.dev), test=scaled(corpus.test))
 
 
 def batches(utterances: Sequence[Utterance], size: int, order: np.ndarray) -> Iterator[list[Utterance]]:
-    for at in range(0, len(order), size):
-        yield [utterances[index] for index in order[at : at + size]]
+    for begin in range(0, len(order), size):
+        yield [utterances[index] for index in order[begin : begin + size]]
 
 
 def collate(utterances: Sequence[Utterance]) -> dict[str, np.ndarray]:
@@ -94,8 +142,8 @@ def collate(utterances: Sequence[Utterance]) -> dict[str, np.ndarray]:
     features = np.zeros((size, longest, utterances[0].features.shape[1]), dtype=np.float32)
     labels = np.zeros((size, longest), dtype=np.int64)
     starts = np.zeros((size, longest), dtype=bool)
-    for at, utterance in enumerate(utterances):
-        features[at, : lengths[at]] = utterance.features
-        labels[at, : lengths[at]] = utterance.labels
-        starts[at, [s[0] for s in utterance.segments]] = True
+    for row, utterance in enumerate(utterances):
+        features[row, : lengths[row]] = utterance.features
+        labels[row, : lengths[row]] = utterance.labels
+        starts[row, [s[0] for s in utterance.segments]] = True
     return {"features": features, "labels": labels, "starts": starts, "lengths": lengths}

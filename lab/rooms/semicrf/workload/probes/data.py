@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
 from lab.rooms.semicrf.workload.cases.case import Case
@@ -14,42 +13,19 @@ from lab.rooms.semicrf.workload.probes.row import Row, row
 
 
 def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
-    """Every utterance, before any model sees it."""
-    wild, empty, labels, over = [], [], [], 0
-    for split in ("train", "dev", "test"):
-        for utterance in getattr(corpus, split):
-            bad = ~np.isfinite(utterance.features)
-            if bad.any():
-                t, d = np.argwhere(bad)[0].tolist()
-                wild.append(
-                    f"{split} utterance {utterance.name}: "
-                    f"frame {t}, feature {d} is {utterance.features[t, d]}"
-                )
-            if not len(utterance.features):
-                empty.append(f"{split} utterance {utterance.name}")
-            labels += [
-                utterance.name for s, e, c in utterance.segments if not 0 <= c < len(corpus.phones) or e <= s
-            ]
-            over += sum(1 for s, e, _ in utterance.segments if e - s > longest)
+    """What the reader noted of the corpus; it refuses what cannot be trained on."""
+    suspects = [note.text for note in corpus.notes if note.suspect]
+    mended = [note.text for note in corpus.notes if not note.suspect]
     yield row(
-        "features are finite", "input", not wild, len(wild), 0, some_of(wild) or "every feature is finite"
-    )
-    yield row(
-        "lengths are positive",
-        "boundary",
-        not empty,
-        len(empty),
-        0,
-        f"length 0: {some_of(empty)}" if empty else "every utterance has a frame",
-    )
-    yield row(
-        "labels are in range",
+        "test data is apart from training data",
         "input",
-        not labels,
-        len(labels),
+        not suspects,
+        len(suspects),
         0,
-        some_of(labels) or "every label is a phone",
+        some_of(suspects) or "no utterance and no speaker is in both",
     )
+    yield row("what was mended", "input", True, len(mended), 0, some_of(mended) or "nothing had to be mended")
+    over = sum(e - s > longest for u in corpus.train for s, e, _ in u.segments)
     yield row(
         "gold fits the support",
         "input",
@@ -88,10 +64,10 @@ def score_probes(case: Case) -> Iterator[Row]:
     )
 
 
-def first_place(found: torch.Tensor) -> str:
-    b, t = found.nonzero()[0].tolist()
+def first_place(marked: torch.Tensor) -> str:
+    b, t = marked.nonzero()[0].tolist()
     return f"{b}, frame {t}"
 
 
-def some_of(texts: list[str], most: int = 3) -> str:
-    return "; ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+def some_of(texts: list[str], limit: int = 3) -> str:
+    return "; ".join(texts[:limit]) + (f" and {len(texts) - limit} more" if len(texts) > limit else "")

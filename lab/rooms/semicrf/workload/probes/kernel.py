@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lab.errors import LabError
 from lab.rooms.semicrf.workload.cases.case import Case, Partition, poison_free_memory
 from lab.rooms.semicrf.workload.cases.solution import bits_equal, difference, mass_lines, same_bits, solve
 from lab.rooms.semicrf.workload.probes.row import Row, row
@@ -15,6 +16,10 @@ from lab.rooms.semicrf.workload.probes.row import Row, row
 REPEATS = 20
 LEDGER_LIMIT = 2e-4  # float32 parameters sum over a batch; a stale message costs 1e-1 and more
 PADDING = 5
+
+
+Answer = tuple[bool, float, float, str]
+"""Whether a probe is clean, its value, its limit, and the answer in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +37,31 @@ class Bench:
 
 def kernel_probes(bench: Bench) -> Iterator[Row]:
     """Bits, padding, poison, batch composition, mass and float64 of one backend."""
-    for probe in (_repeats, _padding, _composition, _mass, _replay):
+    for title, cause, probe in (
+        ("same input, same bits", "race", _repeats),
+        ("padding and poisoned memory", "boundary", _padding),
+        ("batch order and size", "kernel", _composition),
+        ("posterior mass balances", "kernel", _mass),
+        ("float64 replay", "kernel", _replay),
+    ):
         try:
-            found = probe(bench)
-        except (RuntimeError, ValueError, FloatingPointError) as error:
-            words = str(error).splitlines()[0]
-            found = row(
-                probe.__name__.strip("_"), "kernel", False, math.nan, 0, f"{type(error).__name__}: {words}"
-            )
-        yield {**found, "backend": bench.backend}
+            clean, value, limit, text = probe(bench)
+        except (RuntimeError, ValueError, FloatingPointError, LabError) as error:
+            words = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            clean, value, limit, text = False, math.nan, 0, words
+        yield {**row(title, cause, clean, value, limit, text), "backend": bench.backend}
 
 
-def _repeats(bench: Bench) -> Row:
+def _repeats(bench: Bench) -> Answer:
     case = bench.on_device()
-    first = solve(case, bench.backend, bench.partition)
+    reference = solve(case, bench.backend, bench.partition)
     repeats = (
         3 if bench.backend == "naive" else REPEATS
     )  # the definition is slow and has one order of its sums
-    apart = sum(not same_bits(first, solve(case, bench.backend, bench.partition)) for _ in range(repeats - 1))
-    return row(
-        "same input, same bits",
-        "race",
+    apart = sum(
+        not same_bits(reference, solve(case, bench.backend, bench.partition)) for _ in range(repeats - 1)
+    )
+    return (
         not apart,
         apart,
         0,
@@ -62,17 +71,17 @@ def _repeats(bench: Bench) -> Row:
     )
 
 
-def _padding(bench: Bench) -> Row:
+def _padding(bench: Bench) -> Answer:
     """Padding, NaN included, and the former content of memory must not change a single bit."""
     plain = solve(bench.on_device(), bench.backend, bench.partition)
     poison_free_memory(bench.device)
     dirty = solve(bench.on_device().padded(PADDING, math.nan), bench.backend, bench.partition)
     frames = bench.case.score_BTC.shape[1]
     inside = (torch.arange(frames) < bench.case.lengths_B[:, None])[..., None].to(bench.device)
-    kept = torch.where(inside, dirty.score_BTC[:, :frames], torch.zeros_like(plain.score_BTC))
-    before = torch.where(inside, plain.score_BTC, torch.zeros_like(plain.score_BTC))
+    unpadded = torch.where(inside, dirty.score_BTC[:, :frames], torch.zeros_like(plain.score_BTC))
+    expected = torch.where(inside, plain.score_BTC, torch.zeros_like(plain.score_BTC))
     wild = dirty.first_nonfinite(bench.case.lengths_B)
-    apart = not (bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(kept, before))
+    apart = not (bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(unpadded, expected))
     text = (
         f"NaN past the ends gives {wild} not finite"
         if wild
@@ -80,48 +89,44 @@ def _padding(bench: Bench) -> Row:
         if apart
         else "NaN past the ends and in free memory changes no bit"
     )
-    return row("padding and poisoned memory", "boundary", not (wild or apart), int(apart), 0, text)
+    return (not (wild or apart), int(apart), 0, text)
 
 
-def _composition(bench: Bench) -> Row:
+def _composition(bench: Bench) -> Answer:
     """Each sequence alone, and the batch in reverse order, against the whole batch."""
     case = bench.on_device()
-    whole = solve(case, bench.backend, bench.partition).logZ_B
-    order = list(range(len(whole)))[::-1]
+    together = solve(case, bench.backend, bench.partition).logZ_B
+    order = list(range(len(together)))[::-1]
     turned = solve(case.rows(order), bench.backend, bench.partition).logZ_B.flip(0)
     alone = torch.cat([solve(case.rows([b]), bench.backend, bench.partition).logZ_B for b in order[::-1]])
-    apart = int((whole != turned).sum() + (whole != alone).sum())
-    return row(
-        "batch order and size",
-        "kernel",
+    apart = int((together != turned).sum() + (together != alone).sum())
+    return (
         not apart,
         apart,
         0,
-        f"{apart} of {2 * len(whole)} log Z change in bits" if apart else "log Z keeps its bits in any batch",
+        f"{apart} of {2 * len(together)} log Z change in bits"
+        if apart
+        else "log Z keeps its bits in any batch",
     )
 
 
-def _mass(bench: Bench) -> Row:
+def _mass(bench: Bench) -> Answer:
     case = bench.on_device()
-    found = solve(case, bench.backend, bench.partition)
-    lines = mass_lines(bench.case, found)
+    solution = solve(case, bench.backend, bench.partition)
+    lines = mass_lines(bench.case, solution)
     name, worst = max(lines.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
-    clean = worst <= LEDGER_LIMIT and not found.mended
-    return row(
-        "posterior mass balances",
-        "kernel",
+    clean = worst <= LEDGER_LIMIT and not solution.mended
+    return (
         clean,
         worst,
         LEDGER_LIMIT,
-        found.mended or f"the worst line of the ledger is {name}: off by {worst:.3g}",
+        solution.mended or f"the worst line of the ledger is {name}: off by {worst:.3g}",
     )
 
 
-def _replay(bench: Bench) -> Row:
+def _replay(bench: Bench) -> Answer:
     text = difference(bench.case, solve(bench.on_device(), bench.backend, bench.partition))
-    return row(
-        "float64 replay",
-        "kernel",
+    return (
         text is None,
         0 if text is None else 1,
         0,

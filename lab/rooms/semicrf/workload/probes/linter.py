@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model.head import SemiCRF, run_starts
-from lab.rooms.semicrf.workload.guards import guide_nll
+from lab.rooms.semicrf.workload.guide import guide_nll
 
 FRAMES, CLASSES, DURATIONS = 5, 3, 4
 SUM_TOLERANCE, NLL_TOLERANCE = 1e-12, 1e-9
@@ -80,13 +80,13 @@ def lint_objective(target: SemiCRF | Objective, *, seed: int = 0) -> list[Findin
 def tiny(head: SemiCRF, *, classes: int = CLASSES, durations: int = DURATIONS) -> Objective:
     """The head's own loss on the first few labels and durations of its parameters, in float64 on the CPU."""
     c, k = min(classes, head.transition_CC.shape[0]), min(durations, head.duration_KC.shape[0])
-    small = SemiCRF(c, k, backend="torch", over_long="split").double()
+    small = SemiCRF(c, k, backend=head.backend, over_long="split").double()
     small.partition, small.gold = head.partition, head.gold
 
     def nll(score: Tensor, model: Model, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
         with torch.no_grad():
-            own = (small.transition_CC, small.duration_KC, small.start_C, small.end_C)
-            for parameter, value in zip(own, model, strict=True):
+            parameters = (small.transition_CC, small.duration_KC, small.start_C, small.end_C)
+            for parameter, value in zip(parameters, model, strict=True):
                 parameter.copy_(value)
             return small.loss(score, lengths, labels, starts, reduction="none")
 
@@ -98,7 +98,7 @@ def tiny(head: SemiCRF, *, classes: int = CLASSES, durations: int = DURATIONS) -
 
 
 def guide_objective(transition_CC: Tensor, duration_KC: Tensor, version: str = "0.2.0") -> Objective:
-    """The published objective (see guards.guide_nll), to be linted beside ours."""
+    """The published objective (see guide.guide_nll), to be linted beside ours."""
 
     def nll(score: Tensor, model: Model, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
         return guide_nll(score, *model[:2], labels, lengths, version=version)
@@ -115,9 +115,9 @@ def outcomes(objective: Objective, frames: int) -> tuple[Tensor, Tensor]:
     if objective.outcomes == "labels":
         labels = torch.tensor(list(itertools.product(range(classes), repeat=frames)))
         return labels, run_starts(labels)
-    found = list(tilings(frames, longest, classes))
-    labels = torch.tensor([[c for k, c in path for _ in range(k)] for path in found])
-    starts = torch.tensor([[at == 0 for k, _ in path for at in range(k)] for path in found])
+    paths = list(tilings(frames, longest, classes))
+    labels = torch.tensor([[c for k, c in path for _ in range(k)] for path in paths])
+    starts = torch.tensor([[at == 0 for k, _ in path for at in range(k)] for path in paths])
     return labels, starts
 
 
@@ -127,8 +127,8 @@ def tilings(frames: int, longest: int, classes: int) -> Iterator[tuple[tuple[int
         yield ()
     for k in range(1, min(longest, frames) + 1):
         for label in range(classes):
-            for rest in tilings(frames - k, longest, classes):
-                yield ((k, label), *rest)
+            for tail in tilings(frames - k, longest, classes):
+                yield ((k, label), *tail)
 
 
 def _sums_to_one(objective: Objective, nll_N: Tensor) -> Finding:
@@ -136,17 +136,17 @@ def _sums_to_one(objective: Objective, nll_N: Tensor) -> Finding:
     total = float(torch.exp(-nll_N).sum())
     over = total - 1 if objective.outcomes == "labels" else abs(total - 1)
     ok = over <= SUM_TOLERANCE
-    what = "label sequences" if objective.outcomes == "labels" else "segmentations"
-    text = f"exp(-NLL) over all {len(nll_N)} {what} sums to {total:.6g}" + (
+    kind = "label sequences" if objective.outcomes == "labels" else "segmentations"
+    text = f"exp(-NLL) over all {len(nll_N)} {kind} sums to {total:.6g}" + (
         "" if ok else "; a probability sums to 1"
     )
     return Finding("sum of probabilities", ok, total, 1.0, text)
 
 
 def _never_negative(nll_N: Tensor) -> Finding:
-    least = float(nll_N.min())
-    ok = least >= -NLL_TOLERANCE
-    return Finding("NLL >= 0", ok, least, 0.0, f"the lowest NLL of any outcome is {least:.6g}")
+    lowest = float(nll_N.min())
+    ok = lowest >= -NLL_TOLERANCE
+    return Finding("NLL >= 0", ok, lowest, 0.0, f"the lowest NLL of any outcome is {lowest:.6g}")
 
 
 def _shift(objective: Objective, score: Tensor, labels: Tensor, starts: Tensor, nll_N: Tensor) -> Finding:
@@ -206,11 +206,11 @@ def _directions(objective: Objective, score: Tensor) -> Iterator[Finding]:
         "emission of a long run": lambda far: (objective, long + far * first_label),
     }
     for name, walk in walks.items():
-        least, at = min((_least(*walk(far), labels, starts), far) for far in STEPS)
-        ok = least >= -NLL_TOLERANCE
-        text = f"the lowest NLL along it is {least:.4g}"
-        text += "" if ok else f" at a step of {at:g}: the loss has no lower bound"
-        yield Finding(f"direction: {name}", ok, least, 0.0, text)
+        lowest, distance = min((_least(*walk(far), labels, starts), far) for far in STEPS)
+        ok = lowest >= -NLL_TOLERANCE
+        text = f"the lowest NLL along it is {lowest:.4g}"
+        text += "" if ok else f" at a step of {distance:g}: the loss has no lower bound"
+        yield Finding(f"direction: {name}", ok, lowest, 0.0, text)
 
 
 def _least(objective: Objective, score: Tensor, labels: Tensor, starts: Tensor) -> float:
@@ -218,5 +218,5 @@ def _least(objective: Objective, score: Tensor, labels: Tensor, starts: Tensor) 
     nll = objective(score, labels, starts)
     tables = (score, objective.transition_CC, objective.duration_KC)
     size = max(1.0, *(float(torch.nan_to_num(table, neginf=0.0).abs().max()) for table in tables))
-    least = float(nll.min())
-    return 0.0 if -1e-12 * size * score.shape[1] <= least < 0 else least
+    lowest = float(nll.min())
+    return 0.0 if -1e-12 * size * score.shape[1] <= lowest < 0 else lowest

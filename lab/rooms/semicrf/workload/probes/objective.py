@@ -32,7 +32,7 @@ def drift_probe(head: SemiCRF) -> Row:
     classes, longest, frames = 4, 6, 20
     state = torch.random.get_rng_state()
     torch.manual_seed(3)
-    small = SemiCRF(classes, longest, backend="torch")
+    small = SemiCRF(classes, longest, backend=head.backend)
     torch.random.set_rng_state(state)
     small.partition, small.gold = head.partition, head.gold
     score = 0.1 * torch.randn(4, frames, classes, generator=dice)

@@ -242,8 +242,8 @@ def _rates(
 
 def _board(trace: Capture) -> Board | None:
     """The data sheet of the recording's first device."""
-    meta = trace.meta
-    return board_of(meta.devices[0], meta.num_sms[0] if meta.num_sms else None) if meta.devices else None
+    device = next(iter(trace.devices), None)
+    return board_of(device.name, device.num_sms) if device else None
 
 
 def _roofs(

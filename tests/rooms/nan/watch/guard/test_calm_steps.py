@@ -521,7 +521,7 @@ def test_calm_steps_hold_nothing_but_magnitudes(headroom):
     with nan.guard(p.model, p.optimizer, headroom=headroom) as g:
         for _ in range(CALM):
             p.step()
-        held = g, g.journal, g.weights, p.model, p.optimizer, p.x, p.model[0].weight, g.parameters.counted
+        held = g, g.state, g.weights, p.model, p.optimizer, p.x, p.model[0].weight, g.parameters.counted
         gc.collect()
         before, grown = [*map(sys.getrefcount, held)], []
         for _ in range(3):  # in one of which nothing else of this process may have grown

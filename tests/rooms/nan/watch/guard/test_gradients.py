@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab import nan  # noqa: E402
-from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
+from lab.rooms.nan.watch.count import plain_counts  # noqa: E402
 from lab.rooms.nan.watch.guard import gradients  # noqa: E402
 from lab.rooms.nan.watch.guard.gradients import Collector  # noqa: E402
-from lab.rooms.nan.watch.guard.journal import Journal  # noqa: E402
+from lab.rooms.nan.watch.guard.state import StepState  # noqa: E402
 
 pytestmark = pytest.mark.torch
 KB, NAN = 1 << 10, float("nan")
@@ -24,11 +24,13 @@ def counted(monkeypatch):
     monkeypatch.setattr(gradients, "LEAST_BUDGET", KB)
     counts: list[int] = []
 
-    def begin(tensors):
+    def count(tensors):
         counts.append(len(tensors))
-        return Counted(plain_counts(tensors))
+        return plain_counts(tensors)
 
-    return Collector(begin, Journal()), counts
+    state = StepState(torch.nn.Linear(1, 1))
+    state.count = count
+    return Collector(state), counts
 
 
 def test_gradients_that_would_be_freed_are_counted_once_they_fill_the_budget(counted):

@@ -14,8 +14,8 @@ from torch import nn  # noqa: E402
 from lab import nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
-from lab.rooms.nan.watch.guard import guard as guard_module  # noqa: E402
-from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of  # noqa: E402
+from lab.rooms.nan.watch.guard import state as state_module  # noqa: E402
+from lab.rooms.nan.watch.guard.state import Event, GuardStep, corrected, first_of  # noqa: E402
 from lab.rooms.nan.watch.shared import before_update  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
@@ -87,12 +87,12 @@ def counted_as_on_a_gpu(monkeypatch, looked=lambda: None):
     """`counter="plain"` from now on counts so."""
     plain_counts_later = partial(plain_counts)
     plain_counts_later.begin = type("Looked", (OnGpu,), {"looked": staticmethod(looked)})
-    monkeypatch.setattr(guard_module, "counter_named", lambda name: plain_counts_later)
+    monkeypatch.setattr(state_module, "counter_named", lambda name: plain_counts_later)
 
 
 def guard_as_on_a_gpu(model, *args, **more):
     g = nan.guard(model, *args, counter="plain", **more)
-    g._on_gpu, g.watch._device = True, torch.device("cuda", 0)
+    g.state.on_gpu, g.watch._device = True, torch.device("cuda", 0)
     return g
 
 

@@ -532,7 +532,7 @@ def test_an_interrupt_passes_and_what_was_found_stays(bad):
     g = nan.guard(model, optimizer)
     with pytest.raises(KeyboardInterrupt):
         steps(model, optimizer, g, spoil=spoil)
-    assert g.status == ("bad" if bad else "clean") and g.journal.ended
+    assert g.status == ("bad" if bad else "clean") and g.ended
     assert not bad or (g.first.stage, g.first.step) == ("weights_after", 0)
 
 

@@ -24,7 +24,6 @@ using std::log;
 #define __shared__ static __attribute__((section("shared_memory")))
 #define __syncthreads() wait_for(0, running_block->threads)
 #define LABELS_SYNC() wait_for(1, CP)
-#define APART_SYNC() wait_for(2 + threadIdx.x / APART, APART)
 
 struct Index {
     int x, y, z;

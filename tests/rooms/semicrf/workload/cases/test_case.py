@@ -1,8 +1,7 @@
-"""Cases, their ledger, poison, shrinking, faults and guards."""
+"""Cases, their ledger, poison, shrinking and faults."""
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +16,6 @@ from lab.rooms.semicrf.workload.cases.case import Case, random_case  # noqa: E40
 from lab.rooms.semicrf.workload.cases.reproducer import save_reproducer, shrunk  # noqa: E402
 from lab.rooms.semicrf.workload.cases.solution import difference, mass_lines, same_bits, solve  # noqa: E402
 from lab.rooms.semicrf.workload.faults import planted  # noqa: E402
-from lab.rooms.semicrf.workload.guards import seed_log_partition  # noqa: E402
 from lab.rooms.semicrf.workload.probes.kernel import Bench, kernel_probes  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -134,30 +132,4 @@ def test_the_saved_reproducer_shows_the_fault_to_anyone(tmp_path):
     done = subprocess.run(
         [sys.executable, "reproduce.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1 and "run 1: not finite" in done.stderr, done.stderr
-
-
-def test_the_guards_agree_with_the_exact_form_where_nothing_is_extreme():
-    given = case(dtype=torch.float64)
-    exact, guarded = solve(given, "torch"), solve(given, "guards", seed_log_partition)
-    for (name, right), (_, found) in zip(exact.tensors(), guarded.tensors(), strict=True):
-        assert torch.allclose(found.double(), right, atol=1e-8), name
-
-
-def test_the_guards_give_a_score_to_what_is_impossible_and_the_exact_form_does_not():
-    given = case(dtype=torch.float64)
-    closed = replace(given, score_BTC=torch.full_like(given.score_BTC, -math.inf))
-    exact, guarded = solve(closed, "torch"), solve(closed, "guards", seed_log_partition)
-    assert bool(torch.isneginf(exact.logZ_B).all()) and float(exact.score_BTC.abs().max()) == 0
-    assert bool(torch.isfinite(guarded.logZ_B).all())
-
-
-def test_the_guards_lose_digits_of_a_long_sequence_in_float32():
-    long = random_case(torch.Generator().manual_seed(3), 1, 900, 4, 3, dtype=torch.float32)
-    long = replace(long, score_BTC=long.score_BTC + 3.0)
-    exact = solve(long.to(dtype=torch.float64), "torch")
-    worst = {
-        name: float((solve(long, name, part).score_BTC.double() - exact.score_BTC).abs().max())
-        for name, part in (("guards", seed_log_partition), ("torch", planted(None)))
-    }
-    assert worst["guards"] > 1e-4 > 1e-6 > worst["torch"]
+    assert done.returncode == 1 and "run 1: score is nan" in done.stderr, done.stderr

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import wave
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -273,11 +275,13 @@ def test_a_sphere_header_whose_count_is_no_number_is_refused(timit_folder):
 def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
     good = {"utterance_id": "a", "speaker_id": "s", "features": [[0.0], [1.0]], "segments": [[0, 2, 0]]}
     for broken, words in (
-        ({**good, "segments": [[0, 1, 0]]}, "tile"),
+        ({**good, "segments": [[1, 2, 0]]}, "tile the frames: one starts at 1, not at 0"),
+        ({**good, "features": [[0.0]] * 4, "segments": [[0, 1, 0]]}, "tile the frames: they cover 1 of 4"),
+        ({**good, "segments": [[0, 0, 0], [0, 2, 0]]}, "empty"),
         ({"utterance_id": "a"}, "features"),
         ("{", "not an utterance"),
-        ({**good, "features": [[0.0], [None]]}, "frame 1, feature 0 is nan"),
-        ({**good, "features": [[1e39], [0.0]]}, "frame 0, feature 0 is inf"),
+        ({**good, "features": [[0.0], [None]]}, "utterance a, frame 1, feature 0 is NaN"),
+        ({**good, "features": [[1e39], [0.0]]}, "utterance a, frame 0, feature 0 is inf"),
         ({**good, "segments": [[0, 1.9, 0], [1.2, 2, 0]]}, "'float' object"),
         ({**good, "segments": [[0, 2, 1.7]]}, "'float' object"),
     ):
@@ -286,6 +290,70 @@ def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
         with pytest.raises(BadDataError, match=words) as caught:
             from_jsonl(tmp_path)
         assert "train.jsonl:2" in str(caught.value)
+
+
+def row_of(number, speaker, segments, frames=6, values=None):
+    features = values or [[float(number), float(frame)] for frame in range(frames)]
+    return {"utterance_id": f"u{number}", "speaker_id": speaker, "features": features, "segments": segments}
+
+
+def corpus_of(folder, train, test):
+    for name, rows in (("train", train), ("test", test)):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return load_corpus(TrainConfig(data=str(folder)))
+
+
+def test_what_the_published_preprocessing_writes_is_read_and_counted(tmp_path):
+    """Centred windows leave a frame past the last segment; a phone below a hop takes its neighbour's."""
+    train = [
+        row_of(0, "a", [[0, 3, 1], [3, 5, 2]]),
+        row_of(1, "b", [[0, 3, 1], [2, 6, 2]]),
+        row_of(2, "c", [[0, 3, 1], [2, 3, 4], [3, 6, 2]]),
+        row_of(3, "d", [[0, 6, 1]]),
+    ]
+    corpus = corpus_of(tmp_path, train, [row_of(9, "e", [[0, 4, 1]])])
+    segments = {u.name: u.segments for u in (*corpus.train, *corpus.dev, *corpus.test)}
+    assert segments["u0"] == ((0, 3, 1), (3, 6, 2)) and segments["u9"] == ((0, 6, 1),)
+    assert segments["u1"] == segments["u2"] == ((0, 3, 1), (3, 6, 2))
+    assert [tuple(note) for note in corpus.notes] == [
+        (False, "2 utterances: a frame in two segments, which the earlier one keeps"),
+        (False, "2 utterances: frames past the last segment, which it got (centred framing)"),
+    ]
+
+
+def test_test_data_that_is_training_data_too_is_suspect(tmp_path):
+    whole = [[0, 6, 1]]
+    train = [row_of(n, speaker, whole) for n, speaker in enumerate("abcd")]
+    (note,) = corpus_of(tmp_path, train, [row_of(9, "a", whole), row_of(8, "z", whole)]).notes
+    assert tuple(note) == (True, "1 of 2 test utterances are of training speakers: test figures are too good")
+    same_sound = row_of(7, "z", whole, values=train[2]["features"])
+    (note,) = corpus_of(tmp_path, train, [same_sound, row_of(1, "y", whole), row_of(8, "x", whole)]).notes
+    assert tuple(note) == (
+        True,
+        "2 of 3 test utterances are training utterances too: test figures are too good",
+    )
+    assert not corpus_of(tmp_path, train, [row_of(8, "z", whole)]).notes
+
+
+def test_features_that_say_nothing_are_refused(tmp_path):
+    rows = [row_of(n, speaker, [[0, 6, 1]], values=[[0.0, 0.0]] * 6) for n, speaker in enumerate("abcd")]
+    with pytest.raises(BadDataError, match="every feature of the training set is constant: all frames are 0"):
+        corpus_of(tmp_path, rows, rows)
+
+
+def test_a_nan_as_python_writes_it_is_named_by_utterance_and_frame(tmp_path):
+    rows = [row_of(n, "a", [[0, 6, 1]]) for n in range(3)]
+    rows[2]["features"][4][1] = math.nan
+    with pytest.raises(BadDataError, match=r"^utterance u2, frame 4, feature 1 is NaN") as caught:
+        corpus_of(tmp_path, rows, rows)
+    assert str(caught.value.location).endswith("train.jsonl:3")
+
+
+def test_sound_after_the_last_phone_is_silence_of_its_own():
+    sil = phones.PHONES_39.index("sil")
+    lines = [(0, 1600, 3), (1600, 3200, 4)]
+    assert phones.frames_of(lines, 24, Path("x")) == [(0, 10, 3), (10, 24, 4)]
+    assert phones.frames_of(lines, 60, Path("x")) == [(0, 10, 3), (10, 20, 4), (20, 60, sil)]
 
 
 @pytest.mark.parametrize(

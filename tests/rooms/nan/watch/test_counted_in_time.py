@@ -1,4 +1,4 @@
-"""Counts that wait: never of what the program can still write to, and never silent about what failed."""
+"""A forward is counted before the program can write to it, and what failed is said."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
-from lab.rooms.nan.watch.count import plain_counts  # noqa: E402
-from lab.rooms.nan.watch.deferred import Deferred  # noqa: E402
+from lab.rooms.nan.watch.count import beginning  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
 NAN = float("nan")
@@ -116,31 +115,12 @@ def test_a_tensor_written_before_it_came_is_no_overwritten_one():
     assert w.status == "clean", w.not_seen()
 
 
-def test_rows_come_back_in_order_whichever_were_counted_at_once():
-    deferred = Deferred(plain_counts)
-    tensors = [torch.tensor([1.0 * n, NAN if n == 2 else 0.0]) for n in range(5)]
-    later = deferred.begin(tensors, 40, exposed=[3, 1])
-    rows = later.rows()
-    assert rows[:, 0].tolist() == [0, 0, 1, 0, 0] and rows[:, 4].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_tensor_that_cannot_be_counted_is_unknown_and_its_reason_is_said():
-    def count(tensors):
-        if any(one.numel() == 3 for one in tensors):
-            raise RuntimeError("no kernel for three numbers")
-        return plain_counts(tensors)
-
-    deferred = Deferred(count)
-    rows = deferred.begin([torch.ones(2), torch.ones(3), torch.ones(4)], 36).rows()
-    assert rows[:, 0].tolist() == [0, -1, 0]
-    assert deferred.uncounted == {"RuntimeError: no kernel for three numbers": 1}
-
-
 def test_a_watch_says_why_tensors_were_not_counted():
     model = small()
     with nan.watch(model) as w, torch.no_grad():
         count = w._count
         w._count = lambda tensors: count(tensors) if len(tensors) < 3 and tensors[0].shape[-1] < 8 else 1 / 0
+        w._begin_count = beginning(w._count)
         for _ in range(4):
             model(x(2, 4))
     assert w.status == "partly-seen" and any("ZeroDivisionError" in one for one in w.not_seen())

@@ -1,0 +1,150 @@
+"""log Z for autograd: its first derivative from the counts of a fast form, further ones from the log domain.
+
+A training step goes through `LogPartition`. Wherever more than a first derivative may be wanted (with
+create_graph, in torch.func, in forward mode) autograd differentiates the torch form itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model import log_domain, naive
+from lab.rooms.semicrf.model.finish import finish
+from lab.rooms.semicrf.model.problem import Posteriors, Problem
+
+Alarm = Callable[[Posteriors], None]
+F = TypeVar("F", bound=Callable[..., Any])
+transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+
+
+@dataclass(eq=False)
+class Call:
+    """What `LogPartition` needs beside tensors."""
+
+    engine: Any
+    alarm: Alarm | None
+    names: tuple[str, ...]
+
+    def model(self, lengths_B: Tensor, floats: Sequence[Tensor]) -> Problem:
+        return Problem(lengths_B=lengths_B, **dict(zip(self.names, floats, strict=True)))
+
+    def counts(self, problem: Problem, state: Any, grad_B: Tensor) -> tuple[Posteriors, list[Tensor] | None]:
+        """The counts; and the gradients for `grad_B` where the form made them beside sound counts."""
+        gradients: list[Tensor] | None = None
+        if hasattr(self.engine, "differentiate"):
+            posteriors, gradients = self.engine.differentiate(state, grad_B)
+        else:
+            posteriors = self.engine.backward(state)
+        if self.alarm is not None:
+            self.alarm(posteriors)  # before what is wrong is mended: a fault is to be seen
+            posteriors = replace(posteriors, fetched=None)  # the audit as the alarm leaves it
+        mended = finish(problem, posteriors)  # waits for a GPU, so the gradients are queued before
+        return posteriors, None if mended else gradients
+
+
+class LogPartition(torch.autograd.Function):
+    """(call, lengths_B, *floats) -> log Z (B,)."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, lengths_B: Tensor, *floats: Tensor) -> Tensor:
+        problem = call.model(lengths_B, [value.detach() for value in floats])
+        state = call.engine.forward(problem, keep=True)
+        ctx.call = call
+        # Autograd saves this tensor, and with it the messages: they go when the graph is freed, however long
+        # the loss is kept.
+        carrier: Any = torch.empty(0, device="cpu")
+        carrier.kept = problem, state
+        ctx.save_for_backward(lengths_B, *floats, carrier)
+        log_z_B: Tensor = state.log_z_B.clone()  # a caller may change it in place
+        return log_z_B
+
+    @staticmethod
+    def backward(ctx: Any, grad_B: Tensor) -> Any:
+        # Raises where an input was changed in place since: the counts read some of them again.
+        lengths_B, *floats, carrier = ctx.saved_tensors
+        call, wanted = ctx.call, ctx.needs_input_grad[2:]
+        problem, state = carrier.kept
+        if torch.is_grad_enabled():  # create_graph
+            if call.alarm is not None:
+                with torch.no_grad():
+                    call.alarm(call.engine.backward(state))
+            return (None, None, *graph_gradients(call.model(lengths_B, floats), grad_B, wanted))
+        with torch.no_grad():
+            posteriors, fast = call.counts(problem, state, grad_B)
+            values = gradients(problem, posteriors, grad_B, wanted) if fast is None else fast
+        return (None, None, *(x if want else None for x, want in zip(values, wanted, strict=True)))
+
+
+def graph_gradients(problem: Problem, grad_B: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients that can be differentiated again."""
+    inputs = [value for value, want in zip(problem.floats(), wanted, strict=True) if want]
+    log_z_B = log_domain.log_partition(problem)
+    derivatives = torch.autograd.grad(log_z_B, inputs, grad_B.double(), create_graph=True, allow_unused=True)
+    remaining = iter(derivatives)
+    return [next(remaining) if want else None for want in wanted]
+
+
+def log_partition(engine: Any, alarm: Alarm | None, problem: Problem) -> Tensor:
+    """log Z (B,), differentiable in `problem.floats()`."""
+    if transforming() or torch.autograd.forward_ad._current_level >= 0:
+        return log_domain.log_partition(problem)
+    log_z_B: Tensor
+    if torch.is_grad_enabled() and any(value.requires_grad for value in problem.floats()):
+        call = Call(engine, alarm, problem.names())
+        log_z_B = LogPartition.apply(call, problem.lengths_B, *problem.floats())  # type: ignore[no-untyped-call]
+    else:
+        log_z_B = engine.forward(problem.detached(), keep=False).log_z_B
+    return log_z_B
+
+
+def posteriors(engine: Any, problem: Problem) -> Posteriors:
+    """log Z and the counts, differentiable in `problem.floats()`; by the log domain where that is wanted."""
+    if (
+        transforming()
+        or torch.autograd.forward_ad._current_level >= 0
+        or (torch.is_grad_enabled() and any(value.requires_grad for value in problem.floats()))
+    ):
+        return log_domain.differentiable_posteriors(problem)
+    if engine is naive:
+        return naive.posteriors(problem)
+    with torch.no_grad():
+        found: Posteriors = engine.backward(engine.forward(problem.detached(), keep=True))
+        finish(problem, found)
+    return found
+
+
+def gradients(
+    problem: Problem, posteriors: Posteriors, grad_B: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`."""
+    grad_B = grad_B.double().masked_fill(torch.isneginf(posteriors.log_z_B), 0.0)
+
+    def of(value: Tensor, count: Tensor) -> Tensor:
+        if value.dim() < count.dim():  # shared by the sequences
+            return (grad_B @ count.double().flatten(1)).reshape(count.shape[1:]).to(value.dtype)
+        weight = grad_B.to(count.dtype).view(-1, *(1,) * (count.dim() - 1))
+        return (count * weight).to(value.dtype)
+
+    inputs = zip(problem.floats(), posteriors.counts(problem), wanted, strict=True)
+    return [of(value, count) if want else None for value, count, want in inputs]
+
+
+def uncompiled(function: F) -> F:
+    """For a function that torch.compile leaves to Python.
+
+    torch.compiler.disable alone would import the compiler, a second and more, wherever this package is.
+    """
+    apart = functools.cache(lambda: cast(Any, torch.compiler).disable(function))
+
+    @functools.wraps(function)
+    def called(*inputs: Any, **more: Any) -> Any:
+        return (apart() if "torch._dynamo" in sys.modules else function)(*inputs, **more)
+
+    return cast(F, called)

@@ -1,0 +1,97 @@
+"""The guide's objective, written out plainly to show what is wrong with it; not for use in earnest.
+
+Its partition charges the first segment a transition that its gold score does not, and covers other durations
+than the gold score.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.head import SemiCRF, gold_score, place_in_segment, run_starts
+from lab.rooms.semicrf.model.problem import inside
+
+
+def plant_objective(head: SemiCRF) -> None:
+    """Give the head the published objective: its partition has a first transition, its gold score none."""
+    inner = head.partition
+
+    def partition(
+        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None, **more: Any
+    ) -> Tensor:
+        more["start_C"] = more["start_C"] + torch.logsumexp(transition, 0)
+        return inner(score, transition, duration, lengths, **more)
+
+    def gold(
+        score: Tensor,
+        transition: Tensor,
+        duration: Tensor,
+        labels: Tensor,
+        starts: Tensor,
+        lengths: Tensor | None,
+        **ends: Any,
+    ) -> Tensor:
+        return guide_gold(score, transition, duration, labels, lengths, longest=len(duration))
+
+    head.partition, head.gold = partition, gold
+
+
+def guide_nll(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    labels_BT: Tensor,
+    lengths_B: Tensor | None = None,
+    *,
+    version: str = "0.2.0",
+    partition: Any = api.log_partition,
+    backend: str = "torch",
+) -> Tensor:
+    """NLL_B of the published objective.
+
+    `version` is "orig" (durations 1..K-1 in the partition) or "0.2.0" (1..K). The partition charges the first
+    segment the log-sum over sources of its transition; the gold score charges none, takes maximal runs of
+    labels, and uses duration bias min(d, K - 1) whatever the run's length.
+    """
+    longest, support = len(duration_KC), duration_KC[1:] if version == "orig" else duration_KC
+    logZ_B = partition(
+        score_BTC,
+        transition_CC,
+        support,
+        lengths_B,
+        start_C=torch.logsumexp(transition_CC, 0),
+        backend=backend,
+    )
+    gold_B = guide_gold(score_BTC, transition_CC, duration_KC, labels_BT, lengths_B, longest=longest)
+    nll_B: Tensor = logZ_B.double() - gold_B
+    return nll_B
+
+
+def guide_gold(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    labels_BT: Tensor,
+    lengths_B: Tensor | None,
+    *,
+    longest: int,
+) -> Tensor:
+    """(B,) float64: content, transitions between maximal runs, and bias min(d, K - 1) of each run."""
+    frames = labels_BT.shape[1]
+    if lengths_B is None:
+        lengths_B = labels_BT.new_full((len(labels_BT),), frames)
+    lengths_B = lengths_B.to(labels_BT.device)
+    starts_BT, within_BT = run_starts(labels_BT), inside(frames, lengths_B)
+    plain_B = gold_score(
+        score_BTC, transition_CC, torch.zeros_like(duration_KC), labels_BT, starts_BT, lengths_B
+    )
+    last_BT = torch.arange(frames, device=labels_BT.device) == lengths_B[:, None] - 1
+    ends_BT = (last_BT | torch.cat([starts_BT[:, 1:], last_BT[:, -1:]], 1)) & within_BT
+    index_BT = (place_in_segment(starts_BT) + 1).clamp(max=longest - 1)
+    return plain_B + torch.where(
+        ends_BT, duration_KC[index_BT, labels_BT].double(), torch.zeros_like(plain_B[:, None])
+    ).sum(1)
