@@ -36,7 +36,7 @@ def test_every_launch_of_the_shared_recordings_is_in_the_catalogue_once(shared_d
     ranks = read_ranks([Trail(rank=0, trace=path)])
     found = read_catalogue([Trail(rank=0, trace=path)]) if count < 1_000 else None
     assert sum(len(rank.rows) for rank in ranks) == count == len(bars_of(ranks).row)
-    assert sum(int(rank.trace.kernels.dur_ns.sum()) for rank in ranks) == dur_ns
+    assert sum(int(rank.trace.ops.dur_ns.sum()) for rank in ranks) == dur_ns
     if found is not None:
         assert found.unique["count"].sum() == count
         assert round(found.unique["dur_sum_us"].sum() * 1000) == dur_ns
