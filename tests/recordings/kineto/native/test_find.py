@@ -40,7 +40,7 @@ def test_without_a_compiler_the_plain_reader_reads(fresh, tmp_path):
     fresh.delenv("CC", raising=False)
     assert native.library() is None
     assert native.library_state() == "plain: no C compiler here"
-    assert len(read_kineto(written(tmp_path / "a.json", EVENTS)).kernels) == 3
+    assert len(read_kineto(written(tmp_path / "a.json", EVENTS)).ops) == 3
 
 
 @compiled

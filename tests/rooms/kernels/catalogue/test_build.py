@@ -77,7 +77,7 @@ def test_counts_and_times_always_add_up(tmp_path_factory, kernels):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_on_real_recordings_counts_are_all_launches_and_times_all_kernel_time(shared_data, name):
     path = shared_data / f"{name}.json.gz"
-    kernels = read_kineto(path).kernels
+    kernels = read_kineto(path).ops
     found = catalogue_of(path)
     assert found.unique["count"].sum() == len(kernels) == len(found.launches)
     assert found.unique["dur_sum_us"].sum() == pytest.approx(kernels.dur_ns.sum() / 1000)

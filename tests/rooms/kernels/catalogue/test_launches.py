@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from lab.recordings.capture import shared_memory_bytes
 from lab.rooms.kernels.catalogue.build import read_catalogue
 from lab.rooms.kernels.catalogue.classes import class_of_launch
 from lab.rooms.kernels.catalogue.identity import args_key, sig_id_of
@@ -25,7 +26,7 @@ SHARED = (
 
 def plain(rank, book, row, zero_ns):
     """One launch, described without a look at the others."""
-    kernels, trace, owner = rank.trace.kernels, rank.trace, int(rank.owner[row])
+    kernels, trace, owner = rank.trace.ops, rank.trace, int(rank.owner[row])
     op = book.describe(owner) if owner >= 0 else None
     mark = int(rank.mark[row])
     coll = {
@@ -33,12 +34,13 @@ def plain(rank, book, row, zero_ns):
         for kernel, text in zip(trace.collectives.kernel, trace.collectives.collective_id, strict=True)
     }.get(row, "")
     name, kind = trace.strings[kernels.name_id[row]], KINDS[int(kernels.kind[row])]
-    sizes = tuple(int(getattr(kernels, column)[row]) for column in GEOMETRY)
+    geometry = {"smem_bytes": shared_memory_bytes(kernels)}
+    sizes = tuple(int(geometry.get(name, getattr(kernels, name, None))[row]) for name in GEOMETRY)
     launch = Launch(
         rank=rank.rank,
         device=int(kernels.device[row]),
         stream=int(kernels.stream[row]),
-        ts_us=(int(kernels.ts_ns[row]) - zero_ns) / 1000,
+        ts_us=(int(kernels.start_ns[row]) - zero_ns) / 1000,
         dur_us=int(kernels.dur_ns[row]) / 1000,
         name=name,
         kind=kind,
@@ -52,7 +54,7 @@ def plain(rank, book, row, zero_ns):
         coll=coll,
         phase=rank.marks.phases[mark] if mark >= 0 else "",
         forward=mark,
-        correlation=int(kernels.correlation[row]),
+        correlation=int(kernels.corr[row]),
         row=row,
         op_rule=rank.op_rule[row],
         layer_rule="none",

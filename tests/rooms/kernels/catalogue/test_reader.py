@@ -16,9 +16,9 @@ def test_registers_and_shared_memory_of_a_kernel_are_read(tmp_path):
     op = writer.op("aten::add", 0, 5)
     writer.kernel("add", 10, 2, op=op, **{"registers per thread": 40, "shared memory": 1024})
     writer.kernel("bare", 20, 2, op=op)
-    kernels = read_kineto(writer.write(tmp_path / "t.json")).kernels
+    kernels = read_kineto(writer.write(tmp_path / "t.json")).ops
     assert kernels.regs.tolist() == [40, -1]
-    assert kernels.smem_bytes.tolist() == [1024, -1]
+    assert kernels.dynamic_smem_bytes.tolist() == [1024, -1]
 
 
 def test_geometry_of_a_rocm_kernel_comes_from_the_call_that_launched_it(tmp_path):
@@ -29,9 +29,10 @@ def test_geometry_of_a_rocm_kernel_comes_from_the_call_that_launched_it(tmp_path
     for name, correlation in (("told", 7), ("untold", 99)):
         args = {"device": 0, "stream": 0, "correlation": correlation, "kind": "Dispatch Kernel"}
         writer.event("kernel", name, 10, 1, args=args, pid=0, tid=0)
-    kernels = read_kineto(writer.write(tmp_path / "t.json")).kernels
+    kernels = read_kineto(writer.write(tmp_path / "t.json")).ops
     found = [
-        (int(kernels.grid_x[row]), int(kernels.block_x[row]), int(kernels.smem_bytes[row])) for row in (0, 1)
+        (int(kernels.grid_x[row]), int(kernels.block_x[row]), int(kernels.dynamic_smem_bytes[row]))
+        for row in (0, 1)
     ]
     assert found == [(3, 64, 256), (-1, -1, -1)]
 
@@ -47,7 +48,7 @@ def test_a_kernels_own_geometry_counts_before_that_of_its_call(tmp_path):
     )
     args = {"device": 0, "stream": 7, "correlation": 7, "grid": [1, 2, 3], "block": [32, 1, 1]}
     writer.event("kernel", "k", 10, 1, args=args, pid=0, tid=7)
-    kernels = read_kineto(writer.write(tmp_path / "t.json")).kernels
+    kernels = read_kineto(writer.write(tmp_path / "t.json")).ops
     assert (kernels.grid_y.item(), kernels.grid_z.item()) == (2, 3)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from lab.errors import BadDataError
 from lab.rooms.kernels.catalogue.execution_trace import read_execution_trace
 from lab.rooms.kernels.replay.args import Origin, ReplayPlan
-from lab.rooms.kernels.replay.calls.cpu_ops import working
 from lab.rooms.kernels.replay.calls.forwards import ForwardSpans
 from lab.rooms.kernels.replay.calls.inductor import InductorKernels, is_inductor
 from lab.rooms.kernels.replay.calls.owners import gather
@@ -96,9 +95,3 @@ def _notes(execution_trace: Path | None, recorded_ops: Path | None) -> tuple[str
             "no execution trace: arguments come from the recorder, which saw another pass of the same run",
         )
     return ("no execution trace: overloads are inferred, and which tensors share memory is not known",)
-
-
-def working_ops(trace: Path) -> list[int]:
-    """External ids of a CPU recording's ops that stand in for launches."""
-    ops = read_recording(trace).ops
-    return [ops[index].external_id for index in working(ops)]
