@@ -19,30 +19,6 @@ from tests.simulator.program import Op, Program, step
 from tests.simulator.writers import FORMATS
 from tests.tracegen import TraceWriter, training_step
 
-<<<<<<< HEAD
-=======
-REAL = {
-    "rocpd_ck_batched_gemm_mi300x.db.gz": (151, 2_604_546),
-    "rocprofv3_aorta_mi350x_dispatch_1_20000.json.gz": (20_000, 2_876_374_360),
-    "matmul_small_schema2.rpd.gz": (85, 26_399_795 + 334_758 + 157_178_063 + 5_440),
-}
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_every_launch_of_the_shared_recordings_is_in_the_catalogue_once(shared_data, name):
-    path = shared_data / "captures" / name
-    if not path.exists():
-        pytest.skip("no shared recordings of AMD")
-    count, dur_ns = REAL[name]
-    ranks = read_ranks([Trail(rank=0, trace=path)])
-    found = read_catalogue([Trail(rank=0, trace=path)]) if count < 1_000 else None
-    assert sum(len(rank.rows) for rank in ranks) == count == len(bars_of(ranks).row)
-    assert sum(int(rank.trace.ops.dur_ns.sum()) for rank in ranks) == dur_ns
-    if found is not None:
-        assert found.unique["count"].sum() == count
-        assert round(found.unique["dur_sum_us"].sum() * 1000) == dur_ns
-
->>>>>>> oneway
 
 def test_processes_of_one_file_are_ranks_and_equal_the_single_ones(tmp_path):
     one, other = two()
