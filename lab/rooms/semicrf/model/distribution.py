@@ -145,7 +145,8 @@ class SegmentDistribution:
     def kl(self, other: SegmentDistribution) -> Tensor:
         """KL(p || other) (B,) in nats, float64, at least 0, differentiable; K may differ.
 
-        Exactly 0 where both models hold the same numbers, +inf where p gives mass to what `other` forbids.
+        Exactly 0 where both models hold the same numbers, +inf where p gives mass to what `other` forbids;
+        less than 1e-12 of it, where the label of a frame forbids, may be taken for none.
         """
         p, q = self._beside(other)
         return information.kl(p.problem, p.posteriors, q.problem, q.partition)
