@@ -46,20 +46,20 @@ class Batch:
         self.sources: list[Source | None] = []  # None: deeper than a template looks
         self.unseen: Tally[tuple[int, str, str]] = Tally()  # (module, leaf, why)
         self._written = written
-        self._known: dict[Any, int] = {}
+        self._indices: dict[Any, int] = {}
 
-    def add_inputs(self, at: int, args: Any, kwargs: Any, call: int, plain: Label, place: int) -> None:
+    def add_inputs(self, module: int, args: Any, kwargs: Any, call: int, plain: Label, place: int) -> None:
         for number, value in enumerate(args):
-            label = plain if not number else (at, IN, f"args[{number}]")
+            label = plain if not number else (module, IN, f"args[{number}]")
             self.add(value, label, call, (place + 1, number))
         for name, value in kwargs.items():
             if not is_cache_name(name):
-                self.add(value, (at, IN, name), call, (place + 2, name))
+                self.add(value, (module, IN, name), call, (place + 2, name))
             elif value is not None:
-                self.unseen[at, name, CACHE] += 1
+                self.unseen[module, name, CACHE] += 1
 
-    def add_output(self, at: int, value: Any, call: int, plain: Label, source: Source) -> None:
-        self.add(value, (at, OUT, "") if isinstance(value, Mapping) else plain, call, source)
+    def add_output(self, module: int, value: Any, call: int, plain: Label, source: Source) -> None:
+        self.add(value, (module, OUT, "") if isinstance(value, Mapping) else plain, call, source)
 
     def add(self, value: Any, label: Label, call: int, source: Source) -> None:
         if is_tensor(value):
@@ -90,15 +90,15 @@ class Batch:
         if not (tensor.is_floating_point() or tensor.is_complex()) and "float4" not in str(tensor.dtype):
             return
         self.odd = True
-        found, why = as_counted(tensor)
-        if why:
-            self.unseen[label[0], label[2], why] += 1
-        for number, part in enumerate(found):
+        parts, reason = as_counted(tensor)
+        if reason:
+            self.unseen[label[0], label[2], reason] += 1
+        for number, part in enumerate(parts):
             self.tensors.append(part)  # type: ignore[attr-defined]
-            name = label[2] if len(found) == 1 else f"{label[2]}/{number}"
+            name = label[2] if len(parts) == 1 else f"{label[2]}/{number}"
             self._leaf((label[0], label[1], name), call, None, len(self.tensors) - 1)
 
-    def _index_of(self, tensor: Tensor, first: tuple[int, str]) -> int:
+    def _index_of(self, tensor: Tensor, origin: tuple[int, str]) -> int:
         """The place of this tensor among the distinct ones; -1 if what passed is no longer there."""
         if tensor.is_inference():
             self.untracked = True
@@ -106,15 +106,15 @@ class Batch:
                 self.overwritten += 1
                 return -1
         version = 0 if self._written is None else tensor._version
-        u = self._known.get((id(tensor), version))
+        u = self._indices.get((id(tensor), version))
         if u is not None:  # it passed before with the version that it has now, so nothing was written since
             return u
         if version and self._written is not None:
             self.ever_written += 1
-            if self._written.get(first, 0) != version:
+            if self._written.get(origin, 0) != version:
                 self.overwritten += 1
                 return -1
-        u = self._known[id(tensor), version] = len(self.tensors)
+        u = self._indices[id(tensor), version] = len(self.tensors)
         self.tensors.append(tensor)  # type: ignore[attr-defined]
         self.fp8 |= tensor.dtype in FP8
         return u
@@ -123,9 +123,9 @@ class Batch:
         """For each distinct tensor whether some module put it out."""
         if self.put_out is None:
             sides = np.fromiter((side for _, side, _ in self.labels), np.int8, len(self.labels))
-            found = np.zeros(len(self.tensors) + 1, dtype=bool)
-            found[np.asarray(self.index, np.int64)[sides == OUT]] = True
-            self.put_out = found[:-1]  # -1 marked the added one
+            flags = np.zeros(len(self.tensors) + 1, dtype=bool)
+            flags[np.asarray(self.index, np.int64)[sides == OUT]] = True
+            self.put_out = flags[:-1]  # -1 marked the added one
         return self.put_out
 
     def bytes(self) -> int:
@@ -181,8 +181,8 @@ def note_versions(value: Any, leaf: str, index: int, written: Written) -> None:
 
 def _safely(value: Any, leaf: str) -> Iterator[tuple[str, Tensor | Unseen]]:
     try:
-        given = leaf != "output"
-        yield from leaves(value, leaf if given or not isinstance(value, Mapping) else "", given)
+        is_input = leaf != "output"
+        yield from leaves(value, leaf if is_input or not isinstance(value, Mapping) else "", is_input)
     except Exception:  # an object that cannot be read here is counted as unseen when the batch is read
         return
 

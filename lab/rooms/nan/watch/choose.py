@@ -42,9 +42,9 @@ def counter_named(name: str) -> Counter:
     if name == "bits":
         loaded = library()
         return NativeCounts(loaded).exact if loaded is not None else plain_counts
-    known: dict[str, Counter] = {"plain": plain_counts, "norm": norm_counts}
-    if name in known:
-        return known[name]
+    counters: dict[str, Counter] = {"plain": plain_counts, "norm": norm_counts}
+    if name in counters:
+        return counters[name]
     if name != "kernel":
         raise UsageError(f"no counter {name!r}", fix="use kernel, bits, norm or plain")
     try:
@@ -68,7 +68,7 @@ def cpu_counters() -> tuple[Counter, Counter]:
 
 FORMATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 _ON_CPU: Callable[[Tensor], bool] = (
-    attrgetter("is_cpu") if hasattr(Tensor, "is_cpu") else lambda one: one.device.type == "cpu"
+    attrgetter("is_cpu") if hasattr(Tensor, "is_cpu") else lambda tensor: tensor.device.type == "cpu"
 )
 
 
@@ -126,7 +126,7 @@ class NativeCounts:
         # Memory has gaps, or the other sign (`x.conj().imag`): then a copy is counted.
         if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
             with torch.no_grad():
-                tensors = [one.resolve_neg().contiguous() for one in tensors]
+                tensors = [tensor.resolve_neg().contiguous() for tensor in tensors]
             addresses = array("Q", map(Tensor.data_ptr, tensors))
         return self._count(len(sizes), addresses.tobytes(), sizes.tobytes(), kind, subnormals, place)
 
@@ -135,16 +135,16 @@ class NativeCounts:
         refuse_freed(tensors)
         rows = np.empty((len(tensors), len(KINDS)))
         places: dict[int | None, list[int]] = {}
-        for at, one in enumerate(tensors):
-            readable = _ON_CPU(one) and one.numel()
-            places.setdefault(FORMATS.get(one.dtype) if readable else None, []).append(at)
+        for index, tensor in enumerate(tensors):
+            readable = _ON_CPU(tensor) and tensor.numel()
+            places.setdefault(FORMATS.get(tensor.dtype) if readable else None, []).append(index)
         for kind, members in places.items():
-            some = [tensors[at] for at in members]
+            group = [tensors[index] for index in members]
             if kind is None:
-                rows[members] = plain_counts(some)
+                rows[members] = plain_counts(group)
             else:
-                sizes = array("q", map(Tensor.numel, some))
-                rows[members] = self._of_one_type(some, sizes, kind, subnormals)
+                sizes = array("q", map(Tensor.numel, group))
+                rows[members] = self._of_one_type(group, sizes, kind, subnormals)
         return rows
 
 

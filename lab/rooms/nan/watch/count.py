@@ -128,8 +128,8 @@ def norm_counts(tensors: Sequence[Tensor]) -> np.ndarray:
     with torch.no_grad():
         norms = _gather(_norms([tensors[at].detach() for at in usable])) if usable else np.zeros(0)
     rows[usable, :3], rows[usable, 4] = 0, norms
-    rest = sorted({*range(len(tensors))} - {*usable})
-    exact = [at for at, norm in zip(usable, norms, strict=True) if not np.isfinite(norm)] + rest
+    remaining = sorted({*range(len(tensors))} - {*usable})
+    exact = [at for at, norm in zip(usable, norms, strict=True) if not np.isfinite(norm)] + remaining
     if exact:
         rows[exact] = plain_counts([tensors[at] for at in exact])
     return rows
@@ -143,8 +143,8 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
     together = getattr(torch, "_foreach_norm", None)
     if together is None or len({tensor.device for tensor in tensors}) > 1:
         return [torch.linalg.vector_norm(tensor, float("inf")) for tensor in tensors]
-    found: list[Tensor] = list(together(tensors, float("inf")))
-    return found
+    norms: list[Tensor] = list(together(tensors, float("inf")))
+    return norms
 
 
 def _plain_row(tensor: Tensor) -> Tensor:

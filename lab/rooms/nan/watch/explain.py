@@ -55,81 +55,83 @@ class Explainer:
         an observer has met so far begins at infinity.
         """
         owned = [
-            (at, name, part)
-            for at in (range(len(self._modules)) if only is None else only)
-            for name, tensor in _own_tensors(self._modules[at])
+            (number, name, part)
+            for number in (range(len(self._modules)) if only is None else only)
+            for name, tensor in _own_tensors(self._modules[number])
             for part in as_counted(tensor)[0]
         ]
         counts = quiet(count, [part for _, _, part in owned]) if owned else np.zeros((0, len(KINDS)))
-        found = []
-        for (at, name, tensor), row in zip(owned, counts, strict=True):
+        bad_weights = []
+        for (number, name, tensor), row in zip(owned, counts, strict=True):
             if row[:2].sum() > 0 or (row[2] > 0 and not _is_mask_buffer(name)):
-                self._weights_bad.add(at)
+                self._weights_bad.add(number)
                 kinds = dict(zip(KINDS, row.tolist(), strict=True))
-                path = f"{self._names[at]}.{name}".lstrip(".")
-                if not row[0] and sentinels is not None and name in self._modules[at]._buffers:
+                path = f"{self._names[number]}.{name}".lstrip(".")
+                if not row[0] and sentinels is not None and name in self._modules[number]._buffers:
                     sentinels.append(path)
                     continue
-                known = path in self._bad_weights
-                if not known and (sentinels is not None or name in self._modules[at]._parameters):
-                    self._bad_weights[path] = at  # a buffer may have been spoiled by what is explained
+                is_known = path in self._bad_weights
+                if not is_known and (sentinels is not None or name in self._modules[number]._parameters):
+                    self._bad_weights[path] = number  # a buffer may have been spoiled by what is explained
                     self.bad_weights.append({"name": path, **kinds})
-                found.append({"name": path, "shape": _sizes(tensor.shape), **kinds})
-        return found
+                bad_weights.append({"name": path, "shape": _sizes(tensor.shape), **kinds})
+        return bad_weights
 
-    def bad_leaves(self, seen: Seen) -> tuple[np.ndarray | None, list[str]]:
+    def bad_leaves(self, counted: Seen) -> tuple[np.ndarray | None, list[str]]:
         """(which leaves are bad, None if none is; where minus infinity was taken for a mask)."""
-        if seen.clean or not (seen.counts[:, :3] > 0).any():
+        if counted.clean or not (counted.counts[:, :3] > 0).any():
             return None, []
-        wrong = np.append((seen.counts[:, :2] > 0).any(axis=1), False)[seen.index]  # -1 takes the added False
-        minus = np.append(seen.counts[:, 2] > 0, False)[seen.index] & ~wrong
+        wrong = np.append((counted.counts[:, :2] > 0).any(axis=1), False)[
+            counted.index
+        ]  # -1 takes the added False
+        minus = np.append(counted.counts[:, 2] > 0, False)[counted.index] & ~wrong
         taken = np.array(
-            [bool(flag) and self._may_be_minus_infinite(seen.labels[n]) for n, flag in enumerate(minus)]
+            [bool(flag) and self._may_be_minus_infinite(counted.labels[n]) for n, flag in enumerate(minus)]
         )
         bad = wrong | (minus & ~taken)
         named = [
-            f"{leaf} of {self._names[at]}"
-            for (at, _, leaf), one in zip(seen.labels, taken, strict=True)
-            if one
+            f"{leaf} of {self._names[number]}"
+            for (number, _, leaf), is_mask in zip(counted.labels, taken, strict=True)
+            if is_mask
         ]
         return (bad if bad.any() else None), named
 
     def _may_be_minus_infinite(self, label: Label) -> bool:
         """Whether this leaf is a mask by its role: an argument of that name, or what a softmax takes."""
-        at, side, leaf = label
-        kind = type(self._modules[at]).__name__
+        module, side, leaf = label
+        kind = type(self._modules[module]).__name__
         if side == OUT:
             return "Mask" in kind
         name = leaf.split("[")[0].split(".")[0]
         if name == "args":
-            number, names = int(leaf[5 : leaf.index("]")]), self._parameters_of(at)
+            number, names = int(leaf[5 : leaf.index("]")]), self._parameters_of(module)
             name = names[number] if number < len(names) else ""
         return "Softmax" in kind or "Mask" in kind or is_mask(name) or is_mask(leaf.rsplit(".", 1)[-1])
 
-    def _parameters_of(self, at: int) -> list[str]:
+    def _parameters_of(self, number: int) -> list[str]:
         """The names that `forward` has for its arguments."""
-        if at not in self._parameters:
+        if number not in self._parameters:
             try:
-                self._parameters[at] = [*inspect.signature(self._modules[at].forward).parameters]
+                self._parameters[number] = [*inspect.signature(self._modules[number].forward).parameters]
             except (TypeError, ValueError):
-                self._parameters[at] = []
-        return self._parameters[at]
+                self._parameters[number] = []
+        return self._parameters[number]
 
     def explain(
         self,
         step: Step,
         forward: Forward,
-        seen: Seen,
+        counted: Seen,
         bad: np.ndarray,
         earlier: Sequence[Step],
         count: Counter,
     ) -> None:
         """Fill in the step's births, and whether bad numbers reached the model's output."""
-        self._check_caches(step, forward, seen, earlier)
-        calls, leaves = self._story(forward, seen, bad)
+        self._check_caches(step, forward, counted, earlier)
+        calls, leaves = self._story(forward, counted, bad)
         step.births = births(calls, leaves)
         if self._weights_went_bad(step.births, count):
-            calls, leaves = self._story(forward, seen, bad)
+            calls, leaves = self._story(forward, counted, bad)
             step.births = births(calls, leaves)
         if step.births and step.births[0].how in IN_CODE:
             self._read_other_weights(count)
@@ -139,12 +141,14 @@ class Explainer:
         outer = {at for at, call in enumerate(calls) if call.parent < 0}
         step.reached_output = any(leaf.bad and leaf.side == OUT and leaf.call in outer for leaf in leaves)
 
-    def _weights_went_bad(self, found: Sequence[Birth], count: Counter) -> bool:
+    def _weights_went_bad(self, births: Sequence[Birth], count: Counter) -> bool:
         """Read the weights of suspected modules again: they may have changed since they were read."""
-        names = {birth.module for birth in found if birth.how in ("output", "between", "unknown")}
-        names |= {birth.after for birth in found} | {birth.before for birth in found}
+        names = {birth.module for birth in births if birth.how in ("output", "between", "unknown")}
+        names |= {birth.after for birth in births} | {birth.before for birth in births}
         suspects = [
-            at for at, name in enumerate(self._names) if name in names and at not in self._weights_bad
+            number
+            for number, name in enumerate(self._names)
+            if name in names and number not in self._weights_bad
         ]
         return bool(self.check_weights(count, suspects))
 
@@ -157,13 +161,17 @@ class Explainer:
 
     def _doubted(self, birth: Birth) -> Birth:
         """The birth, or `unknown` if code that holds it may have taken bad weights of another module."""
-        others = [name for name, at in self._bad_weights.items() if self._names[at] != birth.module]
-        if not others:
+        candidates = [
+            name for name, number in self._bad_weights.items() if self._names[number] != birth.module
+        ]
+        if not candidates:
             return self._doubted_by_skipped(birth)
-        near = [name for name in others if name.startswith(f"{birth.module}.") or not birth.module] or others
-        more = f" and {len(near) - 1} more" if len(near) > 1 else ""
-        why = f"the weights {near[0]}{more} are bad, which its code may have used: that would be the birth"
-        return uncertain(birth, f"{birth.unsure}; and {why}" if birth.unsure else why)
+        inside = [name for name in candidates if name.startswith(f"{birth.module}.") or not birth.module]
+        near = inside or candidates
+        others_text = f" and {len(near) - 1} more" if len(near) > 1 else ""
+        bad = f"the weights {near[0]}{others_text} are bad"
+        reason = f"{bad}, which its code may have used: that would be the birth"
+        return uncertain(birth, f"{birth.unsure}; and {reason}" if birth.unsure else reason)
 
     def _doubted_by_skipped(self, birth: Birth) -> Birth:
         """The birth, or `unknown` if parts of a module that nobody called ran: its code may have run too.
@@ -175,13 +183,13 @@ class Explainer:
         for name in (birth.after, birth.before):
             skipped = self._between(birth.module, name) if birth.how == "between" else ""
             if skipped:
-                why = f"{skipped} {NOT_CALLED}, though {name} was: its code may have run, and made it"
-                return uncertain(birth, why)
+                reason = f"{skipped} {NOT_CALLED}, though {name} was: its code may have run, and made it"
+                return uncertain(birth, reason)
         return birth
 
     def _stranger_in(self, name: str) -> str:
-        known, outer = {*map(id, self._modules)}, self._modules[self._names.index(name)]
-        inside = (path for path, module in outer.named_modules() if id(module) not in known)
+        met, outer = {*map(id, self._modules)}, self._modules[self._names.index(name)]
+        inside = (path for path, module in outer.named_modules() if id(module) not in met)
         return next((f"{name}.{path}".lstrip(".") for path in inside), "")
 
     def _between(self, outer: str, name: str) -> str:
@@ -194,26 +202,28 @@ class Explainer:
                 return name
         return ""
 
-    def rows(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> list[Row]:
+    def rows(self, forward: Forward, counted: Seen, bad: np.ndarray | None) -> list[Row]:
         """The forward call by call."""
-        calls, leaves = self._story(forward, seen, bad)
-        of_call, shapes, rows = roles(calls, leaves), seen.shapes(), []
-        for seq, (at, side, leaf) in enumerate(seen.labels):
-            module, kind = self._names[at], type(self._modules[at]).__name__
-            u = int(seen.index[seq])
+        calls, leaves = self._story(forward, counted, bad)
+        of_call, shapes, rows = roles(calls, leaves), counted.shapes(), []
+        for seq, (number, side, leaf) in enumerate(counted.labels):
+            module, kind = self._names[number], type(self._modules[number]).__name__
+            u = int(counted.index[seq])
             shape, dtype = (_sizes(shapes[u][0]), _dtype(shapes[u][1])) if u >= 0 else ("", "")
-            values = tuple(seen.counts[u].tolist()) if u >= 0 else (-1.0,) * len(KINDS)
-            role = of_call[seen.leaf_call[seq]]
+            values = tuple(counted.counts[u].tolist()) if u >= 0 else (-1.0,) * len(KINDS)
+            role = of_call[counted.leaf_call[seq]]
             rows.append(Row(seq, module, kind, ("in", "out")[side], leaf, shape, dtype, values, role))
         return rows
 
-    def _story(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> tuple[list[Call], list[Leaf]]:
+    def _story(
+        self, forward: Forward, counted: Seen, bad: np.ndarray | None
+    ) -> tuple[list[Call], list[Leaf]]:
         calls = []
         doubt_of = {
-            at: f"{leaf} of {self._names[at] or 'the model itself'} ({why}) was not looked into"
-            for batch in seen.batches
-            for at, leaf, why in batch.unseen
-            if why != CACHE
+            at: f"{leaf} of {self._names[at] or 'the model itself'} ({reason}) was not looked into"
+            for batch in counted.batches
+            for at, leaf, reason in batch.unseen
+            if reason != CACHE
         }
         for number, (at, parent, returned) in enumerate(forward.calls):
             gone = not returned and forward.phase != "recompute"  # which may stop early by design
@@ -223,31 +233,33 @@ class Explainer:
             if parent >= 0:
                 calls[parent].children.append(number)
         leaves = []
-        for seq, (_, side, name) in enumerate(seen.labels):
-            unknown = seen.index[seq] < 0
+        for seq, (_, side, name) in enumerate(counted.labels):
+            unknown = counted.index[seq] < 0
             is_bad = None if unknown else bad is not None and bool(bad[seq])
-            leaves.append(Leaf(seq, seen.leaf_call[seq], side, name, is_bad))
+            leaves.append(Leaf(seq, counted.leaf_call[seq], side, name, is_bad))
         return calls, leaves
 
-    def _check_caches(self, step: Step, forward: Forward, seen: Seen, earlier: Sequence[Step]) -> None:
+    def _check_caches(self, step: Step, forward: Forward, counted: Seen, earlier: Sequence[Step]) -> None:
         """Whether the cache that a call takes was bad before this forward, or why that is not known."""
         skipped: dict[int, list[str]] = {}
-        for at, leaf, why in (one for batch in seen.batches for one in batch.unseen):
-            if why == CACHE:
-                skipped.setdefault(at, []).append(leaf)
+        for number, leaf, reason in (one for batch in counted.batches for one in batch.unseen):
+            if reason == CACHE:
+                skipped.setdefault(number, []).append(leaf)
         if not skipped:
             return
         self._mind_which_cache(forward.cache, step.number)
         bad_steps = [one.number for one in earlier if one.bad_leaves and one.number >= self._cache_from]
         last_bad = bad_steps[-1] if bad_steps else -1
-        hand_on = {parent for at, parent, _ in forward.calls if at in skipped}  # their caches to a child
-        lengths = _query_lengths(seen)
+        hand_on = {
+            parent for number, parent, _ in forward.calls if number in skipped
+        }  # their caches to a child
+        lengths = _query_lengths(counted)
         forward.cached = {
             call: self._of_cache(
-                step, forward, call, skipped[at], lengths.get(call, step.query_length), last_bad
+                step, forward, call, skipped[number], lengths.get(call, step.query_length), last_bad
             )
-            for call, (at, _, _) in enumerate(forward.calls)
-            if at in skipped and call not in hand_on
+            for call, (number, _, _) in enumerate(forward.calls)
+            if number in skipped and call not in hand_on
         }
 
     def _mind_which_cache(self, cache: Any, step: int) -> None:
@@ -267,20 +279,20 @@ class Explainer:
         """(since when keys and values of a call's layer are bad, why something else in its caches may be)"""
         layer, module = self._layer_of(forward, call), self._names[forward.calls[call][0]]
         taken = [(name, cache) for at, name, cache in forward.caches if at == call]
-        own = {name if isinstance(name, str) else f"args[{name}]": cache for name, cache in taken}
+        caches = {name if isinstance(name, str) else f"args[{name}]": cache for name, cache in taken}
         since, doubt = None, ""
         for leaf in leaves:
-            cache = own.get(leaf, None if "." in leaf else forward.cache)
+            cache = caches.get(leaf, None if "." in leaf else forward.cache)
             part = part_of_layer(cache, layer) if layer is not None else None
             past = isinstance(cache, (tuple, list))  # what a call adds comes out in a new one
             pair = cached_pair(part) if length > 0 or past else None
             if layer is not None and pair is not None:
                 end = positions_in(cache, layer, pair)
                 begin = end if past else max(end - length, 0)
-                found = self._bad_since(layer, pair, begin, end, step.number, last_bad)
-                since = found if since is None else since
-            what = f"the key/value cache {leaf} of {module or 'the model itself'}"
-            doubt = doubt or _doubt_of_cache(what, cache if pair is None else part, pair or ())
+                bad_since = self._bad_since(layer, pair, begin, end, step.number, last_bad)
+                since = bad_since if since is None else since
+            description = f"the key/value cache {leaf} of {module or 'the model itself'}"
+            doubt = doubt or _doubt_of_cache(description, cache if pair is None else part, pair or ())
         return since, doubt
 
     def _bad_since(
@@ -296,28 +308,28 @@ class Explainer:
 
     def _layer_of(self, forward: Forward, call: int) -> int | None:
         """Which part of a cache is this call's; a module that serves many layers is told at each call."""
-        at = forward.calls[call][0]
-        layer = getattr(self._modules[at], "layer_idx", None)
-        return layer if isinstance(layer, int) and "layer_idx" not in self._parameters_of(at) else None
+        number = forward.calls[call][0]
+        layer = getattr(self._modules[number], "layer_idx", None)
+        return layer if isinstance(layer, int) and "layer_idx" not in self._parameters_of(number) else None
 
 
-def _doubt_of_cache(what: str, held: Any, but: Sequence[Tensor]) -> str:
+def _doubt_of_cache(description: str, held: Any, but: Sequence[Tensor]) -> str:
     """Why a bad number may have come from what a cache holds, `but` some tensors; empty if it cannot have."""
     parts = [None] if held is None else [*tensors_of_cache(held)]
-    others = [one for one in parts if one is not None and not any(one is known for known in but)]
-    if _any_bad(others):
-        return f"{what} holds bad numbers, which may have been there before"
-    unread = None in parts or any(as_counted(one)[1] for one in others)
-    return f"{what} was not looked into" if unread else ""
+    unrelated = [one for one in parts if one is not None and not any(one is known for known in but)]
+    if _any_bad(unrelated):
+        return f"{description} holds bad numbers, which may have been there before"
+    unread = None in parts or any(as_counted(one)[1] for one in unrelated)
+    return f"{description} was not looked into" if unread else ""
 
 
-def _query_lengths(seen: Seen) -> dict[int, int]:
+def _query_lengths(counted: Seen) -> dict[int, int]:
     """How many positions each call took: of its first input of (batch, positions, dim)."""
-    found, shapes = dict[int, int](), seen.shapes()
-    for call, (_, side, _), at in zip(seen.leaf_call, seen.labels, seen.index, strict=True):
-        if side == IN and at >= 0 and len(shapes[at][0]) == 3:
-            found.setdefault(call, int(shapes[at][0][1]))
-    return found
+    lengths, shapes = dict[int, int](), counted.shapes()
+    for call, (_, side, _), index in zip(counted.leaf_call, counted.labels, counted.index, strict=True):
+        if side == IN and index >= 0 and len(shapes[index][0]) == 3:
+            lengths.setdefault(call, int(shapes[index][0][1]))
+    return lengths
 
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

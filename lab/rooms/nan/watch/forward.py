@@ -40,8 +40,8 @@ class Forward:
         self.stack: list[int] = []
         self._parts: list[tuple[Batch, Counted]] = []
 
-    def enter(self, at: int) -> int:
-        self.calls.append([at, self.stack[-1] if self.stack else -1, False])
+    def enter(self, module: int) -> int:
+        self.calls.append([module, self.stack[-1] if self.stack else -1, False])
         self.stack.append(len(self.calls) - 1)
         return self.stack[-1]
 
@@ -57,16 +57,16 @@ class Forward:
         """What the whole model takes for its key/value cache."""
         return self.caches[0][2] if self.caches else None
 
-    def leave(self, at: int) -> int:
+    def leave(self, module: int) -> int:
         """A call returned; calls above it on the stack ended by an exception that was caught."""
-        while self.calls[self.stack[-1]][0] != at:
+        while self.calls[self.stack[-1]][0] != module:
             self.stack.pop()
         self.calls[self.stack[-1]][2] = True
         return self.stack.pop()
 
-    def pass_through(self, at: int) -> int:
+    def pass_through(self, module: int) -> int:
         """A module without children was called and returned."""
-        self.calls.append([at, self.stack[-1] if self.stack else -1, True])
+        self.calls.append([module, self.stack[-1] if self.stack else -1, True])
         return len(self.calls) - 1
 
     def empty(self) -> bool:
@@ -123,9 +123,10 @@ class Forward:
             return Seen([], [], np.zeros(0, np.int64), np.zeros((0, len(KINDS))), np.zeros(0, bool), [])
         begins = np.cumsum([0, *map(len, parts)])
         index = [
-            _known(np.asarray(batch.index, np.int64), one) for batch, one in zip(batches, parts, strict=True)
+            _known(np.asarray(batch.index, np.int64), part)
+            for batch, part in zip(batches, parts, strict=True)
         ]
-        moved = [np.where(one >= 0, one + begin, -1) for one, begin in zip(index, begins, strict=False)]
+        moved = [np.where(part >= 0, part + begin, -1) for part, begin in zip(index, begins, strict=False)]
         return Seen(
             [label for batch in batches for label in batch.labels],
             [call for batch in batches for call in batch.leaf_call],
@@ -141,8 +142,8 @@ def _known(index: np.ndarray, rows: np.ndarray) -> np.ndarray:
     if all_clean(rows) or not len(rows) or rows[:, 0].min() >= 0:
         return index
     missing = np.append(rows[:, 0] < 0, True)  # -1 takes the added one
-    found: np.ndarray = np.where(missing[index], -1, index)
-    return found
+    masked_index: np.ndarray = np.where(missing[index], -1, index)
+    return masked_index
 
 
 @dataclass
@@ -176,5 +177,5 @@ class Seen:
 
     def leaf_numel(self) -> np.ndarray:
         sizes = np.asarray([*(shape.numel() for shape, _ in self.shapes()), 0])
-        found: np.ndarray = sizes[self.index]  # -1 takes the added zero
-        return found
+        numel: np.ndarray = sizes[self.index]  # -1 takes the added zero
+        return numel

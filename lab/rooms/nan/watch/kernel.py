@@ -202,25 +202,25 @@ def run(
     What Triton works out at every launch is kept after the first one: that halves the price of a launch. It
     then takes addresses as numbers, and need not ask five tensors and the driver for them.
     """
-    whole, infinity, normal = FORMATS[dtype]
-    packed = whole is torch.int16
+    integer, infinity, normal = FORMATS[dtype]
+    packed = integer is torch.int16
     sign = 1 << 15 if packed else -(1 << 31)
     constants = (sign, infinity, normal, packed, packed and pairs, BLOCK, LANES)
     key = (tables[0].device, constants)
-    known = _compiled.get(key)
-    if known is not None:
-        known[pieces, 1, 1](*places, piece, *constants)
-        return known
+    compiled_before = _compiled.get(key)
+    if compiled_before is not None:
+        compiled_before[pieces, 1, 1](*places, piece, *constants)
+        return compiled_before
     compiled = _count[(pieces,)](*tables, piece, *constants)
     if compiled is not None:  # Triton's interpreter compiles nothing
         _compiled[key] = compiled
     return compiled
 
 
-def decode(found: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+def decode(counts: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """int32 rows -> float64 rows; the last column's bits become the number they encode."""
-    rows = found.astype(np.float64)
-    bits = found[:, 4].copy()
+    rows = counts.astype(np.float64)
+    bits = counts[:, 4].copy()
     if dtype is torch.float16:
         rows[:, 4] = bits.astype(np.int16).view(np.float16)
     else:  # bfloat16 is the upper half of a float

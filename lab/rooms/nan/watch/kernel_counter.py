@@ -32,7 +32,7 @@ class KernelCounter:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Any, Known] = OrderedDict()
+        self._entries: OrderedDict[Any, Known] = OrderedDict()
 
     def __call__(self, tensors: Sequence[Tensor]) -> np.ndarray:
         return self.begin(tensors).rows()
@@ -40,21 +40,21 @@ class KernelCounter:
     def begin(self, tensors: Sequence[Tensor]) -> Counted:
         """Launch all counts; wait only for tensors that the kernel cannot read."""
         layout = _layout(tensors)
-        known = self._known.get(layout)
-        if known is not None and (pointers := _as_before(tensors)) is not None:
+        entry = self._entries.get(layout)
+        if entry is not None and (pointers := _as_before(tensors)) is not None:
             with contextlib.suppress(KeyError):  # another thread has dropped it
-                self._known.move_to_end(layout)
-            launched = Launched(len(tensors), known.launch(pointers), [], NO_ROWS)
-            launched.shapes = known.shapes
+                self._entries.move_to_end(layout)
+            launched = Launched(len(tensors), entry.launch(pointers), [], NO_ROWS)
+            launched.shapes = entry.shapes
             return launched
         refuse_freed(tensors)
         sizes, dtypes, devices = _about(tensors)
-        groups, rest, found = _by_type(tensors, sizes, dtypes, devices)
-        if groups and not rest:  # else some tensor was counted another way
-            self._known[layout] = Known([(one.shape, one.dtype) for one in tensors], groups)
-            if len(self._known) > MOST_LAYOUTS:
-                self._known.popitem(last=False)
-        return Launched(len(tensors), found, rest, plain_counts([tensors[at] for at in rest]))
+        groups, remaining, launches = _by_type(tensors, sizes, dtypes, devices)
+        if groups and not remaining:  # else some tensor was counted another way
+            self._entries[layout] = Known([(one.shape, one.dtype) for one in tensors], groups)
+            if len(self._entries) > MOST_LAYOUTS:
+                self._entries.popitem(last=False)
+        return Launched(len(tensors), launches, remaining, plain_counts([tensors[at] for at in remaining]))
 
 
 @dataclass
@@ -123,9 +123,11 @@ class Buffers:
         self._addresses = self._host.numpy()[:count]
         self._device = torch.empty(begin + words, dtype=torch.int64, device=device)
         self._counts = self._device[begin:].view(torch.int32)[: count * len(KINDS)]
-        self._found = torch.empty(count * len(KINDS), dtype=torch.int32, device="cpu", pin_memory=self.on_gpu)
-        self._rows: np.ndarray = self._found.numpy().reshape(count, len(KINDS))
-        self._done = _event(device) if self.on_gpu else None
+        self._rows_of_launch = torch.empty(
+            count * len(KINDS), dtype=torch.int32, device="cpu", pin_memory=self.on_gpu
+        )
+        self._rows: np.ndarray = self._rows_of_launch.numpy().reshape(count, len(KINDS))
+        self._copied = _event(device) if self.on_gpu else None
         self._tables = (self._device, *table, self._counts)
         self._places = tuple(map(Tensor.data_ptr, self._tables))
         self._again: Launch | None = None
@@ -136,21 +138,21 @@ class Buffers:
         with _on(group.device):
             if self._again is None or not self._again(_stream(group.device)):
                 self._launch_by_torch(group)
-            if self._done is not None:
-                self._done.record()
+            if self._copied is not None:
+                self._copied.record()
 
     def _launch_by_torch(self, group: Group) -> None:
         self._device.copy_(self._host, non_blocking=True)
         kernel = run(group.pieces, self._tables, self._places, group.piece, group.dtype, pairs=group.pairs)
-        self._found.copy_(self._counts, non_blocking=True)
+        self._rows_of_launch.copy_(self._counts, non_blocking=True)
         if not self._asked:
             self._asked = True
-            copies = _copy(self._device, self._host), _copy(self._found, self._counts)
+            copies = _copy(self._device, self._host), _copy(self._rows_of_launch, self._counts)
             self._again = launch_of(kernel, group.pieces, (*self._places, group.piece), copies)
 
     def wait(self) -> None:
-        if self._done is not None:
-            self._done.synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()
 
     def read(self, rows: np.ndarray) -> None:
         """Put the counts, (tensors, kinds) int32, into `rows`, after the wait for them."""
@@ -197,21 +199,23 @@ class Launched(Counted):
 
     by_gpu = True
 
-    def __init__(self, count: int, found: list[Found], rest: list[int], rest_rows: np.ndarray) -> None:
-        self._count, self._found, self._rest, self._rest_rows = count, found, rest, rest_rows
+    def __init__(
+        self, count: int, launches: list[Found], remaining: list[int], rest_rows: np.ndarray
+    ) -> None:
+        self._count, self._launches, self._remaining, self._rest_rows = count, launches, remaining, rest_rows
 
     def bad(self) -> bool:
         """As little as can be done while the GPU has no other work."""
-        rest = bool(self._rest) and bool((self._rest_rows[:, :3] > 0).any())
-        return rest or any(one.bad() for one in self._found)
+        remaining_bad = bool(self._remaining) and bool((self._rest_rows[:, :3] > 0).any())
+        return remaining_bad or any(launch.bad() for launch in self._launches)
 
     def rows(self) -> np.ndarray:
-        if len(self._found) == 1 and not self._rest:  # members are in order
-            return self._found[0].rows()
+        if len(self._launches) == 1 and not self._remaining:  # members are in order
+            return self._launches[0].rows()
         rows = np.empty((self._count, len(KINDS)))
-        rows[self._rest] = self._rest_rows
-        for one in self._found:
-            rows[one.group.members] = one.rows()
+        rows[self._remaining] = self._rest_rows
+        for launch in self._launches:
+            rows[launch.group.members] = launch.rows()
         return rows
 
 
@@ -242,20 +246,20 @@ def _by_type(
 ) -> tuple[list[Group], list[int], list[Found]]:
     """(groups, indices of tensors for `plain_counts`, counts of each group); launched before any wait."""
     places: dict[tuple[torch.dtype, int], list[int]] = {}
-    for at, key in enumerate(zip(dtypes, devices, strict=True)):
-        places.setdefault(key, []).append(at)
-    groups, rest, found = [], [], []
+    for index, key in enumerate(zip(dtypes, devices, strict=True)):
+        places.setdefault(key, []).append(index)
+    groups, remaining, launches = [], [], []
     for (dtype, device), members in places.items():
         if dtype not in FORMATS or device < 0:
-            rest += members
+            remaining += members
             continue
-        table = _table([tensors[at] for at in members], [sizes[at] for at in members], dtype)
-        rest += [at for at, use in zip(members, table.chosen, strict=True) if not use]
+        table = _table([tensors[index] for index in members], [sizes[index] for index in members], dtype)
+        remaining += [index for index, use in zip(members, table.chosen, strict=True) if not use]
         if table.words:
-            members = [at for at, use in zip(members, table.chosen, strict=True) if use]
+            members = [index for index, use in zip(members, table.chosen, strict=True) if use]
             groups.append(Group(dtype, members, table.words, tensors[members[0]].device))
-            found.append(groups[-1].launch(table.pointers))
-    return groups, rest, found
+            launches.append(groups[-1].launch(table.pointers))
+    return groups, remaining, launches
 
 
 def _on_device(columns: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
@@ -263,13 +267,13 @@ def _on_device(columns: Sequence[np.ndarray], device: torch.device) -> list[Tens
 
     The kernel takes every address for a multiple of 16.
     """
-    ends = np.cumsum([len(one) + -len(one) % 4 for one in columns]).tolist()
+    ends = np.cumsum([len(column) + -len(column) % 4 for column in columns]).tolist()
     begins = [0, *ends[:-1]]
     host = torch.zeros(ends[-1], dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
-    for begin, one in zip(begins, columns, strict=True):
-        host.numpy()[begin : begin + len(one)] = one
+    for begin, column in zip(begins, columns, strict=True):
+        host.numpy()[begin : begin + len(column)] = column
     on_device = host.to(device, non_blocking=True)
-    return [on_device[begin : begin + len(one)] for begin, one in zip(begins, columns, strict=True)]
+    return [on_device[begin : begin + len(column)] for begin, column in zip(begins, columns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -296,8 +300,8 @@ def _table(tensors: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Table
         for pointer, size in zip(pointers, sizes, strict=True)
     ]
     words = [size // per_word for size, use in zip(sizes, chosen, strict=True) if use]
-    kept = [pointer for pointer, use in zip(pointers, chosen, strict=True) if use]
-    return Table(chosen, words, np.array(kept, dtype=np.int64), dense)
+    chosen_pointers = [pointer for pointer, use in zip(pointers, chosen, strict=True) if use]
+    return Table(chosen, words, np.array(chosen_pointers, dtype=np.int64), dense)
 
 
 def _copy(to: Tensor, of: Tensor) -> Copy:

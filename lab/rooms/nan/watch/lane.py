@@ -34,16 +34,16 @@ class Lane:
         self.inside = False
         self.weigh_at = sys.maxsize
         self.path: list[int] | None = None  # the modules around, while a forward is run again
-        self.last: tuple[int, Any] | None = (
-            None  # where the output of the whole forward is, if not in `written`
-        )
-        self.kept: list[tuple[Tensor, int]] = []  # of a forward counted at once: tensors and their versions
+        # Where the output of the whole forward is, if not in `written`.
+        self.pending_output: tuple[int, Any] | None = None
+        # Of a forward counted at once: tensors and their versions.
+        self.counted_versions: list[tuple[Tensor, int]] = []
         self._idle = self.forward
 
     def noted(self) -> Written:
         """How often tensors had been written when they passed, as far as that is noted."""
-        if self.last is not None:
-            (index, output), self.last = self.last, None
+        if self.pending_output is not None:
+            (index, output), self.pending_output = self.pending_output, None
             note_versions(output, "output", index, self.written)
         return self.written
 
@@ -55,12 +55,12 @@ class Lane:
     @passes_on
     def close(self) -> None:
         """The forward is over, whoever has it."""
-        self.last = None
+        self.pending_output = None
         self.events.clear()
         self.written.clear()
         self.inside, self.mode, self.forward = False, EVERYTHING, self._idle
-        if self.kept:
-            self.kept = []
+        if self.counted_versions:
+            self.counted_versions = []
 
 
 class Lanes(threading.local):

@@ -42,14 +42,16 @@ class Launch:
         self, driver: Any, kernel: Any, pieces: int, arguments: tuple[int, ...], copies: tuple[Copy, Copy]
     ) -> None:
         """`copies`: to the GPU before the kernel, and from it after the kernel."""
-        there, back = copies
+        upload, download = copies
         self._slots = np.array([*arguments, 0, 0, 0, 0], np.int64)  # more than any kernel's scratch memory
-        first = self._slots.ctypes.data
-        addresses = (_ADDRESS * len(self._slots))(*range(first, first + 8 * len(self._slots), 8))
+        first_address = self._slots.ctypes.data
+        addresses = (_ADDRESS * len(self._slots))(
+            *range(first_address, first_address + 8 * len(self._slots), 8)
+        )
         about = kernel.metadata
         self._kernel = (kernel.function, pieces, 1, 1, 32 * about.num_warps, 1, 1, about.shared)
-        self._there = (there.to, there.of, there.num_bytes)
-        self._back = (back.to, back.of, back.num_bytes)
+        self._there = (upload.to, upload.of, upload.num_bytes)
+        self._back = (download.to, download.of, download.num_bytes)
         self._addresses, self._kept = addresses, kernel  # a kernel that dies is unloaded
         self._to_gpu, self._from_gpu = driver.cuMemcpyHtoDAsync_v2, driver.cuMemcpyDtoHAsync_v2
         self._run = driver.cuLaunchKernel
@@ -67,10 +69,10 @@ def launch_of(
     kernel: Any, pieces: int, arguments: tuple[int, ...], copies: tuple[Copy, Copy]
 ) -> Launch | None:
     """For a kernel that Triton has compiled and loaded; None where the driver's calls cannot be trusted."""
-    found = driver()
-    if found is None or not _is_as_expected(found, kernel):
+    library = driver()
+    if library is None or not _is_as_expected(library, kernel):
         return None
-    return Launch(found, kernel, pieces, arguments, copies)
+    return Launch(library, kernel, pieces, arguments, copies)
 
 
 def _is_as_expected(driver: Any, kernel: Any) -> bool:
@@ -87,10 +89,10 @@ def _is_as_expected(driver: Any, kernel: Any) -> bool:
 
 def parameter_sizes(driver: Any, function: int) -> tuple[int, ...]:
     """In bytes, as the driver has loaded it."""
-    offset, size, found = _SIZE(), _SIZE(), list[int]()
-    while not driver.cuFuncGetParamInfo(function, len(found), ctypes.byref(offset), ctypes.byref(size)):
-        found.append(size.value)
-    return tuple(found)
+    offset, size, sizes = _SIZE(), _SIZE(), list[int]()
+    while not driver.cuFuncGetParamInfo(function, len(sizes), ctypes.byref(offset), ctypes.byref(size)):
+        sizes.append(size.value)
+    return tuple(sizes)
 
 
 @functools.cache
@@ -99,9 +101,9 @@ def driver() -> Any:
     if torch.version.hip or not torch.version.cuda:
         return None
     try:
-        found = ctypes.CDLL("libcuda.so.1")
+        library = ctypes.CDLL("libcuda.so.1")
         for name, arguments in _CALLS.items():
-            getattr(found, name).argtypes = arguments
+            getattr(library, name).argtypes = arguments
     except (OSError, AttributeError):
         return None
-    return found
+    return library

@@ -142,8 +142,8 @@ def _inside(value: Any, name: str, given: bool, depth: int) -> Iterator[tuple[st
             else:
                 yield from leaves(inner, f"{name}.{key}" if name else str(key), given, depth)
     elif isinstance(value, ROWS):
-        for at, inner in enumerate(value):
-            yield from leaves(inner, f"{name}[{at}]", given, depth)
+        for index, inner in enumerate(value):
+            yield from leaves(inner, f"{name}[{index}]", given, depth)
     elif type(value).__module__ == "numpy":
         if getattr(getattr(value, "dtype", None), "kind", "") in "fc":
             yield name, Unseen("a numpy array")
@@ -167,16 +167,16 @@ def _held(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Tensor):  # a proxy, whose attributes are not what it stands for
         return None
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    found = {each.name: getattr(value, each.name, None) for each in fields}
+    values = {each.name: getattr(value, each.name, None) for each in fields}
     if isinstance(held, dict):
-        found.update(held)
+        values.update(held)
     elif not fields:
         return None
     for kind in type(value).__mro__:
         if vars(kind).get("__slots__"):
             slots = (name for name, one in vars(kind).items() if isinstance(one, MemberDescriptorType))
-            found.update({name: getattr(value, name, None) for name in slots if name not in found})
-    return found
+            values.update({name: getattr(value, name, None) for name in slots if name not in values})
+    return values
 
 
 @passes_on
@@ -229,8 +229,8 @@ def _copied(value: Any, depth: int) -> Any:
 def _copied_inside(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
         items = [(key, _copied(inner, depth)) for key, inner in value.items()]
-        found = dict(items)
-        return found if len(found) == len(items) else value  # one that has several values of a key
+        copied = dict(items)
+        return copied if len(copied) == len(items) else value  # one that has several values of a key
     if isinstance(value, ROWS):
         row = [_copied(inner, depth) for inner in value]
         if isinstance(value, list):
@@ -269,8 +269,8 @@ def part_of_layer(cache: Any, layer: int) -> Any:
     """
     if isinstance(cache, (tuple, list)):
         # 4.35 hands a layer its own pair, the model all of them.
-        own = len(cache) > 0 and isinstance(cache[0], Tensor)
-        return cache if own else cache[layer] if layer < len(cache) else None
+        is_own = len(cache) > 0 and isinstance(cache[0], Tensor)
+        return cache if is_own else cache[layer] if layer < len(cache) else None
     if hasattr(cache, "layers"):
         return cache.layers[layer] if layer < len(cache.layers) else None
     if hasattr(cache, "key_cache"):
@@ -280,19 +280,19 @@ def part_of_layer(cache: Any, layer: int) -> Any:
 
 def cached_pair(part: Any) -> tuple[Tensor, Tensor] | None:
     """Keys and values in a layer's part of a cache, one per position; None if there are none."""
-    both = part[:2] if isinstance(part, (tuple, list)) else ()
+    pair = part[:2] if isinstance(part, (tuple, list)) else ()
     if hasattr(part, "keys") and not isinstance(part, Mapping):
-        both = part.keys, getattr(part, "values", None)
-    if len(both) < 2 or not all(isinstance(one, Tensor) and one.dim() >= 2 for one in both):
+        pair = part.keys, getattr(part, "values", None)
+    if len(pair) < 2 or not all(isinstance(one, Tensor) and one.dim() >= 2 for one in pair):
         return None
-    return both[0], both[1]
+    return pair[0], pair[1]
 
 
 def positions_in(cache: Any, layer: int, pair: tuple[Tensor, Tensor]) -> int:
     """How many positions of a layer's keys are filled: a cache of a fixed size has room for more."""
     part, size = part_of_layer(cache, layer), int(pair[0].shape[-2])
     try:
-        own = hasattr(part, "get_seq_length")
-        return min(int(part.get_seq_length() if own else cache.get_seq_length(layer)), size)
+        has_length = hasattr(part, "get_seq_length")
+        return min(int(part.get_seq_length() if has_length else cache.get_seq_length(layer)), size)
     except Exception:  # a cache of tuples, or one that counts no positions
         return size

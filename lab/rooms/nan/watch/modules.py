@@ -25,11 +25,11 @@ class Modules:
         self.plain: list[tuple[Label, Label]] = []  # for a module's first argument and its output
         self._at_name: dict[str, int] = {}
         self._around: dict[int, dict[CodeType, list[tuple[str, nn.Module]]]] = {}
-        self._known: dict[int, int] = {}  # id -> number
+        self._numbers: dict[int, int] = {}  # id -> number
         self.meet()
 
     def __contains__(self, module: nn.Module) -> bool:
-        return id(module) in self._known
+        return id(module) in self._numbers
 
     def named(self, name: str) -> nn.Module | None:
         return self.all[self._at_name[name]] if name in self._at_name else None
@@ -45,32 +45,32 @@ class Modules:
     def meet(self) -> None:
         """Give those that are new numbers."""
         for name, module in self.unmet():
-            at = self._known[id(module)] = self._at_name[name] = len(self.names)
+            number = self._numbers[id(module)] = self._at_name[name] = len(self.names)
             self.names.append(name)
             self.all.append(module)
-            self.plain.append(((at, IN, "args[0]"), (at, OUT, "output")))
+            self.plain.append(((number, IN, "args[0]"), (number, OUT, "output")))
 
     def have_moved(self) -> bool:
-        return any(self.names[at] != name for name, at in self._places())
+        return any(self.names[number] != name for name, number in self._places())
 
     def name_anew(self) -> None:
         """Those that have moved get the names of now; one that is no longer there keeps its own."""
         self._around.clear()
-        for name, at in self._places():
-            self.names[at], self._at_name[name] = name, at
+        for name, number in self._places():
+            self.names[number], self._at_name[name] = name, number
 
     def _places(self) -> list[tuple[str, int]]:
         named = self.model.named_modules()
-        return [(name, self._known[id(one)]) for name, one in named if one in self]
+        return [(name, self._numbers[id(one)]) for name, one in named if one in self]
 
-    def called_directly(self, at: int) -> str:
+    def called_directly(self, number: int) -> str:
         """Which module around this one runs though nobody called it, and how; "" if none does.
 
         Only asked for the outermost call: what runs inside of one lies between borders that are seen.
         """
-        around = self._around.get(at)
+        around = self._around.get(number)
         if around is None:
-            around = self._around[at] = self._forwards_around(at)
+            around = self._around[number] = self._forwards_around(number)
         frame = sys._getframe(1) if around or "torch._dynamo" in sys.modules else None
         while frame is not None:
             for name, module in around.get(frame.f_code, ()):
@@ -84,18 +84,18 @@ class Modules:
     def _compiled(self, caller: object) -> str:
         """The name of the module that an OptimizedModule wraps; "" if this is none, or wraps another."""
         inside = getattr(caller, "_orig_mod", None) if type(caller).__name__ == "OptimizedModule" else None
-        at = self._known.get(id(inside)) if inside is not None else None
-        return (self.names[at] or "the model itself") if at is not None else ""
+        number = self._numbers.get(id(inside)) if inside is not None else None
+        return (self.names[number] or "the model itself") if number is not None else ""
 
-    def _forwards_around(self, at: int) -> dict[CodeType, list[tuple[str, nn.Module]]]:
+    def _forwards_around(self, number: int) -> dict[CodeType, list[tuple[str, nn.Module]]]:
         """The modules that one lies in, by the code of their `forward`; a Sequential has none of its own."""
-        path, found = self.names[at].split("."), dict[CodeType, list[tuple[str, nn.Module]]]()
+        path, modules = self.names[number].split("."), dict[CodeType, list[tuple[str, nn.Module]]]()
         for name in (".".join(path[:length]) for length in range(len(path))):
             module = self.named(name)
             code = getattr(getattr(type(module), "forward", None), "__code__", None)
             if module is not None and code is not None and type(module) is not nn.Sequential:
-                found.setdefault(code, []).append((name, module))
-        return found
+                modules.setdefault(code, []).append((name, module))
+        return modules
 
 
 WAYS = frozenset(("data", "numpy"))
@@ -127,6 +127,6 @@ def _is_own(function: FunctionType) -> bool:
 def _codes(code: CodeType) -> Iterator[CodeType]:
     """This code and what is defined in it."""
     yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _codes(one)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

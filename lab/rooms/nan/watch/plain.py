@@ -163,17 +163,17 @@ def _of_subclass(tensor: Tensor, depth: int) -> Found:
         return plain(tensor.detach().as_subclass(Tensor), depth + 1)
 
 
-def _together(found: Sequence[Found]) -> Found:
-    tensors = [tensor for some, _ in found for tensor in some]
-    return tensors, "; ".join(sorted({why for _, why in found if why}))
+def _together(parts: Sequence[Found]) -> Found:
+    tensors = [tensor for some, _ in parts for tensor in some]
+    return tensors, "; ".join(sorted({reason for _, reason in parts if reason}))
 
 
 def as_counted(value: Any) -> Found:
     """`plain` of a tensor that may be empty or of whole numbers: nothing to count is no reason."""
     if is_unbuilt(value):
         return [], ""
-    tensors, why = plain(value)
-    return [one for one in tensors if one.numel() and (one.is_floating_point() or one.is_complex())], why
+    tensors, reason = plain(value)
+    return [one for one in tensors if one.numel() and (one.is_floating_point() or one.is_complex())], reason
 
 
 T = TypeVar("T")

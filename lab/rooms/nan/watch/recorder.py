@@ -97,7 +97,7 @@ class Recorder(ABC):
         self._ended = False
 
     @abstractmethod
-    def take(self, forward: Forward, seen: Seen) -> None:
+    def take(self, forward: Forward, counted: Seen) -> None:
         """A forward has ended, by an exception too."""
 
     @abstractmethod
@@ -188,11 +188,11 @@ class Recorder(ABC):
     def meet_new_modules(self) -> None:
         """See modules too that became part of the model after the watch began."""
         self._grown = False
-        before = len(self.modules.all)
+        num_before = len(self.modules.all)
         self.modules.meet()
-        self._attach_from(before)
+        self._attach_from(num_before)
         self.name_anew()
-        self._mind_uncounted(self.modules.all[before:])
+        self._mind_uncounted(self.modules.all[num_before:])
         self._templates.clear()
         self._never_written.clear()  # what they take may have been written: a weight, as with weight norm
 
@@ -214,14 +214,14 @@ class Recorder(ABC):
             self._at_once = True
             self.note(f"{code}: each tensor is counted as it passes")
 
-    def _attach_from(self, first: int) -> None:
-        for at, module in enumerate(self.modules.all[first:], first):
+    def _attach_from(self, first_number: int) -> None:
+        for number, module in enumerate(self.modules.all[first_number:], first_number):
             leaf = next(module.children(), None) is None
-            make, direct = self._around(at), (self._lanes, at, ~at, at + PASSED, leaf)
+            make, direct = self._around(number), (self._lanes, number, ~number, number + PASSED, leaf)
             seam.add(module, make, direct)
             self._makers.append((module, make, direct))
 
-    def _around(self, at: int) -> seam.Make:
+    def _around(self, number: int) -> seam.Make:
         """What surrounds a call that begins a forward, is not only collected, or that two watches see.
 
         All other calls are collected in `seam`.
@@ -236,13 +236,13 @@ class Recorder(ABC):
                     return (
                         inner(module, *args, **kwargs)
                         if lane.path is None
-                        else _on_path(lane, at, inner, module, args, kwargs)
+                        else _on_path(lane, number, inner, module, args, kwargs)
                     )
                 if not lane.inside:
-                    return self._outermost(lane, at, inner, module, args, kwargs)
-                self._arrived(lane, at, args, kwargs)
+                    return self._outermost(lane, number, inner, module, args, kwargs)
+                self._arrived(lane, number, args, kwargs)
                 output = inner(module, *args, **kwargs)
-                self._returned(lane, at, output)
+                self._returned(lane, number, output)
                 return output
 
             return watched
@@ -250,31 +250,31 @@ class Recorder(ABC):
         return make
 
     @hidden
-    def _arrived(self, lane: Lane, at: int, args: Any, kwargs: Any) -> None:
-        self._arrive(lane, at, args, kwargs)
+    def _arrived(self, lane: Lane, number: int, args: Any, kwargs: Any) -> None:
+        self._arrive(lane, number, args, kwargs)
 
     @hidden
-    def _returned(self, lane: Lane, at: int, output: Any) -> None:
-        self._return(lane, at, output if lane.mode == EVERYTHING else as_passed(output))
+    def _returned(self, lane: Lane, number: int, output: Any) -> None:
+        self._return(lane, number, output if lane.mode == EVERYTHING else as_passed(output))
 
-    def _arrive(self, lane: Lane, at: int, args: Any, kwargs: Any) -> None:
+    def _arrive(self, lane: Lane, number: int, args: Any, kwargs: Any) -> None:
         index = len(lane.events)
         if lane.mode != EVERYTHING:
             args, kwargs = args_as_passed(args), kwargs_as_passed(kwargs)
-        lane.events += (at, args, kwargs)
+        lane.events += (number, args, kwargs)
         if lane.mode == EVERYTHING:
             self._absorb_safely(lane)
         else:
             note_versions_of_call(args, kwargs, index, lane.written)
 
-    def _return(self, lane: Lane, at: int, output: Any) -> None:
+    def _return(self, lane: Lane, number: int, output: Any) -> None:
         index = len(lane.events)
-        lane.events += (~at, output, None)
+        lane.events += (~number, output, None)
         if lane.mode == EVERYTHING:
             self._absorb_safely(lane)
             return
         if lane.mode == NOTHING:  # of the outermost call: as a rule nothing was written, and nobody asks
-            lane.last = index + 1, output
+            lane.pending_output = index + 1, output
         else:
             note_versions(output, "output", index + 1, lane.written)
         if index > lane.weigh_at:
@@ -282,7 +282,7 @@ class Recorder(ABC):
 
     @passes_on
     def _outermost(
-        self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+        self, lane: Lane, number: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         """A whole forward: its events, then its count.
 
@@ -290,8 +290,8 @@ class Recorder(ABC):
         """
         output, ended, collecting = None, False, False
         try:  # from its first instruction on: Ctrl-C may come at any
-            if why := self._open(lane, at, module, args, kwargs):
-                return self._aside(lane, why, inner, module, args, kwargs)
+            if reason := self._open(lane, number, module, args, kwargs):
+                return self._aside(lane, reason, inner, module, args, kwargs)
             forward = lane.forward
             collecting = forward.collecting = gc.isenabled()
             gc.disable()  # thousands of small events would set it off, over all of the program's objects
@@ -300,7 +300,7 @@ class Recorder(ABC):
         finally:
             try:
                 if lane.inside:
-                    self._finish(lane, at, output, ended)
+                    self._finish(lane, number, output, ended)
             finally:
                 if lane.inside:
                     self._interrupted(lane)
@@ -311,11 +311,11 @@ class Recorder(ABC):
         return output
 
     @passes_on
-    def _open(self, lane: Lane, at: int, module: nn.Module, args: Any, kwargs: Any) -> str:
+    def _open(self, lane: Lane, number: int, module: nn.Module, args: Any, kwargs: Any) -> str:
         """Begin a forward in this lane with its first call; why it cannot be seen, if so."""
-        why, phase, length, mode = self._way_of(at, args, kwargs)
-        if why:
-            return why
+        reason, phase, length, mode = self._way_of(number, args, kwargs)
+        if reason:
+            return reason
         try:
             lane.forward = Forward(-1, phase, length)
             lane.inside, lane.mode = True, mode
@@ -324,43 +324,43 @@ class Recorder(ABC):
             light = template is not None and template.num_bytes * 16 < self.budget_bytes
             lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
             self.begins(lane.forward, module, args, kwargs)
-            self._arrived(lane, at, args, kwargs)
+            self._arrived(lane, number, args, kwargs)
         except BaseException:  # a reaction stops the program here
             if lane.inside:
-                self._finish(lane, at, None, False)
+                self._finish(lane, number, None, False)
             raise
         return ""
 
     @hidden
-    def _way_of(self, at: int, args: Any, kwargs: Any) -> tuple[str, str, int, int]:
+    def _way_of(self, number: int, args: Any, kwargs: Any) -> tuple[str, str, int, int]:
         """(why it cannot be seen, phase, query length, mode) of a forward that begins."""
-        if why := blind():
-            return why, "", 0, ASIDE
+        if reason := blind():
+            return reason, "", 0, ASIDE
         try:
             if self._grown:
                 self.meet_new_modules()
             phase, length = phase_of(args, kwargs)
             phase = RECOMPUTE if recomputing() else phase
-            mode = self._mode_for(at, phase, args, kwargs)
+            mode = self._mode_for(number, phase, args, kwargs)
         except Exception as error:
             return f"its inputs cannot be read ({type(error).__name__})", "", 0, ASIDE
-        if at and phase != RECOMPUTE and (direct := self.modules.called_directly(at)):
+        if number and phase != RECOMPUTE and (direct := self.modules.called_directly(number)):
             self.direct[direct] += 1
         return "", phase, length, mode
 
     @passes_on
     def _aside(
-        self, lane: Lane, why: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+        self, lane: Lane, reason: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         """A forward that cannot be seen: everything in it passes on."""
-        self.blind[why] += 1
+        self.blind[reason] += 1
         lane.mode = ASIDE
         try:
             return inner(module, *args, **kwargs)
         finally:
             lane.mode = EVERYTHING
 
-    def _mode_for(self, at: int, phase: str, args: Any, kwargs: Any) -> int:
+    def _mode_for(self, number: int, phase: str, args: Any, kwargs: Any) -> int:
         if (
             self._at_once
             or phase not in self._never_written
@@ -369,53 +369,53 @@ class Recorder(ABC):
         ):
             return EVERYTHING
         # What one part of the model never does, another one may: a checkpoint repeats them one by one.
-        return NOTHING if self._never_written[phase] and not at else VERSIONS
+        return NOTHING if self._never_written[phase] and not number else VERSIONS
 
     @hidden
     def _weigh(self, lane: Lane) -> None:
         """Count and let go of what is held once it fills the budget."""
         held, events = lane.forward, lane.events
-        found: dict[int, Tensor] = {}  # by id: many modules may put out one dict
+        tensors: dict[int, Tensor] = {}  # by id: many modules may put out one dict
         for index in range(held.weighed, len(events), 3):
-            at = events[index]
-            value = events[index + 2] if at >= PASSED else events[index + 1] if at < 0 else None
-            found.update((id(one), one) for one in _tensors_in(value))
-        held.bytes += sum(one.numel() * one.element_size() for one in found.values())
+            number = events[index]
+            value = events[index + 2] if number >= PASSED else events[index + 1] if number < 0 else None
+            tensors.update((id(one), one) for one in _tensors_in(value))
+        held.bytes += sum(one.numel() * one.element_size() for one in tensors.values())
         held.weighed = len(events)
         lane.weigh_at = held.weighed + WEIGH_EVERY
         if held.bytes > self.budget_bytes:
             self._absorb_safely(lane)
 
-    def _absorb_safely(self, lane: Lane, last: bool = False) -> None:
+    def _absorb_safely(self, lane: Lane, is_last: bool = False) -> None:
         """Begin the count of all tensors of the events so far. What cannot be counted is a note."""
         try:
-            self._absorb(lane, last)
+            self._absorb(lane, is_last)
         except Exception as error:
             lane.forward.failed = f"{type(error).__name__}: {error}"
-        if not last:
+        if not is_last:
             lane.let_go()
             lane.weigh_at = WEIGH_EVERY
 
-    def _absorb(self, lane: Lane, last: bool) -> None:
+    def _absorb(self, lane: Lane, is_last: bool) -> None:
         """Unless these are the `last`, the tensors are let go of."""
         forward, at_once = lane.forward, lane.mode == EVERYTHING
-        whole = last and forward.empty() and not at_once
-        found = self._try_template(lane) if whole else None
-        if found is None:
+        is_whole = is_last and forward.empty() and not at_once
+        part = self._try_template(lane) if is_whole else None
+        if part is None:
             batch = self._read(lane, forward)
-            if whole and not forward.stack:
+            if is_whole and not forward.stack:
                 self._templates[forward.phase] = Template.of(lane.events, forward, batch)
-            found = batch, self._begin_or_apart(batch.tensors)
-        forward.take(*found)
-        self.passing(forward, found[0])
+            part = batch, self._begin_or_apart(batch.tensors)
+        forward.take(*part)
+        self.passing(forward, part[0])
         if at_once:
-            lane.kept += [
-                (tensor, tensor._version) for tensor in found[0].tensors if not tensor.is_inference()
+            lane.counted_versions += [
+                (tensor, tensor._version) for tensor in part[0].tensors if not tensor.is_inference()
             ]
-        elif found[0].ever_written:
-            self._note_writes(lane, found[0])
-        if not last:
-            found[0].let_go()
+        elif part[0].ever_written:
+            self._note_writes(lane, part[0])
+        if not is_last:
+            part[0].let_go()
 
     def _begin(self, tensors: Sequence[Tensor]) -> Counted:
         return quiet(self._begin_count, tensors, reads_only=self._reads_only)
@@ -463,7 +463,7 @@ class Recorder(ABC):
     def _note_writes(self, lane: Lane, batch: Batch) -> None:
         """Some tensors were written in place; say so, and choose how closely to look from now on."""
         phase = lane.forward.phase
-        first = self._never_written.get(phase) is not False
+        is_first = self._never_written.get(phase) is not False
         self._never_written[phase] = False
         if batch.overwritten and lane.mode == VERSIONS and not self._at_once:
             self._at_once = True
@@ -471,7 +471,7 @@ class Recorder(ABC):
                 f"{plural(batch.overwritten, 'tensor')} overwritten in place before the end of a {phase}; "
                 "from then on each tensor is counted at once"
             )
-        elif batch.overwritten and first:
+        elif batch.overwritten and is_first:
             self.note(
                 f"{plural(batch.overwritten, 'tensor')} of a {phase} written in place, for the first time; "
                 "from then on it is noted whether that was after the tensor passed"
@@ -486,27 +486,27 @@ class Recorder(ABC):
         events = lane.events
         batch = Batch(None if lane.mode == EVERYTHING else lane.noted())
         for index in range(0, len(events), 3):
-            at, first, second = events[index : index + 3]
-            if at >= PASSED:
-                at -= PASSED
-                call = forward.pass_through(at)
-                forward.note_caches(call, (first,), {}, index)
-                batch.add(first, self.modules.plain[at][0], call, (index + 1,))
-                batch.add_output(at, second, call, self.modules.plain[at][1], (index + 2,))
-            elif at >= 0:
-                call = forward.enter(at)
-                forward.note_caches(call, first, second, index)
-                batch.add_inputs(at, first, second, call, self.modules.plain[at][0], index)
+            number, value, extra = events[index : index + 3]
+            if number >= PASSED:
+                number -= PASSED
+                call = forward.pass_through(number)
+                forward.note_caches(call, (value,), {}, index)
+                batch.add(value, self.modules.plain[number][0], call, (index + 1,))
+                batch.add_output(number, extra, call, self.modules.plain[number][1], (index + 2,))
+            elif number >= 0:
+                call = forward.enter(number)
+                forward.note_caches(call, value, extra, index)
+                batch.add_inputs(number, value, extra, call, self.modules.plain[number][0], index)
             else:
-                call = forward.leave(~at)
-                batch.add_output(~at, first, call, self.modules.plain[~at][1], (index + 1,))
+                call = forward.leave(~number)
+                batch.add_output(~number, value, call, self.modules.plain[~number][1], (index + 1,))
         return batch
 
     @hidden
-    def _finish(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
+    def _finish(self, lane: Lane, number: int, output: Any, returned: bool) -> None:
         """Whatever happens in here, the program goes on as it would have."""
         try:
-            self._count_in_full(lane, at, output, returned)
+            self._count_in_full(lane, number, output, returned)
         except BaseException:
             self._interrupted(lane)
             raise
@@ -516,15 +516,15 @@ class Recorder(ABC):
         self.blind["it was interrupted while it was counted"] += 1
         lane.close()
 
-    def _count_in_full(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
+    def _count_in_full(self, lane: Lane, number: int, output: Any, returned: bool) -> None:
         forward = lane.forward
         if returned:
             try:
-                self._return(lane, at, output)
+                self._return(lane, number, output)
             except Exception as error:  # an output that refuses to be asked for its class
                 forward.failed = f"{type(error).__name__}: {error}"
-        self._absorb_safely(lane, last=True)
-        if lane.kept:
+        self._absorb_safely(lane, is_last=True)
+        if lane.counted_versions:
             self._learn(lane)
         elif lane.mode in (EVERYTHING, VERSIONS):
             self._never_written.setdefault(forward.phase, True)
@@ -545,7 +545,7 @@ class Recorder(ABC):
     def _learn(self, lane: Lane) -> None:
         """After a forward that was counted at once: was anything written in place before or after passing?"""
         phase, later, ever = lane.forward.phase, 0, False
-        for tensor, version in lane.kept:
+        for tensor, version in lane.counted_versions:
             ever |= tensor._version > 0 or isinstance(tensor, nn.Parameter)  # which an update writes
             later += tensor._version != version
         if later and not self._at_once:
@@ -560,10 +560,10 @@ class Recorder(ABC):
     def _take_one(self, forward: Forward) -> None:
         try:
             if (batch := forward.known_clean()) is None or not self.take_clean(forward, batch):
-                seen = forward.read_out()
-                self._tally(forward, seen.batches)
-                self.unknown += seen.unknown()
-                self.take(forward, seen)
+                counted = forward.read_out()
+                self._tally(forward, counted.batches)
+                self.unknown += counted.unknown()
+                self.take(forward, counted)
             else:
                 self._tally(forward, (batch,))
         except Exception as error:
@@ -575,11 +575,11 @@ class Recorder(ABC):
 
     def _tally(self, forward: Forward, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            for (at, leaf, why), times in batch.unseen.items():
-                self.unseen[self.modules.names[at], leaf, why] += times
+            for (number, leaf, reason), times in batch.unseen.items():
+                self.unseen[self.modules.names[number], leaf, reason] += times
         if forward.calls is not self._last_calls:  # forwards read by one template share theirs
             self._last_calls = forward.calls
-            self.called.update(at for at, _, _ in forward.calls)
+            self.called.update(number for number, _, _ in forward.calls)
             self.callers.update(forward.calls[parent][0] for _, parent, _ in forward.calls if parent >= 0)
 
 
@@ -591,10 +591,10 @@ def _tensors_in(value: Any) -> list[Tensor]:
 
 
 @passes_on
-def _on_path(lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
+def _on_path(lane: Lane, number: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
     """A call of a forward that is run again: only the stack of modules is kept."""
     assert lane.path is not None
-    lane.path.append(at)
+    lane.path.append(number)
     try:
         return inner(module, *args, **kwargs)
     finally:

@@ -61,13 +61,13 @@ class Birth:
         """In words, such as `in model.layers.2.self_attn, after v_proj, before o_proj`."""
         if self.how == "unknown":
             name = self.module or "the model itself"
-            seen = f"{self.leaf} of {self.before or name}"
-            return f"somewhere up to {name}: first seen in {seen}, and {self.unsure}"
+            leaf_text = f"{self.leaf} of {self.before or name}"
+            return f"somewhere up to {name}: first seen in {leaf_text}, and {self.unsure}"
         if self.how == GIVEN:
             return f"given in the inputs of {self.module or 'the model'}: {self.leaf}"
         if self.how == "cache":
-            known = self.since_step is not None and self.since_step >= 0
-            since = f"since step {self.since_step}" if known else "before anything else was"
+            is_known = self.since_step is not None and self.since_step >= 0
+            since = f"since step {self.since_step}" if is_known else "before anything else was"
             return f"from the key/value cache of {self.module}, bad {since}"
         name = self.module or "the model itself"
         if self.how == "weights":
@@ -86,45 +86,45 @@ def first_birth(calls: Sequence[Call], leaves: Sequence[Leaf]) -> Birth | None:
     return None
 
 
-def _with_doubt(birth: Birth, calls: Sequence[Call], leaves: Sequence[Leaf], first: Leaf) -> Birth:
+def _with_doubt(birth: Birth, calls: Sequence[Call], leaves: Sequence[Leaf], bad_leaf: Leaf) -> Birth:
     """The birth, or `unknown` if something that could have carried the bad number here was not counted."""
     if birth.how in ("given", "weights"):
         return birth
-    scope = _scope(calls, first)
-    missed = [leaf for leaf in leaves if leaf.bad is None and leaf.seq < first.seq and scope(leaf)]
-    seen = calls[first.call].module or "the model itself"
-    culprit = calls[first.call] if first.side == OUT else calls[calls[first.call].parent]
+    scope = _scope(calls, bad_leaf)
+    missed = [leaf for leaf in leaves if leaf.bad is None and leaf.seq < bad_leaf.seq and scope(leaf)]
+    module_seen = calls[bad_leaf.call].module or "the model itself"
+    culprit = calls[bad_leaf.call] if bad_leaf.side == OUT else calls[calls[bad_leaf.call].parent]
     if not missed and culprit.doubt:
-        return Birth(birth.module, "unknown", first.name, birth.after, seen, unsure=culprit.doubt)
+        return Birth(birth.module, "unknown", bad_leaf.name, birth.after, module_seen, unsure=culprit.doubt)
     if not missed:
         return birth
-    where = calls[missed[0].call].module or "the model itself"
+    module = calls[missed[0].call].module or "the model itself"
     side = "input" if missed[0].side == IN else "output"
-    more = f" (and {len(missed) - 1} more)" if len(missed) > 1 else ""
-    why = f"{side} {missed[0].name} of {where}{more} was overwritten before it could be counted"
-    return Birth(birth.module, "unknown", first.name, birth.after, seen, unsure=why)
+    others_text = f" (and {len(missed) - 1} more)" if len(missed) > 1 else ""
+    reason = f"{side} {missed[0].name} of {module}{others_text} was overwritten before it could be counted"
+    return Birth(birth.module, "unknown", bad_leaf.name, birth.after, module_seen, unsure=reason)
 
 
-def after_failure(birth: Birth, why: str) -> Birth:
+def after_failure(birth: Birth, reason: str) -> Birth:
     """The birth in a forward of which a part could not be counted: that part may have made it."""
     if birth.how not in ("output", "between"):
         return birth
-    return uncertain(birth, f"a part of this forward could not be counted ({why[:200]})")
+    return uncertain(birth, f"a part of this forward could not be counted ({reason[:200]})")
 
 
-def uncertain(birth: Birth, why: str) -> Birth:
+def uncertain(birth: Birth, reason: str) -> Birth:
     """The birth without its certainty: where it was first seen, and why no more can be said."""
-    seen = birth.before or birth.module or "the model itself"
-    return Birth(birth.module, "unknown", birth.leaf, birth.after, seen, unsure=why)
+    module_seen = birth.before or birth.module or "the model itself"
+    return Birth(birth.module, "unknown", birth.leaf, birth.after, module_seen, unsure=reason)
 
 
-def _scope(calls: Sequence[Call], first: Leaf) -> Callable[[Leaf], bool]:
+def _scope(calls: Sequence[Call], bad_leaf: Leaf) -> Callable[[Leaf], bool]:
     """Which uncounted leaves could have carried the bad number to `first`.
 
     A call that gave a bad output: its own inputs, and all inside it. A bad input: what the parent's own code
     could have taken, that is its inputs and all that was called in it so far.
     """
-    root = first.call if first.side == OUT else calls[first.call].parent
+    root = bad_leaf.call if bad_leaf.side == OUT else calls[bad_leaf.call].parent
 
     def inside(call: int) -> bool:
         while call >= 0 and call != root:
@@ -148,8 +148,8 @@ def roles(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[str]:
             (bad_out if leaf.side == OUT else bad_in)[leaf.call] = True
     first_inside = _first_inside(calls, leaves)
     return [
-        _role(call, bad_in[at], bad_out[at], first_inside.get(at), unknown[at])
-        for at, call in enumerate(calls)
+        _role(call, bad_in[number], bad_out[number], first_inside.get(number), unknown[number])
+        for number, call in enumerate(calls)
     ]
 
 
@@ -157,16 +157,16 @@ def births(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[Birth]:
     """Every place where clean inputs gave bad numbers, in order of time; the first is `first_birth`'s."""
     of_call = roles(calls, leaves)
     first_inside = _first_inside(calls, leaves)
-    first = first_birth(calls, leaves)
-    found = {(first.module, first.how): first} if first else {}
+    birth_first = first_birth(calls, leaves)
+    by_place = {(birth_first.module, birth_first.how): birth_first} if birth_first else {}
     for leaf in leaves:
         if not leaf.bad or of_call[leaf.call] not in ("producer", "weights", "cache"):
             continue
         # What a parent's own code made shows in the child that takes it, before the parent's output.
-        seen = first_inside.get(leaf.call, leaf) if leaf.side == OUT else leaf
-        birth = _with_doubt(_birth_of(calls, seen), calls, leaves, seen)
-        found.setdefault((birth.module, birth.how), birth)
-    return list(found.values())
+        leaf_seen = first_inside.get(leaf.call, leaf) if leaf.side == OUT else leaf
+        birth = _with_doubt(_birth_of(calls, leaf_seen), calls, leaves, leaf_seen)
+        by_place.setdefault((birth.module, birth.how), birth)
+    return list(by_place.values())
 
 
 def _role(call: Call, bad_in: bool, bad_out: bool, inside: Leaf | None, unknown: bool) -> str:
@@ -188,11 +188,11 @@ def _first_inside(calls: Sequence[Call], leaves: Sequence[Leaf]) -> dict[int, Le
 
     If that leaf is an input, the call's own code made it bad.
     """
-    found: dict[int, Leaf] = {}
+    by_parent: dict[int, Leaf] = {}
     for leaf in leaves:
         if leaf.bad and calls[leaf.call].parent >= 0:
-            found.setdefault(calls[leaf.call].parent, leaf)
-    return found
+            by_parent.setdefault(calls[leaf.call].parent, leaf)
+    return by_parent
 
 
 def _birth_of(calls: Sequence[Call], leaf: Leaf) -> Birth:
@@ -202,15 +202,15 @@ def _birth_of(calls: Sequence[Call], leaf: Leaf) -> Birth:
     # A bad input that no module put out was made by the parent's own code.
     culprit = call if leaf.side == OUT else calls[call.parent]
     siblings = [child for child in culprit.children if child != leaf.call]
-    done = [child for child in siblings if child < leaf.call] if leaf.side == IN else siblings
-    after = calls[done[-1]].module if done else ""
-    before = call.module if leaf.side == IN else ""
+    returned = [child for child in siblings if child < leaf.call] if leaf.side == IN else siblings
+    after_module = calls[returned[-1]].module if returned else ""
+    before_module = call.module if leaf.side == IN else ""
     if culprit.cache_bad is not None:
         return Birth(culprit.module, "cache", leaf.name, since_step=culprit.cache_bad)
     if leaf.side == OUT and call.weights_bad:
         return Birth(call.module, "weights", leaf.name)
-    how = "between" if after or before else "output"
-    return Birth(culprit.module, how, leaf.name, after, before)
+    kind = "between" if after_module or before_module else "output"
+    return Birth(culprit.module, kind, leaf.name, after_module, before_module)
 
 
 def _last(path: str) -> str:

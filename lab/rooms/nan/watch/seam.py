@@ -65,10 +65,10 @@ def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if len(events) > lane.weigh_at:
                 lanes.weigh(lane)
             return output
-    seen = _table.get(key)
-    if seen is None and (strangers := _state["strangers"]) is not None:
-        seen = strangers(self)
-    return (seen or _state["original"])(self, *args, **kwargs)
+    call = _table.get(key)
+    if call is None and (strangers := _state["strangers"]) is not None:
+        call = strangers(self)
+    return (call or _state["original"])(self, *args, **kwargs)
 
 
 def add(module: nn.Module, make: Make, direct: Direct) -> None:

@@ -61,18 +61,18 @@ class Backwards:
         self._around: tuple[tuple[Call, Call], ...] = ()
         self._lock, self._plain, self._ours = threading.RLock(), torch.autograd.backward, None
 
-    def add(self, before: Call, after: Call) -> None:
+    def add(self, enter: Call, leave: Call) -> None:
         """`before(tensors)`, then `after(tensors, what before gave)`, after an exception too."""
         with self._lock:
-            self._around = (*self._around, (before, after))
+            self._around = (*self._around, (enter, leave))
             if self._ours is None:
                 self._plain = torch.autograd.backward
                 self._ours = torch.autograd.backward = self._patch()
 
-    def remove(self, before: Call, after: Call) -> None:
+    def remove(self, enter: Call, leave: Call) -> None:
         """Take it out again, in any order. A patch that another program made over ours stays."""
         with self._lock:
-            self._around = tuple(one for one in self._around if one != (before, after))
+            self._around = tuple(one for one in self._around if one != (enter, leave))
             if not self._around and torch.autograd.backward is self._ours:
                 torch.autograd.backward, self._ours = self._plain, None
 
@@ -83,14 +83,14 @@ class Backwards:
         @not_traced
         @passes_on
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            around, begun = self._around, []
-            for before, _ in around:  # a comprehension would be another frame
-                begun.append(before(tensors))
+            around, tokens = self._around, []
+            for enter, _ in around:  # a comprehension would be another frame
+                tokens.append(enter(tensors))
             try:
                 return plain(tensors, *args, **kwargs)
             finally:
-                for (_, after), one in zip(around, begun, strict=True):
-                    after(tensors, one)
+                for (_, leave), token in zip(around, tokens, strict=True):
+                    leave(tensors, token)
 
         return backward
 
@@ -124,11 +124,11 @@ class Rehooked:
                 self._plain[kind] = cast(Call, step)
                 setattr(kind, "step", _surrounded(cast(Call, step)))  # noqa: B010 - for mypy, too
         for optimizer in (one for one in gc.get_objects() if type(one) in self._plain):
-            own = vars(optimizer).get("step")
-            if getattr(own, "__wrapped__", None) is self._plain[type(optimizer)]:
-                ours = _surrounded_own(optimizer, own)
-                self._scheduled.append((optimizer, own, ours))
-                optimizer.step = ours
+            scheduled = vars(optimizer).get("step")
+            if getattr(scheduled, "__wrapped__", None) is self._plain[type(optimizer)]:
+                patched = _surrounded_own(optimizer, scheduled)
+                self._scheduled.append((optimizer, scheduled, patched))
+                optimizer.step = patched
 
     def take_off(self) -> None:
         """Put them back if no guard is left."""
@@ -136,9 +136,9 @@ class Rehooked:
             return
         for kind, step in self._plain.items():
             setattr(kind, "step", step)  # noqa: B010
-        for optimizer, own, ours in self._scheduled:
-            if vars(optimizer).get("step") is ours:
-                optimizer.step = own
+        for optimizer, scheduled, patched in self._scheduled:
+            if vars(optimizer).get("step") is patched:
+                optimizer.step = scheduled
         self._plain.clear()
         self._scheduled.clear()
         self._looked = False
@@ -155,23 +155,23 @@ def _surrounded(plain: Call) -> Call:
         if type(optimizer).step is not step:  # called by a subclass's own step, which has hooks of its own
             return plain(optimizer, *args, **kwargs)
         before_update.call(optimizer, args, kwargs)
-        found = plain(optimizer, *args, **kwargs)
+        result = plain(optimizer, *args, **kwargs)
         after_update.call(optimizer, args, kwargs)
-        return found
+        return result
 
     return step
 
 
-def _surrounded_own(optimizer: Any, own: Call) -> Call:
+def _surrounded_own(optimizer: Any, scheduled_step: Call) -> Call:
     """For one optimizer; torch copies and pickles no optimizer's `step`."""
 
-    @functools.wraps(own)
+    @functools.wraps(scheduled_step)
     @passes_on
     def step(*args: Any, **kwargs: Any) -> Any:
         before_update.call(optimizer, args, kwargs)
-        found = own(*args, **kwargs)
+        result = scheduled_step(*args, **kwargs)
         after_update.call(optimizer, args, kwargs)
-        return found
+        return result
 
     return step
 
@@ -202,7 +202,7 @@ class Surrounded:
     The class is patched, not the optimizer, so that copies and pickles carry nothing along.
     """
 
-    def __init__(self, kind: type[Any], before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+    def __init__(self, kind: type[Any], enter: Callable[[Any], None], leave: Callable[[Any], None]) -> None:
         self._kind, self._plain = kind, kind.step
         self.running = 0  # steps that have begun and not ended, with an exception either
         plain = self._plain
@@ -210,14 +210,14 @@ class Surrounded:
         @functools.wraps(plain)
         @passes_on
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before(optimizer)
+            enter(optimizer)
             self.running += 1
             try:
-                found = plain(optimizer, *args, **kwargs)
+                result = plain(optimizer, *args, **kwargs)
             finally:
                 self.running -= 1
-            after(optimizer)
-            return found
+            leave(optimizer)
+            return result
 
         self._ours = kind.step = step
 

@@ -89,11 +89,11 @@ class RunningTotals:
         self._counts[:, 3:] = -1
         self._waiting: list[tuple[Step, np.ndarray, np.ndarray, np.ndarray]] = []
 
-    def add(self, step: Step, seen: Seen, bad: np.ndarray | None) -> None:
+    def add(self, step: Step, counted: Seen, bad: np.ndarray | None) -> None:
         """`bad` says for each leaf whether it is bad; None if none is."""
         self.calls += 1
         step.totals_follow(self.settle)
-        self._waiting.append((step, seen.counts, seen.index, seen.put_out))
+        self._waiting.append((step, counted.counts, counted.index, counted.put_out))
         if bad is not None:
             self.first_bad[(self.first_bad < 0) & bad] = step.number
         if len(self._waiting) >= MOST_WAITING:
@@ -109,7 +109,7 @@ class RunningTotals:
 
         Forwards that were read by one template share their index arrays, and go together.
         """
-        for _, equal in itertools.groupby(self._waiting, key=lambda one: (id(one[2]), id(one[3]))):
+        for _, equal in itertools.groupby(self._waiting, key=lambda entry: (id(entry[2]), id(entry[3]))):
             steps, counts, index, put_out = zip(*equal, strict=True)
             stacked = np.stack(counts)
             if stacked.min() >= 0:  # a GPU's: all was counted
@@ -135,12 +135,12 @@ class RunningTotals:
         add_counts(self._counts, np.concatenate([summed, NOT_COUNTED])[index])
 
 
-def add_counts(counts: np.ndarray, more: np.ndarray) -> None:
+def add_counts(counts: np.ndarray, added: np.ndarray) -> None:
     """Add counts in place and keep the largest magnitude; -1 only stays where neither has a number."""
-    known = np.maximum(more[..., :4], 0)
-    both_unknown = (counts[..., :4] < 0) & (more[..., :4] < 0)
-    counts[..., :4] = np.where(both_unknown, -1, np.maximum(counts[..., :4], 0) + known)
-    counts[..., 4] = np.maximum(counts[..., 4], more[..., 4])
+    counted = np.maximum(added[..., :4], 0)
+    both_unknown = (counts[..., :4] < 0) & (added[..., :4] < 0)
+    counts[..., :4] = np.where(both_unknown, -1, np.maximum(counts[..., :4], 0) + counted)
+    counts[..., 4] = np.maximum(counts[..., 4], added[..., 4])
 
 
 def _summed(counts: np.ndarray) -> np.ndarray:

@@ -43,8 +43,8 @@ class Template:
     inner: list[Any]  # the same of what lies in tuples and mappings
     distinct: Picker  # from the pool: each tensor that counts, once
     again: Picker  # what is the same object as an earlier one, and that one
-    first: Picker
-    others: Picker  # tensors of whole numbers and flags, once
+    originals: Picker
+    not_counted: Picker  # tensors of whole numbers and flags, once
     other_dtypes: list[torch.dtype]
     first_leaves: list[tuple[int, str]]  # of each distinct tensor, as `Written` names them
     labels: list[Label]
@@ -71,19 +71,21 @@ class Template:
         within, inner = pool.inside(values)
         values += within
         rows = [
-            at
-            for source, at in sources.items()
-            if at >= len(types) and not skipped(source) and isinstance(values[at], (tuple, list, Mapping))
+            index
+            for source, index in sources.items()
+            if index >= len(types)
+            and not skipped(source)
+            and isinstance(values[index], (tuple, list, Mapping))
         ]
-        deep = any(len(values[at]) for at in rows)
-        unread = (values[at] for source, at in sources.items() if not skipped(source))
+        deep = any(len(values[index]) for index in rows)
+        unread = (values[index] for source, index in sources.items() if not skipped(source))
         if deep or not all(map(_is_plain, unread)) or not {*batch.sources} <= sources.keys():
             return None
         places = [sources[source] for source in batch.sources if source is not None]
         first_leaf = {u: n for n, u in reversed([*enumerate(batch.index)])}
         leaves_of = [first_leaf[u] for u in range(len(batch.tensors))]
         distinct = [places[n] for n in leaves_of]
-        again, first, others = _same(values, sources, distinct)
+        again, originals, not_counted = _same(values, sources, distinct)
         return cls(
             events[::3],
             pool,
@@ -92,9 +94,9 @@ class Template:
             inner,
             picker(distinct),
             picker(again),
-            picker(first),
-            picker(others),
-            [values[at].dtype for at in others],
+            picker(originals),
+            picker(not_counted),
+            [values[index].dtype for index in not_counted],
             [(batch.sources[n][0], batch.labels[n][2]) for n in leaves_of],
             batch.labels,
             batch.leaf_call,
@@ -108,9 +110,9 @@ class Template:
             picker(rows),
             picker(
                 [
-                    at
-                    for source, at in sources.items()
-                    if isinstance(values[at], float) and not skipped(source)
+                    index
+                    for source, index in sources.items()
+                    if isinstance(values[index], float) and not skipped(source)
                 ]
             ),
             batch.unseen,
@@ -141,11 +143,11 @@ class Template:
 
     def confirm(self, values: list[Any], tensors: Sequence[Tensor], written: Written) -> Batch | None:
         """The tensors as a batch; None if they are not arranged as in the template."""
-        if not all(map(is_, self.again(values), self.first(values))):
+        if not all(map(is_, self.again(values), self.originals(values))):
             return None
         if len({*map(id, tensors)}) < len(tensors):
             return None
-        if [*map(DTYPE, self.others(values))] != self.other_dtypes:
+        if [*map(DTYPE, self.not_counted(values))] != self.other_dtypes:
             return None
         if not all(map(math.isfinite, self.floats(values))):
             return None
@@ -196,18 +198,18 @@ def _same(
     values: list[Any], places: dict[Source, int], distinct: list[int]
 ) -> tuple[list[int], list[int], list[int]]:
     """(indices of repeated objects, the first index of each, indices of tensors that do not count)"""
-    holders = {id(values[at]): at for at in distinct}
-    again, first, others = [], [], []
-    for at in sorted({at for source, at in places.items() if not skipped(source)} - {*distinct}):
-        if not isinstance(values[at], (Tensor, tuple, list, Mapping)):
+    holders = {id(values[index]): index for index in distinct}
+    repeated, originals, not_counted = [], [], []
+    for index in sorted({index for source, index in places.items() if not skipped(source)} - {*distinct}):
+        if not isinstance(values[index], (Tensor, tuple, list, Mapping)):
             continue
-        holder = holders.setdefault(id(values[at]), at)
-        if holder != at:
-            again.append(at)
-            first.append(holder)
-        elif isinstance(values[at], Tensor):
-            others.append(at)
-    return again, first, others
+        holder = holders.setdefault(id(values[index]), index)
+        if holder != index:
+            repeated.append(index)
+            originals.append(holder)
+        elif isinstance(values[index], Tensor):
+            not_counted.append(index)
+    return repeated, originals, not_counted
 
 
 PASSED = 1 << 28  # added to a module's number where its call and its return are one event
@@ -236,8 +238,8 @@ class Pool:
         returned = [n for n in range(0, len(events), 3) if events[n] < 0]
         singles = [n + 1 for n in passed] + [n + 2 for n in passed] + [n + 1 for n in returned]
         args, kwargs = [n + 1 for n in calls], [n + 2 for n in calls]
-        sources: list[Source] = [(at,) for at in singles]
-        sources += [(at, key) for at in [*args, *kwargs] for key in _keys(events[at])]
+        sources: list[Source] = [(index,) for index in singles]
+        sources += [(index, key) for index in [*args, *kwargs] for key in _keys(events[index])]
         held = {
             source: events[source[0]] if len(source) == 1 else events[source[0]][source[1]]
             for source in sources
@@ -245,7 +247,7 @@ class Pool:
         places = {source: n for n, source in enumerate(sources)}
         rows = _unpacked(places, held, (tuple, list))
         mappings = _unpacked(places, held, Mapping)
-        pickers = [picker(at) for at in (singles, args, kwargs, rows, mappings)]
+        pickers = [picker(index) for index in (singles, args, kwargs, rows, mappings)]
         return cls(pickers[0], pickers[1], pickers[2], pickers[3], pickers[4], kwargs), places
 
     def open(self, events: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -262,25 +264,30 @@ class Pool:
     def inside(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
         """(more values, their lengths, names and types) from `values` of the right types."""
         rows, mappings = self.rows(values), self.mappings(values)
-        more = [*chain.from_iterable(rows)]
+        inner = [*chain.from_iterable(rows)]
         for mapping in mappings:
-            more += mapping.values()
-        return more, [*map(len, rows), *map(len, mappings), *chain.from_iterable(mappings), *map(type, more)]
+            inner += mapping.values()
+        return inner, [
+            *map(len, rows),
+            *map(len, mappings),
+            *chain.from_iterable(mappings),
+            *map(type, inner),
+        ]
 
 
 def _unpacked(places: dict[Source, int], held: dict[Source, Any], kind: Any) -> list[int]:
     """Indices of values of this kind, each object once; what lies in them is added to `places`."""
     begins: dict[int, int] = {}
-    found, size = [], len({*places.values()})
+    indices, size = [], len({*places.values()})
     for source, value in held.items():
         if not isinstance(value, kind) or skipped(source):
             continue
         if id(value) not in begins:
             begins[id(value)] = size
-            found.append(places[source])
+            indices.append(places[source])
             size += len(value)
         places.update({(*source, key): begins[id(value)] + n for n, key in enumerate(_keys(value))})
-    return found
+    return indices
 
 
 def _keys(value: Any) -> Iterable[Any]:

@@ -47,11 +47,11 @@ def hidden(function: F) -> F:
     def run(*args: Any, **kwargs: Any) -> Any:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
-        before = _set_eval_frame(None)
+        callback = _set_eval_frame(None)
         try:
             return function(*args, **kwargs)
         finally:
-            _set_eval_frame(before)
+            _set_eval_frame(callback)
 
     return not_traced(passes_on(run))  # type: ignore[return-value]
 

@@ -29,6 +29,7 @@ from lab.rooms.nan.watch.plain import FP8
 from lab.rooms.nan.watch.recorder import Recorder
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import RunningTotals, Step, Total, add_counts
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
 MOST_STEPS = 20_000  # forwards in `steps`; `forwards` and `totals` count all
@@ -81,8 +82,8 @@ class Watch(Recorder):
         self.sentinels: list[str] = []  # buffers that began with infinities
         self._explainer = Explainer(self.modules.names, self.modules.all)
         self._totals: dict[tuple[str, tuple[Label, ...]], RunningTotals] = {}
-        self._last: dict[str, RunningTotals] = {}  # by phase
-        self._kept = 0  # steps with rows
+        self._latest_totals: dict[str, RunningTotals] = {}  # by phase
+        self._num_kept = 0  # steps with rows
 
     def __enter__(self) -> Watch:
         self.refuse_second_use()
@@ -111,11 +112,11 @@ class Watch(Recorder):
         step = self.first_step
         if step is None:
             return None
-        first = step.births[0]
-        if first.how != "unknown":
-            return first
+        birth = step.births[0]
+        if birth.how != "unknown":
+            return birth
         later = (one.births[0] for one in self._steps if one.births and one.number > step.number)
-        return next((birth for birth in later if _explains(birth, first, step.number)), first)
+        return next((known for known in later if _explains(known, birth, step.number)), birth)
 
     @property
     def first_step(self) -> Step | None:
@@ -139,24 +140,28 @@ class Watch(Recorder):
     def not_seen(self) -> list[str]:
         """What was not seen, in sentences; caches, which are skipped by their role, are in `unseen` only."""
         self.settle()
-        found = [f"{plural(times, 'forward')} not seen: {why}" for why, times in self.blind.items()]
-        for what, times in self.direct.items():
-            found.append(f"{what} ({times}x): its own code, what it took and what it gave were not seen")
+        sentences = [f"{plural(times, 'forward')} not seen: {reason}" for reason, times in self.blind.items()]
+        for text, times in self.direct.items():
+            sentences.append(f"{text} ({times}x): its own code, what it took and what it gave were not seen")
         if not self.called:
-            found.append("no call of this model was seen: is it compiled, or run by another object?")
+            sentences.append("no call of this model was seen: is it compiled, or run by another object?")
         if self.failed:
-            found.append(
+            sentences.append(
                 f"{plural(self.failed, 'forward')} could not be counted: {'; '.join(self.notes[-3:])}"
             )
         if self.unknown:
             also = " or not counted" if self.uncounted else ""
-            found.append(f"{plural(self.unknown, 'tensor')} overwritten in place before being counted{also}")
+            sentences.append(
+                f"{plural(self.unknown, 'tensor')} overwritten in place before being counted{also}"
+            )
         for reason, times in self.uncounted.items():
-            found.append(f"{plural(times, 'tensor')} could not be counted: {reason}")
-        for (module, leaf, why), times in self.unseen.items():
-            if why != CACHE:
-                found.append(f"{leaf} of {module or 'the model itself'} not looked into: {why} ({times}x)")
-        return [*found, *self._inside_compiled()]
+            sentences.append(f"{plural(times, 'tensor')} could not be counted: {reason}")
+        for (module, leaf, reason), times in self.unseen.items():
+            if reason != CACHE:
+                sentences.append(
+                    f"{leaf} of {module or 'the model itself'} not looked into: {reason} ({times}x)"
+                )
+        return [*sentences, *self._inside_compiled()]
 
     def never_called(self) -> list[str]:
         """Modules that no call went to: unused, or run by `forward` directly or inside a compiled one."""
@@ -165,46 +170,46 @@ class Watch(Recorder):
 
     def _inside_compiled(self) -> list[str]:
         """Compiled modules that were called: what is inside runs as one program and is seen as one."""
-        found = []
-        for at, module in enumerate(self.modules.all):
+        sentences = []
+        for number, module in enumerate(self.modules.all):
             compiled = type(module).__name__ == "OptimizedModule" or getattr(
                 module, "_compiled_call_impl", None
             )
-            fused = compiled is not False and compiled is not None and at in self.called
+            fused = compiled is not False and compiled is not None and number in self.called
             inside = sum(1 for _ in module.modules()) - 1
-            if (fused or (isinstance(module, torch.jit.ScriptModule) and at in self.called)) and inside:
-                name = self.modules.names[at] or "the model itself"
-                found.append(f"{plural(inside, 'module')} inside the compiled {name}, seen as one")
-        return found
+            if (fused or (isinstance(module, torch.jit.ScriptModule) and number in self.called)) and inside:
+                name = self.modules.names[number] or "the model itself"
+                sentences.append(f"{plural(inside, 'module')} inside the compiled {name}, seen as one")
+        return sentences
 
     def totals(self) -> list[Total]:
         """All calls, summed by module, side, leaf and phase."""
-        found: dict[tuple[int, int, str, str], Total] = {}
+        totals: dict[tuple[int, int, str, str], Total] = {}
         self.settle()
         for part in self._totals.values():
-            for at, (module, side, leaf) in enumerate(part.labels):
+            for index, (module, side, leaf) in enumerate(part.labels):
                 key = (module, side, leaf, part.phase)
-                if key not in found:
+                if key not in totals:
                     kind = type(self.modules.all[module]).__name__
                     words = (self.modules.names[module], kind, ("in", "out")[side], leaf, part.phase)
-                    found[key] = Total(*words, part.dtypes[at])
-                    found[key].counts[3:] = -1
-                total = found[key]
+                    totals[key] = Total(*words, part.dtypes[index])
+                    totals[key].counts[3:] = -1
+                total = totals[key]
                 total.calls += part.calls
-                total.numel += part.calls * int(part.sizes[at])
-                add_counts(total.counts, part.counts[at])
-                bad_step = int(part.first_bad[at])
+                total.numel += part.calls * int(part.sizes[index])
+                add_counts(total.counts, part.counts[index])
+                bad_step = int(part.first_bad[index])
                 if bad_step >= 0 and (total.first_bad_step < 0 or bad_step < total.first_bad_step):
                     total.first_bad_step = bad_step
-        return list(found.values())
+        return list(totals.values())
 
-    def take(self, forward: Forward, seen: Seen) -> None:
+    def take(self, forward: Forward, counted: Seen) -> None:
         """Turn a forward into the next step; a clean recomputation is none."""
         step = Step(forward.number, forward.phase, forward.query_length)
         forward.step = step
-        bad, masked = self._explainer.bad_leaves(seen)
-        if any(batch.fp8 for batch in seen.batches):
-            self._note_saturated(seen)
+        bad, masked = self._explainer.bad_leaves(counted)
+        if any(batch.fp8 for batch in counted.batches):
+            self._note_saturated(counted)
         self.masked.update(masked)
         self.forwards += forward.phase != RECOMPUTE
         if forward.phase == RECOMPUTE:
@@ -213,25 +218,25 @@ class Watch(Recorder):
                 return
         if bad is not None:
             step.bad_leaves = int(bad.sum())
-            self._explainer.explain(step, forward, seen, bad, self._steps, self._count)
-        first_of_phase = forward.phase not in self._last
-        self._sum_up(step, seen, bad)
-        if (bad is not None and self._kept < MOST_KEPT) or (self.keep_rows and first_of_phase):
-            self._kept += 1
-            step.rows = self._explainer.rows(forward, seen, bad)
+            self._explainer.explain(step, forward, counted, bad, self._steps, self._count)
+        first_of_phase = forward.phase not in self._latest_totals
+        self._sum_up(step, counted, bad)
+        if (bad is not None and self._num_kept < MOST_KEPT) or (self.keep_rows and first_of_phase):
+            self._num_kept += 1
+            step.rows = self._explainer.rows(forward, counted, bad)
         self._steps.append(step)
         if len(self._steps) > MOST_STEPS:  # a server has no end of forwards: the older clean ones go
             older, newer = self._steps[: MOST_STEPS // 2], self._steps[MOST_STEPS // 2 :]
             self._steps = [one for one in older if one.bad_leaves][: MOST_STEPS // 4] + newer
         self.stepped(step, forward)
 
-    def _note_saturated(self, seen: Seen) -> None:
+    def _note_saturated(self, counted: Seen) -> None:
         """A float8 tensor that holds its largest number: since torch 2.12 a cast of infinity gives it."""
         limits = {dtype: torch.finfo(dtype).max for dtype in FP8}
-        for u, (_, dtype) in enumerate(seen.shapes()):
-            if dtype in limits and seen.counts[u, 4] == limits[dtype]:
-                at, _, leaf = seen.labels[int(np.flatnonzero(seen.index == u)[0])]
-                name, kind = self.modules.names[at] or "the model itself", str(dtype)[6:]
+        for u, (_, dtype) in enumerate(counted.shapes()):
+            if dtype in limits and counted.counts[u, 4] == limits[dtype]:
+                number, _, leaf = counted.labels[int(np.flatnonzero(counted.index == u)[0])]
+                name, kind = self.modules.names[number] or "the model itself", str(dtype)[6:]
                 self.note(
                     f"{leaf} of {name} holds {kind}'s largest number, {limits[dtype]:g}: a cast may saturate"
                 )
@@ -249,6 +254,7 @@ class Watch(Recorder):
     def stepped(self, step: Step, forward: Forward) -> None:
         """A hook for those who want each step as it is counted."""
 
+    @passes_on
     def react(self, forward: Forward) -> None:
         """The model's call has ended without an exception: stop or call back if it went bad."""
         step = forward.step
@@ -262,17 +268,17 @@ class Watch(Recorder):
         if callable(self.on_bad):
             self.on_bad(step)
 
-    def _sum_up(self, step: Step, seen: Seen, bad: np.ndarray | None) -> None:
+    def _sum_up(self, step: Step, counted: Seen, bad: np.ndarray | None) -> None:
         """Add this forward to the running totals of forwards with the same calls."""
-        part = self._last.get(step.phase)
-        if part is None or (part.labels is not seen.labels and part.labels != seen.labels):
-            key = (step.phase, tuple(seen.labels))
+        part = self._latest_totals.get(step.phase)
+        if part is None or (part.labels is not counted.labels and part.labels != counted.labels):
+            key = (step.phase, tuple(counted.labels))
             if key not in self._totals:
                 self._totals[key] = RunningTotals(
-                    step.phase, seen.labels, seen.leaf_dtypes(), seen.leaf_numel()
+                    step.phase, counted.labels, counted.leaf_dtypes(), counted.leaf_numel()
                 )
-            part = self._last[step.phase] = self._totals[key]
-        part.add(step, seen, bad)
+            part = self._latest_totals[step.phase] = self._totals[key]
+        part.add(step, counted, bad)
 
 
 def _explains(birth: Birth, unknown: Birth, step: int) -> bool:
@@ -282,9 +288,13 @@ def _explains(birth: Birth, unknown: Birth, step: int) -> bool:
     """
     if birth.how == "cache" and (birth.since_step is None or birth.since_step >= step):
         return False
-    one, other = birth.module, unknown.module
+    module, other_module = birth.module, unknown.module
     related = (
-        one == other or not one or not other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+        module == other_module
+        or not module
+        or not other_module
+        or module.startswith(f"{other_module}.")
+        or other_module.startswith(f"{module}.")
     )
     return birth.how not in ("unknown", "weights") and related
 

@@ -96,7 +96,7 @@ for some in (*lists, made(2)):
     some[0][:] = float("nan") if some is lists[2] else 1
     looked.append((some, counter.begin(some)))
     assert looked[-1][1].bad()
-(known,) = counter._known.values()
+(known,) = counter._entries.values()
 assert [len(room.free) for group in known.groups for room in group._rooms.values()] == [1]
 assert all(np.array_equal(one.rows(), plain_counts(some)) for some, one in looked)
 

@@ -43,7 +43,7 @@ class Border:
     calls: Sequence[Sequence[Any]]  # of its forward: module, parent call, returned
     gave: tuple[int, ...]  # calls that put it out, the producer's first
     took: tuple[int, ...]  # calls of its consumers
-    whole: bool  # whether all calls that gave or took it are known: it was read with the whole forward
+    is_whole: bool  # whether all calls that gave or took it are known: it was read with the whole forward
     hooked: bool = False  # the program has a hook on the tensor, which may change its gradient
 
 
@@ -92,10 +92,10 @@ class Borders:
             if u >= 0 and (shared or batch.tensors[u].requires_grad):
                 users.setdefault(int(u), []).append(leaf)
         plan: list[Planned] = []
-        for u, found in users.items():
-            outs = [leaf for leaf in found if batch.labels[leaf][1] == OUT]
+        for u, leaves in users.items():
+            outs = [leaf for leaf in leaves if batch.labels[leaf][1] == OUT]
             if outs:
-                takers = [leaf for leaf in found if batch.labels[leaf][1] == IN]
+                takers = [leaf for leaf in leaves if batch.labels[leaf][1] == IN]
                 border = self._border(forward, batch, outs, takers, batch.tensors[u])
                 plan.append((u, border))
         if shared:
@@ -109,12 +109,12 @@ class Borders:
     ) -> Border:
         gave = tuple(batch.leaf_call[leaf] for leaf in outs)
         took = tuple(batch.leaf_call[leaf] for leaf in takers if batch.leaf_call[leaf] not in gave)
-        at, parent = forward.calls[gave[0]][0], forward.calls[gave[-1]][1]
+        module, parent = forward.calls[gave[0]][0], forward.calls[gave[-1]][1]
         again = forward.phase == "recompute"
         roots = [leaf for leaf in outs if forward.calls[batch.leaf_call[leaf]][1] < 0 and not again]
         return Border(
-            at,
-            forward.calls[parent][0] if parent >= 0 else at,
+            module,
+            forward.calls[parent][0] if parent >= 0 else module,
             tuple(forward.calls[call][0] for call in took),
             batch.labels[roots[0]][2] if roots else None,
             tensor.output_nr,
@@ -149,8 +149,8 @@ class Borders:
             if border.saved is not None:
                 border.saved.gradients[border.root_leaf] = grad.detach()
         except Exception as error:  # a note, never an exception inside autograd
-            why = f"{type(error).__name__}: {error}"[:200]
-            self._collector.unread[why] = self._collector.unread.get(why, 0) + 1
+            reason = f"{type(error).__name__}: {error}"[:200]
+            self._collector.unread[reason] = self._collector.unread.get(reason, 0) + 1
 
     @passes_on
     def step_ended(self) -> None:
@@ -180,12 +180,12 @@ class Borders:
             if node in met or node in stop:
                 continue
             met.add(node)
-            todo += [after for after, _ in node.next_functions if after is not None]
+            todo += [target for target, _ in node.next_functions if target is not None]
         return met
 
-    def place(self, one: Taken) -> tuple[str, str, str, str]:
+    def place(self, taken: Taken) -> tuple[str, str, str, str]:
         """(stage, module, place, why unsure) of a bad gradient at a border."""
-        entered = self._of(one)
+        entered = self._of(taken)
         if entered is None:
             return "act_grads", "", "in backward", "its step was over when it was counted"
         border = entered[0]
@@ -204,11 +204,11 @@ class Borders:
             of = f"the gradient of {_named(producer)}'s output"
             return "act_grads", module, f"in backward of {_named(module)}: first seen in {of}", ""
         outer = takers[0] if takers else parent
-        how = f"is used in {uses} places" if uses > 1 and not outside else "may be used elsewhere too"
+        use = f"is used in {uses} places" if uses > 1 and not outside else "may be used elsewhere too"
         if passed:
-            how = f"may have got it through {', '.join(passed)}"
-        taken = ", ".join(map(_named, dict.fromkeys(takers))) or "none that is a module"
-        unsure = f"{_named(producer)}'s output {how} (taken by: {taken}); a replay names the operator"
+            use = f"may have got it through {', '.join(passed)}"
+        takers_text = ", ".join(map(_named, dict.fromkeys(takers))) or "none that is a module"
+        unsure = f"{_named(producer)}'s output {use} (taken by: {takers_text}); a replay names the operator"
         return "act_grads", outer, f"in backward, between {_named(outer)} and {_named(producer)}", unsure
 
     def _passed_after(self, border: Border) -> list[str]:
@@ -220,19 +220,19 @@ class Borders:
         calls, gave = border.calls, border.gave
         user, since = (border.took[-1], -1) if border.took else (calls[gave[-1]][1], gave[-1])
         begins = {user: since, **dict.fromkeys(gave[1:], gave[0]), gave[0]: -1}
-        while not border.whole and user >= 0:  # any call around it may have given it on
+        while not border.is_whole and user >= 0:  # any call around it may have given it on
             user = calls[user][1]
             begins.setdefault(user, gave[0])
-        found = (
-            self.names[at]
-            for call, (at, parent, _) in enumerate(calls)
+        modules = (
+            self.names[module]
+            for call, (module, parent, _) in enumerate(calls)
             if parent in begins and call > begins[parent] and call not in gave
         )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(modules))
 
-    def _of(self, one: Taken) -> Entered | None:
-        at = one.key - self._forgotten
-        return self.entered[at] if 0 <= at < len(self.entered) else None
+    def _of(self, taken: Taken) -> Entered | None:
+        index = taken.key - self._forgotten
+        return self.entered[index] if 0 <= index < len(self.entered) else None
 
     def _uses(self, entered: Entered) -> int:
         """How many nodes of the step's graphs take this output; -1 if that cannot be told."""
@@ -241,9 +241,9 @@ class Borders:
             return -1
         met = self._reached(self._roots())
         uses = (
-            after is entered_node and number == border.output_nr
+            target is entered_node and number == border.output_nr
             for node in met
-            for after, number in node.next_functions
+            for target, number in node.next_functions
         )
         return sum(uses) if entered_node in met else -1
 

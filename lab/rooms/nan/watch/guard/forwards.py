@@ -76,17 +76,17 @@ class GuardedWatch(Watch):
     def _take_one(self, forward: Forward) -> None:
         unknown = self.unknown
         super()._take_one(forward)
-        why = forward.failed or (OVERWRITTEN if self.unknown > unknown else "")
-        if why and len(self.lost) < MOST_LOST:
-            self.lost[forward.update] = why[:200]
+        reason = forward.failed or (OVERWRITTEN if self.unknown > unknown else "")
+        if reason and len(self.lost) < MOST_LOST:
+            self.lost[forward.update] = reason[:200]
 
     @passes_on
     def _aside(
-        self, lane: Lane, why: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+        self, lane: Lane, reason: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         if len(self.lost) < MOST_LOST:
-            self.lost[self._state.step] = why
-        return super()._aside(lane, why, inner, module, args, kwargs)
+            self.lost[self._state.step] = reason
+        return super()._aside(lane, reason, inner, module, args, kwargs)
 
     def take_clean(self, forward: Forward, batch: Batch) -> bool:
         if batch.fp8:
@@ -95,19 +95,19 @@ class GuardedWatch(Watch):
         self.recomputed += forward.phase == RECOMPUTE
         return True
 
-    def take(self, forward: Forward, seen: Seen) -> None:
-        clean = all_clean(seen.counts)
-        if not clean and (seen.counts[:, :3] > 0).any():
+    def take(self, forward: Forward, counted: Seen) -> None:
+        clean = all_clean(counted.counts)
+        if not clean and (counted.counts[:, :3] > 0).any():
             self.name_anew()  # torch does not tell of all that leave the model or move in it
-            super().take(forward, seen)
+            super().take(forward, counted)
         else:
             self.forwards += forward.phase != RECOMPUTE
             self.recomputed += forward.phase == RECOMPUTE
-            if any(batch.fp8 for batch in seen.batches):
-                self._note_saturated(seen)
-        if not clean and len(seen.counts) and seen.counts[:, 4].max() > 0:
-            dtypes = [dtype for _, dtype in seen.shapes()]
-            self._state.within(self._headroom.met_tensors, "forward", dtypes, seen.counts[:, 4])
+            if any(batch.fp8 for batch in counted.batches):
+                self._note_saturated(counted)
+        if not clean and len(counted.counts) and counted.counts[:, 4].max() > 0:
+            dtypes = [dtype for _, dtype in counted.shapes()]
+            self._state.within(self._headroom.met_tensors, "forward", dtypes, counted.counts[:, 4])
 
     def passing(self, forward: Forward, batch: Batch) -> None:
         if self._headroom.due(self._state.step) and len(batch.tensors) > 1:
@@ -132,8 +132,9 @@ class GuardedWatch(Watch):
         else:
             self._steps.clear()  # a training job has no end of forwards
 
+    @passes_on
     def react(self, forward: Forward) -> None:
-        if not self.waits:  # else it is clean
+        if not self._waiting:  # else it is clean
             self._listener.react_if_bad()
 
     def read_weights_again(self) -> list[dict[str, Any]]:
@@ -160,9 +161,9 @@ class BadForwards:
         self._weights.read_what_was_updated(before=moment)
         number = forward.update if forward.update >= 0 else self._state.step
         again = self._watch.read_weights_again if birth.how == "weights" else self._watch.weights_of_others
-        for one in again():
-            inf = one["posinf"] + one["neginf"]
-            self._weights.was_bad(one["name"], one["nan"], inf, before=False, moment=moment - 0.25)
+        for weight in again():
+            inf = weight["posinf"] + weight["neginf"]
+            self._weights.was_bad(weight["name"], weight["nan"], inf, before=False, moment=moment - 0.25)
         outside = OUTSIDE if birth.how == "given" and birth.module else ""
         unsure = birth.unsure or outside or self._maybe_another_rank(birth)
         event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)

@@ -41,26 +41,26 @@ class GradientEvents:
         self._watch.name_anew()  # what is bad is told by the names of now
         self._weights.name_anew()
         self._weights.read_what_was_updated(before=taken[0].time)
-        for at in np.flatnonzero(bad):
-            self._was_bad(taken[at], rows[at])
+        for index in np.flatnonzero(bad):
+            self._was_bad(taken[index], rows[index])
 
-    def _was_bad(self, one: Taken, row: np.ndarray) -> None:
-        stage, module, place, unsure, why = self._place(one)
+    def _was_bad(self, taken: Taken, row: np.ndarray) -> None:
+        stage, module, place, unsure, reason = self._place(taken)
         self._state.event(
-            one.time, stage, module, "", row, one, unsure=unsure, why=why, place=place, step=one.step
+            taken.time, stage, module, "", row, taken, unsure=unsure, why=reason, place=place, step=taken.step
         )
 
-    def _place(self, one: Taken) -> tuple[str, str, str, str, str]:
+    def _place(self, taken: Taken) -> tuple[str, str, str, str, str]:
         """(stage, module, place, why unsure, why)"""
-        if one.stage == "act_grads":
-            return (*self._borders.place(one), "")
-        if one.stage == "loss":
-            place = f"in the loss ({one.key})" if one.key else "in the loss"
-            return "loss", "", place, self._forward_doubt(one.step), ""
-        name = self._weights.names.get(int(one.key), "?")
-        owners = self._weights.owners.get(int(one.key), [""])
+        if taken.stage == "act_grads":
+            return (*self._borders.place(taken), "")
+        if taken.stage == "loss":
+            place = f"in the loss ({taken.key})" if taken.key else "in the loss"
+            return "loss", "", place, self._forward_doubt(taken.step), ""
+        name = self._weights.names.get(int(taken.key), "?")
+        owners = self._weights.owners.get(int(taken.key), [""])
         module = owners[0]
-        if one.stage == "param_grads":
+        if taken.stage == "param_grads":
             unsure = f"{name} is shared by {', '.join(map(named, owners))}" if len(owners) > 1 else ""
             unsure = unsure or self._weight_doubt(module)
             if outside := self._borders.outside_use(self._weights.parameter(name)):
@@ -69,28 +69,28 @@ class GradientEvents:
                 unsure = f"the program has a hook on {name}, which may have made it"
             place = f"in backward of {named(module)}: the gradient of {name}"
             return "param_grads", module, place, unsure, ""
-        if isinstance(one.key, Unhooked):
+        if isinstance(taken.key, Unhooked):
             unsure = "it was not seen as it accumulated: backward made it, or code after backward"
             place = f"in the gradient of {name}, which the update takes"
             return "param_grads", module, place, unsure, ""
-        place = f"{WORDS[one.stage]} {name}"
-        if one.stage == "after_reduce" and self._state.strategy.name == "FSDP":
+        place = f"{WORDS[taken.stage]} {name}"
+        if taken.stage == "after_reduce" and self._state.strategy.name == "FSDP":
             unsure = "it was reduced over ranks: another rank's part, or this rank's own weight gradient"
-            return one.stage, module, place, unsure, ""
-        if one.stage == "after_reduce":
-            why = (
+            return taken.stage, module, place, unsure, ""
+        if taken.stage == "after_reduce":
+            reason = (
                 "this rank's own gradients were clean: the reduction brought it from another rank, or "
                 "made it (a sum that overflows, a communication hook)"
             )
-            return one.stage, module, place, "", why
-        why = "finite when backward ended: unscaling, clipping or other code changed it"
-        return one.stage, module, place, "", why
+            return taken.stage, module, place, "", reason
+        reason = "finite when backward ended: unscaling, clipping or other code changed it"
+        return taken.stage, module, place, "", reason
 
     def _forward_doubt(self, step: int) -> str:
         """Why a bad loss of this step may have come from a forward that was not seen; "" if it did not."""
         if step in self._watch.lost:
-            why = self._watch.lost[step]
-            return f"a forward of this step could not be counted in full, and may have made it: {why}"
+            reason = self._watch.lost[step]
+            return f"a forward of this step could not be counted in full, and may have made it: {reason}"
         unseen = step == self._state.step and not self._state.forward_since_update
         if not self._watch.called or unseen:
             return "no forward of this model was seen before it, which may have made it"

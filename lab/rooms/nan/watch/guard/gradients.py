@@ -76,9 +76,9 @@ class _List:
 class _Lists(threading.local):
     """The calling thread's own list."""
 
-    def __init__(self, every: list[_List]) -> None:
-        self.own = _List()
-        every.append(self.own)
+    def __init__(self, lists: list[_List]) -> None:
+        self.local = _List()
+        lists.append(self.local)
 
 
 class Collector:
@@ -90,8 +90,8 @@ class Collector:
     ) -> None:
         self._state, self._lock = state, threading.RLock()
         self._begin, self._reads_only = beginning(state.count), reads_only(state.count)
-        self._every: list[_List] = []
-        self.lists = _Lists(self._every)
+        self._thread_lists: list[_List] = []
+        self.lists = _Lists(self._thread_lists)
         self._held: list[tuple[int, list[Passed]]] = []  # in order of time, with the tick they came before
         self._groups: list[Group] = []
         self.weighs = True  # whether each tensor is weighed as it comes: not while backwards are light
@@ -103,9 +103,9 @@ class Collector:
     @passes_on
     def add(self, passed: Passed) -> None:
         """A tensor has passed in this thread."""
-        own = self.lists.own
-        own.entries.append(passed)
-        own.taken += 1
+        local = self.lists.local
+        local.entries.append(passed)
+        local.taken += 1
         self.waits = True  # after it is there: `settled` takes this back before it looks
 
     @passes_on
@@ -125,29 +125,29 @@ class Collector:
         self._bytes += 0 if stays else tensor.numel() * tensor.element_size()
         if self._bytes > LEAST_BUDGET and self._flushes - self._asked >= ASK_EVERY:
             self._asked, self._budget = self._flushes, _budget(tensor.device)
-        if self._bytes > self._budget or len(self.lists.own.entries) > MOST_HELD:
+        if self._bytes > self._budget or len(self.lists.local.entries) > MOST_HELD:
             self.flush()
 
     @passes_on
     def here(self) -> int:
         """How many tensors this thread has taken so far."""
-        return self.lists.own.taken
+        return self.lists.local.taken
 
     @hidden
     def anywhere(self) -> int:
         """How many tensors all threads have taken so far."""
-        return sum(one.taken for one in self._every)
+        return sum(one.taken for one in self._thread_lists)
 
     @hidden
     def mark(self) -> None:
         """What was taken so far came before everything that the clock is asked for from now on."""
         with self._lock:
-            for one in self._every:
-                if not one.entries:
+            for thread_list in self._thread_lists:
+                if not thread_list.entries:
                     continue
-                found = one.entries[:]
-                del one.entries[: len(found)]  # its own thread may have appended more meanwhile
-                self._held.append((self._state.now(), found))
+                entries = thread_list.entries[:]
+                del thread_list.entries[: len(entries)]  # its own thread may have appended more meanwhile
+                self._held.append((self._state.now(), entries))
 
     @hidden
     def flush(self) -> None:
@@ -167,8 +167,8 @@ class Collector:
         try:
             counted = quiet(self._begin, tensors, reads_only=self._reads_only)
         except Exception as error:  # a count that fails is a note, never the program's problem
-            why = f"{type(error).__name__}: {error}"[:200]
-            self.unread[why] = self.unread.get(why, 0) + len(tensors)
+            reason = f"{type(error).__name__}: {error}"[:200]
+            self.unread[reason] = self.unread.get(reason, 0) + len(tensors)
             return
         self._note(chunks, held, owners, tensors, counted)
 
@@ -182,20 +182,20 @@ class Collector:
     ) -> None:
         """A count has begun, one row per tensor; a clean one that is over leaves only its stages."""
         of_rows = held if owners is None else [held[at] for at in owners]
-        self._state.seen.update([one[0] for one in of_rows])
-        late = [at for at, one in enumerate(of_rows) if one[3] >= 0 and one[2]._version != one[3]]
+        self._state.seen.update([passed[0] for passed in of_rows])
+        late = [at for at, passed in enumerate(of_rows) if passed[3] >= 0 and passed[2]._version != passed[3]]
         if late or not counted.known_clean():
             step, times = self._state.step, _times(chunks)
             times = times if owners is None else [times[at] for at in owners]
             taken = [
-                Taken(time, one[0], one[1], step, tensor.shape, tensor.dtype)
-                for one, time, tensor in zip(of_rows, times, tensors, strict=True)
+                Taken(time, passed[0], passed[1], step, tensor.shape, tensor.dtype)
+                for passed, time, tensor in zip(of_rows, times, tensors, strict=True)
             ]
             with self._lock:
                 self._groups.append(Group(taken, counted, late))
         self._flushes += 1
         if self._flushes % LOOK_EVERY == 2:
-            size = sum(one.numel() * one.element_size() for one in tensors)
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             self.weighs = size * LOOK_EVERY > LEAST_BUDGET or len(tensors) * LOOK_EVERY > MOST_HELD
 
     def _dense(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
@@ -206,9 +206,9 @@ class Collector:
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         if not is_odd(tensor):
             return [tensor] if tensor.numel() else []
-        parts, why = quiet(as_counted, tensor)
-        if why:
-            self.unread[why] = self.unread.get(why, 0) + 1
+        parts, reason = quiet(as_counted, tensor)
+        if reason:
+            self.unread[reason] = self.unread.get(reason, 0) + 1
         return parts
 
     def all_clean(self) -> bool:
@@ -227,22 +227,22 @@ class Collector:
         self.flush()
         with self._lock:
             groups, self._groups = self._groups, []
-        found = []
+        results = []
         for group in groups:
             rows = group.counted.rows()
             if group.late:
                 rows = np.array(rows)
                 rows[group.late] = -1
-            found.append((group.taken, rows))
-        return found
+            results.append((group.taken, rows))
+        return results
 
 
 def _times(chunks: Sequence[tuple[int, list[Passed]]]) -> list[float]:
     """When each came: what was drained together is ordered within a part of one tick."""
     return [
-        one[4] if one[4] >= 0 else begin + at * TICK / len(chunk)
+        passed[4] if passed[4] >= 0 else begin + index * TICK / len(chunk)
         for begin, chunk in chunks
-        for at, one in enumerate(chunk)
+        for index, passed in enumerate(chunk)
     ]
 
 

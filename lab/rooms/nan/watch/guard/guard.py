@@ -23,13 +23,12 @@ from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, BadForwards, GuardedWatch
 from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
 from lab.rooms.nan.watch.guard.gradients import Collector
-from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.losses import Losses
 from lab.rooms.nan.watch.guard.parameters import ParameterHooks
 from lab.rooms.nan.watch.guard.reactions import GRADIENT_STAGES, Reactions
-from lab.rooms.nan.watch.guard.record import Strategy, write
+from lab.rooms.nan.watch.guard.record import write
 from lab.rooms.nan.watch.guard.scalers import scalers
-from lab.rooms.nan.watch.guard.scaling import Scaling, is_enabled, leaves_out
+from lab.rooms.nan.watch.guard.scaling import is_enabled, leaves_out
 from lab.rooms.nan.watch.guard.state import Event, GuardStep, StepState, corrected, first_of
 from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
 from lab.rooms.nan.watch.guard.weights import Weights
@@ -72,6 +71,8 @@ class Guard:
         self.reacts = on_bad != "keep"
         self.index = 0  # for a program with several models that knows no guard
         self.state = state = StepState(model, scaler, headroom=headroom, counter=counter)
+        self.scaling, self.strategy = state.scaling, state.strategy
+        self.headroom, self.counter = state.headroom, state.counter
         self.collector = collector = Collector(state)
         self.borders = borders = Borders(state, collector)
         self.watch = watch = GuardedWatch(state, borders, self)
@@ -147,23 +148,6 @@ class Guard:
     # What it found
 
     @property
-    def scaling(self) -> Scaling:
-        return self.state.scaling
-
-    @property
-    def strategy(self) -> Strategy:
-        return self.state.strategy
-
-    @property
-    def headroom(self) -> Headroom:
-        return self.state.headroom
-
-    @property
-    def counter(self) -> str:
-        """The name of the way of counting."""
-        return self.state.counter
-
-    @property
     def step(self) -> int:
         """Updates so far."""
         return self.state.step
@@ -220,46 +204,47 @@ class Guard:
     def first(self) -> Event | None:
         """The first bad number of all: the verdict. None while there is none."""
         self.state.safely(self.settle)
-        first = first_of(event for step in self.steps for event in step.events)
-        if first is None or (sure := corrected(first, self.steps)) is first:
-            return first
-        return replace(sure, step=first.step, time=first.time)  # a later step shows where, not when
+        earliest = first_of(event for step in self.steps for event in step.events)
+        if earliest is None or (sure := corrected(earliest, self.steps)) is earliest:
+            return earliest
+        return replace(sure, step=earliest.step, time=earliest.time)  # a later step shows where, not when
 
     def not_seen(self) -> list[str]:
         """What was not looked at, in sentences."""
-        found = list(self.watch.not_seen())
+        sentences = list(self.watch.not_seen())
         trained = any(self.seen[stage] for stage in GRADIENT_STAGES) or self.step
         if trained and not self.watch.called:
-            found.insert(0, "gradients were seen, but no forward of this model: is it compiled?")
+            sentences.insert(0, "gradients were seen, but no forward of this model: is it compiled?")
         elif self.unseen_forwards:
             times = plural(self.unseen_forwards, "update")
-            found.insert(0, f"{times} took gradients of no forward that was seen: is it compiled?")
-        found += [why] if (why := self._waits()) else []
+            sentences.insert(0, f"{times} took gradients of no forward that was seen: is it compiled?")
+        sentences += [reason] if (reason := self._waits()) else []
         if self.unknown:
-            found.append(f"{plural(self.unknown, 'gradient')} overwritten before being counted")
-        found += [
-            f"{plural(times, 'tensor')} not counted: {why}" for why, times in self.collector.unread.items()
+            sentences.append(f"{plural(self.unknown, 'gradient')} overwritten before being counted")
+        sentences += [
+            f"{plural(times, 'tensor')} not counted: {reason}"
+            for reason, times in self.collector.unread.items()
         ]
-        found += sorted(self.weights.unread_state)
+        sentences += sorted(self.weights.unread_state)
         if self.failed:
-            found.append(f"the guard failed {plural(self.failed, 'time')}: {'; '.join(self.notes[-3:])}")
-        return found
+            sentences.append(f"the guard failed {plural(self.failed, 'time')}: {'; '.join(self.notes[-3:])}")
+        return sentences
 
     def sentence(self) -> str:
         """The verdict in one line."""
-        status, first = self.status, self.first
-        if first is not None:
-            op = f" ({first.op})" if first.op else ""
-            unsure = first.unsure if first.unsure not in first.place else ""
+        status, event = self.status, self.first
+        if event is not None:
+            op = f" ({event.op})" if event.op else ""
+            unsure = event.unsure if event.unsure not in event.place else ""
             doubt = f"; not certain: {unsure}" if unsure else ""
-            return f"step {first.step}: first bad number {first.place}{op}{doubt}"
+            return f"step {event.step}: first bad number {event.place}{op}{doubt}"
         if status == "bad":
             return self.scaling.alarm()
         skipped = self.skipped_steps
         left_out = f"; {plural(skipped, 'step')} left out by the scaler" if skipped else ""
         reads, unread = self.weights.reads, self.weights.unread
         read = f"; weights, buffers and state read after {reads} of them" if unread else ""
-        waits = f"; {why}" if (why := self._waits()) else ""
+        waits = f"; {reason}" if (reason := self._waits()) else ""
         return f"{status}: {plural(self.step, 'update')}{left_out}{waits}{read}"
 
     def _waits(self) -> str:
@@ -267,8 +252,8 @@ class Guard:
         steps = [one.number for one in self.reactions.waiting()]
         if not steps:
             return ""
-        which = f"step {steps[0]}" + (f" and {len(steps) - 1} more" if steps[1:] else "")
-        return f"bad gradients in {which} wait for the scaler: its step, or its update, did not come"
+        numbers = f"step {steps[0]}" + (f" and {len(steps) - 1} more" if steps[1:] else "")
+        return f"bad gradients in {numbers} wait for the scaler: its step, or its update, did not come"
 
     def settle(self) -> None:
         """Wait for all counts so far and take them in."""
@@ -364,8 +349,8 @@ class Guard:
 
     def _is_ours(self, optimizer: Any, parameters: Sequence[Tensor]) -> bool:
         """Whether it was given to the guard, or updates one of the model's weights."""
-        for one in self.weights.optimizers:
-            if one is optimizer or getattr(one, "optimizer", None) is optimizer:
+        for candidate in self.weights.optimizers:
+            if candidate is optimizer or getattr(candidate, "optimizer", None) is optimizer:
                 return True
         return any(map(self.weights.is_one_of, parameters))
 
@@ -446,12 +431,12 @@ class Guard:
         return bool(self.state.within(self._scaler_begins, scaler, optimizer))
 
     @passes_on
-    def scaler_ended(self, scaler: Any, optimizer: Any, ours: bool, returned: bool) -> None:
+    def scaler_ended(self, scaler: Any, optimizer: Any, belongs: bool, returned: bool) -> None:
         try:
             if returned and not self.state.ended and is_enabled(scaler):
-                self.state.within(self._scaler_ended, scaler, optimizer, ours)
+                self.state.within(self._scaler_ended, scaler, optimizer, belongs)
         finally:
-            if ours:
+            if belongs:
                 self.scaling.running = None
 
     @passes_on
@@ -461,13 +446,13 @@ class Guard:
 
     @passes_on
     def _scaler_begins(self, scaler: Any, optimizer: Any) -> bool:
-        ours = self._is_ours(optimizer, parameters_of(optimizer))
-        self.scaling.begins(scaler, optimizer, self.state.step if ours else None)
-        return ours
+        belongs = self._is_ours(optimizer, parameters_of(optimizer))
+        self.scaling.begins(scaler, optimizer, self.state.step if belongs else None)
+        return belongs
 
     @passes_on
-    def _scaler_ended(self, scaler: Any, optimizer: Any, ours: bool) -> None:
-        if not ours:
+    def _scaler_ended(self, scaler: Any, optimizer: Any, belongs: bool) -> None:
+        if not belongs:
             self.scaling.ended_other(scaler, optimizer, self.state.step)
         elif self.scaling.ended(scaler, optimizer):
             self._left_out(scaler, id(optimizer))

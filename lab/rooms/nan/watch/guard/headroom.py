@@ -92,11 +92,11 @@ class Headroom:
     def met_all(self, of: Sequence[tuple[str, torch.dtype]], largest: np.ndarray) -> None:
         """Many tensors of these stages and types at once."""
         groups: dict[tuple[str, torch.dtype], float] = {}
-        for key, one in zip(of, largest.tolist(), strict=True):
-            if one > groups.get(key, 0.0):
-                groups[key] = one
-        for (stage, dtype), one in groups.items():
-            self.met(stage, str(dtype)[6:], one)
+        for key, magnitude in zip(of, largest.tolist(), strict=True):
+            if magnitude > groups.get(key, 0.0):
+                groups[key] = magnitude
+        for (stage, dtype), magnitude in groups.items():
+            self.met(stage, str(dtype)[6:], magnitude)
 
     def met_tensors(self, stage: str, dtypes: Sequence[torch.dtype], largest: np.ndarray) -> None:
         """Many tensors of one stage, as a rule of one type."""
@@ -141,8 +141,8 @@ class Headroom:
             local = getattr(tensor, "_local_tensor", tensor)
             if local.layout is torch.strided and local.is_floating_point() and local.numel():
                 by_type[str(local.dtype)[6:]].append(local)
-        for dtype, some in by_type.items():
-            values = quiet(_sampled, some)
+        for dtype, group in by_type.items():
+            values = quiet(_sampled, group)
             self.shares[kind, dtype] = quiet(partial(shares_of, dtype=dtype), values)
             self.met(STAGE[kind], dtype, quiet(_largest, values))
 
@@ -152,22 +152,22 @@ class Headroom:
 
     def sentences(self) -> list[str]:
         """What is near the edge of a format, or on its way there."""
-        found = []
+        sentences = []
         for key in self.peaks:
             kind, dtype = key
             if dtype in FORMATS and self.peaks[key] > FORMATS[dtype][0] / 2:
                 left = math.log2(FORMATS[dtype][0] / self.peaks[key])
-                found.append(
+                sentences.append(
                     f"{kind} in {dtype}: largest {self.peaks[key]:.4g}, {left:.1f} bits below its limit"
                 )
             trend = self.trend(key)
             for name, steps in (trend.steps_left if trend else {}).items():
                 if trend is not None:
-                    found.append(
+                    sentences.append(
                         f"{kind} ({dtype}) leaves {name} in about {steps:.0f} steps at this slope "
                         f"({trend.bits_per_step:+.3f} bits per step, r2 {trend.fit:.2f})"
                     )
-        return found
+        return sentences
 
 
 def _sampled(tensors: Sequence[Tensor]) -> Tensor:
@@ -187,40 +187,40 @@ def shares_of(values: Tensor, dtype: str) -> list[Shares]:
     """Shares of `values` (magnitudes, float32) that each format would lose; zeros underflow nowhere."""
     count = values.numel()
     nonzero = values[values > 0]
-    found = []
-    for name, (largest, normal, least) in FORMATS.items():
+    shares = []
+    for name, (largest, normal, smallest) in FORMATS.items():
         over = float((values > largest).sum()) / count
-        under = float((nonzero <= least / 2).sum()) / max(nonzero.numel(), 1)
-        low = float(((nonzero > least / 2) & (nonzero < normal)).sum()) / max(nonzero.numel(), 1)
+        under = float((nonzero <= smallest / 2).sum()) / max(nonzero.numel(), 1)
+        low = float(((nonzero > smallest / 2) & (nonzero < normal)).sum()) / max(nonzero.numel(), 1)
         at_edge = float((values >= largest).sum()) / count if name == dtype else 0.0
-        found.append(Shares(name, over, under, low, at_edge))
-    return found
+        shares.append(Shares(name, over, under, low, at_edge))
+    return shares
 
 
 def trend_of(points: Iterable[tuple[int, float]]) -> Trend | None:
     """A line through (step, log2 of the largest), only if it fits and rises."""
-    known = list(points)
-    if len(known) < LEAST_POINTS:
+    pairs = list(points)
+    if len(pairs) < LEAST_POINTS:
         return None
-    steps = [float(step) for step, _ in known]
-    bits = [value for _, value in known]
+    steps = [float(step) for step, _ in pairs]
+    bits = [value for _, value in pairs]
     mean_step, mean_bits = sum(steps) / len(steps), sum(bits) / len(bits)
     across = sum((one - mean_step) ** 2 for one in steps)
     total = sum((one - mean_bits) ** 2 for one in bits)
     if across == 0 or total == 0:
         return None
     slope = sum((s - mean_step) * (b - mean_bits) for s, b in zip(steps, bits, strict=True)) / across
-    rest = sum((b - mean_bits - slope * (s - mean_step)) ** 2 for s, b in zip(steps, bits, strict=True))
-    fit = 1 - rest / total
+    residual = sum((b - mean_bits - slope * (s - mean_step)) ** 2 for s, b in zip(steps, bits, strict=True))
+    fit = 1 - residual / total
     if (
         fit < LEAST_FIT or slope < LEAST_SLOPE
     ):  # of 12 points, such a fit is nine standard errors of the slope
         return None
-    now = mean_bits + slope * (steps[-1] - mean_step)
+    bits_now = mean_bits + slope * (steps[-1] - mean_step)
     left = {
-        name: (math.log2(largest) - now) / slope
+        name: (math.log2(largest) - bits_now) / slope
         for name, (largest, _, _) in FORMATS.items()
-        if now < math.log2(largest)
+        if bits_now < math.log2(largest)
     }
     near = {name: steps for name, steps in left.items() if steps <= MOST_AHEAD}
     return Trend(slope, fit, near)

@@ -44,36 +44,36 @@ class Losses:
         try:
             if TAKES_OFF:
                 rehooked.put_on()
-            begun = self._state.now(), self._passed()
-            found = self._scaler_of(tensors) if self._looks_for_scaler else None
-            if found is None:
-                return begun
-            self._scaling.candidates[get_ident()] = found
-            return *begun, found
+            start = self._state.now(), self._passed()
+            scaler = self._scaler_of(tensors) if self._looks_for_scaler else None
+            if scaler is None:
+                return start
+            self._scaling.candidates[get_ident()] = scaler
+            return *start, scaler
         except Exception as error:  # a note, never an exception in the program
             self._state.failure("a backward begins", error)
             return None
 
     @passes_on
-    def ended(self, tensors: Any, begun: Begun | None) -> None:
+    def ended(self, tensors: Any, start: Begun | None) -> None:
         """The loss belongs to this model if gradients of it passed; and then all of them are counted."""
-        if begun is None:
+        if start is None:
             return
-        if len(begun) > 2:
+        if len(start) > 2:
             self._scaling.candidates.pop(get_ident(), None)
         if self._state.ended:
             return
         try:
-            if self._passed() == begun[1]:
+            if self._passed() == start[1]:
                 return
-            if len(begun) > 2:
-                self._meet(begun[2])
-            one = [*tensors] if isinstance(tensors, (tuple, list)) else [tensors]
+            if len(start) > 2:
+                self._meet(start[2])
+            losses = [*tensors] if isinstance(tensors, (tuple, list)) else [tensors]
             if len(self._borders.losses) < MOST_LOSSES:
-                for tensor in one:
+                for tensor in losses:
                     if (node := getattr(tensor, "grad_fn", None)) is not None:
                         self._borders.losses.append(node)
-            self._take(one, begun[0])
+            self._take(losses, start[0])
             if self._collector.waits:
                 self._collector.flush()
         except Exception as error:
@@ -82,7 +82,7 @@ class Losses:
     @hidden
     def _meet(self, scaler: Any) -> None:
         self._scaling.met(scaler)
-        used = [found for one in [*self._used.values()] if (found := one()) is not None]
+        used = [candidate for reference in [*self._used.values()] if (candidate := reference()) is not None]
         self._looks_for_scaler = int(not all(map(self._scaling.knows, used)))
 
     @hidden
@@ -108,11 +108,11 @@ class Losses:
         """The one that scaled these."""
         if not (factors := factors_of(losses)):
             return None
-        used = [found for one in [*self._used.values()] if (found := one()) is not None]
+        used = [scaler for candidate in [*self._used.values()] if (scaler := candidate()) is not None]
         for copied in (
             (False, True) if self._scaling.scaler is None else (False,)
         ):  # to compare may wait for a GPU
-            for one in used:
-                if is_scale_of(one, factors, copied=copied):
-                    return one
+            for candidate in used:
+                if is_scale_of(candidate, factors, copied=copied):
+                    return candidate
         return None

@@ -35,7 +35,7 @@ class ParameterHooks:
         self._kept_nodes: list[Any] = []
         self._hooked: dict[int, ref[Tensor]] = {}  # by id: one that is gone may leave its id to another
         self.counted: dict[int, Identity] = {}  # weight -> its gradient that was counted last
-        self.last: tuple[Tensor, Tensor] | None = None  # the last weight whose gradient came, and that
+        self.latest: tuple[Tensor, Tensor] | None = None  # the last weight whose gradient came, and that
         self._stay = True  # gradients stay where they accumulated: no update inside of backward frees them
 
     def attach(self) -> None:
@@ -46,8 +46,8 @@ class ParameterHooks:
                 self._hooked[id(parameter)] = ref(parameter)
 
     def _is_hooked(self, parameter: Tensor) -> bool:
-        known = self._hooked.get(id(parameter))
-        return known is not None and known() is parameter
+        reference = self._hooked.get(id(parameter))
+        return reference is not None and reference() is parameter
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -59,7 +59,7 @@ class ParameterHooks:
     def forget(self) -> None:
         """A new step's first forward begins: no backward has touched the gradients that lie there."""
         self.counted.clear()
-        self.last = None
+        self.latest = None
 
     def _hook(self, parameter: Tensor) -> None:
         register = getattr(parameter, "register_post_accumulate_grad_hook", None)
@@ -81,11 +81,11 @@ class ParameterHooks:
                 return
             key, collector = id(parameter), self._collector
             if type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
-                number = own = grad._version
+                number = own_version = grad._version
                 address = grad.data_ptr()
             else:
-                number, own, address = *_versions_of_other(grad), _address(grad)
-            collector.add((self.stage, key, grad, own, -1))
+                number, own_version, address = *_versions_of_other(grad), _address(grad)
+            collector.add((self.stage, key, grad, own_version, -1))
             self.counted[key] = ref(grad), number, address
             if collector.weighs:
                 self._weigh(parameter, grad)
@@ -96,9 +96,9 @@ class ParameterHooks:
 
     @hidden
     def _weigh(self, parameter: Tensor, grad: Tensor) -> None:
-        if self.last is not None and self.last[0].grad is not self.last[1]:
+        if self.latest is not None and self.latest[0].grad is not self.latest[1]:
             self._stay = False
-        self.last = parameter, grad
+        self.latest = parameter, grad
         self._collector.weigh(grad, stays=self._stay)
 
     @hidden
@@ -107,19 +107,19 @@ class ParameterHooks:
 
     def before_update(self, parameters: list[Tensor]) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
-        self.last = None
+        self.latest = None
         used = [one for one in parameters if one.grad is not None]
         grads: list[Any] = [one.grad for one in used]
-        now = [*zip(map(ref, grads), versions_of(grads), map(_address, grads), strict=True)]
-        if not self._strategy.reduces and now == [*map(self.counted.get, map(id, used))]:
+        identities = [*zip(map(ref, grads), versions_of(grads), map(_address, grads), strict=True)]
+        if not self._strategy.reduces and identities == [*map(self.counted.get, map(id, used))]:
             return
-        for parameter, grad, seen in zip(used, grads, now, strict=True):
-            known = self.counted.get(id(parameter))
-            if not self._weights.is_one_of(parameter) or (known == seen and not self._strategy.reduces):
+        for parameter, grad, identity in zip(used, grads, identities, strict=True):
+            counted = self.counted.get(id(parameter))
+            if not self._weights.is_one_of(parameter) or (counted == identity and not self._strategy.reduces):
                 continue
             stage = "after_reduce" if self._strategy.reduces else "clipped"
-            self._collector.take(stage, id(parameter) if known else Unhooked(id(parameter)), grad)
-            self.counted[id(parameter)] = seen
+            self._collector.take(stage, id(parameter) if counted else Unhooked(id(parameter)), grad)
+            self.counted[id(parameter)] = identity
             if not self._is_hooked(parameter):
                 self.attach()
         self._collector.flush()

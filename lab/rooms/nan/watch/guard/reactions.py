@@ -74,9 +74,9 @@ class Reactions:
         """
         state = self._state
         if self._scaling.alarm():
-            for at, events in self._expected:
-                if at >= since:  # the first of the row is the first that was bad
-                    state.open.setdefault(at, GuardStep(at)).events += events
+            for step_number, events in self._expected:
+                if step_number >= since:  # the first of the row is the first that was bad
+                    state.open.setdefault(step_number, GuardStep(step_number)).events += events
             self._expected.clear()
             self._scaling.decided = state.step
         else:
@@ -85,9 +85,9 @@ class Reactions:
 
     def expect_since(self, number: int) -> None:
         """Bad gradients of this step and those after it are expected: by them a scaler finds its scale."""
-        for at in sorted(self._state.open):
-            if at >= number:
-                self._expect(self._state.open[at])
+        for step_number in sorted(self._state.open):
+            if step_number >= number:
+                self._expect(self._state.open[step_number])
 
     def _expect(self, step: GuardStep) -> None:
         expected = [one for one in step.events if _is_expected(one)]
@@ -103,8 +103,8 @@ class Reactions:
 
     def waiting(self) -> list[GuardStep]:
         """Steps with something bad of which a scaler has not said yet whether it leaves them out."""
-        found = [one for _, one in sorted(self._state.open.items()) if one not in self._state.steps]
-        return [one for one in found if one.events and self._may_be_left_out(one)]
+        undecided = [one for _, one in sorted(self._state.open.items()) if one not in self._state.steps]
+        return [one for one in undecided if one.events and self._may_be_left_out(one)]
 
     def before_update(self, step: GuardStep | None) -> None:
         """React where it can still come before the update."""
@@ -133,31 +133,31 @@ class Reactions:
         if self.on_bad == "replay":
             self._state.safely(self._replay, step)
         elif self.on_bad == "raise" and not self._state.ended:
-            first = step.first
-            assert first is not None
+            event = step.first
+            assert event is not None
             raise NonFiniteError(
-                f"first bad number {first.place}", location=f"step {first.step}, stage {first.stage}"
+                f"first bad number {event.place}", location=f"step {event.step}, stage {event.stage}"
             )
         elif callable(self.on_bad):
             self.on_bad(step)
 
     def _replay(self, step: GuardStep) -> None:
         """Name the operator behind a step's first bad gradient."""
-        first = step.first
-        if first is None or first.op is not None or first.op_missing:
+        event = step.first
+        if event is None or event.op is not None or event.op_missing:
             return
-        if first.stage == "loss":
-            first.op_missing = "the loss is computed outside the model, and its inputs are not kept"
-        elif first.stage not in ("act_grads", "param_grads"):
-            first.op_missing = "only forwards and backwards are run again"
+        if event.stage == "loss":
+            event.op_missing = "the loss is computed outside the model, and its inputs are not kept"
+        elif event.stage not in ("act_grads", "param_grads"):
+            event.op_missing = "only forwards and backwards are run again"
         elif self._strategy.no_replay:
-            first.op_missing = self._strategy.no_replay
+            event.op_missing = self._strategy.no_replay
         elif not self._saved:
-            first.op_missing = "the inputs of this step were not kept"
-        for saved in reversed(self._saved if not first.op_missing else []):
-            op, first.op_missing = self._attempt(backward_op, saved, self._watch, self._borders)
+            event.op_missing = "the inputs of this step were not kept"
+        for saved in reversed(self._saved if not event.op_missing else []):
+            op, event.op_missing = self._attempt(backward_op, saved, self._watch, self._borders)
             if op is not None:
-                _name_backward_op(first, op)
+                _name_backward_op(event, op)
                 return
 
     def name_forward_op(self, event: Event, birth: Birth, saved: Saved) -> None:
@@ -178,16 +178,16 @@ class Reactions:
             return None, f"the replay failed: {type(error).__name__}: {str(error)[:200]}"
 
 
-def _name_backward_op(first: Event, op: Op) -> None:
-    first.op = op
+def _name_backward_op(event: Event, op: Op) -> None:
+    event.op = op
     if op.node == HOOK:  # its place is where its tensor is, whatever code put it there
-        first.unsure = "a hook of the program's made it, which any code may have put there"
+        event.unsure = "a hook of the program's made it, which any code may have put there"
         return
-    first.module, first.unsure = op.module, ""
-    first.place = f"in backward of {named(op.module)}"
+    event.module, event.unsure = op.module, ""
+    event.place = f"in backward of {named(op.module)}"
     if not op.node:
-        first.stage = "forward"
-        first.place = f"in forward of {named(op.module)}, in its own code, which swallowed it"
+        event.stage = "forward"
+        event.place = f"in forward of {named(op.module)}, in its own code, which swallowed it"
 
 
 def _is_expected(event: Event) -> bool:

@@ -19,7 +19,7 @@ NAME = "guard_rank{rank}{more}.json"
 
 def record(guard: Any) -> dict[str, Any]:
     """The guard's findings as plain values. Raises nothing that the guard itself does not."""
-    status, first = guard.status, guard.first
+    status, event = guard.status, guard.first
     headroom = guard.headroom
     return {
         "format": FORMAT,
@@ -35,7 +35,7 @@ def record(guard: Any) -> dict[str, Any]:
         "updates": guard.step,
         "skipped_steps": guard.skipped_steps,
         "unread_updates": guard.weights.unread,
-        "first": first.as_dict() if first is not None else None,
+        "first": event.as_dict() if event is not None else None,
         "sentence": guard.sentence(),
         "steps": [
             {"step": step.number, "events": [event.as_dict() for event in step.events]}

@@ -87,14 +87,14 @@ def save(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sa
 
 def forward_op(saved: Saved, watch: Any, scope: str) -> tuple[Op | None, str]:
     """(operator, why none) of the first bad number that the forward makes inside the module `scope`."""
-    if why := _not_repeatable(saved):
-        return None, why
-    found = [_forward_once(saved, watch, scope) for _ in range(2)]
-    if found[0] is None and found[1] is None:
+    if reason := _not_repeatable(saved):
+        return None, reason
+    attempts = [_forward_once(saved, watch, scope) for _ in range(2)]
+    if attempts[0] is None and attempts[1] is None:
         return None, "run again, the forward stays finite: a race, a hardware fault, or another random number"
-    if found[0] is None or found[1] is None or found[0].name != found[1].name:
+    if attempts[0] is None or attempts[1] is None or attempts[0].name != attempts[1].name:
         return None, "run again twice, the forward fails in different ways: transient"
-    return _with_times(found[0], 2), ""
+    return _with_times(attempts[0], 2), ""
 
 
 def _forward_once(saved: Saved, watch: Any, scope: str) -> Op | None:
@@ -107,25 +107,25 @@ def _forward_once(saved: Saved, watch: Any, scope: str) -> Op | None:
 
 def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str]:
     """(operator, why none) of the first bad number that backward makes from the gradients it was given."""
-    if why := _not_repeatable(saved):
-        return None, why
+    if reason := _not_repeatable(saved):
+        return None, reason
     if not saved.gradients or not saved.grad:
         return None, "no gradient entered this forward's outputs"
     with _again(saved, watch) as path, torch.enable_grad():
         forward = _Finder(watch, path, "")
         with forward, torch.autograd.set_detect_anomaly(True, check_nan=False):
             outputs = saved.module(*saved.args, **saved.kwargs)
-        known = {
+        modules = {
             name: leaf for name, leaf in _outputs(outputs) if name in saved.gradients and leaf.requires_grad
         }
-        if not known:
+        if not modules:
             return None, "the outputs that took gradients were not found again"
         inputs: list[Tensor] = [one for one in saved.module.parameters() if one.requires_grad]
         inputs += [one for one, _ in saved.versions if one.requires_grad and one.is_leaf]
         backward = _Finder(watch, path, "", modules=forward.modules)
         with backward, torch.autograd.set_detect_anomaly(True, check_nan=False):
             torch.autograd.grad(
-                list(known.values()), inputs, [saved.gradients[name] for name in known], allow_unused=True
+                list(modules.values()), inputs, [saved.gradients[name] for name in modules], allow_unused=True
             )
     op, earlier = backward.found(), forward.found()
     if op is None:

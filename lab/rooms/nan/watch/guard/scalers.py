@@ -30,7 +30,7 @@ class Listener(Protocol):
     def scaler_begins(self, scaler: Any, optimizer: Any) -> bool:
         """Its `step` of this optimizer begins; whether that is one of the listener's."""
 
-    def scaler_ended(self, scaler: Any, optimizer: Any, ours: bool, returned: bool) -> None:
+    def scaler_ended(self, scaler: Any, optimizer: Any, belongs: bool, returned: bool) -> None:
         """It has returned, or raised; `ours` is what the listener said."""
 
     def scaler_updates(self, scaler: Any) -> None:
@@ -57,8 +57,8 @@ class Scalers:
             self._listeners = tuple(one for one in self._listeners if one is not listener)
             if self._listeners:
                 return
-            for kind, name, plain, ours in self._patches:
-                if vars(kind).get(name) is ours:
+            for kind, name, plain, patch in self._patches:
+                if vars(kind).get(name) is patch:
                     setattr(kind, name, plain)
             self._patches.clear()
             self._met.clear()
@@ -70,9 +70,9 @@ class Scalers:
             for name, patch in make.items():
                 plain = vars(kind).get(name)
                 if isinstance(plain, FunctionType):
-                    ours = patch(plain)
-                    self._patches.append((kind, name, plain, ours))
-                    setattr(kind, name, ours)
+                    patched = patch(plain)
+                    self._patches.append((kind, name, plain, patched))
+                    setattr(kind, name, patched)
 
     def _scale(self, plain: Call) -> Call:
         @functools.wraps(plain)
@@ -90,13 +90,13 @@ class Scalers:
         @passes_on
         def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             optimizer, returned = args[0] if args else kwargs.get("optimizer"), False
-            told = self._begins(scaler, optimizer)
+            belonging = self._begins(scaler, optimizer)
             try:
-                found = plain(scaler, *args, **kwargs)
+                result = plain(scaler, *args, **kwargs)
                 returned = True
             finally:
-                self._ended(told, scaler, optimizer, returned)
-            return found
+                self._ended(belonging, scaler, optimizer, returned)
+            return result
 
         return step
 
@@ -112,35 +112,37 @@ class Scalers:
 
     @hidden
     def _scales(self, scaler: Any) -> None:
-        for one in self._listeners:
-            one.scaler_scales(scaler)
+        for listener in self._listeners:
+            listener.scaler_scales(scaler)
 
     @hidden
     def _begins(self, scaler: Any, optimizer: Any) -> list[tuple[Listener, bool]]:
         if self._listeners and type(scaler) not in self._met:  # its class came after the guard
             with self._lock:
                 self._meet([type(scaler)])
-        return [(one, one.scaler_begins(scaler, optimizer)) for one in self._listeners]
+        return [(listener, listener.scaler_begins(scaler, optimizer)) for listener in self._listeners]
 
     @hidden
-    def _ended(self, told: list[tuple[Listener, bool]], scaler: Any, optimizer: Any, returned: bool) -> None:
-        with ExitStack() as every:  # one that raises keeps it from no other
-            for one, ours in told:
-                every.callback(one.scaler_ended, scaler, optimizer, ours, returned)
+    def _ended(
+        self, belonging: list[tuple[Listener, bool]], scaler: Any, optimizer: Any, returned: bool
+    ) -> None:
+        with ExitStack() as stack:  # one that raises keeps it from no other
+            for listener, belongs in belonging:
+                stack.callback(listener.scaler_ended, scaler, optimizer, belongs, returned)
 
     @hidden
     def _updates(self, scaler: Any) -> None:
-        for one in self._listeners:
-            one.scaler_updates(scaler)
+        for listener in self._listeners:
+            listener.scaler_updates(scaler)
 
 
 def _kinds() -> list[type[Any]]:
     """The classes of torch's scalers, and all that inherit from them."""
     kinds = [getattr(getattr(torch, "amp", None), "GradScaler", None), torch.cuda.amp.GradScaler]
-    found: list[type[Any]] = [kind for kind in kinds if isinstance(kind, type)]
-    for kind in found:
-        found += kind.__subclasses__()
-    return found
+    classes: list[type[Any]] = [kind for kind in kinds if isinstance(kind, type)]
+    for kind in classes:
+        classes += kind.__subclasses__()
+    return classes
 
 
 _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)

@@ -75,11 +75,11 @@ class Scaling:
         if id(optimizer) not in self._strangers:
             self._strangers[id(optimizer)] = weakref.ref(optimizer)
 
-    def may_leave_out(self, step: int, now: int) -> bool:
+    def may_leave_out(self, step: int, current_step: int) -> bool:
         """Whether a scaler may still leave this step out, or more of it, if it is step `now`."""
         if not (self.active or self.candidates):
             return False
-        waits = step >= now or self.running is not None or self.undecided
+        waits = step >= current_step or self.running is not None or self.undecided
         return bool(step >= self.decided and waits)
 
     def past(self, step: int, takes_bad: bool) -> None:
@@ -123,9 +123,9 @@ class Scaling:
     @passes_on
     def ended(self, scaler: Any, optimizer: Any) -> bool:
         """Whether it has left out the update of an optimizer of this model, and nobody has said so before."""
-        told, states = id(optimizer) in self._told, _states_of(scaler)
+        is_told, states = id(optimizer) in self._told, _states_of(scaler)
         self._told.add(id(optimizer))
-        if told:
+        if is_told:
             return False
         if self._stepped:
             self._rows.pop(id(optimizer), None)
@@ -146,12 +146,12 @@ class Scaling:
 
         0 where it did not even ask the scaler, but gives it another scale.
         """
-        states, ours = _states_of(scaler) or {}, self.knows(scaler)
+        states, is_known = _states_of(scaler) or {}, self.knows(scaler)
         new = [key for key in states if key not in self._told]
         self._told.difference_update(states)
         self.undecided.pop(id(scaler), None)
-        if not states or not ours:
-            return [0] if ours else []
+        if not states or not is_known:
+            return [0] if is_known else []
         new = [key for key in new if self._strangers.get(key, _nothing)() is None]
         return [key for key in new if found_infinity(states[key])]
 
@@ -163,15 +163,15 @@ class Scaling:
         """A scaler left out an optimizer's part of a step: the first step of the row that this belongs to."""
         self.skipped += step != self._last_skipped
         self._last_skipped = self._at = step
-        first, count = self._rows.get(optimizer, (step, 0))
-        self._rows[optimizer] = first, count + 1
+        first_step, count = self._rows.get(optimizer, (step, 0))
+        self._rows[optimizer] = first_step, count + 1
         scale, back = getattr(scaler, "get_scale", None), getattr(scaler, "_backoff_factor", 0.5)
         if scale is not None:
             self._lowest = min(self._lowest, float(quiet(lambda _: scale(), None)) * float(back))
         self._most_in_a_row = MOST_IN_A_ROW
         if scaler not in self._succeeded and (begin := float(getattr(scaler, "_init_scale", 0) or 0)) >= 2:
             self._most_in_a_row = max(MOST_IN_A_ROW, int(math.log2(begin)) - LEAST_BITS_LEFT)
-        return first
+        return first_step
 
     def alarm(self) -> str:
         """Why skipping is no longer normal; empty while it is."""
@@ -206,16 +206,16 @@ def is_enabled(scaler: Any) -> bool:
 @hidden
 def found_infinity(state: Any) -> bool:
     """Whether a scaler met infinities in the gradients that an optimizer with this state would take."""
-    found = state.get("found_inf_per_device", {}) if isinstance(state, dict) else {}
-    return any(quiet(bool, one) for one in found.values())
+    flags = state.get("found_inf_per_device", {}) if isinstance(state, dict) else {}
+    return any(quiet(bool, one) for one in flags.values())
 
 
 @passes_on
 def factors_of(losses: Any) -> list[torch.Tensor]:
     """Single numbers that losses were multiplied by, in what was done to them last."""
-    found, todo = list[torch.Tensor](), [*losses] if isinstance(losses, (tuple, list)) else [losses]
+    factors, todo = list[torch.Tensor](), [*losses] if isinstance(losses, (tuple, list)) else [losses]
     nodes: list[Any] = [getattr(one, "grad_fn", None) for one in todo]
-    for at, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         if type(node).__name__ not in LINEAR:
             continue
         if type(node).__name__ == PRODUCT:
@@ -224,10 +224,10 @@ def factors_of(losses: Any) -> list[torch.Tensor]:
             except RuntimeError:  # backward let go of it already
                 factor = None
             if isinstance(factor, torch.Tensor) and factor.numel() == 1:
-                found.append(factor)
-        if at < MOST_NODES:
+                factors.append(factor)
+        if index < MOST_NODES:
             nodes += [after for after, _ in node.next_functions]
-    return found
+    return factors
 
 
 def is_scale_of(scaler: Any, factors: list[torch.Tensor], *, copied: bool) -> bool:
@@ -235,10 +235,10 @@ def is_scale_of(scaler: Any, factors: list[torch.Tensor], *, copied: bool) -> bo
     scale = getattr(scaler, "_scale", None)
     if not isinstance(scale, torch.Tensor):
         return False
-    if any(one.data_ptr() == scale.data_ptr() for one in factors):
+    if any(factor.data_ptr() == scale.data_ptr() for factor in factors):
         return True
     return copied and any(
-        one.dtype == scale.dtype and quiet(float, one) == quiet(float, scale) for one in factors
+        factor.dtype == scale.dtype and quiet(float, factor) == quiet(float, scale) for factor in factors
     )
 
 
@@ -248,5 +248,5 @@ def _nothing() -> None:
 
 def leaves_out(optimizer: Any) -> bool:
     """Whether a scaler told this optimizer, which it runs in any case, to leave its update out."""
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, torch.Tensor) and bool(found)
+    flag = getattr(optimizer, "found_inf", None)
+    return isinstance(flag, torch.Tensor) and bool(flag)

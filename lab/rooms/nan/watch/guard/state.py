@@ -176,10 +176,10 @@ class StepState:
             self.failure(getattr(work, "__name__", "the guard"), error)
             return None
 
-    def failure(self, what: str, error: Exception) -> None:
+    def failure(self, task: str, error: Exception) -> None:
         """Something in the guard failed, and the program goes on."""
         self.failed += 1
-        self.note(f"{what}: {type(error).__name__}: {str(error)[:300]}")
+        self.note(f"{task}: {type(error).__name__}: {str(error)[:300]}")
 
 
 def named(module: str) -> str:
@@ -235,8 +235,8 @@ class Op:
 
     def __str__(self) -> str:
         node = f" in {self.node}" if self.node else ""
-        where = f", {self.line}" if self.line else ""
-        return f"{self.name}{node}{where}"
+        line = f", {self.line}" if self.line else ""
+        return f"{self.name}{node}{line}"
 
 
 @dataclass
@@ -278,26 +278,32 @@ class GuardStep:
 def first_of(events: Iterable[Event]) -> Event | None:
     """The verdict: the earliest, and in one moment the earliest stage."""
     order = {stage: at for at, stage in enumerate(STAGES)}
-    return min(events, key=lambda one: (one.time, order[one.stage]), default=None)
+    return min(events, key=lambda event: (event.time, order[event.stage]), default=None)
 
 
-def corrected(first: Event, steps: Sequence[GuardStep]) -> Event:
+def corrected(event: Event, steps: Sequence[GuardStep]) -> Event:
     """A first event whose place is unknown gives way to the first one of a later step that is sure.
 
     It must be the same stage and lie in the same place; what merely spread in a later step is no evidence.
     """
-    if not first.unsure:
-        return first
-    for step in sorted(steps, key=lambda one: one.number):
-        one = step.first
-        if one is None or step.number <= first.step or one.stage != first.stage or one.unsure:
+    if not event.unsure:
+        return event
+    for step in sorted(steps, key=lambda candidate: candidate.number):
+        candidate = step.first
+        if (
+            candidate is None
+            or step.number <= event.step
+            or candidate.stage != event.stage
+            or candidate.unsure
+        ):
             continue
-        if one.place.endswith(FROM_WEIGHTS):  # which the first one's step has updated
+        if candidate.place.endswith(FROM_WEIGHTS):  # which the first one's step has updated
             continue
-        if _related(one.module, first.module):
-            return one
-    return first
+        if _related(candidate.module, event.module):
+            return candidate
+    return event
 
 
-def _related(one: str, other: str) -> bool:
-    return one == other or not one or not other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+def _related(module: str, other_module: str) -> bool:
+    inside = module.startswith(f"{other_module}.") or other_module.startswith(f"{module}.")
+    return inside or module == other_module or not module or not other_module

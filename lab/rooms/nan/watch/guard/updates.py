@@ -34,16 +34,16 @@ def state_tensors(optimizer: Any, unread: set[str] | None = None) -> Iterator[tu
     for parameter, state in list(getattr(optimizer, "state", {}).items()):
         # LBFGS keeps what belongs to all weights with the first of them.
         of = id(parameter) if isinstance(parameter, Tensor) and not isinstance(optimizer, LBFGS) else SHARED
-        kept = leaves(state, "" if isinstance(parameter, Tensor) else str(parameter))
-        for met, (name, one) in enumerate(kept):
-            if met >= MOST_OF_ONE or isinstance(one, Unseen):
-                why = one.why if isinstance(one, Unseen) else f"more than {MOST_OF_ONE} tensors"
+        states = leaves(state, "" if isinstance(parameter, Tensor) else str(parameter))
+        for met, (name, tensor) in enumerate(states):
+            if met >= MOST_OF_ONE or isinstance(tensor, Unseen):
+                reason = tensor.why if isinstance(tensor, Unseen) else f"more than {MOST_OF_ONE} tensors"
                 if unread is not None:
-                    unread.add(f"{name} in an optimizer's state not looked into: {why}")
+                    unread.add(f"{name} in an optimizer's state not looked into: {reason}")
                 if met >= MOST_OF_ONE:
                     break
             else:
-                yield (of, name), one
+                yield (of, name), tensor
 
 
 def state_name(state: State, names: dict[int, str]) -> str:
@@ -81,8 +81,8 @@ def _lowest(tensors: Sequence[Tensor]) -> list[float]:
     lows = [one.detach().amin().double() for one in tensors]
     if len({one.device for one in lows}) > 1:
         return [float(one) for one in lows]
-    found: list[float] = torch.stack(lows).tolist()
-    return found
+    lowest: list[float] = torch.stack(lows).tolist()
+    return lowest
 
 
 def why_not_finite(optimizer: Any, parameter: Any) -> str:
@@ -96,8 +96,9 @@ def why_not_finite(optimizer: Any, parameter: Any) -> str:
         if (decay := _number(group.get("weight_decay"))) is not None and not math.isfinite(decay):
             return f"the weight decay is {decay}"
         if eps is not None and isinstance(parameter, Tensor):
-            kept = float(torch.tensor(eps, dtype=parameter.dtype)) if parameter.is_floating_point() else eps
-            if kept == 0:
+            is_float = parameter.is_floating_point()
+            rounded = float(torch.tensor(eps, dtype=parameter.dtype)) if is_float else eps
+            if rounded == 0:
                 inside = "0" if eps == 0 else f"{eps:g}, which is 0 in {str(parameter.dtype)[6:]}"
                 return f"eps is {inside}: a second moment of zero divides by zero"
     return ""
@@ -111,15 +112,15 @@ def _number(value: Any) -> float | None:
 
 def named_weights(modules: Iterable[tuple[str, nn.Module]]) -> list[Named]:
     """Parameters and buffers of these modules by name, each tensor once."""
-    found: dict[int, Named] = {}
+    weights: dict[int, Named] = {}
     for held in ("_parameters", "_buffers"):
         for prefix, module in modules:
-            for name, one in getattr(module, held).items():
-                if one is not None:
-                    found.setdefault(id(one), (f"{prefix}.{name}" if prefix else name, one))
-    if ORDINARY.issuperset(type(one) for _, one in found.values()) and all(
-        one.dtype in REAL for _, one in found.values()
+            for name, tensor in getattr(module, held).items():
+                if tensor is not None:
+                    weights.setdefault(id(tensor), (f"{prefix}.{name}" if prefix else name, tensor))
+    if ORDINARY.issuperset(type(tensor) for _, tensor in weights.values()) and all(
+        tensor.dtype in REAL for _, tensor in weights.values()
     ):
-        return [*found.values()]
-    built = [(name, one) for name, one in found.values() if not is_unbuilt(one)]
-    return [(name, one) for name, one in built if one.is_floating_point() or one.is_complex()]
+        return [*weights.values()]
+    built = [(name, tensor) for name, tensor in weights.values() if not is_unbuilt(tensor)]
+    return [(name, tensor) for name, tensor in built if tensor.is_floating_point() or tensor.is_complex()]

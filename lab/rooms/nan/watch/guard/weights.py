@@ -70,8 +70,8 @@ class Weights:
         self._forget_the_dead()
         names, owners = dict[int, str](), dict[int, list[str]]()
         for name, module in self._modules:
-            for own, parameter in module.named_parameters(recurse=False):
-                names.setdefault(id(parameter), f"{name}.{own}".lstrip("."))
+            for own_name, parameter in module.named_parameters(recurse=False):
+                names.setdefault(id(parameter), f"{name}.{own_name}".lstrip("."))
                 owners.setdefault(id(parameter), []).append(name)
                 self._known.setdefault(id(parameter), ref(parameter))
         self.names.update(names), self.owners.update(owners)
@@ -79,16 +79,16 @@ class Weights:
     def _forget_the_dead(self) -> None:
         """Weights that were replaced and are gone: another may have their id."""
         for key in [key for key, one in self._known.items() if one() is None]:
-            for known in (self._known, self.names, self.owners, self.versions_after):
-                known.pop(key, None)
+            for table in (self._known, self.names, self.owners, self.versions_after):
+                table.pop(key, None)
 
     def begin(self, bad: Sequence[dict[str, Any]], sentinels: Iterable[str]) -> None:
         """The guard begins; these weights are bad already, and these buffers infinite."""
-        self.versions_after.update({id(one): version(one) for one in self._model.parameters()})
+        self.versions_after.update({id(weight): version(weight) for weight in self._model.parameters()})
         self._versions = sum(self.versions_after.values())
         self._infinite_buffers = set(sentinels)
-        for one in bad:
-            self.was_bad(one["name"], one["nan"], one["posinf"] + one["neginf"], before=True)
+        for weight in bad:
+            self.was_bad(weight["name"], weight["nan"], weight["posinf"] + weight["neginf"], before=True)
 
     def is_one_of(self, parameter: Tensor) -> bool:
         return id(parameter) in self.names
@@ -97,12 +97,12 @@ class Weights:
 
     def before_update(self, parameters: list[Tensor]) -> None:
         """Notice what other code has written since the last update."""
-        now, after = versions_of(parameters), self.versions_after
-        if now == [*map(after.get, map(id, parameters))]:
+        versions_now, versions_after = versions_of(parameters), self.versions_after
+        if versions_now == [*map(versions_after.get, map(id, parameters))]:
             return
-        for one, versions in zip(parameters, now, strict=True):
-            if after.get(id(one), versions) != versions:
-                self._written_before_update.setdefault(id(one), self._state.step)
+        for parameter, versions in zip(parameters, versions_now, strict=True):
+            if versions_after.get(id(parameter), versions) != versions:
+                self._written_before_update.setdefault(id(parameter), self._state.step)
 
     @passes_on
     def after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
@@ -127,8 +127,8 @@ class Weights:
             self._since_read += 1
         elif not self._since_read:  # read after another optimizer of this step: once more after this one
             self._since_read, self.reads = 1, self.reads - 1
-        for one in optimizers:
-            self._updated_by[id(one)] = one
+        for optimizer in optimizers:
+            self._updated_by[id(optimizer)] = optimizer
         self._updated_at = self._state.now()
 
     def note_versions(self) -> None:
@@ -137,8 +137,8 @@ class Weights:
     def changed_without_hooks(self) -> bool:
         """For torch before 2.0: whether weights were written since they were looked at last."""
         versions = sum(map(version, self._model.parameters()))
-        before, self._versions = self._versions, versions
-        return 0 <= before != versions
+        versions_before, self._versions = self._versions, versions
+        return 0 <= versions_before != versions
 
     # Reading
 
@@ -179,11 +179,11 @@ class Weights:
             return
         self._state.seen["opt_state"] += len(states)
         self._state.seen["weights_after"] += len(weights)
-        for stage, of, some in (
+        for stage, of, stage_rows in (
             ("opt_state", states, rows[: len(states)]),
             ("weights_after", weights, rows[len(states) :]),
         ):
-            self._headroom.met_tensors(stage, [one.dtype for _, one in of], some[:, 4])
+            self._headroom.met_tensors(stage, [one.dtype for _, one in of], stage_rows[:, 4])
         if (rows[:, :3] > 0).any():
             self._judge_states(states, rows)
             self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
@@ -206,16 +206,16 @@ class Weights:
 
     def name_anew(self) -> bool:
         """Whether modules have left the model or moved in it, which torch may not tell; learn their names."""
-        known = [(name, id(one)) for name, one in self._modules]
-        moved = known != [(name, id(one)) for name, one in self._model.named_modules()]
+        names_before = [(name, id(one)) for name, one in self._modules]
+        moved = names_before != [(name, id(one)) for name, one in self._model.named_modules()]
         if moved:
             self.learn_names()
         return moved
 
     def _judge_states(self, states: Sequence[tuple[State, Tensor]], rows: np.ndarray) -> None:
-        for at in _bad(rows[: len(states)]):
-            name = state_name(states[at][0], self.names)
-            self._event("opt_state", name, rows[at], states[at][1], why=self._span())
+        for index in _bad(rows[: len(states)]):
+            name = state_name(states[index][0], self.names)
+            self._event("opt_state", name, rows[index], states[index][1], why=self._span())
 
     def _judge_weights(
         self, weights: Sequence[Named], rows: np.ndarray, *, late: float, buffers: bool
@@ -223,13 +223,13 @@ class Weights:
         bad = _bad(rows)
         is_buffer = {name for name, _ in self._model.named_buffers()} if bad else set[str]()
         is_there = is_buffer | {name for name, _ in self._model.named_parameters()} if bad else set[str]()
-        for at in bad:
-            (name, tensor), row = weights[at], rows[at]
+        for index in bad:
+            (name, tensor), row = weights[index], rows[index]
             if name in self._bad or name not in is_there:
                 continue
             if name in is_buffer:
-                known = not row[:2].any() or (name in self._infinite_buffers and not row[0])
-                if buffers and not known:
+                is_known = not row[:2].any() or (name in self._infinite_buffers and not row[0])
+                if buffers and not is_known:
                     self._bad.add(name)
                     moment = late if late >= 0 else self._updated_at
                     self._event("weights_before", name, row, tensor, moment=moment, unsure=UNUSED)
@@ -258,20 +258,22 @@ class Weights:
 
     def _update_was_bad(self, name: str, row: np.ndarray, tensor: Tensor) -> None:
         """A weight is bad after an update: by the update, or by code that wrote it before."""
-        why, stage, unsure = self._why(name), "weights_after", ""
+        reason, stage, unsure = self._why(name), "weights_after", ""
         if not self._may_be_updated(name):
-            stage, why = "weights_before", CHANGED
-        elif not why and self._was_written_before_update(name):
-            stage, why = "weights_before", "written by other code than the optimizer, before the update"
+            stage, reason = "weights_before", CHANGED
+        elif not reason and self._was_written_before_update(name):
+            stage, reason = "weights_before", "written by other code than the optimizer, before the update"
         elif not self._since_read:
             stage = "weights_before"
-            why = "written by the program: no optimizer of torch has updated weights since they were read"
-        elif not why and (grad := self._gradient_that_went_bad(name)) is not None:
+            reason = "written by the program: no optimizer of torch has updated weights since they were read"
+        elif not reason and (grad := self._gradient_that_went_bad(name)) is not None:
             stage, tensor, row = "clipped", grad, quiet(self._count, [grad])[0]
-            why = "finite when it was counted: changed since by code that torch does not see (.data, numpy)"
-        elif not why:
-            why, unsure = self._span(), UNEXPLAINED
-        self._event(stage, name, row, tensor, why=why, unsure=unsure)
+            reason = (
+                "finite when it was counted: changed since by code that torch does not see (.data, numpy)"
+            )
+        elif not reason:
+            reason, unsure = self._span(), UNEXPLAINED
+        self._event(stage, name, row, tensor, why=reason, unsure=unsure)
 
     def _may_be_updated(self, name: str) -> bool:
         """Whether an optimizer that has updated since weights were read has this one, as far as is known."""
@@ -301,8 +303,8 @@ class Weights:
 
     def _why(self, name: str) -> str:
         parameter = self.parameter(name)
-        found = (why_not_finite(one, parameter) for one in (*self._updated_by.values(), *self.optimizers))
-        return next((why for why in found if why), "")
+        reasons = (why_not_finite(one, parameter) for one in (*self._updated_by.values(), *self.optimizers))
+        return next((reason for reason in reasons if reason), "")
 
     def was_bad(self, name: str, nan: float, inf: float, *, before: bool, moment: float = 0) -> None:
         """Bad weights that no update left so, or that were there at the start."""
@@ -344,8 +346,8 @@ class Weights:
 
 def _bad(rows: np.ndarray) -> list[int]:
     """Which rows of counts hold something bad."""
-    found: list[int] = np.flatnonzero((rows[:, :3] > 0).any(axis=1)).tolist()
-    return found
+    rows_bad: list[int] = np.flatnonzero((rows[:, :3] > 0).any(axis=1)).tolist()
+    return rows_bad
 
 
 def version(tensor: Tensor) -> int:

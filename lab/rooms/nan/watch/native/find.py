@@ -8,12 +8,12 @@ from pathlib import Path
 from lab.core.native import Library
 
 
-def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
+def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
     size, memory = ctypes.c_int64, ctypes.c_char_p
-    found.count_kinds.restype, found.count_kinds.argtypes = size, []
-    found.count_tensors.restype = size
-    found.count_tensors.argtypes = [size, memory, memory, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-    return found
+    loaded.count_kinds.restype, loaded.count_kinds.argtypes = size, []
+    loaded.count_tensors.restype = size
+    loaded.count_tensors.argtypes = [size, memory, memory, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    return loaded
 
 
 LIBRARY = Library(Path(__file__).with_name("counts.c"), _typed)
