@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import importlib.util
 import itertools
 import os
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,20 @@ def shared_data() -> Path:
     if not there():
         pytest.skip(reason)
     return SHARED
+
+
+@pytest.fixture
+def unpacked(shared_data: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Unpack a gzipped recording of the shared data into the test's own folder, where it may be changed."""
+
+    def unpack(name: str) -> Path:
+        source, target = shared_data / name, tmp_path / Path(name).stem
+        if not source.exists():
+            pytest.skip(f"no shared {name}")
+        target.write_bytes(gzip.decompress(source.read_bytes()))
+        return target
+
+    return unpack
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def test_there_is_no_python_in_docker_where_it_would_shadow_the_sdk():
     assert not list((ROOT / "docker").rglob("*.py"))
 
 
-def test_only_run_py_knows_the_manifests_name():
+def test_one_module_alone_knows_the_manifests_name():
     files = sorted((ROOT / "lab").rglob("*.py"))
     users = [p.relative_to(ROOT).as_posix() for p in files if '"manifest.json"' in p.read_text()]
-    assert users == ["lab/core/run.py"]
+    assert users == ["lab/core/manifest.py"]

@@ -13,18 +13,8 @@ import pytest
 
 from lab.cli.main import main
 from lab.cli.registry import commands, run_commands
+from tests.command import lab
 from tests.conftest import ROOT
-
-
-def lab(*words, cwd, env=None, timeout=900):
-    return subprocess.run(
-        [sys.executable, "-m", "lab", *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**os.environ, **(env or {})},
-    )
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from lab.images.targets import Target, targets
 from lab.images.wheel import Wheel
 from lab.images.wheelhouse import WHEELHOUSE
 from tests.built import REPOSITORY, images_folder, own_image_names
+from tests.command import lab
 from tests.conftest import ROOT
 from tests.images.tree import copy_tree
 
@@ -175,9 +175,7 @@ def test_a_changed_lab_in_an_image_is_called_out_by_check_list_and_setup(mutated
         (["images", "list"], 0),
         (["setup", "cpu", "--dry-run"], 0),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "lab", *words], capture_output=True, text=True, check=False
-        )
+        done = lab(*words)
         text = done.stdout + done.stderr
         assert done.returncode == code, text
         assert f"{mutated} holds lab" in text and f"lab images build {name}" in text, text

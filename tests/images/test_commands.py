@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 
 from lab.cli.main import cli
+from tests.command import lab as run_lab
 from tests.conftest import ROOT
 
 
 def lab(*words, **env):
-    return subprocess.run(
-        [sys.executable, "-m", "lab", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **env},
-    )
+    return run_lab(*words, cwd=ROOT, env=env)
 
 
 def test_check_tells_a_broken_image_from_the_sound_ones_and_fails(tmp_path):

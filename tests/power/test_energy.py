@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 from lab.errors import BadDataError
 from lab.power.energy import energy_of
 from lab.power.readings import Readings, read_power_log, seconds_of
+from tests.command import lab
 
 BOX = "cases/box"
 _CASES = """
@@ -40,16 +39,7 @@ def test_the_energy_of_a_log_is_the_planted_one_or_refused(shared_data, name):
 @pytest.mark.data
 def test_the_command_prints_the_energy_and_fails_where_there_is_none(shared_data):
     def run(file, *words):
-        command = [
-            sys.executable,
-            "-m",
-            "lab",
-            "kernels",
-            "energy",
-            shared_data / BOX / "energy" / file,
-            *words,
-        ]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return lab("kernels", "energy", shared_data / BOX / "energy" / file, *words)
 
     window = ("--from", "2026/03/04 09:15:30.250", "--to", "2026/03/04 09:15:44.250")
     done = run("clean_units.csv", *window, "--json")

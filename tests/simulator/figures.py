@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from lab.cli.main import main
-from lab.rooms.sweep.gemm.reading.rank import RankJob, read_rank_tables
-from lab.rooms.sweep.layout import configs_of
 
 INFERRED = ("order", "name")  # rules by which a graph's kernels get an operator that did not launch them
 
@@ -194,20 +192,3 @@ def _gemm(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
             for key, column in columns.items()
         ]
     return answer, figures
-
-
-def sheets_of(path: Path) -> list[Figure]:
-    """What the Excel reports of a trace say of its operators, ranks together, and of its steps."""
-    (config,) = configs_of(path)
-    read = read_rank_tables(RankJob(config.traces[0], 0, config.key))
-    values: dict[tuple[Any, ...], float] = defaultdict(float)
-    for tables in read:
-        ops, gemm = tables.sheets["ops_summary"], tables.gemm
-        for name, ms in zip(ops.name.tolist(), ops.total_direct_kernel_time_ms.tolist(), strict=True):
-            values["op", name, "ms"] += ms
-        if gemm is not None and len(gemm) and len(read) == 1 and (gemm.step >= 0).all():
-            groups, numbers = tables.groups.as_dict(), tuple(sorted(set(gemm.step.tolist())))
-            gflop = float((groups["GFLOPS_first"] * groups["name_count"]).sum())
-            if gflop == gflop:  # every shape is known
-                values["step", numbers, "tflop"] = gflop / len(numbers) / 1e3
-    return [Figure("ops_summary", name, value) for name, value in values.items()]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 
+from tests import command
 from tests.simulator import faults
 from tests.simulator.draws import Draw, merged, recordings
 from tests.simulator.figures import lab
@@ -21,14 +20,18 @@ from tests.simulator.ranks import RanksDraw, jobs
 STEP = step(3, Op(), Bare(), Op((9_000, 2_000), (512, 256, 1024)))
 
 
+def assert_told(drawn: Draw | RanksDraw) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _, sentences = drawn.outcome(Path(folder))
+    assert not sentences
+
+
 @settings(max_examples=300)
 @given(recordings())
 @example(Draw(Program((Op(),)), "rpd", (faults.Nameless(),)))
 @example(Draw(Program((STEP,)), "kineto", (faults.Twice(), faults.Lost("calls", every=True))))
 def test_no_figure_is_silently_different_from_the_truth(drawn: Draw):
-    with tempfile.TemporaryDirectory() as folder:
-        _, sentences = drawn.outcome(Path(folder))
-    assert not sentences
+    assert_told(drawn)
 
 
 @settings(max_examples=60)
@@ -36,17 +39,13 @@ def test_no_figure_is_silently_different_from_the_truth(drawn: Draw):
 @example(Draw(Program((Op(),)), "kineto", (faults.TooLong(),), Merge()))
 @example(Draw(Program((Op(), Op((60_000,)))), "kineto", (), Merge(12_000, labels=True, one_gpu=True)))
 def test_no_figure_of_two_processes_in_a_file_is_silently_different(drawn: Draw):
-    with tempfile.TemporaryDirectory() as folder:
-        _, sentences = drawn.outcome(Path(folder))
-    assert not sentences
+    assert_told(drawn)
 
 
 @settings(max_examples=60)
 @given(jobs())
 def test_no_wait_of_a_rank_is_silently_different_from_the_truth(drawn: RanksDraw):
-    with tempfile.TemporaryDirectory() as folder:
-        _, sentences = drawn.outcome(Path(folder))
-    assert not sentences
+    assert_told(drawn)
 
 
 def ranks_of(tmp_path: Path, *actions: Op | Pause | Collective, slow: tuple[int, ...], offset_ns: int = 0):
@@ -81,6 +80,5 @@ def test_a_step_that_two_processes_of_a_file_have_is_read_twice(tmp_path):
 def test_the_command_line_answers_as_its_functions_do(tmp_path):
     drawn = Draw(Program((STEP, Copy())), "nsys")
     asked, _ = drawn.outcome(tmp_path)
-    command = [sys.executable, "-m", "lab", "inspect", "--json", str(tmp_path / "profile.sqlite")]
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(process.stdout) == asked.answers[0].json()
+    process = command.lab("inspect", "--json", tmp_path / "profile.sqlite")
+    assert process.returncode == 0 and json.loads(process.stdout) == asked.answers[0].json()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 import sqlite3
@@ -57,12 +56,9 @@ def test_the_folder_and_the_database_of_one_real_capture_are_equal_row_by_row(sh
 
 
 @pytest.mark.data
-def test_the_verdict_is_that_of_the_database_and_rests_on_nsys_own_counts(shared_data, tmp_path):
-    home = shared_data / "captures" / "h200_decoder"
-    if not home.exists():
-        pytest.skip("the shared captures are not here")
-    database, folder = tmp_path / "nodes.sqlite", tmp_path / "nodes"
-    database.write_bytes(gzip.decompress((home / "nsys_graph_nodes.sqlite.gz").read_bytes()))
+def test_the_verdict_is_that_of_the_database_and_rests_on_nsys_own_counts(shared_data, unpacked, tmp_path):
+    home, folder = shared_data / "captures/h200_decoder", tmp_path / "nodes"
+    database = unpacked("captures/h200_decoder/nsys_graph_nodes.sqlite.gz")
     folder.mkdir()
     for one in (home / "nsys_graph_nodes_parquetdir").glob("*.parquet"):
         (folder / one.name).write_bytes(one.read_bytes())

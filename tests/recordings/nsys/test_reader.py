@@ -224,16 +224,11 @@ def test_a_failing_export_shows_the_last_words_of_nsys(tmp_path, monkeypatch):
 
 
 @pytest.mark.data
-def test_the_recorded_captures_read_whole(tmp_path, shared_data):
-    path = tmp_path / "a.sqlite"
-    path.write_bytes(
-        gzip.decompress((shared_data / "nsys_h200" / "transformer_2layer.sqlite.gz").read_bytes())
-    )
-    capture = load_capture(path)
+def test_the_recorded_captures_read_whole(unpacked):
+    capture = load_capture(unpacked("nsys_h200/transformer_2layer.sqlite.gz"))
     assert (len(capture.ops), len(capture.api), len(capture.ranges), len(capture.sync)) == (691, 2274, 61, 10)
     assert capture.devices[0].name == "NVIDIA H200"
     assert capture.problems == []
-    path.write_bytes(gzip.decompress((shared_data / "nsys_public" / "h100_2gpu_1s.sqlite.gz").read_bytes()))
-    capture = load_capture(path)
+    capture = load_capture(unpacked("nsys_public/h100_2gpu_1s.sqlite.gz"))
     assert (len(capture.ops), len(capture.api), len(capture.ranges)) == (4368, 5796, 16782)
     assert set(capture.ops.pid.tolist()) == {111, 112}

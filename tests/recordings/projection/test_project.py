@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import sqlite3
 from contextlib import closing
@@ -149,12 +148,8 @@ def test_an_empty_capture_projects_to_nothing(loaded):
 
 
 @pytest.mark.data
-def test_the_recorded_backward_owns_its_kernels_and_steps_add_up(tmp_path, shared_data):
-    path = tmp_path / "a.sqlite"
-    path.write_bytes(
-        gzip.decompress((shared_data / "nsys_h200" / "transformer_2layer.sqlite.gz").read_bytes())
-    )
-    capture = load_capture(path)
+def test_the_recorded_backward_owns_its_kernels_and_steps_add_up(unpacked):
+    capture = load_capture(unpacked("nsys_h200/transformer_2layer.sqlite.gz"))
     full, own = sums(project(capture)), sums(project(capture, "nsys"))
     for step in ("step_0", "step_1", "step_2"):
         assert full[step][0] == 118
@@ -182,9 +177,8 @@ def test_a_kineto_trace_fills_the_same_hole_and_links_backward_to_forward(shared
 
 
 @pytest.mark.data
-def test_a_trimmed_capture_agrees_with_the_join_in_sql(tmp_path, shared_data):
-    path = tmp_path / "a.sqlite"
-    path.write_bytes(gzip.decompress((shared_data / "nsys_public" / "h100_2gpu_1s.sqlite.gz").read_bytes()))
+def test_a_trimmed_capture_agrees_with_the_join_in_sql(unpacked):
+    path = unpacked("nsys_public/h100_2gpu_1s.sqlite.gz")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"CREATE INDEX a ON {PREFIX}RUNTIME (globalTid, start)")
         connection.execute(f"CREATE INDEX b ON {PREFIX}KERNEL (correlationId)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import sqlite3
 from contextlib import closing
 
@@ -19,12 +18,8 @@ REAL = "captures/rocpd_ck_batched_gemm_mi300x.db.gz"
 
 
 @pytest.fixture
-def real(shared_data, tmp_path):
-    if not (shared_data / REAL).exists():
-        pytest.skip("no shared recording of rocpd")
-    path = tmp_path / "real.db"
-    path.write_bytes(gzip.decompress((shared_data / REAL).read_bytes()))
-    return path
+def real(unpacked):
+    return unpacked(REAL)
 
 
 def test_the_real_file_has_the_counts_and_times_of_its_own_view(real):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
@@ -18,6 +16,7 @@ from lab.rooms.nsys.answers.answer import CellData
 from lab.rooms.nsys.config import Cell
 from lab.rooms.nsys.findings import analyse_nsys, merged, outcome_of, planned
 from lab.rooms.nsys.layout import CellFiles, find_cells
+from tests.command import lab
 from tests.conftest import ROOT
 from tests.rooms.nsys.made import truth, write_trace
 
@@ -201,15 +200,7 @@ def test_part_a_of_the_tiny_size_really_runs_on_this_cpu(tmp_path):
         "--warmup-steps",
         "1",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", *words],
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=ROOT,
-        timeout=900,
-        check=False,
-    )
+    done = lab(*words, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["status"] == "warn" and "have no GPU kernels" in told["verdict"][1]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import msgspec
 import pytest
@@ -15,6 +13,7 @@ from lab.errors import GpuError
 from lab.rooms.semicrf.config import PRESETS, CheckConfig, DiagnoseConfig, TrainConfig
 from lab.rooms.semicrf.options import train_config
 from lab.rooms.semicrf.plan import CHECK, TRAIN, plan_check, plan_diagnose, plan_train
+from tests.command import lab
 from tests.test_walls import modules_after
 
 CPU = Site(vendor="none")
@@ -84,17 +83,6 @@ def test_the_benchmarks_setting_is_the_default_on_a_gpu():
         30,
     )
     assert (config.lr, config.weight_decay, config.clip, config.crf_reg) == (1e-3, 1e-5, 5.0, 0.0)
-
-
-def lab(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "lab", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
 
 
 def test_the_guides_flags_are_understood(tmp_path):

@@ -20,6 +20,7 @@ pytest.importorskip("matplotlib")
 from lab.core.run import MANIFEST, Run
 from lab.errors import BadDataError
 from lab.rooms.trials.analyze import gather
+from tests.command import lab as run_lab
 from tests.conftest import ROOT
 
 SLEEPS = f"987.{os.getpid()}"  # seconds, as no other tests on this machine have it
@@ -30,6 +31,10 @@ def lab(*words, cwd, **more):
     env = {**os.environ, "PYTHONPATH": str(ROOT), **more.pop("env", {})}
     command = [sys.executable, "-m", "lab", "run", *words]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=900, **more)
+
+
+def analyze(cwd):
+    return run_lab("analyze out", cwd=cwd, env={"PYTHONPATH": str(ROOT)})
 
 
 def rows(run):
@@ -230,14 +235,7 @@ def test_a_row_that_cannot_be_read_is_one_error_and_said(tmp_path):
     done = lab("-q", "-o", "out", "trials", "-n", "3", "--", "true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "out/steps/none-0001/trial.json").write_text("{")
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", "analyze", "out"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    done = analyze(tmp_path)
     assert done.returncode == 1 and "none-0001: its row cannot be used" in done.stderr
     assert [row["verdict"] for row in rows(tmp_path / "out")] == ["pass", "error", "pass"]
 
@@ -428,9 +426,7 @@ def test_a_row_that_another_trial_wrote_over_counts_no_more(tmp_path):
     lab("-q", "-o", "out", "trials", "-n", "2", "--", "true", cwd=tmp_path)
     path = tmp_path / "out/steps/none-0000/trial.json"
     path.write_text(path.read_text().replace('"pass"', '"fail"'))
-    command = [sys.executable, "-m", "lab", "analyze", "out"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900)
+    done = analyze(tmp_path)
     assert done.returncode == 1 and "it was changed after the trial ended" in done.stderr
     assert [one["verdict"] for one in rows(tmp_path / "out")] == ["error", "pass"]
 

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from lab.cli.main import cli
+from tests.command import lab
 from tests.rooms.nan.nixnan import nixgen
 from tests.rooms.nan.nixnan.examples import AGAIN, TWINS, A, B
 from tests.rooms.nan.nixnan.nixgen import error, log
-
-
-def lab(command: str, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lab", *command.split(), *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def run(command: str, *words: object):

@@ -18,6 +18,7 @@ from lab.rooms.nan.config import PLANTS, NanConfig, TrainConfig  # noqa: E402
 from lab.rooms.nan.plan import plan  # noqa: E402
 from lab.rooms.nan.workload.tiny import EXPECTED, FAULT_STEP, train_tiny  # noqa: E402
 from lab.rooms.nan.workload.train import run_command  # noqa: E402
+from tests.command import lab  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 OPERATORS = hasattr(torch._C._autograd, "_get_sequence_nr")
@@ -122,8 +123,6 @@ def test_half_a_training_job_is_refused():
         (["run", "nan", "baseline", "--plant", "loss"], "--plant belongs to `train`"),
         (["run", "nan", "train", "--plant", "loss", "--", "python", "x.py"], "not for a command"),
     ):
-        found = subprocess.run(
-            [sys.executable, "-m", "lab", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        found = lab(*words, cwd=ROOT)
         assert found.returncode == 2 and what in found.stderr
     assert main is not None and CliRunner is not None

@@ -18,6 +18,7 @@ from lab.rooms import semicrf  # noqa: E402
 from lab.rooms.semicrf.config import PRESETS, TrainConfig  # noqa: E402
 from lab.rooms.semicrf.workload import train as workload_train  # noqa: E402
 from lab.workload.rank import RankContext  # noqa: E402
+from tests.command import lab  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -35,17 +36,6 @@ LEAST = msgspec.structs.replace(
 def train(config, out, model="semicrf", backend="torch"):
     workload_train.run(config, model, backend, out, ALONE, CPU)
     return json.loads((out / "result.json").read_text())
-
-
-def lab(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "lab", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

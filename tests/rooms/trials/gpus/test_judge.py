@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +10,7 @@ pytest.importorskip("pandas")
 from lab.rooms.trials.gpus.config import Check, Visit, Visits
 from lab.rooms.trials.gpus.judge import judge
 from lab.rooms.trials.gpus.page import missing, sentences
+from tests.command import lab
 from tests.conftest import ROOT
 
 
@@ -103,14 +101,7 @@ def test_the_cpu_alone_is_no_gpu_tested():
 def test_on_a_machine_without_gpus_the_run_ends_with_1_and_says_so(tmp_path):
     pytest.importorskip("torch")
     words = ["run", "-q", "-o", "out", "--gpus", "none", "trials", "-n", "1", "--json", "gpus"]
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    done = lab(*words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
     answer = json.loads(done.stdout)
     assert done.returncode == 1 and answer["tested"] == [] and answer["status"] == "fail", done.stderr
     assert "no GPU was tested" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,12 +11,35 @@ import pytest
 from lab.recordings.kineto import read_kineto
 from lab.rooms.sweep.gemm.sheets.launches import launches
 from lab.rooms.sweep.gemm.sheets.perf_model import perf_model_sheets
+from tests.perfmodel.truths import CASES, PRODUCT_RATES, ROOF_PERCENTS
 from tests.tracegen import TraceWriter
 
 
-def _sheets(writer: TraceWriter, tmp_path):
-    sheets = perf_model_sheets(launches(read_kineto(writer.write(tmp_path / "t.json"))))
+def _sheets_of(path: Path) -> dict[str, pd.DataFrame]:
+    sheets = perf_model_sheets(launches(read_kineto(path)))
     return {name: pd.DataFrame(sheet.as_dict()) for name, sheet in sheets.items()}
+
+
+def _sheets(writer: TraceWriter, tmp_path):
+    return _sheets_of(writer.write(tmp_path / "t.json"))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "op", "tflops", "gflop_each"), PRODUCT_RATES)
+def test_a_products_rate_is_that_of_all_its_kernels(shared_data, name, op, tflops, gflop_each):
+    table = _sheets_of(shared_data / CASES / f"{name}.json.gz")["unified_perf_summary"]
+    (row,) = table.query("name == @op").to_dict("records")
+    assert row["TFLOPS/s_mean"] == pytest.approx(tflops, abs=0.05)
+    assert row["GFLOPS"] == pytest.approx(gflop_each, abs=0.005)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "percent"), ROOF_PERCENTS)
+def test_the_share_of_the_roof_is_that_of_the_board_itself(shared_data, name, percent):
+    table = _sheets_of(shared_data / CASES / f"board_{name}.json.gz")["unified_perf_summary"]
+    (row,) = table.to_dict("records")
+    expected = float("nan") if percent is None else percent
+    assert row["percent_of_roof"] == pytest.approx(expected, abs=0.3, nan_ok=True)
 
 
 def _attention(writer: TraceWriter, at: float) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from lab.rooms.sweep.gemm.reading.rank import RankJob, read_rank_tables
+from lab.rooms.sweep.layout import configs_of
 from tests.conftest import SHARED
-from tests.simulator.figures import Figure, ask, sheets_of
+from tests.simulator.figures import Figure, ask
 from tests.simulator.program import Bare, Copy, Op, Pause, Program, Replay, step
 from tests.simulator.writers import FORMATS
 
@@ -69,6 +71,23 @@ def differing(figures: Sequence[Figure]) -> list[str]:
         for quantity, printed in values.items()
         if max(printed.values()) - min(printed.values()) > 1e-6 * abs(max(printed.values())) + 2e-6
     ]
+
+
+def sheets_of(path: Path) -> list[Figure]:
+    """What the Excel reports of a trace say of its operators, ranks together, and of its steps."""
+    (config,) = configs_of(path)
+    read = read_rank_tables(RankJob(config.traces[0], 0, config.key))
+    values: dict[tuple[Any, ...], float] = defaultdict(float)
+    for tables in read:
+        ops, gemm = tables.sheets["ops_summary"], tables.gemm
+        for name, ms in zip(ops.name.tolist(), ops.total_direct_kernel_time_ms.tolist(), strict=True):
+            values["op", name, "ms"] += ms
+        if gemm is not None and len(gemm) and len(read) == 1 and (gemm.step >= 0).all():
+            groups, numbers = tables.groups.as_dict(), tuple(sorted(set(gemm.step.tolist())))
+            gflop = float((groups["GFLOPS_first"] * groups["name_count"]).sum())
+            if gflop == gflop:  # every shape is known
+                values["step", numbers, "tflop"] = gflop / len(numbers) / 1e3
+    return [Figure("ops_summary", name, value) for name, value in values.items()]
 
 
 def all_figures(path: Path, scratch: Path) -> list[Figure]:
