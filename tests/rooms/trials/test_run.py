@@ -172,14 +172,21 @@ def test_a_cell_whose_command_is_not_found_is_tried_once_and_said_once(tmp_path)
     assert [one["n"] for one in json.loads(done.stdout)["cells"]] == [3, 0]
 
 
-def test_options_of_lab_run_may_stand_after_the_command_which_keeps_its_own(tmp_path, capsys, monkeypatch):
+def test_options_of_lab_run_stand_before_the_experiment_and_the_command_keeps_its_own(
+    tmp_path, capsys, monkeypatch
+):
     from lab.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as error:
-        main(["run", "trials", "--dry-run", "--json", "-n", "2", "--", "true"])
+        main(["run", "--dry-run", "--json", "trials", "-n", "2", "--", "true", "--dry-run"])
     plan = json.loads(capsys.readouterr().out)
     assert error.value.code == 0 and [step["name"] for step in plan["steps"]] == ["none-0000", "none-0001"]
+    assert plan["config"]["command"] == ["true", "--dry-run"]
+    with pytest.raises(SystemExit) as error:
+        main(["run", "trials", "--dry-run", "-n", "2", "--", "true"])
+    refusal = capsys.readouterr().err
+    assert error.value.code == 2 and "--dry-run stands before the experiment" in refusal
 
 
 def test_output_that_never_ends_a_line_and_a_command_that_leaves_children(tmp_path):
