@@ -14,9 +14,10 @@ from tests.simulator import faults
 from tests.simulator.draws import Draw, merged, recordings
 from tests.simulator.figures import lab
 from tests.simulator.kineto import write_kineto
-from tests.simulator.program import Bare, Collective, Copy, Merge, Op, Pause, Program, Sync, step
+from tests.simulator.program import Bare, Collective, Copy, Merge, Op, Pause, Program, Replay, Sync, step
 from tests.simulator.ranks import RanksDraw, jobs
 
+TWO_GRAPHS = Program((Replay((13_727, 1_007, 2_047)), Replay((1_000, 1_353))))
 STEP = step(3, Op(), Bare(), Op((9_000, 2_000), (512, 256, 1024)))
 
 
@@ -30,6 +31,7 @@ def assert_told(drawn: Draw | RanksDraw) -> None:
 @given(recordings())
 @example(Draw(Program((Op(),)), "rpd", (faults.Nameless(),)))
 @example(Draw(Program((STEP,)), "kineto", (faults.Twice(), faults.Lost("calls", every=True))))
+@example(Draw(TWO_GRAPHS, "kineto_rocm", (faults.Lost("rows", "start"),)))
 def test_no_figure_is_silently_different_from_the_truth(drawn: Draw):
     assert_told(drawn)
 

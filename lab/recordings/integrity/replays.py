@@ -2,10 +2,10 @@
 
 Rows of a replay are compared as a multiset of kernel names (by graph node, where the recorder tells it):
 several streams may swap rows from one replay to the next. A replay is proven by the capture it comes from
-alone: equal ones may all have lost the same launch. A shorter one that is alone has lost rows, also where
-little of it is left but its rows
-stand in the order of the longer one; where they might be another graph's, it may have lost them. What has
-nothing to be compared with is unknown.
+alone: equal ones may all have lost the same launch, and a capture proves one kind of replays. A shorter one
+that is alone has lost rows, also where little of it is left but its rows stand in the order of the longer
+one; where they might be another graph's, it may have lost them. What has nothing to be compared with is
+unknown.
 """
 
 from __future__ import annotations
@@ -108,13 +108,12 @@ def cut_launches(of: Evidence) -> tuple[np.ndarray, np.ndarray]:
     perhaps: list[int] = []
     for process in {replay_class.process for replay_class in classes}:
         of_process = [replay_class for replay_class in classes if replay_class.process == process]
-        sizes = _sizes(process, windows, ())
-        for replay_class, (missing, _) in zip(
-            of_process, _compared(process, of_process, windows, ()), strict=True
-        ):
+        proven = _proven(of_process, _sizes(process, windows, ()))
+        compared = _compared(process, of_process, proven, windows, ())
+        for replay_class, is_proven, (missing, _) in zip(of_process, proven, compared, strict=True):
             if missing:
                 lost += replay_class.replays.tolist()
-            elif _perhaps_missing(replay_class, of_process, sizes):
+            elif not is_proven and _perhaps_missing(replay_class, of_process):
                 perhaps += replay_class.replays.tolist()
     return _calls_of(of, replay, lost), _calls_of(of, replay, perhaps)
 
@@ -231,22 +230,23 @@ def _judged(
     windows: Windows,
     captures: Sequence[Windows],
 ) -> list[Lack]:
-    sizes = _sizes(process, windows, captures)
+    proven = _proven(classes, _sizes(process, windows, captures))
     lost: dict[Place, int] = {}
     expected = 0
     unproven: list[_Class] = []
     perhaps: list[int] = []
-    for replay_class, (missing, like) in zip(
-        classes, _compared(process, classes, windows, captures), strict=True
-    ):
+    compared = _compared(process, classes, proven, windows, captures)
+    for replay_class, is_proven, (missing, like) in zip(classes, proven, compared, strict=True):
         expected += len(replay_class.replays) * (replay_class.rows + missing)
         if missing:
             for index in replay_class.replays.tolist():
                 place = _place(of, replay, index, process, like)
                 lost[place] = lost.get(place, 0) + missing
-        elif less := _perhaps_missing(replay_class, classes, sizes):
+        elif is_proven:
+            continue
+        elif less := _perhaps_missing(replay_class, classes):
             perhaps.append(less)
-        elif not _captured_so(replay_class, sizes):
+        else:
             unproven.append(replay_class)
     lacks = [_lossy(process, place, n, expected) for place, n in lost.items()]
     if perhaps:
@@ -271,24 +271,30 @@ def _sizes(
 
 
 def _compared(
-    process: int, classes: list[_Class], windows: Windows, captures: Sequence[Windows]
+    process: int, classes: list[_Class], proven: list[bool], windows: Windows, captures: Sequence[Windows]
 ) -> list[tuple[int, _Class | None]]:
     """Of each class of a process, how many rows each of its replays lost, and longer replays of its graph."""
     of_process = windows.process == process
-    sizes = _sizes(process, windows, captures)
     # One graph was captured here: replays of almost its size are of it.
     captured = windows.num_launches[of_process][:1] if of_process.sum() == 1 else windows.num_launches[:0]
     beside = distinct(
         np.concatenate([captured, *(capture.num_launches for capture in captures if capture.exact)])
     )
     return [
-        (0, None) if _captured_so(replay_class, sizes) else _missing(replay_class, classes, beside)
-        for replay_class in classes
+        (0, None) if is_proven else _missing(replay_class, classes, beside)
+        for replay_class, is_proven in zip(classes, proven, strict=True)
     ]
 
 
-def _captured_so(replay_class: _Class, sizes: list[tuple[np.ndarray, np.ndarray]]) -> bool:
-    return any(((least <= replay_class.rows) & (replay_class.rows <= most)).any() for least, most in sizes)
+def _proven(classes: list[_Class], sizes: list[tuple[np.ndarray, np.ndarray]]) -> list[bool]:
+    """Tell which replays have the rows of a capture. Where more kinds of replays fit than there are captures,
+    one of them is what another graph's replay has left, and none is proven."""
+    least, most = (np.concatenate(column) for column in zip(*sizes, strict=True))
+    fits = [
+        frozenset(np.flatnonzero((least <= replay_class.rows) & (replay_class.rows <= most)).tolist())
+        for replay_class in classes
+    ]
+    return [bool(fit) and sum(bool(rival) and rival <= fit for rival in fits) <= len(fit) for fit in fits]
 
 
 def _missing(replay_class: _Class, classes: list[_Class], captured: np.ndarray) -> tuple[int, _Class | None]:
@@ -306,12 +312,10 @@ def _missing(replay_class: _Class, classes: list[_Class], captured: np.ndarray) 
     return nearest.rows - replay_class.rows, nearest
 
 
-def _perhaps_missing(
-    replay_class: _Class, classes: list[_Class], sizes: list[tuple[np.ndarray, np.ndarray]]
-) -> int:
+def _perhaps_missing(replay_class: _Class, classes: list[_Class]) -> int:
     """Rows that a replay without an equal one lost if it is of the graph that it shares all its names with,
     which is replayed again or has many rows; 0 if there is none."""
-    if len(replay_class.replays) > 1 or _captured_so(replay_class, sizes):
+    if len(replay_class.replays) > 1:
         return 0
     sizes_of_longer = [
         longer.rows
@@ -322,14 +326,14 @@ def _perhaps_missing(
 
 
 def _holds(longer: _Class, shorter: _Class) -> bool:
-    """Whether `other` has all rows of `one`, and more, and no number says that it is of another graph."""
+    """Whether `longer` has all rows of `shorter` and more, and no number says that it is of another graph."""
     if longer.rows <= shorter.rows or shorter.graph != longer.graph:
         return False
     return all(n <= longer.names[name] for name, n in shorter.names.items())
 
 
 def _same_graph(shorter: _Class, longer: _Class) -> bool:
-    """Whether `other` is a longer replay of the graph of `one`."""
+    """Whether `longer` is a longer replay of the graph of `shorter`."""
     if not _holds(longer, shorter):
         return False
     if shorter.graph >= 0 or _is_rest(shorter, longer):
@@ -342,9 +346,9 @@ def _same_graph(shorter: _Class, longer: _Class) -> bool:
 
 
 def _is_rest(shorter: _Class, longer: _Class) -> bool:
-    """Whether `one` is what the recorder left of `other`, by the order of its rows. At the edge that cut it
-    any size will do; elsewhere `other` has many rows and was replayed again, and `one` is two rows or more of
-    its beginning or end, or a part of it with rows missing anywhere."""
+    """Whether `shorter` is what the recorder left of `longer`, by the order of its rows. At the edge that cut
+    it any size will do; elsewhere `longer` has many rows and was replayed again, and `shorter` is two rows or
+    more of its beginning or end, or a part of it with rows missing anywhere."""
     begins, ends = _stands_at(shorter, longer, "tail"), _stands_at(shorter, longer, "head")
     if ("tail" in shorter.edges and begins) or ("head" in shorter.edges and ends):
         return longer.rows >= MANY or len(longer.replays) > 1
@@ -356,7 +360,7 @@ def _is_rest(shorter: _Class, longer: _Class) -> bool:
 
 
 def _in_order(shorter: _Class, longer: _Class) -> bool:
-    """Whether each stream of `one` is that of `other` with rows left out."""
+    """Whether each stream of `shorter` is that of `longer` with rows left out."""
     for stream, part in shorter.streams.items():
         names = iter(longer.streams[stream].tolist()) if stream in longer.streams else iter(())
         if not all(name in names for name in part.tolist()):
@@ -365,7 +369,7 @@ def _in_order(shorter: _Class, longer: _Class) -> bool:
 
 
 def _stands_at(shorter: _Class, longer: _Class, lost: Place) -> bool:
-    """Whether each stream of `one` is that of `other` without its tail, or without its head."""
+    """Whether each stream of `shorter` is that of `longer` without its tail, or without its head."""
     for stream, part in shorter.streams.items():
         names = longer.streams.get(stream)
         if names is None or len(part) > len(names):
