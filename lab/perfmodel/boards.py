@@ -23,7 +23,7 @@ _WHOLE_BOARD_SHARE = 0.9
 # sgemm for vector units; Tensile writes the matrix instruction (`_MI16x16x4`), with MX for TF32.
 _TF32 = re.compile(r"tf32|xf32|_MX_|_s1688gemm", re.IGNORECASE)
 _MATRIX_AMD = re.compile(r"_MI\d+x\d+x\d+")
-_VECTOR = re.compile(r"simt|sgemm|gemv|gemmSN|dot_kernel|splitKreduce", re.IGNORECASE)
+_VECTOR = re.compile(r"simt|sgemm|gemv|gemmSN|dot_kernel", re.IGNORECASE)
 _HALF_ACCUMULATED = re.compile(r"(^|_)hgemm|_h(884|1688|16816)gemm", re.IGNORECASE)
 
 

@@ -53,7 +53,7 @@ class OpCall:
     @classmethod
     def from_profiler(cls, name: str, dims: str, types: str, strides: str = "", concrete: str = "") -> OpCall:
         """Read the JSON texts of torch.profiler: Input Dims, Input type, Input Strides, Concrete Inputs."""
-        return cls(name, *(_listed(text) for text in (dims, types, strides, concrete)))
+        return cls(name, *(json_list(text) for text in (dims, types, strides, concrete)))
 
     def shape(self, index: int) -> Shape | None:
         """Return the sizes of argument `index`, () for a scalar, None if it is absent or not a tensor."""
@@ -72,7 +72,7 @@ class OpCall:
 
     def stride(self, index: int) -> Shape | None:
         steps = _item(self._strides, index)
-        return _as_tuple(steps) if isinstance(steps, (list, tuple)) else None
+        return nested_tuple(steps) if isinstance(steps, (list, tuple)) else None
 
     def value(self, index: int) -> str:
         text = _item(self._values, index)
@@ -104,7 +104,8 @@ def count(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def _listed(text: str) -> list[Any]:
+def json_list(text: str) -> list[Any]:
+    """Read a list that a recording holds as JSON text; [] for an empty text or anything else."""
     value = json.loads(text) if text else []
     return value if isinstance(value, list) else []
 
@@ -113,8 +114,9 @@ def _item(values: Sequence[Any], index: int) -> Any:
     return values[index] if index < len(values) else None
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(_as_tuple(item) for item in value) if isinstance(value, (list, tuple)) else value
+def nested_tuple(value: Any) -> Any:
+    """Turn lists within lists to tuples within tuples."""
+    return tuple(nested_tuple(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def _is_int(text: str) -> bool:

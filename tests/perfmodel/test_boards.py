@@ -17,6 +17,7 @@ TF32 = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8_k
         ("NVIDIA H100 80GB HBM3", "float", TF32, 494.7),
         ("NVIDIA H100 80GB HBM3", "float", SIMT, 66.9),
         ("NVIDIA H100 80GB HBM3", "float", "triton_mm", None),  # vector units or TF32: its name does not say
+        ("NVIDIA H100 80GB HBM3", "float", "nvjet_sss_128x64 ; splitKreduce_kernel", None),
         ("NVIDIA H100 80GB HBM3", "c10::Float8_e4m3fn", "nvjet", 1979.0),
         ("NVIDIA H100 80GB HBM3", "signed char", "imma_gemm", 1979.0),
         ("NVIDIA H100 80GB HBM3", "double", "dgemm", 66.9),

@@ -24,18 +24,6 @@ from lab.images.container import ContainerSpec
 
 NO_MEMLOCK = "error setting rlimit type 8"  # of a dockerd without CAP_SYS_RESOURCE
 PODMAN_TIMEOUT_S = 120
-# Fields of ContainerSpec that have the same name in the SDK's create_host_config.
-SAME_LISTS = ("group_add", "security_opt", "cap_drop", "cap_add")
-SAME_VALUES = (
-    "read_only",
-    "init",
-    "ipc_mode",
-    "shm_size",
-    "mem_limit",
-    "pids_limit",
-    "tmpfs",
-    "network_mode",
-)
 
 
 def start(

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from lab.perfmodel.calls import json_list
 from lab.perfmodel.dtypes import item_bytes
 from lab.recordings.capture import Capture, once
 from lab.recordings.communication import OPS, communication, kind_in
 from lab.recordings.owners import first_index
 from lab.recordings.tables import Table
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
-from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.recordings.views.timeline import COMM, GLOO_PREFIX, classify, is_gloo
+from lab.stats.columns import objects
 
 
 @once
@@ -143,3 +144,12 @@ def _num_elements(dims: list[Any]) -> int:
     if isinstance(head, list) and head and isinstance(head[0], list):
         return sum(math.prod(int_sizes(tensor)) for tensor in head)
     return math.prod(head) if isinstance(head, list) and int_sizes(head) else -1
+
+
+def int_sizes(item: Any) -> list[int]:
+    is_list = isinstance(item, list) and all(isinstance(size, int) for size in item)
+    return item if is_list else []
+
+
+def column_of(values: list[Any]) -> np.ndarray:
+    return objects(values) if not values or isinstance(values[0], str) else np.array(values)

@@ -11,8 +11,8 @@ from lab.perfmodel.products import factor_indices, has_bias, is_product, product
 from lab.recordings.capture import Capture, once
 from lab.recordings.owners import thread_nesting
 from lab.recordings.tables import Table
+from lab.recordings.views.collectives import column_of
 from lab.recordings.views.launches import device_of, link_ops, steps_at
-from lab.recordings.views.shapes import column_of
 from lab.stats.columns import distinct_rows
 from lab.stats.intervals import spans, total
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from lab.perfmodel.boards import board_of, matrix_rate
+from lab.perfmodel.boards import board_of
 from lab.perfmodel.calls import OpCall
 from lab.perfmodel.products import product_work
+from lab.perfmodel.roofs import roof_of
 from lab.rooms.kernels.audit.check import Check, make_check
 from lab.rooms.kernels.replay.args import ReplayPlan, Signature
 from lab.rooms.kernels.replay.proof.result import Result
@@ -48,12 +49,12 @@ def _below_peak(result: Result, plan: ReplayPlan) -> list[Check]:
         if work is None or dur_us <= 0:
             continue
         names = " ; ".join(row.kernel for row in kernels)
-        peak = board.flops_per_s(matrix_rate(board, work.dtype, names)) if board else None
-        if peak is None:
+        roof = roof_of(work, board, names)
+        if roof is None:
             what = f"the rate of {names[:40]}" if board else f"the data sheet of {result.device_name}"
             return [make_check(name, False, f"not checked: {what} is not known")]
-        tflops = work.flops / dur_us / 1e6
-        rates.append((tflops / peak * 1e12, tflops, peak / 1e12, f"{signature.op} {names[:40]}"))
+        tflops, peak_tflops = work.flops / dur_us / 1e6, roof.peak_flops_per_s / 1e12
+        rates.append((tflops / peak_tflops, tflops, peak_tflops, f"{signature.op} {names[:40]}"))
     if not rates:
         return []
     share, tflops, peak_tflops, product = max(rates)

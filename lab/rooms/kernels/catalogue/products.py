@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.perfmodel.boards import Board, matrix_rate
+from lab.perfmodel.boards import Board
 from lab.perfmodel.calls import OpCall, Work
 from lab.perfmodel.products import is_product, product_work
+from lab.perfmodel.roofs import roof_of
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.schema import Launch, Signature
 
 _COLUMNS = (
     "sig_id kernel op phase dtype flop least_bytes intensity rate_tflops memory_gbps of_ceiling_percent "
-    "count dur_median_us"
+    "ceiling count dur_median_us"
 )
 _MULTIPLIES = ("gemm", "gemv")
 
 
 def products(catalogue: Catalogue, board: Board | None) -> pd.DataFrame:
-    """Describe every distinct product: FLOPs, least bytes, intensity, rate, share of its ceiling if known.
+    """Describe every distinct product: FLOPs, least bytes, intensity, rate, share of its ceiling and which
+    of the board's rates that is, if known.
 
     A product is an op, not a kernel: one that is split in K multiplies and adds up, and both count.
     sig_id is that of the kernel that multiplies first; kernel names all of them.
@@ -73,7 +75,7 @@ def _row(
     main: Signature, kernels: Sequence[Signature], work: Work, board: Board | None, count: int, dur_us: float
 ) -> dict[str, Any]:
     rate_tflops = work.flops / dur_us / 1e6
-    ceiling_tflops = _ceiling_tflops(work, board, " ".join(kernel.name for kernel in kernels))
+    roof = roof_of(work, board, " ".join(kernel.name for kernel in kernels))
     return {
         "sig_id": main.sig_id,
         "kernel": " ; ".join(kernel.kernel for kernel in kernels),
@@ -85,15 +87,8 @@ def _row(
         "intensity": work.flops / work.num_bytes,
         "rate_tflops": rate_tflops,
         "memory_gbps": work.num_bytes / dur_us / 1e3,
-        "of_ceiling_percent": 100 * rate_tflops / ceiling_tflops,
+        "of_ceiling_percent": 100 * roof.least_s * 1e6 / dur_us if roof else float("nan"),
+        "ceiling": roof.rate if roof else "",
         "count": count,
         "dur_median_us": dur_us,
     }
-
-
-def _ceiling_tflops(work: Work, board: Board | None, kernels: str) -> float:
-    """The lesser of the arithmetic and the memory roof; NaN where the board or its rate is not known."""
-    peak = board.flops_per_s(matrix_rate(board, work.dtype, kernels)) if board else None
-    if board is None or peak is None:
-        return float("nan")
-    return min(peak, work.flops / work.num_bytes * board.bytes_per_s) / 1e12

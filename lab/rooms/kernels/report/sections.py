@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.perfmodel.boards import Board, board_of, matrix_rate
+from lab.perfmodel.boards import Board, board_of
 from lab.recordings.gantt.bars import Bars, head
 from lab.recordings.gantt.packed import packed
 from lab.report.figures import roofline, save, stacked_bars
@@ -83,12 +83,8 @@ def _roofline(products: pd.DataFrame, board: Board | None, out: Path) -> Figure:
 
 def _ceilings(products: pd.DataFrame, board: Board) -> dict[str, tuple[float, float]]:
     """Name -> (TFLOP/s, TB/s) of each rate of the board that a product competes with."""
-    pairs = products[["dtype", "kernel"]].itertuples(index=False)
-    rates = {matrix_rate(board, dtype, kernels) for dtype, kernels in pairs}
-    return {
-        f"{board.names[0]}, {rate}, data sheet": (board.tflops[rate], board.tb_per_s)
-        for rate in sorted(filter(None, rates))
-    }
+    rates = sorted(set(products["ceiling"]) - {""})
+    return {f"{board.names[0]}, {rate}, data sheet": (board.tflops[rate], board.tb_per_s) for rate in rates}
 
 
 def gantt_section(bars: Bars) -> Section:

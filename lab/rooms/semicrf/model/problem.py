@@ -360,11 +360,6 @@ def onto(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device, non_blocking=device.type == "cuda")
 
 
-def by_sequence(value_B: Tensor, like_BX: Tensor) -> Tensor:
-    """A value per sequence in the dimensions of another tensor, (B, 1, ...)."""
-    return value_B.view(-1, *(1,) * (like_BX.dim() - 1))
-
-
 def masked(problem: Problem, value_BTX: Tensor) -> Tensor:
     """Float64, with zeros at the frames of the padding, so that nothing there (NaN too) is ever used."""
     inside_BT = inside(problem.shape[1], problem.lengths_B)

@@ -38,6 +38,7 @@ def test_the_share_of_the_roof_is_that_of_the_board_itself(shared_data, name, pe
     (product,) = products(catalogue, board).to_dict("records")
     expected = float("nan") if percent is None else percent
     assert product["of_ceiling_percent"] == pytest.approx(expected, abs=0.3, nan_ok=True)
+    assert (product["ceiling"] == "") is (percent is None)
 
 
 @pytest.mark.data

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from lab.perfmodel.calls import nested_tuple
 from lab.recordings.capture import Capture
 
 ARGUMENTS = {
@@ -23,7 +23,7 @@ def op_arguments(trace: Capture, op_rows: np.ndarray) -> dict[str, list[str]]:
     """Columns Input Dims, Input type, Input Strides, Concrete Inputs of ops (n,), written as lists."""
     ops = trace.operators.take(op_rows)
     return {
-        title: [str(load_argument(text)) if text else "" for text in trace.text(getattr(ops, name))]
+        title: [str(json.loads(text)) if text else "" for text in trace.text(getattr(ops, name))]
         for title, name in ARGUMENTS.items()
     }
 
@@ -42,13 +42,4 @@ class Cached(dict[int, str]):
 
 @lru_cache(maxsize=1 << 14)  # several sheets show the same arguments
 def as_tuple(text: str) -> str:
-    return str(tuples(load_argument(text))) if text else ""
-
-
-def tuples(value: Any) -> Any:
-    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def load_argument(text: str) -> Any:
-    value: Any = json.loads(text)
-    return value
+    return str(nested_tuple(json.loads(text))) if text else ""

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from lab.perfmodel.boards import Board, board_of, matrix_rate, vector_rate
+from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.calls import OpCall, Work
 from lab.perfmodel.ops import has_model, work_of
+from lab.perfmodel.roofs import roof_of
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
@@ -254,21 +255,12 @@ def _roofs(
     NaN for an unknown board, for types that its data sheet has no rate for, and where the kernels' names do
     not tell which of its units they use.
     """
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for work, names, time_us in zip(works, kernels, mean_us.tolist(), strict=True):
-        peak = board.flops_per_s(_rate(work, board, names)) if work and board else None
-        if work is None or board is None or peak is None:
+        roof = roof_of(work, board, names)
+        if roof is None:
             rows.append((np.nan, np.nan, "", np.nan))
             continue
-        compute_us = work.flops / peak * 1e6
-        memory_us = work.num_bytes / board.bytes_per_s * 1e6
-        reached = 100 * max(compute_us, memory_us) / time_us if time_us > 0 else np.nan
-        bound = "compute" if compute_us >= memory_us else "memory"
-        rows.append((compute_us, memory_us, bound, reached))
+        reached = 100 * roof.least_s * 1e6 / time_us if time_us > 0 else np.nan
+        rows.append((roof.compute_s * 1e6, roof.memory_s * 1e6, roof.bound_by, reached))
     return {name: [row[column] for row in rows] for column, name in enumerate(ROOFS)}
-
-
-def _rate(work: Work, board: Board, kernels: str) -> str | None:
-    if work.unit == "vector":
-        return vector_rate(board, work.dtype)
-    return matrix_rate(board, work.dtype, kernels)

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lab.perfmodel.dtypes import item_bytes
 from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.reading.pairs import index_of, of_rank, origin_ns, times_by_rank
 from lab.rooms.sweep.gemm.reading.rank import RankTables
 from lab.rooms.sweep.gemm.sheets.collectives import splits
-from lab.rooms.sweep.gemm.sheets.figures import most_first, sheet
+from lab.rooms.sweep.gemm.sheets.figures import dtype_bytes, most_first, sheet
 from lab.rooms.sweep.gemm.workbooks.join import below
 from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
 from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_summary
@@ -53,7 +52,7 @@ def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> Ta
         if one.collectives is None:
             continue
         table, matched = one.collectives, of_rank(pairs, rank)
-        size = _dtype_mib(table)
+        size = dtype_bytes(table.dtype) / 2**20
         at = index_of(pairs, matched.collective_id)
         tables.append(
             sheet(
@@ -90,7 +89,7 @@ def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> Ta
 
 def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> Table:
     """One row per matched collective: latency (shortest rank), skews, waits, bandwidths, and every rank."""
-    table, size = pairs.collectives, _dtype_mib(pairs.collectives)
+    table, size = pairs.collectives, dtype_bytes(pairs.collectives.dtype) / 2**20
     by_rank = times_by_rank(pairs)
     waits = [columns["wait"] for columns in by_rank.values()]
     wait_us = np.stack(waits) if waits else np.empty((0, len(table)))
@@ -161,8 +160,3 @@ def _known_stats(values: np.ndarray, group: np.ndarray, num_groups: int) -> dict
     """Statistics of each group's values that are not NaN, arrays (num_groups,)."""
     known = ~np.isnan(values)
     return grouped(values[known], group[known], num_groups)
-
-
-def _dtype_mib(table: Table) -> np.ndarray:
-    sizes = [item_bytes(str(name)) or np.nan for name in table.dtype.tolist()]
-    return np.array(sizes, dtype=float) / 2**20

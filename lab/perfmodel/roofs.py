@@ -1,0 +1,42 @@
+"""The roof of one op on one board: the least time that its data sheet allows, by arithmetic and by memory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lab.perfmodel.boards import Board, matrix_rate, vector_rate
+from lab.perfmodel.calls import Work
+
+
+class Roof(msgspec.Struct, frozen=True):
+    """Least seconds of an op; rate names the board's peak that its kernels compete with."""
+
+    rate: str
+    peak_flops_per_s: float
+    compute_s: float
+    memory_s: float
+
+    @property
+    def least_s(self) -> float:
+        return max(self.compute_s, self.memory_s)
+
+    @property
+    def bound_by(self) -> str:
+        return "compute" if self.compute_s >= self.memory_s else "memory"
+
+
+def roof_of(work: Work | None, board: Board | None, kernels: str) -> Roof | None:
+    """Return the roof of an op; None where the board, its peak for this type, or the work is not known.
+
+    kernels: names of all kernels that the op launched, as recorded; they tell TF32 from float32.
+    """
+    if work is None or board is None:
+        return None
+    if work.unit == "vector":
+        rate = vector_rate(board, work.dtype)
+    else:
+        rate = matrix_rate(board, work.dtype, kernels)
+    peak = board.flops_per_s(rate)
+    if rate is None or peak is None:
+        return None
+    return Roof(rate, peak, work.flops / peak, work.num_bytes / board.bytes_per_s)
