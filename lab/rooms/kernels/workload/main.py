@@ -32,6 +32,7 @@ from lab.rooms.kernels.preflight import Facts, refuse_here, version
 from lab.secrets import redact_env
 from lab.workload.environment import ENV_PREFIXES, gpu_state
 from lab.workload.failures import leave_group
+from lab.workload.memory import available_bytes
 from lab.workload.rank import RankContext, process_group
 from lab.workload.start import read_config, start, write_json
 
@@ -123,27 +124,11 @@ def facts(world_size: int) -> Facts:
         capabilities=tuple((one.major, one.minor) for one in properties),
         mem_bytes=tuple(one.total_memory for one in properties),
         names=tuple(one.name for one in properties),
-        host_mem_bytes=available_memory(),
+        host_mem_bytes=available_bytes(),
         has_dtensor=version(torch.__version__) >= (2, 3),
         world_size=world_size,
         env=host_env(),
     )
-
-
-def available_memory() -> int | None:
-    """Return bytes of host memory that this process may still take, by Linux and by its container's limit."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    kib = {name: int(words.split()[0]) for name, _, words in (line.partition(":") for line in lines)}
-    available = kib.get("MemAvailable", 0) * 1024 or None
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        path = Path("/sys/fs/cgroup") / name
-        limit = path.read_text().strip() if path.is_file() else ""
-        if limit.isdecimal() and available:
-            available = min(available, int(limit))
-    return available
 
 
 def installed(package: str) -> str | None:

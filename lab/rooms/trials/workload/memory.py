@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.core.words import size_text
+from lab.workload.memory import CGROUPS, PROC, bytes_of, limit_bytes, memory_group, number_of, text_of
 
-ROOT = Path("/sys/fs/cgroup")
 OURS = b"lab.rooms.trials.workload"
 CHARGED_AT_ONCE = 1 << 20  # bytes and more than a kernel charges in one go
-NO_LIMIT = 1 << 60  # version 1 writes a number of this size where there is none
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class Kills:
 class Memory:
     """Looked at before a trial and after it."""
 
-    def __init__(self, root: Path = ROOT, proc: Path = Path("/proc")) -> None:
-        self._proc, self._folder = proc, _folder(root, proc)
+    def __init__(self, root: Path = CGROUPS, proc: Path = PROC) -> None:
+        self._proc, self._folder = proc, memory_group(root, proc)
         self._before, self._shared = self._counts(), self._is_shared()
 
     def kills(self) -> Kills:
@@ -52,25 +51,23 @@ class Memory:
         if events or self._folder is None:
             return {"kills": events.get("oom_kill"), "hits": events.get("oom"), "host": host}
         kills = _fields(self._folder / "memory.oom_control").get("oom_kill")
-        return {"kills": kills, "hits": _number(self._folder / "memory.failcnt"), "host": host}
+        return {"kills": kills, "hits": number_of(self._folder / "memory.failcnt"), "host": host}
 
     def _is_full(self) -> bool:
         """Version 1: a limit of memory and swap together, as Docker sets it, is hit without being counted."""
         assert self._folder is not None
-        peak, limit = _number(self._folder / "memory.max_usage_in_bytes"), self._limit()
+        peak, limit = number_of(self._folder / "memory.max_usage_in_bytes"), self._limit()
         return peak is not None and limit is not None and peak >= limit - CHARGED_AT_ONCE
 
     def _limit(self) -> int | None:
         assert self._folder is not None
-        names = ("memory.max", "memory.limit_in_bytes")
-        limits = [one for name in names if (one := _number(self._folder / name)) is not None]
-        return limits[0] if limits and limits[0] < NO_LIMIT else None
+        return limit_bytes(self._folder)
 
     def _is_shared(self) -> bool:
         if self._folder is None:
             return False
-        others = [pid for pid in _text(self._folder / "cgroup.procs").split() if pid != str(os.getpid())]
-        return any(OURS in _bytes(self._proc / pid / "cmdline") for pid in others)
+        others = [pid for pid in text_of(self._folder / "cgroup.procs").split() if pid != str(os.getpid())]
+        return any(OURS in bytes_of(self._proc / pid / "cmdline") for pid in others)
 
 
 def blame(kills: Kills) -> tuple[str, str]:
@@ -100,44 +97,11 @@ def who_killed(kills: Kills) -> str:
     return "killed from outside, by itself or for memory: nothing here says which"
 
 
-def _folder(root: Path, proc: Path) -> Path | None:
-    """The trial's control group; in a container its own is mounted at the root."""
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            places = [root / "memory" / path.lstrip("/"), root / "memory"]
-            name = "memory.oom_control"
-        elif number == "0" and not controllers:
-            places, name = [root / path.lstrip("/"), root], "memory.events"
-        else:
-            continue
-        if found := next((one for one in places if (one / name).is_file()), None):
-            return found
-    return None
-
-
 def _rise(then: int | None, now: int | None) -> int | None:
     return None if then is None or now is None else now - then
 
 
 def _fields(path: Path) -> dict[str, int]:
     """`name number` per line."""
-    pairs = (line.split() for line in _text(path).splitlines())
+    pairs = (line.split() for line in text_of(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _text(path: Path) -> str:
-    return _bytes(path).decode(errors="replace")
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
