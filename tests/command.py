@@ -9,6 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
+def start(
+    command: str, *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start one command line, `start("nan parse", log)`; `env` adds to this process's environment."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lab", *command.split(), *map(str, words)],
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+    )
+
+
 def lab(
     command: str,
     *words: object,
@@ -16,13 +30,11 @@ def lab(
     env: Mapping[str, str] | None = None,
     timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command line, `lab("nan parse", log)`; `env` adds to this process's environment."""
-    return subprocess.run(
-        [sys.executable, "-m", "lab", *command.split(), *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        env={**os.environ, **(env or {})},
-    )
+    """Run one command line to its end."""
+    with start(command, *words, cwd=cwd, env=env) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

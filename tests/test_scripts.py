@@ -10,7 +10,6 @@ import pytest
 from tests.conftest import ROOT
 
 ALIASES = {
-    "run_train_various_channels.sh": ["run", "sweep"],
     "run_tracelens_analysis.sh": ["gemm", "all", "--in-place"],
     "merge_all_traces.sh": ["gemm", "merge", "--in-place"],
     "extract_all_analyses.sh": ["nsys", "answers"],
@@ -42,14 +41,26 @@ def test_an_old_name_calls_lab_with_every_argument_and_passes_its_exit_code(lab:
     assert done.returncode == 7
 
 
-def test_the_sweep_takes_the_flags_of_the_original(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "typed"),
+    [
+        ("-c 28 -t 256 -p 2 -s -o OUT -f tiny", "run -o OUT sweep -c 28 -t 256 -p 2 -s -f tiny"),
+        ("--output-dir OUT -c 28,42", "run -o OUT sweep -c 28,42"),
+        ("-c 28", "run sweep -c 28"),
+    ],
+)
+def test_the_sweep_takes_the_flags_of_the_original(lab: Path, tmp_path: Path, flags: str, typed: str) -> None:
     from click.testing import CliRunner
 
     from lab.cli.main import cli
 
-    flags = ["-c", "28", "-t", "256", "-p", "2", "-s", "-o", str(tmp_path / "o"), "-f", "tiny", "--dry-run"]
-    done = CliRunner().invoke(cli, ["run", "sweep", *flags])
-    assert done.exit_code == 0 and "THREADS" in done.output.upper()
+    folder = str(tmp_path / "an o")
+    words, expected = ([word.replace("OUT", folder) for word in text.split()] for text in (flags, typed))
+    program, env = ROOT / "scripts/run_train_various_channels.sh", {"LAB": str(lab), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([program, *words], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == expected and done.returncode == 7
+    plan = CliRunner().invoke(cli, ["run", "--dry-run", "--gpus", "none", *expected[1:]])
+    assert plan.exit_code == 0 and "THREADS" in plan.output.upper()
 
 
 def images_here(

@@ -13,7 +13,7 @@ import pytest
 
 from lab.cli.main import main
 from lab.cli.registry import commands, run_commands
-from tests.command import lab
+from tests.command import lab, start
 from tests.conftest import ROOT
 
 
@@ -182,13 +182,7 @@ def test_runs_and_images_list_as_json(here):
 
 
 def start_sweep(tmp_path, *words):
-    return subprocess.Popen(
-        [sys.executable, "-m", "lab", "run", "--gpus", "none", "-o", "run", "sweep", *words],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start("run --gpus none -o run sweep", *words, cwd=tmp_path)
 
 
 def read_until(stream, text):

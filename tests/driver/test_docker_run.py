@@ -14,24 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.built import own_image_names
+from tests.command import start
 
 pytestmark = [pytest.mark.docker, pytest.mark.root]
 SWEEP = ("sweep", "-t", "256", "--ranks", "2")
 
 
-def start(*words, cwd, **env):
-    return subprocess.Popen(
-        [sys.executable, "-m", "lab", *words],
-        cwd=cwd,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **env},
-    )
-
-
 def lab(*words, cwd, code=0, **env):
-    process = start(*words, cwd=cwd, **env)
+    process = start(*words, cwd=cwd, env=env)
     out, err = process.communicate(timeout=900)
     assert process.returncode == code, f"{out}\n{err}"
     return out, err

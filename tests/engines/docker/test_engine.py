@@ -40,6 +40,17 @@ from tests.engines.docker.fixtures import (  # noqa: F401
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
 
 
+def run_program(text, env=None):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+
+
 @pytest.mark.parametrize("code", [0, 1, 42, 130])
 def test_an_exit_code_passes_through_and_the_container_is_gone(tmp_path, code):
     ran = run_step(tmp_path / "r", shell(f"exit {code}"))
@@ -148,14 +159,9 @@ def test_files_belong_to_the_caller(open_folder):
         print(*ran.lines, ran.outcome.reason, sep="\\n")"""
     (open_folder / "mine").mkdir()
     os.chown(open_folder / "mine", 1234, 1234)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            **os.environ,
+    done = run_program(
+        program,
+        {
             "HOME": str(open_folder / "mine"),
             "HF_HOME": str(open_folder / "mine/hf"),
             "XDG_CACHE_HOME": str(open_folder / "mine/cache"),
@@ -176,13 +182,7 @@ def test_a_user_without_right_to_the_socket_is_told_what_to_join():
         messages()  # the user may not be able to read root's files
         os.setgroups([]); os.setgid(1234); os.setuid(1234)
         connect()"""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(program)
     assert "not allowed to use the Docker engine" in done.stderr and "usermod -aG docker" in done.stderr, (
         done.stderr
     )

@@ -15,7 +15,7 @@ from lab.recordings.capture import KERNEL, MEMCPY, OP, PUSH_POP
 from lab.recordings.load import format_of, load_capture
 from lab.recordings.merge.pftrace.merge import merge_pftrace
 from lab.recordings.processes import process_captures
-from lab.recordings.views import link_ops
+from lab.recordings.views import gemm_flops, link_ops
 from tests.recordings.pftrace.made import Writer, staged_trace, torch_trace
 from tests.tracegen import TraceWriter, training_step
 
@@ -47,7 +47,7 @@ def test_torch_s_own_file_reads_the_same_in_every_form(tmp_path, form):
     assert (ranges.pid.tolist(), ranges.tid.tolist()) == ([20, 20], [21, 21])
     assert capture.text(ranges.dims_id).tolist() == ["", "[[2,3],[3,4]]"]
     assert capture.text(ranges.types_id).tolist() == ["", '["float","float"]'], "texts interned in lists"
-    assert ranges.flops.tolist() == [-1, 2 * 2 * 3 * 4], "as in a JSON trace"
+    assert gemm_flops(capture).tolist() == [-1, 2 * 2 * 3 * 4], "as in a JSON trace"
     assert capture.processes[0].pid == 20 and capture.lacks == () and capture.problems == []
 
 

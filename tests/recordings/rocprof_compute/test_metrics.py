@@ -55,7 +55,7 @@ def test_the_roof_is_intensity_times_the_measured_bandwidth(real):
 
 
 def test_it_is_no_timeline_and_says_what_reads_it(real):
-    assert format_of(real).name == "rocprof-compute" and "no timeline" in format_of(real).what
+    assert format_of(real).name == "rocprof-compute" and "no timeline" in format_of(real).title
     with pytest.raises(BadDataError, match="no timeline") as caught:
         load_capture(real)
     assert "lab analyze" in caught.value.fix

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 
+import pytest
 import torch
 
 from lab.rooms.semicrf.model import ledger
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 
+NEEDS_NVIDIA = pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
+)
 COUNTS = ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition")
+
+
+def on_the_gpu(problem: Problem) -> Problem:
+    score, transition, duration, start, end = (value.cuda() for value in problem.floats())
+    return make_problem(score, transition, duration, problem.lengths_B.cuda(), start, end)
 
 
 def random_problem(

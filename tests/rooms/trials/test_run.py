@@ -27,10 +27,8 @@ SLEEPS = f"987.{os.getpid()}"  # seconds, as no other tests on this machine have
 FLAKY = "import os; print('loss:', 'nan' if int('{seed}') % 2 and not os.environ.get('CURE') else 1.5)"
 
 
-def lab(*words, cwd, **more):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **more.pop("env", {})}
-    command = [sys.executable, "-m", "lab", "run", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=900, **more)
+def lab(*words, cwd, env=None):
+    return run_lab("run", *words, cwd=cwd, env={"PYTHONPATH": str(ROOT), **(env or {})})
 
 
 def analyze(cwd):

@@ -164,8 +164,11 @@ def _read(
 
 def _raise_for(ranks: Sequence[RankData], require: str | None) -> None:
     """Raise StepFailed, once all is written, for a hole in a recording, or a capture that did not serve."""
-    lossy = [rank.path for rank in ranks if rank.lacks] or [ranks[0].path]
-    raise_for_lacks(_named_lacks(ranks), lossy[0], require=require)
+    from lab.recordings.lacks import holes
+
+    # The file with a hole is where to look; another may only be in doubt.
+    torn = sorted(ranks, key=lambda rank: (not holes(rank.lacks), not rank.lacks))
+    raise_for_lacks(_named_lacks(ranks), torn[0].path, require=require)
     refused = [text for rank in ranks if rank.replayed is not None for text in rank.replayed.refused]
     if refused:
         raise StepFailed(

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from lab.rooms.kernels.config import KernelsConfig
 from lab.rooms.kernels.workload.model import load
 from lab.rooms.kernels.workload.model_parallel import shard
+from lab.workload.failures import leave_group
+from lab.workload.rank import RankContext, process_group
 
 
 def tokens(model, ids):
@@ -53,10 +55,11 @@ def compare(name: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    torch.manual_seed(dist.get_rank())
-    for name in sys.argv[1:]:
-        found = compare(name)
-        if dist.get_rank() == 0:
-            print(json.dumps(found), flush=True)
-    dist.destroy_process_group()
+    context = RankContext.from_env()
+    with process_group(context, torch.device("cpu")):
+        torch.manual_seed(dist.get_rank())
+        for name in sys.argv[1:]:
+            found = compare(name)
+            if dist.get_rank() == 0:
+                print(json.dumps(found), flush=True)
+    leave_group(context)

@@ -10,23 +10,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.semicrf import verdict  # noqa: E402
-from lab.rooms.semicrf.config import FAULTS, PLAINER, PRESETS, DiagnoseConfig, TrainConfig  # noqa: E402
+from lab.rooms.semicrf.config import FAULTS, PLAINER, DiagnoseConfig  # noqa: E402
 from lab.rooms.semicrf.model.api import resolve_backend  # noqa: E402
 from lab.rooms.semicrf.workload import cells as workload_cells  # noqa: E402
 from lab.rooms.semicrf.workload import diagnose as workload_diagnose  # noqa: E402
 from lab.rooms.semicrf.workload import probing  # noqa: E402
 from lab.rooms.semicrf.workload.probes import objective, precision  # noqa: E402
+from tests.rooms.semicrf.workload.least import LEAST  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
-LEAST = msgspec.structs.replace(
-    msgspec.convert(PRESETS["smoke"], TrainConfig),
-    phones=3,
-    utterances=8,
-    mean_segments=4,
-    max_duration=4,
-    epochs=1,
-)
 
 
 @pytest.fixture

@@ -15,22 +15,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 from lab.core.run import Run  # noqa: E402
 from lab.errors import StepFailed, UsageError  # noqa: E402
 from lab.rooms import semicrf  # noqa: E402
-from lab.rooms.semicrf.config import PRESETS, TrainConfig  # noqa: E402
 from lab.rooms.semicrf.workload import train as workload_train  # noqa: E402
 from lab.workload.rank import RankContext  # noqa: E402
 from tests.command import lab  # noqa: E402
+from tests.rooms.semicrf.workload.least import LEAST  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
 ALONE = RankContext(rank=0, local_rank=0, world_size=1)
-LEAST = msgspec.structs.replace(
-    msgspec.convert(PRESETS["smoke"], TrainConfig),
-    phones=3,
-    utterances=8,
-    mean_segments=4,
-    max_duration=4,
-    epochs=1,
-)
 
 
 def train(config, out, model="semicrf", backend="torch"):

@@ -23,7 +23,7 @@ from lab.rooms.semicrf.workload.cases.case import random_case  # noqa: E402
 from lab.rooms.semicrf.workload.cases.solution import solve  # noqa: E402
 from lab.rooms.semicrf.workload.faults import stale_messages  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
-from tests.rooms.semicrf.problems import COUNTS, balanced, random_problem, worst  # noqa: E402
+from tests.rooms.semicrf.problems import COUNTS, NEEDS_NVIDIA, balanced, on_the_gpu, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
 compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here to emulate the kernels with")
@@ -603,16 +603,8 @@ def test_without_a_gpu_there_is_a_reason():
     )
 
 
-def on_the_gpu(problem):
-    floats = [value.cuda() for value in problem.floats()]
-    score, transition, duration, start, end = floats
-    return make_problem(score, transition, duration, problem.lengths_B.cuda(), start, end)
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
-)
+@NEEDS_NVIDIA
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
     "shape", [(3, 70, 40, 24), (2, 50, 60, 39), (2, 40, 20, 128), (1, 1, 1, 1), (2, 33, 1, 5)]
@@ -630,9 +622,7 @@ def test_on_a_gpu_the_kernels_equal_the_naive_form(shape, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
-)
+@NEEDS_NVIDIA
 def test_on_a_gpu_twenty_repeats_have_the_same_bits():
     problem = on_the_gpu(random_problem(5, 90, 40, 24, dtype=torch.float32))
     first = native_cuda.backward(native_cuda.forward(problem))
@@ -640,9 +630,7 @@ def test_on_a_gpu_twenty_repeats_have_the_same_bits():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
-)
+@NEEDS_NVIDIA
 def test_what_is_not_given_can_be_trained_after_an_inference():
     """The defaults are shared between calls: none may belong to the mode of the call that came first."""
     shape = (3, 11, 4, 7)  # sizes that no other test has

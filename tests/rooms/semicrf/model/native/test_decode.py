@@ -24,7 +24,7 @@ from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda_viterbi, decode  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
-from tests.rooms.semicrf.problems import random_problem  # noqa: E402
+from tests.rooms.semicrf.problems import NEEDS_NVIDIA, on_the_gpu, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NO_FORM = native.missing_reason("cpu")
@@ -374,15 +374,8 @@ def test_at_the_sizes_of_a_gpu_the_kernels_decode_as_torch_does(monkeypatch, tmp
     assert max(end - start for start, end, _ in expected[0]) > 4 * sizes.block
 
 
-def on_the_gpu(problem):
-    score, transition, duration, start, end = (value.cuda() for value in problem.floats())
-    return make_problem(score, transition, duration, problem.lengths_B.cuda(), start, end)
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
-)
+@NEEDS_NVIDIA
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
     "shape",
