@@ -289,9 +289,9 @@ def _compared(
 def _proven(classes: list[_Class], sizes: list[tuple[np.ndarray, np.ndarray]]) -> list[bool]:
     """Tell which replays have the rows of a capture. Where more kinds of replays fit than there are captures,
     one of them is what another graph's replay has left, and none is proven."""
-    least, most = (np.concatenate(column) for column in zip(*sizes, strict=True))
+    low, high = (np.concatenate(column) for column in zip(*sizes, strict=True))
     fits = [
-        frozenset(np.flatnonzero((least <= replay_class.rows) & (replay_class.rows <= most)).tolist())
+        frozenset(np.flatnonzero((low <= replay_class.rows) & (replay_class.rows <= high)).tolist())
         for replay_class in classes
     ]
     return [bool(fit) and sum(bool(rival) and rival <= fit for rival in fits) <= len(fit) for fit in fits]
