@@ -25,6 +25,7 @@ HIGHEST_BOARD_W = 2000.0  # no single board draws more: such readings are in oth
 FEWEST_IDLE_READINGS = 5
 # Readings beside the window above this are of other work: that much, and this many W, over the log's lowest.
 BUSY_IDLE_FACTOR, BUSY_IDLE_W = 1.5, 15.0
+BUSY_BESIDE = 0.9  # of the window's mean: readings beside it as high as that are of the same work
 IDLE_MARGIN_S = 0.3  # beside a window: a host's clock and a sensor's lag smear the edge
 CLOCK_STEP_S = 0.5  # smaller steps are a daemon's corrections; readings are put in order
 STUCK_READINGS = 10  # equal readings over the whole log, idle and run: the sensor does not move
@@ -83,6 +84,10 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
     idle = (idle_w, idle_w, idle_w) if idle_w is not None else _idle_power(times, watts, start_s, end_s)
     if idle is None:
         result.problems = ["idle power is unknown: the log has too few idle readings beside the window"]
+        return result
+    if idle_w is None and idle[1] >= BUSY_BESIDE * result.mean_w:
+        beside = f"{idle[1]:.1f} W beside it, {result.mean_w:.1f} W in it"
+        result.problems = [f"idle power is unknown: the window's power is that beside it ({beside})"]
         return result
     result.idle_w = idle[1]
     result.energy_j = result.gross_j - idle[1] * result.seconds

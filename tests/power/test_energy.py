@@ -68,6 +68,9 @@ def test_work_beside_the_window_is_not_idle_and_a_given_idle_power_is_taken():
     log = log_of(lambda t: 10.0 + t % 1 if t < 2 else 200.0 + t % 1)
     assert "idle power is unknown" in energy_of(log, 8, 12).problems[0]
     assert energy_of(log, 8, 12, idle_w=10.0).energy_j == pytest.approx(4 * 190.5, rel=0.01)
+    # A window within the run of a log without idle time: its own power was taken for idle, -22 J of 1,825 J.
+    busy = energy_of(log_of(lambda t: 240.0 + t % 1), 8, 12)
+    assert busy.energy_j is None and "that beside it" in busy.problems[0]
 
 
 def test_an_averaging_sensor_widens_the_bounds_by_its_window():
