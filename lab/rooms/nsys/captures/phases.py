@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.capture import OP
+from lab.recordings.names import is_matmul
 from lab.recordings.projection import PHASES, Projection
 from lab.recordings.projection.nest import nearest_ancestor
 from lab.recordings.views import gemm_flops
@@ -26,7 +27,7 @@ class Phase:
     kernels: launches in each step (one number where all agree); share: of the step's kernel time,
     None without any.
     gemm_tflop: 10^12 operations of matrix products, from recorded shapes, and gemm_ms, the time of their
-    kernels; None without shapes.
+    kernels; None without shapes. gemm_uncounted_ms: of kernels that multiply in ops without a shape or model.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Phase:
     share: float | None
     gemm_tflop: float | None
     gemm_ms: float | None
+    gemm_uncounted_ms: float = 0.0
 
 
 def phases_of(
@@ -125,7 +127,7 @@ def _phase(
     rows: np.ndarray,
     group: np.ndarray,
     num_steps: int,
-    gemms: tuple[np.ndarray, np.ndarray] | None,
+    gemms: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
     step_ms: float,
 ) -> Phase:
     """Figures of the ranges `rows`; group (n,): the step of each operation, or -1; step_ms: of the step."""
@@ -147,19 +149,24 @@ def _phase(
         share=kernel_ms / whole_ms if whole_ms else None,
         gemm_tflop=float(gemms[0][inside].sum()) / num_steps / 1e12 if gemms else None,
         gemm_ms=float(gemms[1][inside].sum()) / num_steps / 1e6 if gemms else None,
+        gemm_uncounted_ms=float(gemms[2][inside].sum()) / num_steps / 1e6 if gemms else 0.0,
     )
 
 
-def _gemm_flops(projection: Projection) -> tuple[np.ndarray, np.ndarray] | None:
-    """FLOPs of GEMMs (n,), at each one's first kernel, and ns (n,) of their kernels; None without shapes."""
+def _gemm_flops(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """FLOPs of GEMMs (n,), at each one's first kernel, ns (n,) of their kernels, and ns (n,) of other kernels
+    that multiply; None without shapes."""
     flops = gemm_flops(projection.capture)
     if not (flops > 0).any():
         return None
     ops = projection.capture.ops
     product = projection.nearest(flops > 0)
     rows = np.flatnonzero((product >= 0) & projection.capture.kernels)
-    flop, spent_ns = np.zeros(len(ops)), np.zeros(len(ops), dtype=np.int64)
-    spent_ns[rows] = ops.end_ns[rows] - ops.start_ns[rows]
+    dur_ns, counted = ops.end_ns - ops.start_ns, np.zeros(len(ops), dtype=bool)
+    counted[rows] = True
+    multiplies = np.array([*map(is_matmul, projection.capture.strings), False])[ops.name_id]
+    flop, spent_ns = np.zeros(len(ops)), np.where(counted, dur_ns, 0)
+    uncounted_ns = np.where(multiplies & projection.capture.kernels & ~counted, dur_ns, 0)
     used, first_rows = np.unique(product[rows], return_index=True)
     flop[rows[first_rows]] = flops[used]
-    return flop, spent_ns
+    return flop, spent_ns, uncounted_ns

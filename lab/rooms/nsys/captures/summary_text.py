@@ -158,6 +158,13 @@ def _phase_lines(summary: Summary, per_step: str) -> list[str]:
         ]
         rows.append((_path_name(summary, phase.path)[:43], [*cells, *_rates(phase)] if has_shapes else cells))
     lines = _table(f"{per_step}, ms{_bound(bound(summary.lacks))}", 44, heads, rows)
+    step = summary.phases[0]
+    if step.gemm_uncounted_ms and step.gemm_ms is not None:
+        whole_ms = step.gemm_ms + step.gemm_uncounted_ms
+        lines.append(
+            f"  TFLOP counts {step.gemm_ms:.3f} of {whole_ms:.3f} ms of matrix products: the others' shapes "
+            "were not recorded, or lab has no model of their ops"
+        )
     uneven = [phase for phase in summary.phases if len(phase.kernels) > 1]
     for phase in uneven[:3]:
         counts = first_few([*map(str, phase.kernels)], 10)
@@ -177,7 +184,8 @@ def _path_name(summary: Summary, path: Path) -> str:
 def _rates(phase: Phase) -> list[str]:
     if not phase.gemm_tflop or not phase.gemm_ms:
         return ["", ""]
-    return [f"{phase.gemm_tflop:.3g}", f"{phase.gemm_tflop / phase.gemm_ms * 1000:.1f}"]
+    at_least = "≥ " if phase.gemm_uncounted_ms else ""
+    return [f"{at_least}{phase.gemm_tflop:.3g}", f"{phase.gemm_tflop / phase.gemm_ms * 1000:.1f}"]
 
 
 def _launches(counts: tuple[int, ...]) -> str:
