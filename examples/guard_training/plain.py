@@ -1,0 +1,17 @@
+"""An ordinary training script, without a line of lab: `lab run nan train -- python plain.py` watches it."""
+
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(8, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 1)
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(6):
+    features = torch.randn(16, 8)
+    if step == 3:
+        features[5, 2] = float("inf")
+    loss = torch.nn.functional.mse_loss(model(features), features.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
