@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-CODE   := lab tests bench scripts
+CODE   := lab tests bench scripts examples
 # A torch without CUDA is enough here and much smaller; name another one (or an index) to use it.
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet

@@ -1,4 +1,4 @@
-"""Record one process of a benchmark: `record.py base|head TRACE`. In head, the norms are computed in float32."""
+"""Record one process: `record.py base|head TRACE`. In head, the norms are computed in float32."""
 
 import sys
 

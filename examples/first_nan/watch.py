@@ -1,4 +1,4 @@
-"""Find the module that makes the first NaN in a transformers model: attention scores that overflow half precision."""
+"""Find the module that makes the first NaN of a model: attention scores that overflow half precision."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM

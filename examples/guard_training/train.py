@@ -1,4 +1,4 @@
-"""Train a small model under `nan.guard`. In step 3 a batch holds one infinity, as a broken loader might give."""
+"""Train a small model under `nan.guard`; the fourth batch holds one infinity, as a broken loader gives."""
 
 import torch
 

@@ -15,73 +15,7 @@ import pytest
 from lab.cli.registry import ROOMS, smoke_runs
 from tests.conftest import ROOT
 
-TINY = {
-    "__init__.py": '''"""Tiny: one number per step."""
-
-from lab.core.plan import Silent
-
-
-def recognises(folder):
-    return False
-
-
-def watcher(run):
-    return Silent()
-
-
-def analyse(folder, out, run, progress):
-    from lab.rooms.tiny.report import report
-
-    return report(folder, out, run)
-''',
-    "cli.py": '''import click
-
-from lab.core.plan import Experiment
-from lab.terminal.options import options_of
-
-
-@click.command("tiny")
-@click.option("-n", "--number", default=1)
-@click.pass_context
-def run_tiny(ctx, number):
-    """Print a number."""
-    from lab.rooms.tiny.plan import plan
-
-    return Experiment("tiny", lambda site, root: plan(number), options_of(ctx))
-''',
-    "plan.py": """from lab.core.plan import Plan
-from lab.core.step import Step
-
-CODE = "import json, pathlib, sys; pathlib.Path('one/n.json').write_text(json.dumps(int(sys.argv[1])))"
-
-
-def plan(number):
-    step = Step(name="one", argv=("python", "-c", CODE, str(number)), folder="one", expects=("one/n.json",))
-    return Plan(steps=(step,), config={"number": number})
-""",
-    "report.py": """import json
-
-from lab.core.plan import Findings
-from lab.report.page import write_page
-from lab.report.parts import Page, Points, Section
-from lab.report.provenance import provenance
-
-
-def report(folder, out, run):
-    number = json.loads((folder / "one/n.json").read_text())
-    sentence = f"The number is {number}."
-    page = Page(
-        title="Tiny",
-        question="What is the number?",
-        verdict=[sentence],
-        status="ok",
-        sections=[Section("Number", [Points([sentence])])],
-        provenance=provenance(folder, run.manifest if run else None),
-    )
-    return Findings([sentence], "ok", [write_page(page, out / "report.html")], sentence)
-""",
-}
-ENTRY = '    Room("tiny", "What is the number?", run={"tiny": "Print a number."}),\n'
+EXAMPLE = ROOT / "examples/own_room"
 
 # Each command in a process of its own would cost as many starts of Python.
 COMMANDS = """
@@ -120,18 +54,20 @@ def entry_of(text: str, room: str) -> tuple[int, int]:
 
 
 def test_a_room_is_added_by_a_folder_and_an_entry_and_runs_to_its_page(tree, tmp_path):
-    folder, registry = tree / "lab/rooms/tiny", tree / "lab/cli/registry.py"
-    folder.mkdir()
-    for name, text in TINY.items():
-        (folder / name).write_text(text)
-    text = registry.read_text()
-    registry.write_text(text.replace("ROOMS = (\n", "ROOMS = (\n" + ENTRY))
-    done = run_lab(tree, ["--help"], ["run", "--help"], ["run", "-o", "run", "tiny", "-n", "7"], cwd=tmp_path)
+    registry = tree / "lab/cli/registry.py"
+    shutil.copytree(EXAMPLE / "copyrate", tree / "lab/rooms/copyrate")
+    entry = (EXAMPLE / "entry.txt").read_text()
+    registry.write_text(registry.read_text().replace("ROOMS = (\n", "ROOMS = (\n" + entry))
+    done = run_lab(
+        tree, ["--help"], ["run", "--help"], ["run", "-o", "run", "copyrate", "--mib", "7"], cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Print a number.") == 1 and "The number is 7." in done.stdout
-    assert "The number is 7." in (tmp_path / "run/report.html").read_text()
-    again = run_lab(tree, ["run", "-o", "other", "tiny", "-n", "3"], ["analyze", "other"], cwd=tmp_path)
-    assert again.returncode == 0 and again.stdout.count("The number is 3.") == 2, again.stderr
+    assert done.stdout.count("Copy memory, and say how fast.") == 1 and "A copy of 7 MiB" in done.stdout
+    assert "A copy of 7 MiB" in (tmp_path / "run/report.html").read_text()
+    again = run_lab(
+        tree, ["run", "-o", "other", "copyrate", "--mib", "3"], ["analyze", "other"], cwd=tmp_path
+    )
+    assert again.returncode == 0 and again.stdout.count("A copy of 3 MiB") == 2, again.stderr
 
 
 @pytest.mark.parametrize("room", [room.name for room in ROOMS])

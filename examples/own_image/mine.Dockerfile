@@ -1,0 +1,3 @@
+ARG BASE
+FROM $BASE
+RUN pip install --no-cache-dir "lab[analysis,workload]"
