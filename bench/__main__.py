@@ -1,7 +1,7 @@
-"""`make bench`: every bench in turn, and their figures as one table in docs/speed.md.
+"""`make bench`: every bench in turn, and their figures as tables in docs/speed.md.
 
     python -m bench                      # all; hours
-    python -m bench tracelens help       # these, and their lines of the table; the others' stay
+    python -m bench tracelens help       # these, and their tables; the others' stay
     python -m bench --print help         # without a word to the page
 
 Each bench measures lab and its peer in the same run. What cannot be measured here is a line that says why.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import traceback
 
-from bench.table import PAGE, Row, lines_of, measured, merged, taken, when_and_where
+from bench.table import PAGE, Row, measured, merged, table_of, taken, when_and_where
 from lab.errors import LabError
 
 BENCHES = (
@@ -62,18 +62,19 @@ def main(words: list[str]) -> int:
         when = when_and_where()
         ended = run(name)
         broken += not ended
-        lines = lines_of(name, taken(), when)
+        if not (rows := taken()):
+            continue
+        table = table_of(rows, when)
         if keep:
-            PAGE.write_text(
-                merged(PAGE.read_text(encoding="utf-8"), {name: lines}, BENCHES), encoding="utf-8"
-            )
+            text = PAGE.read_text(encoding="utf-8")
+            PAGE.write_text(merged(text, {name: table}, BENCHES), encoding="utf-8")
         else:
-            print(*lines, sep="\n")
+            print(table)
     return 1 if broken else 0
 
 
 def run(name: str) -> bool:
-    """Run one bench; False where it ended in an error, which is then a line of the table."""
+    """Run one bench; False where it ended in an error, which is then a line of its table."""
     print(f"\n== {name}", flush=True)
     sys.argv = [f"bench.{name}"]  # some have flags of their own
     if name in NEED_A_GPU and not has_gpu():

@@ -1,4 +1,4 @@
-"""The one table of `make bench`: what each bench measured, one line per figure, kept in docs/speed.md."""
+"""What each bench measured, kept in docs/speed.md: a section per bench, a table per machine it ran on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from datetime import date
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
-HEADER = (
-    "| bench | what | size | cost | a, s | b, ms/MB | memory, MB | peer | ratio | limit | measured |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|\n"
-)
+COLUMNS = ("what", "size", "cost", "a, s", "b, ms/MB", "memory, MB", "peer", "ratio", "limit")
 NO_GPU, AND_GPU = "not measured: needs a GPU", " + "
-_LINE = re.compile(r"\| `(?:python -m bench )?(\w+)` \|")
+_SECTION = re.compile(r"^## `python -m bench (\w+)`\n\n", re.M)
+_TABLE = re.compile(r"^(?=Measured )", re.M)
 
 
 @dataclass(frozen=True)
@@ -86,35 +84,43 @@ def line_of(points: Mapping[float, float]) -> tuple[float, float]:
     return a, b
 
 
-def lines_of(name: str, rows: Sequence[Row], when: str) -> list[str]:
-    """The table's lines of one bench."""
-    return [_joined([f"`python -m bench {name}`", *row.cells(), when]) for row in rows]
+def table_of(rows: Sequence[Row], when: str) -> str:
+    """What one run of a bench measured: when and where, and a line per figure, without empty columns."""
+    columns = [cells for cells in zip(COLUMNS, *(row.cells() for row in rows), strict=True) if any(cells[1:])]
+    header, *lines = (_joined(line) for line in zip(*columns, strict=True))
+    return "\n".join([f"Measured {when}:\n", header, f"|{'---|' * len(columns)}", *lines, ""])
 
 
-def merged(text: str, found: Mapping[str, Sequence[str]], order: Sequence[str]) -> str:
-    """`text` with the lines of the benches in `found` replaced; the others stay as they were measured.
+def merged(text: str, measured: Mapping[str, str], order: Sequence[str]) -> str:
+    """`text` with the tables of the benches in `measured` replaced; the others stay as they were measured.
 
     So do those of a machine with a GPU when a bench runs on one without, and the other way round.
     """
-    kept: dict[str, list[str]] = {name: [] for name in order}
-    for line in text.splitlines():
-        if (bench := _LINE.match(line)) and bench[1] in kept:
-            kept[bench[1]].append(line)
-    lines = [line for name in order for line in _beside(kept[name], found.get(name, ()))]
-    before = text.split(HEADER)[0].rstrip("\n")
-    return f"{before}\n\n{HEADER}" + "".join(f"{line}\n" for line in lines)
+    intro, *parts = _SECTION.split(text)
+    tables: dict[str, list[str]] = {name: [] for name in order}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        if name in tables:
+            tables[name] = [table.strip() + "\n" for table in _TABLE.split(body) if table.strip()]
+    for name, table in measured.items():
+        tables[name] = _beside(tables[name], table)
+    sections = [
+        f"## `python -m bench {name}`\n\n" + "\n".join(tables[name]) for name in order if tables[name]
+    ]
+    return "\n".join([intro.rstrip("\n") + "\n", *sections])
 
 
-def _beside(kept: Sequence[str], found: Sequence[str]) -> list[str]:
-    """The lines of one bench: those found, and of those kept the ones of the other kind of machine."""
-    kinds = {has_gpu(line) for line in found}
-    others = [line for line in kept if has_gpu(line) not in kinds and not (found and NO_GPU in line)]
-    return [*(line for line in found if not others or NO_GPU not in line), *others]
+def _beside(kept: Sequence[str], table: str) -> list[str]:
+    """The tables of one bench: the new one, and those of the other kind of machine.
+
+    A table that only says what could not be measured stands alone or not at all.
+    """
+    others = [other for other in kept if has_gpu(other) != has_gpu(table) and NO_GPU not in other]
+    return others if others and NO_GPU in table else [table, *others]
 
 
-def has_gpu(line: str) -> bool:
-    """Whether the machine that a line's last cell ends with has a GPU: see `when_and_where`."""
-    return AND_GPU in line.rpartition(" load ")[2]
+def has_gpu(table: str) -> bool:
+    """Whether the machine that a table begins with has a GPU: see `when_and_where`."""
+    return AND_GPU in table.splitlines()[0]
 
 
 def when_and_where() -> str:

@@ -7,9 +7,8 @@ import re
 import pytest
 
 from bench import __main__ as bench
-from bench import table
 from bench.measure import cost
-from bench.table import HEADER, NO_GPU, Row, at_least, at_most, line_of, lines_of, measured, merged, taken
+from bench.table import COLUMNS, NO_GPU, Row, at_least, at_most, line_of, measured, merged, table_of, taken
 from tests.conftest import ROOT
 
 HELPERS = {"__init__", "__main__", "measure", "peers", "table", "traces"}
@@ -26,20 +25,22 @@ def no_rows():
 def page(tmp_path, monkeypatch):
     path = tmp_path / "docs" / "speed.md"
     path.parent.mkdir()
-    path.write_text("# Speed\n\nWords.\n\n" + HEADER)
+    path.write_text("# Speed\n\nWords.\n")
     monkeypatch.setattr(bench, "PAGE", path)
     monkeypatch.setattr(bench, "when_and_where", lambda: "today")
     monkeypatch.setattr(bench, "first_line", lambda name: f"About {name}")
     return path
 
 
-def test_a_line_has_a_cell_for_every_heading_and_names_its_command():
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_a_table_has_a_line_per_figure_and_no_empty_column():
     row = Row("a | b", "56 MB", "1.00 CPU s", 99.6, 0.5, 0.009, "peer 2 CPU s", 2.0, *at_least(2.0, 3))
-    (line,) = lines_of("help", [row], "today")
-    cells = re.split(r"(?<!\\)\|", line)
-    assert len(cells) == HEADER.splitlines()[0].count("|") + 1
-    assert [cell.strip() for cell in cells[1:-1]] == [
-        "`python -m bench help`",
+    measured_on, _, header, _, line = table_of([row], "today").splitlines()
+    assert measured_on == "Measured today:" and cells_of(header) == list(COLUMNS)
+    cells = [
         "a \\| b",
         "56 MB",
         "1.00 CPU s",
@@ -49,8 +50,10 @@ def test_a_line_has_a_cell_for_every_heading_and_names_its_command():
         "peer 2 CPU s",
         "2.00x",
         "≥ 3x: **missed**",
-        "today",
     ]
+    assert cells_of(line) == cells
+    _, _, header, _, *lines = table_of([Row("a", cost="1 s"), Row("b", "2 MB", "2 s")], "today").splitlines()
+    assert cells_of(header) == ["what", "size", "cost"] and cells_of(lines[0]) == ["a", "", "1 s"]
 
 
 def test_what_was_not_measured_says_why_and_an_absent_peer_too():
@@ -69,29 +72,30 @@ def test_start_and_slope_are_those_of_the_line():
     assert a == pytest.approx(0.5) and b == pytest.approx(0.01)
 
 
-def test_one_bench_replaces_its_lines_and_leaves_the_others_in_order():
-    first = merged("# Speed\n\nWords.\n\n" + HEADER, {"b": ["| `python -m bench b` | old |"]}, "abc")
-    both = merged(first, {"a": ["| `python -m bench a` | x |"]}, "abc")
-    again = merged(both, {"b": ["| `python -m bench b` | 1 |", "| `python -m bench b` | 2 |"]}, "abc")
-    tail = "| `python -m bench a` | x |\n| `python -m bench b` | 1 |\n| `python -m bench b` | 2 |\n"
-    assert again == "# Speed\n\nWords.\n\n" + HEADER + tail
+def table(text, machine="2 x AMD"):
+    return table_of([Row(text, cost="1 s")], f"2026-01-01, abc with edits, load 0.5, {machine}")
+
+
+def test_one_bench_replaces_its_table_and_leaves_the_others_in_order():
+    both = merged(merged("# Speed\n\nWords.\n", {"b": table("old")}, "abc"), {"a": table("x")}, "abc")
+    again = merged(both, {"b": table("new")}, "abc")
+    sections = (f"## `python -m bench {name}`\n\n{table(text)}" for name, text in (("a", "x"), ("b", "new")))
+    assert again == "\n".join(["# Speed\n\nWords.\n", *sections])
     assert merged(again, {}, "abc") == again
 
 
 def test_figures_of_a_gpu_and_of_a_cpu_stand_side_by_side():
-    def line(text, machine):
-        return f"| `python -m bench a` | {text} | 2026-01-01, abc with edits, load 0.5, {machine} |"
+    def measured_again(text, table):
+        return merged(text, {"a": table}, "a")
 
-    def taken_again(text, *lines):
-        return merged(text, {"a": lines}, "a")
-
-    cpu, gpu, none = line("c", "2 x AMD"), line("g", "16 x Intel + H200"), line(NO_GPU, "2 x AMD")
-    both = taken_again(taken_again("Words.", cpu), gpu)
-    assert both.splitlines()[-2:] == [gpu, cpu]
-    assert taken_again(both, line("new", "4 x Intel")).splitlines()[-2:] == [line("new", "4 x Intel"), gpu]
-    assert taken_again("Words.", none).splitlines()[-1] == none
-    assert taken_again(taken_again("Words.", none), gpu) == taken_again("Words.", gpu)
-    assert taken_again(taken_again("Words.", gpu), none) == taken_again("Words.", gpu)
+    cpu, gpu, absent = table("c"), table("g", "16 x Intel + H200"), table(NO_GPU)
+    both = measured_again(measured_again("Words.", cpu), gpu)
+    assert both.index(gpu) < both.index(cpu)
+    newer = measured_again(both, table("new", "4 x Intel"))
+    assert newer.index("| new |") < newer.index(gpu) and cpu not in newer
+    assert absent in measured_again("Words.", absent)
+    assert measured_again(measured_again("Words.", absent), gpu) == measured_again("Words.", gpu)
+    assert measured_again(measured_again("Words.", gpu), absent) == measured_again("Words.", gpu)
 
 
 def test_a_bench_that_breaks_is_a_line_and_the_exit_code_knows(page, monkeypatch, capsys):
@@ -106,7 +110,7 @@ def test_a_bench_that_breaks_is_a_line_and_the_exit_code_knows(page, monkeypatch
     monkeypatch.setattr(bench.importlib, "import_module", lambda name: Module)
     assert bench.main(["help"]) == 1
     lines = page.read_text().splitlines()[-2:]
-    assert "| good |" in lines[0] and "| About help |  | not measured: ValueError: broken |" in lines[1]
+    assert "| good |" in lines[0] and "| About help | not measured: ValueError: broken |" in lines[1]
 
 
 def test_a_missed_bar_is_no_error_and_a_word_of_exit_is(page, monkeypatch, capsys):
@@ -127,7 +131,7 @@ def test_a_missed_bar_is_no_error_and_a_word_of_exit_is(page, monkeypatch, capsy
 def test_a_bench_for_a_gpu_says_that_there_is_none(page, monkeypatch, capsys):
     monkeypatch.setattr(bench, "has_gpu", lambda: False)
     assert bench.main(["trials_gpu"]) == 0
-    assert "| About trials_gpu |  | not measured: needs a GPU |" in page.read_text()
+    assert "| About trials_gpu | not measured: needs a GPU |" in page.read_text()
 
 
 def test_every_bench_is_in_the_table_and_a_name_that_is_none_is_refused():
@@ -148,8 +152,9 @@ def test_the_docs_name_only_benches_that_are_there():
 
 
 def test_the_page_holds_lines_of_benches_that_are_there():
-    lines = (ROOT / "docs" / "speed.md").read_text().split(HEADER)[1].splitlines()
-    assert {table._LINE.match(line)[1] for line in lines} <= set(bench.BENCHES)
+    text = (ROOT / "docs" / "speed.md").read_text()
+    assert set(re.findall(r"^## `python -m bench (\w+)`$", text, re.M)) <= set(bench.BENCHES)
+    assert merged(text, {}, bench.BENCHES) == text
 
 
 def test_the_peak_of_a_program_is_its_own_and_not_that_of_the_bench():
