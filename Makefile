@@ -13,6 +13,11 @@ INSTALL := $(PIP) install --no-compile
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
 	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
+	@echo
+	@echo "Next: open the report above in a browser, then"
+	@echo "  $(BIN)/lab analyze examples/read_trace/step.json.gz -o page   # a recorded training step of an H200"
+	@echo "  $(BIN)/lab doctor                                             # what this machine offers"
+	@echo "  examples/README.md                                         # ten examples of a minute each"
 
 test: $(VENV)/.test  ## all tests this machine can run; what is skipped says why
 	$(BIN)/python -m pytest $(PYTEST)

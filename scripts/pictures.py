@@ -1,6 +1,6 @@
 """The pictures of the docs: `python scripts/pictures.py [NAME...]` writes docs/NAME.png, all or those named.
 
-Pages are made from the examples' recordings, small runs on this CPU and the shared recordings; a picture is the top
+Pages are made from the examples, small runs on this CPU and the shared recordings; a picture is the top
 of a page as a browser shows it. Needs a Chromium, Pillow and the packages of the tests.
 """
 
