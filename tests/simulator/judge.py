@@ -144,6 +144,8 @@ def _wrong_codes(asked: Answers, *, several: bool) -> list[str]:
         if lack["place"] in ("hole", "all") and (not lack["unknown"] or lack["rule"] in CONTRADICTIONS)
     ]
     expected = (1, 4, 5) if torn else (0, 4) if asked.verdict == "complete" else (0, 1, 4)
+    if not any(figure.value for figure in asked.figures if figure.command == "inspect"):
+        expected = (*expected, 5)
     return [
         f"{answer.command}: exit code {answer.code}, findings {torn}: {answer.stderr.strip()[-200:]}"
         for answer in asked.answers

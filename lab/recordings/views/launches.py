@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from lab.recordings.capture import Capture, once
+from lab.recordings.integrity.calls import GRAPH_LAUNCH, LAUNCH, kinds_of
 from lab.recordings.owners import first_index, operators_of_launches
 from lab.recordings.phase_names import step_number
 from lab.recordings.tables import Table
@@ -15,8 +16,14 @@ _GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
 
 
 def device_of(trace: Capture) -> str:
-    """`gpu`, or `cpu` where CPU ops have to stand in for kernels."""
-    return "gpu" if len(trace.ops) else "cpu"
+    """`gpu`, or `cpu` where CPU ops have to stand in for kernels: nothing was launched on a GPU.
+
+    Launches without a row are a recording that lost them all, and no CPU op stands for those.
+    """
+    if len(trace.ops):
+        return "gpu"
+    launches = np.isin(kinds_of(trace.strings, trace.api.name_id), (LAUNCH, GRAPH_LAUNCH))
+    return "gpu" if launches.any() else "cpu"
 
 
 @once

@@ -25,6 +25,13 @@ def test_a_kernel_without_external_id_finds_its_op_by_correlation(tmp_path):
     assert (by_id >= 0).sum() == 4
 
 
+def test_a_recording_that_lost_every_gpu_row_is_not_one_of_a_cpu(tmp_path):
+    trace = read(two_steps(), tmp_path)
+    rowless = replace(trace, ops=trace.ops.part(len(trace.ops)), collectives=trace.collectives.part(10**6))
+    assert views.device_of(rowless) == "gpu" and not len(views.gemm_instances(rowless))
+    assert views.device_of(replace(rowless, api=trace.api.part(len(trace.api)))) == "cpu"
+
+
 TREE = st.recursive(st.just([]), lambda inner: st.lists(inner, min_size=1, max_size=3), max_leaves=10)
 
 

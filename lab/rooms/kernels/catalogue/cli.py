@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from lab.errors import BadDataError, StepFailed, needs
+from lab.errors import StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 from lab.rooms.kernels.options import CAPTURE, INDUCTOR, OUT, TABLE_OUTPUT, TRACES
 from lab.terminal.findings import REQUIRE, raise_for_lacks
@@ -118,11 +118,11 @@ def gantt(
         from lab.rooms.kernels.catalogue.gantt.bars import bars_of
         from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
         from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
-        from lab.rooms.kernels.catalogue.rank import read_ranks
+        from lab.rooms.kernels.catalogue.rank import no_launches, read_ranks
     ranks = read_ranks(trails_of(traces), captures=captures, inductor=inductor)
     bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.lacks]
     if not len(bars.row):
-        raise BadDataError("the trace holds neither kernels nor ops", location=traces[0])
+        raise no_launches(ranks)
     home = out or home_of(traces)
     written = [
         *write_gantt(bars, home, step=step, bound=bound(lacks)),

@@ -24,7 +24,7 @@ from lab.recordings.load import load_capture
 from lab.recordings.phase_names import STEP_PREFIX, step_number
 from lab.recordings.processes import process_captures
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET
-from lab.recordings.views import launch_calls, link_ops, linked_by_id, of_graphs
+from lab.recordings.views import device_of, launch_calls, link_ops, linked_by_id, of_graphs
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
 from lab.rooms.kernels.catalogue.classes import moves_no_data
 from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
@@ -224,7 +224,7 @@ def _rank_of(trail: Trail, trace: Capture, label: str, annotated: bool, beside: 
         marks = outermost_marks(trace)
     names = trace.text(trace.operators.name_id)
     _, parent = in_order(trace.operators)
-    on_gpu = len(trace.ops) > 0
+    on_gpu = device_of(trace) == "gpu"
     rows = np.arange(len(trace.ops)) if on_gpu else working_ops(names, parent, trace.operators.start_ns)
     owner = link_ops(trace) if on_gpu else rows
     call = align(trace.operators, names, marks.spans_ns, recorded)
@@ -294,7 +294,13 @@ def _unaligned(rank: int, recorded: list[RecordedOp], call: np.ndarray) -> list[
 
 
 def no_launches(ranks: Sequence[RankData]) -> BadDataError:
-    """The error for traces in which nothing was launched."""
+    """The error for traces in which nothing was launched, or every GPU row was lost."""
+    if any(rank.on_gpu for rank in ranks):
+        return BadDataError(
+            "no GPU row was recorded, though the host launched work",
+            location=ranks[0].path,
+            fix="record again; `lab inspect` says what is missing",
+        )
     return BadDataError(
         "the trace holds neither kernels nor ops",
         location=ranks[0].path,

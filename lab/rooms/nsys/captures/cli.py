@@ -143,10 +143,13 @@ def _raise_for_bare_steps(per_process: Sequence[Summary], file: Path) -> None:
 
     for summary in per_process:
         if summary.has_bare_steps:
+            uncalled = summary.rules["unattributed"][0]
             raise StepFailed(
                 f"of {plural(summary.left_out[0], 'GPU operation')} none is known to belong to a step",
                 location=file,
-                fix="record the API calls too: they say which step launched what",
+                fix="record the API calls too: they say which step launched what"
+                if uncalled
+                else "rows of the GPU are missing: record again, and stop only after the GPU has finished",
             )
 
 

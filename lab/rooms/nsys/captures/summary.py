@@ -19,7 +19,7 @@ import numpy as np
 from lab.recordings.capture import Capture
 from lab.recordings.graphs import RULES as GRAPH_RULES
 from lab.recordings.integrity.words import as_json, bound, idle_bound
-from lab.recordings.lacks import Lack
+from lab.recordings.lacks import Lack, verdict_of
 from lab.recordings.names import CLASSES, is_matmul, kernel_class
 from lab.recordings.processes import process_label
 from lab.recordings.projection import PHASES, RULES, Offer, Projection, offers
@@ -96,8 +96,9 @@ class Summary:
 
     @property
     def has_bare_steps(self) -> bool:
-        """Whether none of the GPU's operations is known to belong to any of the steps."""
-        return bool(self.steps and self.left_out[0]) and not self.classes
+        """Whether steps have no GPU operation, though some may be theirs: rows or their calls are missing."""
+        has_doubt = self.rules["unattributed"][0] or verdict_of(self.lacks, "gpu") != "complete"
+        return bool(self.steps and self.left_out[0] and has_doubt) and not self.classes
 
     def as_json(self) -> dict[str, Any]:
         """The figures; `bounds` says which of them are at least or at most what they say."""

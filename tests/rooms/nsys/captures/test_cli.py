@@ -13,6 +13,8 @@ from lab.cli.main import main
 from lab.rooms.nsys.captures.stats.reports import REPORTS
 from lab.rooms.nsys.cli import nsys as nsys_group
 from tests.recordings.sqlgen import Export
+from tests.simulator.program import Op, Program, step
+from tests.simulator.writers import write_rpd
 
 
 def call(*arguments):
@@ -122,3 +124,16 @@ def test_steps_of_which_no_launch_is_known_are_not_steps_without_kernels(tmp_pat
     said = capsys.readouterr()
     assert "no operation is known to belong to a step: classes and matrix products are unknown" in said.out
     assert "of 3 GPU operations none is known to belong to a step" in said.err
+
+
+@pytest.mark.parametrize(
+    ("lost", "advice"), [("calls", "record the API calls too"), ("rows", "rows of the GPU are missing")]
+)
+def test_steps_without_a_known_operation_say_what_is_missing(lost, advice, tmp_path, capsys):
+    """The rows of the steps are lost, or the calls of all rows."""
+    (process,) = Program((Op(), step(3, Op()))).play()
+    spans = getattr(process, lost)
+    spans[:] = [span for span in spans if lost == "rows" and span.step < 0]
+    path = write_rpd([process], tmp_path / "trace.rpd")
+    assert exit_code("summary", path) == 1
+    assert advice in capsys.readouterr().err
