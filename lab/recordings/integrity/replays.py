@@ -231,9 +231,12 @@ def _judged(
     captures: Sequence[Windows],
 ) -> list[Lack]:
     proven = _proven(classes, _sizes(process, windows, captures))
+    captured = windows.num_launches[windows.process == process].tolist()
+    idle = [size for size in captured if not any(replay_class.rows == size for replay_class in classes)]
     lost: dict[Place, int] = {}
     expected = 0
     unproven: list[_Class] = []
+    ambiguous: list[_Class] = []
     perhaps: list[int] = []
     compared = _compared(process, classes, proven, windows, captures)
     for replay_class, is_proven, (missing, like) in zip(classes, proven, compared, strict=True):
@@ -243,7 +246,8 @@ def _judged(
                 place = _place(of, replay, index, process, like)
                 lost[place] = lost.get(place, 0) + missing
         elif is_proven:
-            continue
+            if _may_be_left(replay_class, classes, idle):
+                ambiguous.append(replay_class)
         elif less := _perhaps_missing(replay_class, classes):
             perhaps.append(less)
         else:
@@ -253,11 +257,28 @@ def _judged(
         lacks.append(_perhaps_lossy(process, perhaps, expected))
     # Where another replay lost rows, the equal ones are what says so.
     if unproven := [replay_class for replay_class in unproven if len(replay_class.replays) == 1 or not lacks]:
-        replays = np.concatenate([replay_class.replays for replay_class in unproven])
-        rows = np.flatnonzero(np.isin(replay, replays))
-        count = plural(len(replays), "graph replay")
-        lacks.append(_unknown(of, process, rows, f"{count} without the capture of their graph to compare"))
+        lacks.append(_open(of, process, replay, unproven, "without the capture of their graph to compare"))
+    if ambiguous:
+        reason = "with the rows of a captured graph, or with what is left of a longer one"
+        lacks.append(_open(of, process, replay, ambiguous, reason))
     return lacks
+
+
+def _open(of: Evidence, process: int, replay: np.ndarray, classes: list[_Class], reason: str) -> Lack:
+    """The finding for replays of which nothing says whether they lost rows."""
+    replays = np.concatenate([replay_class.replays for replay_class in classes])
+    rows = np.flatnonzero(np.isin(replay, replays))
+    return _unknown(of, process, rows, f"{plural(len(replays), 'graph replay')} {reason}")
+
+
+def _may_be_left(replay_class: _Class, classes: list[_Class], idle: list[int]) -> bool:
+    """Whether replays with the rows of a capture may be what is left of a longer graph: one whose replays
+    have all these rows and more, or one that was captured and never replayed. idle: sizes of the latter."""
+    if replay_class.graph >= 0:
+        return False
+    longer = [one.rows for one in classes if _holds(one, replay_class)]
+    longer += [size for size in idle if size > replay_class.rows]
+    return any(replay_class.rows >= LEAST_LEFT * size for size in longer)
 
 
 def _sizes(

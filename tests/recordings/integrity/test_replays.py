@@ -84,6 +84,18 @@ def test_captures_beside_prove_a_replay_and_exact_ones_accuse_it():
     assert two.unknown  # either graph may be its own
 
 
+def test_a_replay_with_the_rows_of_another_captured_graph_may_have_lost_some():
+    """Two graphs of 40 and 41 kernels were captured: one of 40 rows may be of either."""
+    before = capture_of(40) + capture_of(41, begin=100)
+    longer = [*GRAPH, "last"]
+    (one,) = integrity_of(replays(GRAPH, longer, before=before))
+    assert one.unknown and one.n == 40 and "left of a longer one" in one.text
+    (one,) = integrity_of(replays(GRAPH, GRAPH, before=before))
+    assert one.unknown and one.n == 80
+    other = ["other", *GRAPH]  # has no row of the shorter one too few, but one of its own
+    assert integrity_of(replays([*GRAPH[1:], "own"], other, before=before)) == ()
+
+
 def test_a_shorter_replay_at_the_end_of_the_recording_is_its_edge():
     calls = [("cudaGraphLaunch", 1), ("cudaGraphLaunch", 2), ("cudaGraphLaunch", 3)]
     rows = [(name, corr) for corr in (1, 2) for name in GRAPH] + [(name, 3) for name in GRAPH[:30]]
