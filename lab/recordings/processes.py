@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lab.recordings.capture import Capture, Meta, Process, by_process
+from lab.recordings.capture import UNCLAIMED, Capture, Meta, Process, by_process
 from lab.recordings.lacks import Lack, without_times
 from lab.recordings.tables import Table
 from lab.stats.columns import distinct
@@ -75,27 +75,36 @@ def process_captures(capture: Capture) -> list[Capture]:
 
 
 def rank_captures(capture: Capture) -> list[Capture]:
-    """One capture per rank of a merged file, by the labels that the merge put on its rows; of any other file
-    one per process, as `process_captures`.
+    """One capture per rank of a merged file, by the labels that the merge put on its rows, or by the
+    processes whose GPU rows it holds; of any other file one per process, as `process_captures`.
 
     Where every label has one number (TP01, R1) that is the rank; otherwise ranks count in their order.
     `lacks` are those of the whole file.
     """
-    labels = sorted({process.label for process in capture.processes}, key=_natural)
-    if len(labels) < 2 or "" in labels:
+    members = _members_of_ranks(capture)
+    if len(members) < 2:
         return process_captures(capture)
-    members = {
-        label: [index for index, process in enumerate(capture.processes) if process.label == label]
-        for label in labels
-    }
-    numbers = [capture.processes[members[label][0]].rank for label in labels]
-    ranks = numbers if None not in numbers and len(set(numbers)) == len(numbers) else range(len(labels))
+    numbers = [capture.processes[indices[0]].rank for indices in members]
+    ranks = numbers if None not in numbers and len(set(numbers)) == len(numbers) else range(len(members))
     captures = []
-    for label, rank in zip(labels, ranks, strict=True):
-        process = replace(capture.processes[members[label][0]], rank=rank, host=capture.meta.host)
-        meta = replace(capture.meta, rank=rank, world_size=capture.meta.world_size or len(labels))
-        captures.append(replace(_only(capture, members[label], process), meta=meta))
+    for indices, rank in zip(members, ranks, strict=True):
+        process = replace(capture.processes[indices[0]], rank=rank, host=capture.meta.host)
+        meta = replace(capture.meta, rank=rank, world_size=capture.meta.world_size or len(members))
+        captures.append(replace(_only(capture, indices, process), meta=meta))
     return captures
+
+
+def _members_of_ranks(capture: Capture) -> list[list[int]]:
+    """The processes of each rank of a merged file; [] where rows are of one, or nothing tells of which."""
+    labels = sorted({process.label for process in capture.processes}, key=_natural)
+    if "" not in labels:
+        return [
+            [index for index, process in enumerate(capture.processes) if process.label == label]
+            for label in labels
+        ]
+    if capture.collector != "kineto" or UNCLAIMED in capture.processes:
+        return []
+    return [[index] for index in distinct(capture.ops.process).tolist()]
 
 
 def take_ops(capture: Capture, mask: np.ndarray) -> Capture:
