@@ -96,6 +96,7 @@ def _summary(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
         values["row_ms",] = sum(ms for _, ms in counts), bounds["kernel_ms"]
         for gpu in part["gpus"]:
             device = (gpu["device"],) if len(part["gpus"]) > 1 else ()
+            device += ("after warm-up",) if gpu["warmup"] else ()
             values[("busy_ms", *device)] = gpu["busy_ms"], bounds["busy_ms"]
             values[("idle_ms", *device)] = gpu["idle_ms"], bounds["idle_ms"]
         values |= _steps(part) if part["steps"] else {}
@@ -133,7 +134,7 @@ def _unique(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
             for name in (("kernel",), ("name", row["name"]), ("owner", op, row["name"])):
                 values[(*name, "launches")] += row["count"]
                 values[(*name, "ms")] += row["dur_sum_us"] / 1e3
-        if row["op"]:
+        if row["op"] and row["op_rule"] not in INFERRED:
             values["op", row["op"], "ms"] += row["dur_sum_us"] / 1e3
     return answer, [Figure("unique", name, value, bound) for name, value in values.items()]
 
@@ -153,6 +154,7 @@ def _analyze(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
     for row in gpus:
         process = _process(row["process"])
         device = (int(row["gpu"]),) if num_gpus[row["process"]] > 1 else ()
+        device += ("after warm-up",) if int(row["warmup_left_out"]) else ()
         bounds = dict(word.split(" ", 1) for word in row["bound"].split(", ") if word)
         figures += [
             Figure("gpus.csv", (f"{key}_ms", *device), float(row[f"{key}_ms"]), bounds.get(key, ""), process)

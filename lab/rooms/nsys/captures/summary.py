@@ -49,13 +49,17 @@ class Share:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU over the measured steps: busy and idle time between its first and last operation."""
+    """One GPU: busy and idle time between its first and last operation, warm-up before them left out.
+
+    warmup: how many operations that was.
+    """
 
     device: int
     name: str
     busy_ms: float
     idle_ms: float
     longest_gap_ms: float
+    warmup: int
 
 
 @dataclass(frozen=True)
@@ -269,7 +273,8 @@ def _gpus(capture: Capture, warmup: np.ndarray) -> tuple[Gpu, ...]:
         busy = intervals.union(spans[spans[:, 0] < spans[:, 1]])
         gaps = busy[1:, 0] - busy[:-1, 1]
         busy_ms, idle_ms = intervals.total(busy) / 1e6, int(gaps.sum()) / 1e6
-        gpus.append(Gpu(device, names.get(device, "GPU"), busy_ms, idle_ms, int(gaps.max(initial=0)) / 1e6))
+        longest_ms, left_out = int(gaps.max(initial=0)) / 1e6, len(rows) - len(counted)
+        gpus.append(Gpu(device, names.get(device, "GPU"), busy_ms, idle_ms, longest_ms, left_out))
     return tuple(gpus)
 
 

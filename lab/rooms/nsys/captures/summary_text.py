@@ -222,8 +222,9 @@ def _gpu_lines(summary: Summary) -> list[str]:
     for gpu in summary.gpus:
         whole_ms = gpu.busy_ms + gpu.idle_ms
         share = f"{gpu.idle_ms / whole_ms:.1%}" if whole_ms else "0 %"
+        warmup = f" after {plural(gpu.warmup, 'operation')} of warm-up" if gpu.warmup else ""
         lines.append(
-            f"GPU {gpu.device} ({gpu.name}): busy {busy}{gpu.busy_ms:.3f} ms, "
+            f"GPU {gpu.device} ({gpu.name}){warmup}: busy {busy}{gpu.busy_ms:.3f} ms, "
             f"idle {idle}{gpu.idle_ms:.3f} ms between operations ({share}), "
             f"longest gap {idle}{gpu.longest_gap_ms:.3f} ms"
         )

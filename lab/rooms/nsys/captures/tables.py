@@ -85,6 +85,7 @@ def _gpu_rows(summary: Summary) -> list[dict[str, Any]]:
             "busy_ms": gpu.busy_ms,
             "idle_ms": gpu.idle_ms,
             "longest_gap_ms": gpu.longest_gap_ms,
+            "warmup_left_out": gpu.warmup,
             "bound": busy_and_idle(summary.lacks),
         }
         for gpu in summary.gpus
