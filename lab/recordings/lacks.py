@@ -20,9 +20,10 @@ Verdict = Literal["complete", "lossy", "unknown"]
 
 AXES: tuple[Axis, ...] = ("gpu", "host", "ops")
 # Rows that cannot stand as they are: clocks that differ, rows that outlast their successor, without a name,
-# there twice, without a time. How many are lost cannot be known.
-CONTRADICTIONS = ("K", "P", "U", "W", "Z")
+# there twice, without a time, faster than their board. How many are lost cannot be known.
+CONTRADICTIONS = ("B", "K", "P", "U", "W", "Z")
 EXCESSES = ("P", "W")  # of these, the ones that make times too long and counts too high
+SHORTFALLS = ("B",)  # and the ones that make times too short
 
 
 class Lack(msgspec.Struct, frozen=True, omit_defaults=False):

@@ -17,6 +17,7 @@ from lab.recordings import nsys, pftrace, rocpd, rocprofv3, rpd, sqlite, xplane
 from lab.recordings.capture import Capture
 from lab.recordings.combine import combined
 from lab.recordings.integrity import integrity_of
+from lab.recordings.integrity.limits import limit_lacks
 from lab.recordings.kineto import read_kineto
 from lab.recordings.nsys.parquet import load_folder
 from lab.recordings.processes import without_untimed
@@ -158,7 +159,9 @@ def load_capture(path: Path | str, *, salvage: bool = False) -> Capture:
     """
     with look(Path(path)) as sample:
         capture = _loaded(sample, salvage=salvage)
-    return replace(capture, lacks=(*capture.lacks, *integrity_of(capture)))
+    judged = replace(capture, lacks=(*capture.lacks, *integrity_of(capture), *limit_lacks(capture)))
+    judged._views.update(capture._views)  # of the same tables
+    return judged
 
 
 def load_torch_trace(path: Path | str, *, salvage: bool = False) -> Capture:

@@ -31,7 +31,7 @@ from tests.simulator.writers import FORMATS
 PLACES = st.sampled_from(("start", "middle", "end"))
 COUNTS = st.integers(1, 4)
 KERNELS_NS = st.integers(1_000, 60_000)
-SIZES = st.sampled_from(((64, 64, 64), (512, 256, 1024), (4096, 4096, 128)))
+SIZES = st.sampled_from(((64, 64, 64), (512, 256, 1024), (2048, 2048, 64)))
 COUNTING = ("nsys", "rocpd", "rocprofv3", "rocprofv3_csv")  # formats that count rows, or number dispatches
 STREAMS = st.sampled_from((0, 0, 0, 1, 2))
 

@@ -35,7 +35,7 @@ def write_nsys(job: Job, path: Path) -> Path:
     export = Export(version="2025.5.1.121", schema="3.24.14")
     for process in job:
         pid, gpu = process.pid, process.device
-        export.add("TARGET_INFO_GPU", id=gpu, name="NVIDIA H100", smCount=132, cuDevice=gpu)
+        export.add("TARGET_INFO_GPU", id=gpu, name="NVIDIA H100 80GB HBM3", smCount=132, cuDevice=gpu)
         export.add("TARGET_INFO_CUDA_DEVICE", gpuId=gpu, cudaId=gpu, pid=pid)
         for call in process.calls:
             span = _span(call.start_ns, call.end_ns)
@@ -164,7 +164,7 @@ def _element(process: Process) -> dict[str, Any]:
                 "id": {"handle": index},
                 "type": 1 + (index == 2),
                 "logical_node_id": index,
-                "product_name": "MI300X",
+                "product_name": "AMD Instinct MI300X",
             }
             | {"logical_node_type_id": 0 if index == 2 else index}
             for index in range(3)

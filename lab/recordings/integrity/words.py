@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lab.core.words import printable
-from lab.recordings.lacks import AXES, EXCESSES, Axis, Lack, counted, verdict_of
+from lab.recordings.lacks import AXES, EXCESSES, SHORTFALLS, Axis, Lack, counted, verdict_of
 
 AT_LEAST, AT_MOST, ABOUT = "at least", "at most", "about"
 
@@ -16,12 +16,12 @@ AT_LEAST, AT_MOST, ABOUT = "at least", "at most", "about"
 def bound(lacks: Sequence[Lack], *axes: Axis) -> str:
     """What stands before counts and times that rest on `axes` (all of them if none is named), or "".
 
-    `at least` where rows are known to be lost, `at most` where rows last too long or are there twice, `about`
-    for both, and where one of them meets another doubt. Idle time is the other way round (`idle_bound`); a
-    share is one of what was recorded.
+    `at least` where rows are known to be lost or too short, `at most` where rows last too long or are there
+    twice, `about` for both, and where one of them meets another doubt. Idle time is the other way round
+    (`idle_bound`); a share is one of what was recorded.
     """
     doubts = [lack for lack in counted(lacks) if lack.axis in (axes or AXES)]
-    lost = any(not lack.unknown for lack in doubts)
+    lost = any(not lack.unknown or lack.rule in SHORTFALLS for lack in doubts)
     inflated = any(lack.rule in EXCESSES for lack in doubts)
     if inflated:
         return AT_MOST if all(lack.rule in EXCESSES for lack in doubts) else ABOUT
