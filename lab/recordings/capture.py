@@ -265,7 +265,7 @@ class Capture:
     osrt: calls of the operating system's libraries, with the columns of `api`;
     nodes: when, and by which thread, each node of a graph was made; counters: of the hardware, by kernel;
     device_events: of nsys, for all processes (lab.recordings.counters).
-    collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3`, `pftrace` or `xplane`, version the tool's (or
+    collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3` or `xplane`, version the tool's (or
     torch's), schema that of the export. processes are what the tables' `process` refers to. problems are
     sentences about what was odd; whatever was left out is named there. lacks says what the recording itself
     is missing, truncated that its end is.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError, not_here
-from lab.recordings import nsys, pftrace, rocpd, rocprofv3, rpd, sqlite, xplane
+from lab.recordings import nsys, rocpd, rocprofv3, rpd, sqlite, xplane
 from lab.recordings.capture import Capture
 from lab.recordings.combine import combined
 from lab.recordings.integrity import integrity_of
@@ -31,6 +31,8 @@ START_BYTES = 4096
 _JAX = re.compile(rb'"/device:(GPU|TPU):\d+|"hlo_module"|"PjitFunction\(')
 _XPLANE = re.compile(rb"/(device|host):(GPU|TPU|CPU)|/host:metadata|Task Environment")
 _JAX_WAY = "give the .xplane.pb that JAX wrote beside it: the JSON holds at most 1,000,000 of its events"
+# A packet (field 1) of up to 2^28 bytes that begins with a field of its own.
+_PERFETTO = re.compile(rb"\n[\x80-\xff]{0,3}[\x01-\x7f](\Z|[\x08-\xff])")
 _PAIRS = re.compile(rb'"ph"\s*:\s*"B"[^}]*"cat"|"cat"\s*:[^}]*"ph"\s*:\s*"B"')
 _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -103,7 +105,7 @@ FORMATS: tuple[Format, ...] = (
         "rocprof-compute",
         "an analysis database of rocprof-compute: kernel metrics and a roofline, no timeline",
         lambda sample: {"compute_dispatch", "compute_metadata"} <= sample.tables,
-        advice="lab analyze FILE prints its costliest kernels with their metrics and the roof",
+        advice="read it with rocprof-compute; for a timeline, record with rocprofv3",
     ),
     Format(
         "rocprofv3",
@@ -143,7 +145,10 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format("kineto", "a Kineto trace", _json_starts, read_kineto),
     Format(
-        "pftrace", "a Perfetto trace", lambda sample: pftrace.looks_like_packets(sample.start), pftrace.load
+        "pftrace",
+        "a Perfetto trace, which lab does not read: recorders alter the times that they put into one",
+        lambda sample: _PERFETTO.match(sample.start) is not None,
+        advice="rocprofv3: --output-format rocpd or json; torch.profiler: export_chrome_trace to a .json.gz",
     ),
 )
 
@@ -272,7 +277,7 @@ def _foreign(sample: Sample) -> BadDataError | MissingError:
             fix="convert it: iconv -f UTF-16 -t UTF-8 FILE",
         )
     return BadDataError(
-        "not a recording: no SQLite (nsys, rocpd, rpd), JSON (torch.profiler, rocprofv3) or Perfetto file",
+        "not a recording: no SQLite (nsys, rocpd, rpd), JSON (torch.profiler, rocprofv3) or XPlane file",
         location=sample.path,
         fix="give FILE.sqlite (nsys export --type sqlite), FILE.db, FILE.rpd, or a trace FILE.json[.gz]",
     )

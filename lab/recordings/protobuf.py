@@ -143,33 +143,28 @@ def _serial(data: np.ndarray, message: int, offset: int, end: int) -> Fields:
     raw = data[offset:end].tobytes()
     rows = [
         (number, value + offset if is_bytes else value - (1 << 64) if value >> 63 else value, offset + stop)
-        for number, value, stop, is_bytes in _items(raw, 0, len(raw), offset)
+        for number, value, stop, is_bytes in _items(raw, offset)
     ]
     columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Fields(np.full(len(rows), message), columns[:, 0], columns[:, 1], columns[:, 2])
 
 
-def items(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, bool]]:
-    """(number, value, end, is_bytes) of each field of the message data[start:end], in Python's own types.
-
-    value is a number of 64 bits, or where a field of bytes begins. Raises BadWire as `fields` does.
-    """
-    return _items(data, start, end, 0)
-
-
-def _items(data: bytes, start: int, end: int, offset: int) -> Iterator[tuple[int, int, int, bool]]:
-    begin = position = start
+def _items(data: bytes, offset: int) -> Iterator[tuple[int, int, int, bool]]:
+    """(number, value, end, is_bytes) of each field of a message, in Python's own types; value is a number of
+    64 bits, or where a field of bytes begins."""
+    begin = position = 0
+    end = len(data)
     try:
         while position < end:
             begin = position
             tag, position = data[position], position + 1
             if tag > 0x7F:
-                tag, position = varint(data, begin)
+                tag, position = _varint(data, begin)
             kind = tag & 7
             if kind in (VARINT, LENGTH):
                 value, position = data[position], position + 1
                 if value > 0x7F:
-                    value, position = varint(data, position - 1)
+                    value, position = _varint(data, position - 1)
                 if kind == LENGTH:
                     value, position = position, position + value
             elif kind in (FIXED64, FIXED32):
@@ -184,7 +179,7 @@ def _items(data: bytes, start: int, end: int, offset: int) -> Iterator[tuple[int
         raise BadWire(offset + begin) from error
 
 
-def varint(data: bytes, offset: int) -> tuple[int, int]:
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
     """A number and the offset behind it; IndexError at the end of the data, OverflowError beyond 64 bits."""
     value = shift = 0
     while True:

@@ -61,6 +61,15 @@ def test_json_is_told_apart_by_its_first_key(tmp_path, text, name):
     assert format_of(path).name == name
 
 
+def test_a_perfetto_trace_is_named_with_the_way_to_one_that_lab_reads(tmp_path):
+    path = tmp_path / "results.pftrace"
+    path.write_bytes(b"\n\x17\x50\x01" + bytes(21))  # TracePacket: trusted_packet_sequence_id
+    assert format_of(path).name == "pftrace"
+    with pytest.raises(BadDataError, match="Perfetto trace") as caught:
+        load_capture(path)
+    assert "--output-format rocpd or json" in caught.value.fix
+
+
 def test_a_git_lfs_pointer_is_named_as_one(tmp_path):
     path = tmp_path / "a.rpd"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 12345\n")

@@ -28,7 +28,6 @@ TOOLS = {
     "rocpd": "rocprofv3",
     "rocprofv3": "rocprofv3",
     "rpd": "rocmProfileData",
-    "pftrace": "Perfetto",
     "xplane": "JAX's profiler",
     "rocprof-compute": "rocprof-compute",
 }
@@ -121,7 +120,7 @@ def _of_item(item: Item) -> _Read | None:
         wanted = item.named or named_as_recording(item.path)
         return _unreadable(item.path, error, None) if wanted else None
     if kind.load is None and kind.name in NO_TIMELINE:
-        return _unjudged(item.path, Other(kind.name, TOOLS[kind.name], kind.title, bool, (ANALYZE,)))
+        return _unjudged(item.path, Other(kind.name, TOOLS[kind.name], kind.title, bool))
     try:
         return _recording(item.path, load_capture(item.path), kind.title)
     except LabError as error:

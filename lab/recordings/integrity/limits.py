@@ -77,7 +77,8 @@ def _fast_products(capture: Capture, boards: dict[tuple[int, int], Board]) -> tu
     gemms = gemm_instances(capture)
     flops = gemm_flops(capture)[capture.operator_rows[gemms.op_row]]
     names = {text: any(map(is_matmul, text.split(" ; "))) for text in set(gemms.kernels.tolist())}
-    used = np.flatnonzero((flops > 0) & (gemms.dur_ns > 0) & [names[text] for text in gemms.kernels.tolist()])
+    multiplies = np.array([names[text] for text in gemms.kernels.tolist()], dtype=bool)
+    used = np.flatnonzero((flops > 0) & (gemms.dur_ns > 0) & multiplies)
     rows = capture.operators.take(gemms.op_row[used])
     kernel = first_index(gemms.correlation[used], capture.ops.corr)
     rows = rows.with_columns(device=np.where(kernel >= 0, capture.ops.device[kernel], -1))

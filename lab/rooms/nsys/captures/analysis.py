@@ -20,7 +20,6 @@ from lab.recordings.processes import with_processes
 from lab.report.page import write_page
 from lab.report.parts import Block, Files, Page, Section, Status, Table
 from lab.report.tables import write_csv
-from lab.rooms.nsys.captures.metrics import FORMAT, NO_TIMELINE, write_metrics
 from lab.rooms.nsys.captures.page import write_recording
 from lab.rooms.nsys.captures.summary import NO_KERNELS, Summary, summaries
 from lab.rooms.nsys.captures.summary_text import summaries_text
@@ -52,17 +51,12 @@ def recordings_in(folder: Path) -> list[Path]:
         if path.name.startswith(".") or _is_other_json(path):
             continue
         try:
-            if is_recording(path) if path.is_dir() else _is_readable(path):
+            if is_recording(path) if path.is_dir() else format_of(path).load:
                 paths.append(path)
         except LabError:
             if named_as_recording(path):
                 paths.append(path)
     return paths
-
-
-def _is_readable(path: Path) -> bool:
-    kind = format_of(path)
-    return kind.load is not None or kind.name == FORMAT
 
 
 def _is_other_json(path: Path) -> bool:
@@ -101,11 +95,6 @@ def analyse_recordings(
 
 
 def _analyse_recording(path: Path, out: Path, *, need_phases: bool) -> Findings:
-    if format_of(path).name == FORMAT:
-        if need_phases:
-            raise MissingError("counters without a timeline have no phases", location=path)
-        metrics, text = write_metrics(path, out)
-        return Findings(metrics.verdict, metrics.status, metrics.files, text, incomplete=[NO_TIMELINE])
     capture = with_processes(load_capture(path))
     if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync, capture.counters))):
         raise BadDataError(

@@ -73,9 +73,7 @@ def write_recording(capture: Capture, per_process: Sequence[Summary], out: Path)
 
 
 def _tool(capture: Capture) -> str:
-    """The tool; of a Perfetto file the program that wrote it."""
-    tool = TOOLS.get(capture.collector, capture.collector)
-    return f"{capture.info['writer']} (Perfetto file)" if "writer" in capture.info else tool
+    return TOOLS.get(capture.collector, capture.collector)
 
 
 def _sentences(capture: Capture, num_processes: int, unknown: Sequence[str]) -> list[str]:

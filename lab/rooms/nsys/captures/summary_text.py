@@ -19,7 +19,6 @@ TOOLS = {
     "kineto": "torch.profiler",
     "rocpd": "rocprofv3 (rocpd)",
     "rpd": "rocmProfileData",
-    "pftrace": "a tool that writes Perfetto files",
     "xplane": "JAX's profiler",
 }
 RULES = {

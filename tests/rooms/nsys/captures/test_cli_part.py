@@ -106,7 +106,7 @@ def test_a_capture_without_steps_is_no_step_and_leaves_its_warm_up_out(tmp_path)
     assert [line.split()[-6] for line in text.splitlines() if line.startswith("the whole capture")] == ["1"]
 
 
-@pytest.mark.parametrize("collector", ["rocpd", "rpd", "rocprofv3", "pftrace"])
+@pytest.mark.parametrize("collector", ["rocpd", "rpd", "rocprofv3"])
 def test_roctx_ranges_of_amd_captures_are_steps_and_phases(collector):
     from dataclasses import replace
     from pathlib import Path
