@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 
 from bench.table import Row, at_most, measured
-from lab.recordings.gantt.bars import Span, assemble
-from lab.recordings.gantt.packed import packed
+from lab.recordings.gantt.bars import Span, assemble, packed
 from lab.report.page import write_page
 from lab.report.parts import Page, Section, Timeline
 

@@ -146,7 +146,7 @@ class Timeline:
     """Bars on rows over time, on a canvas to zoom, search and click; `source` is its CSV, `png` a picture,
     both relative to the page.
 
-    `bars` are compressed typed arrays in base64, made by `lab.recordings.gantt.packed`.
+    `bars` are compressed typed arrays in base64, made by `lab.recordings.gantt.bars`.
     """
 
     name: str

@@ -17,7 +17,7 @@ from lab.compare.diff.text import by_rank, headline, problems, unit_words, water
 from lab.compare.diff.timelines import Steps, timelines
 from lab.core.files import make_folder, write_atomic
 from lab.core.words import plural
-from lab.recordings.gantt.packed import packed
+from lab.recordings.gantt.bars import packed
 from lab.report import figures
 from lab.report.page import write_page
 from lab.report.parts import Block, Card, Figure, Files, Page, Points, Prose, Section, Table, Timeline

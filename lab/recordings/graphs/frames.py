@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings.capture import MODULE, Capture
-from lab.recordings.kineto.decode import EventDecoder, clean_text
-from lab.recordings.kineto.frame import decode_frame, integer_of
-from lab.recordings.kineto.times import digits_us_to_ns, float_us_to_ns
+from lab.recordings.kineto.decode import EventDecoder, clean_text, decode_frame, integer_of
+from lab.recordings.kineto.values import digits_us_to_ns, float_us_to_ns
 from lab.recordings.owners import innermost, thread_nesting
 from lab.recordings.pieces import EventPieces
 from lab.recordings.tables import Table

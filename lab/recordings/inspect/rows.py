@@ -14,8 +14,7 @@ import msgspec
 from lab.core.words import plural, printable, ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.capture import Capture
-from lab.recordings.inspect.others import Other, other_of
-from lab.recordings.inspect.walk import Item, items_of
+from lab.recordings.inspect.walk import Item, Other, items_of, other_of
 from lab.recordings.integrity.evidence import Evidence, of_capture
 from lab.recordings.integrity.ranks import Shape, lacks_over_ranks, shape_of
 from lab.recordings.integrity.replays import NO_WINDOWS, Windows, replay_lacks, windows_of

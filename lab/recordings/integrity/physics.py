@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.integrity.calls import WAIT
-from lab.recordings.integrity.evidence import Evidence
+from lab.recordings.integrity.evidence import WAIT, Evidence
 from lab.recordings.lacks import Lack
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, NO_SYMBOL, Table
 from lab.stats.columns import distinct, distinct_rows

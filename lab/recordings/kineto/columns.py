@@ -34,14 +34,18 @@ from lab.recordings.capture import (
     copy_kinds,
     filled,
 )
-from lab.recordings.kineto.decode import EventDecoder, clean_text
+from lab.recordings.kineto.decode import EventDecoder, clean_text, integer_of, meta_of
 from lab.recordings.kineto.fields import Decoded, Fields
-from lab.recordings.kineto.frame import integer_of, meta_of
 from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here, unread, untimed
 from lab.recordings.kineto.native.pieces import ScannedEvents, ScannedPieces
 from lab.recordings.kineto.native.scanner import ARROW_END
-from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
-from lab.recordings.kineto.values import ColumnEncoder, Lookup
+from lab.recordings.kineto.values import (
+    FLOAT_EXACT_US,
+    ColumnEncoder,
+    Lookup,
+    digits_us_to_ns,
+    float_us_to_ns,
+)
 from lab.recordings.pieces import EventPieces, Piece
 from lab.recordings.tables import Growing, Schema, Table, concat
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lab.recordings.kineto.events import NO_SIZE, Args
+from lab.recordings.kineto.decode import NO_SIZE, Args
 from lab.recordings.kineto.values import INT64, ColumnEncoder
 
 _ARGS, _CAT = attrgetter("args"), attrgetter("cat")

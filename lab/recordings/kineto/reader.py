@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.recordings.capture import OP, Capture
 from lab.recordings.kineto.columns import Columns
-from lab.recordings.kineto.frame import decode_frame
+from lab.recordings.kineto.decode import decode_frame
 from lab.recordings.kineto.native import library
 from lab.recordings.owners import settled
 from lab.recordings.phase_names import step_number

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from lab.recordings.capture import Capture, once
-from lab.recordings.integrity.calls import GRAPH_LAUNCH, LAUNCH, kinds_of
+from lab.recordings.integrity.evidence import GRAPH_LAUNCH, LAUNCH, kinds_of
 from lab.recordings.owners import first_index, operators_of_launches
 from lab.recordings.phase_names import step_number
 from lab.recordings.tables import Table

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lab.recordings.graphs.align import places
+from lab.recordings.graphs.fit import places
 
 
 def every_embedding(part: list[int], whole: list[int]) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lab.recordings.integrity import integrity_of
-from lab.recordings.integrity.calls import (
+from lab.recordings.integrity.evidence import (
     BEGIN_CAPTURE,
     COPY,
     END_CAPTURE,

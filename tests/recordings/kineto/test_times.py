@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.recordings.kineto import read_kineto
-from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
+from lab.recordings.kineto.values import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 
 
 @given(st.integers(0, int(FLOAT_EXACT_US) * 1000 - 1))

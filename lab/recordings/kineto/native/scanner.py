@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from lab.recordings.kineto.native.find import library
+from lab.core.native import Library
+
+
+def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+    state, count, place = ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+    library.scan_new.restype, library.scan_new.argtypes = state, []
+    library.scan_free.restype, library.scan_free.argtypes = None, [state]
+    library.scan_columns.restype, library.scan_columns.argtypes = count, []
+    library.scan_table.restype, library.scan_table.argtypes = count, [count, place]
+    library.scan.restype = count
+    library.scan.argtypes = [state, ctypes.c_char_p, count, place, place, place]
+    library.scan_distinct.restype = count
+    library.scan_distinct.argtypes = [
+        state,
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.POINTER(ctypes.c_void_p),
+    ]
+    return library
+
+
+LIBRARY = Library(Path(__file__).with_name("scan.c"), _typed)
+library, library_state = LIBRARY.get, LIBRARY.state
+
 
 MISSING = -(2**63)  # a time that was not recorded
 ARROW_END = 4  # phase f, as scan.c numbers them

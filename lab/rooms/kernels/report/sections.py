@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.perfmodel.boards import Board, board_of
-from lab.recordings.gantt.bars import Bars, head
-from lab.recordings.gantt.packed import packed
+from lab.recordings.gantt.bars import Bars, head, packed
 from lab.report.figures import roofline, save, stacked_bars
 from lab.report.parts import Block, Figure, Points, Prose, Section, Table, Timeline
 from lab.report.tables import write_csv

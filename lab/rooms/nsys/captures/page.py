@@ -10,9 +10,8 @@ import pandas as pd
 
 from lab.core.words import plural
 from lab.recordings.capture import Capture
-from lab.recordings.gantt.bars import Bars, busy_table
+from lab.recordings.gantt.bars import Bars, busy_table, packed
 from lab.recordings.gantt.capture import bars_of_capture
-from lab.recordings.gantt.packed import packed
 from lab.recordings.integrity.words import bound, marked, sentences
 from lab.recordings.lacks import AXES, verdict_of
 from lab.recordings.parts import with_origins

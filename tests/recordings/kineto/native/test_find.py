@@ -14,7 +14,7 @@ from lab.core.native import READER, C
 from lab.errors import MissingError
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.columns import TABLE_OF
-from lab.recordings.kineto.native import find as native
+from lab.recordings.kineto.native import scanner as native
 from lab.recordings.kineto.native.scanner import COLUMNS, Scanner, text_of
 from tests.recordings.kineto.native.test_equal import EVENTS, mutated, written
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.words import plural
-from lab.recordings.gantt.bars import Bars, busy_table
-from lab.recordings.gantt.packed import packed
+from lab.recordings.gantt.bars import Bars, busy_table, packed
 from lab.recordings.integrity.words import integrity_lines
 from lab.recordings.lacks import Lack, verdict_of
 from lab.report.page import write_page

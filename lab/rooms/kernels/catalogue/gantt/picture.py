@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lab.errors import MissingError
-from lab.recordings.gantt.bars import FAMILIES, Bars, folded
-from lab.recordings.gantt.packed import PIXELS, joined
+from lab.recordings.gantt.bars import FAMILIES, PIXELS, Bars, folded, joined
 from lab.report.figures import timeline
 from lab.stats.intervals import union
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import MissingError
-from lab.recordings.gantt.bars import FAMILIES, folded
-from lab.recordings.gantt.packed import packed
+from lab.recordings.gantt.bars import FAMILIES, folded, packed
 from lab.rooms.kernels.catalogue.gantt.bars import bars_of
 from lab.rooms.kernels.catalogue.gantt.picture import MOST_ROWS, draw, merged, window
 from lab.rooms.kernels.catalogue.rank import read_rank
