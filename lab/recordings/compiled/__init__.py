@@ -15,13 +15,13 @@ Files are looked for by hash, beside the trace and in folders that the user name
 recording holds.
 """
 
-from lab.recordings.compiled.inductor import (
+from lab.recordings.compiled.names import (
     InductorKernel,
+    fused_ops,
     is_inductor,
     name_of_category,
     read_inductor,
 )
-from lab.recordings.compiled.names import fused_ops
 from lab.recordings.compiled.provenance import Provenance, read_provenance
 
 __all__ = [

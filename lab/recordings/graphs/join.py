@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lab.recordings.graphs import calls
-from lab.recordings.graphs.batches import batches_of
+from lab.recordings.graphs.calls import batches_of
 from lab.recordings.graphs.choice import Choice
 from lab.recordings.graphs.fit import Fit, Pattern
-from lab.recordings.graphs.inferred import with_inferred_names
 from lab.recordings.graphs.replays import Replays, Words, replays_of, words_of_rows
 from lab.recordings.graphs.rows import NONE, RULES, RowMaker, Rows, no_rows
-from lab.recordings.graphs.sequences import Sequence, captured, eager
+from lab.recordings.graphs.sequences import Sequence, captured, eager, with_inferred_names
 from lab.recordings.graphs.sources import Source
 
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")

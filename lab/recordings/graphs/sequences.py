@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +13,45 @@ from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture
 from lab.recordings.graphs import calls
 from lab.recordings.graphs.frames import Frames, layers_of
 from lab.recordings.graphs.replays import COPY, FILL, Words, words_of_rows
+from lab.recordings.graphs.sources import Source
 from lab.recordings.owners import first_index
+
+
+def with_inferred_names(
+    graphs: list[Sequence], forwards: list[Sequence], sources: tuple[Source, ...]
+) -> list[Sequence]:
+    """CUDA names no kernel at capture: take the one that the same operator launched eagerly, if only one."""
+    if not any((sequence.words < 0).any() for sequence in graphs):
+        return graphs
+    words_of_key: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    for sequence in forwards:
+        for key, word in zip(_places_in_ops(sequence, sources), sequence.words.tolist(), strict=True):
+            words_of_key[key].add(word)
+    named = []
+    for sequence in graphs:
+        keys = _places_in_ops(sequence, sources)
+        words = sequence.words.copy()
+        for row in np.flatnonzero(words < 0).tolist():
+            names = words_of_key.get(keys[row], set())
+            words[row] = next(iter(names)) if len(names) == 1 and keys[row] else -1
+        named.append(replace(sequence, words=words))
+    return named
+
+
+def _places_in_ops(sequence: Sequence, sources: tuple[Source, ...]) -> list[tuple[str, ...]]:
+    """(operator, its shapes, which of its launches) of each launch; () without an operator."""
+    capture = sources[sequence.source].capture
+    ranges, count = capture.ranges, defaultdict[int, int](int)
+    keys: list[tuple[str, ...]] = []
+    for row in sequence.op.tolist():
+        if row < 0:
+            keys.append(())
+            continue
+        texts = (capture.name(int(getattr(ranges, name)[row])) for name in ("name_id", "dims_id", "types_id"))
+        keys.append((*texts, str(count[row])))
+        count[row] += 1
+    return keys
+
 
 CAPTURED, EAGER = "capture", "eager run"
 _BATCH = re.compile(r"capture_(\d+)_(\w+)\Z")

@@ -17,8 +17,7 @@ from lab.recordings.capture import (
     SYNC_COLUMNS,
     filled,
 )
-from lab.recordings.nsys.export import PREFIX, Export, host_pid_of, ids_of
-from lab.recordings.nsys.strings import StringIds
+from lab.recordings.nsys.export import PREFIX, Export, StringIds, host_pid_of, ids_of
 from lab.recordings.tables import Schema, Table, joined
 from lab.stats.columns import per_distinct
 

@@ -10,9 +10,8 @@ import numpy as np
 from lab.core.words import plural
 from lab.recordings.capture import OP, PUSH_POP, RANGE_COLUMNS, START_END, filled
 from lab.recordings.lacks import Lack
-from lab.recordings.nsys.export import PREFIX, Export, ids_of, tid_of
+from lab.recordings.nsys.export import PREFIX, Export, StringIds, ids_of, tid_of
 from lab.recordings.nsys.operations import end_in_time
-from lab.recordings.nsys.strings import StringIds
 from lab.recordings.tables import Table
 from lab.stats.columns import per_distinct
 

@@ -13,12 +13,10 @@ from lab.recordings.graphs.calls import call_of, correlation_keys, in_graph
 from lab.recordings.graphs.origins import Origins
 from lab.recordings.phase_names import PHASES
 from lab.recordings.processes import with_processes
-from lab.recordings.projection.loose import loose_pairs
 from lab.recordings.projection.nest import RangeForest, nearest_ancestor
-from lab.recordings.projection.origins import forward_origins
-from lab.recordings.projection.paths import Paths, path_tree
+from lab.recordings.projection.paths import Paths, forward_origins, path_tree
 from lab.recordings.projection.result import RULES, Projection
-from lab.recordings.projection.sums import instance_sums
+from lab.recordings.projection.sums import instance_sums, loose_pairs
 from lab.recordings.projection.threads import phases_of_other_threads
 from lab.recordings.tables import Table
 

@@ -7,6 +7,6 @@ rows without a word, and in a foreign file they are code. A call and its kernels
 """
 
 from lab.recordings.rocpd.reader import load
-from lab.recordings.rocpd.section import TABLE
+from lab.recordings.rocpd.rows import TABLE
 
 __all__ = ["TABLE", "load"]

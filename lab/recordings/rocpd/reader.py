@@ -12,9 +12,16 @@ from lab.recordings import sqlite
 from lab.recordings.capture import Capture, Strings
 from lab.recordings.lacks import Lack
 from lab.recordings.rocm import Parts
-from lab.recordings.rocpd.people import People, people_of
-from lab.recordings.rocpd.rows import read_calls, read_copies, read_counters, read_dispatches
-from lab.recordings.rocpd.section import Section, sections_of
+from lab.recordings.rocpd.rows import (
+    People,
+    Section,
+    people_of,
+    read_calls,
+    read_copies,
+    read_counters,
+    read_dispatches,
+    sections_of,
+)
 from lab.recordings.tables import Table
 
 

@@ -31,9 +31,8 @@ from lab.recordings.rocm import (
     narrow,
     sound_times,
 )
-from lab.recordings.rocprofv3 import records
-from lab.recordings.rocprofv3.records import Columns
-from lab.recordings.rocprofv3.scan import Scan
+from lab.recordings.rocprofv3 import scan as records
+from lab.recordings.rocprofv3.scan import Columns, Scan
 from lab.recordings.sqlite import lookup
 from lab.recordings.tables import NO_SYMBOL, Table
 from lab.stats.columns import per_distinct

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.recordings.merge.chrome.events import ENCODER
 from lab.recordings.merge.chrome.rank import Counters, RankEvents
-from lab.recordings.merge.chrome.recordings import Recording, absent, recordings
+from lab.recordings.merge.chrome.recordings import ENCODER, Recording, absent, recordings
 from lab.recordings.merge.output import Merged, packed
 
 

@@ -13,8 +13,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import Raw
 
-from lab.recordings.merge.chrome.events import ENCODER, NOTHING, Event, events_of, header_of
-from lab.recordings.merge.chrome.recordings import Recording
+from lab.recordings.merge.chrome.recordings import ENCODER, NOTHING, Event, Recording, events_of, header_of
 from lab.recordings.merge.output import CPU_PIDS, FIRST_TEXT_TID, RANK_PIDS
 
 Row = tuple[bytes, bytes]  # pid and tid as they are written in the file
