@@ -8,7 +8,7 @@ unique within a process only. `collector` says which tool recorded: two are neve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lab.recordings.counters import DeviceEvents, no_counters
 from lab.recordings.lacks import Lack, Verdict, verdict_of
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, concat
 from lab.stats.columns import distinct
@@ -257,14 +256,29 @@ class Meta:
 
 
 @dataclass(frozen=True)
+class DeviceEvents:
+    """What nsys alone records beside operations: sampled GPU metrics, and page faults of unified memory.
+
+    samples: (GPU, metric) -> times (n,) in ns and percent of the peak (n,), by time; metrics are sm_active,
+    tensor_active, dram_read and dram_write.
+    gpus: (pid, CUDA device) -> GPU; {} where the recording does not say which GPU a device is.
+    faults: `cpu`, `gpu` -> columns pid, start_ns and pages, each (m,); a side without a table is absent.
+    """
+
+    samples: Mapping[tuple[int, str], tuple[np.ndarray, np.ndarray]]
+    gpus: Mapping[tuple[int, int], int]
+    faults: Mapping[str, Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
 class Capture:
     """One recording. Columns of the tables stand at the top of this module; rows keep the recording's order.
 
     ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
     api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits;
     osrt: calls of the operating system's libraries, with the columns of `api`;
-    nodes: when, and by which thread, each node of a graph was made; counters: of the hardware, by kernel;
-    device_events: of nsys, for all processes (lab.recordings.counters).
+    nodes: when, and by which thread, each node of a graph was made;
+    device_events: of nsys, for all processes.
     collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3` or `xplane`, version the tool's (or
     torch's), schema that of the export. processes are what the tables' `process` refers to. problems are
     sentences about what was odd; whatever was left out is named there. lacks says what the recording itself
@@ -291,7 +305,6 @@ class Capture:
     lacks: tuple[Lack, ...] = ()
     osrt: Table = field(default_factory=partial(concat, (), API_COLUMNS))
     nodes: Table = field(default_factory=partial(concat, (), NODE_COLUMNS))
-    counters: Table = field(default_factory=no_counters)
     device_events: DeviceEvents | None = None
     meta: Meta = Meta()
     truncated: bool = False

@@ -20,7 +20,6 @@ from lab.recordings.capture import (
     Process,
     Strings,
 )
-from lab.recordings.counters import COUNTER_COLUMNS
 from lab.recordings.lacks import Lack
 from lab.recordings.tables import Schema, Table, concat
 
@@ -74,7 +73,6 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
         sync=together(SYNC_COLUMNS, lambda capture: capture.sync),
         osrt=together(API_COLUMNS, lambda capture: capture.osrt),
         nodes=together(NODE_COLUMNS, lambda capture: capture.nodes),
-        counters=together(COUNTER_COLUMNS, lambda capture: capture.counters),
         strings=strings.texts,
         devices=tuple(devices),
         problems=problems,

@@ -16,7 +16,6 @@ from lab.recordings.tables import Table
 from lab.stats.columns import distinct
 
 _WITH_PID = ("ops", "api", "ranges", "sync", "osrt", "nodes")
-_OF_PROCESSES = (*_WITH_PID, "counters")  # the last has no pid
 _OF_PIDS = ("thread_names", "process_names", "flows", "modules", "gpu_ranges")
 # Numbers of devices come from the file: a list is made up to here.
 _MOST_DEVICES = 1024
@@ -40,7 +39,7 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
     and `devices` are those of the process and of the whole recording.
     """
     capture = with_processes(capture)
-    used = _used(capture, _OF_PROCESSES)
+    used = _used(capture, _WITH_PID)
     if len(used) <= 1 and len(capture.processes) <= 1:
         return {0: capture}
     indices = [*used[used >= 0].tolist(), *used[used < 0].tolist()]
@@ -148,7 +147,7 @@ def _used(capture: Capture, names: Sequence[str]) -> np.ndarray:
 
 def _only(capture: Capture, indices: Sequence[int], process: Process) -> Capture:
     """The rows of these processes as those of one, with all lacks of the recording."""
-    rows = {name: np.isin(getattr(capture, name).process, indices) for name in _OF_PROCESSES}
+    rows = {name: np.isin(getattr(capture, name).process, indices) for name in _WITH_PID}
     tables: dict[str, Any] = {}
     for name, mask in rows.items():
         table = getattr(capture, name).where(mask)

@@ -26,7 +26,6 @@ from lab.recordings.capture import (
     Process,
     Strings,
 )
-from lab.recordings.counters import COUNTER_COLUMNS
 from lab.recordings.lacks import Lack
 from lab.recordings.tables import Table, joined
 from lab.stats.columns import distinct
@@ -52,7 +51,6 @@ class Parts:
     ops: list[Table] = field(default_factory=list)
     api: list[Table] = field(default_factory=list)
     ranges: list[Table] = field(default_factory=list)
-    counters: list[Table] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     lacks: list[Lack] = field(default_factory=list)
@@ -82,7 +80,6 @@ class Parts:
             info={"vendor": "amd", **info},
             processes=tuple(self.processes) or (Process(),),
             lacks=tuple(self.lacks),
-            counters=joined(self.counters, COUNTER_COLUMNS),
         )
 
 

@@ -183,20 +183,6 @@ class Database:
         flat = np.fromiter(chain.from_iterable(rows), dtype=np.int64).reshape(-1, len(names))
         return {name: np.ascontiguousarray(flat[:, index]) for index, name in enumerate(names)}
 
-    def numbers(
-        self, table: str, column: str, condition: str = "", values: Sequence[object] = ()
-    ) -> np.ndarray:
-        """A column (n,) of float64 in the order of rowid; NaN where it is absent or holds no number."""
-        if table not in self.columns:
-            return np.empty(0)
-        cell = quoted(column) if column in self.columns[table] else "NULL"
-        # SQLite has no NaN: NULL is none.
-        chosen = f"CASE WHEN typeof({cell}) IN ('integer', 'real') THEN CAST({cell} AS REAL) END"
-        rows = self.connection.execute(
-            f"SELECT {chosen} FROM {quoted(table)} {condition} ORDER BY rowid", values
-        )
-        return np.fromiter((np.nan if cell is None else cell for (cell,) in rows), dtype=np.float64)
-
     def _check_types(
         self, table: str, columns: Iterable[str], condition: str, values: Sequence[object]
     ) -> None:

@@ -26,8 +26,6 @@ COLUMNS = {
     "grid_size_y grid_size_z region_name_id event_id graph_exec_id graph_node_id",
     "memory_copy": "id guid nid pid tid start end name_id dst_agent_id src_agent_id size queue_id stream_id "
     "event_id graph_exec_id graph_node_id",
-    "pmc_event": "id guid event_id pmc_id value",
-    "info_pmc": "id guid nid pid agent_id name units expression",
     "graph_launch": "id guid nid pid tid start end graph_exec_id kernel_dispatch_count event_id",
 }
 _INTEGERS = {"start", "end", "timestamp", "stack_id", "dispatch_id", "size"}

@@ -29,8 +29,6 @@ class Element:
         self.records: dict[str, list[dict[str, Any]]] = {
             name: [] for name in ("kernel_dispatch", "hip_api", "marker_api", "memory_copy", "scratch_memory")
         }
-        self.counters: dict[str, int] = {}
-        self.collected: list[dict[str, Any]] = []
         self.symbols = [_symbol(0, ""), _symbol(1, "alpha"), _symbol(2, "beta")]
 
     def kernel(self, kernel: int, at: tuple[int, int], corr: int, number: int, **more: Any) -> None:
@@ -54,18 +52,6 @@ class Element:
         self.records["marker_api"].append(_row("MARKER_CORE_RANGE_API", operation, at, corr))
         self.messages.append({"key": corr, "value": text})
 
-    def counted(self, kernel: int, number: int, *values: tuple[str, float]) -> None:
-        """One dispatch's values; a name that comes twice is two instances of its block."""
-        handles = [self.counters.setdefault(name, 9000 + len(self.counters)) for name, _ in values]
-        pairs = zip(handles, (value for _, value in values), strict=True)
-        self.collected.append(
-            {
-                "thread_id": 77,
-                "dispatch_data": {"dispatch_info": {"kernel_id": kernel, "dispatch_id": number}},
-                "records": [{"counter_id": {"handle": one}, "value": value} for one, value in pairs],
-            }
-        )
-
     def copy(self, at: tuple[int, int], size: int, corr: int) -> None:
         agents = {"dst_agent_id": {"handle": 103}, "src_agent_id": {"handle": 100}}
         row = _row("MEMORY_COPY", 1, at, corr) | agents | {"bytes": size, "stream_id": {"handle": 4}}
@@ -81,7 +67,6 @@ class Element:
                 "node": {"hostname": "secret-host", "machine_id": "secret-machine"},
             },
             "agents": [_agent(index) for index in range(4)],
-            "counters": [{"id": {"handle": one}, "name": name} for name, one in self.counters.items()],
             "strings": {
                 "callback_records": [],
                 "buffer_records": KINDS,
@@ -90,7 +75,6 @@ class Element:
             },
             "code_objects": [{"uri": "file:///secret-path", "list": [{"a": [1, 2]}]}],
             "kernel_symbols": self.symbols,
-            "callback_records": {"counter_collection": self.collected},
             "buffer_records": self.records,
         }
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
-from lab.recordings.capture import Capture, Process, by_process
-from lab.recordings.counters import DeviceEvents
+from lab.recordings.capture import Capture, DeviceEvents, Process, by_process
 from lab.recordings.nsys.export import Export, SqliteExport, StringIds, host_pid_of, pid_of
 from lab.recordings.nsys.info import check_presence, read_devices, read_info, stated_lacks
 from lab.recordings.nsys.operations import (

@@ -18,7 +18,6 @@ from lab.recordings.rocpd.rows import (
     people_of,
     read_calls,
     read_copies,
-    read_counters,
     read_dispatches,
     sections_of,
 )
@@ -65,7 +64,6 @@ def _add(section: Section, people: People, strings: Strings, parts: Parts) -> No
     parts.ranges.append(ranges)
     parts.processes += people.processes
     parts.devices += people.devices
-    parts.counters.append(read_counters(section, kernels, strings))
 
 
 def _untraced_kernels(people: People, index: int, num_kernels: int) -> list[Lack]:

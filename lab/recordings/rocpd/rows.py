@@ -10,7 +10,6 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, Device, Process, Strings, filled
-from lab.recordings.counters import counter_table
 from lab.recordings.rocm import (
     API_CATEGORIES,
     MARKERS,
@@ -157,10 +156,6 @@ class Section:
         only, values = self._only
         return self.database.integers(self.name(table), _pairs(needed), _pairs(optional), only, values)
 
-    def numbers(self, table: str, column: str) -> np.ndarray:
-        """A column (n,) of float64; see `Database.numbers`."""
-        return self.database.numbers(self.name(table), column, *self._only)
-
     def texts(self, table: str, text: str, key: str = "id") -> dict[int, str]:
         return self.database.texts(self.name(table), key, text, *self._only)
 
@@ -246,25 +241,6 @@ def _kernel_names(section: Section, kernels: np.ndarray, strings: Strings) -> np
         return text or f"kernel {kernel} {NO_SYMBOL}"
 
     return per_distinct(kernels, lambda kernel: strings.id(name(kernel)))
-
-
-def read_counters(section: Section, kernels: Table, strings: Strings) -> Table:
-    """The hardware counters of `kernels`, which are all rows of the table of dispatches, in its order."""
-    samples = section.integers("pmc_event", "event_id pmc_id")
-    values = section.numbers("pmc_event", "value")
-    events = section.integers("kernel_dispatch", "event_id")["event_id"]
-    row = lookup(events, np.arange(len(events)), samples["event_id"])
-    sound = (row >= 0) & np.isfinite(values)
-    if lost := int((~sound).sum()):
-        section.database.problems.append(
-            f"{plural(lost, 'counter value')} of no dispatch, or no number: left out"
-        )
-    names, units = section.texts("info_pmc", "name"), section.texts("info_pmc", "units")
-    row, counters, event = row[sound], samples["pmc_id"][sound], samples["event_id"][sound]
-    counter = per_distinct(counters, lambda key: strings.id(names.get(key) or f"counter {key}"))
-    unit = per_distinct(counters, lambda key: strings.id(units[key]) if units.get(key) else -1)
-    keys = np.column_stack([kernels.process[row], kernels.name_id[row], counter, unit])
-    return counter_table(keys, event, values[sound])
 
 
 def read_copies(section: Section, people: People, strings: Strings) -> Table:

@@ -19,7 +19,6 @@ from lab.recordings.capture import (
     Strings,
     filled,
 )
-from lab.recordings.counters import Total, sum_by_counter, totals_table
 from lab.recordings.rocm import (
     MARKERS,
     Parts,
@@ -59,8 +58,6 @@ class _Element:
     gpus: dict[int, dict[str, Any]] = field(default_factory=dict)  # agents by handle
     symbols: dict[int, records.Symbol] = field(default_factory=dict)
     pieces: dict[str, list[Columns]] = field(default_factory=lambda: {"dispatch": [], "copy": [], "call": []})
-    counters: dict[int, str] = field(default_factory=dict)  # names by handle
-    totals: dict[tuple[int, int], Total] = field(default_factory=dict)  # by kernel and counter
 
     def device_of(self, handles: np.ndarray) -> np.ndarray:
         """The GPU's ordinal (n,) by its agent's handle; -1 for a CPU."""
@@ -88,7 +85,6 @@ def load(path: Path | str) -> Capture:
             device_of_agent(agent, _ordinal(agent), str(agent.get("product_name", "")), process)
             for agent in element.gpus.values()
         ]
-        parts.counters.append(_counters(element, process, strings))
     return parts.capture(path, "rocprofv3", strings)
 
 
@@ -116,16 +112,11 @@ def _element(scan: Scan) -> _Element:
         elif key == "agents" and scan.is_list():
             agents = [agent for agent in scan.value() if isinstance(agent, dict) and agent.get("type") == 2]
             element.gpus = {_handle(agent): agent for agent in agents if _ordinal(agent) >= 0}
-        elif key == "counters" and scan.is_list():
-            for counters in scan.rows(records.COUNTERS):
-                element.counters |= {counter.id.handle: counter.name for counter in counters}
         elif key == "kernel_symbols" and scan.is_list():
             for symbols in scan.rows(records.SYMBOLS):
                 element.symbols |= {symbol.kernel_id: symbol for symbol in symbols}
         elif key == "buffer_records" and scan.is_object():
             _read_records(scan, element)
-        elif key == "callback_records" and scan.is_object():
-            _read_counters(scan, element)
         else:
             scan.skip()
     return element
@@ -150,29 +141,6 @@ def _read_records(scan: Scan, into: _Element) -> None:
         record, decoder = _DECODERS[kind]
         for rows in scan.rows(decoder):
             into.pieces[record].append(records.columns_of(record, rows))
-
-
-def _read_counters(scan: Scan, into: _Element) -> None:
-    for kind in scan.members():
-        if kind != "counter_collection" or not scan.is_list():
-            scan.skip()
-            continue
-        for rows in scan.rows(records.COUNTER_RECORDS):
-            for row in rows:
-                kernel = row.dispatch_data.dispatch_info.kernel_id
-                values = ((record.counter_id.handle, record.value) for record in row.records)
-                for counter, value in sum_by_counter(values).items():
-                    into.totals.setdefault((kernel, counter), Total()).add(value)
-
-
-def _counters(element: _Element, process: int, strings: Strings) -> Table:
-    """The counters by the names of kernels; symbols of one name are one kernel."""
-    totals: dict[tuple[int, int, int], Total] = {}
-    for (kernel, counter), total in element.totals.items():
-        name = strings.id(_kernel_name(kernel, element.symbols.get(kernel)))
-        key = name, strings.id(element.counters.get(counter) or f"counter {counter}"), -1
-        totals[key] = totals[key].with_(total) if key in totals else total
-    return totals_table(process, totals)
 
 
 def _process(metadata: records.Process) -> Process:

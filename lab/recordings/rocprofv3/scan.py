@@ -79,27 +79,6 @@ class Copy(msgspec.Struct, gc=False, frozen=True):
     graph_node_id: Handle = Handle()
 
 
-class CounterValue(msgspec.Struct, gc=False, frozen=True):
-    counter_id: Handle
-    value: float
-
-
-class DispatchData(msgspec.Struct, gc=False, frozen=True):
-    dispatch_info: DispatchInfo
-
-
-class CounterRecord(msgspec.Struct, gc=False, frozen=True):
-    """What one dispatch measured; several values of one counter are instances of its hardware block."""
-
-    dispatch_data: DispatchData
-    records: list[CounterValue] = []
-
-
-class Counter(msgspec.Struct, gc=False, frozen=True):
-    id: Handle = Handle()
-    name: str = ""
-
-
 class Symbol(msgspec.Struct, gc=False, frozen=True):
     kernel_id: Int64
     formatted_kernel_name: str = ""
@@ -158,8 +137,6 @@ CALLS = msgspec.json.Decoder(list[Call])
 DISPATCHES = msgspec.json.Decoder(list[Dispatch])
 COPIES = msgspec.json.Decoder(list[Copy])
 MARKERS = msgspec.json.Decoder(list[Marker])
-COUNTER_RECORDS = msgspec.json.Decoder(list[CounterRecord])
-COUNTERS = msgspec.json.Decoder(list[Counter])
 SYMBOLS = msgspec.json.Decoder(list[Symbol])
 
 

@@ -189,11 +189,9 @@ def test_passes_of_a_counter_replay_share_an_id_and_are_no_gap(tmp_path):
         process.launch(
             "k", (10 * index, 10 * index + 1), (10 * index + 2, 10 * index + 5), index + 1, dispatch_id=number
         )
-    process.add("pmc_event", event_id=process.rows["kernel_dispatch"][0]["event_id"], pmc_id=1, value=3.5)
     capture = load_capture(write(tmp_path / "a.db", process))
     assert not capture.lacks
     assert any("every pass" in one for one in capture.problems)
-    assert [capture.counters.measured.tolist(), capture.counters.sum.tolist()] == [[1], [3.5]]
 
 
 def test_launches_and_an_empty_dispatch_table_are_a_total_loss(tmp_path):

@@ -96,7 +96,7 @@ def analyse_recordings(
 
 def _analyse_recording(path: Path, out: Path, *, need_phases: bool) -> Findings:
     capture = with_processes(load_capture(path))
-    if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync, capture.counters))):
+    if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync))):
         raise BadDataError(
             "the recording has no events",
             location=path,

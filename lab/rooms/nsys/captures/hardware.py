@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.capture import Capture
-from lab.recordings.counters import DeviceEvents
+from lab.recordings.capture import Capture, DeviceEvents
 from lab.recordings.projection import Projection
 from lab.stats import intervals
 

@@ -123,7 +123,6 @@ def _sections(
         for name, frame in tables.items()
     }
     metrics = "Mean percent of the peak of the samples inside the GPU work of a range or kernel"
-    counters = "Hardware counters by kernel; a dispatch's value is the sum over instances of the block"
     blocks: dict[str, list[Block]] = {
         "Integrity": _integrity_blocks(capture, tables["integrity"]),
         "Phases": _table_of(shown, "phases", phases),
@@ -131,7 +130,6 @@ def _sections(
         "Costliest kernels": _table_of(shown, "kernels", kernels, top=TOP, open_rows=60),
         "GPU metrics": _table_of(shown, "gpu_metrics", metrics),
         "Unified memory": _table_of(shown, "unified_memory", "MB that migrated, and page faults"),
-        "Counters": _table_of(shown, "counters", counters, open_rows=40),
     }
     if bars is not None:
         chart = Timeline("gantt", packed(bars), CAPTION, "tables/gantt.csv")
@@ -157,7 +155,7 @@ def _table_of(
         return []
     if top is not None:
         frame = frame.groupby("process", sort=False).head(top) if "process" in frame else frame.head(top)
-    if name in ("kernels", "counters"):
+    if name == "kernels":
         frame = frame.drop(columns="name")
     headings = {column: Heading(*f"{words}, ".split(", ")[:2]) for column, words in TRAFFIC.items()}
     return [Table(frame, caption, f"tables/{name}.csv", headings, open_rows=open_rows, limit=300)]

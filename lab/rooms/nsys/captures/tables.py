@@ -31,8 +31,6 @@ def recording_tables(capture: Capture, per_process: Sequence[Summary]) -> dict[s
         rows = [{"process": one.label, **row} for one in per_process for row in rows_of(one)]
         if rows:
             tables[name] = pd.DataFrame(rows)
-    if len(capture.counters):
-        tables["counters"] = _counter_table(capture)
     return tables | {
         "kernels": _kernel_table(capture),
         "integrity": _integrity_table(capture),
@@ -156,33 +154,6 @@ def _kernel_table(capture: Capture) -> pd.DataFrame:
     ordered: pd.DataFrame = table.sort_values(
         ["process", "kernel_ms"], ascending=[True, False], kind="stable"
     )
-    return ordered
-
-
-def _counter_table(capture: Capture) -> pd.DataFrame:
-    """A row per process, kernel and counter: over the dispatches that measured it, by kernel time."""
-    rows, bounds = capture.counters, _bounds(capture)
-    ops = capture.ops.where(capture.kernels)
-    time_ns = pd.Series(ops.end_ns - ops.start_ns).groupby(ops.name_id).sum().to_dict()
-    names, processes = capture.text(rows.name_id), rows.process.tolist()
-    table = pd.DataFrame(
-        {
-            "process": [_process_of(capture, index) for index in processes],
-            "kernel": [short_name(name) for name in names],
-            "counter": capture.text(rows.counter_id),
-            "unit": capture.text(rows.unit_id),
-            "dispatches": rows.measured,
-            "mean": rows.sum / np.maximum(rows.measured, 1),
-            "min": rows.min,
-            "max": rows.max,
-            "sum": rows.sum,
-            "name": names,
-            "bound": [bounds[index] for index in processes],
-            "_time": [time_ns.get(name, 0) for name in rows.name_id.tolist()],
-        }
-    )
-    by, ascending = ["process", "_time", "name", "counter"], [True, False, True, True]
-    ordered: pd.DataFrame = table.sort_values(by, ascending=ascending, kind="stable").drop(columns="_time")
     return ordered
 
 

@@ -8,12 +8,10 @@ import shutil
 import sqlite3
 from contextlib import closing
 
-import pandas as pd
 import pytest
 
 from lab.cli.main import main
 from lab.rooms.nsys.captures.analysis import analyse_recordings
-from tests.recordings import sdkgen
 from tests.recordings.sqlgen import PREFIX, Export, training_step
 from tests.tracegen import TraceWriter
 from tests.tracegen import training_step as traced_step
@@ -228,33 +226,6 @@ def test_a_table_that_is_no_kernel_table_is_no_kernel(tmp_path, capsys):
     export.rows.pop(PREFIX + "KERNEL")
     code, said, error = analyze(capsys, export.write(tmp_path / "t.sqlite"), "-o", tmp_path / "out")
     assert code == 1 and "cannot be known" in error and "idle 0" not in said
-
-
-def test_counters_are_a_table_per_kernel_on_the_page_and_in_full(tmp_path):
-    element = sdkgen.Element()
-    element.kernel(1, (10, 20), 1, 1)
-    element.kernel(2, (30, 90), 2, 2)
-    element.counted(1, 1, ("SQ_WAVES", 4), ("SQ_WAVES", 6))
-    element.counted(2, 2, ("SQ_WAVES", 7), ("<b>evil</b>", 1))
-    path = sdkgen.write(tmp_path / "a.json", element)
-    analyse_recordings(path, tmp_path / "out", lambda _: None)
-    table = pd.read_csv(tmp_path / "out" / "tables" / "counters.csv")
-    assert table[["kernel", "counter", "dispatches", "mean"]].to_numpy().tolist() == [
-        ["beta", "<b>evil</b>", 1, 1],
-        ["beta", "SQ_WAVES", 1, 7],
-        ["alpha", "SQ_WAVES", 1, 10],
-    ]
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "Hardware counters by kernel" in page and "<b>evil" not in page
-
-
-def test_a_recording_of_counters_alone_has_its_table(tmp_path):
-    element = sdkgen.Element()
-    element.counted(1, 1, ("SQ_WAVES", 4))
-    path = sdkgen.write(tmp_path / "a.json", element)
-    found = analyse_recordings(path, tmp_path / "out", lambda _: None)
-    assert len(pd.read_csv(tmp_path / "out" / "tables" / "counters.csv")) == 1
-    assert any("no kernels were recorded" in text for text in found.lacking)
 
 
 def test_what_a_recording_without_steps_cannot_say_is_absent_not_zero(tmp_path):
