@@ -272,10 +272,11 @@ def _open(of: Evidence, process: int, replay: np.ndarray, classes: list[_Class],
 
 def _may_be_left(replay_class: _Class, classes: list[_Class], idle: list[int]) -> bool:
     """Whether replays with the rows of a capture may be what is left of a longer graph: one whose replays
-    have all these rows and more, or one that was captured and never replayed. idle: sizes of the latter."""
+    have all these rows in this order and more, or one that was captured and never replayed. idle: sizes of
+    the latter."""
     if replay_class.graph >= 0:
         return False
-    longer = [one.rows for one in classes if _holds(one, replay_class)]
+    longer = [one.rows for one in classes if _holds(one, replay_class) and _in_order(replay_class, one)]
     longer += [size for size in idle if size > replay_class.rows]
     return any(replay_class.rows >= LEAST_LEFT * size for size in longer)
 
