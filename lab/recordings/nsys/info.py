@@ -75,6 +75,9 @@ _LOSS = re.compile(
     re.IGNORECASE,
 )
 _FAILURE = re.compile(r"(?:failed|unable|could not|cannot)\b", re.IGNORECASE)
+# Of a machine whose GPUs are no peers; it concerns programs that allocate such memory (rule T).
+_UNIFIED = re.compile("unified memory cannot be traced", re.IGNORECASE)
+_MANAGED = re.compile("cudaMallocManaged|cuMemAllocManaged")
 _TRACED = re.compile(r"\b(?:CUDA|CUPTI|NVTX)\b", re.IGNORECASE)
 # Samples of the CPU and of the operating system are in no table that lab adds up.
 _ELSEWHERE = re.compile(
@@ -88,8 +91,7 @@ def stated_lacks(export: Export) -> tuple[Lack, ...]:
     Without the numbers the export was trimmed or is old, and nothing can be proven complete. Warnings and
     errors of nsys join the problems.
     """
-    columns = export.tables.get("DIAGNOSTIC_EVENT", set())
-    texts = [str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", ("text",))] if "text" in columns else []
+    columns, texts = export.tables.get("DIAGNOSTIC_EVENT", set()), _texts(export)
     if {"text", "severity"} <= columns:
         warned = islice(export.rows("DIAGNOSTIC_EVENT", ("text",), ("severity", (2, 3))), 20)
         export.problems += [f"nsys: {printable(str(text))[:300]}" for (text,) in warned]
@@ -115,11 +117,27 @@ def stated_lacks(export: Export) -> tuple[Lack, ...]:
     return (*lacks, *_losses(texts))
 
 
+def _texts(export: Export) -> list[str]:
+    """What nsys says about the recording."""
+    if "text" not in export.tables.get("DIAGNOSTIC_EVENT", set()):
+        return []
+    return [str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", ("text",))]
+
+
+def untraced_lacks(export: Export, names: Sequence[str]) -> tuple[Lack, ...]:
+    """Rule T: migrations of unified memory, where nsys could not trace them and a call allocated some."""
+    is_untraced = any(_UNIFIED.search(text) for text in _texts(export))
+    if not is_untraced or not any(_MANAGED.match(name) for name in names):
+        return ()
+    text = "migrations of unified memory could not be traced on this machine"
+    return (Lack("gpu", "all", "T", -1, 0, 0, None, text, unknown=True, untraced=True),)
+
+
 def _losses(texts: Sequence[str]) -> Iterator[Lack]:
     for text in dict.fromkeys(texts):
         subject = _TRACED.search(text)
         loss = _LOSS.search(text) or (subject and _FAILURE.search(text))
-        if not loss or (_ELSEWHERE.search(text) and not subject):
+        if not loss or _UNIFIED.search(text) or (_ELSEWHERE.search(text) and not subject):
             continue
         axis: Axis = "ops" if subject and subject[0].upper() == "NVTX" else "gpu"
         words = f"nsys says: {printable(text.strip())[:300]}"

@@ -15,7 +15,7 @@ from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, DeviceEvents, Process, by_process
 from lab.recordings.nsys.export import Export, SqliteExport, StringIds, host_pid_of, pid_of
-from lab.recordings.nsys.info import check_presence, read_devices, read_info, stated_lacks
+from lab.recordings.nsys.info import check_presence, read_devices, read_info, stated_lacks, untraced_lacks
 from lab.recordings.nsys.operations import (
     read_api_calls,
     read_graph_nodes,
@@ -138,7 +138,9 @@ def capture_of(export: Export) -> Capture:
         problems=export.problems,
         info=read_info(export),
         processes=processes,
-        lacks=lacks + never_closed(ranges, strings.strings.texts),
+        lacks=lacks
+        + never_closed(ranges, strings.strings.texts)
+        + untraced_lacks(export, strings.strings.texts),
         device_events=read_device_events(export),
     )
     check_presence(capture)

@@ -10,7 +10,7 @@ import pytest
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import GRAPH, MEMCPY, PUSH_POP, START_END
 from lab.recordings.load import load_capture
-from tests.recordings.sqlgen import PREFIX, global_tid, training_step
+from tests.recordings.sqlgen import PREFIX, Export, global_tid, training_step
 from tests.recordings.sqlgen import START_END as START_END_EVENT
 
 
@@ -232,3 +232,17 @@ def test_the_recorded_captures_read_whole(unpacked):
     capture = load_capture(unpacked("nsys_public/h100_2gpu_1s.sqlite.gz"))
     assert (len(capture.ops), len(capture.api), len(capture.ranges)) == (4368, 5796, 16782)
     assert set(capture.ops.pid.tolist()) == {111, 112}
+
+
+@pytest.mark.parametrize(("call", "rules"), [("cudaMalloc", []), ("cudaMallocManaged", ["T"])])
+def test_migrations_that_could_not_be_traced_concern_programs_with_managed_memory(call, rules, tmp_path):
+    export = Export()
+    export.call(f"{call}_v3020", (1, 1), (0, 5), corr=1)
+    export.launch("k", (1, 1), (10, 20), (30, 40))
+    text = (
+        "CUDA device 0: Unified Memory cannot be traced on devices that don't support peer-to-peer transfers."
+    )
+    export.add("DIAGNOSTIC_EVENT", text=text, severity=2)
+    export.add("DIAGNOSTIC_EVENT", text="Number of CUDA events collected: \t3.", severity=1)
+    capture = load_capture(export.write(tmp_path / "a.sqlite"))
+    assert [lack.rule for lack in capture.lacks] == rules and capture.verdict == "complete"
