@@ -15,12 +15,11 @@ from lab.core.words import plural
 from lab.errors import BadDataError, MissingError, not_here
 from lab.recordings import nsys, rocpd, rocprofv3, rpd, sqlite, xplane
 from lab.recordings.capture import Capture
-from lab.recordings.combine import combined
 from lab.recordings.integrity import integrity_of
-from lab.recordings.integrity.limits import limit_lacks
+from lab.recordings.integrity.physics import limit_lacks
 from lab.recordings.kineto import read_kineto
 from lab.recordings.nsys.parquet import load_folder
-from lab.recordings.processes import without_untimed
+from lab.recordings.processes import combined, without_untimed
 from lab.recordings.rocprofv3.csv_reader import is_kernel_trace, load_csv
 
 _NAMES = re.compile(

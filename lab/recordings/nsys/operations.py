@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 
 from lab.core.words import plural
@@ -13,13 +16,163 @@ from lab.recordings.capture import (
     MEMCPY,
     MEMSET,
     NODE_COLUMNS,
+    OP,
     OPS_COLUMNS,
+    PUSH_POP,
+    RANGE_COLUMNS,
+    START_END,
     SYNC_COLUMNS,
     filled,
 )
-from lab.recordings.nsys.export import PREFIX, Export, StringIds, host_pid_of, ids_of
+from lab.recordings.lacks import Lack
+from lab.recordings.nsys.export import PREFIX, Export, StringIds, host_pid_of, ids_of, tid_of
 from lab.recordings.tables import Schema, Table, joined
 from lab.stats.columns import per_distinct
+
+# Values of NVTX_EVENTS.eventType.
+_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 75
+_SIZES = re.compile(r", sizes = (\[[\[\]\d, ]*\])")
+_OPERATOR = re.compile(r"::|^(detach_?|record_param_comms)$|Backward\d*$")
+_RANGES = ("eventType", (_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END))
+Columns = dict[str, np.ndarray]
+
+
+def read_ranges(export: Export, strings: StringIds) -> Table:
+    """Push/pop and start/end ranges; text_id and domain are ids of StringIds, or below -1."""
+    schema = RANGE_COLUMNS | {"text_id": np.int64, "domain": np.int64, "still_open": np.int8}
+    if "NVTX_EVENTS" not in export.tables:
+        return filled(schema, 0, {})
+    rows = export.numbers(
+        "NVTX_EVENTS",
+        {
+            "start_ns": "start",
+            "end_ns": "end",
+            "type": "eventType",
+            "global_tid": "globalTid",
+            "row": "rowid",
+        },
+        {"text_id": "textId", "domain_id": "domainId", "end_global_tid": "endGlobalTid"},
+        _RANGES,
+    )
+    rows["still_open"] = rows["end_ns"] < 0
+    _end_the_unfinished(export, rows)
+    end_in_time(export, "NVTX_EVENTS", rows)
+    rows |= ids_of(rows["global_tid"]) | {
+        "kind": np.where(np.isin(rows["type"], (_PUSH_POP, _OLD_PUSH_POP)), PUSH_POP, START_END),
+        "end_tid": tid_of(np.where(rows["end_global_tid"] > 0, rows["end_global_tid"], -1)),
+        "text_id": _texts(export, strings, rows),
+        "domain": _domains(export, strings, rows),
+    }
+    return filled(schema, len(rows["row"]), rows)
+
+
+def _end_the_unfinished(export: Export, rows: Columns) -> None:
+    """A range that was open when recording ended lasts until the last time in the file, as in nsys."""
+    still_open = rows["still_open"]
+    if not still_open.any():
+        return
+    tables = [PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")]
+    ends = [export.largest(table, "end") for table in tables if table in export.tables]
+    end = max([int(rows["end_ns"].max()), int(rows["start_ns"].max()), *ends])
+    rows["end_ns"] = np.where(still_open, end, rows["end_ns"])
+    export.problems.append(f"{plural(int(still_open.sum()), 'range')} still open at the end of the recording")
+
+
+def _texts(export: Export, strings: StringIds, rows: Columns) -> np.ndarray:
+    """The range's own text where it has one, otherwise its entry in StringIds."""
+    ids = rows["text_id"].copy()
+    if "text" in export.tables["NVTX_EVENTS"]:
+        cache: dict[object, int] = {}
+        numbers, text_ids = [], []
+        for number, text in export.rows("NVTX_EVENTS", ("rowid", "text"), _RANGES):
+            if text is None:
+                continue
+            if (text_id := cache.get(text)) is None:
+                text_id = cache[text] = strings.add(str(text))
+            numbers.append(number)
+            text_ids.append(text_id)
+        ids[np.searchsorted(rows["row"], np.array(numbers, dtype=np.int64))] = np.array(
+            text_ids, dtype=np.int64
+        )
+    return strings.use(ids)
+
+
+def _domains(export: Export, strings: StringIds, rows: Columns) -> np.ndarray:
+    """Named domains by (process, domain id); 0 is the default one."""
+    if not {"domainId", "text"} <= export.tables["NVTX_EVENTS"]:
+        return np.full(len(rows["row"]), -1)
+    columns = ("globalTid", "domainId", "text")
+    named = {
+        (global_tid >> 24, domain): str(text)
+        for global_tid, domain, text in export.rows("NVTX_EVENTS", columns, ("eventType", (_DOMAIN,)))
+        if text is not None and global_tid is not None
+    }
+
+    def id_of(key: list[int]) -> int:
+        process, domain = key
+        return -1 if domain <= 0 else strings.add(named.get((process, domain), f"domain {domain}"))
+
+    return per_distinct(np.stack([rows["global_tid"] >> 24, rows["domain_id"]], axis=1), id_of)
+
+
+def never_closed(ranges: Table, texts: Sequence[str]) -> tuple[Lack, ...]:
+    """Rule O: ranges that were pushed and never popped, though their like began later on their thread.
+
+    Their like has the same name but for its numbers. A range that the end of the recording cuts off is usual;
+    so is one around its like if others stand so, too (a recursion).
+    """
+    pushed = np.flatnonzero(ranges.kind == PUSH_POP)
+    if not ranges.still_open[pushed].any():
+        return ()
+    names = {
+        text: re.sub(r"\d+", "#", texts[text] if text >= 0 else "") for text in set(ranges.text_id.tolist())
+    }
+    ids = {name: index for index, name in enumerate(dict.fromkeys(names.values()))}
+    key = np.array([ids[names[text]] for text in ranges.text_id[pushed].tolist()])
+    columns = [getattr(ranges, name)[pushed] for name in ("process", "tid", "domain")]
+    order = np.lexsort((ranges.start_ns[pushed], key, *columns))
+    rows = pushed[order]
+    like = np.all([column[order][1:] == column[order][:-1] for column in (key, *columns)], axis=0)
+    opened = ranges.still_open[rows] > 0
+    inside = like & (ranges.start_ns[rows[1:]] < ranges.end_ns[rows[:-1]])
+    recursive = set(key[order][:-1][inside & ~opened[:-1]].tolist())
+    lost = inside & opened[:-1] & ~np.isin(key[order][:-1], list(recursive))
+    if not (n := int(lost.sum())):
+        return ()
+    text = (
+        f"{n:,} of {plural(len(pushed), 'range')} were never closed, first "
+        f"{_name(texts, ranges, rows, lost)}, though ranges of the same name follow on their thread: "
+        "what ran later counts as theirs"
+    )
+    return (Lack("ops", "hole", "O", -1, n, len(pushed), n / len(pushed), text),)
+
+
+def _name(texts: Sequence[str], ranges: Table, rows: np.ndarray, lost: np.ndarray) -> str:
+    lost_rows = rows[:-1][lost]
+    return repr(texts[ranges.text_id[lost_rows[np.argmin(ranges.start_ns[lost_rows])]]])
+
+
+def with_bare_names(ranges: Table, strings: StringIds) -> Table:
+    """The ranges with names without numbers and sizes; those of PyTorch's operators get the kind OP."""
+    names, seqs = strings.strings.stripped(ranges.text_id)
+    texts = strings.strings.texts
+
+    def dims_of(text_id: int) -> int:
+        match = _SIZES.search(texts[text_id]) if text_id >= 0 else None
+        return strings.strings.id(match[1].replace(" ", "")) if match else -1  # as Kineto's `Input Dims`
+
+    library = np.array([*(_OPERATOR.search(text) is not None for text in texts), False])[names]
+    # emit_nvtx numbers operators and a program's own ranges alike; only operators have a sequence number
+    # or a name of PyTorch's.
+    operator = (ranges.kind == PUSH_POP) & (names != ranges.text_id) & ((seqs >= 0) | library)
+    columns = ranges.as_dict() | {
+        "name_id": names,
+        "seq": seqs,
+        "kind": np.where(operator, OP, ranges.kind),
+        "dims_id": per_distinct(ranges.text_id, dims_of),
+    }
+    return filled(RANGE_COLUMNS, len(ranges), columns)
+
 
 _LATEST_NS = 1 << 62  # no clock counts further
 # Column of `ops` -> column of the export. An absent optional column reads as -1.

@@ -17,13 +17,15 @@ from lab.recordings.capture import Capture, DeviceEvents, Process, by_process
 from lab.recordings.nsys.export import Export, SqliteExport, StringIds, host_pid_of, pid_of
 from lab.recordings.nsys.info import check_presence, read_devices, read_info, stated_lacks, untraced_lacks
 from lab.recordings.nsys.operations import (
+    never_closed,
     read_api_calls,
     read_graph_nodes,
     read_operations,
     read_os_calls,
+    read_ranges,
     read_waits,
+    with_bare_names,
 )
-from lab.recordings.nsys.ranges import never_closed, read_ranges, with_bare_names
 from lab.recordings.sqlite import opened
 from lab.recordings.tables import Table
 

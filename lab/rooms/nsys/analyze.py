@@ -16,8 +16,18 @@ import pandas as pd
 from lab.recordings.names import short_name
 from lab.rooms.nsys import flops
 from lab.rooms.nsys.flops import ModelSpec
-from lab.rooms.nsys.measured import MASK, PARTS, PHASES, SOFTMAX, STEP, Recording, class_of
-from lab.rooms.nsys.steps import sample_sd, step_figures, summed
+from lab.rooms.nsys.measured import (
+    MASK,
+    PARTS,
+    PHASES,
+    SOFTMAX,
+    STEP,
+    Recording,
+    class_of,
+    sample_sd,
+    step_figures,
+    summed,
+)
 
 MATMUL_CLASSES = ("gemm", "gemv")
 PHASE_COLUMNS = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lab.recordings.capture import Device
-from lab.recordings.integrity.limits import limit_lacks
+from lab.recordings.integrity.physics import limit_lacks
 from lab.recordings.load import load_capture
 from tests.simulator.figures import lab
 from tests.simulator.kineto import write_kineto

@@ -13,11 +13,13 @@ from lab.rooms.nsys.answers.answer import (
     Answer,
     CellData,
     check,
+    every_kernel_has_a_phase,
+    gemm_counts,
     interval_values,
     kernel_ns_by_step,
+    launches_repeat,
     no_answer,
 )
-from lab.rooms.nsys.answers.checks import every_kernel_has_a_phase, gemm_counts, launches_repeat
 
 NOTABLE_PERCENT = 1.0
 

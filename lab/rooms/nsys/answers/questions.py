@@ -2,15 +2,150 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
-from lab.rooms.nsys.answers.answer import Answer, CellData
+import pandas as pd
+
+from lab.core.words import plural
+from lab.rooms.nsys.analyze import MATMUL_CLASSES
+from lab.rooms.nsys.answers.answer import (
+    AGREE,
+    OPEN,
+    Answer,
+    CellData,
+    Check,
+    check,
+    clocks_agree,
+    every_kernel_has_a_phase,
+    gemm_counts,
+    interval_values,
+    kernel_ns_by_step,
+    no_answer,
+    python_sample,
+    spread,
+    times_nest,
+)
 from lab.rooms.nsys.answers.attention import part_e
 from lab.rooms.nsys.answers.kernels import part_b, part_c
-from lab.rooms.nsys.answers.timing import part_a
-from lab.rooms.nsys.answers.training import part_d
 from lab.rooms.nsys.config import PART_TYPES, Cell, parts_of
-from lab.rooms.nsys.measured import STEP
+from lab.rooms.nsys.measured import PHASES, STEP
+from lab.stats.means import Sample, difference_ci, mean_ci
+
+
+def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
+    """The wall time of the forward range beside Python's clock, with and without a profiler."""
+    row = cell.phase("forward")
+    if row is None:
+        return no_answer("a", cell, "the capture has no range `forward`")
+    ranges = Sample(float(row.wall_ms), float(row.wall_sd_ms), int(row.steps))
+    values: dict[str, float | str] = {"range_ms": ranges.mean, "range_sd_ms": ranges.sd, "range_n": ranges.n}
+    low, high = mean_ci(ranges)
+    values |= {} if math.isnan(low) else {"range_low_ms": low, "range_high_ms": high}
+    if cell.has_kernels:
+        values |= {"busy_ms": row.busy_ms, "span_ms": row.span_ms, "kernel_ms": row.kernel_ms}
+    recorded = python_sample(cell.files.result, "forward")
+    plain = python_sample(cell.files.twin, "forward")
+    if recorded is not None:
+        values["python_profiled_ms"] = recorded.mean
+    sentence = f"The range `forward` takes {spread(ranges)}"
+    if plain is None:
+        sentence += "; it was not timed without a profiler."
+    else:
+        compared = _compared(ranges, plain, values)
+        sentence += f", Python in a process without a profiler {spread(plain)}: {compared}"
+    if cell.has_kernels:
+        sentence += f" The GPU is busy for {row.busy_ms:.2f} ms of it ({100 - row.idle_percent:.0f} %)."
+    return Answer("a", cell.label, sentence, values, (*times_nest(cell), clocks_agree(cell)))
+
+
+def _compared(ranges: Sample, plain: Sample, values: dict[str, float | str]) -> str:
+    """Say what the difference of the two means shows, and add it to `values`.
+
+    There is one process per side, and two equal ones differ, too: by clock rates, by what else ran. So the
+    interval is one of the steps within these two processes, and how much the profiler added is not claimed.
+    """
+    percent = 100 * (ranges.mean - plain.mean) / plain.mean
+    low, high = (100 * end / plain.mean for end in difference_ci(ranges, plain))
+    values |= {"python_plain_ms": plain.mean, "python_plain_n": plain.n, "overhead_percent": percent}
+    has_interval = not math.isnan(low)
+    steps = "one step has no interval"
+    if has_interval:
+        values |= {"steps_low_percent": low, "steps_high_percent": high}
+        steps = f"95 % interval of the steps within these two processes {low:+.1f} to {high:+.1f} %"
+    if abs(percent) <= 100 * AGREE:
+        return f"they agree within {abs(percent):.1f} % ({steps})."
+    if has_interval and low <= 0 <= high:
+        return f"a difference of {percent:+.0f} %, within the noise of the steps ({steps})."
+    word = "longer" if percent > 0 else "shorter"
+    return (
+        f"under the profiler {abs(percent):.0f} % {word} ({steps}). With one process per side, how much of "
+        "it the profiler adds is unknown: two processes differ, too."
+    )
+
+
+def part_d(cell: CellData, siblings: Sequence[CellData]) -> Answer:
+    """The share of matrix products in inference, in each phase of training, and over the whole step."""
+    step = cell.phase(STEP)
+    if cell.phase("optimizer_step") is None:
+        return no_answer("d", cell, "the capture has no range `optimizer_step`, so it is not of training")
+    phases = {name: row for name in PHASES if (row := cell.phase(name)) is not None}
+    if step is None or not step.kernels > 0 or "forward" not in phases:
+        return no_answer("d", cell, "no kernels in the step's phases")
+    forwards = [sibling.phase("forward") for sibling in siblings if sibling.files.cell.type == "forward"]
+    inference = next((row for row in forwards if row is not None and row.kernels > 0), None)
+    values: dict[str, float | str] = {
+        f"{name}_matmul_percent": row.matmul_percent for name, row in phases.items()
+    }
+    values |= {f"{name}_ms": row.kernel_ms for name, row in phases.items()}
+    values |= {"step_matmul_percent": step.matmul_percent, "step_ms": step.kernel_ms}
+    step_ns = kernel_ns_by_step(cell, [], lambda ops: ops["class"] != "")
+    products_ns = kernel_ns_by_step(cell, [], lambda ops: ops["class"].isin(MATMUL_CLASSES))
+    values |= interval_values("step", "ms", step_ns / 1e6)
+    if step_ns.all():
+        values |= interval_values("step_matmul", "percent", 100 * products_ns / step_ns)
+    reference, kind = phases["forward"], "training's own forward (inference was not recorded)"
+    if inference is not None:
+        values["inference_matmul_percent"] = inference.matmul_percent
+        reference, kind = inference, "inference"
+    shares = ", ".join(f"{name} {_share(row)} of {row.kernel_ms:.2f} ms" for name, row in phases.items())
+    sentence = (
+        f"Matrix products take {reference.matmul_percent:.1f} % of {kind} and {step.matmul_percent:.1f} % "
+        f"of a whole training step's kernel time ({shares}). {_kernels_of_other_threads(cell)}"
+    )
+    return Answer("d", cell.label, sentence.strip(), values, _checks(cell, step, phases, inference))
+
+
+def _share(row: pd.Series) -> str:
+    return f"{row.matmul_percent:.1f} %" if row.kernels > 0 else "no kernels"
+
+
+def _kernels_of_other_threads(cell: CellData) -> str:
+    """Operations without a phase under nsys' own rule: those attributed across threads."""
+    assert cell.recording is not None
+    count, ms = cell.recording.coverage.get("cross", (0, 0.0))
+    num_steps = len(cell.recording.steps)
+    if not count:
+        return ""
+    return (
+        f"By the launching thread alone, {plural(round(count / num_steps), 'operation')} per step "
+        f"({ms / num_steps:.1f} ms) would have no phase."
+    )
+
+
+def _checks(
+    cell: CellData, step: pd.Series, phases: dict[str, pd.Series], inference: pd.Series | None
+) -> tuple[Check, ...]:
+    summed_ms = sum(row.kernel_ms for row in phases.values())
+    passed = abs(summed_ms - step.kernel_ms) <= 1e-3 * step.kernel_ms
+    adds_up = check("phases add up to the step", passed, f"{step.kernel_ms:.4f} ms", f"{summed_ms:.4f} ms")
+    name, forward = "forward multiplies as often as inference", phases["forward"].matmuls
+    if inference is None:
+        as_often = Check(name, OPEN, "a forward capture", "none")
+    else:
+        as_often = check(name, forward == inference.matmuls, f"{inference.matmuls:g}", f"{forward:g}")
+    return (adds_up, every_kernel_has_a_phase(cell), *gemm_counts(cell), as_often)
+
 
 _ANSWERS = {"a": part_a, "b": part_b, "c": part_c, "d": part_d, "e": part_e}
 _TYPES = {"a": "forward", "c": "forward", "d": "training", "e": "forward"}  # of the only cells that answer it

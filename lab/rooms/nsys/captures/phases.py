@@ -12,7 +12,7 @@ from lab.recordings.names import is_matmul
 from lab.recordings.projection import PHASES, Projection
 from lab.recordings.projection.nest import nearest_ancestor
 from lab.recordings.views import gemm_flops
-from lab.rooms.nsys.steps import sample_sd, step_figures
+from lab.rooms.nsys.measured import sample_sd, step_figures
 
 MAX_DEPTH = 4  # of ranges below a step
 MAX_PHASES = 60

@@ -10,8 +10,7 @@ import numpy as np
 from lab.recordings.capture import KERNEL, MEMORY_KINDS, Capture
 from lab.recordings.projection import Projection
 from lab.recordings.tables import Table
-from lab.rooms.nsys.captures.stats.ranges import range_labels, range_styles
-from lab.rooms.nsys.captures.stats.sums import api_names, operation_names
+from lab.rooms.nsys.captures.stats.ranges import api_names, operation_names, range_labels, range_styles
 from lab.rooms.nsys.captures.stats.table import (
     SPREAD,
     Labels,

@@ -15,8 +15,16 @@ from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import AXES, Axis
 from lab.recordings.projection import Projection
 from lab.rooms.nsys.captures.stats.kernels import execution_sum, gpu_trace, range_kernel_sum
-from lab.rooms.nsys.captures.stats.ranges import projected_sum, projected_trace, range_sum
-from lab.rooms.nsys.captures.stats.sums import api_sum, kernel_sum, memory_size, memory_time, os_sum
+from lab.rooms.nsys.captures.stats.ranges import (
+    api_sum,
+    kernel_sum,
+    memory_size,
+    memory_time,
+    os_sum,
+    projected_sum,
+    projected_trace,
+    range_sum,
+)
 from lab.rooms.nsys.captures.stats.table import Report
 
 
