@@ -26,7 +26,7 @@ from lab.recordings.processes import rank_captures
 from lab.recordings.tables import MEMSET
 from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
 
-_GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace", ".xplane.pb")
+_GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".xplane.pb")
 RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
 _LAMBDA = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")

@@ -768,7 +768,7 @@ def test_an_export_to_parquet_is_one_recording_alone_and_among_ranks(tmp_path):
     assert compare(tmp_path, database).shown.a == alone.a
 
 
-@pytest.mark.parametrize("name", ["a.db.gz", "a.rpd.gz", "a.pftrace.gz"])
+@pytest.mark.parametrize("name", ["a.db.gz", "a.rpd.gz", "a.xplane.pb.gz"])
 def test_recordings_of_every_ending_count_in_a_folder(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
     (tmp_path / "notes.txt").write_bytes(b"")
