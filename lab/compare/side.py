@@ -14,8 +14,9 @@ import numpy as np
 
 from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
+from lab.recordings.calls import GRAPH_LAUNCH, kinds_of
 from lab.recordings.capture import Capture
-from lab.recordings.integrity.evidence import GRAPH_LAUNCH, kinds_of, of_capture
+from lab.recordings.integrity.evidence import of_capture
 from lab.recordings.integrity.rules import lost_at_edges
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, holes

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.errors import MissingError
+from lab.recordings.calls import replays_graphs
 from lab.recordings.capture import Capture
-from lab.recordings.graphs import load_sources, replays_graphs
-from lab.recordings.graphs.calls import executed_batches
+from lab.recordings.graphs import load_sources
+from lab.recordings.graphs.batches import executed_batches
 from lab.recordings.graphs.loss import RULE
 from lab.recordings.graphs.origins import Origins, origins_of
 from lab.recordings.processes import process_label, single_processes

@@ -19,7 +19,7 @@ names at capture: they are taken from an eager run of the same operators, or els
 launches are compared (confidence `count`).
 """
 
-from lab.recordings.graphs.calls import executed_batches, replays_graphs
+from lab.recordings.graphs.batches import executed_batches
 from lab.recordings.graphs.join import Join, join
 from lab.recordings.graphs.loss import lacks_of
 from lab.recordings.graphs.rows import CONFIDENCES, LAYER_RULES, RULES
@@ -36,5 +36,4 @@ __all__ = [
     "lacks_of",
     "load_sources",
     "own_source",
-    "replays_graphs",
 ]

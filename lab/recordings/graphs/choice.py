@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence as Many
 
-from lab.recordings.graphs.calls import steps_of
+from lab.recordings.graphs.batches import steps_of
 from lab.recordings.graphs.fit import Fit, Pattern, fit, products_agree
 from lab.recordings.graphs.replays import Replays, Words
 from lab.recordings.graphs.rows import RowMaker

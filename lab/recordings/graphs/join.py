@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lab.recordings.graphs import calls
-from lab.recordings.graphs.calls import batches_of
+from lab.recordings.calls import in_graph, launch_calls
+from lab.recordings.graphs.batches import batches_of
 from lab.recordings.graphs.choice import Choice
 from lab.recordings.graphs.fit import Fit, Pattern
 from lab.recordings.graphs.replays import Replays, Words, replays_of, words_of_rows
@@ -58,8 +58,7 @@ class Join:
 def join(source: Source, beside: Many[Source] = ()) -> Join:
     """Match every replay in `own` with the captures and eager runs in `own` and `beside`. Reads no file."""
     capture = source.capture
-    call = calls.call_of(capture)
-    inside = calls.in_graph(capture, call)
+    call, inside = launch_calls(capture), in_graph(capture)
     replays = replays_of(capture, call, inside)
     sources, words = (source, *beside), Words()
     patterns = _patterns(source, replays, words)

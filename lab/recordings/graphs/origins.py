@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.core.words import plural
+from lab.recordings.calls import BEGIN_CAPTURE, call_kinds, pair_keys
 from lab.recordings.capture import OP, START_END, Capture
-from lab.recordings.graphs import calls
-from lab.recordings.graphs.calls import pair_keys
 from lab.recordings.graphs.frames import Nested, class_of
 from lab.recordings.graphs.join import Join, join
 from lab.recordings.graphs.loss import lacks_of
@@ -124,7 +123,7 @@ def _by_node(capture: Capture, inside: np.ndarray) -> tuple[np.ndarray, list[tup
 def _paths_at(capture: Capture, pid: np.ndarray, tid: np.ndarray, at_ns: np.ndarray) -> list[tuple[str, ...]]:
     """Names of the program's ranges around each instant (n,) that began after the stream capture did."""
     ranges = capture.ranges.where((capture.ranges.kind != OP) & (capture.ranges.kind != START_END))
-    begins = np.sort(capture.api.start_ns[calls.calls_that(capture, calls.BEGINS_CAPTURE.match)])
+    begins = np.sort(capture.api.start_ns[call_kinds(capture) == BEGIN_CAPTURE])
     index = np.searchsorted(begins, at_ns, side="right") - 1
     since = np.where(index >= 0, begins[index], at_ns) if len(begins) else np.full(len(at_ns), -1)
     cache: dict[tuple[tuple[int, ...], int], tuple[str, ...]] = {}

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lab.recordings import calls
 from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture
-from lab.recordings.graphs import calls
 from lab.recordings.graphs.frames import Frames, layers_of
 from lab.recordings.graphs.replays import COPY, FILL, Words, words_of_rows
 from lab.recordings.graphs.sources import Source
-from lab.recordings.owners import first_index
+from lab.recordings.owners import first_index, operators_of_launches
 
 
 def with_inferred_names(
@@ -91,21 +91,21 @@ def captured(
     capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
-    begins = np.flatnonzero(calls.calls_that(capture, calls.BEGINS_CAPTURE.match))
+    begins = np.flatnonzero(calls.call_kinds(capture) == calls.BEGIN_CAPTURE)
     if not len(begins):
         return [], []
     windows, problems = _windows(capture, begins)
     api = capture.api
-    with_rows = first_index(*reversed(calls.correlation_keys(capture)))
-    work = calls.calls_that(capture, calls.LAUNCHES_WORK.match)
-    with_rows = np.where(work, with_rows, -1)
-    work &= with_rows < 0
+    ops = capture.ops
+    has_row = first_index(*calls.pair_keys((api.process, api.corr), (ops.process, ops.corr))) >= 0
+    launches = np.isin(calls.call_kinds(capture), (calls.LAUNCH, calls.COPY, calls.FILL))
+    work = launches & ~has_row
     order = np.argsort(api.start_ns, kind="stable")
     graphs = []
     for number, (process, tid, start, end) in enumerate(windows):
         within = (api.process == process) & (api.start_ns >= start) & (api.start_ns < end)
         # A thread that also launches eagerly takes no part in the capture; autograd's thread does.
-        eager_tids = set(api.tid[within & (with_rows >= 0)].tolist()) - {tid}
+        eager_tids = set(api.tid[within & launches & has_row].tolist()) - {tid}
         inside = work & within & ~np.isin(api.tid, list(eager_tids))
         rows = order[inside[order]]
         if len(rows):
@@ -118,7 +118,7 @@ def captured(
 def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int, int]], list[str]]:
     """(process, thread, start, end) of each capture, by start. Overlapping ones of a process become one."""
     api = capture.api
-    ends = np.flatnonzero(calls.calls_that(capture, calls.ENDS_CAPTURE.match))
+    ends = np.flatnonzero(calls.call_kinds(capture) == calls.END_CAPTURE)
     windows: list[tuple[int, int, int, int]] = []
     problems: list[str] = []
     for process in np.unique(api.process[begins]).tolist():
@@ -155,7 +155,7 @@ def _sequence(
 ) -> Sequence:
     api = capture.api.take(rows)
     named = words.of(capture.strings, api.kernel_id)
-    copy, fill = (calls.calls_that(capture, rule.match)[rows] for rule in (calls.COPIES, calls.FILLS))
+    copy, fill = (calls.call_kinds(capture)[rows] == kind for kind in (calls.COPY, calls.FILL))
     return Sequence(
         source=source,
         number=number,
@@ -165,7 +165,7 @@ def _sequence(
         kinds=np.where(copy, MEMCPY, np.where(fill, MEMSET, KERNEL)),
         api=api.name_id,
         call=rows,
-        op=calls.operators(capture, api.external_id, rows),
+        op=_operators(capture, api.external_id, rows),
         geometry=np.full((len(rows), 6), -1),
         modules=[()] * len(rows),
         layers=[""] * len(rows),
@@ -179,15 +179,15 @@ def eager(
 
     near: the length of the replay that is looked for; the MAX_EAGER nearest in length, and the whole.
     """
-    call = calls.call_of(capture)
-    alone = ~calls.in_graph(capture, call) & (call >= 0) & (capture.ops.kind != GRAPH)
+    call = calls.launch_calls(capture)
+    alone = ~calls.in_graph(capture) & (call >= 0) & (capture.ops.kind != GRAPH)
     rows = np.flatnonzero(alone)
     rows = rows[np.lexsort((capture.ops.start_ns[rows], capture.api.start_ns[call[rows]]))]
     if not len(rows):
         return []
     ops, calls_made = capture.ops.take(rows), call[rows]
     at_ns = capture.api.start_ns[calls_made]
-    op = calls.operators(capture, ops.external_id, calls_made)
+    op = _operators(capture, ops.external_id, calls_made)
     forward = Sequence(
         source=source,
         number=0,
@@ -257,3 +257,18 @@ def _compiled_calls(capture: Capture, sequence: Sequence) -> list[str]:
         return [""] * len(sequence)
     index = np.searchsorted(np.sort(ranges.start_ns[rows]), at_ns, side="right") - 1
     return [f"CompiledFxGraph_{number}" if number >= 0 else "" for number in index.tolist()]
+
+
+def _operators(capture: Capture, external_id: np.ndarray, call: np.ndarray) -> np.ndarray:
+    """Row of `ranges` (n,) of the operator that made each call (row of `api`, or -1); -1 for none."""
+    rows = capture.operator_rows
+    owner = np.full(len(call), -1, dtype=np.int64)
+    called = np.flatnonzero(call >= 0)
+    if not len(rows) or not len(called):
+        return owner
+    calls = capture.api.take(call[called])
+    op, _ = operators_of_launches(
+        capture.operators, external_id[called], calls.pid, calls.tid, calls.start_ns
+    )
+    owner[called] = np.where(op >= 0, rows[op], -1)
+    return owner

@@ -13,8 +13,9 @@ from lab.core.words import plural
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.dtypes import rate_name
 from lab.perfmodel.products import is_product
+from lab.recordings.calls import WAIT
 from lab.recordings.capture import Capture
-from lab.recordings.integrity.evidence import WAIT, Evidence
+from lab.recordings.integrity.evidence import Evidence
 from lab.recordings.lacks import Lack
 from lab.recordings.names import is_matmul
 from lab.recordings.owners import first_index

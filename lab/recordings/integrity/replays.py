@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.core.words import plural
+from lab.recordings.calls import COPY, FILL, GRAPH_LAUNCH, LAUNCH
 from lab.recordings.capture import GRAPH
-from lab.recordings.integrity.evidence import COPY, FILL, GRAPH_LAUNCH, LAUNCH, Evidence
+from lab.recordings.integrity.evidence import Evidence
 from lab.recordings.lacks import Lack, Place
 from lab.stats.columns import distinct
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.integrity.evidence import COPY, FOREVER, GRAPH_LAUNCH, LAUNCH, Evidence, of_capture
+from lab.recordings.calls import COPY, GRAPH_LAUNCH, LAUNCH
+from lab.recordings.integrity.evidence import FOREVER, Evidence, of_capture
 from lab.recordings.integrity.physics import PHYSICS, durations_ns
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.owners import AMBIGUOUS

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from lab.core.words import plural
+from lab.recordings.calls import in_graph, launch_calls, pair_keys
 from lab.recordings.capture import GRAPH, OP, Capture, Strings
-from lab.recordings.graphs.calls import call_of, correlation_keys, in_graph
 from lab.recordings.graphs.origins import Origins
 from lab.recordings.phase_names import PHASES
 from lab.recordings.processes import with_processes
@@ -39,11 +39,11 @@ def project(
         raise ValueError(f"attribution is full or nsys, not {attribution!r}")
     problems: list[str] = []
     capture = with_processes(capture)
-    call = call_of(capture)
+    call = launch_calls(capture)
     _note_equal_ids(capture, call, problems)
     nest = RangeForest(capture)
     inner = nest.around(capture, call)
-    replayed = in_graph(capture, call)
+    replayed = in_graph(capture)
     is_op = capture.ranges.kind == OP
     inner[replayed] = nearest_ancestor(nest.parent, inner[replayed], ~is_op)
     inherited, ambiguous = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=bool)
@@ -102,7 +102,7 @@ def _rules(
 
 
 def _note_equal_ids(capture: Capture, call: np.ndarray, problems: list[str]) -> None:
-    keys = correlation_keys(capture)[1]
+    (keys,) = pair_keys((capture.api.process, capture.api.corr))
     again = np.ones(len(keys), dtype=bool)
     again[np.unique(keys, return_index=True)[1]] = False
     if count := int(np.isin(keys[call[call >= 0]], keys[again]).sum()):

@@ -3,16 +3,14 @@
 A capture without GPU rows (gloo on a CPU) answers the same from its CPU ops; `device_of` says which.
 """
 
+from lab.recordings.calls import launch_calls, of_graphs
 from lab.recordings.views.collectives import collective_instances
 from lab.recordings.views.gemms import gemm_flops, gemm_instances
 from lab.recordings.views.launches import (
     device_of,
     kernel_steps,
-    launch_calls,
-    launches_graph,
     link_ops,
     linked_by_id,
-    of_graphs,
     steps_at,
 )
 from lab.recordings.views.timeline import COMM, COMP, MEMCOPY, classify, gpu_timeline
@@ -29,7 +27,6 @@ __all__ = [
     "gpu_timeline",
     "kernel_steps",
     "launch_calls",
-    "launches_graph",
     "link_ops",
     "linked_by_id",
     "of_graphs",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from lab.recordings.calls import GRAPH_LAUNCH, LAUNCH, call_kinds, launch_calls, of_graphs
 from lab.recordings.capture import Capture, once
-from lab.recordings.integrity.evidence import GRAPH_LAUNCH, LAUNCH, kinds_of
 from lab.recordings.owners import first_index, operators_of_launches
 from lab.recordings.phase_names import step_number
 from lab.recordings.tables import Table
-
-_GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
 
 
 def device_of(trace: Capture) -> str:
@@ -22,7 +18,7 @@ def device_of(trace: Capture) -> str:
     """
     if len(trace.ops):
         return "gpu"
-    launches = np.isin(kinds_of(trace.strings, trace.api.name_id), (LAUNCH, GRAPH_LAUNCH))
+    launches = np.isin(call_kinds(trace), (LAUNCH, GRAPH_LAUNCH))
     return "gpu" if launches.any() else "cpu"
 
 
@@ -57,25 +53,6 @@ def _owners(trace: Capture) -> Table:
         trace.operators, external_id[called], calls.pid, calls.tid, calls.start_ns
     )
     return Table({"op": op, "by_id": by_id})
-
-
-def launches_graph(name: str) -> bool:
-    """Whether an API call of this name replays a graph, on CUDA or HIP."""
-    return bool(_GRAPH_LAUNCH.match(name))
-
-
-def of_graphs(trace: Capture, call: np.ndarray) -> np.ndarray:
-    """Mask (n,) of `kernels`: launched by a graph replay; call (n,): its row of `runtime`, or -1."""
-    is_graph = np.array([*map(launches_graph, trace.strings), False])
-    names = np.append(trace.api.name_id, -1)[call]
-    replayed: np.ndarray = is_graph[names] | (trace.ops.graph_node > 0)
-    return replayed
-
-
-@once
-def launch_calls(trace: Capture) -> np.ndarray:
-    """Row of `runtime` that launched each row of `kernels` (n,), or -1."""
-    return first_index(trace.ops.corr, trace.api.corr)
 
 
 @once

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.recordings.calls import COPY, GRAPH_LAUNCH, LAUNCH
 from lab.recordings.integrity import integrity_of
-from lab.recordings.integrity.evidence import COPY, GRAPH_LAUNCH, LAUNCH, of_capture
+from lab.recordings.integrity.evidence import of_capture
 from lab.recordings.lacks import verdict_of
 from lab.recordings.load import load_capture
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Table

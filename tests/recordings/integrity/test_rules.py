@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.recordings.integrity import integrity_of
-from lab.recordings.integrity.evidence import (
+from lab.recordings.calls import (
     BEGIN_CAPTURE,
     COPY,
     END_CAPTURE,
@@ -18,6 +17,7 @@ from lab.recordings.integrity.evidence import (
     OTHER,
     kind_of,
 )
+from lab.recordings.integrity import integrity_of
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines
 from lab.recordings.lacks import Lack, holes, verdict_of
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Table

@@ -26,12 +26,17 @@ def named(name, start, end, *, tid=1, pid=1, **columns):
     } | columns
 
 
+def number(corr):
+    """As recorders count calls: from 1, as 0 is none."""
+    return corr + 1 if corr >= 0 else corr
+
+
 def call(corr, start, end, *, tid=1, pid=1):
-    return {"start_ns": start, "end_ns": end, "pid": pid, "tid": tid, "corr": corr}
+    return {"start_ns": start, "end_ns": end, "pid": pid, "tid": tid, "corr": number(corr)}
 
 
 def kernel(corr, start=1000, end=1010, *, pid=1, **columns):
-    return {"start_ns": start, "end_ns": end, "pid": pid, "corr": corr, "kind": KERNEL} | columns
+    return {"start_ns": start, "end_ns": end, "pid": pid, "corr": number(corr), "kind": KERNEL} | columns
 
 
 def made(ranges=(), calls=(), ops=()):

@@ -24,6 +24,8 @@ def capture_of(ranges, calls, ops):
     ):
         values = [[strings.index(v) if isinstance(v, str) else v for v in row] for row in rows]
         columns = np.array(values, dtype=np.int64).reshape(len(rows), len(names)).T
+        if "corr" in names:
+            columns[names.index("corr")] += 1  # recorders write 0 for none
         fixed = {"kind": np.zeros(len(rows))} | ({"text_id": columns[4]} if schema is RANGE_COLUMNS else {})
         tables.append(filled(schema, len(rows), dict(zip(names, columns, strict=True)) | fixed))
     return Capture(

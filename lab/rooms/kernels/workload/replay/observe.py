@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lab.recordings.calls import launch_calls
 from lab.recordings.capture import OP
 from lab.recordings.kineto import read_kineto
 from lab.recordings.tables import Table
-from lab.recordings.views.launches import launch_calls
 from lab.rooms.kernels.replay.args import Launch
 from lab.rooms.kernels.replay.calls.launches import launches_of
 from lab.rooms.kernels.workload.replay.machine import synchronize
