@@ -76,7 +76,7 @@ _LOSS = re.compile(
 )
 _FAILURE = re.compile(r"(?:failed|unable|could not|cannot)\b", re.IGNORECASE)
 # Of a machine whose GPUs are no peers; it concerns programs that allocate such memory (rule T).
-_UNIFIED = re.compile("unified memory cannot be traced", re.IGNORECASE)
+UNIFIED = re.compile("unified memory cannot be traced", re.IGNORECASE)
 _MANAGED = re.compile("cudaMallocManaged|cuMemAllocManaged")
 _TRACED = re.compile(r"\b(?:CUDA|CUPTI|NVTX)\b", re.IGNORECASE)
 # Samples of the CPU and of the operating system are in no table that lab adds up.
@@ -114,7 +114,7 @@ def stated_lacks(export: Export) -> tuple[Lack, ...]:
     if "StringIds" not in export.tables and (rows := _num_gpu_rows(export)):
         text = "the export has no StringIds: names of kernels, calls and ranges are unknown"
         lacks.append(Lack("ops", "all", "names", -1, rows, rows, 1.0, text))
-    return (*lacks, *_losses(texts))
+    return (*lacks, *losses(texts))
 
 
 def _texts(export: Export) -> list[str]:
@@ -126,18 +126,19 @@ def _texts(export: Export) -> list[str]:
 
 def untraced_lacks(export: Export, names: Sequence[str]) -> tuple[Lack, ...]:
     """Rule T: migrations of unified memory, where nsys could not trace them and a call allocated some."""
-    is_untraced = any(_UNIFIED.search(text) for text in _texts(export))
+    is_untraced = any(UNIFIED.search(text) for text in _texts(export))
     if not is_untraced or not any(_MANAGED.match(name) for name in names):
         return ()
     text = "migrations of unified memory could not be traced on this machine"
     return (Lack("gpu", "all", "T", -1, 0, 0, None, text, unknown=True, untraced=True),)
 
 
-def _losses(texts: Sequence[str]) -> Iterator[Lack]:
+def losses(texts: Sequence[str]) -> Iterator[Lack]:
+    """The findings for what nsys says of a loss."""
     for text in dict.fromkeys(texts):
         subject = _TRACED.search(text)
         loss = _LOSS.search(text) or (subject and _FAILURE.search(text))
-        if not loss or _UNIFIED.search(text) or (_ELSEWHERE.search(text) and not subject):
+        if not loss or UNIFIED.search(text) or (_ELSEWHERE.search(text) and not subject):
             continue
         axis: Axis = "ops" if subject and subject[0].upper() == "NVTX" else "gpu"
         words = f"nsys says: {printable(text.strip())[:300]}"

@@ -21,6 +21,7 @@ from urllib.parse import quote
 from lab.core.files import make_folder
 from lab.errors import BadDataError, UsageError, writing
 from lab.recordings import nsys
+from lab.recordings.nsys.info import UNIFIED, losses
 from lab.recordings.sqlite import is_gzip, quoted, unzipped
 
 # Tables of times, sizes and ids: only numbers are kept, except the texts below.
@@ -44,6 +45,12 @@ _COUNT = "[0-9]{1,19}"
 KEPT_DIAGNOSTICS = (
     rf"Number of (NVTX|CUDA|CUPTI) events (collected|produced): *\t?{_COUNT}(, CUPTI buffers: {_COUNT})?\.?"
 )
+# What nsys said of a loss stays said, by the axis that it is about, in these words of its own.
+LOSSES = {
+    "gpu": "Not all CUDA events might have been collected.",
+    "ops": "Not all NVTX events might have been collected.",
+}
+UNTRACED = "Unified Memory cannot be traced."
 # Columns that point into StringIds.
 STRING_IDS = {"demangledName", "shortName", "mangledName", "nameId", "textId"}
 
@@ -133,6 +140,11 @@ def _copy_table(new: sqlite3.Connection, name: str) -> int:
         patterns,
     )
     (copied,) = new.execute(f"SELECT COUNT(*) FROM main.{table}").fetchone()
+    if name == "DIAGNOSTIC_EVENT":
+        texts = [str(text) for (text,) in new.execute(f"SELECT text FROM old.{table}")]
+        kept_texts = [(LOSSES[axis],) for axis in sorted({lack.axis for lack in losses(texts)})]
+        kept_texts += [(UNTRACED,)] * any(UNIFIED.search(text) for text in texts)
+        new.executemany(f"INSERT INTO main.{table} (text) VALUES (?)", kept_texts)
     return int(total - copied)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from lab.errors import BadDataError, StorageError, UsageError
 from lab.recordings import nsys
+from lab.recordings.load import load_capture
 from lab.recordings.nsys.scrub import scrub
 from tests.recordings.sqlgen import PREFIX, Export, global_tid, training_step
 
@@ -143,3 +144,21 @@ def test_calls_of_the_os_runtime_stay_with_their_names_and_numbers_only(tmp_path
     capture = nsys.load(tmp_path / "b.sqlite")
     assert capture.text(capture.osrt.name_id).tolist() == ["poll"]
     assert (capture.osrt.end_ns - capture.osrt.start_ns).tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("Not all CUDA events might have been collected.", "gpu"),
+        ("CUPTI buffers of /home/alice/tool: 49 of 50. Some CUPTI events might be missing.", "gpu"),
+        ("Not all NVTX events might have been collected.", "ops"),
+    ],
+)
+def test_what_nsys_said_of_a_loss_stays_said(text, axis, tmp_path):
+    export = training_step(Export())
+    export.add("DIAGNOSTIC_EVENT", text=text)
+    export.add("DIAGNOSTIC_EVENT", text="Number of CUDA events collected: \t48.")
+    scrub(export.write(tmp_path / "a.sqlite"), tmp_path / "clean.sqlite")
+    (lack,) = load_capture(tmp_path / "clean.sqlite").lacks
+    assert (lack.axis, lack.rule, lack.unknown) == (axis, "N", True)
+    assert b"alice" not in (tmp_path / "clean.sqlite").read_bytes()
