@@ -158,7 +158,7 @@ class Columns:
         self._fill_geometry(columns["kernels"])
         lacks = (
             *self._indices.lacks(lambda: owners_are_here(columns["kernels"], columns["ops"])),
-            *cut_short(self._pieces.cut),
+            *cut_short(self._pieces.cut, frame),
             *untimed(self._num_untimed, self._num_slices),
             *unread(self._num_unread),
         )

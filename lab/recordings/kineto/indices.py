@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.core.words import first_few, plural
+from lab.core.words import first_few, plural, printable
 from lab.recordings.lacks import Axis, Lack, Place
 
 # GPU rows, API calls and arrows have none.
@@ -98,12 +98,16 @@ def owners_are_here(kernels: Mapping[str, np.ndarray], operators: Mapping[str, n
     return bool((ids[index] == wanted).all())
 
 
-def cut_short(reason: str | None) -> tuple[Lack, ...]:
-    """The finding for a file that ends too early; its events are in no order of time."""
-    return (
-        ()
-        if reason is None
-        else (Lack("gpu", "tail", "C", 0, 0, 0, None, f"the file is not whole: {reason}"),)
+def cut_short(reason: str | None, frame: Mapping[str, Any]) -> tuple[Lack, ...]:
+    """The findings for a file that ends too early, and for such ones that lab merged; events are in no order
+    of time."""
+    merged = frame.get("merged")
+    cut = merged.get("cut") if isinstance(merged, dict) else None
+    reasons = [reason] if reason is not None else []
+    reasons += [f"rank {rank}: {text}" for rank, text in cut.items()] if isinstance(cut, dict) else []
+    return tuple(
+        Lack("gpu", "tail", "C", 0, 0, 0, None, f"the file is not whole: {printable(text)}")
+        for text in reasons
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lab.recordings.kineto import read_kineto
+from lab.recordings.load import load_capture
 from lab.recordings.merge import merge_json, merge_pftrace
 from tests.recordings.merge.made import rank_trace, read, slices
 from tests.tracegen import BASE_NS, LAYOUTS, TraceWriter, training_step
@@ -116,6 +117,8 @@ def test_salvage_keeps_the_readable_part_of_a_cut_trace(tmp_path: Path) -> None:
     done = merge_json([(0, good), (1, cut)], tmp_path / "o.json.gz", salvage=True)
     assert done.ranks == (0, 1)
     assert {event["args"]["rank"] for event in slices(read(tmp_path / "o.json.gz"))} == {0, 1}
+    (lack,) = (one for one in load_capture(tmp_path / "o.json.gz").lacks if "not whole" in one.text)
+    assert lack.text.startswith("the file is not whole: rank 1: ")
 
 
 def test_when_nothing_can_be_merged_an_earlier_file_stays(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.recordings.merge.chrome.rank import Counters, RankEvents
-from lab.recordings.merge.chrome.recordings import ENCODER, Recording, absent, recordings
+from lab.recordings.merge.chrome.recordings import CUT, ENCODER, Recording, absent, recordings
 from lab.recordings.merge.output import Merged, packed
 
 
@@ -70,5 +70,6 @@ def _document_frame(
             "missing_ranks": list(absent(ranks)),
             "offsets_ns": {str(rank): shift for rank, shift in shifts.items()},
             "left_out": dict(numbers.dropped),
+            "cut": {str(one.rank): one.frame[CUT] for one in ranks if CUT in one.frame},
         },
     }

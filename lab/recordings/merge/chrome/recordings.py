@@ -59,8 +59,11 @@ def _decoded_one_by_one(pieces: EventPieces, piece: Piece, odd: Counter[str]) ->
     return events
 
 
+CUT = "cut"  # in a frame: why the end of the file is missing
+
+
 def read_frame(path: Path, *, salvage: bool) -> dict[str, Any]:
-    """The document around the events; reads the file to its end to find damage."""
+    """The document around the events, with CUT; reads the file to its end to find damage."""
     pieces = EventPieces(path, salvage=salvage)
     for piece in pieces:
         try:
@@ -71,10 +74,10 @@ def read_frame(path: Path, *, salvage: bool) -> dict[str, Any]:
         text = pieces.frame.decode("utf-8", "replace")
         frame = json.loads(text, strict=False, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
-        if salvage:
-            return {}
-        raise pieces.bad(f"the document around traceEvents is not JSON ({error})", 0) from error
-    return frame if isinstance(frame, dict) else {}
+        if not salvage:
+            raise pieces.bad(f"the document around traceEvents is not JSON ({error})", 0) from error
+        frame = {}
+    return (frame if isinstance(frame, dict) else {}) | ({CUT: pieces.cut} if pieces.cut else {})
 
 
 def header_of(event: Event) -> tuple[bytes, bytes, bytes, bytes]:
