@@ -2,11 +2,12 @@
 
 All phases count (instants have numbers, too). torch writes operators and annotations first, Python's
 functions after them, so a gap between two operators lies inside the recording, and one at that seam at the
-end of what was kept.
+end of what was kept. And what torch.profiler itself says of its losses.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -26,6 +27,11 @@ _WITHOUT_WORK = (
     "graph_event_node",
     "external_correlation",
     "cuda_profiler_range",
+)
+# Its buffers were full, or CUPTI had no room; records out of range are those before and after the window.
+_LOSS = re.compile(
+    r"terminating tracing|stopped early(?!\? = 0)|dropped\W{1,5}[1-9]|[1-9]\d* (?:records|events) dropped",
+    re.IGNORECASE,
 )
 _INDEX = attrgetter("args.ev_idx")
 _OPERATORS = ("ops", "ranges")
@@ -108,6 +114,21 @@ def cut_short(reason: str | None, frame: Mapping[str, Any]) -> tuple[Lack, ...]:
     return tuple(
         Lack("gpu", "tail", "C", 0, 0, 0, None, f"the file is not whole: {printable(text)}")
         for text in reasons
+    )
+
+
+def said_losses(frame: Mapping[str, Any]) -> list[str]:
+    """The lines of Kineto's own log, which it writes into the trace, that speak of lost GPU rows."""
+    logs = [lines for level in ("INFO", "WARNING", "ERROR") if isinstance(lines := frame.get(level), list)]
+    lines = dict.fromkeys(line for log in logs for line in log if isinstance(line, str))
+    return [printable(line.strip())[:300] for line in lines if _LOSS.search(line)][:20]
+
+
+def of_log(frame: Mapping[str, Any]) -> tuple[Lack, ...]:
+    """Rule N: the findings for what torch.profiler says of a loss."""
+    return tuple(
+        Lack("gpu", "all", "N", -1, 0, 0, None, f"torch.profiler says: {line}", unknown=True)
+        for line in said_losses(frame)
     )
 
 

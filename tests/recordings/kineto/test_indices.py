@@ -89,3 +89,34 @@ def test_an_odd_python_function_is_said_and_costs_only_itself(tmp_path):
         "odd events were read with replaced characters or without their odd fields (2 times)",
         "odd 'ts' values were left out",
     ]
+
+
+HEALTHY = (
+    "Record counts: Out-of-range = 3829, Blocklisted runtime = 0, CUPTI stopped early? = 0",
+    "gpuGetDeviceCount failed with code 35",
+    "Dropped 0 records",
+    7,
+    None,
+)
+
+
+def test_what_torch_says_of_a_loss_is_unknown_and_what_it_says_else_is_not(tmp_path):
+    def said(**logs):
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps({"traceEvents": numbered(0, 1), **logs}))
+        return [(one.rule, one.unknown, one.text) for one in read_kineto(path).lacks]
+
+    for odd in ({"INFO": HEALTHY, "WARNING": "terminating tracing"}, {"ERROR": {"a": 1}}, {"ERROR": [["x"]]}):
+        assert said(**odd) == []
+    for line in (
+        "Exceeded max GPU buffer count (33 >= 33) - terminating tracing",
+        "Record counts: Out-of-range = 0, CUPTI stopped early? = 1",
+        "Dropped 12 activity records",
+    ):
+        for level in ("INFO", "WARNING", "ERROR"):
+            log = [*HEALTHY, line, line, f"\x1b[2J{line}"]
+            escaped = "torch.profiler says: \\x1b[2J" + line
+            assert said(**{level: log}) == [
+                ("N", True, f"torch.profiler says: {line}"),
+                ("N", True, escaped),
+            ]

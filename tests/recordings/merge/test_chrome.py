@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,15 @@ def test_salvage_keeps_the_readable_part_of_a_cut_trace(tmp_path: Path) -> None:
     assert {event["args"]["rank"] for event in slices(read(tmp_path / "o.json.gz"))} == {0, 1}
     (lack,) = (one for one in load_capture(tmp_path / "o.json.gz").lacks if "not whole" in one.text)
     assert lack.text.startswith("the file is not whole: rank 1: ")
+
+
+def test_what_torch_said_of_a_loss_is_said_of_the_merged_trace(tmp_path: Path) -> None:
+    rank0, rank1 = tmp_path / "rank0.json", rank_trace(tmp_path, 1)
+    document = json.loads(gzip.decompress(rank_trace(tmp_path, 0).read_bytes()))
+    rank0.write_text(json.dumps({**document, "WARNING": ["Exceeded 33 - terminating tracing", "fine"]}))
+    merge_json([(0, rank0), (1, rank1)], tmp_path / "o.json.gz")
+    (lack,) = (one for one in load_capture(tmp_path / "o.json.gz").lacks if one.rule == "N")
+    assert lack.text == "torch.profiler says: rank 0: Exceeded 33 - terminating tracing"
 
 
 def test_when_nothing_can_be_merged_an_earlier_file_stays(tmp_path: Path) -> None:
