@@ -117,7 +117,7 @@ def cut_short(reason: str | None, frame: Mapping[str, Any]) -> tuple[Lack, ...]:
     )
 
 
-def said_losses(frame: Mapping[str, Any]) -> list[str]:
+def loss_lines(frame: Mapping[str, Any]) -> list[str]:
     """The lines of Kineto's own log, which it writes into the trace, that speak of lost GPU rows."""
     logs = [lines for level in ("INFO", "WARNING", "ERROR") if isinstance(lines := frame.get(level), list)]
     lines = dict.fromkeys(line for log in logs for line in log if isinstance(line, str))
@@ -128,7 +128,7 @@ def of_log(frame: Mapping[str, Any]) -> tuple[Lack, ...]:
     """Rule N: the findings for what torch.profiler says of a loss."""
     return tuple(
         Lack("gpu", "all", "N", -1, 0, 0, None, f"torch.profiler says: {line}", unknown=True)
-        for line in said_losses(frame)
+        for line in loss_lines(frame)
     )
 
 

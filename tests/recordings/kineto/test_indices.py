@@ -101,13 +101,13 @@ HEALTHY = (
 
 
 def test_what_torch_says_of_a_loss_is_unknown_and_what_it_says_else_is_not(tmp_path):
-    def said(**logs):
+    def read(**logs):
         path = tmp_path / "trace.json"
         path.write_text(json.dumps({"traceEvents": numbered(0, 1), **logs}))
         return [(one.rule, one.unknown, one.text) for one in read_kineto(path).lacks]
 
     for odd in ({"INFO": HEALTHY, "WARNING": "terminating tracing"}, {"ERROR": {"a": 1}}, {"ERROR": [["x"]]}):
-        assert said(**odd) == []
+        assert read(**odd) == []
     for line in (
         "Exceeded max GPU buffer count (33 >= 33) - terminating tracing",
         "Record counts: Out-of-range = 0, CUPTI stopped early? = 1",
@@ -116,7 +116,7 @@ def test_what_torch_says_of_a_loss_is_unknown_and_what_it_says_else_is_not(tmp_p
         for level in ("INFO", "WARNING", "ERROR"):
             log = [*HEALTHY, line, line, f"\x1b[2J{line}"]
             escaped = "torch.profiler says: \\x1b[2J" + line
-            assert said(**{level: log}) == [
+            assert read(**{level: log}) == [
                 ("N", True, f"torch.profiler says: {line}"),
                 ("N", True, escaped),
             ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.recordings.kineto.indices import said_losses
+from lab.recordings.kineto.indices import loss_lines
 from lab.recordings.merge.chrome.rank import Counters, RankEvents
 from lab.recordings.merge.chrome.recordings import CUT, ENCODER, Recording, absent, recordings
 from lab.recordings.merge.output import Merged, packed
@@ -65,7 +65,7 @@ def _document_frame(
         "displayTimeUnit": "ms",
         **shared,
         **({"baseTimeNanoseconds": base_ns} if base_ns else {}),
-        "WARNING": [f"rank {one.rank}: {line}" for one in ranks for line in said_losses(one.frame)],
+        "WARNING": [f"rank {one.rank}: {line}" for one in ranks for line in loss_lines(one.frame)],
         "distributedInfo": [one.frame.get("distributedInfo") for one in ranks],
         "merged": {
             "ranks": [one.rank for one in ranks],
