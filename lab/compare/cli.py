@@ -12,7 +12,6 @@ from lab.terminal.options import as_json, option, out
 
 if TYPE_CHECKING:
     from lab.compare.diff.comparison import Compared, Difference
-    from lab.compare.diff.replay import Asked
 
 PATH = click.Path(path_type=Path)
 
@@ -20,7 +19,7 @@ PATH = click.Path(path_type=Path)
 @click.command("diff")
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
-@click.argument("more", metavar="[C...]", type=PATH, nargs=-1)
+@click.argument("further", metavar="[C...]", type=PATH, nargs=-1)
 @click.option("--repeat-a", "repeats_a", type=PATH, multiple=True, help="A further process of A; repeatable.")
 @click.option("--repeat-b", "repeats_b", type=PATH, multiple=True, help="A further process of B; repeatable.")
 @click.option(
@@ -41,7 +40,7 @@ PATH = click.Path(path_type=Path)
 @option("--top", type=click.IntRange(min=1), default=12, help="Findings on the terminal.")
 @out("Folder for diff.html, tables/*.csv and findings.json; with C a folder in it for each pair.")
 @as_json("The comparison; with C a list of them")
-def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **flags: Any) -> None:
+def diff(a: Path, b: Path, further: tuple[Path, ...], as_json: bool, top: int, **flags: Any) -> None:
     """What changed from A to B: recordings of any format, or folders with one per rank (runs, sweeps).
 
     The change of a step is split by op, shapes and kernel, and the parts add up. One pair of processes
@@ -54,7 +53,7 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
     from lab.errors import LabError, UsageError
 
     of_two = [name for name in ("repeats_b", "replay", "execution_trace_b") if flags[name]]
-    if more and of_two:
+    if further and of_two:
         raise UsageError(
             "--repeat-b and --replay go with A and B alone", fix="compare C in a call of its own"
         )
@@ -64,10 +63,10 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
         if flags["out"] is None:
             raise UsageError("--replay keeps what it ran", fix="-o FOLDER")
         need_gpu()
-    printed, failed = [], None
-    for number, other in enumerate((b, *more), start=1):
-        place = flags["out"] / f"{number}_{other.name}" if more and flags["out"] else flags["out"]
-        compared, written = _compare(a, other, as_json=as_json, **{**flags, "out": place})
+    printed, failure = [], None
+    for number, head in enumerate((b, *further), start=1):
+        folder = flags["out"] / f"{number}_{head.name}" if further and flags["out"] else flags["out"]
+        compared, written = _compare(a, head, as_json=as_json, **{**flags, "out": folder})
         if as_json:
             printed.append(_as_json(compared.difference))
         else:
@@ -78,11 +77,11 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
         try:
             _raise_for(compared.difference)
         except LabError as error:  # the other pairs are compared all the same
-            failed = failed or error
+            failure = failure or error
     if as_json:
-        click.echo(msgspec.json.encode(printed if more else printed[0]))
-    if failed:
-        raise failed
+        click.echo(msgspec.json.encode(printed if further else printed[0]))
+    if failure:
+        raise failure
 
 
 def _compare(
@@ -105,7 +104,7 @@ def _compare(
 
     with needs("analysis"):
         from lab.compare.diff.comparison import compare_sides
-        from lab.compare.diff.modules.groups import KINDS
+        from lab.compare.diff.groups import KINDS
 
         compared = compare_sides(
             a,
@@ -115,11 +114,16 @@ def _compare(
             by=KINDS if out else by,
             evidence=as_json or out is not None,
         )
-    if replay and out and compared.difference.shown.unit:
-        from lab.compare.diff.replay import Asked
+    difference = compared.difference
+    if replay and out and difference.shown.unit:
+        from lab.compare.diff.replay import ReplayOptions
+        from lab.compare.diff.replay import replay as replay_findings
 
         traces = (execution_trace_a, execution_trace_b)
-        _replay(compared, Asked((a, b), traces, out / "replay", image, repeats))
+        options = ReplayOptions((a, b), traces, out / "replay", image, repeats)
+        difference.replayed, difference.replay_notes = replay_findings(
+            compared.shown, options, lambda text: click.echo(text, err=True)
+        )
     if out is None:
         return compared, []
     from lab.compare.diff.page import write
@@ -127,47 +131,38 @@ def _compare(
     return compared, write(compared, out)
 
 
-def _as_json(found: Difference) -> dict[str, Any]:
+def _as_json(difference: Difference) -> dict[str, Any]:
+    """The shown rank's comparison with the ranks and what is around them."""
     import msgspec
 
-    whole = {**msgspec.to_builtins(found.shown), "ranks": msgspec.to_builtins(found.ranks)}
-    whole |= {"a_path": found.a, "b_path": found.b, "missing": found.missing, "problems": found.problems}
-    whole |= {"torn": found.torn, "blurred": found.blurred, "lacks": msgspec.to_builtins(found.lacks)}
-    whole |= {"around": msgspec.to_builtins(found.around), "files": msgspec.to_builtins(found.files)}
-    if found.replayed is not None:
-        whole |= {"replay": msgspec.to_builtins(found.replayed), "replay_notes": found.replay_notes}
-    return whole
+    fields = msgspec.to_builtins(difference)
+    if fields["replayed"] is None:
+        del fields["replayed"], fields["replay_notes"]
+    else:
+        fields["replay"] = fields.pop("replayed")
+    fields |= {"a_path": fields.pop("a"), "b_path": fields.pop("b")}
+    return {**msgspec.to_builtins(difference.shown), **fields}
 
 
-def _raise_for(found: Difference) -> None:
+def _raise_for(difference: Difference) -> None:
     """Raises StepFailed where the comparison is known to be incomplete."""
     from lab.core.words import first_few, listed
     from lab.errors import StepFailed
 
-    where = f"{found.a} and {found.b}"
-    if apart := [one for one in found.ranks if not one.comparable]:
-        words = f" ({len(apart)} of {len(found.ranks)} ranks)" if len(found.ranks) > 1 else ""
-        raise StepFailed(f"not comparable{words}: {apart[0].reason}", location=where)
-    if found.torn or found.blurred:
+    location = f"{difference.a} and {difference.b}"
+    if apart := [rank for rank in difference.ranks if not rank.comparable]:
+        share = f" ({len(apart)} of {len(difference.ranks)} ranks)" if len(difference.ranks) > 1 else ""
+        raise StepFailed(f"not comparable{share}: {apart[0].reason}", location=location)
+    if difference.torn or difference.blurred:
         raise StepFailed(
-            listed("the recordings are incomplete", [*found.torn, *found.blurred]),
-            location=where,
+            listed("the recordings are incomplete", [*difference.torn, *difference.blurred]),
+            location=location,
             fix="figures are bounds where GPU work is missing, rows by op where launches or operators are; "
             "record again for exact ones",
         )
-    if found.missing or found.problems:
-        why = first_few([*found.missing, *found.problems], 3, between="; ")
-        raise StepFailed("some ranks are not compared", location=where, fix=why)
-
-
-def _replay(compared: Compared, asked: Asked) -> None:
-    from lab.compare.diff.replay import replay
-
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
-    found, notes = replay(compared.shown, asked, say)
-    compared.difference.replayed, compared.difference.replay_notes = found, notes
+    if difference.missing or difference.problems:
+        reasons = first_few([*difference.missing, *difference.problems], 3, between="; ")
+        raise StepFailed("some ranks are not compared", location=location, fix=reasons)
 
 
 class Share(click.ParamType[float]):
@@ -178,12 +173,12 @@ class Share(click.ParamType[float]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip()
         try:
-            found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
             self.fail(f"{text!r} is not a share such as 2% or 0.02", param, ctx)
-        if not (math.isfinite(found) and 0 <= found < 1):
-            self.fail(f"{text!r} is not a share between 0 and 1", param, ctx)
-        return found
+        if not (math.isfinite(share) and share >= 0):
+            self.fail(f"{text!r} is not a share of 0 or more", param, ctx)
+        return share
 
 
 @click.command("check")
@@ -192,13 +187,8 @@ class Share(click.ParamType[float]):
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @option("--max-slowdown", type=Share(), default="2%", help="The largest slowdown that passes.")
 @out("With COMMAND: an empty folder for the recordings of every process.")
-@click.option(
-    "--no-floors",
-    is_flag=True,
-    help="Neither measure nor use A/A floors: intervals rest on the processes of this check alone.",
-)
 @click.option("--junit", type=PATH, metavar="FILE", help="Also the verdict as JUnit's XML.")
-@as_json("The decision of each metric")
+@as_json("The decision of each total")
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -208,24 +198,22 @@ def check(
     max_slowdown: float,
     out: Path | None,
     junit: Path | None,
-    no_floors: bool,
     as_json: bool,
 ) -> None:
     """Whether HEAD is slower than BASE: two folders with one recording per process.
 
     With `-- COMMAND` the processes are run first: BASE and HEAD are git revisions (worktrees), folders to run
     in, or images (image:NAME), and {out} in COMMAND is the trace, or {"step_ms": [...]}, that a process
-    writes. Fresh processes, interleaved, the first of each side dropped, until decided or at most 12 a side.
-    Once per machine and workload BASE runs 8 processes more by itself: by how much equal ones differ
-    (floors). A check that was killed goes on with the same command.
+    writes. Fresh processes, interleaved, the first of each side dropped, until decided or at most 12 per
+    side; a slowdown that they prove has to show in a second set.
 
-    Exit code 0: a slowdown beyond --max-slowdown is excluded, of the step and of each kernel's signature. 1:
-    proven of one. 3: undecided, and how many more processes would decide. 4: a process failed, or left no
-    recording. Processes are the samples; at least three a side.
+    Exit code 0: a slowdown beyond --max-slowdown is excluded, of the mean, the median and the tail of the
+    steps and of each kernel's signature. 1: proven of one. 3: undecided, and how many more processes would
+    decide. 4: a process failed, or left no recording. Processes are the samples; at least three per side.
     """
     import msgspec
 
-    from lab.compare.check.gate import sentences
+    from lab.compare.check.gate import judge_folders, sentences
     from lab.core.words import printable
     from lab.errors import UsageError, needs
 
@@ -236,22 +224,13 @@ def check(
 
             if out is None:
                 raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")
-            with sides(base, head) as both:
-                found = repeat(
-                    both,
-                    command,
-                    out,
-                    max_slowdown,
-                    lambda text: click.echo(text, err=True),
-                    with_floors=not no_floors,
-                )
+            with sides(base, head) as pair:
+                verdict = repeat(pair, command, out, max_slowdown, lambda text: click.echo(text, err=True))
         else:
-            from lab.compare.check.again import judge_again
-
-            found = judge_again(Path(base), Path(head), max_slowdown, with_floors=not no_floors)
+            verdict = judge_folders(Path(base), Path(head), max_slowdown)
     if junit:
         from lab.compare.check.junit import write_junit
 
-        write_junit(found, junit)
-    click.echo(msgspec.json.encode(found) if as_json else printable("\n".join(sentences(found))))
-    ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])
+        write_junit(verdict, junit)
+    click.echo(msgspec.json.encode(verdict) if as_json else printable("\n".join(sentences(verdict))))
+    ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[verdict.outcome])

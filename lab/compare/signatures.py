@@ -1,0 +1,172 @@
+"""The GPU time of each signature (op, shapes, types, kernel) per step, judged over processes.
+
+`lab check` decides by it beside the whole (lab.compare.whole), `lab diff` proves its rows by it.
+
+A kernel that is 5 % slower may be 0.2 % of the step, which no step time shows. Each signature is judged over
+processes like the step. Slower is proven of all together (Holm), so that equal sides stay equal; excluded is
+each by itself. The intervals hold for all signatures at once (Bonferroni), and are wider than what proves.
+What costs less than 0.1 % of a step, or 1 µs, is no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from lab.compare.side import Key
+from lab.recordings.names import short_dims
+from lab.stats.effects import holm
+from lab.stats.gate import LEAST, decide
+
+LEAST_SHARE, LEAST_NS = 0.001, 1000.0  # of a step, and per step: what a change has to cost
+LISTED = 5  # undecided ones that are named
+KeyTimes = Mapping[Key, float]  # of one process: ns per step of each signature
+LONGEST = 60  # letters of a kernel's name in a sentence
+
+
+class Slower(msgspec.Struct, kw_only=True):
+    """One signature's decision. limit: the share above which it counts."""
+
+    op: str
+    dims: str
+    types: str
+    kernel: str
+    outcome: str
+    change: float
+    low: float
+    high: float
+    limit: float
+    ns_base: float
+    ns_head: float
+    further: int | None
+
+    @property
+    def key(self) -> Key:
+        return (self.op, self.dims, self.types, self.kernel)
+
+
+class Signatures(msgspec.Struct, kw_only=True):
+    """tested: those in every process of both sides; share: of BASE's kernel time. slower, faster: proven.
+
+    undecided counts all, and lists the costliest. level: of each interval, 99.5 % or more of all at once.
+    unconfirmed: slower in one set of processes, and not in a second one."""
+
+    level: float
+    tested: int
+    share: float
+    excluded: int
+    undecided: int
+    slower: list[Slower]
+    faster: list[Slower]
+    listed: list[Slower]
+    unconfirmed: list[Slower] = []
+
+    @property
+    def outcome(self) -> str:
+        return (
+            "regression" if self.slower else "undecided" if self.undecided or self.unconfirmed else "excluded"
+        )
+
+
+def judge_signatures(
+    base: Sequence[KeyTimes], head: Sequence[KeyTimes], allowed: float, *, alarms: float, step_ns: float
+) -> Signatures | None:
+    """None where no process has a signature, or there are too few processes. alarms: the share of equal pairs
+    of sides that may be called different; step_ns: of BASE."""
+    processes = (*base, *head)
+    if min(len(base), len(head)) < LEAST or not any(processes):
+        return None
+    timed = [{key for key, ns in process.items() if ns > 0} for process in processes]
+    keys = sorted(set.intersection(*timed))
+    level = 1 - alarms / max(len(keys), 1)
+    decided, p_slower, p_faster = [], [], []
+    for key in keys:
+        base_ns, head_ns = ([process[key] for process in side] for side in (base, head))
+        mean_ns = _geometric(base_ns)
+        limit = max(allowed, LEAST_SHARE * step_ns / mean_ns, LEAST_NS / mean_ns)
+        decision = decide(base_ns, head_ns, limit, level=level, excluding=1 - alarms, ahead=False)
+        p_slower.append(decision.p_slower)
+        p_faster.append(decision.p_faster)
+        decided.append(
+            Slower(
+                op=key[0],
+                dims=key[1],
+                types=key[2],
+                kernel=key[3],
+                limit=limit,
+                ns_base=mean_ns,
+                ns_head=_geometric(head_ns),
+                outcome="undecided" if decision.outcome == "regression" else decision.outcome,
+                change=decision.change or 0.0,
+                low=decision.low or 0.0,
+                high=decision.high or 0.0,
+                further=None,
+            )
+        )
+    slower, faster = ((holm(p) <= alarms / 2).tolist() for p in (p_slower, p_faster))
+    for signature, is_slower in zip(decided, slower, strict=True):
+        signature.outcome = "regression" if is_slower else signature.outcome
+    undecided = [signature for signature in decided if signature.outcome == "undecided"]
+    costliest = sorted(undecided, key=lambda signature: -signature.high * signature.ns_base)[:LISTED]
+    for signature in costliest:  # how many more processes would decide is worked out for these alone
+        base_ns, head_ns = ([process[signature.key] for process in side] for side in (base, head))
+        signature.further = decide(
+            base_ns, head_ns, signature.limit, level=level, excluding=1 - alarms
+        ).further
+    total_ns = sum(sum(process.values()) for process in base)
+    tested_ns = sum(process[key] for process in base for key in keys)
+    return Signatures(
+        level=level,
+        tested=len(keys),
+        share=tested_ns / total_ns if total_ns else 0.0,
+        excluded=sum(signature.outcome == "excluded" for signature in decided),
+        undecided=len(undecided),
+        slower=[signature for signature, is_slower in zip(decided, slower, strict=True) if is_slower],
+        faster=[signature for signature, is_faster in zip(decided, faster, strict=True) if is_faster],
+        listed=costliest,
+    )
+
+
+def _geometric(times: Sequence[float]) -> float:
+    return float(np.exp(np.log(times).mean()))
+
+
+def sentences(signatures: Signatures) -> list[str]:
+    """What is proven first, then how many are excluded, then what is not known."""
+    if not signatures.tested:
+        return [
+            "Signatures: none (op, shapes, kernel) is in every process of both sides, so none is compared."
+        ]
+    lines = [f"Slower: {_words(signature)}" for signature in signatures.slower]
+    lines += [f"Faster: {_words(signature)}" for signature in signatures.faster]
+    lines += [
+        f"Slower by the first set, not by the second: {_words(signature)}"
+        for signature in signatures.unconfirmed
+    ]
+    apart = "" if signatures.share > 0.999 else f", {signatures.share:.0%} of BASE's kernel time"
+    counts = f"a slowdown beyond the limit is excluded for {signatures.excluded}"
+    counts += f", proven for {len(signatures.slower)}" if signatures.slower else ""
+    counts += f", not confirmed for {len(signatures.unconfirmed)}" if signatures.unconfirmed else ""
+    counts += f", undecided for {signatures.undecided}" if signatures.undecided else ""
+    lines.append(f"Signatures (op, shapes, kernel) in every process: {signatures.tested}{apart}; {counts}.")
+    lines.append("A signature's limit is --max-slowdown, and 0.1 % of the step and 1 µs at least.")
+    lines += [f"Undecided: {_words(signature)}" for signature in signatures.listed]
+    if (left := signatures.undecided - len(signatures.listed)) > 0:
+        lines.append(f"Undecided: {left} more, each costing less (--json counts them).")
+    return lines
+
+
+def _words(signature: Slower) -> str:
+    name = " ".join(filter(None, (signature.op, short_dims(signature.dims)))) or "no op known"
+    kernel = signature.kernel
+    kernel = kernel if len(kernel) <= LONGEST else f"{kernel[: LONGEST - 1]}…"
+    costs = f"{signature.change:+.1%} ({signature.low:+.1%} to {signature.high:+.1%})"
+    times = f"{signature.ns_base / 1000:,.1f} -> {signature.ns_head / 1000:,.1f} µs per step"
+    note = ""
+    if signature.outcome == "regression" and signature.low <= signature.limit:
+        note = "; proven in order with the others (Holm), the interval holds for all at once"
+    elif signature.outcome == "undecided" and signature.further:
+        note = f"; {signature.further:,} more processes per side would decide"
+    return f"{name}: {kernel} {costs}, {times}, limit {signature.limit:.1%}{note}"
