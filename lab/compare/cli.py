@@ -178,12 +178,12 @@ class Share(click.ParamType[float]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip()
         try:
-            found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
             self.fail(f"{text!r} is not a share such as 2% or 0.02", param, ctx)
-        if not (math.isfinite(found) and 0 <= found < 1):
-            self.fail(f"{text!r} is not a share between 0 and 1", param, ctx)
-        return found
+        if not (math.isfinite(share) and share >= 0):
+            self.fail(f"{text!r} is not a share of 0 or more", param, ctx)
+        return share
 
 
 @click.command("check")
@@ -192,13 +192,8 @@ class Share(click.ParamType[float]):
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @option("--max-slowdown", type=Share(), default="2%", help="The largest slowdown that passes.")
 @out("With COMMAND: an empty folder for the recordings of every process.")
-@click.option(
-    "--no-floors",
-    is_flag=True,
-    help="Neither measure nor use A/A floors: intervals rest on the processes of this check alone.",
-)
 @click.option("--junit", type=PATH, metavar="FILE", help="Also the verdict as JUnit's XML.")
-@as_json("The decision of each metric")
+@as_json("The decision of each total")
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -208,24 +203,22 @@ def check(
     max_slowdown: float,
     out: Path | None,
     junit: Path | None,
-    no_floors: bool,
     as_json: bool,
 ) -> None:
     """Whether HEAD is slower than BASE: two folders with one recording per process.
 
     With `-- COMMAND` the processes are run first: BASE and HEAD are git revisions (worktrees), folders to run
     in, or images (image:NAME), and {out} in COMMAND is the trace, or {"step_ms": [...]}, that a process
-    writes. Fresh processes, interleaved, the first of each side dropped, until decided or at most 12 a side.
-    Once per machine and workload BASE runs 8 processes more by itself: by how much equal ones differ
-    (floors). A check that was killed goes on with the same command.
+    writes. Fresh processes, interleaved, the first of each side dropped, until decided or at most 12 per
+    side; a slowdown that they prove has to show in a second set.
 
-    Exit code 0: a slowdown beyond --max-slowdown is excluded, of the step and of each kernel's signature. 1:
-    proven of one. 3: undecided, and how many more processes would decide. 4: a process failed, or left no
-    recording. Processes are the samples; at least three a side.
+    Exit code 0: a slowdown beyond --max-slowdown is excluded, of the mean, the median and the tail of the
+    steps and of each kernel's signature. 1: proven of one. 3: undecided, and how many more processes would
+    decide. 4: a process failed, or left no recording. Processes are the samples; at least three per side.
     """
     import msgspec
 
-    from lab.compare.check.gate import sentences
+    from lab.compare.check.gate import judge_folders, sentences
     from lab.core.words import printable
     from lab.errors import UsageError, needs
 
@@ -237,21 +230,12 @@ def check(
             if out is None:
                 raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")
             with sides(base, head) as both:
-                found = repeat(
-                    both,
-                    command,
-                    out,
-                    max_slowdown,
-                    lambda text: click.echo(text, err=True),
-                    with_floors=not no_floors,
-                )
+                verdict = repeat(both, command, out, max_slowdown, lambda text: click.echo(text, err=True))
         else:
-            from lab.compare.check.again import judge_again
-
-            found = judge_again(Path(base), Path(head), max_slowdown, with_floors=not no_floors)
+            verdict = judge_folders(Path(base), Path(head), max_slowdown)
     if junit:
         from lab.compare.check.junit import write_junit
 
-        write_junit(found, junit)
-    click.echo(msgspec.json.encode(found) if as_json else printable("\n".join(sentences(found))))
-    ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])
+        write_junit(verdict, junit)
+    click.echo(msgspec.json.encode(verdict) if as_json else printable("\n".join(sentences(verdict))))
+    ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[verdict.outcome])

@@ -13,6 +13,7 @@ import numpy as np
 
 from lab.compare.idle import CAUSES, idle_of
 from lab.compare.side import Key, Work, memory_name, step_at
+from lab.compare.whole import IDLE, KERNELS, SPAN
 from lab.recordings.views import COMM, COMP, MEMCOPY
 from lab.stats.intervals import NO_SPANS, spans, subtract, union
 
@@ -245,3 +246,9 @@ def usual_rows(work: Work, steps: list[np.ndarray]) -> np.ndarray:
     rows = next(rows for rows in steps if len(rows) == usual)
     found: np.ndarray = rows[np.argsort(work.launched_ns[rows], kind="stable")]
     return found
+
+
+def step_times(units: Units) -> dict[str, np.ndarray]:
+    """The totals of each step, as `lab.compare.whole` tests them."""
+    names = {KERNELS: "kernel_sum", SPAN: "span", IDLE: "idle"}
+    return {quantity: units.times_ns[name] for quantity, name in names.items()}

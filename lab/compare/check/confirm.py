@@ -1,4 +1,7 @@
-"""The second, independent set of processes: a slowdown that one set proved has to show in another one, too.
+"""When a check looks, and the second set of processes: a slowdown that one set proved has to show in another.
+
+Looking again and again at the full level calls equal sides different. The later a look, the more of the false
+alarms it has: of small changes only the last one knows enough, and large ones show at any level.
 
 What one set has in common (a state of the machine while it ran, the order of its processes) may pass for the
 difference of the sides. A second set, run afterwards and judged by itself, does not share it. It ends at the
@@ -9,80 +12,84 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lab.compare.check.floors import Floors, by_signature
-from lab.compare.check.gate import Metric, Verdict, outcome_of
+from lab.compare.check.gate import Verdict, outcome_of
 from lab.compare.check.samples import Process
 from lab.compare.check.signatures import Slower
-from lab.compare.side import Key
+from lab.compare.whole import LEAST_CHANGE, Total, values_of
 from lab.core.words import plural
 from lab.stats.gate import decide
 
+LOOKS = (3, 6, 12)  # processes per side
+SHARES = {3: 0.1, 6: 0.2, 12: 0.7}
 FOLDER = "second"  # beside base/ and head/; it has both again
 LEVEL = 0.90  # of the interval that has to lie above the limit: one-sided 5 %, of things already proven
 UNCONFIRMED = "unconfirmed"
 
 
-def shows_all(
-    found: Verdict, base: Sequence[Process], head: Sequence[Process], floors: Floors | None, share: float
-) -> bool:
+def share_of(processes: int) -> float:
+    """The part of the allowed false alarms that the look at so many processes per side has."""
+    return SHARES[processes]
+
+
+def share_within(processes: int, most: int) -> float:
+    """The same of a second set, which has `most` processes per side at last and may be looked at before."""
+    return SHARES[processes] / sum(share for looked, share in SHARES.items() if looked <= most)
+
+
+def shows_all(verdict: Verdict, base: Sequence[Process], head: Sequence[Process], share: float) -> bool:
     """Whether these processes show everything that is proven. share: of the second set's false alarms."""
-    return not any(_not_shown(found, base, head, floors, share))
+    return not any(_not_shown(verdict, base, head, share))
 
 
 def confirmed(
-    found: Verdict,
-    base: Sequence[Process],
-    head: Sequence[Process],
-    floors: Floors | None,
-    share: float = 1.0,
+    verdict: Verdict, base: Sequence[Process], head: Sequence[Process], share: float = 1.0
 ) -> Verdict:
-    """The verdict where only that is proven which these processes show as well. Changes `found`."""
-    metrics, slower = _not_shown(found, base, head, floors, share)
-    for metric in metrics:
-        metric.outcome, metric.more = UNCONFIRMED, None
-    proven = sum(one.outcome == "regression" for one in found.metrics)
-    if found.signatures:
-        signatures = found.signatures
-        for one in slower:
-            one.outcome = UNCONFIRMED
-            signatures.slower.remove(one)
-            signatures.unconfirmed.append(one)
-        proven += len(signatures.slower)
-    found.outcome = outcome_of(found)
+    """The verdict where only that is proven which these processes show as well. Changes `verdict`."""
+    totals, signatures = _not_shown(verdict, base, head, share)
+    for total in totals:
+        total.outcome, total.more = UNCONFIRMED, None
+    proven = sum(total.outcome == "regression" for total in verdict.metrics)
+    if verdict.signatures:
+        for signature in signatures:
+            signature.outcome = UNCONFIRMED
+            verdict.signatures.slower.remove(signature)
+            verdict.signatures.unconfirmed.append(signature)
+        proven += len(verdict.signatures.slower)
+    verdict.outcome = outcome_of(verdict)
     n = plural(min(len(base), len(head)), "process", "processes")
-    found.second = (
-        f"A second set of {n} a side, judged by itself, agrees"
+    verdict.second = (
+        f"A second set of {n} per side, judged by itself, agrees"
         if proven
-        else f"The first set proves a slowdown, a second one of {n} a side does not: not confirmed"
+        else f"The first set proves a slowdown, a second one of {n} per side does not: not confirmed"
     )
-    return found
+    return verdict
 
 
 def _not_shown(
-    found: Verdict, base: Sequence[Process], head: Sequence[Process], floors: Floors | None, share: float
-) -> tuple[list[Metric], list[Slower]]:
-    """Proven metrics and signatures that these processes do not show."""
-    metrics, slower = [], []
-    for metric in found.metrics:
-        if metric.outcome == "regression":
-            kept = floors.times_ns.get(metric.name, []) if floors else []
-            a, b = ([one.times_ns.get(metric.name, 0.0) for one in side] for side in (base, head))
-            if not _shows(a, b, found.max_slowdown, kept, share):
-                metrics.append(metric)
-    of_key = by_signature(floors)
-    for one in found.signatures.slower if found.signatures else []:
-        key: Key = (one.op, one.dims, one.types, one.kernel)
-        a, b = ([each.signatures_ns.get(key, 0.0) for each in side] for side in (base, head))
-        if not _shows(a, b, one.limit, of_key.get(key, []), share):
-            slower.append(one)
-    return metrics, slower
+    verdict: Verdict, base: Sequence[Process], head: Sequence[Process], share: float
+) -> tuple[list[Total], list[Slower]]:
+    """Proven totals and signatures that these processes do not show."""
+    times = [process.steps_ns for process in base], [process.steps_ns for process in head]
+    limit = max(verdict.max_slowdown, LEAST_CHANGE)
+    totals = [
+        total
+        for total in verdict.metrics
+        if total.outcome == "regression"
+        and not _shows(*values_of(*times, total.name, total.statistic), limit, share)
+    ]
+    signatures = []
+    for signature in verdict.signatures.slower if verdict.signatures else []:
+        base_ns, head_ns = (
+            [process.signatures_ns.get(signature.key, 0.0) for process in side] for side in (base, head)
+        )
+        if not _shows(base_ns, head_ns, signature.limit, share):
+            signatures.append(signature)
+    return totals, signatures
 
 
-def _shows(
-    base: Sequence[float], head: Sequence[float], limit: float, kept: Sequence[float], share: float
-) -> bool:
+def _shows(base: Sequence[float], head: Sequence[float], limit: float, share: float) -> bool:
     """Whether these times alone lie above the limit. What a process lacks is no time."""
     if min([*base, *head], default=0.0) <= 0:
         return False
     level = 1 - (1 - LEVEL) * share
-    return decide(base, head, limit, level=level, equal=kept, ahead=False)["outcome"] == "regression"
+    return decide(base, head, limit, level=level, ahead=False).outcome == "regression"

@@ -17,7 +17,7 @@ from lab.gpus.discover import discover
 from lab.images import spec as images
 from lab.images.command_line import arguments_of
 from lab.images.container import Mount, container_spec
-from lab.images.docker_cli import engine_cli, output_of
+from lab.images.docker_cli import engine_cli
 from lab.images.endpoint import endpoint_of
 from lab.images.spec import Image, Vendor
 
@@ -50,18 +50,6 @@ def image_named(text: str) -> Image:
     )
 
 
-def id_of(image: Image) -> str:
-    """The engine's identity of the image, which another image of the same name does not have; "" if unknown.
-
-    One that is not here yet ends the check by itself, at its first process.
-    """
-    cli = engine_cli()
-    try:
-        return output_of([*cli, "image", "inspect", "-f", "{{.Id}}", image.ref]) if cli else ""
-    except EngineError:
-        return ""
-
-
 def command_in(
     image: Image, words: Sequence[str], folder: Path, out: Path, variables: dict[str, str], name: str
 ) -> list[str]:
@@ -90,14 +78,6 @@ def inside(path: Path) -> str:
     return str(PurePosixPath(OUT) / path.name)
 
 
-def containers(prefix: str) -> list[str]:
-    """The names, which begin so, of containers that are here, running or not. Raises EngineError."""
-    cli = engine_cli()
-    asked = ("ps", "--all", "--filter", f"name={prefix}", "--format", "{{.Names}}")
-    names = output_of([*cli, *asked]).split() if cli else []
-    return sorted(name for name in names if name.startswith(prefix))
-
-
 def end(name: str) -> None:
     """Remove a container whose client was interrupted. Raises EngineError for an engine that hangs."""
     if cli := engine_cli():
@@ -106,5 +86,5 @@ def end(name: str) -> None:
         except subprocess.TimeoutExpired as error:
             raise EngineError(
                 f"the engine did not remove the container {name} in {REMOVE_S:g} s",
-                fix="see lab doctor; the check goes on with the same command",
+                fix="see lab doctor",
             ) from error

@@ -15,11 +15,10 @@ import msgspec
 import numpy as np
 
 from lab.compare.side import Key, read_works, recordings_at
-from lab.compare.units import Units, as_a_rule, by_step
+from lab.compare.units import Units, as_a_rule, by_step, step_times
+from lab.compare.whole import IDLE, OWN, SPAN, StepTimes
 from lab.errors import BadDataError, MissingError
 
-METRICS = {"kernel_sum": "kernel time", "span": "step time on the GPU"}
-STEPS = "step time"  # of a program that writes its own step times
 LOG = ".log"  # of a process, beside its recording
 # A file of step times begins so; whatever else stands in it is not read.
 _TIMES = re.compile(rb'\s*\{\s*"step_ms"\s*:\s*\[')
@@ -33,17 +32,20 @@ _TIMES_FIX = 'write {"step_ms": [12.1, 12.3]}, one time per step'
 
 @dataclass(frozen=True)
 class Process:
-    """One process: the median of its steps by metric, ns; what counts exactly, and the GPU time of each
-    signature, both per step; how many steps it has, and how many more launched nothing. In no metric are
-    the GPU time of what is launched between steps, and the time from one step's GPU work to the next's."""
+    """One process: the times of its steps by quantity; what counts exactly, and the GPU time of each
+    signature, both per step; how many more steps launched nothing. In no total are the GPU time of what is
+    launched between steps, and the time from one step's GPU work to the next's."""
 
-    times_ns: dict[str, float]
-    counts: dict[str, float]
+    steps_ns: StepTimes
+    counts: dict[str, float] = field(default_factory=dict)
     signatures_ns: dict[Key, float] = field(default_factory=dict)
-    steps: int = 0
     empty: int = 0
     between_ns: float = 0.0
     period_ns: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        return min(map(len, self.steps_ns.values()))
 
 
 class _StepTimes(msgspec.Struct):
@@ -61,22 +63,21 @@ def processes(folder: Path) -> list[Process]:
         raise MissingError("no recording in this folder", location=folder, fix="one recording per process")
     if folder.is_dir():
         _raise_for_lost(folder, files)
-    own = {file: times for file in files if (times := _own_times(file)) is not None}
+    own_times = {file: times for file in files if (times := _own_times(file)) is not None}
     runs: dict[str, list[tuple[int | None, Units]]] = {}
     for file in files:
-        if file not in own:
+        if file not in own_times:
             runs.setdefault(_run_of(file, folder), []).extend(_ranks_of(file))
     _raise_for_ranks([ranks[0][0] for ranks in runs.values() if len(ranks) == 1], folder)
-    return [*own.values(), *(_process([units for _, units in ranks]) for ranks in runs.values())]
+    return [*own_times.values(), *(_process([units for _, units in ranks]) for ranks in runs.values())]
 
 
 def _raise_for_lost(folder: Path, files: Sequence[Path]) -> None:
     """Raises MissingError where a process left its log alone: those that remain are no fair sample."""
-    there = {(file.parent, file.name.split(".")[0]) for file in files}
-    lost = [
-        log for log in sorted(folder.rglob(f"*{LOG}")) if (log.parent, log.name.split(".")[0]) not in there
-    ]
-    if lost and len(lost) < len([*folder.rglob(f"*{LOG}")]):
+    recorded = {(file.parent, file.name.split(".")[0]) for file in files}
+    logs = sorted(folder.rglob(f"*{LOG}"))
+    lost = [log for log in logs if (log.parent, log.name.split(".")[0]) not in recorded]
+    if lost and len(lost) < len(logs):
         raise MissingError(
             f"{len(lost)} of the processes here left a log and no recording",
             location=lost[0],
@@ -89,12 +90,12 @@ def _run_of(file: Path, folder: Path) -> str:
     return _RANK.sub("", str(file.relative_to(folder))) if file != folder else ""
 
 
-def _raise_for_ranks(alone: Sequence[int | None], folder: Path) -> None:
+def _raise_for_ranks(lone_ranks: Sequence[int | None], folder: Path) -> None:
     """Raises BadDataError where ranks are known and their runs are not: ranks are not samples."""
-    known = sorted({one for one in alone if one is not None})
-    if len(known) > 1:
+    ranks = sorted({rank for rank in lone_ranks if rank is not None})
+    if len(ranks) > 1:
         raise BadDataError(
-            f"recordings of ranks {', '.join(map(str, known))}, and nothing says which belong to one run",
+            f"recordings of ranks {', '.join(map(str, ranks))}, and nothing says which belong to one run",
             location=folder,
             fix="name them RUN_rank0.json, RUN_rank1.json, or rank0/ and rank1/ in a folder per run",
         )
@@ -102,21 +103,18 @@ def _raise_for_ranks(alone: Sequence[int | None], folder: Path) -> None:
 
 def _ranks_of(file: Path) -> list[tuple[int | None, Units]]:
     """Each rank of a recording, None where it does not say which, and its steps."""
-    found = []
+    ranks = []
     for work in read_works(file):
         if not len(work.steps_ns):
             raise BadDataError("no step is marked in this recording", location=file, fix=_MARK)
         if work.torn:
-            raise BadDataError(
-                f"no sample, because GPU work is missing: {work.torn[0]}",
-                location=file,
-                fix="record it again",
-            )
+            problem = f"no sample, because GPU work is missing: {work.torn[0]}"
+            raise BadDataError(problem, location=file, fix="record it again")
         units = by_step(work)
         if not units.count:
             raise BadDataError("no step of this recording launched GPU work", location=file, fix=_MARK)
-        found.append((work.trace.meta.rank, units))
-    return found
+        ranks.append((work.trace.meta.rank, units))
+    return ranks
 
 
 def _process(ranks: Sequence[Units]) -> Process:
@@ -128,18 +126,19 @@ def _process(ranks: Sequence[Units]) -> Process:
             counts[key[3]] = counts.get(key[3], 0.0) + n
         for name, n in units.calls.items():
             counts[name] = counts.get(name, 0.0) + n
-    times = {
-        words: max(float(np.median(units.times_ns[name])) for units in ranks)
-        for name, words in METRICS.items()
-    }
+    times = [step_times(units) for units in ranks]
+    # Span and idle time are those of the slowest rank; the longest kernel time may be another's.
+    slowest = max(times, key=lambda steps: float(steps[SPAN].mean()))
     return Process(
-        times,
+        {
+            name: max((steps[name] for steps in times), key=np.mean) if name not in (SPAN, IDLE) else values
+            for name, values in slowest.items()
+        },
         counts,
         signatures,
-        steps=min(int(units.count) for units in ranks),
         empty=max(units.empty for units in ranks),
         between_ns=max(units.between_ns for units in ranks),
-        period_ns=max(as_a_rule(one.period_ns) if len(one.period_ns) else 0.0 for one in ranks),
+        period_ns=max(as_a_rule(units.period_ns) if len(units.period_ns) else 0.0 for units in ranks),
     )
 
 
@@ -158,51 +157,57 @@ def _own_times(file: Path) -> Process | None:
         raise BadDataError(f"not step times: {error}", location=file, fix=_TIMES_FIX) from error
     if not len(times) or not (np.isfinite(times).all() and (times > 0).all()):
         raise BadDataError("step times must be positive, and at least one", location=file, fix=_TIMES_FIX)
-    return Process({STEPS: float(np.median(times)) * 1e6}, {}, steps=len(times))
+    return Process({OWN: times * 1e6})
 
 
 def doubts(base: Sequence[Process], head: Sequence[Process], allowed: float) -> list[str]:
     """Why these processes cannot exclude a slowdown beyond `allowed`, whatever their times."""
-    found = []
+    reasons = []
     if len(base) != len(head):
-        found.append(
+        reasons.append(
             f"BASE has {len(base)} and HEAD {len(head)} processes: if some failed, the rest is no fair sample"
         )
-    numbers = [sorted({one.steps for one in side}) for side in (base, head)]
+    numbers = [sorted({process.steps for process in side}) for side in (base, head)]
     if numbers[0] != numbers[1] or any(len(side) > 1 for side in numbers):
-        a, b = (
+        base_steps, head_steps = (
             " or ".join(map(str, side)) if len(side) < 4 else f"{side[0]} to {side[-1]}" for side in numbers
         )
-        found.append(f"processes have different numbers of steps: {a} on BASE, {b} on HEAD")
+        reasons.append(
+            f"processes have different numbers of steps: {base_steps} on BASE, {head_steps} on HEAD"
+        )
     elif numbers[0] == [1]:
-        found.append("one step per process: it may be the warm-up, and what a step is like is not known")
+        reasons.append("one step per process: it may be the warm-up, and what a step is like is not known")
     if copies := _copies([*base, *head]):
-        found.append(
+        reasons.append(
             f"{copies} processes have the times of another to the last digit: copies of one recording, "
             "or a clock too coarse to tell them apart"
         )
     for name, side in (("BASE", base), ("HEAD", head)):
-        if empty := sum(one.empty > 0 for one in side):
-            found.append(f"{name}: {empty} of {len(side)} processes have steps that launched no GPU work")
-    return [*found, *_moved_out(base, head, allowed)]
+        if empty := sum(process.empty > 0 for process in side):
+            reasons.append(f"{name}: {empty} of {len(side)} processes have steps that launched no GPU work")
+    return [*reasons, *_moved_out(base, head, allowed)]
 
 
 def _moved_out(base: Sequence[Process], head: Sequence[Process], allowed: float) -> list[str]:
     """GPU work between the steps, where every process of one side has more of it than those of the other, and
     by more than the slowdown that is to be excluded."""
-    a, b = ([one.between_ns for one in side] for side in (base, head))
-    if not a or not b or (min(b) <= max(a) and min(a) <= max(b)):
+    base_ns, head_ns = ([process.between_ns for process in side] for side in (base, head))
+    if min(head_ns) <= max(base_ns) and min(base_ns) <= max(head_ns):
         return []
-    change_ns = float(np.median(b) - np.median(a))
-    step_ns = float(np.median([one.times_ns.get(METRICS["span"], 0.0) for one in base]))
+    change_ns = float(np.median(head_ns) - np.median(base_ns))
+    step_ns = float(np.median([process.steps_ns[SPAN].mean() for process in base]))
     if abs(change_ns) <= max(allowed * step_ns, LEAST_BETWEEN_NS):
         return []
     times = " and ".join(
-        f"{np.median(side) / 1000:,.1f} µs on {name}" for name, side in (("BASE", a), ("HEAD", b))
+        f"{np.median(side) / 1000:,.1f} µs on {name}" for name, side in (("BASE", base_ns), ("HEAD", head_ns))
     )
     return [f"GPU work is launched between steps, of which no metric is: {times}, per pair of steps"]
 
 
-def _copies(every: Sequence[Process]) -> int:
+def _copies(sample: Sequence[Process]) -> int:
     """Processes with the same times, step by step and signature by signature, as an earlier one."""
-    return len(every) - len({(*one.times_ns.items(), *one.signatures_ns.items()) for one in every})
+    contents = {
+        (*(times.tobytes() for times in process.steps_ns.values()), *process.signatures_ns.items())
+        for process in sample
+    }
+    return len(sample) - len(contents)

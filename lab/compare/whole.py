@@ -1,0 +1,278 @@
+"""Whether the whole differs: the one test of totals, which `lab diff` and `lab check` both call.
+
+The samples are processes. Each has the times of its steps by quantity (kernel time, step time, idle time).
+Of these the mean, the median and the tail count, each by itself: a program that is ten times slower in every
+fifth step has the same median. The first step stands apart, because it often warms up. A slowdown is proven
+of all totals together (Holm), and excluded of each by itself, because all must be.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from lab.core.words import plural
+from lab.errors import BadDataError
+from lab.stats.effects import holm
+from lab.stats.gate import LEVEL, decide
+from lab.stats.robust import mad, median, percentile
+
+KERNELS, SPAN, IDLE = "kernel time", "step time on the GPU", "idle time on the GPU"
+OWN = "step time"  # of a program that writes its own step times
+MEAN, MEDIAN, TAIL, FIRST = "mean", "median", "p95", "first step"
+APART = "apart"  # the outcome of the first step
+MEDIAN_STEPS, TAIL_STEPS = 3, 19  # without the first: p95 of 19 steps rests on the two longest
+ALARMS = 1 - LEVEL  # of equal pairs of sides, the share that may be called different
+LEAST_CHANGE = 0.001  # of a total: the clock's ticks and rounding, never a change
+UNEVEN_SHARE, UNEVEN_DEVIATIONS, MAD_TO_SD = 0.05, 8.0, 1.4826
+NAMED_STEPS = 6
+StepTimes = Mapping[str, np.ndarray]  # of one process: (steps,) ns by quantity, in the order of the steps
+
+
+class Total(msgspec.Struct, kw_only=True):
+    """One statistic of one quantity over the processes of both sides; shares are of BASE.
+
+    change, low and high of idle time are shares of BASE's step. level: of the interval, which holds for all
+    totals at once. base_ns, head_ns: means over processes. outcome: `regression`, `excluded`, `undecided`,
+    `unconfirmed` by a second set, or `apart`: the first step decides nothing. faster: a gain is proven.
+    """
+
+    name: str
+    statistic: str
+    outcome: str
+    n_base: int
+    n_head: int
+    base_ns: float
+    head_ns: float
+    level: float
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    detectable: float | None = None
+    more: int | None = None
+    faster: bool = False
+
+    @property
+    def decides(self) -> bool:
+        return self.statistic != FIRST
+
+    @property
+    def differs(self) -> bool:
+        return self.outcome == "regression" or self.faster
+
+
+def judge_totals(
+    base: Sequence[StepTimes], head: Sequence[StepTimes], allowed: float = 0.0, *, alarms: float = ALARMS
+) -> list[Total]:
+    """Every total that all processes have. `alarms`: of equal sides, the share of which any may be called
+    different. Raises BadDataError where a process has no time of a quantity."""
+    pairs = [
+        (name, statistic)
+        for name in quantities_of([*base, *head])
+        for statistic in _statistics_of([*base, *head], name)
+    ]
+    deciding = sum(statistic != FIRST for _, statistic in pairs)
+    level = 1 - alarms / max(deciding, 1)
+    limit = max(allowed, LEAST_CHANGE)
+    totals, p_slower, p_faster = [], [], []
+    for name, statistic in pairs:
+        base_ns, head_ns = values_of(base, head, name, statistic)
+        if min([*base_ns, *head_ns]) <= 0:
+            raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
+        decision = decide(base_ns, head_ns, limit, level=level, excluding=1 - alarms)
+        added_ns = _busy_ns(base) if name == IDLE else 0.0
+        totals.append(
+            Total(
+                name=name,
+                statistic=statistic,
+                outcome=_without_proof(decision.outcome) if statistic != FIRST else APART,
+                n_base=len(base_ns),
+                n_head=len(head_ns),
+                base_ns=float(np.mean(base_ns)) - added_ns,
+                head_ns=float(np.mean(head_ns)) - added_ns,
+                level=level,
+                change=decision.change,
+                low=decision.low,
+                high=decision.high,
+                detectable=decision.detectable,
+                more=decision.more,
+            )
+        )
+        p_slower.append(decision.p_slower if statistic != FIRST else np.nan)
+        p_faster.append(decision.p_faster if statistic != FIRST else np.nan)
+    for total, slower, faster in zip(totals, holm(p_slower), holm(p_faster), strict=True):
+        if slower <= alarms / 2:
+            total.outcome, total.more = "regression", 0
+        total.faster = bool(faster <= alarms / 2)
+    return totals
+
+
+def _without_proof(outcome: str) -> str:
+    """Proven is what Holm's order proves; an interval alone leaves it open."""
+    return "undecided" if outcome == "regression" else outcome
+
+
+def outcome_of(totals: Sequence[Total]) -> str:
+    """`regression` if one total is slower, `excluded` if that is excluded of all, else `undecided`."""
+    outcomes = {total.outcome for total in totals if total.decides}
+    if "regression" in outcomes:
+        return "regression"
+    return "excluded" if outcomes == {"excluded"} else "undecided"
+
+
+def quantities_of(processes: Sequence[StepTimes]) -> list[str]:
+    """Those that every process has."""
+    if not processes:
+        return []
+    return [name for name in processes[0] if all(name in process for process in processes)]
+
+
+def _statistics_of(processes: Sequence[StepTimes], name: str) -> list[str]:
+    """Those for which every process has enough steps."""
+    steps = min(len(process[name]) for process in processes)
+    statistics = [MEAN]
+    statistics += [MEDIAN] if steps > MEDIAN_STEPS else []
+    statistics += [TAIL] if steps > TAIL_STEPS else []
+    return statistics + ([FIRST] if steps > 1 else [])
+
+
+def values_of(
+    base: Sequence[StepTimes], head: Sequence[StepTimes], name: str, statistic: str
+) -> tuple[list[float], list[float]]:
+    """One value per process of both sides, ns. Idle time stands on top of BASE's busy time, so that a change
+    is a share of the step."""
+    added_ns = _busy_ns(base) if name == IDLE else 0.0
+    base_ns, head_ns = (
+        [added_ns + statistic_of(process[name], statistic) for process in side] for side in (base, head)
+    )
+    return base_ns, head_ns
+
+
+def statistic_of(steps_ns: np.ndarray, statistic: str) -> float:
+    """Of the steps without the first, where there are several."""
+    if statistic == FIRST:
+        return float(steps_ns[0])
+    later_ns = steps_ns[1:] if len(steps_ns) > 1 else steps_ns
+    if statistic == MEAN:
+        return float(later_ns.mean())
+    return median(later_ns) if statistic == MEDIAN else percentile(later_ns, 95)
+
+
+def _busy_ns(base: Sequence[StepTimes]) -> float:
+    return float(np.mean([statistic_of(process[SPAN] - process[IDLE], MEAN) for process in base]))
+
+
+def uneven(steps_ns: np.ndarray) -> np.ndarray:
+    """Which steps (n,) are unlike the others: by 5 % of the median, and eight robust deviations."""
+    middle = median(steps_ns)
+    least_ns = max(UNEVEN_SHARE * middle, UNEVEN_DEVIATIONS * MAD_TO_SD * mad(steps_ns))
+    unlike: np.ndarray = np.abs(steps_ns - middle) > least_ns
+    return unlike
+
+
+def carried_by_steps(base: Sequence[StepTimes], head: Sequence[StepTimes], name: str) -> str:
+    """Which steps carry the change of the mean, where few do; "" where all do, or none changed."""
+    excess_ns, masks = [], []
+    for side in (base, head):
+        marks = [uneven(process[name][1:]) for process in side if len(process[name]) > 1]
+        if not marks or len({len(mark) for mark in marks}) > 1:
+            return ""
+        excess_ns.append(
+            float(
+                np.mean(
+                    [
+                        ((process[name][1:] - median(process[name][1:])) * mark).mean()
+                        for process, mark in zip(side, marks, strict=True)
+                    ]
+                )
+            )
+        )
+        masks.append(np.mean(marks, axis=0))
+    (base_ns, head_ns) = values_of(base, head, name, MEAN)
+    change_ns = float(np.mean(head_ns) - np.mean(base_ns))
+    carried_ns = excess_ns[1] - excess_ns[0]
+    if not change_ns or not carried_ns / change_ns >= 0.5:
+        return ""
+    usual = masks[1] if abs(excess_ns[1]) > abs(excess_ns[0]) else masks[0]
+    side_name = "HEAD" if usual is masks[1] else "BASE"
+    steps = np.flatnonzero(usual > 0.5) + 1
+    text = f"{name}: {usual.mean():.0%} of {side_name}'s steps carry the change of the mean"
+    return f"{text}: {numbered(steps.tolist())} (from 0)" if len(steps) else f"{text}, others in each process"
+
+
+def numbered(steps: Sequence[int]) -> str:
+    """`step 25`; `steps 13, 17 and 21, every 4th`; of many the first ones."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    apart = {later - earlier for earlier, later in itertools.pairwise(steps)}
+    every = (
+        f", every {_ordinal(apart.pop())}" if len(steps) > 2 and len(apart) == 1 and min(apart) > 1 else ""
+    )
+    listed = ", ".join(map(str, steps[:NAMED_STEPS]))
+    more = len(steps) - NAMED_STEPS
+    return f"steps {listed}{f' and {more} more' if more > 0 else ''}{every}"
+
+
+def _ordinal(number: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if 10 < number % 100 < 14 else ends.get(number % 10, 'th')}"
+
+
+def whole_words(totals: Sequence[Total], allowed: float) -> list[str]:
+    """What is said of the whole: of which statistics a slowdown is proven, excluded, or left open."""
+    limit = f"{allowed:.1%}"
+    deciding = [total for total in totals if total.decides]
+    if outcome_of(totals) == "regression":
+        return [f"Slower by more than {limit}: proven."]
+    if outcome_of(totals) == "excluded":
+        has_tail = any(total.statistic == TAIL for total in deciding)
+        scope = "of the mean step and of the tail (p95)" if has_tail else "of the mean step"
+        few = "" if has_tail else f"; a tail needs {TAIL_STEPS + 1} steps per process"
+        return [f"A slowdown beyond {limit} is excluded, {scope}{few}."]
+    lines = [f"Cannot tell whether HEAD is slower by more than {limit}."]
+    by_statistic = {
+        statistic: {total.outcome for total in deciding if total.statistic == statistic}
+        for statistic in (MEAN, MEDIAN, TAIL)
+    }
+    sure = [statistic for statistic, outcomes in by_statistic.items() if outcomes == {"excluded"}]
+    if sure:
+        lines.append(
+            f"Excluded of the {' and the '.join(sure)} alone: a longer step in some is not excluded."
+        )
+    return lines
+
+
+def total_words(total: Total) -> str:
+    """One line: both values, the change with its interval, and what is proven."""
+    label = f"{total.name}, {total.statistic}: {_ms(total.base_ns)} -> {_ms(total.head_ns)}"
+    if total.change is None:
+        return label
+    of_step = " of the step" if total.name == IDLE else ""
+    if total.low is None or total.high is None or total.detectable is None:
+        more = plural(total.more or 0, "more process", "more processes")
+        few = f"{total.n_base} and {total.n_head} processes are too few; {more} per side at least"
+        return f"{label} ({total.change:+.2%}{of_step}): {few}."
+    interval = f"{100 * total.level:.4g} % interval {total.low:+.2%} to {total.high:+.2%}"
+    label = f"{label}, {total.change:+.2%}{of_step}, {interval}"
+    if not total.decides:
+        return f"{label} (stands apart, decides nothing)."
+    proven = {
+        "regression": ", slower: proven",
+        "unconfirmed": ", slower by the first set, not by the second",
+    }.get(total.outcome, ", faster: proven" if total.faster else "")
+    seen = f"smallest change that could be seen: {total.detectable:.1%}"
+    if total.outcome != "undecided":
+        return f"{label}{proven} ({seen})."
+    further = (
+        "no number of processes up to 10,000"
+        if total.more is None
+        else plural(total.more, "more process", "more processes")
+    )
+    return f"{label}{proven} ({seen}); {further} per side would decide, if the change stays."
+
+
+def _ms(time_ns: float) -> str:
+    return f"{time_ns / 1e6:,.3f} ms"
