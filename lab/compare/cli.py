@@ -12,7 +12,6 @@ from lab.terminal.options import as_json, option, out
 
 if TYPE_CHECKING:
     from lab.compare.diff.comparison import Compared, Difference
-    from lab.compare.diff.replay import Asked
 
 PATH = click.Path(path_type=Path)
 
@@ -20,7 +19,7 @@ PATH = click.Path(path_type=Path)
 @click.command("diff")
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
-@click.argument("more", metavar="[C...]", type=PATH, nargs=-1)
+@click.argument("further", metavar="[C...]", type=PATH, nargs=-1)
 @click.option("--repeat-a", "repeats_a", type=PATH, multiple=True, help="A further process of A; repeatable.")
 @click.option("--repeat-b", "repeats_b", type=PATH, multiple=True, help="A further process of B; repeatable.")
 @click.option(
@@ -41,7 +40,7 @@ PATH = click.Path(path_type=Path)
 @option("--top", type=click.IntRange(min=1), default=12, help="Findings on the terminal.")
 @out("Folder for diff.html, tables/*.csv and findings.json; with C a folder in it for each pair.")
 @as_json("The comparison; with C a list of them")
-def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **flags: Any) -> None:
+def diff(a: Path, b: Path, further: tuple[Path, ...], as_json: bool, top: int, **flags: Any) -> None:
     """What changed from A to B: recordings of any format, or folders with one per rank (runs, sweeps).
 
     The change of a step is split by op, shapes and kernel, and the parts add up. One pair of processes
@@ -54,7 +53,7 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
     from lab.errors import LabError, UsageError
 
     of_two = [name for name in ("repeats_b", "replay", "execution_trace_b") if flags[name]]
-    if more and of_two:
+    if further and of_two:
         raise UsageError(
             "--repeat-b and --replay go with A and B alone", fix="compare C in a call of its own"
         )
@@ -64,10 +63,10 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
         if flags["out"] is None:
             raise UsageError("--replay keeps what it ran", fix="-o FOLDER")
         need_gpu()
-    printed, failed = [], None
-    for number, other in enumerate((b, *more), start=1):
-        place = flags["out"] / f"{number}_{other.name}" if more and flags["out"] else flags["out"]
-        compared, written = _compare(a, other, as_json=as_json, **{**flags, "out": place})
+    printed, failure = [], None
+    for number, head in enumerate((b, *further), start=1):
+        folder = flags["out"] / f"{number}_{head.name}" if further and flags["out"] else flags["out"]
+        compared, written = _compare(a, head, as_json=as_json, **{**flags, "out": folder})
         if as_json:
             printed.append(_as_json(compared.difference))
         else:
@@ -78,11 +77,11 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
         try:
             _raise_for(compared.difference)
         except LabError as error:  # the other pairs are compared all the same
-            failed = failed or error
+            failure = failure or error
     if as_json:
-        click.echo(msgspec.json.encode(printed if more else printed[0]))
-    if failed:
-        raise failed
+        click.echo(msgspec.json.encode(printed if further else printed[0]))
+    if failure:
+        raise failure
 
 
 def _compare(
@@ -115,11 +114,16 @@ def _compare(
             by=KINDS if out else by,
             evidence=as_json or out is not None,
         )
-    if replay and out and compared.difference.shown.unit:
-        from lab.compare.diff.replay import Asked
+    difference = compared.difference
+    if replay and out and difference.shown.unit:
+        from lab.compare.diff.replay import ReplayOptions
+        from lab.compare.diff.replay import replay as replay_findings
 
         traces = (execution_trace_a, execution_trace_b)
-        _replay(compared, Asked((a, b), traces, out / "replay", image, repeats))
+        options = ReplayOptions((a, b), traces, out / "replay", image, repeats)
+        difference.replayed, difference.replay_notes = replay_findings(
+            compared.shown, options, lambda text: click.echo(text, err=True)
+        )
     if out is None:
         return compared, []
     from lab.compare.diff.page import write
@@ -127,47 +131,38 @@ def _compare(
     return compared, write(compared, out)
 
 
-def _as_json(found: Difference) -> dict[str, Any]:
+def _as_json(difference: Difference) -> dict[str, Any]:
+    """The shown rank's comparison with the ranks and what is around them."""
     import msgspec
 
-    whole = {**msgspec.to_builtins(found.shown), "ranks": msgspec.to_builtins(found.ranks)}
-    whole |= {"a_path": found.a, "b_path": found.b, "missing": found.missing, "problems": found.problems}
-    whole |= {"torn": found.torn, "blurred": found.blurred, "lacks": msgspec.to_builtins(found.lacks)}
-    whole |= {"around": msgspec.to_builtins(found.around), "files": msgspec.to_builtins(found.files)}
-    if found.replayed is not None:
-        whole |= {"replay": msgspec.to_builtins(found.replayed), "replay_notes": found.replay_notes}
-    return whole
+    fields = msgspec.to_builtins(difference)
+    if fields["replayed"] is None:
+        del fields["replayed"], fields["replay_notes"]
+    else:
+        fields["replay"] = fields.pop("replayed")
+    fields |= {"a_path": fields.pop("a"), "b_path": fields.pop("b")}
+    return {**msgspec.to_builtins(difference.shown), **fields}
 
 
-def _raise_for(found: Difference) -> None:
+def _raise_for(difference: Difference) -> None:
     """Raises StepFailed where the comparison is known to be incomplete."""
     from lab.core.words import first_few, listed
     from lab.errors import StepFailed
 
-    where = f"{found.a} and {found.b}"
-    if apart := [one for one in found.ranks if not one.comparable]:
-        words = f" ({len(apart)} of {len(found.ranks)} ranks)" if len(found.ranks) > 1 else ""
-        raise StepFailed(f"not comparable{words}: {apart[0].reason}", location=where)
-    if found.torn or found.blurred:
+    where = f"{difference.a} and {difference.b}"
+    if apart := [rank for rank in difference.ranks if not rank.comparable]:
+        share = f" ({len(apart)} of {len(difference.ranks)} ranks)" if len(difference.ranks) > 1 else ""
+        raise StepFailed(f"not comparable{share}: {apart[0].reason}", location=where)
+    if difference.torn or difference.blurred:
         raise StepFailed(
-            listed("the recordings are incomplete", [*found.torn, *found.blurred]),
+            listed("the recordings are incomplete", [*difference.torn, *difference.blurred]),
             location=where,
             fix="figures are bounds where GPU work is missing, rows by op where launches or operators are; "
             "record again for exact ones",
         )
-    if found.missing or found.problems:
-        why = first_few([*found.missing, *found.problems], 3, between="; ")
-        raise StepFailed("some ranks are not compared", location=where, fix=why)
-
-
-def _replay(compared: Compared, asked: Asked) -> None:
-    from lab.compare.diff.replay import replay
-
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
-    found, notes = replay(compared.shown, asked, say)
-    compared.difference.replayed, compared.difference.replay_notes = found, notes
+    if difference.missing or difference.problems:
+        reasons = first_few([*difference.missing, *difference.problems], 3, between="; ")
+        raise StepFailed("some ranks are not compared", location=where, fix=reasons)
 
 
 class Share(click.ParamType[float]):

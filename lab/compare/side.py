@@ -167,9 +167,20 @@ class Work:
         return float(self.dur_ns[bare].sum() / max(int(self.dur_ns.sum()), 1))
 
     @cached_property
+    def _steps(self) -> tuple[np.ndarray, list[str]]:
+        return marked_steps(self.trace)
+
+    @property
     def steps_ns(self) -> np.ndarray:
         """(m, 2): the steps that the program marked, by start, none inside another; perhaps none."""
-        return marked_steps(self.trace)
+        return self._steps[0]
+
+    @cached_property
+    def step_numbers(self) -> list[int]:
+        """The number in each step's name, where all have one of their own; else 0, 1, 2, ..."""
+        digits = [re.findall(r"\d+", name)[-1:] for name in self._steps[1]]
+        numbers = [int(number) for digit in digits for number in digit]
+        return numbers if len(set(numbers)) == len(digits) else list(range(len(digits)))
 
     @cached_property
     def cut(self) -> np.ndarray:
@@ -373,15 +384,17 @@ def kernel_name(text: str) -> str:
     return text.removesuffix(".kd").strip()
 
 
-def marked_steps(trace: Capture) -> np.ndarray:
-    """Ranges on the CPU that are steps, of the kind with most of them that do not overlap, profiler steps
-    first; names as in lab.recordings.phase_names."""
+def marked_steps(trace: Capture) -> tuple[np.ndarray, list[str]]:
+    """Ranges on the CPU (m, 2) that are steps, of the kind with most of them that do not overlap, profiler
+    steps first, and their names (m,), as in lab.recordings.phase_names."""
+    ranges = trace.annotations
     for mask in _of_families(trace):
-        spans = np.stack([trace.annotations.start_ns[mask], (trace.annotations.end_ns)[mask]], axis=1)
-        spans = spans[np.argsort(spans[:, 0], kind="stable")]
+        rows = np.flatnonzero(mask)
+        rows = rows[np.argsort(ranges.start_ns[rows], kind="stable")]
+        spans = np.stack([ranges.start_ns[rows], ranges.end_ns[rows]], axis=1)
         if (spans[1:, 0] >= spans[:-1, 1]).all():
-            return spans
-    return np.empty((0, 2), dtype=np.int64)
+            return spans, [trace.strings[index] for index in ranges.name_id[rows].tolist()]
+    return np.empty((0, 2), dtype=np.int64), []
 
 
 def step_at(edges_ns: np.ndarray, times_ns: np.ndarray) -> np.ndarray:

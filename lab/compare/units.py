@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +17,10 @@ from lab.compare.side import Key, Work, memory_name, step_at
 from lab.compare.whole import IDLE, KERNELS, SPAN
 from lab.recordings.views import COMM, COMP, MEMCOPY
 from lab.stats.intervals import NO_SPANS, spans, subtract, union
+from lab.stats.means import Sample
 
 LEAST_CALLS = 4
+MIN_STEPS = 3  # that say how much a figure varies from step to step
 _VERSION = re.compile(r"_v\d+$")
 Sums = dict[Key, tuple[float, float]]  # calls and ns per unit
 
@@ -38,6 +41,8 @@ class Units:
     chosen: np.ndarray  # mask (n,) of the operations in units, in the order of `Work`
     called: np.ndarray  # mask (c,) of the API calls that are counted, in the order of `Trace.runtime`
     usual: np.ndarray  # the rows of `sequence`
+    step_of: np.ndarray  # (n,): the unit of each operation, as an index of `times_ns`; -1 for none
+    numbers: list[int]  # (u,): of each unit, as the program numbers its steps
     empty: int = 0  # steps without any operation, which no mean is over
     cut: int = 0  # steps that the edges of the recording cut, which no mean is over either
     inside: dict[str, float] = field(default_factory=dict)  # of `calls` those not behind the last unit
@@ -82,6 +87,8 @@ def by_step(work: Work) -> Units:
     step[(step >= 0) & cut[step]] = -1
     rows = rows_of(step)
     steps = sorted(rows)
+    index_of = np.full(len(edges) + 1, -1)  # the last one is of operations in no step
+    index_of[steps] = np.arange(len(steps))
     times = [times_of(work, rows[one]) for one in steps]
     called = _calls_in(work.trace.api.start_ns, edges, steps, outside)
     behind = called & (work.trace.api.start_ns >= edges[-1, 1])
@@ -99,6 +106,8 @@ def by_step(work: Work) -> Units:
         chosen=step >= 0,
         called=called,
         usual=usual,
+        step_of=index_of[step],
+        numbers=[work.step_numbers[index] for index in steps],
         inside=calls_of(work, called & ~behind, max(len(steps), 1)),
         behind=calls_of(work, behind, 1) if is_last else None,
         empty=len(edges) - len(steps) - int(cut.sum()),
@@ -177,6 +186,8 @@ def by_call(work: Work, kernel: str) -> Units:
         chosen=np.ones(len(work.dur_ns), dtype=bool),
         called=called,
         usual=np.empty(0, dtype=np.int64),
+        step_of=np.zeros(len(work.dur_ns), dtype=np.int64),
+        numbers=[0],
     )
 
 
@@ -252,3 +263,25 @@ def step_times(units: Units) -> dict[str, np.ndarray]:
     """The totals of each step, as `lab.compare.whole` tests them."""
     names = {KERNELS: "kernel_sum", SPAN: "span", IDLE: "idle"}
     return {quantity: units.times_ns[name] for quantity, name in names.items()}
+
+
+def duration_errors(
+    work: Work, units: Units, keys: Sequence[Key], without: np.ndarray
+) -> list[Sample | None]:
+    """The time of one call of each key over the steps, but those that `without` (u,) marks; None where fewer
+    than MIN_STEPS steps have calls."""
+    names, which = work.keys
+    index = {key: row for row, key in enumerate(keys)}
+    row_of = np.array([index.get(key, -1) for key in names], dtype=np.int64)[which]
+    counted = (row_of >= 0) & units.chosen
+    cell = row_of[counted] * len(units.numbers) + units.step_of[counted]
+    size = len(keys) * len(units.numbers)
+    calls = np.bincount(cell, minlength=size).reshape(len(keys), len(units.numbers))
+    sums = np.bincount(cell, weights=work.dur_ns[counted], minlength=size).reshape(
+        len(keys), len(units.numbers)
+    )
+    samples: list[Sample | None] = []
+    for n, ns in zip(calls[:, ~without], sums[:, ~without], strict=True):
+        means = (ns[n > 0] / n[n > 0]).tolist()
+        samples.append(Sample.of(means) if len(means) >= MIN_STEPS else None)
+    return samples

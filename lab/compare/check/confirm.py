@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from lab.compare.check.gate import Verdict, outcome_of
 from lab.compare.check.samples import Process
-from lab.compare.check.signatures import Slower
+from lab.compare.signatures import Slower
 from lab.compare.whole import LEAST_CHANGE, Total, values_of
 from lab.core.words import plural
 from lab.stats.gate import decide

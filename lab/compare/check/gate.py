@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from lab.compare.check.samples import Process, doubts, processes
-from lab.compare.check.signatures import Signatures, judge_signatures
-from lab.compare.check.signatures import sentences as signature_sentences
+from lab.compare.signatures import Signatures, judge_signatures
+from lab.compare.signatures import sentences as signature_sentences
 from lab.compare.whole import (
     ALARMS,
     MEAN,
@@ -75,7 +75,11 @@ def judge(
     totals = judge_totals(*times, max_slowdown, alarms=alarms)
     step_ns = [float(process.steps_ns[SPAN].mean()) for process in base if SPAN in process.steps_ns]
     signatures = judge_signatures(
-        base, head, max_slowdown, alarms=alarms, step_ns=float(np.mean(step_ns)) if step_ns else 0.0
+        [process.signatures_ns for process in base],
+        [process.signatures_ns for process in head],
+        max_slowdown,
+        alarms=alarms,
+        step_ns=float(np.mean(step_ns)) if step_ns else 0.0,
     )
     reasons = doubts(base, head, max_slowdown)
     if signatures and not signatures.tested:

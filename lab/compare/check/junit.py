@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree as xml
 
 from lab.compare.check.gate import Verdict, sentences
-from lab.compare.check.signatures import sentences as signature_words
+from lab.compare.signatures import sentences as signature_words
 from lab.compare.whole import total_words
 from lab.core.files import write_atomic
 from lab.core.words import printable

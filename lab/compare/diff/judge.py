@@ -1,8 +1,9 @@
-"""What a difference is worth: exact figures first, durations only beyond a floor.
+"""What a difference is worth: exact figures first, durations only beyond a floor and their own error.
 
-Steps of one process are not samples. Kernel sums of equal processes differ by 0.3 % and single kernels by up
-to 2 % (copies below a microsecond more), so one pair can only suggest; counts repeat exactly. Where the
-durations of a pair scatter more than that, its own scatter is the floor.
+Steps of one process are not samples of the program. Kernel sums of equal processes differ by 0.3 % and single
+kernels by up to 2 % (copies below a microsecond more), so one pair can only suggest, and what is within the
+scatter of its own steps it does not even suggest. Counts repeat exactly. Over processes a row is proven as
+`lab check` proves it (lab.compare.signatures).
 """
 
 from __future__ import annotations
@@ -13,25 +14,31 @@ from statistics import median
 import numpy as np
 
 from lab.compare.diff.split import Row
-from lab.compare.units import Units, as_a_rule
+from lab.compare.side import Key, Work
+from lab.compare.signatures import judge_signatures
+from lab.compare.units import MIN_STEPS, Units, as_a_rule, duration_errors
+from lab.compare.whole import ALARMS
 from lab.stats.effects import holm
+from lab.stats.gate import LEAST, LEVEL
 from lab.stats.means import Sample, beyond_p, difference_ci
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
 MOST_FLOOR, SCATTERS, MAD_TO_SD = 0.10, 5.0, 1.4826
 LEAST_UNIT_SHARE, LEAST_CALL_NS = 0.001, 50.0  # of a unit that is no step, and per call of the kernel
 LONG_NS, FEW_ROWS = 10_000.0, 8  # per unit: rows that tell the scatter, and how many it takes
+MAX_LAG_CORRELATION = 0.9
 EXACT = ("count", "other_kernel", "op_gone", "op_new")
-LEAST_COMMON_SHARE = 0.5
-SIGMAS = 3.0
-LEVEL, ALARMS = 0.99, 0.01
-ONE_PAIR, BELOW, PROVEN, SUGGESTED, WITHIN = (
+TIMED = ("idle", "exposed_comm", "exposed_copy")
+ONE_PAIR, BELOW, PROVEN, SUGGESTED, WITHIN, STEPS_VARY, COVERED = (
     "one pair only",
     "below floor",
     "proven by repeats",
     "suggested by repeats",
     "within the repeats' noise",
+    "within the noise of its steps",
+    "as the whole",  # a cause of the whole says it
 )
+NAMED = (PROVEN, SUGGESTED, ONE_PAIR)
 
 
 def edge_of(a: Units, b: Units) -> float:
@@ -94,89 +101,100 @@ def scatter_floor(rows: Sequence[Row]) -> float:
     return min(max(FLOOR_SHARE, SCATTERS * scatter), MOST_FLOOR)
 
 
+def judge_by_steps(
+    rows: Sequence[Row], works: tuple[Work, Work], units: tuple[Units, Units], unlike: Sequence[np.ndarray]
+) -> None:
+    """Take back durations beyond the floor that the steps themselves do not show (Welch over the steps, Holm
+    over the rows that are tested). unlike: the steps of each side that a cause of the whole names."""
+    tested = [row for row in rows if row.kind == "same_kernel_duration" and row.confidence == ONE_PAIR]
+    keys: list[Key] = [(row.op, row.dims, row.types, row.kernel_a or "") for row in tested]
+    sides = [
+        duration_errors(work, units_of, keys, mask)
+        for work, units_of, mask in zip(works, units, unlike, strict=True)
+    ]
+    p_values = [
+        two_sided_p(a, b) if a is not None and b is not None else np.nan for a, b in zip(*sides, strict=True)
+    ]
+    for row, p in zip(tested, holm(p_values), strict=True):
+        if p > ALARMS:  # not a number where there are too few steps to tell
+            row.confidence = STEPS_VARY
+
+
+def two_sided_p(a: Sample, b: Sample) -> float:
+    return 2 * min(beyond_p(b, a), beyond_p(a, b))
+
+
 def judge_by_repeats(
     rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units], floor: float, floor_ns: float
 ) -> None:
-    """Durations of shared kernels over processes (Welch), two a side at least; each row's own 99 % interval.
+    """Durations of shared kernels over processes, two per side at least; each row's own 99 % interval.
 
-    Proven is judged of all rows together (Holm): of equal sides one in a hundred has anything proven at most.
-    Suggested is judged of those alone that are beyond the floors, in the pair that is compared and in the
-    mean of the processes.
+    Proven is judged of all rows together, as `lab check` judges signatures, with three processes per side
+    at least: of equal sides one in a hundred has anything proven at most. Suggested is judged of those alone
+    that are beyond the floors, in the pair that is compared and in the mean of the processes.
     """
-    judged: list[tuple[Row, Sample, Sample]] = []
+    judged: list[tuple[Row, Key, Sample, Sample]] = []
     for row in rows:
         if row.kind != "same_kernel_duration" or row.kernel_a is None:
             continue
         key = (row.op, row.dims, row.types, row.kernel_a)
-        ns = [[float(one.sums[key][1]) for one in side if key in one.sums] for side in (of_a, of_b)]
+        ns = [[float(units.sums[key][1]) for units in side if key in units.sums] for side in (of_a, of_b)]
         if min(map(len, ns)) >= 2:
-            judged.append((row, Sample.of(ns[0]), Sample.of(ns[1])))
-    p_values = np.array([2 * min(beyond_p(b, a), beyond_p(a, b)) for _, a, b in judged])
-    change = np.array([b.mean - a.mean for _, a, b in judged])
-    least = np.array([max(floor * a.mean, floor_ns) for _, a, _ in judged])
-    large = np.array([row.confidence != BELOW for row, _, _ in judged], dtype=bool) & (abs(change) > least)
-    of_all, of_large = holm(p_values), holm(np.where(large, p_values, np.nan))
-    for at, (row, a, b) in enumerate(judged):
+            judged.append((row, key, Sample.of(ns[0]), Sample.of(ns[1])))
+    p_values = np.array([two_sided_p(a, b) for _, _, a, b in judged])
+    change = np.array([b.mean - a.mean for _, _, a, b in judged])
+    floors = np.array([max(floor * a.mean, floor_ns) for _, _, a, _ in judged])
+    large = np.array([row.confidence != BELOW for row, *_ in judged], dtype=bool) & (abs(change) > floors)
+    suggested = holm(np.where(large, p_values, np.nan))
+    proven = _proven_keys(of_a, of_b)
+    for index, (row, key, a, b) in enumerate(judged):
         row.interval = difference_ci(b, a, level=LEVEL)
-        if large[at]:
-            row.confidence = (
-                PROVEN if of_all[at] <= ALARMS else SUGGESTED if of_large[at] <= ALARMS else WITHIN
-            )
+        if key in proven:
+            row.confidence = PROVEN
+        elif large[index]:
+            row.confidence = SUGGESTED if suggested[index] <= ALARMS else WITHIN
         else:
-            row.confidence = WITHIN if p_values[at] > ALARMS else BELOW
+            row.confidence = WITHIN if p_values[index] > ALARMS else BELOW
 
 
-def incomparable(a: Units, b: Units) -> str:
-    """Why the two are not the same work; "" if they may be."""
-    ops_a = {key[:2] for key in a.sums if key[0]}
-    ops_b = {key[:2] for key in b.sums if key[0]}
-    if not ops_a or not ops_b:
-        names_a, names_b = {key[3] for key in a.sums}, {key[3] for key in b.sums}
-        share = min(_share(a, lambda key: key[3] in names_b), _share(b, lambda key: key[3] in names_a))
-        if share >= LEAST_COMMON_SHARE:
-            return ""
-        return (
-            f"only {100 * share:.0f} % of the GPU time is in kernels of a name that both have, and no op is "
-            "known on one side: another kernel cannot be told from another program"
-        )
-    share = min(
-        _share(a, lambda key: not key[0] or key[:2] in ops_b),
-        _share(b, lambda key: not key[0] or key[:2] in ops_a),
+def _proven_keys(of_a: Sequence[Units], of_b: Sequence[Units]) -> set[Key]:
+    """Signatures whose time per unit is proven to be another."""
+    times_a, times_b = (
+        [{key: ns for key, (_, ns) in units.sums.items()} for units in side] for side in (of_a, of_b)
     )
-    if share >= LEAST_COMMON_SHARE:
-        return ""
-    names = {op for op, _ in ops_a} & {op for op, _ in ops_b}
-    shapes_only = min(
-        _share(a, lambda key: not key[0] or key[0] in names),
-        _share(b, lambda key: not key[0] or key[0] in names),
-    )
-    if shapes_only >= LEAST_COMMON_SHARE:
-        return (
-            f"only {100 * share:.0f} % of the GPU time is in ops of shapes that both have: another batch, "
-            "sequence length or model, or shapes were recorded on one side only"
-        )
-    return f"only {100 * share:.0f} % of the GPU time is in ops that both have: these are different programs"
+    step_ns = float(np.mean([units.mean_ns("span") for units in of_a]))
+    judged = judge_signatures(times_a, times_b, 0.0, alarms=ALARMS / 2, step_ns=step_ns)
+    return {signature.key for signature in (*judged.slower, *judged.faster)} if judged else set()
 
 
-def without_times(a: Units, b: Units) -> str:
-    """Why times cannot be compared; "" if they can."""
-    bare = [name for name, of in (("A", a), ("B", b)) if not of.mean_ns("kernel_sum")]
-    if not bare:
-        return ""
-    return f"no GPU operation of {' and '.join(bare)} has a duration: counts are compared, times are not"
+def time_is_large(a: Units, b: Units, name: str) -> bool:
+    """Whether it changed by 3 % of the unit, however much its steps vary."""
+    floor = max(FLOOR_SHARE * a.mean_ns("span"), FLOOR_NS)
+    return abs(b.mean_ns(name) - a.mean_ns(name)) > floor
 
 
-def _share(units: Units, chosen: object) -> float:
-    assert callable(chosen)
-    timed = any(ns for _, ns in units.sums.values())  # else by calls: a recording without any duration
-    sizes = {key: ns if timed else n for key, (n, ns) in units.sums.items()}
-    every = sum(sizes.values())
-    return sum(size for key, size in sizes.items() if chosen(key)) / every if every else 0.0
+def times_beyond_error(a: Units, b: Units) -> list[str]:
+    """Those of TIMED that changed by 3 % of the unit, and by more than the error of their means (Welch over
+    the steps, Holm over what is tested)."""
+    large = [name for name in TIMED if time_is_large(a, b, name)]
+    p_values = [
+        two_sided_p(_of_steps(a.times_ns[name]), _of_steps(b.times_ns[name]))
+        if min(len(a.times_ns[name]), len(b.times_ns[name])) >= MIN_STEPS
+        else np.nan
+        for name in large
+    ]
+    return [name for name, p in zip(large, holm(p_values), strict=True) if p <= ALARMS]
 
 
-def time_is_named(a: Units, b: Units, name: str) -> bool:
-    """Whether idle or exposed time changed by more than its own steps vary, and by 3 % of the unit."""
-    return time_is_large(a, b, name) and not _varies(a, b, name)
+def _of_steps(values_ns: np.ndarray) -> Sample:
+    """Steps of one process follow each other: a slow one comes after a slow one, and n of them are worth
+    fewer. Their deviation is widened by the correlation of neighbours."""
+    centred = values_ns - values_ns.mean()
+    squares = float((centred**2).sum())
+    lag = float((centred[1:] * centred[:-1]).sum()) / squares if squares else 0.0
+    lag = min(max(lag, 0.0), MAX_LAG_CORRELATION)
+    plain = Sample.of(values_ns.tolist())
+    return Sample(plain.mean, plain.sd * ((1 + lag) / (1 - lag)) ** 0.5, plain.n)
 
 
 def between_is_named(a: Units, b: Units) -> bool:
@@ -193,19 +211,10 @@ def gap_is_large(a: Units, b: Units) -> bool:
         return False
     floor = max(FLOOR_SHARE * as_a_rule(a.period_ns), FLOOR_NS)
     period, gap = (
-        as_a_rule(after) - as_a_rule(before)
-        for before, after in ((a.period_ns, b.period_ns), (a.gap_ns, b.gap_ns))
+        as_a_rule(b_ns) - as_a_rule(a_ns) for a_ns, b_ns in ((a.period_ns, b.period_ns), (a.gap_ns, b.gap_ns))
     )
     return min(abs(period), abs(gap)) > floor and (period > 0) == (gap > 0)
 
 
-def time_is_large(a: Units, b: Units, name: str) -> bool:
-    """Whether it changed by 3 % of the unit, however much its steps vary."""
-    floor = max(FLOOR_SHARE * a.mean_ns("span"), FLOOR_NS)
-    return abs(b.mean_ns(name) - a.mean_ns(name)) > floor
-
-
-def _varies(a: Units, b: Units, name: str) -> bool:
-    before, after = a.times_ns[name], b.times_ns[name]
-    change = abs(float(after.mean() - before.mean()))
-    return change <= SIGMAS * max(float(before.std()), float(after.std()))
+def enough_processes(*sides: Sequence[Units]) -> bool:
+    return min(map(len, sides)) >= LEAST

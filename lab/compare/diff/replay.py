@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 
 import lab
-from lab.compare.diff.comparison import Finding, Pair, Replayed
+from lab.compare.diff.comparison import Pair, Replayed
+from lab.compare.diff.findings import Finding
 from lab.compare.diff.split import Row
 from lab.compare.side import Key, Work, kernel_name
 from lab.core.run import MANIFEST
@@ -113,7 +114,7 @@ def need_gpu() -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReplayOptions:
     """How to replay: the paths of both sides, their execution traces if there are any, and where to."""
 
     paths: tuple[Path, Path]
@@ -123,14 +124,16 @@ class Asked:
     repeats: int
 
 
-def replay(pair: Pair, asked: Asked, say: Callable[[str], None]) -> tuple[list[Replayed], list[str]]:
-    """The verdict of each finding that has one, and notes; runs stay in `asked.out`.
+def replay(
+    pair: Pair, options: ReplayOptions, say: Callable[[str], None]
+) -> tuple[list[Replayed], list[str]]:
+    """The verdict of each finding that has one, and notes; runs stay in `options.out`.
 
     Raises UsageError for recordings without arguments of ops, BusyError for a folder with earlier replays,
     StepFailed for a replay that ends without a result.
     """
-    if asked.out.exists() and any(asked.out.iterdir()):
-        raise BusyError("earlier replays are here", location=asked.out, fix="name another -o")
+    if options.out.exists() and any(options.out.iterdir()):
+        raise BusyError("earlier replays are here", location=options.out, fix="name another -o")
     for work in (pair.a, pair.b):
         if not (work.trace.operators.types_id >= 0).any():
             raise UsageError(
@@ -143,18 +146,18 @@ def replay(pair: Pair, asked: Asked, say: Callable[[str], None]) -> tuple[list[R
     memory = True
     for mode in MODES:
         for side, work, path, nodes in zip(
-            "AB", (pair.a, pair.b), asked.paths, asked.execution_traces, strict=True
+            "AB", (pair.a, pair.b), options.paths, options.execution_traces, strict=True
         ):
             say(f"replaying {side}, {mode}")
-            folder = asked.out / f"{side}_{mode}"
+            folder = options.out / f"{side}_{mode}"
             source = [*source_of(work, path), *(["--execution-trace", str(nodes)] if nodes else [])]
-            _run(source, folder, mode, asked.image, asked.repeats)
+            _run(source, folder, mode, options.image, options.repeats)
             times[side, mode], knows, found = read_times(folder)
             memory &= knows
             notes += [f"{side}: {text}" for text in found]
     judged = [
-        judge(at, finding, pair.found.rows, times, memory=memory)
-        for at, finding in enumerate(pair.found.findings)
+        judge(at, finding, pair.comparison.rows, times, memory=memory)
+        for at, finding in enumerate(pair.comparison.findings)
         if finding.kind in REPLAYED
     ]
     return judged, list(dict.fromkeys(notes))

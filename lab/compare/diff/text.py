@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from lab.compare.diff.comparison import Comparison, Difference, Replayed
-from lab.compare.diff.judge import BELOW, EXACT, WITHIN
+from lab.compare.diff.comparable import axes_words
+from lab.compare.diff.comparison import Comparison, Difference, Job, Replayed
+from lab.compare.diff.findings import WHOLE
+from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, STEPS_VARY, WITHIN
 from lab.compare.diff.modules.groups import Group
 from lab.compare.diff.split import PARTS
 from lab.compare.idle import CAUSE_WORDS, CAUSES
+from lab.compare.whole import KERNELS, MEAN, SPAN, total_words
 from lab.core.words import plural, printable
 from lab.recordings.names import short_name
 from lab.report.terminal import rows_table
 
+SAID = 0.005  # a change of the whole in one pair, above which it is said that it is not named
 WORDS = {
     "count": "same kernels, other number of calls",
     "other_kernel": "other kernels for the same ops",
@@ -26,10 +30,15 @@ WORDS = {
 
 def text(difference: Difference, top: int = 12, by: Sequence[str] = ()) -> str:
     shown = difference.shown
-    lines = [f"A {difference.a}", f"B {difference.b}", *(f"! {one}" for one in problems(difference)), ""]
+    lines = [
+        f"A {difference.a}",
+        f"B {difference.b}",
+        *(f"! {problem}" for problem in problems(difference)),
+        "",
+    ]
     if len(difference.ranks) > 1:
-        lines += [rows_table(by_rank(difference)), ""]
-        lines += [f"Shown is {of_whom(shown)}: its own time, outside communication, changed most.", ""]
+        lines += [*(job_words(job) for job in difference.jobs), "", rows_table(by_rank(difference)), ""]
+        lines += [f"Shown is {rank_words(shown)}: its own time, outside communication, changed most.", ""]
     lines += of_rank(shown, top)
     for name in by:
         if name in shown.groups:
@@ -40,13 +49,29 @@ def text(difference: Difference, top: int = 12, by: Sequence[str] = ()) -> str:
     return printable("\n".join(lines))
 
 
-def replayed(found: Sequence[Replayed], shown: Comparison, notes: Sequence[str]) -> list[str]:
+def job_words(job: Job) -> str:
+    """The headline of several ranks: the job is as slow as its slowest rank."""
+    change_ns = job.b_ns - job.a_ns
+    name = f"{job.configuration}: the" if job.configuration else "The"
+    times = f"{job.a_ns / 1e6:.3f} -> {job.b_ns / 1e6:.3f} ms per unit ({signed(change_ns, job.a_ns)})"
+    line = f"{name} job, which is as slow as its slowest rank: {times}"
+    if job.rank_a != job.rank_b:
+        moved = " and takes as long" if abs(change_ns) <= FLOOR_SHARE * job.a_ns else ""
+        return f"{line}; the slowest rank moved, from rank {job.rank_a} to rank {job.rank_b},{moved}".rstrip(
+            ","
+        )
+    if job.alone is not None:
+        return f"{line}; rank {job.alone} alone changed by itself"
+    return f"{line}; slowest is rank {job.rank_a}"
+
+
+def replayed(results: Sequence[Replayed], shown: Comparison, notes: Sequence[str]) -> list[str]:
     """What the replays say of each finding."""
-    if not found:
+    if not results:
         return ["Replay: no change of a kernel, or of ops that replaced others, is named."]
     lines = ["Replay of the changed kernels on this GPU"]
-    for one in found:
-        lines += [f"  {shown.findings[one.finding].text}", f"    -> {one.verdict}: {one.reason}"]
+    for result in results:
+        lines += [f"  {shown.findings[result.finding].text}", f"    -> {result.verdict}: {result.reason}"]
     return [*lines, *(f"  {note}" for note in notes)]
 
 
@@ -55,36 +80,30 @@ def by_group(name: str, shown: Comparison, top: int) -> list[str]:
     groups = shown.groups[name]
     cut = groups if name == "module" else groups[:top]
     rows: list[dict[str, object]] = [
-        {name: _indented(one.key) if name == "module" else one.key, **_group(one)} for one in cut
+        {name: _indented(group.key) if name == "module" else group.key, **_group(group)} for group in cut
     ]
-    if rest := groups[len(cut) :]:
-        words: dict[str, object] = {
-            name: plural(len(rest), "further row"),
-            "on": "",
-            "n_a": sum(one.n_a for one in rest),
-        }
-        words |= {"n_b": sum(one.n_b for one in rest), "change_us": sum(one.change_ns for one in rest) / 1000}
-        rows.append(words)
-    whole = {
-        name: "all",
-        "on": "",
-        "n_a": sum(one.n_a for one in groups),
-        "n_b": sum(one.n_b for one in groups),
-    }
-    rows.append({**whole, "change_us": sum(one.change_ns for one in groups) / 1000})
+    hidden = groups[len(cut) :]
+    if hidden:
+        rows.append({name: plural(len(hidden), "further row"), **_sum(hidden)})
+    rows.append({name: "all", **_sum(groups)})
     return [f"Kernel time by {name} (per unit; B against A)", rows_table(rows)]
 
 
-def _group(one: Group) -> dict[str, object]:
-    found: dict[str, object] = {
-        "on": one.on,
-        "n_a": one.n_a,
-        "n_b": one.n_b,
-        "change_us": one.change_ns / 1000,
+def _sum(groups: Sequence[Group]) -> dict[str, object]:
+    counts = {"n_a": sum(group.n_a for group in groups), "n_b": sum(group.n_b for group in groups)}
+    return {"on": "", **counts, "change_us": sum(group.change_ns for group in groups) / 1000}
+
+
+def _group(group: Group) -> dict[str, object]:
+    row: dict[str, object] = {
+        "on": group.on,
+        "n_a": group.n_a,
+        "n_b": group.n_b,
+        "change_us": group.change_ns / 1000,
     }
-    if one.whole_change_ns is not None:
-        found["change_with_inner_us"] = one.whole_change_ns / 1000
-    return found
+    if group.whole_change_ns is not None:
+        row["change_with_inner_us"] = group.whole_change_ns / 1000
+    return row
 
 
 def _indented(path: str) -> str:
@@ -97,58 +116,73 @@ def around(difference: Difference, top: int) -> list[str]:
     if not difference.around:
         return ["Nothing that both recordings say of themselves (GPU, versions, ranks) differs."]
     cut = difference.around[:top]
-    lines = [f"  {one.what}: {one.a or 'not said'} -> {one.b or 'not said'}  [{one.source}]" for one in cut]
-    more = len(difference.around) - len(cut)
-    return ["What else differs", *lines, *([f"  and {more} more: -o OUT, --json, or --top"] if more else [])]
+    lines = [
+        f"  {differs.what}: {differs.a or 'not said'} -> {differs.b or 'not said'}  [{differs.source}]"
+        for differs in cut
+    ]
+    hidden = len(difference.around) - len(cut)
+    return [
+        "What else differs",
+        *lines,
+        *([f"  and {hidden} more: -o OUT, --json, or --top"] if hidden else []),
+    ]
 
 
 def problems(difference: Difference) -> list[str]:
-    torn = [f"GPU work is missing, so figures are bounds: {one}" for one in difference.torn]
-    torn += [f"ops, phases and modules may be wrong: {one}" for one in difference.blurred]
+    torn = [f"GPU work is missing, so figures are bounds: {problem}" for problem in difference.torn]
+    torn += [f"ops, phases and modules may be wrong: {problem}" for problem in difference.blurred]
     return [*torn, *difference.missing, *difference.problems]
 
 
 def by_rank(difference: Difference) -> list[dict[str, Any]]:
-    several = any(one.configuration for one in difference.ranks)
+    several = any(rank.configuration for rank in difference.ranks)
     return [
         {
-            **({"configuration": one.configuration} if several else {}),
-            "rank": one.rank,
-            "span_us": one.span_ns / 1000,
-            "own_us": one.own_ns / 1000,
-            "exposed_comm_us": one.exposed_comm_ns / 1000,
-            "kernel_sum_us": one.delta_kernel_ns / 1000,
-            "idle_us": one.idle_ns / 1000,
-            "findings": len(one.findings),
+            **({"configuration": rank.configuration} if several else {}),
+            "rank": rank.rank,
+            "a_us": rank.a.get("span_ns", 0.0) / 1000,
+            "b_us": rank.b.get("span_ns", 0.0) / 1000,
+            "span_us": rank.span_ns / 1000,
+            "own_us": rank.own_ns / 1000,
+            "exposed_comm_us": rank.exposed_comm_ns / 1000,
+            "kernel_sum_us": rank.delta_kernel_ns / 1000,
+            "idle_us": rank.idle_ns / 1000,
+            "findings": len(rank.findings),
         }
-        for one in difference.ranks
+        for rank in difference.ranks
     ]
 
 
-def of_rank(one: Comparison, top: int) -> list[str]:
-    if not one.comparable:
-        lines = [f"Not comparable: {one.reason}."]
-        if one.unit is None:
-            return lines
-    else:
-        lines = []
-    lines += [headline(one), "", rows_table(waterfall(one)), ""]
-    if one.findings:
+def of_rank(comparison: Comparison, top: int) -> list[str]:
+    lines = [] if comparison.comparable else [f"Not comparable: {comparison.reason}."]
+    lines.append(headline(comparison))
+    if comparison.unit is None:
+        return lines
+    lines += ["", rows_table(waterfall(comparison)), ""]
+    if comparison.findings:
         lines.append("What changed (per unit; B against A)")
         lines += [
             f"  {finding.text}{f', in {finding.where}' if finding.where else ''}  [{finding.confidence}]"
-            for finding in one.findings[:top]
+            for finding in comparison.findings[:top]
         ]
-        if more := len(one.findings) - top:
-            lines += [f"  and {plural(more, 'further change')}: --top, -o OUT, or --json"] if more > 0 else []
-    elif one.comparable and not one.unnamed:
-        lines.append(nothing(one))
-    lines += [f"Not named: {text}" for text in one.unnamed]
-    lines += [f"  {note}" for note in one.notes]
-    if below := sum(row.confidence == BELOW and (row.ns != 0 or row.kind in EXACT) for row in one.rows):
-        floor = f"{100 * one.floor_share:.2g} % and {one.floor_ns / 1000:.2g} µs"
+        hidden = len(comparison.findings) - top
+        lines += [f"  and {plural(hidden, 'further change')}: --top, -o OUT, or --json"] if hidden > 0 else []
+    elif comparison.comparable and not comparison.unnamed:
+        lines.append(nothing(comparison))
+    lines += [f"Not named: {sentence}" for sentence in comparison.unnamed]
+    lines += [f"  {note}" for note in (*whole(comparison), *axes_words(comparison.axes), *comparison.notes)]
+    return lines + _unnamed_rows(comparison)
+
+
+def _unnamed_rows(comparison: Comparison) -> list[str]:
+    lines = []
+    rows = comparison.rows
+    if below := sum(row.confidence == BELOW and (row.ns != 0 or row.kind in EXACT) for row in rows):
+        floor = f"{100 * comparison.floor_share:.2g} % and {comparison.floor_ns / 1000:.2g} µs"
         lines.append(f"  not named: {plural(below, 'row')} below the floor of {floor}")
-    if within := [row for row in one.rows if row.confidence == WITHIN and row.interval]:
+    if varying := sum(row.confidence == STEPS_VARY for row in rows):
+        lines.append(f"  not named: {plural(varying, 'row')} whose steps vary as much")
+    if within := [row for row in rows if row.confidence == WITHIN and row.interval]:
         widths = [
             (row.interval[1] - row.interval[0]) / 2 / max(row.ns_a, 1.0) for row in within if row.interval
         ]
@@ -157,29 +191,47 @@ def of_rank(one: Comparison, top: int) -> list[str]:
     return lines
 
 
-def nothing(one: Comparison) -> str:
+def whole(comparison: Comparison) -> list[str]:
+    """What is known of the totals: their test over processes, or what one pair cannot tell."""
+    means = [total for total in comparison.totals if total.statistic == MEAN]
+    if any(total.low is not None for total in means):
+        return [total_words(total) for total in comparison.totals if total.decides]
+    if any(finding.kind in WHOLE for finding in comparison.findings):
+        return []
+    return [
+        f"{total.name} {total.change:+.2%}: of one pair no change of the whole below {FLOOR_SHARE:.0%} is "
+        "named; --repeat-a and --repeat-b, three processes per side, prove it"
+        for total in means
+        if total.name in (KERNELS, SPAN) and total.change and SAID < abs(total.change) <= FLOOR_SHARE
+    ][:1]
+
+
+def nothing(comparison: Comparison) -> str:
     """That nothing is named, and what that rests on."""
-    edges = any(row.kind in EXACT for row in one.rows)
+    edges = any(row.kind in EXACT for row in comparison.rows)
     counts = "counts differ by no more than the edges of a window explain" if edges else "same counts"
-    has_calls = any(call.n_a for call in one.api) and any(call.n_b for call in one.api)
+    has_calls = any(call.n_a for call in comparison.api) and any(call.n_b for call in comparison.api)
     calls = "same API calls" if has_calls else "API calls were not compared"
     return f"Nothing differs by more than equal runs do: same kernels, {counts}, {calls}."
 
 
-def headline(one: Comparison) -> str:
-    span = one.a["span_ns"]
-    kernels = one.a["kernel_sum_ns"]
-    who = of_whom(one)
-    counts = f"{one.units_a:g} in A, {one.units_b:g} in B"
-    return (
-        f"{who[0].upper()}{who[1:]}, per {unit_words(one.unit)} ({counts}): "
-        f"span {span / 1e6:.3f} ms {signed(one.span_ns, span)}, "
-        f"kernel time {kernels / 1e6:.3f} ms {signed(one.delta_kernel_ns, kernels)}."
+def headline(comparison: Comparison) -> str:
+    name = rank_words(comparison)
+    unit = "the whole recording"
+    if comparison.unit:
+        unit = f"per {unit_words(comparison.unit)}"
+        unit += f" ({comparison.units_a:g} in A, {comparison.units_b:g} in B)"
+    spans, kernels = (
+        f"{words} {comparison.a[key] / 1e6:.3f} -> {comparison.b[key] / 1e6:.3f} ms "
+        f"({signed(comparison.b[key] - comparison.a[key], comparison.a[key])})"
+        for words, key in (("span", "span_ns"), ("kernel time", "kernel_sum_ns"))
     )
+    return f"{name[0].upper()}{name[1:]}, {unit}: {spans}, {kernels}."
 
 
-def of_whom(one: Comparison) -> str:
-    return f"{one.configuration}, rank {one.rank}" if one.configuration else f"rank {one.rank}"
+def rank_words(comparison: Comparison) -> str:
+    rank = f"rank {comparison.rank}"
+    return f"{comparison.configuration}, {rank}" if comparison.configuration else rank
 
 
 def unit_words(unit: str | None) -> str:
@@ -189,17 +241,17 @@ def unit_words(unit: str | None) -> str:
 
 
 def signed(change_ns: float, of_ns: float) -> str:
-    share = f" ({100 * change_ns / of_ns:+.2f} %)" if of_ns else ""
+    share = f", {100 * change_ns / of_ns:+.2f} %" if of_ns else ""
     return f"{change_ns / 1000:+,.1f} µs{share}"
 
 
-def waterfall(one: Comparison) -> list[dict[str, Any]]:
+def waterfall(comparison: Comparison) -> list[dict[str, Any]]:
     """From the change of kernel time to the change of the unit's span; the last row is the rows' sum."""
-    rows = [(WORDS[part], one.parts[part]) for part in PARTS]
+    rows = [(WORDS[part], comparison.parts[part]) for part in PARTS]
     rows += [
-        ("less overlap of kernels", -one.overlap_ns),
-        *((f"idle GPU, {CAUSE_WORDS[cause]}", getattr(one, f"{cause}_ns")) for cause in CAUSES),
-        ("residual", one.residual_ns),
+        ("less overlap of kernels", -comparison.overlap_ns),
+        *((f"idle GPU, {CAUSE_WORDS[cause]}", getattr(comparison, f"{cause}_ns")) for cause in CAUSES),
+        ("residual", comparison.residual_ns),
     ]
-    rows.append(("change of the unit's span", one.span_ns))
+    rows.append(("change of the unit's span", comparison.span_ns))
     return [{"class": name, "change_us": round(ns / 1000, 3) + 0.0} for name, ns in rows]  # no -0

@@ -1,4 +1,6 @@
-"""The gate's second class: the GPU time of each signature (op, shapes, types, kernel) per step.
+"""The GPU time of each signature (op, shapes, types, kernel) per step, judged over processes.
+
+`lab check` decides by it beside the whole (lab.compare.whole), `lab diff` proves its rows by it.
 
 A kernel that is 5 % slower may be 0.2 % of the step, which no step time shows. Each signature is judged over
 processes like the step. Slower is proven of all together (Holm), so that equal sides stay equal; excluded is
@@ -8,12 +10,11 @@ What costs less than 0.1 % of a step, or 1 µs, is no finding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from lab.compare.check.samples import Process
 from lab.compare.side import Key
 from lab.recordings.names import short_dims
 from lab.stats.effects import holm
@@ -21,6 +22,7 @@ from lab.stats.gate import LEAST, decide
 
 LEAST_SHARE, LEAST_NS = 0.001, 1000.0  # of a step, and per step: what a change has to cost
 LISTED = 5  # undecided ones that are named
+KeyTimes = Mapping[Key, float]  # of one process: ns per step of each signature
 LONGEST = 60  # letters of a kernel's name in a sentence
 
 
@@ -69,19 +71,19 @@ class Signatures(msgspec.Struct, kw_only=True):
 
 
 def judge_signatures(
-    base: Sequence[Process], head: Sequence[Process], allowed: float, *, alarms: float, step_ns: float
+    base: Sequence[KeyTimes], head: Sequence[KeyTimes], allowed: float, *, alarms: float, step_ns: float
 ) -> Signatures | None:
     """None where no process has a signature, or there are too few processes. alarms: the share of equal pairs
     of sides that may be called different; step_ns: of BASE."""
     processes = (*base, *head)
-    if min(len(base), len(head)) < LEAST or not any(process.signatures_ns for process in processes):
+    if min(len(base), len(head)) < LEAST or not any(processes):
         return None
-    timed = [{key for key, ns in process.signatures_ns.items() if ns > 0} for process in processes]
+    timed = [{key for key, ns in process.items() if ns > 0} for process in processes]
     keys = sorted(set.intersection(*timed))
     level = 1 - alarms / max(len(keys), 1)
     decided, p_slower, p_faster = [], [], []
     for key in keys:
-        base_ns, head_ns = ([process.signatures_ns[key] for process in side] for side in (base, head))
+        base_ns, head_ns = ([process[key] for process in side] for side in (base, head))
         mean_ns = _geometric(base_ns)
         limit = max(allowed, LEAST_SHARE * step_ns / mean_ns, LEAST_NS / mean_ns)
         decision = decide(base_ns, head_ns, limit, level=level, excluding=1 - alarms, ahead=False)
@@ -109,12 +111,10 @@ def judge_signatures(
     undecided = [signature for signature in decided if signature.outcome == "undecided"]
     costliest = sorted(undecided, key=lambda signature: -signature.high * signature.ns_base)[:LISTED]
     for signature in costliest:  # how many more processes would decide is worked out for these alone
-        base_ns, head_ns = (
-            [process.signatures_ns[signature.key] for process in side] for side in (base, head)
-        )
+        base_ns, head_ns = ([process[signature.key] for process in side] for side in (base, head))
         signature.more = decide(base_ns, head_ns, signature.limit, level=level, excluding=1 - alarms).more
-    total_ns = sum(sum(process.signatures_ns.values()) for process in base)
-    tested_ns = sum(process.signatures_ns[key] for process in base for key in keys)
+    total_ns = sum(sum(process.values()) for process in base)
+    tested_ns = sum(process[key] for process in base for key in keys)
     return Signatures(
         level=level,
         tested=len(keys),

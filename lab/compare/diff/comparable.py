@@ -1,0 +1,251 @@
+"""Whether two recordings are of the same work, axis by axis, and how much of an operation both sides know.
+
+What is absent on a side is `not compared`, never equal. Without ops, or without shapes, on one side every
+operation would be gone there and new here; and nsys writes the names of kernels in another way than
+torch.profiler, and every tool those of copies. So both sides are compared as far as both go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from lab.compare.side import Key, Work, memory_name
+from lab.compare.units import Units
+
+RECORDED = 0.05  # share of GPU operations with an op (of these, with shapes), above which a side has them
+COMMON = 0.5  # of GPU time in work that both sides have: with less they are not comparable
+LaunchDims = frozenset[tuple[int, ...]]
+SAME, DIFFERS, NOT_COMPARED = "same", "differs", "not compared"
+_OF_NSYS = re.compile(r"<unnamed>|\((?:bool|int|unsigned long|long)\)-?\d|\[lambda\(")
+
+
+class Axis(msgspec.Struct, kw_only=True):
+    """One way in which the work may be another. a, b: what each side says, "" if nothing; share: of the GPU
+    time that is equal, of what is compared by operations."""
+
+    name: str
+    state: str
+    a: str = ""
+    b: str = ""
+    share: float | None = None
+
+
+def at_common_detail(a: Work, b: Work) -> tuple[Work, Work, list[str]]:
+    """Both sides as far as both go, and what was left out of the comparison."""
+    notes = []
+    ops = [_share_with_ops(work) for work in (a, b)]
+    shapes = [_share_with_shapes(work) for work in (a, b)]
+    drop: tuple[str, ...] = ()
+    if max(ops) > RECORDED >= min(ops):
+        lacking = "A" if ops[0] < ops[1] else "B"
+        notes.append(f"{lacking} records no ops: kernels are compared without their ops and shapes")
+        drop = ("op", "dims", "types")
+    elif min(ops) > RECORDED and max(shapes) > RECORDED >= min(shapes):
+        lacking = "A" if shapes[0] < shapes[1] else "B"
+        notes.append(f"{lacking} records no shapes: ops are compared without them")
+        drop = ("dims", "types")
+    tools = [_tools_of_copies(work) for work in (a, b)]
+    plain = _is_nsys_style(a) != _is_nsys_style(b) or (all(tools) and tools[0] != tools[1])
+    if plain:
+        notes.append("kernels' names are written in two ways: compared without arguments and casts")
+    if not drop and not plain:
+        return a, b, notes
+    return replace(a, drop=drop, plain=plain), replace(b, drop=drop, plain=plain), notes
+
+
+def unlike_edges(a: Work, b: Work) -> list[str]:
+    """A sentence where one side lost more of its calls at an edge of the recording than the other, and with
+    them the ops of what they launched: the same kernel has an op here and none there."""
+    unlinked = [work.unlinked_share for work in (a, b)]
+    torn = a if unlinked[0] > unlinked[1] else b
+    lost = any(
+        lack.rule == "H" and lack.place in ("head", "tail") and (lack.share or 0.0) > RECORDED
+        for lack in torn.lacks
+    )
+    if not lost or max(unlinked) - min(unlinked) <= RECORDED or min(map(_share_with_ops, (a, b))) <= RECORDED:
+        return []
+    return [
+        f"{torn.trace.source.name}: {max(unlinked):.1%} of GPU time has no known op, because the calls that "
+        f"launched it were not recorded, and {min(unlinked):.1%} on the other side"
+    ]
+
+
+def _share_with_ops(work: Work) -> float:
+    return 1 - work.unlinked / max(len(work.dur_ns), 1)
+
+
+def _share_with_shapes(work: Work) -> float:
+    keys, which = work.keys
+    with_op = np.array([bool(key[0]) for key in keys], dtype=bool)[which]
+    with_shapes = np.array([bool(key[0] and key[1]) for key in keys], dtype=bool)[which]
+    return float(with_shapes.sum()) / max(int(with_op.sum()), 1)
+
+
+def _tools_of_copies(work: Work) -> set[str]:
+    """The tools that write the names of its copies and fills so."""
+    return {memory[0] for key in work.keys[0] if (memory := memory_name(key[3]))}
+
+
+def _is_nsys_style(work: Work) -> bool:
+    return any(_OF_NSYS.search(key[3]) for key in work.keys[0])
+
+
+def axes_of(a: Work, b: Work, of_a: Units, of_b: Units) -> list[Axis]:
+    """World, rank, board, shapes, types, grids and blocks of both sides."""
+    return [
+        _said("world size", *(_text(work.trace.meta.world_size) for work in (a, b))),
+        _said("rank", *(_text(work.trace.meta.rank) for work in (a, b))),
+        _said("board", *(", ".join(dict.fromkeys(filter(None, w.trace.meta.devices))) for w in (a, b))),
+        _by_keys("shapes", of_a, of_b, lambda key: key[:2] if key[0] and key[1] else None),
+        _by_keys("types", of_a, of_b, lambda key: (key[0], key[2]) if key[0] and key[2] else None),
+        _by_launch("grids", a, b, of_a, of_b, ("grid_x", "grid_y", "grid_z")),
+        _by_launch("blocks", a, b, of_a, of_b, ("block_x", "block_y", "block_z")),
+    ]
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _said(name: str, a: str, b: str) -> Axis:
+    state = NOT_COMPARED if not a or not b else SAME if a == b else DIFFERS
+    return Axis(name=name, state=state, a=a, b=b)
+
+
+def _by_keys(name: str, a: Units, b: Units, detail: Callable[[Key], Hashable]) -> Axis:
+    """By what `detail` says of an operation; None where it is not known."""
+    sides = [{detail(key) for key in units.sums} for units in (a, b)]
+    texts = ["recorded" if side - {None} else "" for side in sides]
+    if not all(texts):
+        return Axis(name=name, state=NOT_COMPARED, a=texts[0], b=texts[1])
+    share = min(
+        share_of_time(a, lambda key: detail(key) in sides[1] | {None}),
+        share_of_time(b, lambda key: detail(key) in sides[0] | {None}),
+    )
+    return Axis(name=name, state=SAME if share == 1 else DIFFERS, a=texts[0], b=texts[1], share=share)
+
+
+def _by_launch(name: str, a: Work, b: Work, of_a: Units, of_b: Units, columns: tuple[str, str, str]) -> Axis:
+    """By the launch dimensions of kernels that both sides have; two tools may count a grid in two ways."""
+    sides = [_launches(work, units, columns) for work, units in ((a, of_a), (b, of_b))]
+    texts = ["recorded" if side else "" for side in sides]
+    common = sides[0].keys() & sides[1].keys()
+    if not common or a.trace.collector != b.trace.collector:
+        return Axis(name=name, state=NOT_COMPARED, a=texts[0], b=texts[1])
+    of_common = sum(of_a.sums[key][1] for key in common)
+    equal = sum(of_a.sums[key][1] for key in common if sides[0][key] == sides[1][key])
+    share = equal / of_common if of_common else 1.0
+    return Axis(name=name, state=SAME if share == 1 else DIFFERS, a=texts[0], b=texts[1], share=share)
+
+
+def _launches(
+    work: Work, units: Units, columns: tuple[str, str, str]
+) -> dict[Key, frozenset[tuple[int, ...]]]:
+    """The distinct launch dimensions of each key, of those where all are recorded."""
+    names, which = work.keys
+    ops = work.trace.ops
+    rows = np.flatnonzero(units.chosen)
+    sizes = np.stack([which[rows], *(getattr(ops, column)[work.order[rows]] for column in columns)], axis=1)
+    launches: dict[Key, set[tuple[int, ...]]] = {}
+    for index, *dims in np.unique(sizes, axis=0).tolist() if len(sizes) else ():
+        launches.setdefault(names[index], set()).add(tuple(dims))
+    return {key: frozenset(dims) for key, dims in launches.items() if min(min(size) for size in dims) > 0}
+
+
+def incomparable(axes: list[Axis], a: Units, b: Units) -> str:
+    """Why the two are not the same work; "" if they may be."""
+    by_name = {axis.name: axis for axis in axes}
+    world, rank = by_name["world size"], by_name["rank"]
+    if DIFFERS in (world.state, rank.state):
+        sides = [
+            f"rank {r or 'unknown'} of {w or 'unknown'}" for r, w in ((rank.a, world.a), (rank.b, world.b))
+        ]
+        return f"{sides[0]} on A and {sides[1]} on B: not one rank's change"
+    if reason := _other_work(a, b):
+        return reason
+    if _below(by_name["types"]):
+        return f"only {by_name['types'].share:.0%} of the GPU time is in ops of types that both have"
+    if by_name["shapes"].state == NOT_COMPARED:
+        for axis in (by_name["grids"], by_name["blocks"]):
+            if _below(axis):
+                differing = f"{axis.name} differ for {1 - (axis.share or 0.0):.0%} of their GPU time"
+                return (
+                    f"shapes were not recorded, and of the kernels that both have {differing}: "
+                    "another batch, sequence length or model"
+                )
+    return ""
+
+
+def _below(axis: Axis) -> bool:
+    return axis.share is not None and axis.share < COMMON
+
+
+def _other_work(a: Units, b: Units) -> str:
+    ops_a, ops_b = ({key[:2] for key in units.sums if key[0]} for units in (a, b))
+    if not ops_a or not ops_b:
+        names_a, names_b = ({key[3] for key in units.sums} for units in (a, b))
+        share = min(
+            share_of_time(a, lambda key: key[3] in names_b), share_of_time(b, lambda key: key[3] in names_a)
+        )
+        if share >= COMMON:
+            return ""
+        return (
+            f"only {100 * share:.0f} % of the GPU time is in kernels of a name that both have, and no op is "
+            "known on one side: another kernel cannot be told from another program"
+        )
+    share = min(
+        share_of_time(a, lambda key: not key[0] or key[:2] in ops_b),
+        share_of_time(b, lambda key: not key[0] or key[:2] in ops_a),
+    )
+    if share >= COMMON:
+        return ""
+    names = {op for op, _ in ops_a} & {op for op, _ in ops_b}
+    shapes_only = min(share_of_time(units, lambda key: not key[0] or key[0] in names) for units in (a, b))
+    if shapes_only >= COMMON:
+        return (
+            f"only {100 * share:.0f} % of the GPU time is in ops of shapes that both have: another batch, "
+            "sequence length or model, or shapes were recorded on one side only"
+        )
+    return f"only {100 * share:.0f} % of the GPU time is in ops that both have: these are different programs"
+
+
+def without_times(a: Units, b: Units) -> str:
+    """Why times cannot be compared; "" if they can."""
+    bare = [name for name, units in (("A", a), ("B", b)) if not units.mean_ns("kernel_sum")]
+    if not bare:
+        return ""
+    return f"no GPU operation of {' and '.join(bare)} has a duration: counts are compared, times are not"
+
+
+def share_of_time(units: Units, chosen: Callable[[Key], bool]) -> float:
+    """Of the GPU time in keys that are chosen; of the calls in a recording without any duration."""
+    timed = any(ns for _, ns in units.sums.values())
+    sizes = {key: ns if timed else n for key, (n, ns) in units.sums.items()}
+    total = sum(sizes.values())
+    return sum(size for key, size in sizes.items() if chosen(key)) / total if total else 0.0
+
+
+def axes_words(axes: list[Axis]) -> list[str]:
+    """What differs, and what was not compared."""
+    lines = []
+    for axis in axes:
+        if axis.state == DIFFERS:
+            equal = f"{axis.share:.0%} of the GPU time is equal" if axis.share is not None else ""
+            lines.append(f"{axis.name}: {equal or f'{axis.a} -> {axis.b}'}")
+    absent: dict[str, list[str]] = {}
+    for axis in axes:
+        if axis.state == NOT_COMPARED:
+            sides = [side for side, text in (("A", axis.a), ("B", axis.b)) if not text]
+            why = (
+                f"absent in {' and '.join(sides)}"
+                if sides
+                else "recorded by two tools, or of no common kernel"
+            )
+            absent.setdefault(why, []).append(axis.name)
+    lines += [f"not compared ({why}): {', '.join(names)}" for why, names in absent.items()]
+    return lines
