@@ -262,7 +262,7 @@ def total_words(total: Total) -> str:
     proven = {
         "regression": ", slower: proven",
         "unconfirmed": ", slower by the first set, not by the second",
-    }.get(total.outcome, ", faster: proven" if total.faster else "")
+    }.get(total.outcome, ", faster: proven" if total.faster or total.high < 0 else "")
     seen = f"smallest change that could be seen: {total.detectable:.1%}"
     if total.outcome != "undecided":
         return f"{label}{proven} ({seen})."

@@ -80,7 +80,7 @@ class Factor:
     @property
     def text(self) -> str:
         kernels = plural(self.of_rows, "kernel")
-        return f"all kernels take {self.share:+.1%}: one factor, in {self.rows} of {kernels} alike"
+        return f"one factor on all kernels: {self.share:+.1%}, in {self.rows} of {kernels} alike"
 
 
 def common_factor(rows: Sequence[Row], kernel_ns: float, *, least: float = FLOOR_SHARE) -> Factor | None:

@@ -507,6 +507,8 @@ def _factor(
     of_a, of_b = sides[0][0], sides[1][0]
     kernel_ns = of_a.mean_ns("kernel_sum")
     change_ns = of_b.mean_ns("kernel_sum") - kernel_ns
+    if not of_b.mean_ns("kernel_sum"):  # no durations
+        return None
     if not enough_processes(*sides):
         factor = common_factor(rows, kernel_ns)
         return (

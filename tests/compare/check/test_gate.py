@@ -6,12 +6,14 @@ import json
 import random
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from lab.compare.check.gate import judge
 from lab.compare.check.samples import Process
 from lab.compare.cli import check
+from lab.compare.whole import OWN
 from lab.errors import BadDataError
 from tests.compare.made import edited, layer, trace, with_loader, with_work_between
 
@@ -34,7 +36,11 @@ def test_a_slowdown_is_proven_excluded_or_undecided_and_the_exit_code_says_which
     slow, same = processes(tmp_path / "slow", 5, 1.1, seed=1), processes(tmp_path / "same", 5, seed=2)
     noisy = processes(tmp_path / "noisy", 3, noise=0.2, seed=3)
     found = run(base, slow)
-    assert found.exit_code == 1 and "proven" in found.stdout and "kernel time: +9.9" in found.stdout
+    assert (
+        found.exit_code == 1
+        and "proven" in found.stdout
+        and "kernel time, mean: 0.110 ms -> 0.121 ms, +9.9" in found.stdout
+    )
     assert run(base, same).exit_code == 0 and "is excluded" in run(base, same).stdout
     unclear = run(base, noisy)
     assert unclear.exit_code == 3 and "would decide" in unclear.stdout and "smallest change" in unclear.stdout
@@ -43,7 +49,7 @@ def test_a_slowdown_is_proven_excluded_or_undecided_and_the_exit_code_says_which
 
 def test_one_process_a_side_decides_nothing(tmp_path):
     found = run(processes(tmp_path / "a", 1), processes(tmp_path / "b", 1, 3.0))
-    assert found.exit_code == 3 and "2 more processes a side at least" in found.stdout
+    assert found.exit_code == 3 and "2 more processes per side at least" in found.stdout
 
 
 def test_counts_that_changed_in_every_process_are_said_exactly(tmp_path):
@@ -52,7 +58,7 @@ def test_counts_that_changed_in_every_process_are_said_exactly(tmp_path):
     assert json.loads(run(base, head, "--json").stdout)["exact"] == ["cudaDeviceSynchronize: 0 -> 1 per step"]
 
 
-@pytest.mark.parametrize("word", ["nan", "inf", "-1%", "-0.01", "100%", "two"])
+@pytest.mark.parametrize("word", ["nan", "inf", "-1%", "-0.01", "two"])
 def test_a_limit_that_is_no_share_is_refused(tmp_path, word):
     base = processes(tmp_path / "base", 1)
     assert run(base, base, "--max-slowdown", word).exit_code == 2
@@ -78,9 +84,11 @@ def step_times(folder, count, scale=1.0, noise=0.002, seed=0):
 def test_step_times_of_any_program_are_judged_as_one_metric(tmp_path):
     base, slow = step_times(tmp_path / "a", 5), step_times(tmp_path / "b", 5, 1.1, seed=1)
     found = json.loads(run(base, slow, "--json").stdout)
-    (metric,) = found["metrics"]
-    assert (metric["name"], metric["outcome"], metric["level"]) == ("step time", "regression", 0.99)
-    assert metric["change"] == pytest.approx(0.1, abs=0.01) and found["exact"] == []
+    metrics = {(one["name"], one["statistic"]): one for one in found["metrics"]}
+    assert list(metrics) == [("step time", name) for name in ("mean", "median", "p95", "first step")]
+    assert [one["outcome"] for one in metrics.values()] == [*["regression"] * 3, "apart"]
+    assert {one["level"] for one in metrics.values()} == {1 - 0.01 / 3} and found["exact"] == []
+    assert metrics["step time", "mean"]["change"] == pytest.approx(0.1, abs=0.01)
     assert run(base, step_times(tmp_path / "c", 5, seed=2)).exit_code == 0
 
 
@@ -103,11 +111,12 @@ def test_junit_fails_what_is_proven_and_skips_what_is_undecided(tmp_path):
     base, slow = processes(tmp_path / "base", 5), processes(tmp_path / "slow", 5, 1.1, seed=1)
     assert run(base, slow, "--junit", tmp_path / "slow.xml").exit_code == 1
     suite = ElementTree.parse(tmp_path / "slow.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "3", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "3", "0")
     assert {case.get("name"): [part.tag for part in case] for case in suite.iter("testcase")} == {
         "signatures": ["failure"],
-        "kernel time": ["failure"],
-        "step time on the GPU": ["failure"],
+        "kernel time, mean": ["failure"],
+        "step time on the GPU, mean": ["failure"],
+        "idle time on the GPU, mean": ["system-out"],
     }
     noisy = processes(tmp_path / "noisy", 3, noise=0.2, seed=3)
     assert run(base, noisy, "--junit", tmp_path / "noisy.xml").exit_code == 3
@@ -130,7 +139,7 @@ def test_a_machine_that_changes_its_speed_is_told_from_sides_that_scatter():
 
     def verdict(level):
         sides = [
-            [Process({"step time": 1e7 * level(at) * draw.gauss(1, 0.01)}, {}, steps=9) for at in range(12)]
+            [Process({OWN: np.full(9, 1e7 * level(at) * draw.gauss(1, 0.01))}) for at in range(12)]
             for _ in range(2)
         ]
         return judge(*sides, 0.02)
@@ -153,7 +162,7 @@ def test_what_stands_between_steps_is_no_all_clear(tmp_path, plant):
             edited(file, lambda events: with_work_between(events, range(2)))
     done = run(tmp_path / "base", tmp_path / "head", "--json")
     found = json.loads(done.stdout)
-    assert done.exit_code == 3 and {one["outcome"] for one in found["metrics"]} == {"excluded"}
+    assert done.exit_code == 3 and {one["outcome"] for one in found["metrics"]} == {"excluded", "apart"}
     (doubt,) = found["doubts"]
     words = {"loader": "is longer (+40.0%", "work": "0.0 µs on BASE and 250.0 µs on HEAD"}
     assert words[plant] in doubt
@@ -175,7 +184,7 @@ def test_noise_between_steps_is_noted_and_no_doubt():
     random.seed(5)
     base, head = (
         [
-            Process({"kernel time": random.gauss(1, 0.001)}, {}, steps=5, period_ns=random.gauss(10, 0.8))
+            Process({OWN: np.full(5, random.gauss(1, 0.001))}, period_ns=random.gauss(10, 0.8))
             for _ in range(6)
         ]
         for _ in range(2)
@@ -184,7 +193,7 @@ def test_noise_between_steps_is_noted_and_no_doubt():
     assert found.outcome == "excluded" and not found.doubts
     (note,) = found.notes
     assert "could be seen, and what runs between steps is in no metric" in note
-    steady = [Process(one.times_ns, {}, steps=5, period_ns=10.0 + 1e-6 * at) for at, one in enumerate(base)]
+    steady = [Process(one.steps_ns, period_ns=10.0 + 1e-6 * at) for at, one in enumerate(base)]
     assert judge(steady, steady[::-1], 0.02).notes == []
 
 
@@ -194,7 +203,7 @@ def test_of_equal_processes_with_noise_between_steps_few_are_doubted():
     for _ in range(400):
         base, head = (
             [
-                Process({"kernel time": random.gauss(1, 0.001)}, {}, steps=5, period_ns=random.gauss(10, 0.8))
+                Process({OWN: np.full(5, random.gauss(1, 0.001))}, period_ns=random.gauss(10, 0.8))
                 for _ in range(3)
             ]
             for _ in range(2)

@@ -74,7 +74,7 @@ def test_without_known_memory_caches_are_not_excluded(tmp_path):
 
 
 def test_calls_are_joined_by_op_shapes_and_kernel_and_weighted_by_their_count(tmp_path):
-    found = compare_sides(*sides(tmp_path)).shown.found
+    found = compare_sides(*sides(tmp_path)).shown.comparison
     key = ("aten::mm", "[[64,64],[64,64]]", "gemm_128")
     times = {(side, mode): {key: time(30_000 if side == "A" else 45_000)} for side in "AB" for mode in MODES}
     one = judge(0, found.findings[0], found.rows, times)
@@ -82,7 +82,7 @@ def test_calls_are_joined_by_op_shapes_and_kernel_and_weighted_by_their_count(tm
 
 
 def test_another_kernel_here_is_said_and_no_verdict(tmp_path):
-    found = compare_sides(*sides(tmp_path)).shown.found
+    found = compare_sides(*sides(tmp_path)).shown.comparison
     key = ("aten::mm", "[[64,64],[64,64]]", "gemm_128")
     times = {("A", mode): {key: time(30_000)} for mode in MODES}
     times |= {("B", mode): {key: time(0, "other kernel", "gemm_256")} for mode in MODES}
