@@ -391,9 +391,10 @@ def _around_rows(side: Placed, rows: Sequence[Row]) -> list[tuple[str, ...]]:
 def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Sequence[Work] = ()) -> Pair:
     """One rank of A and of B, with further processes of both."""
     a, b, coarse = at_common_detail(a, b)
-    repeats_a, repeats_b = (
-        [replace(work, drop=a.drop, plain=a.plain) for work in side] for side in (repeats_a, repeats_b)
-    )
+    if a.drop or a.plain:
+        repeats_a, repeats_b = (
+            [replace(work, drop=a.drop, plain=a.plain) for work in side] for side in (repeats_a, repeats_b)
+        )
     unit = unit_of(a, b)
     if unit is None:
         return Pair(a, b, None, None, _without_unit(a, b))

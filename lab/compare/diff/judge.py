@@ -26,7 +26,9 @@ FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
 MOST_FLOOR, SCATTERS, MAD_TO_SD = 0.10, 5.0, 1.4826
 LEAST_UNIT_SHARE, LEAST_CALL_NS = 0.001, 50.0  # of a unit that is no step, and per call of the kernel
 LONG_NS, FEW_ROWS = 10_000.0, 8  # per unit: rows that tell the scatter, and how many it takes
+FEW_INFLATION = 6.0
 MAX_LAG_CORRELATION = 0.9
+PAIR_ALARMS = 0.002  # of equal pairs, for what is held against its own steps: processes differ by more
 EXACT = ("count", "other_kernel", "op_gone", "op_new")
 TIMED = ("idle", "exposed_comm", "exposed_copy")
 ONE_PAIR, BELOW, PROVEN, SUGGESTED, WITHIN, STEPS_VARY, COVERED = (
@@ -98,6 +100,7 @@ def scatter_floor(rows: Sequence[Row]) -> float:
         return FLOOR_SHARE
     middle = median(shares)
     scatter = MAD_TO_SD * median(abs(share - middle) for share in shares)
+    scatter *= 1 + FEW_INFLATION / len(shares)  # of few rows the deviation is often too small
     return min(max(FLOOR_SHARE, SCATTERS * scatter), MOST_FLOOR)
 
 
@@ -183,7 +186,7 @@ def times_beyond_error(a: Units, b: Units) -> list[str]:
         else np.nan
         for name in large
     ]
-    return [name for name, p in zip(large, holm(p_values), strict=True) if p <= ALARMS]
+    return [name for name, p in zip(large, holm(p_values), strict=True) if p <= PAIR_ALARMS]
 
 
 def _of_steps(values_ns: np.ndarray) -> Sample:
