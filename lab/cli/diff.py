@@ -22,7 +22,7 @@ HELP_OF_LOGS = (
 def _diff(ctx: click.Context, /, **values: Any) -> None:
     nixnan = importlib.import_module(DIFF_OF_LOGS)
     a, b, repeats = values["a"], values["b"], values["repeats_a"]
-    if not any(nixnan.recognises(path) for path in (a, b, *values["more"])):
+    if not any(nixnan.recognises(path) for path in (a, b, *values["further"])):
         ctx.invoke(diff_recordings, **values)
         return
     for param in ctx.command.params:
