@@ -21,7 +21,7 @@ from lab.compare.whole import numbered, uneven
 from lab.core.words import plural
 
 STEPS_THAT_TELL = 4  # per side, below which no step is unlike the others
-FACTOR_ROWS, FACTOR_SHARE = 3, 0.75  # kernels, and of them (and of their time) how many have the factor
+FACTOR_ROWS, FACTOR_SHARE, FACTOR_TIME = 3, 0.75, 0.7  # kernels; of them, and of their time, those alike
 FACTOR_SPREAD, LEAST_SPREAD = 1 / 3, 0.015  # how far from it they may be: of the factor, and at least
 COVERED_TIME = 0.8  # of the kernel time, that the shared kernels have to cover
 PHASE_SHARE, PHASE_ROWS = 0.9, 3
@@ -95,7 +95,7 @@ def common_factor(rows: Sequence[Row], kernel_ns: float, *, least: float = FLOOR
     if abs(middle) <= least or len(alike) < FACTOR_SHARE * len(shared):
         return None
     alike_ns = sum(row.ns_a for row in alike)
-    if alike_ns < FACTOR_SHARE * time_ns:
+    if alike_ns < FACTOR_TIME * time_ns:
         return None
     share = sum(row.ns for row in alike) / alike_ns
     return Factor(share, len(alike), len(shared))

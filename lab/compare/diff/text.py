@@ -56,10 +56,8 @@ def job_words(job: Job) -> str:
     times = f"{job.a_ns / 1e6:.3f} -> {job.b_ns / 1e6:.3f} ms per unit ({signed(change_ns, job.a_ns)})"
     line = f"{name} job, which is as slow as its slowest rank: {times}"
     if job.rank_a != job.rank_b:
-        moved = " and takes as long" if abs(change_ns) <= FLOOR_SHARE * job.a_ns else ""
-        return f"{line}; the slowest rank moved, from rank {job.rank_a} to rank {job.rank_b},{moved}".rstrip(
-            ","
-        )
+        unchanged = ", and the job takes as long" if abs(change_ns) <= FLOOR_SHARE * job.a_ns else ""
+        return f"{line}; the slowest rank was rank {job.rank_a} and is rank {job.rank_b}{unchanged}"
     if job.alone is not None:
         return f"{line}; rank {job.alone} alone changed by itself"
     return f"{line}; slowest is rank {job.rank_a}"
