@@ -3,8 +3,8 @@
     python -m bench.diff_aa [--pairs 500] [--shared ../shared/data]
 
 Processes are drawn: each has a speed of its own (0.2 %), each kernel of a process (0.4, 0.8 or 1.5 %) and
-each launch (1 %) scatters, and idle time scatters from step to step by half of itself. Pairs of one process per
-side, and of three per side (`--repeat-a`, `--repeat-b`). With --shared the equal pairs of the shared
+each launch (1 %) scatters, and idle time scatters from step to step by half of itself. Pairs of one process
+per side, and of three per side (`--repeat-a`, `--repeat-b`). With --shared the equal pairs of the shared
 recordings, too. At most 1 % may name anything.
 """
 
