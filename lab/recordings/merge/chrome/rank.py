@@ -79,6 +79,9 @@ class RankEvents:
         self._flows: dict[tuple[bytes, bytes], Raw] = {}
         self._pids: dict[tuple[bool, bytes], Raw] = {}
         self._tids: dict[bytes, Raw] = {}
+        self._lanes: list[int] = []  # of each GPU event with a duration, in the order of the file
+        self._lane_tids: dict[tuple[bytes, bytes, int], Raw] = {}
+        self._next_lane = 0
 
     def write(self, file: IO[bytes]) -> None:
         self._survey()
@@ -89,6 +92,7 @@ class RankEvents:
     def _survey(self) -> None:
         """Collect which rows are on the GPU, their names, and the flows that have both ends."""
         ends: dict[tuple[bytes, bytes], int] = {}
+        durations: list[tuple[Row, Decimal, Decimal]] = []
         # Odd events are counted in the second pass.
         for event in itertools.chain.from_iterable(events_of(self._path, Counter(), salvage=self._salvage)):
             phase, category, pid, tid = header_of(event)
@@ -98,6 +102,9 @@ class RankEvents:
                 continue
             elif category in GPU_CATEGORIES or category in CPU_CATEGORIES:
                 self._rows.setdefault((category in GPU_CATEGORIES, pid, tid))
+                if phase == b'"X"' and category in GPU_CATEGORIES:
+                    start_us = _decimal(event.get("ts", NOTHING))
+                    durations.append(((pid, tid), start_us, start_us + _decimal(event.get("dur", NOTHING))))
             else:
                 self._unsure.setdefault((pid, tid), False)
             if phase in FLOWS:
@@ -110,6 +117,30 @@ class RankEvents:
         self._numbers.next_flow += len(self._flows)
         self._place_unsure_rows()
         self._assign_numbers()
+        self._assign_lanes(durations)
+
+    def _assign_lanes(self, durations: Sequence[tuple[Row, Decimal, Decimal]]) -> None:
+        """A track of its own for what begins within an event and ends after it: viewers cut or drop it."""
+        self._lanes = [0] * len(durations)
+        open_ends: dict[
+            Row, list[list[Decimal]]
+        ] = {}  # by lane, of the events that are open, outermost first
+        order = sorted(range(len(durations)), key=lambda index: (durations[index][1], -durations[index][2]))
+        for index in order:
+            row, start_us, end_us = durations[index]
+            lanes = open_ends.setdefault(row, [])
+            for ends in lanes:
+                while ends and ends[-1] <= start_us:
+                    ends.pop()
+            free = [lane for lane, ends in enumerate(lanes) if not ends or end_us <= ends[-1]]
+            lane = free[0] if free else len(lanes)
+            if not free:
+                lanes.append([])
+            lanes[lane].append(end_us)
+            self._lanes[index] = lane
+            if lane and (row[0], row[1], lane) not in self._lane_tids:
+                number = FIRST_TEXT_TID + len(self._tids) + len(self._lane_tids)
+                self._lane_tids[row[0], row[1], lane] = _raw_number(number)
 
     def _place_unsure_rows(self) -> None:
         """Flows, and categories that occur on both sides, go where the other events of their row are."""
@@ -156,6 +187,11 @@ class RankEvents:
             order = self._metadata("thread_sort_index", pid, tid, "sort_index")
             if order is not None:
                 records.append(_record("thread_sort_index", new, new_tid, {"sort_index": order}))
+            for (gpu_pid, stream, lane), lane_tid in self._lane_tids.items() if on_gpu else ():
+                if (gpu_pid, stream) == (pid, tid):
+                    records.append(
+                        _record("thread_name", new, lane_tid, {"name": f"{name}, overlapping {lane}"})
+                    )
         return records
 
     def _metadata(self, name: str, pid: bytes, tid: bytes, key: str) -> Any:
@@ -180,6 +216,9 @@ class RankEvents:
             self._rewrite_ids(event)
         event["pid"] = self._pids[self._on_gpu(category, pid, tid), pid]
         event["tid"] = self._tids.get(tid) or Raw(tid)
+        if phase == b'"X"' and category in GPU_CATEGORIES:
+            lane, self._next_lane = self._lanes[self._next_lane], self._next_lane + 1
+            event["tid"] = self._lane_tids.get((pid, tid, lane), event["tid"])
         if self._shift_us and "ts" in event:
             event["ts"] = self._shifted(event["ts"])
         return True
@@ -219,6 +258,15 @@ class RankEvents:
         except (InvalidOperation, UnicodeDecodeError):
             self._numbers.odd["times that are not numbers, kept as recorded"] += 1
             return ts_us
+
+
+def _decimal(number: Raw) -> Decimal:
+    """0 where it is not a number: such an event is kept as recorded."""
+    try:
+        value = Decimal(bytes(number).decode())
+    except (InvalidOperation, UnicodeDecodeError):
+        return Decimal(0)
+    return value if value.is_finite() else Decimal(0)
 
 
 def _record(name: str, pid: Raw, tid: Raw | int, args: dict[str, Any]) -> dict[str, Any]:
