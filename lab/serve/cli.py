@@ -148,6 +148,8 @@ def query(
         from lab.errors import MissingError
 
         raise MissingError("no such folder", location=folder, fix="name the folder that holds the runs")
+    if sql:
+        _raise_without_runs(folder)
     with needs("query"):
         _need("duckdb", "pyarrow")
     answer = ask(folder, sql, most_rows=rows, timeout_s=timeout_s, memory_mb=memory_mb)
@@ -157,6 +159,17 @@ def query(
         text = _csv(answer) if as_csv else _text(answer) if sql else _tables(answer)
         click.echo(text, nl=not as_csv)
     _raise_for(answer, rows)
+
+
+def _raise_without_runs(folder: Path) -> None:
+    """Raises MissingError for a folder without runs, whose answer of no rows would read as a finding."""
+    from lab.errors import MissingError
+    from lab.serve.walk import walk
+
+    if not walk(folder).runs:
+        raise MissingError(
+            "no runs below this folder", location=folder, fix="name the folder that holds the runs"
+        )
 
 
 def _raise_for(answer: Answer, most_rows: int) -> None:

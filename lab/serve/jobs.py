@@ -9,8 +9,10 @@ import contextlib
 import hashlib
 import os
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,15 +28,18 @@ from lab.serve.sql.ask import environment
 AT_ONCE = 2
 WAIT_S = 60.0  # for one of them to end
 LIMIT_S = 600.0
+MOST_ROWS = 200  # of an answer
 MOST_FILES = 24  # earlier results that stay in the cache
 # Of a child: a hostile recording can cost more than it looks.
 ADDRESS_SPACE = 12 << 30
 CPU_S = 900
 Kind = Literal["timeline", "perfetto", "diff"]
+DIFF = "diff-"  # what the folders of diffs begin with; no run's key does
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """timeline and perfetto write `target`; diff answers with the comparison of `paths` (two)."""
+    """timeline and perfetto write the file `target`, diff the folder `target` with the page of `lab diff` for
+    two `paths`; without a target it answers with the comparison."""
 
     kind: Kind
     paths: tuple[str, ...]
@@ -94,20 +99,28 @@ class Jobs:
 
     def file(self, kind: Kind, paths: Sequence[Path], suffix: str) -> Path:
         """The result of a task that writes a file, made once for the same state of the same recordings."""
-        target = self.folder / f"{_state_of(kind, paths)}{suffix}"
+        return self._made(kind, paths, self.folder / f"{_state_of(kind, paths)}{suffix}")
+
+    def diff(self, paths: Sequence[Path]) -> str:
+        """The name of the folder with the page of two recordings, made once as a file is."""
+        return self._made("diff", paths, self.folder / f"{DIFF}{_state_of('diff', paths)}").name
+
+    def _made(self, kind: Kind, paths: Sequence[Path], target: Path) -> Path:
         with self._mutex:
             making = self._making.setdefault(target.name, threading.Lock())
         with making:
-            if not target.is_file():
+            if not target.exists():
                 make_folder(self.folder)
                 self.run(Task(kind=kind, paths=tuple(map(str, paths)), target=str(target)))
                 self._forget_old(target)
         return target
 
     def _forget_old(self, new: Path) -> None:
-        files = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        for old in files[MOST_FILES:]:
-            if old != new:
+        results = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for old in results[MOST_FILES:]:
+            if old.is_dir() and old != new:
+                shutil.rmtree(old, ignore_errors=True)
+            elif old != new:
                 old.unlink(missing_ok=True)
 
 
@@ -151,6 +164,22 @@ def do(task: Task) -> Outcome:
         from lab.serve.export.timelines import write_perfetto
 
         return Outcome(notes=write_perfetto(paths, Path(task.target)))
+    return _diff(paths, Path(task.target)) if task.target else _compared(paths)
+
+
+def _diff(paths: Sequence[Path], target: Path) -> Outcome:
+    from lab.compare.diff.comparison import compare_sides
+    from lab.compare.diff.modules.groups import KINDS
+    from lab.compare.diff.page import write
+
+    compared = compare_sides(*paths, by=KINDS, evidence=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}") as folder:
+        write(compared, Path(folder) / "page")
+        (Path(folder) / "page").rename(target)
+    return Outcome()
+
+
+def _compared(paths: Sequence[Path]) -> Outcome:
     from lab.compare.diff.comparison import compare
     from lab.compare.diff.text import problems, text
 
@@ -166,7 +195,7 @@ def do(task: Task) -> Outcome:
             "kind": row.kind,
             "confidence": row.confidence,
         }
-        for row in sorted(shown.rows, key=lambda row: -abs(row.ns))[:200]
+        for row in shown.rows[:MOST_ROWS]
     ]
     answer = {"text": text(comparison, 20), "rows": rows, "comparable": shown.comparable}
     return Outcome(answer=answer, notes=problems(comparison))

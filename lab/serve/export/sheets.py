@@ -18,11 +18,12 @@ from lab.errors import LabError, MissingError
 from lab.recordings.capture import Capture
 from lab.recordings.load import load_capture
 from lab.report.excel import write_workbook
-from lab.serve.export.timelines import notes_of
+from lab.serve.export.timelines import LEFT_OUT, notes_of
 from lab.serve.rows import row_of
 from lab.serve.sql.tables import read_table
 from lab.serve.walk import recordings_below
 
+MOST_ROWS = (1 << 20) - 1  # of a sheet, below its heading
 TABLES = ("ops", "api", "ranges", "sync")
 TEXTS = {
     "name_id": "name",
@@ -34,15 +35,36 @@ TEXTS = {
 
 
 def write_xlsx(run: Path, target: Path) -> list[str]:
-    """Steps, findings and every tables/*.csv of a run as sheets; returns sentences about what is missing."""
+    """Steps, findings and every tables/*.csv of a run as sheets, or the operations, calls, ranges and waits
+    of a recording; returns sentences about what is missing."""
     notes: list[str] = []
-    sheets = _about(run, notes)
-    for name, table in _tables(run, notes).items():
-        sheets[name] = table.to_pandas()
+    if run.is_file():
+        sheets = _of_recording(run, notes)
+    else:
+        sheets = _about(run, notes)
+        for name, table in _tables(run, notes).items():
+            sheets[name] = table.to_pandas()
     if not sheets:
-        raise MissingError("neither a manifest nor tables", location=run, fix="name the folder of a run")
+        raise MissingError(
+            "neither a manifest nor tables", location=run, fix="name the folder of a run, or a recording"
+        )
     write_workbook(sheets, target)
     return notes
+
+
+def _of_recording(path: Path, notes: list[str]) -> dict[str, pd.DataFrame]:
+    capture = load_capture(path)
+    notes += notes_of(path, capture)
+    sheets = {}
+    for name in TABLES:
+        frame = _columns(capture, name).to_pandas()
+        if len(frame) > MOST_ROWS:
+            notes.append(
+                f"{LEFT_OUT} {path.name}: {len(frame) - MOST_ROWS:,} rows of {name}; parquet has all"
+            )
+        if len(frame):
+            sheets[name] = frame[:MOST_ROWS]
+    return sheets
 
 
 def write_parquet(run: Path, folder: Path) -> tuple[list[Path], list[str]]:

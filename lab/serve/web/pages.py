@@ -23,7 +23,7 @@ from lab.errors import MissingError, UsageError
 from lab.report import palette
 from lab.serve.confine import opened, recording_inside
 from lab.serve.index import Index, key_of
-from lab.serve.jobs import Jobs, Task
+from lab.serve.jobs import DIFF, Jobs
 from lab.serve.live import GOING, activity, live_tail, may_go_on
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import SAVED, ask, infos
@@ -171,9 +171,14 @@ class Site:
         if len(rows) != 2:
             raise UsageError("a diff is of two runs", fix="tick two of them")
         part = request.query_params.get("part", "")
-        paths = tuple(str(recording_inside(self.index.path(row), part)) for row in rows)
-        outcome = self.jobs.run(Task(kind="diff", paths=paths))
-        return self.page("diff", rows=rows, keys=[key_of(row) for row in rows], part=part, outcome=outcome)
+        name = self.jobs.diff([recording_inside(self.index.path(row), part) for row in rows])
+        return self.page(
+            "diff",
+            rows=rows,
+            keys=[key_of(row) for row in rows],
+            part=part,
+            base=f"/files/{name}/{self.guard.capability(name)}/",
+        )
 
     def timeline(self, request: Request) -> Response:
         query = request.query_params
@@ -224,12 +229,13 @@ class Site:
         return FileResponse(file, media_type="application/octet-stream", filename=_pftrace_name(names[0]))
 
     def file(self, request: Request) -> Response:
-        """A run's own file, under its capability; types by a fixed table, all else as a download."""
+        """A file of a run or of a diff, under its capability; types by a table, all else as a download."""
         key, name = request.path_params["key"], request.path_params["path"]
         capability = request.path_params["capability"]
         if not hmac.compare_digest(capability.encode(), self.guard.capability(key).encode()):
             raise MissingError("no such file in this run")
-        stream = opened(self.index.path(self.row(key)), name)
+        folder = self.jobs.folder / key if key.startswith(DIFF) else self.index.path(self.row(key))
+        stream = opened(folder, name)
         kind = media_type(name)
         headers = {"content-disposition": "inline" if kind else "attachment"}
         return StreamingResponse(

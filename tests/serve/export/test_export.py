@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import zipfile
 
@@ -15,8 +16,11 @@ from lab.errors import BadDataError, MissingError, StepFailed
 from lab.recordings.load import load_capture
 from lab.serve.export.all import export_run
 from lab.serve.walk import group_of, recordings_below
+from tests.conftest import SHARED
 from tests.serve.made import write_run
 from tests.tracegen import BASE_NS, TraceWriter
+
+OVERLAPPING = SHARED / "cases/compare/export/overlapping.json.gz"
 
 
 def a_trace(rank: int = 0, world_size: int = 1) -> TraceWriter:
@@ -65,6 +69,35 @@ def test_a_workbook_has_a_sheet_per_table_and_runs_no_formula(run, tmp_path):
         text = "".join(book.read(name).decode() for name in book.namelist() if "sheet" in name)
     assert all(f'name="{name}"' in names for name in ("findings", "steps", "configs")) and not notes
     assert "=cmd()" in text and "<f>" not in text
+
+
+@pytest.mark.skipif(not OVERLAPPING.exists(), reason="the shared cases are not here")
+def test_kernels_that_overlap_on_a_stream_get_tracks_of_their_own_in_chrome(tmp_path):
+    (path,), _ = export_run(OVERLAPPING, "chrome", tmp_path)
+    events, recorded = (
+        json.loads(gzip.decompress(file.read_bytes()))["traceEvents"] for file in (path, OVERLAPPING)
+    )
+    tracks: dict[tuple, list] = {}
+    for event in events:
+        if event.get("cat") == "kernel":
+            tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+    assert len(tracks) == 2
+    for track in tracks.values():
+        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in track)
+        assert all(end <= later + 1e-6 for (_, end), (later, _) in itertools.pairwise(spans))
+    durations = [sorted(e["dur"] for e in side if e.get("cat") == "kernel") for side in (events, recorded)]
+    assert durations[0] == durations[1]
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert "stream 7" in names and "stream 7, overlapping 1" in names
+
+
+def test_a_recording_is_a_workbook_too(tmp_path):
+    a_trace().write(tmp_path / "trace.json")
+    (path,), notes = export_run(tmp_path / "trace.json", "xlsx", tmp_path / "out")
+    with zipfile.ZipFile(path) as book:
+        names = book.read("xl/workbook.xml").decode()
+        text = "".join(book.read(name).decode() for name in book.namelist() if name.endswith(".xml"))
+    assert 'name="ops"' in names and "nvjet_gemm" in text and "start_ns" in text and not notes
 
 
 def test_parquet_holds_tables_and_recordings_with_texts(run, tmp_path):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from lab.cli.main import cli
-from lab.errors import StepFailed, UsageError
+from lab.errors import MissingError, StepFailed, UsageError
 from lab.serve.sql.ask import SAVED, Question, ask, environment, table_name
 from lab.serve.sql.child import answer, cell
 from lab.serve.sql.tables import named_in, read_table, together
@@ -348,3 +348,10 @@ def test_exit_codes_say_whether_the_answer_is_whole(root, monkeypatch):
 def test_control_characters_in_cells_do_not_reach_the_terminal(root, monkeypatch):
     monkeypatch.setattr("lab.serve.sql.ask.ask", lambda folder, sql, **more: rows(folder, sql, **more))
     assert "\x1b" not in run("select chr(27) || '[2J' as x", root).stdout
+
+
+def test_a_folder_without_runs_is_missing_input_and_no_answer_of_no_rows(tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = CliRunner().invoke(cli, ["query", "select * from runs", str(tmp_path / "empty")])
+    assert isinstance(done.exception, MissingError) and done.exception.exit_code == 4
+    assert "no runs below this folder" in done.exception.problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -14,6 +15,7 @@ from lab.serve.web.guard import LOCAL
 from lab.serve.web.server import made_app
 from tests.serve.made import write_run
 from tests.serve.web.asgi import HOST, get
+from tests.tracegen import TraceWriter
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -248,6 +250,27 @@ def test_a_folder_of_recordings_with_a_link_in_it_is_not_read(site, monkeypatch)
     one, other = (key_of(site.index.find(name)) for name in ("sweep_a", "sweep_b"))
     assert get(site, f"/diff?run={one}&run={other}&part=step", **signed(site)).status == 404
     assert get(site, f"/columns?run={one}&file=step", **signed(site)).status == 404
+
+
+def test_the_comparison_of_two_recordings_is_the_page_of_lab_diff(site):
+    """In a sandbox, as a report: under a capability, with its tables beside it, and nothing else."""
+    for name, took in (("sweep_a", 10), ("sweep_b", 30)):
+        trace = TraceWriter()
+        for step in range(3):
+            trace.step(step, 1000 * step, 900)
+            trace.gemm(64, 64, 32, 1000 * step + 100, took)
+        trace.write(site.index.root / name / "trace.json")
+    one, other = (key_of(site.index.find(name)) for name in ("sweep_a", "sweep_b"))
+    page = get(site, f"/diff?run={one}&run={other}&part=trace.json", **signed(site))
+    base = re.search(rb'src="(/files/diff-[0-9a-f]{32}/[0-9a-f]{40}/)diff\.html" sandbox', page.body)[
+        1
+    ].decode()
+    diff = get(site, f"{base}diff.html")
+    assert diff.status == 200 and "sandbox" in diff.headers["content-security-policy"]
+    assert b"What changed from A to B" in diff.body
+    assert b"change_us" in get(site, f"{base}tables/rows.csv").body
+    assert get(site, f"{base}../../timelines").status == 404
+    assert get(site, base.replace("diff-", "diff-0") + "diff.html").status == 404
 
 
 def test_a_capability_opens_one_run_only(site):
