@@ -104,7 +104,7 @@ def _compare(
 
     with needs("analysis"):
         from lab.compare.diff.comparison import compare_sides
-        from lab.compare.diff.modules.groups import KINDS
+        from lab.compare.diff.groups import KINDS
 
         compared = compare_sides(
             a,
@@ -149,20 +149,20 @@ def _raise_for(difference: Difference) -> None:
     from lab.core.words import first_few, listed
     from lab.errors import StepFailed
 
-    where = f"{difference.a} and {difference.b}"
+    location = f"{difference.a} and {difference.b}"
     if apart := [rank for rank in difference.ranks if not rank.comparable]:
         share = f" ({len(apart)} of {len(difference.ranks)} ranks)" if len(difference.ranks) > 1 else ""
-        raise StepFailed(f"not comparable{share}: {apart[0].reason}", location=where)
+        raise StepFailed(f"not comparable{share}: {apart[0].reason}", location=location)
     if difference.torn or difference.blurred:
         raise StepFailed(
             listed("the recordings are incomplete", [*difference.torn, *difference.blurred]),
-            location=where,
+            location=location,
             fix="figures are bounds where GPU work is missing, rows by op where launches or operators are; "
             "record again for exact ones",
         )
     if difference.missing or difference.problems:
         reasons = first_few([*difference.missing, *difference.problems], 3, between="; ")
-        raise StepFailed("some ranks are not compared", location=where, fix=reasons)
+        raise StepFailed("some ranks are not compared", location=location, fix=reasons)
 
 
 class Share(click.ParamType[float]):
@@ -224,8 +224,8 @@ def check(
 
             if out is None:
                 raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")
-            with sides(base, head) as both:
-                verdict = repeat(both, command, out, max_slowdown, lambda text: click.echo(text, err=True))
+            with sides(base, head) as pair:
+                verdict = repeat(pair, command, out, max_slowdown, lambda text: click.echo(text, err=True))
         else:
             verdict = judge_folders(Path(base), Path(head), max_slowdown)
     if junit:

@@ -25,15 +25,15 @@ def idle_of(work: Work, rows: np.ndarray, busy: np.ndarray) -> dict[str, int]:
         return dict.fromkeys(CAUSES, 0)
     begin, end = busy[:-1, 1], busy[1:, 0]
     next_op = rows[np.searchsorted(work.start_ns[rows], end)]
-    known = work.launch_known[next_op]
-    launched = np.where(known, work.launched_ns[next_op], begin)
+    is_known = work.launch_known[next_op]
+    launched = np.where(is_known, work.launched_ns[next_op], begin)
     late = np.clip(launched - begin, 0, end - begin)
     waited = _waited(work.waits_ns, begin, np.maximum(launched, begin))
     return {
-        "idle_late": int(late[known & ~waited].sum()),
-        "idle_wait": int(late[known & waited].sum()),
-        "idle_queued": int((end - begin - late)[known].sum()),
-        "idle_unknown": int((end - begin)[~known].sum()),
+        "idle_late": int(late[is_known & ~waited].sum()),
+        "idle_wait": int(late[is_known & waited].sum()),
+        "idle_queued": int((end - begin - late)[is_known].sum()),
+        "idle_unknown": int((end - begin)[~is_known].sum()),
     }
 
 
@@ -41,6 +41,6 @@ def _waited(waits: np.ndarray, begin: np.ndarray, until: np.ndarray) -> np.ndarr
     """Whether the host waited as each gap began and came back before the next launch (n,)."""
     if not len(waits):
         return np.zeros(len(begin), dtype=bool)
-    at = np.minimum(np.searchsorted(waits[:, 1], begin), len(waits) - 1)
-    found: np.ndarray = (waits[at, 1] >= begin) & (waits[at, 0] <= begin) & (waits[at, 1] <= until)
-    return found
+    call = np.minimum(np.searchsorted(waits[:, 1], begin), len(waits) - 1)
+    came_back: np.ndarray = (waits[call, 1] >= begin) & (waits[call, 0] <= begin) & (waits[call, 1] <= until)
+    return came_back

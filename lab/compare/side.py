@@ -63,16 +63,16 @@ class Work:
     def torn(self) -> list[str]:
         """A sentence for each hole in its GPU operations, for graph replays that lost any, and where no step
         is whole: figures are bounds."""
-        found = self._holes(of_gpu=True)
+        texts = self._holes(of_gpu=True)
         if len(self.perhaps_cut) or not len(self._cut_replays[1]):  # without its call no step acquits it
             perhaps = [
                 lack for lack in self.lacks if lack.rule == "R" and lack.unknown and lack.place == "hole"
             ]
-            found += [f"{self.trace.source.name}: {text}" for text in sentences(perhaps)]
+            texts += [f"{self.trace.source.name}: {text}" for text in sentences(perhaps)]
         if self.cut.any() and not self.is_whole_somewhere:
             edge = "GPU work of every step is missing"
-            found.append(f"{self.trace.source.name}: {edge}")
-        return found
+            texts.append(f"{self.trace.source.name}: {edge}")
+        return texts
 
     @property
     def blurred(self) -> list[str]:
@@ -81,23 +81,23 @@ class Work:
 
     def _holes(self, *, of_gpu: bool) -> list[str]:
         torn = [*holes(self.lacks), *(lack for lack in self.lacks if _of_cut_replays(lack))]
-        found = [lack for lack in dict.fromkeys(torn) if (lack.axis == "gpu") == of_gpu]
-        return [f"{self.trace.source.name}: {text}" for text in sentences(found)]
+        distinct = [lack for lack in dict.fromkeys(torn) if (lack.axis == "gpu") == of_gpu]
+        return [f"{self.trace.source.name}: {text}" for text in sentences(distinct)]
 
     @cached_property
     def order(self) -> np.ndarray:
-        found: np.ndarray = np.argsort(self.trace.ops.start_ns, kind="stable")
-        return found
+        rows: np.ndarray = np.argsort(self.trace.ops.start_ns, kind="stable")
+        return rows
 
     @cached_property
     def start_ns(self) -> np.ndarray:
-        found: np.ndarray = self.trace.ops.start_ns[self.order]
-        return found
+        start_ns: np.ndarray = self.trace.ops.start_ns[self.order]
+        return start_ns
 
     @cached_property
     def dur_ns(self) -> np.ndarray:
-        found: np.ndarray = self.trace.ops.dur_ns[self.order]
-        return found
+        dur_ns: np.ndarray = self.trace.ops.dur_ns[self.order]
+        return dur_ns
 
     @cached_property
     def launched_ns(self) -> np.ndarray:
@@ -106,14 +106,14 @@ class Work:
         call = launch_calls(trace)
         when = trace.ops.start_ns.copy()
         when[call >= 0] = trace.api.start_ns[call[call >= 0]]
-        found: np.ndarray = when[self.order]
-        return found
+        launched_ns: np.ndarray = when[self.order]
+        return launched_ns
 
     @cached_property
     def launch_known(self) -> np.ndarray:
         """Whether its launch was recorded."""
-        found: np.ndarray = (launch_calls(self.trace) >= 0)[self.order]
-        return found
+        known_launches: np.ndarray = (launch_calls(self.trace) >= 0)[self.order]
+        return known_launches
 
     @cached_property
     def waits_ns(self) -> np.ndarray:
@@ -122,15 +122,15 @@ class Work:
         waits = np.array([*map(is_wait, self.trace.strings), False])
         rows = np.flatnonzero(waits[runtime.name_id])
         spans = np.stack([runtime.start_ns[rows], runtime.end_ns[rows]], axis=1)
-        found: np.ndarray = spans[np.argsort(spans[:, 1], kind="stable")]
-        return found
+        by_end: np.ndarray = spans[np.argsort(spans[:, 1], kind="stable")]
+        return by_end
 
     @cached_property
     def classes(self) -> np.ndarray:
         """COMP, COMM or MEMCOPY; fills count as copies: both wait for memory, and neither computes."""
         classes = classify(self.trace)
-        found: np.ndarray = np.where(self.trace.ops.kind == MEMSET, MEMCOPY, classes)[self.order]
-        return found
+        of_ops: np.ndarray = np.where(self.trace.ops.kind == MEMSET, MEMCOPY, classes)[self.order]
+        return of_ops
 
     @cached_property
     def keys(self) -> tuple[list[Key], np.ndarray]:
@@ -143,27 +143,27 @@ class Work:
             columns.append(
                 np.where(op >= 0, ids[np.maximum(op, 0)], -1) if len(ids) else np.full(len(op), -1)
             )
-        distinct, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        distinct, index_of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
         text = [*trace.strings, ""]
         named = plain_name if self.plain else kernel_name
-        for at, name in enumerate(("op", "dims", "types"), start=1):
+        for column, name in enumerate(("op", "dims", "types"), start=1):
             if name in self.drop:
-                distinct[:, at] = -1
+                distinct[:, column] = -1
         keys = [(text[o], text[d], text[t], named(text[k])) for k, o, d, t in distinct.tolist()]
-        return keys, which.reshape(-1)[self.order]
+        return keys, index_of.reshape(-1)[self.order]
 
     @property
     def unlinked(self) -> int:
         """GPU operations without a known op."""
-        keys, which = self.keys
+        keys, key_of = self.keys
         bare = np.array([key[0] == "" for key in keys], dtype=bool)
-        return int(bare[which].sum()) if len(which) else 0
+        return int(bare[key_of].sum()) if len(key_of) else 0
 
     @property
     def unlinked_share(self) -> float:
         """Of the GPU time, in operations without a known op."""
-        keys, which = self.keys
-        bare = np.array([key[0] == "" for key in keys], dtype=bool)[which]
+        keys, key_of = self.keys
+        bare = np.array([key[0] == "" for key in keys], dtype=bool)[key_of]
         return float(self.dur_ns[bare].sum() / max(int(self.dur_ns.sum()), 1))
 
     @cached_property
@@ -187,15 +187,15 @@ class Work:
         """Which of the steps (m,) launched GPU operations that the edges of the recording cut off, or a graph
         replay that lost some."""
         edges = self.steps_ns
-        found = np.zeros(len(edges), dtype=bool)
+        is_cut = np.zeros(len(edges), dtype=bool)
         calls = []
         if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.lacks):
             calls.append(lost_at_edges(of_capture(self.trace)))
         calls += [self._cut_replays[0], self.perhaps_cut]
         for rows in calls:
             step = step_at(edges, self.trace.api.start_ns[rows])
-            found[step[step >= 0]] = True
-        return found
+            is_cut[step[step >= 0]] = True
+        return is_cut
 
     @cached_property
     def _cut_replays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -218,11 +218,11 @@ class Work:
         replays = np.bincount(step_at(edges, runtime.start_ns[launches]) + 1, minlength=len(edges) + 1)[1:]
         step = step_at(edges, runtime.start_ns[calls])
         additional = [
-            one >= 0 and len(edges) > 1 and replays[one] > np.median(np.delete(replays, one))
-            for one in step.tolist()
+            index >= 0 and len(edges) > 1 and replays[index] > np.median(np.delete(replays, index))
+            for index in step.tolist()
         ]
-        found: np.ndarray = calls[~np.array(additional)]
-        return found
+        unexplained: np.ndarray = calls[~np.array(additional)]
+        return unexplained
 
     @cached_property
     def is_whole_somewhere(self) -> bool:
@@ -254,32 +254,32 @@ def read_side(path: Path) -> Side:
     """
     files = recordings_at(path)
     if files == [path]:
-        works = read_works(path)
-        return Side(path, {("", work.rank if len(works) > 1 else 0): work for work in works}, [])
-    found: list[tuple[Path, Work]] = []
+        lone_works = read_works(path)
+        return Side(path, {("", work.rank if len(lone_works) > 1 else 0): work for work in lone_works}, [])
+    works: list[tuple[Path, Work]] = []
     problems = []
     for file in files:
         if _is_of_lab(file, path):
             continue
         try:
-            found += [(file, work) for work in read_works(file)]
+            works += [(file, work) for work in read_works(file)]
         except LabError as error:
             problems.append(f"{file.relative_to(path)} is left out: {error.problem}")
-    if not found:
+    if not works:
         raise MissingError(
             "no recording in this folder",
             location=path,
             fix="; ".join(problems[:2])
             or f"lab reads {', '.join(RECORDINGS)}, and nsys' folders of Parquet files",
         )
-    several = len({work.rank for _, work in found}) < len(found)
+    several = len({work.rank for _, work in works}) < len(works)
     ranks: dict[tuple[str, int], Work] = {}
-    for file, work in found:
+    for file, work in works:
         key = (configuration_of(file, path) if several else "", work.rank)
         if key in ranks:
-            both = [one.relative_to(path) for one in (ranks[key].trace.source, file)]
+            paths = [one.relative_to(path) for one in (ranks[key].trace.source, file)]
             raise BadDataError(
-                f"two recordings of rank {work.rank}: {both[0]} and {both[1]}",
+                f"two recordings of rank {work.rank}: {paths[0]} and {paths[1]}",
                 location=path / key[0],
                 fix="name a folder that holds one recording per rank, or per configuration and rank",
             )
@@ -301,8 +301,8 @@ def _is_of_lab(file: Path, path: Path) -> bool:
     """Whether it is one of the files that lab itself writes into a run, and no recording."""
     if ".json" not in file.suffixes[-2:] and file.suffix != ".json":
         return False
-    above = [path, *(one for one in file.parents if one.is_relative_to(path))]
-    if not any((one / MANIFEST).is_file() for one in above):
+    above = [path, *(parent for parent in file.parents if parent.is_relative_to(path))]
+    if not any((parent / MANIFEST).is_file() for parent in above):
         return False
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
@@ -317,9 +317,10 @@ def recordings_at(path: Path) -> list[Path]:
     if not path.is_dir() or _is_export(path):
         return [path]
     return sorted(
-        one
-        for one in path.rglob("*")
-        if (one.is_file() and one.name.endswith(RECORDINGS)) or (one.is_dir() and _is_export(one))
+        path_below
+        for path_below in path.rglob("*")
+        if (path_below.is_file() and path_below.name.endswith(RECORDINGS))
+        or (path_below.is_dir() and _is_export(path_below))
     )
 
 
@@ -336,8 +337,8 @@ def read_works(path: Path) -> list[Work]:
         )
     if len(traces) == 1:
         named = _RANK.search(path.name) or _RANK.search(path.parent.name)
-        known = traces[0].meta.rank
-        return [Work(known if known is not None else int(named[1]) if named else 0, traces[0])]
+        rank = traces[0].meta.rank
+        return [Work(rank if rank is not None else int(named[1]) if named else 0, traces[0])]
     ranks = [trace.meta.rank for trace in traces]
     told_apart = None not in ranks and len(set(ranks)) == len(ranks)
     return [
@@ -355,21 +356,21 @@ def plain_name(text: str) -> str:
     name = name.replace("(bool)0", "false").replace("(bool)1", "true")
     name = re.sub(r"\s+", "", _SUFFIX.sub("", _CAST.sub("", name)))
     depth = 0
-    for at, letter in enumerate(name):
+    for index, letter in enumerate(name):
         if letter in "<{":
             depth += 1
-        elif letter in ">}" and name[at - 1 : at] != "-":
+        elif letter in ">}" and name[index - 1 : index] != "-":
             depth -= 1
-        elif letter == "(" and depth <= 0 and at:
-            return name[:at]
+        elif letter == "(" and depth <= 0 and index:
+            return name[:index]
     return name
 
 
 def memory_name(text: str) -> tuple[str, str] | None:
     """Of a copy or fill, the tool that writes its name so, and the name for all tools."""
     for tool, pattern in _MEMORY.items():
-        if found := pattern.match(text):
-            ends = [one[0].upper() for one in found.groups() if one]
+        if match := pattern.match(text):
+            ends = [one[0].upper() for one in match.groups() if one]
             return tool, f"memcpy {'-'.join(ends)}" if ends else "memset"
     return None
 
@@ -403,8 +404,8 @@ def step_at(edges_ns: np.ndarray, times_ns: np.ndarray) -> np.ndarray:
         return np.full(len(times_ns), -1)
     step = np.searchsorted(edges_ns[:, 0], times_ns, side="right") - 1
     inside = (step >= 0) & (times_ns < edges_ns[np.maximum(step, 0), 1])
-    found: np.ndarray = np.where(inside, step, -1)
-    return found
+    steps: np.ndarray = np.where(inside, step, -1)
+    return steps
 
 
 def steps_overlap(work: Work) -> bool:
@@ -420,9 +421,18 @@ def _of_families(trace: Capture) -> list[np.ndarray]:
         family = step_family(trace.strings[index])
         if family is not None:
             families.setdefault(family, set()).add(index)
-    masks = {one: np.isin(trace.annotations.name_id, list(ids)) for one, ids in families.items()}
-    order = sorted(masks, key=lambda one: (not one.startswith("ProfilerStep"), -int(masks[one].sum()), one))
-    return [masks[one] for one in order]
+    masks = {
+        family_name: np.isin(trace.annotations.name_id, list(ids)) for family_name, ids in families.items()
+    }
+    order = sorted(
+        masks,
+        key=lambda family_name: (
+            not family_name.startswith("ProfilerStep"),
+            -int(masks[family_name].sum()),
+            family_name,
+        ),
+    )
+    return [masks[family_name] for family_name in order]
 
 
 def common_ranks(sides: Sequence[Side]) -> list[tuple[str, int]]:

@@ -40,7 +40,7 @@ class Slower(msgspec.Struct, kw_only=True):
     limit: float
     ns_base: float
     ns_head: float
-    more: int | None
+    further: int | None
 
     @property
     def key(self) -> Key:
@@ -102,7 +102,7 @@ def judge_signatures(
                 change=decision.change or 0.0,
                 low=decision.low or 0.0,
                 high=decision.high or 0.0,
-                more=None,
+                further=None,
             )
         )
     slower, faster = ((holm(p) <= alarms / 2).tolist() for p in (p_slower, p_faster))
@@ -112,7 +112,9 @@ def judge_signatures(
     costliest = sorted(undecided, key=lambda signature: -signature.high * signature.ns_base)[:LISTED]
     for signature in costliest:  # how many more processes would decide is worked out for these alone
         base_ns, head_ns = ([process[signature.key] for process in side] for side in (base, head))
-        signature.more = decide(base_ns, head_ns, signature.limit, level=level, excluding=1 - alarms).more
+        signature.further = decide(
+            base_ns, head_ns, signature.limit, level=level, excluding=1 - alarms
+        ).further
     total_ns = sum(sum(process.values()) for process in base)
     tested_ns = sum(process[key] for process in base for key in keys)
     return Signatures(
@@ -165,6 +167,6 @@ def _words(signature: Slower) -> str:
     note = ""
     if signature.outcome == "regression" and signature.low <= signature.limit:
         note = "; proven in order with the others (Holm), the interval holds for all at once"
-    elif signature.outcome == "undecided" and signature.more:
-        note = f"; {signature.more:,} more processes per side would decide"
+    elif signature.outcome == "undecided" and signature.further:
+        note = f"; {signature.further:,} more processes per side would decide"
     return f"{name}: {kernel} {costs}, {times}, limit {signature.limit:.1%}{note}"

@@ -64,8 +64,8 @@ def unit_of(a: Work, b: Work) -> str | None:
         return "step"
     counts = [Counter(work.keys[0][one][3] for one in work.keys[1].tolist()) for work in (a, b)]
     sums: Counter[str] = Counter()
-    keys, which = a.keys
-    for index, dur_ns in enumerate(np.bincount(which, weights=a.dur_ns, minlength=len(keys))):
+    keys, key_of = a.keys
+    for index, dur_ns in enumerate(np.bincount(key_of, weights=a.dur_ns, minlength=len(keys))):
         sums[keys[index][3]] += dur_ns
     able = [name for name in sums if min(count[name] for count in counts) >= LEAST_CALLS]
     return max(able, key=lambda name: (memory_name(name) is None, sums[name]), default=None)
@@ -94,14 +94,14 @@ def by_step(work: Work) -> Units:
     behind = called & (work.trace.api.start_ns >= edges[-1, 1])
     is_last = steps[-1:] == [len(edges) - 1] and not (outside >= edges[-1, 1]).any()
     usual = usual_rows(work, [rows[one] for one in steps])
-    keys, which = work.keys
+    keys, key_of = work.keys
     return Units(
         unit="step",
         count=len(steps),
         sums=sums_of(work, step >= 0, max(len(steps), 1)),
         times_ns={name: np.array([one[name] for one in times], dtype=float) for name in TIMES},
         calls=calls_of(work, called, max(len(steps), 1)),
-        sequence=[keys[index] for index in which[usual].tolist()],
+        sequence=[keys[index] for index in key_of[usual].tolist()],
         outside=total,
         chosen=step >= 0,
         called=called,
@@ -153,32 +153,32 @@ def _calls_in(times_ns: np.ndarray, edges: np.ndarray, steps: list[int], outside
     """Which calls (n,) belong to `steps`. What waits for a step may stand behind it: calls after a step are
     its own until GPU work is launched outside every step (`outside`, by time), which no figure is of."""
     step = np.searchsorted(edges[:, 0], times_ns, side="right") - 1
-    last = np.append(outside, np.iinfo(np.int64).max)[np.searchsorted(outside, edges[:, 1])]
-    found: np.ndarray = np.isin(step, steps) & (times_ns < last[np.maximum(step, 0)])
-    return found
+    until_ns = np.append(outside, np.iinfo(np.int64).max)[np.searchsorted(outside, edges[:, 1])]
+    is_counted: np.ndarray = np.isin(step, steps) & (times_ns < until_ns[np.maximum(step, 0)])
+    return is_counted
 
 
 def rows_of(step: np.ndarray) -> dict[int, np.ndarray]:
     """The operations of each step that has any, from the step of each operation (n,), -1 for none."""
     order = np.argsort(step, kind="stable")
-    used, first = np.unique(step[order], return_index=True)
-    parts = zip(used.tolist(), np.split(order, first[1:]), strict=True) if len(order) else ()
+    used, begins = np.unique(step[order], return_index=True)
+    parts = zip(used.tolist(), np.split(order, begins[1:]), strict=True) if len(order) else ()
     return {one: rows for one, rows in parts if one >= 0}
 
 
 def by_call(work: Work, kernel: str) -> Units:
     """The whole recording, divided by the calls of one kernel."""
-    keys, which = work.keys
-    anchors = np.array([key[3] == kernel for key in keys], dtype=bool)[which]
+    keys, key_of = work.keys
+    anchors = np.array([key[3] == kernel for key in keys], dtype=bool)[key_of]
     count = int(anchors.sum())
-    whole = times_of(work, np.arange(len(work.dur_ns)))
+    totals_ns = times_of(work, np.arange(len(work.dur_ns)))
     called = np.ones(len(work.trace.api), dtype=bool)
     calls = calls_of(work, called, count)
     return Units(
         unit=f"call of {kernel}",
         count=count,
         sums=sums_of(work, np.ones(len(work.dur_ns), dtype=bool), count),
-        times_ns={name: np.array([whole[name] / count]) for name in TIMES},
+        times_ns={name: np.array([totals_ns[name] / count]) for name in TIMES},
         calls=calls,
         inside=calls,
         sequence=[],
@@ -193,11 +193,11 @@ def by_call(work: Work, kernel: str) -> Units:
 
 def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
     """Unions of one unit's operations in ns: busy = compute + exposed communication + exposed copies."""
-    every = spans(work.start_ns[rows], work.dur_ns[rows])
+    op_spans = spans(work.start_ns[rows], work.dur_ns[rows])
     classes = work.classes[rows]
-    busy = union(every)
+    busy = union(op_spans)
     comp, comm, copy = (
-        (union(every[classes == one]) for one in (COMP, COMM, MEMCOPY))
+        (union(op_spans[classes == one]) for one in (COMP, COMM, MEMCOPY))
         if (classes != COMP).any()
         else (busy, NO_SPANS, NO_SPANS)
     )
@@ -216,9 +216,9 @@ def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
     }
 
 
-def _beside(merged: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _beside(merged: np.ndarray, removed: np.ndarray) -> np.ndarray:
     """What of a union lies outside another."""
-    return subtract(merged, other) if len(merged) and len(other) else merged
+    return subtract(merged, removed) if len(merged) and len(removed) else merged
 
 
 def _length(merged: np.ndarray) -> int:
@@ -227,26 +227,26 @@ def _length(merged: np.ndarray) -> int:
 
 
 def sums_of(work: Work, chosen: np.ndarray, count: float) -> Sums:
-    keys, which = work.keys
-    calls = np.bincount(which[chosen], minlength=len(keys))
-    sums = np.bincount(which[chosen], weights=work.dur_ns[chosen], minlength=len(keys))
-    found: dict[Key, list[float]] = {}
+    keys, key_of = work.keys
+    calls = np.bincount(key_of[chosen], minlength=len(keys))
+    sums = np.bincount(key_of[chosen], weights=work.dur_ns[chosen], minlength=len(keys))
+    sums_by_key: dict[Key, list[float]] = {}
     for index in np.flatnonzero(calls).tolist():  # names that differ only in a suffix are one key
-        one = found.setdefault(keys[index], [0.0, 0.0])
-        one[0] += calls[index]
-        one[1] += sums[index]
-    return {key: (float(n / count), float(ns / count)) for key, (n, ns) in found.items()}
+        calls_and_ns = sums_by_key.setdefault(keys[index], [0.0, 0.0])
+        calls_and_ns[0] += calls[index]
+        calls_and_ns[1] += sums[index]
+    return {key: (float(n / count), float(ns / count)) for key, (n, ns) in sums_by_key.items()}
 
 
 def calls_of(work: Work, chosen: np.ndarray, count: float) -> dict[str, float]:
     ids, calls = np.unique(work.trace.api.name_id[chosen], return_counts=True)
     text = [*work.trace.strings, ""]
-    found: dict[str, float] = {}
+    calls_by_name: dict[str, float] = {}
     for index, n in zip(ids.tolist(), calls.tolist(), strict=True):
         if text[index]:  # nsys writes cudaLaunchKernel_v7000
             name = _VERSION.sub("", text[index]) if work.plain else text[index]
-            found[name] = found.get(name, 0.0) + n / count
-    return found
+            calls_by_name[name] = calls_by_name.get(name, 0.0) + n / count
+    return calls_by_name
 
 
 def usual_rows(work: Work, steps: list[np.ndarray]) -> np.ndarray:
@@ -255,8 +255,8 @@ def usual_rows(work: Work, steps: list[np.ndarray]) -> np.ndarray:
         return np.empty(0, dtype=np.int64)
     usual = Counter(map(len, steps)).most_common(1)[0][0]
     rows = next(rows for rows in steps if len(rows) == usual)
-    found: np.ndarray = rows[np.argsort(work.launched_ns[rows], kind="stable")]
-    return found
+    by_launch: np.ndarray = rows[np.argsort(work.launched_ns[rows], kind="stable")]
+    return by_launch
 
 
 def step_times(units: Units) -> dict[str, np.ndarray]:
@@ -270,9 +270,9 @@ def duration_errors(
 ) -> list[Sample | None]:
     """The time of one call of each key over the steps, but those that `without` (u,) marks; None where fewer
     than MIN_STEPS steps have calls."""
-    names, which = work.keys
+    names, key_of = work.keys
     index = {key: row for row, key in enumerate(keys)}
-    row_of = np.array([index.get(key, -1) for key in names], dtype=np.int64)[which]
+    row_of = np.array([index.get(key, -1) for key in names], dtype=np.int64)[key_of]
     counted = (row_of >= 0) & units.chosen
     cell = row_of[counted] * len(units.numbers) + units.step_of[counted]
     size = len(keys) * len(units.numbers)

@@ -52,7 +52,7 @@ class Total(msgspec.Struct, kw_only=True):
     low: float | None = None
     high: float | None = None
     detectable: float | None = None
-    more: int | None = None
+    further: int | None = None
     faster: bool = False
 
     @property
@@ -98,14 +98,14 @@ def judge_totals(
                 low=decision.low,
                 high=decision.high,
                 detectable=decision.detectable,
-                more=decision.more,
+                further=decision.further,
             )
         )
         p_slower.append(decision.p_slower if statistic != FIRST else np.nan)
         p_faster.append(decision.p_faster if statistic != FIRST else np.nan)
     for total, slower, faster in zip(totals, holm(p_slower), holm(p_faster), strict=True):
         if slower <= alarms / 2:
-            total.outcome, total.more = "regression", 0
+            total.outcome, total.further = "regression", 0
         total.faster = bool(faster <= alarms / 2)
     return totals
 
@@ -208,12 +208,12 @@ def numbered(steps: Sequence[int]) -> str:
     if len(steps) == 1:
         return f"step {steps[0]}"
     apart = {later - earlier for earlier, later in itertools.pairwise(steps)}
-    every = (
+    spacing = (
         f", every {_ordinal(apart.pop())}" if len(steps) > 2 and len(apart) == 1 and min(apart) > 1 else ""
     )
     listed = ", ".join(map(str, steps[:NAMED_STEPS]))
-    more = len(steps) - NAMED_STEPS
-    return f"steps {listed}{f' and {more} more' if more > 0 else ''}{every}"
+    hidden = len(steps) - NAMED_STEPS
+    return f"steps {listed}{f' and {hidden} more' if hidden > 0 else ''}{spacing}"
 
 
 def _ordinal(number: int) -> str:
@@ -252,8 +252,8 @@ def total_words(total: Total) -> str:
         return label
     of_step = " of the step" if total.name == IDLE else ""
     if total.low is None or total.high is None or total.detectable is None:
-        more = plural(total.more or 0, "more process", "more processes")
-        few = f"{total.n_base} and {total.n_head} processes are too few; {more} per side at least"
+        needed = plural(total.further or 0, "more process", "more processes")
+        few = f"{total.n_base} and {total.n_head} processes are too few; {needed} per side at least"
         return f"{label} ({total.change:+.2%}{of_step}): {few}."
     interval = f"{100 * total.level:.4g} % interval {total.low:+.2%} to {total.high:+.2%}"
     label = f"{label}, {total.change:+.2%}{of_step}, {interval}"
@@ -263,15 +263,15 @@ def total_words(total: Total) -> str:
         "regression": ", slower: proven",
         "unconfirmed": ", slower by the first set, not by the second",
     }.get(total.outcome, ", faster: proven" if total.faster or total.high < 0 else "")
-    seen = f"smallest change that could be seen: {total.detectable:.1%}"
+    visible = f"smallest change that could be seen: {total.detectable:.1%}"
     if total.outcome != "undecided":
-        return f"{label}{proven} ({seen})."
+        return f"{label}{proven} ({visible})."
     further = (
         "no number of processes up to 10,000"
-        if total.more is None
-        else plural(total.more, "more process", "more processes")
+        if total.further is None
+        else plural(total.further, "more process", "more processes")
     )
-    return f"{label}{proven} ({seen}); {further} per side would decide, if the change stays."
+    return f"{label}{proven} ({visible}); {further} per side would decide, if the change stays."
 
 
 def _ms(time_ns: float) -> str:

@@ -169,7 +169,7 @@ def do(task: Task) -> Outcome:
 
 def _diff(paths: Sequence[Path], target: Path) -> Outcome:
     from lab.compare.diff.comparison import compare_sides
-    from lab.compare.diff.modules.groups import KINDS
+    from lab.compare.diff.groups import KINDS
     from lab.compare.diff.page import write
 
     compared = compare_sides(*paths, by=KINDS, evidence=True)

@@ -35,7 +35,7 @@ class Decision:
     low: float | None = None
     high: float | None = None
     detectable: float | None = None
-    more: int | None = 0
+    further: int | None = 0
     p_slower: float = 1.0
     p_faster: float = 1.0
 
@@ -64,7 +64,7 @@ def decide(
     if not (math.isfinite(allowed) and allowed >= 0):
         raise ValueError(f"the allowed slowdown must be a share of 0 or more, got {allowed}")
     fewest = min(len(base_times), len(head_times))
-    decision = Decision(len(base_times), len(head_times), more=max(LEAST - fewest, 0))
+    decision = Decision(len(base_times), len(head_times), further=max(LEAST - fewest, 0))
     if not fewest:
         return decision
     base_logs, head_logs = np.log(base_times), np.log(head_times)
@@ -90,7 +90,7 @@ def decide(
         decision.outcome = "excluded"
     elif ahead:
         wanted = level if change > limit else excluding_level
-        decision.more = _further_processes(*spreads, abs(change - limit), wanted)
+        decision.further = _further_processes(*spreads, abs(change - limit), wanted)
     return decision
 
 

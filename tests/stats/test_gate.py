@@ -55,7 +55,7 @@ def test_clear_cases_are_decided_and_unclear_ones_say_how_many_more():
     assert decide(slow, base, 0.02).outcome == "excluded", "faster is not slower"
     noisy = [100 * np.exp(rng.normal(0, 0.05, 4)) for _ in range(2)]
     unclear = decide(*noisy, 0.02)
-    assert unclear.outcome == "undecided" and unclear.more > 4 and unclear.detectable > 0.02
+    assert unclear.outcome == "undecided" and unclear.further > 4 and unclear.detectable > 0.02
 
 
 def test_the_number_of_further_processes_decides_if_the_change_stays():
@@ -64,7 +64,7 @@ def test_the_number_of_further_processes_decides_if_the_change_stays():
     base, head = (np.exp(draws[side] - draws[side][:5].mean()) * (1, 1.06)[side] for side in (0, 1))
     first = decide(base[:5], head[:5], 0.02)
     assert first.outcome == "undecided"
-    k = 5 + first.more
+    k = 5 + first.further
     spread = [np.exp(np.log(side[:5]) - np.log(side[:5]).mean()).repeat(1) for side in (base, head)]
     again = [np.tile(side, -(-k // 5))[:k] * shift for side, shift in zip(spread, (1, 1.06), strict=True)]
     assert decide(*again, 0.02).outcome == "regression"
@@ -73,7 +73,7 @@ def test_the_number_of_further_processes_decides_if_the_change_stays():
 def test_fewer_than_three_processes_decide_nothing_however_many_steps_they_had():
     for n, m in ((1, 1), (2, 9), (1, 30)):
         found = decide([1.0] * n, [9.0] * m, 0.02)
-        assert found.outcome == "undecided" and found.more == 3 - min(n, m) and found.low is None
+        assert found.outcome == "undecided" and found.further == 3 - min(n, m) and found.low is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])

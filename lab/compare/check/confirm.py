@@ -31,9 +31,9 @@ def share_of(processes: int) -> float:
     return SHARES[processes]
 
 
-def share_within(processes: int, most: int) -> float:
+def share_within(processes: int, final_processes: int) -> float:
     """The same of a second set, which has `most` processes per side at last and may be looked at before."""
-    return SHARES[processes] / sum(share for looked, share in SHARES.items() if looked <= most)
+    return SHARES[processes] / sum(share for looked, share in SHARES.items() if looked <= final_processes)
 
 
 def shows_all(verdict: Verdict, base: Sequence[Process], head: Sequence[Process], share: float) -> bool:
@@ -47,7 +47,7 @@ def confirmed(
     """The verdict where only that is proven which these processes show as well. Changes `verdict`."""
     totals, signatures = _not_shown(verdict, base, head, share)
     for total in totals:
-        total.outcome, total.more = UNCONFIRMED, None
+        total.outcome, total.further = UNCONFIRMED, None
     proven = sum(total.outcome == "regression" for total in verdict.metrics)
     if verdict.signatures:
         for signature in signatures:

@@ -124,16 +124,16 @@ def _from_step_to_step(
     decision = decide(base_ns, head_ns, allowed, level=level, ahead=False)
     if decision.low is None or decision.high is None:
         return [], []
-    what = "the time from the beginning of a step's GPU work to that of the next"
+    subject = "the time from the beginning of a step's GPU work to that of the next"
     if decision.outcome == "regression":
         interval = f"{100 * level:.4g} % interval {decision.low:+.1%} to {decision.high:+.1%}"
-        longer = f"{what} is longer ({decision.change:+.1%}, {interval})"
+        longer = f"{subject} is longer ({decision.change:+.1%}, {interval})"
         return [f"{longer}: what runs between steps (a data loader) is in no metric"], []
     if decision.outcome == "excluded":
         return [], []
-    seen = f"only changes beyond {decision.detectable:.1%} could be seen"
+    visible = f"only changes beyond {decision.detectable:.1%} could be seen"
     return [], [
-        f"{what} changed by {decision.change:+.1%}; {seen}, and what runs between steps is in no metric"
+        f"{subject} changed by {decision.change:+.1%}; {visible}, and what runs between steps is in no metric"
     ]
 
 
@@ -211,13 +211,13 @@ def exact(
 def sentences(verdict: Verdict) -> list[str]:
     """The verdict, why it is no clearer, then exact figures, signatures and times."""
     limit = f"{verdict.max_slowdown:.1%}"
-    whole = whole_words(verdict.metrics, verdict.max_slowdown)
+    headlines = whole_words(verdict.metrics, verdict.max_slowdown)
     if verdict.outcome == "regression" and whole_outcome(verdict.metrics) != "regression":
-        whole = ["Parts of HEAD's step are slower: proven; of the step as a whole a slowdown is not."]
+        headlines = ["Parts of HEAD's step are slower: proven; of the step as a whole a slowdown is not."]
     elif verdict.outcome == "undecided" and whole_outcome(verdict.metrics) == "excluded":
-        whole = [f"Cannot tell whether HEAD is slower by more than {limit}: of the step it is excluded."]
+        headlines = [f"Cannot tell whether HEAD is slower by more than {limit}: of the step it is excluded."]
     return [
-        *whole,
+        *headlines,
         *([f"{verdict.second}."] if verdict.second else []),
         *(f"{text[0].upper()}{text[1:]}." for text in verdict.steps),
         *(f"In doubt: {text}." for text in verdict.doubts),

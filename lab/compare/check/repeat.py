@@ -44,7 +44,7 @@ def schedule(rounds: int) -> list[tuple[int, str]]:
     return [(turn, name) for turn in range(rounds + 1) for name in order[turn % 2]]
 
 
-def repeat(both: tuple[Side, Side], command: Sequence[str], out: Path, allowed: float, say: Say) -> Verdict:
+def repeat(sides: tuple[Side, Side], command: Sequence[str], out: Path, allowed: float, say: Say) -> Verdict:
     """Run processes until the gate decides or the last look is over; recordings and logs stay in `out`.
 
     Raises UsageError for no command, BusyError for a folder with earlier recordings or a check that runs,
@@ -63,10 +63,10 @@ def repeat(both: tuple[Side, Side], command: Sequence[str], out: Path, allowed: 
                     location=out / name,
                     fix=f"name another -o; these are judged by: lab check {out / 'base'} {out / 'head'}",
                 )
-        about_sides = notes(both)
+        about_sides = notes(sides)
         for note in about_sides:
             say(note)
-        check = _Check(both, command, out, say)
+        check = _Check(sides, command, out, say)
         verdict = check.verdict(allowed)
         verdict.notes = [*verdict.notes, *about_sides, *check.notes]
         write_atomic(out / FILE, msgspec.json.format(msgspec.json.encode(verdict), indent=1) + b"\n")
@@ -76,8 +76,8 @@ def repeat(both: tuple[Side, Side], command: Sequence[str], out: Path, allowed: 
 class _Check:
     """The processes of one check, and its looks at them."""
 
-    def __init__(self, both: tuple[Side, Side], command: Sequence[str], out: Path, say: Say) -> None:
-        self.sides = {side.name: side for side in both}
+    def __init__(self, sides: tuple[Side, Side], command: Sequence[str], out: Path, say: Say) -> None:
+        self.sides = {side.name: side for side in sides}
         self.command, self.out, self.say = command, out, say
         self.notes: list[str] = []  # for the verdict, of its looks
         self.sets: dict[str, dict[str, list[Process]]] = {}  # by folder and side, in the order of the rounds
@@ -95,8 +95,8 @@ class _Check:
     def _rounds(self, rounds: int, folder: str) -> Iterator[tuple[int, dict[str, list[Process]]]]:
         """After every round: its number, and all processes by side. folder: that of the set, in `out`."""
         samples = self.sets.setdefault(folder, {name: [] for name in self.sides})
-        done = len(samples["base"])  # of a second set, at an earlier look
-        for turn, name in schedule(rounds)[2 * (done + 1) :]:
+        earlier_rounds = len(samples["base"])  # of a second set, at an earlier look
+        for turn, name in schedule(rounds)[2 * (earlier_rounds + 1) :]:
             label = f"{folder}_{name}" if folder else name
             recording = self.out / folder / name / f"{label}_{turn:02}.json"
             self._run(self.sides[name], recording, turn)
@@ -124,14 +124,14 @@ class _Check:
         ends = verdict.outcome != "undecided" or bool(verdict.doubts) or turn == LOOKS[-1]
         return verdict if ends else None
 
-    def _confirmed(self, verdict: Verdict, most: int) -> Verdict:
+    def _confirmed(self, verdict: Verdict, rounds: int) -> Verdict:
         """By further processes, `most` per side: what is proven has to show in them, by themselves, too."""
-        self.say(f"a slowdown is proven: a second set of up to {most} per side has to show it, too")
-        for turn, samples in self._rounds(most, SECOND):
+        self.say(f"a slowdown is proven: a second set of up to {rounds} per side has to show it, too")
+        for turn, samples in self._rounds(rounds, SECOND):
             if turn not in LOOKS:
                 continue
-            sides, share = (samples["base"], samples["head"]), share_within(turn, most)
-            if turn == most or shows_all(verdict, *sides, share):
+            sides, share = (samples["base"], samples["head"]), share_within(turn, rounds)
+            if turn == rounds or shows_all(verdict, *sides, share):
                 return confirmed(verdict, *sides, share)
         raise AssertionError("the second set ends at the size of the first")
 

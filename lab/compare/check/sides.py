@@ -36,26 +36,26 @@ def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
     """
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as root, contextlib.ExitStack() as stack:
         stack.enter_context(exclusive(Path(root) / HELD, busy="a check runs here", fix="run it again"))
-        both = []
+        pair = []
         for name, text in (("base", base), ("head", head)):
             if text.startswith(PREFIX):
-                both.append(Side(name, Path.cwd(), image_named(text.removeprefix(PREFIX))))
+                pair.append(Side(name, Path.cwd(), image_named(text.removeprefix(PREFIX))))
             elif Path(text).is_dir():
-                both.append(Side(name, Path(text)))
+                pair.append(Side(name, Path(text)))
             else:
                 commit = _git(
                     *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"),
-                    where=text,
+                    location=text,
                 )
                 _remove_left_over()
                 folder = stack.enter_context(_worktree(text, commit, Path(root) / name))
-                both.append(Side(name, folder, commit=commit))
-        yield both[0], both[1]
+                pair.append(Side(name, folder, commit=commit))
+        yield pair[0], pair[1]
 
 
 def _remove_left_over() -> None:
     """The worktrees of checks that were killed: nobody holds their folders any more."""
-    for line in _git("worktree", "list", "--porcelain", where="this repository").splitlines():
+    for line in _git("worktree", "list", "--porcelain", location="this repository").splitlines():
         folder = Path(line.removeprefix("worktree "))
         if line.startswith("worktree ") and _is_left_over(folder.parent):
             # Another check may remove it at the same time: what is left is the next one's.
@@ -75,34 +75,36 @@ def _is_left_over(root: Path) -> bool:
 
 @contextlib.contextmanager
 def _worktree(revision: str, commit: str, folder: Path) -> Iterator[Path]:
-    _git("worktree", "add", "--detach", str(folder), commit, where=revision)
+    _git("worktree", "add", "--detach", str(folder), commit, location=revision)
     try:
         yield folder
     finally:
-        _git("worktree", "remove", "--force", str(folder), where=revision)
+        _git("worktree", "remove", "--force", str(folder), location=revision)
 
 
-def _git(*words: str, where: str) -> str:
+def _git(*words: str, location: str) -> str:
     try:
         result = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise MissingError("git is not installed", location=where, fix="give two folders instead") from error
+        raise MissingError("git is not installed", location=location, fix="give two folders") from error
     if result.returncode:
         raise MissingError(
             result.stderr.strip() or "no such folder or git revision here",
-            location=where,
+            location=location,
             fix="name a folder, or a revision of the repository you are in",
         )
     return result.stdout.strip()
 
 
-def notes(both: tuple[Side, Side]) -> list[str]:
+def notes(pair: tuple[Side, Side]) -> list[str]:
     """What a reader of the verdict may take for compared, and is not."""
-    base, head = (side.commit for side in both)
+    base, head = (side.commit for side in pair)
     texts = []
     if base and base == head:
         texts.append(f"BASE and HEAD are the same commit ({base[:12]}): equal programs are compared")
-    changed = base and head and _git("status", "--porcelain", "--untracked-files=no", where="this checkout")
+    changed = (
+        base and head and _git("status", "--porcelain", "--untracked-files=no", location="this checkout")
+    )
     if changed:
         texts.append("the checkout has changes that are not committed: they are on neither side")
     return texts

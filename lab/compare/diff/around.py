@@ -37,7 +37,7 @@ _MOST_ABOVE = 4  # folders above a recording that may be its run's
 class Differs(msgspec.Struct, kw_only=True):
     """One thing that differs; "" where a side does not say. source: recording, manifest or environment."""
 
-    what: str
+    name: str = msgspec.field(name="what")
     a: str
     b: str
     source: str
@@ -45,17 +45,18 @@ class Differs(msgspec.Struct, kw_only=True):
 
 def differences(a: Side, b: Side) -> list[Differs]:
     """Sorted by source. Whatever neither side says is not here: it was not compared."""
-    found = []
+    differing = []
     for source, read in (
         ("recording", _of_recording),
         ("manifest", _of_run),
         ("environment", _of_environment),
     ):
-        one, other = read(a), read(b)
-        for what in {**one, **other}:
-            if one.get(what, "") != other.get(what, ""):
-                found.append(Differs(what=what, a=one.get(what, ""), b=other.get(what, ""), source=source))
-    return found
+        of_a, of_b = read(a), read(b)
+        for name in {**of_a, **of_b}:
+            a_text, b_text = of_a.get(name, ""), of_b.get(name, "")
+            if a_text != b_text:
+                differing.append(Differs(name=name, a=a_text, b=b_text, source=source))
+    return differing
 
 
 def unknown(a: Side, b: Side) -> list[str]:
@@ -71,12 +72,12 @@ def unknown(a: Side, b: Side) -> list[str]:
 
 def _of_recording(side: Side) -> dict[str, str]:
     metas = [work.trace.meta for work in side.ranks.values()]
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name in _META:
         values = dict.fromkeys(_meta(meta, name) for meta in metas)
-        found[name.replace("_", " ")] = ", ".join(one for one in values if one)
-    found["ranks"] = ", ".join(map(str, sorted({rank for _, rank in side.ranks})))
-    return {what: text for what, text in found.items() if text}
+        texts[name.replace("_", " ")] = ", ".join(one for one in values if one)
+    texts["ranks"] = ", ".join(map(str, sorted({rank for _, rank in side.ranks})))
+    return {what: text for what, text in texts.items() if text}
 
 
 def _meta(meta: Meta, name: str) -> str:
@@ -124,7 +125,7 @@ def _flat(value: Any, above: str = "") -> Iterator[tuple[str, str]]:
         for name, inner in value.items():
             yield from _flat(inner, f"{above}.{name}" if above else str(name))
     elif isinstance(value, (list, tuple)):
-        for at, inner in enumerate(value[:64]):
-            yield from _flat(inner, f"{above}[{at}]")
+        for index, inner in enumerate(value[:64]):
+            yield from _flat(inner, f"{above}[{index}]")
     elif value is not None and not any(word in above for word in _NOISE):
         yield above, str(value)[:500]

@@ -27,7 +27,9 @@ class Block(msgspec.Struct, kw_only=True):
     ops_b: list[str]
     times: int
     ns: float = 0.0
-    where: str = ""  # the innermost phase and module around all of them, layers as one
+    module_path: str = msgspec.field(
+        name="where", default=""
+    )  # the innermost phase and module around all of them, layers as one
 
 
 def opcodes(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[str, int, int, int, int]]:
@@ -58,22 +60,22 @@ def replaced(
     """
     if not a or not b or max(len(a), len(b)) > MOST:
         return []
-    found: dict[tuple[tuple[Op, ...], tuple[Op, ...]], list[Path]] = {}
+    places_of: dict[tuple[tuple[Op, ...], tuple[Op, ...]], list[Path]] = {}
     ops_a, ops_b = ([_op(key) for key in side] for side in (a, b))
     for tag, i1, i2, j1, j2 in opcodes(a, b):
         if tag != "equal":
-            one = (_folded(ops_a[i1:i2]), _folded(ops_b[j1:j2]))
-            found.setdefault(one, []).append(common([*paths_a[i1:i2], *paths_b[j1:j2]]))
+            pair = (_folded(ops_a[i1:i2]), _folded(ops_b[j1:j2]))
+            places_of.setdefault(pair, []).append(common([*paths_a[i1:i2], *paths_b[j1:j2]]))
     bare = {key[3] for key in (*a, *b) if not key[0]}
     blocks = []
-    for index, ((old, new), places) in enumerate(found.items()):
+    for index, ((old, new), places) in enumerate(places_of.items()):
         blocks.append(
             Block(
                 index=index,
                 ops_a=[short_name(op) if op in bare else op for op, _ in old],
                 ops_b=[short_name(op) if op in bare else op for op, _ in new],
                 times=len(places),
-                where=" / ".join(common(places)),
+                module_path=" / ".join(common(places)),
             )
         )
         members = {"op_gone": set(old), "op_new": set(new)}

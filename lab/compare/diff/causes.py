@@ -13,8 +13,8 @@ from statistics import median
 
 import numpy as np
 
+from lab.compare.diff.groups import Group
 from lab.compare.diff.judge import COVERED, FLOOR_SHARE, LONG_NS, NAMED, floor_ns_of
-from lab.compare.diff.modules.groups import Group
 from lab.compare.diff.split import Row, split
 from lab.compare.units import Sums, Units
 from lab.compare.whole import numbered, uneven
@@ -60,8 +60,8 @@ def unlike_steps(a: Units, b: Units, name: str = "kernel_sum") -> UnlikeSteps | 
             change = _change(middle, float(times[mask].mean()))
             alone = f"{side}'s {numbered(steps)} alone ({len(steps)} of {len(times)})"
             parts.append(f"{alone}: {words} {change} in {'it' if len(steps) == 1 else 'them'}")
-    others = f"the other steps {_change(*middles)}"
-    return UnlikeSteps((masks[0], masks[1]), change_ns, f"{', '.join(parts)}; {others}")
+    rest_of_steps = f"the other steps {_change(*middles)}"
+    return UnlikeSteps((masks[0], masks[1]), change_ns, f"{', '.join(parts)}; {rest_of_steps}")
 
 
 def _change(a_ns: float, b_ns: float) -> str:
@@ -83,8 +83,10 @@ class Factor:
         return f"one factor on all kernels: {self.share:+.1%}, in {self.rows} of {kernels} alike"
 
 
-def common_factor(rows: Sequence[Row], kernel_ns: float, *, least: float = FLOOR_SHARE) -> Factor | None:
-    """The factor that nearly all kernels share, if it is beyond `least`. kernel_ns: A's kernel time."""
+def common_factor(
+    rows: Sequence[Row], kernel_ns: float, *, floor_share: float = FLOOR_SHARE
+) -> Factor | None:
+    """The factor that nearly all kernels share, if it is beyond `floor_share`. kernel_ns: A's kernel time."""
     shared = [row for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
     time_ns = sum(row.ns_a for row in shared)
     if len(shared) < FACTOR_ROWS or time_ns < COVERED_TIME * kernel_ns:
@@ -92,7 +94,7 @@ def common_factor(rows: Sequence[Row], kernel_ns: float, *, least: float = FLOOR
     middle = median(row.slower for row in shared)
     spread = max(FACTOR_SPREAD * abs(middle), LEAST_SPREAD)
     alike = [row for row in shared if abs(row.slower - middle) <= spread]
-    if abs(middle) <= least or len(alike) < FACTOR_SHARE * len(shared):
+    if abs(middle) <= floor_share or len(alike) < FACTOR_SHARE * len(shared):
         return None
     alike_ns = sum(row.ns_a for row in alike)
     if alike_ns < FACTOR_TIME * time_ns:
@@ -126,18 +128,18 @@ def _mean_sums(side: Sequence[Units]) -> Sums:
 def phase_alone(groups: Sequence[Group], rows: Sequence[Row], floor_ns: float) -> tuple[str, float] | None:
     """The one phase that has the change, where several of its rows are named; and its ns."""
     named = sum(row.confidence in NAMED for row in rows)
-    known = [group for group in groups if group.ns_a and group.ns_b]
+    in_both = [group for group in groups if group.ns_a and group.ns_b]
     total_ns = sum(abs(group.change_ns) for group in groups)
-    if named < PHASE_ROWS or len(known) < 2 or not total_ns:
+    if named < PHASE_ROWS or len(in_both) < 2 or not total_ns:
         return None
     largest = max(groups, key=lambda group: abs(group.change_ns))
-    if largest not in known or abs(largest.change_ns) < PHASE_SHARE * total_ns:
+    if largest not in in_both or abs(largest.change_ns) < PHASE_SHARE * total_ns:
         return None
     share = largest.change_ns / largest.ns_a
     if abs(share) <= FLOOR_SHARE or abs(largest.change_ns) <= floor_ns:
         return None
-    others = [group for group in groups if group is not largest]
-    other_ns = sum(group.ns_a for group in others)
-    rest = sum(group.change_ns for group in others) / other_ns if other_ns else 0.0
-    text = f"the phase {largest.key} alone: kernel time {share:+.1%}, the other phases {rest:+.1%}"
+    other_groups = [group for group in groups if group is not largest]
+    other_ns = sum(group.ns_a for group in other_groups)
+    other_share = sum(group.change_ns for group in other_groups) / other_ns if other_ns else 0.0
+    text = f"the phase {largest.key} alone: kernel time {share:+.1%}, the other phases {other_share:+.1%}"
     return text, largest.change_ns

@@ -80,9 +80,9 @@ def _share_with_ops(work: Work) -> float:
 
 
 def _share_with_shapes(work: Work) -> float:
-    keys, which = work.keys
-    with_op = np.array([bool(key[0]) for key in keys], dtype=bool)[which]
-    with_shapes = np.array([bool(key[0] and key[1]) for key in keys], dtype=bool)[which]
+    keys, key_of = work.keys
+    with_op = np.array([bool(key[0]) for key in keys], dtype=bool)[key_of]
+    with_shapes = np.array([bool(key[0] and key[1]) for key in keys], dtype=bool)[key_of]
     return float(with_shapes.sum()) / max(int(with_op.sum()), 1)
 
 
@@ -147,10 +147,10 @@ def _launches(
     work: Work, units: Units, columns: tuple[str, str, str]
 ) -> dict[Key, frozenset[tuple[int, ...]]]:
     """The distinct launch dimensions of each key, of those where all are recorded."""
-    names, which = work.keys
+    names, key_of = work.keys
     ops = work.trace.ops
     rows = np.flatnonzero(units.chosen)
-    sizes = np.stack([which[rows], *(getattr(ops, column)[work.order[rows]] for column in columns)], axis=1)
+    sizes = np.stack([key_of[rows], *(getattr(ops, column)[work.order[rows]] for column in columns)], axis=1)
     launches: dict[Key, set[tuple[int, ...]]] = {}
     for index, *dims in np.unique(sizes, axis=0).tolist() if len(sizes) else ():
         launches.setdefault(names[index], set()).add(tuple(dims))
@@ -241,11 +241,11 @@ def axes_words(axes: list[Axis]) -> list[str]:
     for axis in axes:
         if axis.state == NOT_COMPARED:
             sides = [side for side, text in (("A", axis.a), ("B", axis.b)) if not text]
-            why = (
+            reason_text = (
                 f"absent in {' and '.join(sides)}"
                 if sides
                 else "recorded by two tools, or of no common kernel"
             )
-            absent.setdefault(why, []).append(axis.name)
-    lines += [f"not compared ({why}): {', '.join(names)}" for why, names in absent.items()]
+            absent.setdefault(reason_text, []).append(axis.name)
+    lines += [f"not compared ({reason_text}): {', '.join(names)}" for reason_text, names in absent.items()]
     return lines

@@ -24,6 +24,18 @@ from lab.compare.diff.comparable import (
 )
 from lab.compare.diff.evidence import Evidence, File, files
 from lab.compare.diff.findings import WHOLE, Call, Finding, calls, findings, of_whole, unnamed
+from lab.compare.diff.groups import (
+    Group,
+    Placed,
+    by_kernel,
+    by_module,
+    by_op,
+    by_phase,
+    limits,
+    path_at,
+    placed,
+    places_at,
+)
 from lab.compare.diff.judge import (
     BELOW,
     EXACT,
@@ -38,18 +50,6 @@ from lab.compare.diff.judge import (
     judge_rows,
 )
 from lab.compare.diff.limits import notes, of_collectives
-from lab.compare.diff.modules.groups import (
-    Group,
-    Placed,
-    by_kernel,
-    by_module,
-    by_op,
-    by_phase,
-    limits,
-    path_at,
-    placed,
-    places_at,
-)
 from lab.compare.diff.split import Row, parts_of, split
 from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read_side
 from lab.compare.units import TIMES, Sums, Units, step_times, sums_of, times_of, unit_of, units
@@ -248,9 +248,9 @@ def compare_sides(
 def _add_clocks(findings_of_rank: Sequence[Finding], around: Sequence[Differs]) -> None:
     """What is recorded beside one factor on all kernels that may be its cause."""
     recorded = [
-        f"{differs.what} {differs.a or 'not said'} -> {differs.b or 'not said'}"
+        f"{differs.name} {differs.a or 'not said'} -> {differs.b or 'not said'}"
         for differs in around
-        if differs.what == "devices" or any(word in differs.what for word in CLOCKS)
+        if differs.name == "devices" or any(word in differs.name for word in CLOCKS)
     ]
     beside = "; ".join(recorded[:3]) or "no clocks are recorded on both sides"
     for finding in findings_of_rank:
@@ -368,24 +368,24 @@ def _locate(pair: Pair, a: Placed, b: Placed) -> None:
     comparison = pair.comparison
     located = replaced(a.units.sequence, b.units.sequence, [], *paths)
     for block, with_place in zip(comparison.blocks, located, strict=True):
-        block.where = with_place.where
-    where = {block.index: block.where for block in comparison.blocks}
+        block.module_path = with_place.module_path
+    place_of = {block.index: block.module_path for block in comparison.blocks}
     for finding in comparison.findings:
         rows = [comparison.rows[index] for index in finding.rows]
         blocks = {row.block for row in rows}
         if finding.kind == "replaced_block" and len(blocks) == 1:
-            finding.where = where.get(next(iter(blocks)) or 0, "")
+            finding.module_path = place_of.get(next(iter(blocks)) or 0, "")
         elif rows:
-            finding.where = " / ".join(common([*_around_rows(a, rows), *_around_rows(b, rows)]))
+            finding.module_path = " / ".join(common([*_around_rows(a, rows), *_around_rows(b, rows)]))
 
 
 def _around_rows(side: Placed, rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Where the operations of these rows are on one side, each place once."""
     wanted = {(row.op, row.dims, row.types) for row in rows}
     kernels = {name for row in rows for name in (row.kernel_a, row.kernel_b)}
-    keys, which = side.work.keys
+    keys, key_of = side.work.keys
     able = np.array([key[:3] in wanted and key[3] in kernels for key in keys], dtype=bool)
-    return places_at(side, np.flatnonzero(able[which] & side.units.chosen))
+    return places_at(side, np.flatnonzero(able[key_of] & side.units.chosen))
 
 
 def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Sequence[Work] = ()) -> Pair:
@@ -518,7 +518,7 @@ def _factor(
             else None
         )
     total = next((total for total in totals if total.name == KERNELS and total.differs), None)
-    factor = common_factor(mean_rows(*sides), kernel_ns, least=LEAST_CHANGE) if total else None
+    factor = common_factor(mean_rows(*sides), kernel_ns, floor_share=LEAST_CHANGE) if total else None
     if not factor or not total or total.change is None:
         return None
     interval = f"{total.low:+.2%} to {total.high:+.2%}"
@@ -549,9 +549,9 @@ def _is_of_program(call: str, a: Work, b: Work, of_a: Units, of_b: Units) -> boo
 
 def _raise_for_copies(pair: Sequence[tuple[Work, Units]], repeats: Sequence[tuple[Work, Units]]) -> None:
     """Raises UsageError for a repeat with the times of another recording, which proves nothing twice."""
-    seen = list(pair)
+    earlier_recordings = list(pair)
     for work, units_of in repeats:
-        for earlier, earlier_units in seen:
+        for earlier, earlier_units in earlier_recordings:
             if units_of.sums == earlier_units.sums and np.array_equal(
                 units_of.times_ns["span"], earlier_units.times_ns["span"]
             ):
@@ -559,7 +559,7 @@ def _raise_for_copies(pair: Sequence[tuple[Work, Units]], repeats: Sequence[tupl
                     f"{work.trace.source} is a copy of {earlier.trace.source}: no further process",
                     fix="record the program again, in another process",
                 )
-        seen.append((work, units_of))
+        earlier_recordings.append((work, units_of))
 
 
 def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:

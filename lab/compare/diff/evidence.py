@@ -52,24 +52,24 @@ def _hash(path: Path) -> str:
 
 def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[Evidence]:
     """The operation of median duration among those with one of these keys; none if there is no such."""
-    keys, which = work.keys
+    keys, key_of = work.keys
     among = set(wanted)
     able = np.array([key in among for key in keys], dtype=bool)
-    rows = np.flatnonzero(able[which] & units.chosen)
+    rows = np.flatnonzero(able[key_of] & units.chosen)
     if not len(rows):
         return []
     row = int(rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
     kernels = work.trace.ops
-    at = int(work.order[row])
+    op = int(work.order[row])
     return [
         Evidence(
             side=side,
             file=work.trace.source.name,
-            event=keys[int(which[row])][3],
+            event=keys[int(key_of[row])][3],
             start_ns=int(work.start_ns[row]),
             dur_ns=int(work.dur_ns[row]),
             unit=_unit(work, int(work.launched_ns[row])),
-            correlation=int(kernels.corr[at]),
+            correlation=int(kernels.corr[op]),
             count=len(rows),
         )
     ]
@@ -80,7 +80,9 @@ def of_call(side: str, work: Work, units: Units, name: str) -> list[Evidence]:
     runtime = work.trace.api
     strings = work.trace.strings
     ids = [
-        at for at, text in enumerate(strings) if text == name or (work.plain and text.startswith(f"{name}_v"))
+        index
+        for index, text in enumerate(strings)
+        if text == name or (work.plain and text.startswith(f"{name}_v"))
     ]
     rows = np.flatnonzero(np.isin(runtime.name_id, ids) & units.called)
     if not len(rows):
@@ -111,17 +113,17 @@ def of_gap(side: str, work: Work, units: Units) -> list[Evidence]:
         np.array([_unit(work, int(when)) for when in work.launched_ns[rows]]) if len(work.steps_ns) else None
     )
     inside = gap if unit is None else np.where(unit[1:] == unit[:-1], gap, 0)
-    at = int(np.argmax(inside))
-    if inside[at] <= 0:
+    longest = int(np.argmax(inside))
+    if inside[longest] <= 0:
         return []
     return [
         Evidence(
             side=side,
             file=work.trace.source.name,
-            event=f"idle before {work.keys[0][int(work.keys[1][rows[at + 1]])][3]}",
-            start_ns=int(ends[at]),
-            dur_ns=int(inside[at]),
-            unit=-1 if unit is None else int(unit[at]),
+            event=f"idle before {work.keys[0][int(work.keys[1][rows[longest + 1]])][3]}",
+            start_ns=int(ends[longest]),
+            dur_ns=int(inside[longest]),
+            unit=-1 if unit is None else int(unit[longest]),
             correlation=-1,
             count=int((inside > 0).sum()),
         )

@@ -51,7 +51,7 @@ class Finding(msgspec.Struct, kw_only=True):
     ns: float | None
     kind: str
     confidence: str
-    where: str = ""  # phase and modules around it
+    module_path: str = msgspec.field(name="where", default="")  # phase and modules around it
     rows: list[int] = []  # of Comparison.rows
     call: str = ""  # the API function of a change of calls
     evidence: list[Evidence] = []
@@ -124,8 +124,8 @@ def _of_blocks(rows: Sequence[Row], blocks: Sequence[Block]) -> list[Finding]:
     for block in blocks:
         members = [index for index, row in enumerate(rows) if row.block == block.index]
         if members:
-            before, after = (_listed(ops) or "nothing" for ops in (block.ops_a, block.ops_b))
-            text = f"{before} -> {after}, {plural(block.times, 'time')} per unit ({_us(block.ns)})"
+            ops_before, ops_after = (_listed(ops) or "nothing" for ops in (block.ops_a, block.ops_b))
+            text = f"{ops_before} -> {ops_after}, {plural(block.times, 'time')} per unit ({_us(block.ns)})"
             named.append(
                 Finding(text=text, ns=block.ns, kind="replaced_block", confidence=ONE_PAIR, rows=members)
             )

@@ -13,7 +13,7 @@ import pandas as pd
 
 from lab.compare.diff.blocks import MOST
 from lab.compare.diff.comparison import Compared, Comparison, Difference, Pair, Replayed
-from lab.compare.diff.modules.groups import KINDS, Group
+from lab.compare.diff.groups import KINDS, Group
 from lab.compare.diff.text import by_rank, headline, job_words, problems, unit_words, waterfall
 from lab.compare.diff.timelines import Steps, timelines
 from lab.core.files import make_folder, write_atomic
@@ -28,7 +28,7 @@ ROWS = ["op", "dims", "kernel_a", "kernel_b", "n_a", "n_b", "kind", "change_us",
 GROUPS = ["on", "times", "n_a", "n_b", "a_us", "b_us", "change_us", "change_with_inner_us"]
 TOTALS = ["name", "statistic", "outcome", "n_base", "n_head", "base_ns", "head_ns", "change", "low", "high"]
 TICKS = 20  # numbers below the figure of steps
-PILLS = {"only in A": "warn", "only in B": "warn", "renamed": "unknown"}
+PILLS = {"only in A": "warn", "only in B": "warn"}
 Frames = dict[str, pd.DataFrame]
 
 
@@ -54,7 +54,7 @@ def tables_of(difference: Difference, shown: Comparison) -> Frames:
     findings = [
         {
             "what": finding.text,
-            "where": finding.where,
+            "where": finding.module_path,
             "kind": finding.kind,
             "change_us": finding.ns and finding.ns / 1000,
             "confidence": finding.confidence,
@@ -264,8 +264,8 @@ def _by_step(frames: Frames, out: Path) -> list[Block]:
         str(side): np.concatenate([kernel_us, np.full(longest - len(kernel_us), np.nan)])
         for side, kernel_us in sides.items()
     }
-    every = max(1, longest // TICKS)
-    positions = [str(index) if index % every == 0 else "" for index in range(longest)]
+    tick_step = max(1, longest // TICKS)
+    positions = [str(index) if index % tick_step == 0 else "" for index in range(longest)]
     drawing = figures.lines(positions, series, across="step of the recording", axis="kernel time, µs")
     svg = figures.save(drawing, make_folder(out / "figures"), "steps")
     return [Figure(svg, "Kernel time of every step", "figures/steps.png", "tables/step_times.csv")]

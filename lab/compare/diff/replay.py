@@ -152,12 +152,12 @@ def replay(
             folder = options.out / f"{side}_{mode}"
             source = [*source_of(work, path), *(["--execution-trace", str(nodes)] if nodes else [])]
             _run(source, folder, mode, options.image, options.repeats)
-            times[side, mode], knows, found = read_times(folder)
+            times[side, mode], knows, texts = read_times(folder)
             memory &= knows
-            notes += [f"{side}: {text}" for text in found]
+            notes += [f"{side}: {text}" for text in texts]
     judged = [
-        judge(at, finding, pair.comparison.rows, times, memory=memory)
-        for at, finding in enumerate(pair.comparison.findings)
+        judge(index, finding, pair.comparison.rows, times, memory=memory)
+        for index, finding in enumerate(pair.comparison.findings)
         if finding.kind in REPLAYED
     ]
     return judged, list(dict.fromkeys(notes))
@@ -178,7 +178,7 @@ def _run(
     command += ["--quiet", "--gpus", gpus, "-o", str(folder), "kernels", "replay", *source]
     command += ["--mode", mode, "--repeats", str(repeats)]
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
@@ -188,9 +188,11 @@ def _run(
         stdin=subprocess.DEVNULL,
     )
     # 1: something of the recording could not be replayed, which the rows themselves say.
-    if done.returncode not in (0, 1) or not (folder / "replay.json").is_file():
-        last = "\n".join([*done.stdout.splitlines(), *done.stderr.splitlines()][-LAST_LINES:])
-        raise StepFailed(f"the replay ({mode}) ended with {done.returncode}:\n{last}", location=folder)
+    if result.returncode not in (0, 1) or not (folder / "replay.json").is_file():
+        last_lines = "\n".join([*result.stdout.splitlines(), *result.stderr.splitlines()][-LAST_LINES:])
+        raise StepFailed(
+            f"the replay ({mode}) ended with {result.returncode}:\n{last_lines}", location=folder
+        )
 
 
 def read_times(folder: Path) -> tuple[Times, bool, list[str]]:
@@ -219,10 +221,10 @@ def read_times(folder: Path) -> tuple[Times, bool, list[str]]:
 
 def _mean(rows: Sequence[_Row]) -> Time:
     """A time that stands for all rows: not the same kernel if one of them is not."""
-    other = next((row for row in rows if row.same_kernel != EXACT or row.us is None), None)
-    if other is not None:
-        same = other.same_kernel if other.same_kernel != EXACT else "not timed"
-        return Time(0.0, 0.0, same, other.launched)
+    unlike = next((row for row in rows if row.same_kernel != EXACT or row.us is None), None)
+    if unlike is not None:
+        same = unlike.same_kernel if unlike.same_kernel != EXACT else "not timed"
+        return Time(0.0, 0.0, same, unlike.launched)
     calls = sum(row.count for row in rows)
     ns = spread = 0.0
     for row in rows:
@@ -238,13 +240,13 @@ def dims_of(signature: _Signature) -> str:
     """The shapes as a trace writes them, one entry per argument."""
     if signature.raw is not None:
         return _text(signature.raw.dims)
-    found: list[Any] = []
+    dims: list[Any] = []
     for arg in signature.args or []:
         if arg.tensors is not None:
-            found.append([one.shape if one else [] for one in arg.tensors])
+            dims.append([one.shape if one else [] for one in arg.tensors])
         else:
-            found.append(arg.tensor.shape if arg.tensor else [])
-    return _text(found)
+            dims.append(arg.tensor.shape if arg.tensor else [])
+    return _text(dims)
 
 
 def _text(dims: Any) -> str:
@@ -252,7 +254,7 @@ def _text(dims: Any) -> str:
 
 
 def judge(
-    at: int,
+    finding_index: int,
     finding: Finding,
     rows: Sequence[Row],
     times: dict[tuple[str, str], Times],
@@ -260,15 +262,15 @@ def judge(
     memory: bool = True,
 ) -> Replayed:
     """What the three modes say of one finding."""
-    mine = [rows[index] for index in finding.rows]
-    sides = {
-        "A": {
-            (row.op, row.dims, row.types, row.kernel_a or ""): (row.n_a, row.ns_a) for row in mine if row.n_a
-        },
-        "B": {
-            (row.op, row.dims, row.types, row.kernel_b or ""): (row.n_b, row.ns_b) for row in mine if row.n_b
-        },
-    }
+    members = [rows[member] for member in finding.rows]
+    sides: dict[str, dict[Key, tuple[float, float]]] = {"A": {}, "B": {}}
+    for row in members:
+        for side, kernel, n, ns in (
+            ("A", row.kernel_a, row.n_a, row.ns_a),
+            ("B", row.kernel_b, row.n_b, row.ns_b),
+        ):
+            if n:
+                sides[side][row.op, row.dims, row.types, kernel or ""] = (n, ns)
     recorded = sum(ns for _, ns in sides["B"].values()) - sum(ns for _, ns in sides["A"].values())
     changes: dict[str, float] = {}
     spread: dict[str, float] = {}
@@ -282,7 +284,7 @@ def judge(
         spread[mode] = of_a[1] + of_b[1]
     verdict, reason = decide(recorded, changes, spread, memory=memory)
     return Replayed(
-        finding=at,
+        finding=finding_index,
         verdict=verdict,
         reason=reasons[0] if verdict == CANNOT and reasons else reason,
         recorded_ns=recorded,
@@ -296,14 +298,14 @@ def _sum(keys: dict[Key, tuple[float, float]], times: Times, side: str) -> tuple
     """Replayed ns per unit of all calls, and its spread; or why it is not known."""
     ns = spread = 0.0
     for (op, dims, _, kernel), (n, _ns) in keys.items():
-        found = times.get((op, _normal(dims), kernel))
-        if found is None:
+        time = times.get((op, _normal(dims), kernel))
+        if time is None:
             return f"{side}: {op or 'a launch without a known op'} was not replayed"
-        if found.same != EXACT:
-            instead = f", this torch launches {found.launched}" if found.launched else ""
-            return f"{side}: {op} did not replay as the same kernel ({found.same}{instead})"
-        ns += n * found.ns
-        spread += n * found.spread_ns
+        if time.same != EXACT:
+            instead = f", this torch launches {time.launched}" if time.launched else ""
+            return f"{side}: {op} did not replay as the same kernel ({time.same}{instead})"
+        ns += n * time.ns
+        spread += n * time.spread_ns
     return ns, spread
 
 

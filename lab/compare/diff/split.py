@@ -58,8 +58,8 @@ def split(a: Sums, b: Sums) -> list[Row]:
         else:
             lone_b.setdefault(key[:3], []).append(key)
     for op in sorted(lone_a.keys() | lone_b.keys()):
-        both = op in ops_a and op in ops_b
-        rows += _lone(lone_a.get(op, []), lone_b.get(op, []), a, b, both)
+        in_both = op in ops_a and op in ops_b
+        rows += _lone(lone_a.get(op, []), lone_b.get(op, []), a, b, in_both)
     return sorted(rows, key=lambda row: (-abs(row.ns), row.op, row.dims, row.kernel_a or row.kernel_b or ""))
 
 
@@ -70,24 +70,25 @@ def parts_of(rows: list[Row]) -> dict[str, float]:
 def _shared(key: Key, a: tuple[float, float], b: tuple[float, float]) -> list[Row]:
     (n_a, ns_a), (n_b, ns_b) = a, b
     d_a, d_b = ns_a / n_a, ns_b / n_b
-    found = [("same_kernel_duration", (d_b - d_a) * (n_a + n_b) / 2)]
+    parts = [("same_kernel_duration", (d_b - d_a) * (n_a + n_b) / 2)]
     if n_a != n_b:
-        found.append(("count", (n_b - n_a) * (d_a + d_b) / 2))
-    return [_row(key, key[3], key[3], a, b, kind, ns) for kind, ns in found]
+        parts.append(("count", (n_b - n_a) * (d_a + d_b) / 2))
+    return [_row(key, key[3], key[3], a, b, kind, ns) for kind, ns in parts]
 
 
-def _lone(of_a: list[Key], of_b: list[Key], a: Sums, b: Sums, both: bool) -> list[Row]:
+def _lone(of_a: list[Key], of_b: list[Key], a: Sums, b: Sums, in_both: bool) -> list[Row]:
     """Kernels on one side only; one on each side under one op are one exchange."""
     none = (0.0, 0.0)
-    if both and len(of_a) == len(of_b) == 1:
+    if in_both and len(of_a) == len(of_b) == 1:
         old, new = of_a[0], of_b[0]
         return [_row(old, old[3], new[3], a[old], b[new], "other_kernel", b[new][1] - a[old][1])]
     gone = [
-        _row(key, key[3], None, a[key], none, "other_kernel" if both else "op_gone", -a[key][1])
+        _row(key, key[3], None, a[key], none, "other_kernel" if in_both else "op_gone", -a[key][1])
         for key in of_a
     ]
     new_rows = [
-        _row(key, None, key[3], none, b[key], "other_kernel" if both else "op_new", b[key][1]) for key in of_b
+        _row(key, None, key[3], none, b[key], "other_kernel" if in_both else "op_new", b[key][1])
+        for key in of_b
     ]
     return gone + new_rows
 

@@ -9,8 +9,8 @@ from typing import Any
 from lab.compare.diff.comparable import axes_words
 from lab.compare.diff.comparison import Comparison, Difference, Job, Replayed
 from lab.compare.diff.findings import WHOLE
+from lab.compare.diff.groups import Group
 from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, STEPS_VARY, WITHIN
-from lab.compare.diff.modules.groups import Group
 from lab.compare.diff.split import PARTS
 from lab.compare.idle import CAUSE_WORDS, CAUSES
 from lab.compare.whole import KERNELS, MEAN, SPAN, total_words
@@ -115,7 +115,7 @@ def around(difference: Difference, top: int) -> list[str]:
         return ["Nothing that both recordings say of themselves (GPU, versions, ranks) differs."]
     cut = difference.around[:top]
     lines = [
-        f"  {differs.what}: {differs.a or 'not said'} -> {differs.b or 'not said'}  [{differs.source}]"
+        f"  {differs.name}: {differs.a or 'not said'} -> {differs.b or 'not said'}  [{differs.source}]"
         for differs in cut
     ]
     hidden = len(difference.around) - len(cut)
@@ -159,10 +159,9 @@ def of_rank(comparison: Comparison, top: int) -> list[str]:
     lines += ["", rows_table(waterfall(comparison)), ""]
     if comparison.findings:
         lines.append("What changed (per unit; B against A)")
-        lines += [
-            f"  {finding.text}{f', in {finding.where}' if finding.where else ''}  [{finding.confidence}]"
-            for finding in comparison.findings[:top]
-        ]
+        for finding in comparison.findings[:top]:
+            place = f", in {finding.module_path}" if finding.module_path else ""
+            lines.append(f"  {finding.text}{place}  [{finding.confidence}]")
         hidden = len(comparison.findings) - top
         lines += [f"  and {plural(hidden, 'further change')}: --top, -o OUT, or --json"] if hidden > 0 else []
     elif comparison.comparable and not comparison.unnamed:
@@ -184,8 +183,8 @@ def _unnamed_rows(comparison: Comparison) -> list[str]:
         widths = [
             (row.interval[1] - row.interval[0]) / 2 / max(row.ns_a, 1.0) for row in within if row.interval
         ]
-        seen = f"the median of them shows changes beyond {100 * median(widths):.2g} %"
-        lines.append(f"  not named: {plural(len(within), 'row')} within the noise of the repeats; {seen}")
+        visible = f"the median of them shows changes beyond {100 * median(widths):.2g} %"
+        lines.append(f"  not named: {plural(len(within), 'row')} within the noise of the repeats; {visible}")
     return lines
 
 

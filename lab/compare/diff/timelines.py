@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from lab.compare.diff.blocks import MOST, opcodes
+from lab.compare.diff.groups import Placed
 from lab.compare.diff.judge import FLOOR_SHARE
-from lab.compare.diff.modules.groups import Placed
 from lab.recordings.communication import communication
 from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
 from lab.recordings.names import kernel_class
@@ -48,31 +48,31 @@ def timelines(a: Placed, b: Placed) -> Steps | None:
     frames = [_frame(side, number) for number, side in enumerate((a, b))]
     _compare(frames, pairs)
     shifted = _aligned(frames, pairs)
-    whole: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    own = pd.concat(
+    recorded: pd.DataFrame = pd.concat(frames, ignore_index=True)
+    aligned = pd.concat(
         [frame.assign(start_us=frame["start_us"] + move) for frame, move in zip(frames, shifted, strict=True)]
     )
-    marks = _marks(own)
+    marks = _marks(aligned)
     return Steps(
-        assemble(own, marks, NAMES),
-        assemble(whole, [], NAMES),
-        whole.assign(aligned_us=own["start_us"].to_numpy()),
+        assemble(aligned, marks, NAMES),
+        assemble(recorded, [], NAMES),
+        recorded.assign(aligned_us=aligned["start_us"].to_numpy()),
     )
 
 
 def _pairs(a: Placed, b: Placed) -> np.ndarray:
     """(m, 2): positions in both sequences that are the same op and shapes, rising."""
-    found = []
+    pairs = []
     for tag, i1, i2, j1, _ in opcodes(a.units.sequence, b.units.sequence):
         if tag == "equal":
-            found += [(i1 + at, j1 + at) for at in range(i2 - i1)]
-    return np.array(found, dtype=np.int64).reshape(-1, 2)
+            pairs += [(i1 + offset, j1 + offset) for offset in range(i2 - i1)]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def _frame(side: Placed, number: int) -> pd.DataFrame:
     """The operations of the usual unit in order of launch."""
     work, rows = side.work, side.units.usual
-    at = work.order[rows]
+    ops = work.order[rows]
     keys = side.units.sequence
     kernels = work.trace.ops
     start = work.start_ns[rows]
@@ -80,18 +80,18 @@ def _frame(side: Placed, number: int) -> pd.DataFrame:
     frame: pd.DataFrame = pd.DataFrame(
         {
             "rank": number,
-            "device": kernels.device[at],
-            "stream": kernels.stream[at],
+            "device": kernels.device[ops],
+            "stream": kernels.stream[ops],
             "start_us": (start - start.min()) / 1000,
             "dur_us": work.dur_ns[rows] / 1000,
-            "family": [_family(key[3], int(kind)) for key, kind in zip(keys, kernels.kind[at], strict=True)],
+            "family": [_family(key[3], int(kind)) for key, kind in zip(keys, kernels.kind[ops], strict=True)],
             "name": [key[3] or "unnamed" for key in keys],
             "op": [key[0] for key in keys],
             "shapes": [key[1] for key in keys],
-            "module": [".".join(places.modules[one]) for one in places.module[at].tolist()],
-            "phase": [places.phases[one] for one in places.phase[at].tolist()],
+            "module": [".".join(places.modules[one]) for one in places.module[ops].tolist()],
+            "phase": [places.phases[one] for one in places.phase[ops].tolist()],
             "change": LONE,
-            "correlation": kernels.corr[at],
+            "correlation": kernels.corr[ops],
         }
     )
     return frame
@@ -106,10 +106,12 @@ def _family(name: str, kind: int) -> int:
 def _compare(frames: list[pd.DataFrame], pairs: np.ndarray) -> None:
     """What became of each operation that has a partner."""
     a, b = (frames[side].iloc[pairs[:, side]] for side in (0, 1))
-    was, now = a["dur_us"].to_numpy(), b["dur_us"].to_numpy()
+    a_us, b_us = a["dur_us"].to_numpy(), b["dur_us"].to_numpy()
     same = a["name"].to_numpy() == b["name"].to_numpy()
     change = np.select(
-        [~same, now > was * (1 + FLOOR_SHARE), now < was * (1 - FLOOR_SHARE)], [OTHER, SLOWER, FASTER], SAME
+        [~same, b_us > a_us * (1 + FLOOR_SHARE), b_us < a_us * (1 - FLOOR_SHARE)],
+        [OTHER, SLOWER, FASTER],
+        SAME,
     )
     for side in (0, 1):
         texts = frames[side]["change"].to_numpy(dtype=object, copy=True)
@@ -140,17 +142,17 @@ def _anchors(frames: list[pd.DataFrame], pairs: np.ndarray) -> np.ndarray:
     new = np.ones(len(pairs), dtype=bool)
     new[1:] = (np.diff(pairs, axis=0) != 1).any(axis=1)
     for side in (0, 1):
-        own = module[side][pairs[:, side]]
-        new[1:] |= own[1:] != own[:-1]
+        module_of_pair = module[side][pairs[:, side]]
+        new[1:] |= module_of_pair[1:] != module_of_pair[:-1]
     return pairs[new]
 
 
 def _marks(frame: pd.DataFrame) -> list[Span]:
     """Phases, by what was launched in them."""
     named = frame[frame["phase"] != ""]
-    found = []
+    marks = []
     for name, part in named.groupby("phase", sort=False):
-        found.append(
+        marks.append(
             Span(str(name), float(part["start_us"].min()), float((part["start_us"] + part["dur_us"]).max()))
         )
-    return sorted(found, key=lambda one: one.start_us)
+    return sorted(marks, key=lambda mark: mark.start_us)

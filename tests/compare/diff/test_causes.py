@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from lab.compare.cli import diff as command
 from lab.compare.diff.causes import common_factor, phase_alone
 from lab.compare.diff.comparison import compare, compare_pair
+from lab.compare.diff.groups import Group
 from lab.compare.diff.judge import STEPS_VARY
-from lab.compare.diff.modules.groups import Group
 from lab.compare.diff.split import split
 from tests.compare.made import layer, trace
 from tests.compare.simulated import Plant, Program

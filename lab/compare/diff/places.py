@@ -41,18 +41,18 @@ def places_of(trace: Capture) -> Places:
     capture = projection.capture
     names = _names(capture)
     phase, phases = _along(projection, projection.ops.path, names.phases)
-    own, paths = _along(projection, projection.ops.path, names.modules)
-    first, first_paths = _along(projection, np.maximum(projection.ops.origin, 0), names.modules)
+    own_module, paths = _along(projection, projection.ops.path, names.modules)
+    forward_module, first_paths = _along(projection, np.maximum(projection.ops.origin, 0), names.modules)
     paths = [*paths, *first_paths]
-    module = np.where(projection.ops.origin > 0, first + len(paths) - len(first_paths), own)
+    module = np.where(projection.ops.origin > 0, forward_module + len(paths) - len(first_paths), own_module)
     source = "ranges" if any(paths[one] for one in np.unique(module).tolist()) else ""
     if trace.meta.stacks:
         recorded = _recorded(trace, projection)
         if any(recorded):
             source = "recorded"
             recorded = [path[:DEEPEST] for path in recorded]
-            known = {path: index for index, path in enumerate(dict.fromkeys(recorded))}
-            paths, module = list(known), np.array([known[path] for path in recorded], dtype=np.int64)
+            index_of = {path: index for index, path in enumerate(dict.fromkeys(recorded))}
+            paths, module = list(index_of), np.array([index_of[path] for path in recorded], dtype=np.int64)
     return Places(phase, [path[-1] if path else "" for path in phases], module, paths, source)
 
 
@@ -65,13 +65,13 @@ class _Names:
 
 
 def _names(capture: Capture) -> _Names:
-    own = np.zeros(len(capture.strings) + 1, dtype=bool)
-    own[capture.ranges.name_id[capture.ranges.kind != OP]] = True
-    known = PhaseNames()
+    is_named = np.zeros(len(capture.strings) + 1, dtype=bool)
+    is_named[capture.ranges.name_id[capture.ranges.kind != OP]] = True
+    phase_names = PhaseNames()
     phases, modules = [], []
-    for text, mine in zip([*capture.strings, ""], own.tolist(), strict=True):
-        phase = known.phase_of(text) if mine else ""
-        is_module = mine and not phase and not is_step(text) and not is_warmup(text)
+    for text, named in zip([*capture.strings, ""], is_named.tolist(), strict=True):
+        phase = phase_names.phase_of(text) if named else ""
+        is_module = named and not phase and not is_step(text) and not is_warmup(text)
         is_module &= "#" not in text and "::" not in text and not text.lower().startswith(_LIBRARIES)
         phases.append(phase)
         modules.append(text.removeprefix(MODULE) if is_module else "")
@@ -80,31 +80,31 @@ def _names(capture: Capture) -> _Names:
 
 def _along(projection: Projection, path: np.ndarray, texts: list[str]) -> tuple[np.ndarray, list[Path]]:
     """The texts along the path (n,) of each operation, as indices of a list."""
-    found: list[Path] = [()]
+    paths: list[Path] = [()]
     for node in range(1, len(projection.tree)):
-        above, text = found[int(projection.tree.parent[node])], texts[int(projection.tree.name_id[node])]
-        found.append((*above, text) if text and len(above) < DEEPEST else above)
-    known = {one: index for index, one in enumerate(dict.fromkeys(found))}
-    of_node = np.array([known[one] for one in found], dtype=np.int64)
-    return of_node[path], list(known)
+        above, text = paths[int(projection.tree.parent[node])], texts[int(projection.tree.name_id[node])]
+        paths.append((*above, text) if text and len(above) < DEEPEST else above)
+    index_of = {one: index for index, one in enumerate(dict.fromkeys(paths))}
+    of_node = np.array([index_of[one] for one in paths], dtype=np.int64)
+    return of_node[path], list(index_of)
 
 
 def _recorded(trace: Capture, projection: Projection) -> list[Path]:
     """The modules around each operation's launch, else around its forward operator."""
     frames = modules_of(trace)
     call = launch_calls(trace)
-    known = call >= 0
+    has_call = call >= 0
     paths: list[Path] = [()] * len(call)
-    calls = trace.api.take(call[known])
+    calls = trace.api.take(call[has_call])
     for row, path in zip(
-        np.flatnonzero(known).tolist(), frames.modules(calls.pid, calls.tid, calls.start_ns), strict=True
+        np.flatnonzero(has_call).tolist(), frames.modules(calls.pid, calls.tid, calls.start_ns), strict=True
     ):
         paths[row] = path
     ranges = projection.capture.ranges
     bare = np.flatnonzero([not path for path in paths])
     forward = forward_operators(ranges, projection.instances.parent, projection.ops.range[bare])
     bare, forward = bare[forward >= 0], forward[forward >= 0]
-    found = frames.modules(ranges.pid[forward], ranges.tid[forward], ranges.start_ns[forward])
-    for row, path in zip(bare.tolist(), found, strict=True):
+    forward_paths = frames.modules(ranges.pid[forward], ranges.tid[forward], ranges.start_ns[forward])
+    for row, path in zip(bare.tolist(), forward_paths, strict=True):
         paths[row] = path
     return paths
