@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from scripts import mutate
+from tests.conftest import ROOT
 
 SOURCE = """
 FEW = 8
@@ -59,3 +62,23 @@ def test_the_file_of_a_modules_name_is_asked_before_its_folder(tree):
     ]
     deep = mutate.mirrors(tree / "lab/room/inner/deep.py")
     assert deep == [["tests/room/test_judge.py", "tests/room/test_other.py"]]
+
+
+def test_every_function_that_is_explained_exists():
+    """An explanation of a function that went would hide a mutant of another one, some day."""
+    gone = []
+    for row in mutate.explained():
+        parts = row["function"].split(".")
+        if re.search(r"[*?\[]", row["function"]):
+            continue
+        file = next(
+            path
+            for length in range(len(parts) - 1, 0, -1)
+            if (path := ROOT.joinpath(*parts[:length]).with_suffix(".py")).exists()
+        )
+        names = parts[len(file.relative_to(ROOT).parts) :]
+        if not all(
+            re.search(rf"^\s*(def|class) {name}\b|^{name}\b", file.read_text(), re.M) for name in names
+        ):
+            gone.append(row["function"])
+    assert gone == []
