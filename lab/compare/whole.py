@@ -238,7 +238,7 @@ def whole_words(totals: Sequence[Total], allowed: float) -> list[str]:
         for statistic in (MEAN, MEDIAN, TAIL)
     }
     sure = [statistic for statistic, outcomes in by_statistic.items() if outcomes == {"excluded"}]
-    if sure:
+    if MEDIAN in sure:
         lines.append(
             f"Excluded of the {' and the '.join(sure)} alone: a longer step in some is not excluded."
         )

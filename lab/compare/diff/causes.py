@@ -7,7 +7,7 @@ Where one step of eight is slow, every row has changed a little, and none is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -103,13 +103,13 @@ def common_factor(
     return Factor(share, len(alike), len(shared))
 
 
-def cover(rows: Sequence[Row], share: float, floor: float, floor_ns: float) -> None:
+def cover(pairs: Iterable[tuple[Row, Row]], share: float, floor: float, floor_ns: float) -> None:
     """Take back the durations that a factor of this share explains: what is left of them is below the
-    floors."""
-    for row in rows:
+    floors. pairs: each row, and the same of the steps that no cause names."""
+    for row, usual in pairs:
         if row.kind != "same_kernel_duration" or row.confidence not in NAMED:
             continue
-        left = (1 + row.slower) / (1 + share) - 1
+        left = (1 + usual.slower) / (1 + share) - 1
         if abs(left) <= max(floor, FACTOR_SPREAD * abs(share)) or abs(left) * row.ns_a <= floor_ns:
             row.confidence = COVERED
 

@@ -40,6 +40,7 @@ from lab.compare.diff.judge import (
     BELOW,
     EXACT,
     FLOOR_SHARE,
+    NAMED,
     ONE_PAIR,
     PROVEN,
     edge_of,
@@ -56,6 +57,7 @@ from lab.compare.units import TIMES, Sums, Units, step_times, sums_of, times_of,
 from lab.compare.whole import ALARMS, KERNELS, LEAST_CHANGE, Total, judge_totals
 from lab.errors import BadDataError, MissingError, UsageError
 
+FACTOR_PART = 0.5  # of a proven change of the whole, that one factor on all kernels has to be
 CLOCKS = ("clock", "power", "throttle", "temperature")  # what may stand behind one factor on all kernels
 SLOWEST = 0.01  # ranks whose steps take as long, within this share, wait for the one with the most own time
 
@@ -128,13 +130,13 @@ class Missing(msgspec.Struct, kw_only=True):
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """The job's own time: that of its slowest rank, ns per unit."""
+    """The job's own time: that of its slowest rank, ns per unit. rank_a, rank_b: None if none stands out."""
 
     configuration: str
     a_ns: float
     b_ns: float
-    rank_a: int
-    rank_b: int
+    rank_a: int | None
+    rank_b: int | None
     alone: int | None = None  # the one rank whose own time changed
 
 
@@ -311,7 +313,7 @@ def jobs_of(comparisons: Sequence[Comparison]) -> list[Job]:
         ranks = [rank for rank in comparisons if rank.configuration == configuration and rank.unit]
         if len(ranks) < 2:
             continue
-        rank_a, rank_b = (max(_waited_for(ranks, side))[1] for side in "ab")
+        rank_a, rank_b = (_slowest(ranks, side) for side in "ab")
         changed = [rank.rank for rank in ranks if _changed_itself(rank)]
         jobs.append(
             Job(
@@ -326,15 +328,18 @@ def jobs_of(comparisons: Sequence[Comparison]) -> list[Job]:
     return jobs
 
 
-def _waited_for(ranks: Sequence[Comparison], side: str) -> list[tuple[tuple[bool, float], int]]:
-    """Of each rank whether its step is as long as any, its own time (outside exposed communication), and its
-    number."""
+def _slowest(ranks: Sequence[Comparison], side: str) -> int | None:
+    """Of the ranks whose step is as long as any, the one with the most own time, outside exposed
+    communication, if it stands out: the others wait for it."""
     times: list[dict[str, float]] = [getattr(rank, side) for rank in ranks]
     least_ns = (1 - SLOWEST) * max(rank_ns["span_ns"] for rank_ns in times)
-    return [
-        ((rank_ns["span_ns"] >= least_ns, rank_ns["span_ns"] - rank_ns["exposed_comm_ns"]), rank.rank)
-        for rank, rank_ns in zip(ranks, times, strict=True)
+    own_ns = [
+        (rank_ns["span_ns"] >= least_ns, rank_ns["span_ns"] - rank_ns["exposed_comm_ns"]) for rank_ns in times
     ]
+    (is_long, second_ns), (_, longest_ns) = sorted(own_ns)[-2:]
+    if is_long and second_ns >= (1 - SLOWEST) * longest_ns:
+        return None
+    return ranks[own_ns.index(max(own_ns))].rank
 
 
 def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
@@ -488,15 +493,16 @@ def _judged(
     floor = judge_rows(usual_rows, edge_of(of_a, of_b), floor_ns)
     if of_a.unit == "step":
         judge_by_steps(usual_rows, works, (of_a, of_b), masks)
-    confidence = {_identity(row): row.confidence for row in usual_rows}
-    for row in rows if steps else ():
-        if row.kind == "same_kernel_duration":
-            row.confidence = confidence.get(_identity(row), BELOW)
     if max(map(len, sides)) > 1:
         judge_by_repeats(rows, *sides, floor, floor_ns)
+    usual_of = {_identity(row): row for row in usual_rows}
+    pairs = [(row, usual_of.get(_identity(row), row)) for row in rows]
+    for row, usual in pairs if steps else ():
+        if row.kind == "same_kernel_duration" and (usual.confidence not in NAMED or usual is row):
+            row.confidence = BELOW if usual is row else usual.confidence
     if factor := _factor(sides, usual_rows, totals):
         causes.append(factor[0])
-        cover(rows, factor[1], floor, floor_ns)
+        cover(pairs, factor[1], floor, floor_ns)
     return rows, causes, floor
 
 
@@ -520,6 +526,8 @@ def _factor(
     total = next((total for total in totals if total.name == KERNELS and total.differs), None)
     factor = common_factor(mean_rows(*sides), kernel_ns, floor_share=LEAST_CHANGE) if total else None
     if not factor or not total or total.change is None:
+        return None
+    if abs(factor.share) < FACTOR_PART * abs(total.change):  # some rows are the change, and not all kernels
         return None
     interval = f"{total.low:+.2%} to {total.high:+.2%}"
     over = f"{total.n_base} and {total.n_head} processes"

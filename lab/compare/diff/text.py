@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from lab.compare.diff.comparable import axes_words
+from lab.compare.diff.comparable import DIFFERS, axes_words
 from lab.compare.diff.comparison import Comparison, Difference, Job, Replayed
 from lab.compare.diff.findings import WHOLE
 from lab.compare.diff.groups import Group
@@ -55,12 +55,16 @@ def job_words(job: Job) -> str:
     name = f"{job.configuration}: the" if job.configuration else "The"
     times = f"{job.a_ns / 1e6:.3f} -> {job.b_ns / 1e6:.3f} ms per unit ({signed(change_ns, job.a_ns)})"
     line = f"{name} job, which is as slow as its slowest rank: {times}"
-    if job.rank_a != job.rank_b:
-        unchanged = ", and the job takes as long" if abs(change_ns) <= FLOOR_SHARE * job.a_ns else ""
-        return f"{line}; the slowest rank was rank {job.rank_a} and is rank {job.rank_b}{unchanged}"
     if job.alone is not None:
         return f"{line}; rank {job.alone} alone changed by itself"
-    return f"{line}; slowest is rank {job.rank_a}"
+    stands_out = [
+        f"in {side} {'no rank' if rank is None else f'rank {rank}'}"
+        for side, rank in (("A", job.rank_a), ("B", job.rank_b))
+    ]
+    if job.rank_a == job.rank_b:
+        return line if job.rank_a is None else f"{line}; slowest is rank {job.rank_a}"
+    unchanged = ", and the job takes as long" if abs(change_ns) <= FLOOR_SHARE * job.a_ns else ""
+    return f"{line}; {' and '.join(stands_out)} is slower than the others{unchanged}"
 
 
 def replayed(results: Sequence[Replayed], shown: Comparison, notes: Sequence[str]) -> list[str]:
@@ -209,7 +213,9 @@ def nothing(comparison: Comparison) -> str:
     counts = "counts differ by no more than the edges of a window explain" if edges else "same counts"
     has_calls = any(call.n_a for call in comparison.api) and any(call.n_b for call in comparison.api)
     calls = "same API calls" if has_calls else "API calls were not compared"
-    return f"Nothing differs by more than equal runs do: same kernels, {counts}, {calls}."
+    axes = [axis.name for axis in comparison.axes if axis.state == DIFFERS]
+    but = f" But other {' and '.join(axes)} were recorded." if axes else ""
+    return f"Nothing differs by more than equal runs do: same kernels, {counts}, {calls}.{but}"
 
 
 def headline(comparison: Comparison) -> str:

@@ -15,7 +15,7 @@ from lab.compare.diff.groups import Group
 from lab.compare.diff.judge import STEPS_VARY
 from lab.compare.diff.split import split
 from tests.compare.made import layer, trace
-from tests.compare.simulated import Plant, Program
+from tests.compare.simulated import NOTHING, Plant, Program
 from tests.conftest import SHARED
 
 CASES = SHARED / "cases" / "compare"
@@ -124,8 +124,9 @@ def test_of_several_ranks_the_job_is_the_headline():
     assert swapped["a_ns"] == pytest.approx(1_374_600, rel=1e-4)
     assert swapped["b_ns"] == pytest.approx(1_374_400, rel=1e-4)
     assert mended["b_ns"] == pytest.approx(1_059_100, rel=1e-4) and mended["alone"] == 1
+    assert (mended["rank_a"], mended["rank_b"]) == (1, None)
     done = CliRunner().invoke(command, [str(CASES / "ranks" / name) for name in ("a", "b_swapped")])
-    headline = "the slowest rank was rank 1 and is rank 0, and the job takes as long"
+    headline = "in A rank 1 and in B rank 0 is slower than the others, and the job takes as long"
     assert done.output.index(headline) < done.output.index("Rank 1, per step")
 
 
@@ -155,6 +156,38 @@ def test_a_kernel_beyond_the_common_factor_is_named_beside_it(tmp_path):
     factor, row = found.findings
     assert factor.kind == "factor" and factor.text.startswith("one factor on all kernels: +10.0%")
     assert row.kind == "same_kernel_duration" and "kernel_11 takes +65" in row.text
+
+
+def test_where_some_kernels_alone_changed_no_factor_is_blamed(tmp_path):
+    """The whole is proven to differ, and most kernels share one factor: none."""
+    rng = np.random.default_rng(4)
+    program = Program(tmp_path)
+    plant = Plant(kernels=((9, 1.2), (11, 1.2)))
+    sides = [[program.draw(rng, p, each=0.001) for _ in range(4)] for p in (NOTHING, plant)]
+    found = compare_pair(sides[0][0], sides[1][0], sides[0][1:], sides[1][1:]).comparison
+    assert any(total.differs for total in found.totals)
+    assert {finding.kind for finding in found.findings} == {"same_kernel_duration"}
+    assert {found.rows[finding.rows[0]].kernel_a for finding in found.findings} == {"kernel_9", "kernel_11"}
+
+
+def test_a_slow_step_and_a_factor_are_two_causes_and_no_row(tmp_path):
+    rng = np.random.default_rng(5)
+    program = Program(tmp_path)
+    quiet = {"own": 0.0, "each": 0.0, "noise": 0.001}
+    plant = Plant(factor=1.06, every=8, every_factor=2.0)
+    found = compare_pair(program.draw(rng, **quiet), program.draw(rng, plant, **quiet)).comparison
+    assert [finding.kind for finding in found.findings] == ["steps", "factor"]
+    assert found.findings[0].text.startswith("B's step 7 alone (1 of 8): kernel time +100.")
+    assert "the other steps +6." in found.findings[0].text
+    assert found.findings[1].text.startswith("one factor on all kernels: +6.0%")
+
+
+def test_grids_that_differ_under_equal_shapes_are_said(tmp_path):
+    steps = [layer() + layer()] * 4
+    a, b = trace(tmp_path / "a.json", steps), trace(tmp_path / "b.json", steps)
+    b.write_text(b.read_text().replace('"grid": [1, 1, 1]', '"grid": [2, 1, 1]'))
+    done = CliRunner().invoke(command, [str(a), str(b)])
+    assert done.exit_code == 0 and "But other grids were recorded." in done.output
 
 
 def test_a_row_that_scatters_from_step_to_step_is_not_named(tmp_path):
