@@ -501,6 +501,8 @@ def _judged(
         if row.kind == "same_kernel_duration" and (usual.confidence not in NAMED or usual is row):
             row.confidence = BELOW if usual is row else usual.confidence
     if factor := _factor(sides, usual_rows, totals):
+        if steps and factor[0].confidence == ONE_PAIR:
+            factor[0].ns = (factor[0].ns or 0.0) - steps.ns
         causes.append(factor[0])
         cover(pairs, factor[1], floor, floor_ns)
     return rows, causes, floor

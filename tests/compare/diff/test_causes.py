@@ -180,6 +180,7 @@ def test_a_slow_step_and_a_factor_are_two_causes_and_no_row(tmp_path):
     assert found.findings[0].text.startswith("B's step 7 alone (1 of 8): kernel time +100.")
     assert "the other steps +6." in found.findings[0].text
     assert found.findings[1].text.startswith("one factor on all kernels: +6.0%")
+    assert sum(finding.ns for finding in found.findings) == pytest.approx(found.delta_kernel_ns)
 
 
 def test_grids_that_differ_under_equal_shapes_are_said(tmp_path):
