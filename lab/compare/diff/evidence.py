@@ -51,7 +51,7 @@ def _hash(path: Path) -> str:
 
 
 def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[Evidence]:
-    """The operation of median duration among those with one of these keys; none if there is no such."""
+    """The operation of median duration among those with one of these keys, if there are any."""
     keys, key_of = work.keys
     among = set(wanted)
     able = np.array([key in among for key in keys], dtype=bool)
