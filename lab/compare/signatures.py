@@ -5,7 +5,7 @@
 A kernel that is 5 % slower may be 0.2 % of the step, which no step time shows. Each signature is judged over
 processes like the step. Slower is proven of all together (Holm), so that equal sides stay equal; excluded is
 each by itself. The intervals hold for all signatures at once (Bonferroni), and are wider than what proves.
-What costs less than 0.1 % of a step, or 1 µs, is no finding.
+What costs less than 0.1 % of a step, or 1 µs, is not a finding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The unit of work that is compared: a marked step, or else a call of the kernel that takes most of the time.
 
-A fixed window is no unit: two windows of one length hold another number of steps.
+A fixed window cannot be a unit: two windows of one length hold different numbers of steps.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _between(work: Work, edges: np.ndarray, step: np.ndarray) -> tuple[float, fl
 
 def as_a_rule(between: np.ndarray) -> float:
     """The mean of what stands between steps (g,) without the largest: one step that is not marked, or one
-    pause, is no rule; a data loader that stalls every fourth step is, which no median shows."""
+    pause, does not make a rule; a data loader that stalls every fourth step does, and no median shows it."""
     return float(np.sort(between)[: max(len(between) - 1, 1)].mean())
 
 

@@ -73,7 +73,13 @@ def test_the_first_step_stands_apart():
 
 @pytest.mark.parametrize(
     ("steps", "statistics"),
-    [(1, [MEAN]), (2, [MEAN, FIRST]), (4, [MEAN, MEDIAN, FIRST]), (20, [MEAN, MEDIAN, TAIL, FIRST])],
+    [
+        (1, [MEAN]),
+        (2, [MEAN, FIRST]),
+        (4, [MEAN, MEDIAN, FIRST]),
+        (19, [MEAN, MEDIAN, FIRST]),
+        (20, [MEAN, MEDIAN, TAIL, FIRST]),
+    ],
 )
 def test_what_few_steps_cannot_tell_is_not_tested_and_that_is_said(steps, statistics):
     totals = judge_totals(side(6, steps), side(6, steps, seed=2), 0.05)
@@ -131,7 +137,9 @@ def test_idle_time_is_a_share_of_the_step_and_its_growth_is_found():
 def test_a_change_of_rounding_is_no_change_and_a_process_without_time_is_an_error():
     base, head = ([{OWN: np.full(5, 1e7 + shift)}] * 4 for shift in (0.0, 2.0))
     assert not any(total.differs for total in judge_totals(base, head, 0.0))
-    slower = [{OWN: np.full(5, 1.002e7)}] * 4
+    least = [{OWN: np.full(5, 1.0008e7)}] * 4
+    assert not any(total.differs for total in judge_totals(base, least, 0.0))
+    slower = [{OWN: np.full(5, 1.0015e7)}] * 4
     assert outcome_of(judge_totals(base, slower, 0.0)) == "regression"
     with pytest.raises(BadDataError, match="a process without any step time"):
         judge_totals(base, [{OWN: np.zeros(5)}] * 4, 0.0)
@@ -147,6 +155,9 @@ def test_which_steps_carry_the_change():
     assert carried_by_steps(side(3), side(3, slow=lambda _: 1.5, seed=2), OWN) == ""
     assert uneven(np.array([10.0, 10.1, 9.9, 10.0, 30.0])).tolist() == [False] * 4 + [True]
     assert not uneven(np.array([10.0, 12.0, 8.0, 11.0, 9.0])).any()
+    assert [uneven(np.array([100.0] * 9 + [last]))[-1] for last in (104.0, 106.0)] == [False, True]
+    scattered = [100.0, 99.0, 101.0] * 4  # a robust deviation of 1.48
+    assert [uneven(np.array([*scattered, last]))[-1] for last in (111.0, 113.0)] == [False, True]
     assert numbered([25]) == "step 25" and numbered([1, 2, 4]) == "steps 1, 2, 4"
     assert numbered([1, 4, 7]) == "steps 1, 4, 7, every 3rd"
     assert numbered(range(2, 18, 2)) == "steps 2, 4, 6, 8, 10, 12 and 2 more, every 2nd"

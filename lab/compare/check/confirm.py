@@ -88,7 +88,7 @@ def _not_shown(
 
 
 def _shows(base: Sequence[float], head: Sequence[float], limit: float, share: float) -> bool:
-    """Whether these times alone lie above the limit. What a process lacks is no time."""
+    """Whether these times alone lie above the limit. What a process lacks does not count as a time."""
     if min([*base, *head], default=0.0) <= 0:
         return False
     level = 1 - (1 - LEVEL) * share

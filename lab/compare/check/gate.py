@@ -209,7 +209,7 @@ def exact(
 
 
 def sentences(verdict: Verdict) -> list[str]:
-    """The verdict, why it is no clearer, then exact figures, signatures and times."""
+    """The verdict, why it is not clearer, then exact figures, signatures and times."""
     limit = f"{verdict.max_slowdown:.1%}"
     headlines = whole_words(verdict.metrics, verdict.max_slowdown)
     if verdict.outcome == "regression" and whole_outcome(verdict.metrics) != "regression":

@@ -147,7 +147,7 @@ class _Check:
                 f"{side.name}, process {turn}, ended with {code}: "
                 + (" | ".join(last_lines) or "it printed nothing"),
                 location=log,
-                fix="a process that fails is no sample: mend it, or see its log",
+                fix="a process that fails cannot be a sample: mend it, or see its log",
             )
         if not recording.is_file():
             raise MissingError(

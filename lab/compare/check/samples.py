@@ -1,7 +1,7 @@
 """The samples of `lab check`: one per process, of one recording per process or of its own step times.
 
-Steps of one process are no samples, and neither are its ranks: they wait for each other. Of several ranks of
-one run the slowest has its time, and the calls of all count.
+Neither the steps of one process nor its ranks are samples: they resemble, or wait for, each other. Of several
+ranks of one run the slowest has its time, and the calls of all count.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def processes(folder: Path) -> list[Process]:
     """The processes at a path: one recording each, or its own step times as `{"step_ms": [12.1, ...]}`.
 
     Raises MissingError for an empty folder or a process that left only its log, BadDataError for a recording
-    that is no sample: without marked steps, without GPU work in them, or with some of it missing.
+    that cannot be a sample: without marked steps, without GPU work in them, or with some of it missing.
     """
     files = recordings_at(folder)
     if not files:

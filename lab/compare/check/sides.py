@@ -54,7 +54,7 @@ def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
 
 
 def _remove_left_over() -> None:
-    """The worktrees of checks that were killed: nobody holds their folders any more."""
+    """The worktrees of checks that were killed: their folders are no longer locked."""
     for line in _git("worktree", "list", "--porcelain", location="this repository").splitlines():
         folder = Path(line.removeprefix("worktree "))
         if line.startswith("worktree ") and _is_left_over(folder.parent):

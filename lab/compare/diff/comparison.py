@@ -172,7 +172,7 @@ def _changed_itself(rank: Comparison) -> bool:
 
 @dataclass(frozen=True)
 class Pair:
-    """One rank of both sides with its units, None where there is no unit; `comparison` says what changed."""
+    """One rank of both sides with its units, None without a unit; `comparison` says what changed."""
 
     a: Work
     b: Work
@@ -466,7 +466,7 @@ def _without_unit(a: Work, b: Work) -> Comparison:
     sides = [times_of(work, np.arange(len(work.dur_ns))) for work in (a, b)]
     return Comparison(
         comparable=False,
-        reason="neither steps nor a kernel with several calls on both sides: there is no unit to compare by",
+        reason="neither steps nor a kernel with several calls on both sides: no unit to compare by",
         rank=a.rank,
         unit=None,
         a={f"{name}_ns": float(sides[0][name]) for name in TIMES},
@@ -501,6 +501,8 @@ def _judged(
         if row.kind == "same_kernel_duration" and (usual.confidence not in NAMED or usual is row):
             row.confidence = BELOW if usual is row else usual.confidence
     if factor := _factor(sides, usual_rows, totals):
+        if steps and factor[0].confidence == ONE_PAIR:
+            factor[0].ns = (factor[0].ns or 0.0) - steps.ns
         causes.append(factor[0])
         cover(pairs, factor[1], floor, floor_ns)
     return rows, causes, floor

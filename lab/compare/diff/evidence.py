@@ -51,7 +51,7 @@ def _hash(path: Path) -> str:
 
 
 def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[Evidence]:
-    """The operation of median duration among those with one of these keys; none if there is no such."""
+    """The operation of median duration among those with one of these keys, if there are any."""
     keys, key_of = work.keys
     among = set(wanted)
     able = np.array([key in among for key in keys], dtype=bool)
@@ -59,20 +59,26 @@ def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[
     if not len(rows):
         return []
     row = int(rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
-    kernels = work.trace.ops
-    op = int(work.order[row])
-    return [
-        Evidence(
-            side=side,
-            file=work.trace.source.name,
-            event=keys[int(key_of[row])][3],
-            start_ns=int(work.start_ns[row]),
-            dur_ns=int(work.dur_ns[row]),
-            unit=_unit(work, int(work.launched_ns[row])),
-            correlation=int(kernels.corr[op]),
-            count=len(rows),
-        )
-    ]
+    times_ns = int(work.start_ns[row]), int(work.dur_ns[row])
+    correlation = int(work.trace.ops.corr[work.order[row]])
+    unit = int(step_at(work.steps_ns, work.launched_ns[row : row + 1])[0])
+    return [_event(side, work, keys[int(key_of[row])][3], times_ns, (unit, correlation, len(rows)))]
+
+
+def _event(
+    side: str, work: Work, event: str, times_ns: tuple[int, int], about: tuple[int, int, int]
+) -> Evidence:
+    """times_ns: start and duration; about: unit, correlation and count."""
+    return Evidence(
+        side=side,
+        file=work.trace.source.name,
+        event=event,
+        start_ns=times_ns[0],
+        dur_ns=times_ns[1],
+        unit=about[0],
+        correlation=about[1],
+        count=about[2],
+    )
 
 
 def of_call(side: str, work: Work, units: Units, name: str) -> list[Evidence]:
@@ -88,18 +94,9 @@ def of_call(side: str, work: Work, units: Units, name: str) -> list[Evidence]:
     if not len(rows):
         return []
     row = int(rows[np.argmin(runtime.start_ns[rows])])
-    return [
-        Evidence(
-            side=side,
-            file=work.trace.source.name,
-            event=name,
-            start_ns=int(runtime.start_ns[row]),
-            dur_ns=int(runtime.dur_ns[row]),
-            unit=_unit(work, int(runtime.start_ns[row])),
-            correlation=int(runtime.corr[row]),
-            count=len(rows),
-        )
-    ]
+    times_ns = int(runtime.start_ns[row]), int(runtime.dur_ns[row])
+    unit = int(step_at(work.steps_ns, runtime.start_ns[row : row + 1])[0])
+    return [_event(side, work, name, times_ns, (unit, int(runtime.corr[row]), len(rows)))]
 
 
 def of_gap(side: str, work: Work, units: Units) -> list[Evidence]:
@@ -109,26 +106,12 @@ def of_gap(side: str, work: Work, units: Units) -> list[Evidence]:
         return []
     ends = np.maximum.accumulate(work.start_ns[rows] + work.dur_ns[rows])
     gap = work.start_ns[rows][1:] - ends[:-1]
-    unit = (
-        np.array([_unit(work, int(when)) for when in work.launched_ns[rows]]) if len(work.steps_ns) else None
-    )
-    inside = gap if unit is None else np.where(unit[1:] == unit[:-1], gap, 0)
+    unit = step_at(work.steps_ns, work.launched_ns[rows])
+    inside = np.where(unit[1:] == unit[:-1], gap, 0)
     longest = int(np.argmax(inside))
     if inside[longest] <= 0:
         return []
-    return [
-        Evidence(
-            side=side,
-            file=work.trace.source.name,
-            event=f"idle before {work.keys[0][int(work.keys[1][rows[longest + 1]])][3]}",
-            start_ns=int(ends[longest]),
-            dur_ns=int(inside[longest]),
-            unit=-1 if unit is None else int(unit[longest]),
-            correlation=-1,
-            count=int((inside > 0).sum()),
-        )
-    ]
-
-
-def _unit(work: Work, when_ns: int) -> int:
-    return int(step_at(work.steps_ns, np.array([when_ns]))[0])
+    keys, key_of = work.keys
+    event = f"idle before {keys[int(key_of[rows[longest + 1]])][3]}"
+    times_ns = int(ends[longest]), int(inside[longest])
+    return [_event(side, work, event, times_ns, (int(unit[longest]), -1, int((inside > 0).sum())))]

@@ -24,7 +24,7 @@ from lab.stats.means import Sample, beyond_p, difference_ci
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
 MOST_FLOOR, SCATTERS, MAD_TO_SD = 0.10, 5.0, 1.4826
-LEAST_UNIT_SHARE, LEAST_CALL_NS = 0.001, 50.0  # of a unit that is no step, and per call of the kernel
+LEAST_UNIT_SHARE, LEAST_CALL_NS = 0.001, 50.0  # of a unit other than a step, and per call of the kernel
 LONG_NS, FEW_ROWS = 10_000.0, 8  # per unit: rows that tell the scatter, and how many it takes
 FEW_INFLATION = 6.0
 MAX_LAG_CORRELATION = 0.9
@@ -55,7 +55,7 @@ def beyond_edge(n_a: float, n_b: float, edge: float) -> bool:
 
 def calls_differ(a: Units, b: Units, name: str) -> bool:
     """Whether a unit has another number of calls, or the end of the recording, which has as many units as the
-    program was told: what waits for the last of them once is no change of each."""
+    program was told: what waits for the last of them once is not a change of each."""
     if beyond_edge(a.inside.get(name, 0.0), b.inside.get(name, 0.0), edge_of(a, b)):
         return True
     if a.behind is None or b.behind is None:

@@ -26,7 +26,8 @@ _LIBRARIES = ("nccl", "rccl", "cub::", "cublas", "cudnn")
 class Places:
     """phase and module (n,) index `phases` and `modules`, as the rows of `Trace.kernels`.
 
-    "" is no known phase, () no known module. source says where modules come from: "recorded", "ranges" or "".
+    "" stands for an unknown phase, () for an unknown module. source says where modules come from: "recorded",
+    "ranges" or "".
     """
 
     phase: np.ndarray

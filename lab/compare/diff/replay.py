@@ -55,51 +55,7 @@ class Time:
 Times = dict[tuple[str, str, str], Time]  # (op, dims, kernel)
 
 
-class _Row(msgspec.Struct):
-    """What is read of a row of replay.json."""
-
-    sig_id: str
-    name: str
-    count: int
-    same_kernel: str
-    launched: str
-    us: dict[str, Any] | None = None
-
-
-class _Result(msgspec.Struct):
-    rows: list[_Row]
-    device: str
-    device_name: str
-    trace_device_name: str
-
-
-class _Tensor(msgspec.Struct):
-    shape: list[int] = []
-
-
-class _Arg(msgspec.Struct):
-    tensor: _Tensor | None = None
-    tensors: list[_Tensor | None] | None = None
-
-
-class _Raw(msgspec.Struct):
-    dims: list[Any] = []
-
-
-class _Signature(msgspec.Struct):
-    sig_id: str
-    op: str
-    args: list[_Arg] | None = None
-    raw: _Raw | None = None
-
-
-class _Origin(msgspec.Struct, frozen=True):
-    execution_trace: str = ""
-
-
-class _Plan(msgspec.Struct):
-    signatures: list[_Signature]
-    origin: _Origin = _Origin()
+_Row = dict[str, Any]  # of replay.json
 
 
 def need_gpu() -> str:
@@ -198,22 +154,21 @@ def _run(
 def read_times(folder: Path) -> tuple[Times, bool, list[str]]:
     """The replayed time of each (op, dims, kernel), of several signatures their mean by calls; whether it is
     known which tensors share memory; and notes."""
-    result = msgspec.json.decode((folder / "replay.json").read_bytes(), type=_Result)
-    plan = msgspec.json.decode((folder / "replay_plan.json").read_bytes(), type=_Plan)
-    keys = {one.sig_id: (one.op, dims_of(one)) for one in plan.signatures}
+    result = msgspec.json.decode((folder / "replay.json").read_bytes())
+    plan = msgspec.json.decode((folder / "replay_plan.json").read_bytes())
+    keys = {signature["sig_id"]: (signature["op"], dims_of(signature)) for signature in plan["signatures"]}
     grouped: dict[tuple[str, str, str], list[_Row]] = {}
-    for row in result.rows:
-        if row.sig_id in keys:
-            grouped.setdefault((*keys[row.sig_id], kernel_name(row.name)), []).append(row)
+    for row in result["rows"]:
+        if row["sig_id"] in keys:
+            grouped.setdefault((*keys[row["sig_id"]], kernel_name(row["name"])), []).append(row)
     notes = []
-    if result.device != "cuda":
-        notes.append(f"the replay ran on {result.device}, so no kernel was replayed")
-    elif result.device_name != result.trace_device_name:
-        notes.append(
-            f"recorded on {result.trace_device_name or 'an unknown GPU'}, replayed on {result.device_name}: "
-            "the verdict holds for the latter"
-        )
-    memory = bool(plan.origin.execution_trace)
+    recorded_on, device = result["trace_device_name"], result["device_name"]
+    if result["device"] != "cuda":
+        notes.append(f"the replay ran on {result['device']}, so no kernel was replayed")
+    elif device != recorded_on:
+        devices = f"recorded on {recorded_on or 'an unknown GPU'}, replayed on {device}"
+        notes.append(f"{devices}: the verdict holds for the latter")
+    memory = bool(plan.get("origin", {}).get("execution_trace"))
     if not memory:
         notes.append("no execution trace, so in order it has no model's caches: see docs/diff.md")
     return {key: _mean(rows) for key, rows in grouped.items()}, memory, notes
@@ -221,31 +176,30 @@ def read_times(folder: Path) -> tuple[Times, bool, list[str]]:
 
 def _mean(rows: Sequence[_Row]) -> Time:
     """A time that stands for all rows: not the same kernel if one of them is not."""
-    unlike = next((row for row in rows if row.same_kernel != EXACT or row.us is None), None)
-    if unlike is not None:
-        same = unlike.same_kernel if unlike.same_kernel != EXACT else "not timed"
-        return Time(0.0, 0.0, same, unlike.launched)
-    calls = sum(row.count for row in rows)
+    for row in rows:
+        if row["same_kernel"] != EXACT or row.get("us") is None:
+            same = row["same_kernel"] if row["same_kernel"] != EXACT else "not timed"
+            return Time(0.0, 0.0, same, row["launched"])
+    calls = sum(row["count"] for row in rows)
     ns = spread = 0.0
     for row in rows:
-        assert row.us is not None
-        weight = 1000 * row.count / calls
-        ns += weight * float(row.us["median"])
-        low, high = row.us.get("ci") or (0.0, 0.0)
+        weight = 1000 * row["count"] / calls
+        ns += weight * float(row["us"]["median"])
+        low, high = row["us"].get("ci") or (0.0, 0.0)
         spread += weight * (high - low) / 2
     return Time(ns, spread, EXACT, "")
 
 
-def dims_of(signature: _Signature) -> str:
+def dims_of(signature: dict[str, Any]) -> str:
     """The shapes as a trace writes them, one entry per argument."""
-    if signature.raw is not None:
-        return _text(signature.raw.dims)
+    if (raw := signature.get("raw")) is not None:
+        return _text(raw.get("dims", []))
     dims: list[Any] = []
-    for arg in signature.args or []:
-        if arg.tensors is not None:
-            dims.append([one.shape if one else [] for one in arg.tensors])
+    for arg in signature.get("args") or []:
+        if (tensors := arg.get("tensors")) is not None:
+            dims.append([tensor.get("shape", []) if tensor else [] for tensor in tensors])
         else:
-            dims.append(arg.tensor.shape if arg.tensor else [])
+            dims.append((arg.get("tensor") or {}).get("shape", []))
     return _text(dims)
 
 

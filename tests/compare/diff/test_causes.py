@@ -180,6 +180,7 @@ def test_a_slow_step_and_a_factor_are_two_causes_and_no_row(tmp_path):
     assert found.findings[0].text.startswith("B's step 7 alone (1 of 8): kernel time +100.")
     assert "the other steps +6." in found.findings[0].text
     assert found.findings[1].text.startswith("one factor on all kernels: +6.0%")
+    assert sum(finding.ns for finding in found.findings) == pytest.approx(found.delta_kernel_ns)
 
 
 def test_grids_that_differ_under_equal_shapes_are_said(tmp_path):
@@ -217,9 +218,26 @@ def test_a_factor_needs_several_kernels_and_most_of_the_time_and_of_the_rows():
     assert factor.share == pytest.approx(0.08) and (factor.rows, factor.of_rows) == (4, 4)
     assert common_factor(rows, 200e3) is None, "the shared kernels are too little of the time"
     assert common_factor(rows[:2], 90e3) is None, "two kernels"
+    assert common_factor(rows[:3], 120e3).rows == 3
+    assert common_factor(rows, 170e3).rows == 4, "more than four fifths of the time"
+    spread = split(a, sums(50 * 1.08, 40 * 1.10, 30 * 1.06, 20 * 1.08))
+    assert common_factor(spread, 140e3).rows == 4, "a third of the factor apart"
+    wild = split(a, sums(50 * 1.08, 40 * 1.13, 30 * 1.02, 20 * 1.08))
+    assert common_factor(wild, 140e3) is None
     assert common_factor(split(a, sums(50, 40, 30, 20, factor=1.02)), 140e3) is None, "below the floor"
     assert common_factor(split(a, sums(100, 40, 30, 20)), 140e3) is None, "one long kernel"
     assert common_factor(split(a, sums(50, 48, 36, 24)), 140e3) is None, "not the longest one"
+
+
+def test_few_steps_tell_nothing_of_each_other_and_small_ones_are_no_cause(tmp_path):
+    for steps, factor, named in ((3, 3.0, []), (4, 3.0, ["steps"]), (8, 1.2, []), (8, 1.4, ["steps"])):
+        rng = np.random.default_rng(8)
+        program = Program(tmp_path, steps=steps)
+        quiet = {"own": 0.0, "each": 0.0, "noise": 0.0005}
+        b = program.draw(rng, Plant(every=steps, every_factor=factor), **quiet)
+        found = compare_pair(program.draw(rng, **quiet), b).comparison
+        kinds = [finding.kind for finding in found.findings if finding.kind == "steps"]
+        assert kinds == named, (steps, factor)
 
 
 def group(key, ns_a, ns_b):
