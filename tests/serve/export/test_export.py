@@ -16,6 +16,8 @@ from lab.errors import BadDataError, MissingError, StepFailed
 from lab.serve.export.all import export_run
 from lab.serve.walk import group_of, recordings_below
 from tests.conftest import SHARED
+from tests.recordings.merge.test_pftrace import played_back
+from tests.recordings.sqlgen import Export
 from tests.serve.made import write_run
 from tests.tracegen import BASE_NS, TraceWriter
 
