@@ -13,8 +13,10 @@ from lab.recordings.views.launches import (
     link_ops,
     linked_by_id,
     of_graphs,
+    op_parents,
     steps_at,
 )
+from lab.recordings.views.roofline import drawing_of, op_roofs, summary_of, work_owners
 from lab.recordings.views.timeline import COMM, COMP, MEMCOPY, classify, gpu_timeline
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "classify",
     "collective_instances",
     "device_of",
+    "drawing_of",
     "gemm_flops",
     "gemm_instances",
     "gpu_timeline",
@@ -33,5 +36,9 @@ __all__ = [
     "link_ops",
     "linked_by_id",
     "of_graphs",
+    "op_parents",
+    "op_roofs",
     "steps_at",
+    "summary_of",
+    "work_owners",
 ]
