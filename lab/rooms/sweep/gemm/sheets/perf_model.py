@@ -14,15 +14,16 @@ import numpy as np
 
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.calls import OpCall, Work
-from lab.perfmodel.ops import has_model, work_of
+from lab.perfmodel.ops import work_of
 from lab.perfmodel.roofs import roof_of
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
+from lab.recordings.views import work_owners
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
 from lab.rooms.sweep.gemm.sheets.families import category
 from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
-from lab.rooms.sweep.gemm.sheets.launches import Launches, op_parents
+from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.rooms.sweep.gemm.sheets.ops import S5, who
 from lab.rooms.sweep.tables import column_names
 from lab.stats.columns import objects
@@ -75,23 +76,12 @@ def perf_model_sheets(found: Launches) -> dict[str, Table]:
 
 
 def _instances(found: Launches) -> _Instances:
-    ops, trace = found.trace.operators, found.trace
-    named = np.array([*(has_model(text) for text in trace.strings), False])
-    modelled = named[ops.name_id] if len(ops) else np.zeros(0, dtype=bool)
-    above = op_parents(trace)
-    owner = found.launchers.copy()
-    at = owner.copy()
-    open_ = np.flatnonzero(~modelled[at]) if len(at) else np.zeros(0, dtype=np.int64)
-    while len(open_):
-        at[open_] = above[at[open_]]
-        open_ = open_[at[open_] >= 0]
-        known = modelled[at[open_]]
-        owner[open_[known]] = at[open_[known]]
-        open_ = open_[~known]
-    rows, index = np.unique(owner, return_inverse=True)
-    linked = np.flatnonzero(found.launcher >= 0)
-    of_kernel = np.full(len(found.launcher), -1, dtype=np.int64)
-    of_kernel[linked] = index.ravel()[found.launcher[linked]]
+    trace = found.trace
+    owner = work_owners(trace)
+    linked = np.flatnonzero(owner >= 0)
+    rows, index = np.unique(owner[linked], return_inverse=True)
+    of_kernel = np.full(len(owner), -1, dtype=np.int64)
+    of_kernel[linked] = index.ravel()
     every = spans(trace.ops.start_ns, trace.ops.dur_ns)
     return _Instances(rows, totals(every[linked], of_kernel[linked], len(rows)) / 1000, of_kernel)
 
