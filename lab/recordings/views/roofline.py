@@ -29,7 +29,7 @@ NAMES = (
 )
 COLUMNS = tuple(NAMES.split())
 _FIGURES = COLUMNS[COLUMNS.index("mean_us") : COLUMNS.index("bound_by")]
-_BLANK = {name: np.nan if name in _FIGURES else "" for name in COLUMNS}
+_BLANK: dict[str, Any] = {name: np.nan if name in _FIGURES else "" for name in COLUMNS}
 NO_OP = "(no op recorded)"
 MOST_POINTS = 300  # of a drawing
 _ARGUMENTS = ("dims_id", "types_id", "strides_id", "concrete_id")
@@ -39,7 +39,7 @@ _ARGUMENTS = ("dims_id", "types_id", "strides_id", "concrete_id")
 def work_owners(trace: Capture) -> np.ndarray:
     """Row of `operators` (n,) whose work each GPU row is part of, -1 where no op is known."""
     named = np.array([*(has_model(text) for text in trace.strings), False])
-    owner = link_ops(trace).copy()
+    owner: np.ndarray = link_ops(trace).copy()
     parents = op_parents(trace)
     climbing = owner.copy()
     open_rows = np.flatnonzero(climbing >= 0)
@@ -119,7 +119,7 @@ def _row(
     work = work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
     roof = roof_of(work, board, kernels)
     mean_s = time_us / count * 1e-6
-    row: dict[str, Any] = dict(_BLANK)
+    row = dict(_BLANK)
     row |= {"op": name, "shapes": dims, "count": count, "time_ms": time_us / 1000, "mean_us": time_us / count}
     row["kernels"] = kernels
     row["note"] = _note(name, dims, work, roof, board, mean_s)
