@@ -52,7 +52,7 @@ from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read
 from lab.compare.units import TIMES, Units, as_a_rule, unit_of, units
 from lab.core.words import first_few, plural
 from lab.errors import BadDataError, MissingError, UsageError
-from lab.recordings.communication import communication
+from lab.perfmodel.communication import communication
 from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_dims, short_name
 

@@ -14,6 +14,7 @@ from lab.recordings.views.launches import (
     linked_by_id,
     of_graphs,
     op_parents,
+    row_classes,
     steps_at,
 )
 from lab.recordings.views.roofline import drawing_of, op_roofs, summary_of, work_owners
@@ -38,6 +39,7 @@ __all__ = [
     "of_graphs",
     "op_parents",
     "op_roofs",
+    "row_classes",
     "steps_at",
     "summary_of",
     "work_owners",

@@ -6,10 +6,12 @@ import re
 
 import numpy as np
 
-from lab.recordings.capture import Capture, once
+from lab.perfmodel.classes import CLASSES, kernel_class
+from lab.recordings.capture import MEMCPY, MEMSET, Capture, once
 from lab.recordings.owners import first_index, operators_of_launches
 from lab.recordings.phase_names import step_number
 from lab.recordings.tables import Table
+from lab.stats.columns import distinct_rows
 from lab.stats.intervals import enclosing, spans
 
 _GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
@@ -109,3 +111,15 @@ def parents(ops: Table) -> np.ndarray:
         above = enclosing(spans(ops.start_ns[rows], ops.dur_ns[rows]))
         parent[rows] = np.where(above >= 0, rows[above], -1) if len(rows) else above
     return parent
+
+
+@once
+def row_classes(trace: Capture) -> np.ndarray:
+    """Index (n,) in `perfmodel.classes.CLASSES` of each row of `kernels`, by its op first."""
+    op = np.append(trace.operators.name_id, -1)[link_ops(trace)]
+    pairs, which = distinct_rows(np.stack([trace.ops.name_id, op], axis=1).astype(np.int64))
+    classes = [CLASSES.index(kernel_class(*trace.text(pair).tolist())) for pair in pairs]
+    found: np.ndarray = np.array(classes, dtype=np.int64)[which.ravel()]
+    found[trace.ops.kind == MEMCPY] = CLASSES.index("memcpy")
+    found[trace.ops.kind == MEMSET] = CLASSES.index("memset")
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.rooms.kernels.catalogue.classes import moves_no_data, works_itself
+from lab.perfmodel.classes import moves_no_data, works_itself
 
 
 def working_ops(names: np.ndarray, parent: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:

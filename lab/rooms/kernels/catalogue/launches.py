@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from lab.perfmodel.classes import class_of_launch
 from lab.recordings.capture import shared_memory_bytes
 from lab.recordings.tables import Table
-from lab.rooms.kernels.catalogue.classes import class_of_launch
 from lab.rooms.kernels.catalogue.groups import group_rows, number_values
 from lab.rooms.kernels.catalogue.identity import sig_id_of
 from lab.rooms.kernels.catalogue.ops import OpBook, OpKey

@@ -13,6 +13,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
+from lab.perfmodel.classes import moves_no_data
 from lab.recordings.capture import Capture
 from lab.recordings.compiled import is_inductor
 from lab.recordings.graphs import Source
@@ -26,7 +27,6 @@ from lab.recordings.processes import process_captures
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET
 from lab.recordings.views import launch_calls, link_ops, linked_by_id, of_graphs
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
-from lab.rooms.kernels.catalogue.classes import moves_no_data
 from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
 from lab.rooms.kernels.catalogue.cpu_work import working_ops
 from lab.rooms.kernels.catalogue.parts import Ask, Kept, kept_of

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from lab.perfmodel.classes import class_of_launch
 from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
 from lab.recordings.gantt.sources import lines_of
 from lab.recordings.tables import Table
-from lab.rooms.kernels.catalogue.classes import class_of_launch
 from lab.rooms.kernels.catalogue.rank import KINDS, RankData, no_launches
 
 
