@@ -53,7 +53,7 @@ def write_recording(capture: Capture, per_process: Sequence[Summary], out: Path)
     tables = recording_tables(capture, per_process)
     roofs = op_roofs(capture)
     if found := summary_of(roofs):
-        tables["roofline"] = pd.DataFrame(roofs.as_dict())
+        tables["roofline"] = pd.DataFrame(roofs.as_dict()).assign(bound=bound(capture.lacks, "gpu"))
     if bars is not None:
         gantt = bar_table(bars).assign(bound=bound(capture.lacks, "gpu"))
         tables |= {"gantt": gantt, "busy": busy_table(bars, capture.lacks)}
