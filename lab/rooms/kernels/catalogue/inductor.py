@@ -1,7 +1,7 @@
 """Inductor's Triton kernels as a table: what they fused, where in the model, in which compiled region.
 
 A kernel is (name, hash of its file). `compiled_kernels.csv` has one row per kernel, with the rule that gave
-its operators (`ops_rule`) and its line (`source_rule`), and whether it can be replayed (`replay`).
+its operators (`ops_rule`) and its line (`source_rule`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import pandas as pd
 
 from lab.core.words import plural
-from lab.recordings.compiled import InductorKernel, Provenance, fused_ops, is_inductor, name_of_category
+from lab.recordings.compiled import InductorKernel, fused_ops, is_inductor, name_of_category
 from lab.rooms.kernels.catalogue.build import Catalogue
 
 _COLUMNS = """
     kernel kernel_hash category count dur_sum_us time_share region graph fused_ops ops_rule
-    source source_rule module block_sizes num_warps num_stages replay
+    source source_rule module block_sizes num_warps num_stages
 """
 COLUMNS = tuple(_COLUMNS.split())
 
@@ -83,7 +83,6 @@ def _row(
         "block_sizes": kernel.kwargs,
         "num_warps": kernel.num_warps if kernel.num_warps >= 0 else None,
         "num_stages": kernel.num_stages if kernel.num_stages >= 0 else None,
-        "replay": why_not(hash_, compiled.provenance) or "yes",
     }
 
 
@@ -91,15 +90,6 @@ def _first(texts: list[str]) -> str:
     """The most frequent text, and how many others there are."""
     more = f" (+{len(texts) - 1} more)" if len(texts) > 1 else ""
     return texts[0] + more if texts else ""
-
-
-def why_not(hash_: str, provenance: Provenance) -> str:
-    """Why `lab run kernels replay --inductor` cannot replay a kernel from its file; "" if it can."""
-    if not hash_:
-        return "no: the recording has no kernel_hash (record_shapes=True with torch 2.6 or newer has)"
-    if hash_ not in provenance.sources:
-        return f"no: its file {hash_}.py is not beside the trace (name its folder with --inductor)"
-    return ""
 
 
 def sentences(table: pd.DataFrame) -> list[str]:

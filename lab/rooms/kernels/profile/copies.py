@@ -30,9 +30,8 @@ def copy_files(root: Path, trace: Path | None, shapes: Path | None) -> None:
     for trail in profile if trace is not None else ():
         assert trace is not None
         target = trace.with_name(_ranked(trace.name, trail.rank)) if len(profile) > 1 else trace
-        opened = trail.trace.open("rb") if target.suffix == ".gz" else gzip.open(trail.trace)
-        with opened as source, replacing(target) as file:
-            shutil.copyfileobj(source, file)
+        with trail.trace.open("rb") as packed, replacing(target) as file:
+            shutil.copyfileobj(packed if target.suffix == ".gz" else gzip.GzipFile(fileobj=packed), file)
         click.echo(str(target))
     if shapes is not None:
         paths = [trail.linear_shapes for trail in profile if trail.linear_shapes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.run import Run
@@ -18,13 +17,12 @@ def read_source(
     execution_trace: Path | None = None,
     recorded_ops: Path | None = None,
     rank: int = 0,
-    inductor: Sequence[Path] = (),
 ) -> ReplayPlan:
     """The plan of a trace file, or of one rank of a run. Raises MissingError, UsageError and BadDataError."""
     if not source.exists():
         raise not_here("no such run or trace", source)
     if source.is_file():
-        return read_plan(source, execution_trace, recorded_ops, inductor=inductor)
+        return read_plan(source, execution_trace, recorded_ops)
     trail = _trail(source, rank)
     made = read_json(trail.generation, Generation) if trail.generation else None
     return read_plan(
@@ -34,7 +32,6 @@ def read_source(
         run=str(source),
         state=made.flags if made else {},
         config=_config_of(source, made),
-        inductor=inductor,
     )
 
 

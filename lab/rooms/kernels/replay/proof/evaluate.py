@@ -17,7 +17,7 @@ from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.recordings.names import short_name
 from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.replay.calls.owners import COLLECTIVE
+from lab.rooms.kernels.replay.calls.signatures import COLLECTIVE
 from lab.rooms.kernels.replay.proof.compare import CallProof, call_proofs
 from lab.rooms.kernels.replay.proof.result import EXACT, REBUILT, Coverage, ForwardClosure, Result, Row
 from lab.rooms.kernels.replay.proof.rows import origin_of, rows_of

@@ -12,7 +12,6 @@ import torch
 from lab.rooms.kernels.replay.args import Arg, Signature
 from lab.rooms.kernels.replay.arguments.from_trace import from_trace
 from lab.rooms.kernels.replay.arguments.schemas import Schema, Unresolved, parse_schema
-from lab.rooms.kernels.workload.replay import inductor
 
 
 def resolved(signature: Signature) -> tuple[str, tuple[Arg, ...]]:
@@ -60,9 +59,7 @@ def schemas_of(op: str) -> tuple[Schema, ...]:
 
 
 def overload_of(op: str, overload: str) -> Callable[..., Any]:
-    """The callable of exactly this overload, or of the Inductor kernel with this hash. Raises Unresolved."""
-    if inductor.is_registered(op, overload):
-        return inductor.kernel_of(op, overload)
+    """The callable of exactly this overload. Raises Unresolved."""
     space, _, name = op.partition("::")
     try:
         packet = getattr(getattr(torch.ops, space), name)

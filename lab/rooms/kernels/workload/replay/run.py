@@ -15,7 +15,6 @@ from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.replay.args import Launch, ReplayPlan
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 from lab.rooms.kernels.replay.raw import CallRun, RawReplay, SignatureRun
-from lab.rooms.kernels.workload.replay import inductor
 from lab.rooms.kernels.workload.replay.build import Bound, bind, first_call, flat_outputs
 from lab.rooms.kernels.workload.replay.machine import (
     describe,
@@ -41,7 +40,6 @@ def run(plan_path: Path, out: Path, *, mode: str, repeats: int, pace: str, devic
     Raises BadDataError for a plan that cannot be read, StorageError if `out` is full.
     """
     plan = read_replay_plan(plan_path)
-    inductor.register(plan.kernels)
     write_atomic(
         out / "environment.json", msgspec.json.encode({"versions": versions(), "device": describe(device)})
     )
