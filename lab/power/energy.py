@@ -28,6 +28,7 @@ FEWEST_IDLE_READINGS = 5
 BUSY_IDLE_FACTOR, BUSY_IDLE_W = 1.5, 15.0
 BUSY_BESIDE = 0.9  # of the window's mean: readings beside it as high as that are of the same work
 IDLE_MARGIN_S = 0.3  # beside a window: a host's clock and a sensor's lag smear the edge
+PUBLISHED_SLACK = 0.02  # beyond the log's bounds: the edges of another clock, and rounding
 CLOCK_STEP_S = 0.5  # smaller steps are a daemon's corrections; readings are put in order
 GLITCH_FACTOR = 2.0  # a reading above this times the power limit is not one
 STUCK_READINGS = 10  # equal readings over the whole log, idle and run: the sensor does not move
@@ -95,6 +96,28 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
     result.low_j = result.gross_low_j - idle[2] * result.seconds
     result.high_j = result.gross_high_j - idle[0] * result.seconds
     return result
+
+
+def published_energy(
+    series: Sequence[Readings], start_s: float, end_s: float, joules: float | None
+) -> tuple[bool, str]:
+    """Say whether published joules of all GPUs (idle included) are refused by their log, and why.
+
+    They are where the log does not cover the window, and where they lie outside of its bounds.
+    """
+    energies = [energy_of(readings, start_s, end_s, idle_w=0.0) for readings in series]
+    problems = [problem for energy in energies for problem in energy.problems]
+    if problems:
+        return True, problems[0]
+    low_j, log_j, high_j = (
+        math.fsum(getattr(energy, bound) for energy in energies)
+        for bound in ("gross_low_j", "gross_j", "gross_high_j")
+    )
+    log = f"the log holds {log_j:.1f} J ({low_j:.1f} to {high_j:.1f})"
+    if joules is None:
+        return False, log
+    slack_j = PUBLISHED_SLACK * log_j
+    return not low_j - slack_j <= joules <= high_j + slack_j, f"published {joules:.1f} J; {log}"
 
 
 def valid_readings(t_s: Sequence[float], power_w: Sequence[float]) -> tuple[list[float], list[float]]:
