@@ -19,8 +19,8 @@ from lab.rooms.kernels.catalogue.build import Catalogue, put_together
 from lab.rooms.kernels.catalogue.rank import RankData, read_trail
 from lab.rooms.kernels.catalogue.sources import trails_of
 from lab.rooms.kernels.energy.analysis import analyse_energy
-from lab.rooms.kernels.energy.files import RESULT as ENERGY
-from lab.rooms.kernels.energy.files import is_energy
+from lab.rooms.kernels.energy.choice import RESULT as ENERGY
+from lab.rooms.kernels.energy.choice import is_energy
 from lab.rooms.kernels.energy.result import EnergyResult
 from lab.rooms.kernels.provenance import provenance
 from lab.rooms.kernels.replay.analysis import analyse_replay

@@ -9,8 +9,8 @@ from lab.perfmodel.boards import board_of
 from lab.perfmodel.calls import OpCall
 from lab.perfmodel.products import product_work
 from lab.perfmodel.roofs import excess_of, roof_of
-from lab.rooms.kernels.audit.check import CLOSURE_PCT, REFUSED, Check, make_check
-from lab.rooms.kernels.energy import files as energy
+from lab.rooms.kernels.audit.check import REFUSED, Check, make_check
+from lab.rooms.kernels.energy import choice as energy
 from lab.rooms.kernels.energy.result import EnergyResult
 from lab.rooms.kernels.replay import files as replay
 from lab.rooms.kernels.replay.args import ReplayPlan, Signature
@@ -87,12 +87,13 @@ def of_energy(result: EnergyResult) -> list[Check]:
     checks = [make_check("energy", True, reason) for reason in result.refused]
     checks.append(make_check("energy of calls is possible", bool(flags), "; ".join([answer, *flags[:1]])))
     if (closure := result.closure) is not None:
-        refused = not (abs(closure.total_pct) <= CLOSURE_PCT and abs(closure.net_pct) <= CLOSURE_PCT)
+        error = "an unknown error" if closure.net_error_pct is None else f"± {closure.net_error_pct:.1f} %"
         answer = (
-            f"kernels {closure.sum_net_j:.3f} J + idle {closure.idle_w:.1f} W * {closure.wall_s:.4f} s = "
-            f"{closure.predicted_j:.3f} J against {closure.measured_j:.3f} J "
-            f"({closure.total_pct:+.1f} %; net {closure.net_pct:+.1f} %)"
+            f"kernels {closure.sum_net_j:.3f} J against {closure.measured_net_j:.3f} J above idle: "
+            f"{closure.net_pct:+.1f} % with {error}; gross {closure.predicted_j:.3f} J against "
+            f"{closure.measured_j:.3f} J ({closure.total_pct:+.1f} %)"
         )
-        factors = {name: round(getattr(closure, name), 6) for name in closure.__struct_fields__}
-        checks.append(make_check("closure", refused, answer, **factors))
+        values = {name: getattr(closure, name) for name in closure.__struct_fields__}
+        factors = {name: round(value, 6) for name, value in values.items() if value is not None}
+        checks.append(make_check("closure", not result.bars.get("net_closure"), answer, **factors))
     return checks
