@@ -66,6 +66,12 @@ class OpCall:
         """Return the sizes of argument `index` where it is a tensor with axes, else None."""
         return self.shape(index) or None
 
+    def nested_shapes(self, index: int) -> list[Shape]:
+        """Return the sizes of each tensor of a list argument; [] where they were not recorded."""
+        sizes = _item(self._shapes, index)
+        nested = sizes if isinstance(sizes, (list, tuple)) else []
+        return [tuple(shape) for shape in nested if isinstance(shape, (list, tuple))]
+
     def dtype(self, index: int) -> str:
         text = _item(self._dtypes, index)
         return text if isinstance(text, str) else ""

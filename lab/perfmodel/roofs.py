@@ -20,7 +20,7 @@ class Roof(msgspec.Struct, frozen=True):
 
     @property
     def least_s(self) -> float:
-        return max(self.compute_s, self.memory_s)
+        return max(self.compute_s, self.memory_s) if self.memory_s == self.memory_s else self.compute_s
 
     @property
     def bound_by(self) -> str:
@@ -32,7 +32,7 @@ def roof_of(work: Work | None, board: Board | None, kernels: str) -> Roof | None
 
     kernels: names of all kernels that the op launched, as recorded; they tell TF32 from float32.
     """
-    if work is None or board is None:
+    if work is None or board is None or work.unit == "link":
         return None
     if work.unit == "vector":
         rate = vector_rate(board, work.dtype)

@@ -13,12 +13,15 @@ import numpy as np
 
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.calls import OpCall, Work
+from lab.perfmodel.collectives import collective_work
+from lab.perfmodel.communication import kind_in
 from lab.perfmodel.dtypes import dtype_name
 from lab.perfmodel.ops import has_model, work_of
 from lab.perfmodel.products import is_product
 from lab.perfmodel.roofs import Roof, excess_of, roof_of
 from lab.recordings.capture import MEMSET, Capture, once
 from lab.recordings.tables import Table
+from lab.recordings.views.collectives import collective_instances
 from lab.recordings.views.launches import link_ops, op_parents
 from lab.stats.columns import columns_of_rows, distinct_rows
 from lab.stats.intervals import spans, totals
@@ -67,7 +70,9 @@ def op_roofs(trace: Capture) -> Table:
     names do not tell which units they use.
     """
     owner = work_owners(trace)
-    counted = owner >= 0
+    collectives = collective_instances(trace) if len(trace.ops) else Table({"row": np.empty(0, np.int64)})
+    of_collective = np.isin(np.arange(len(owner)), collectives.row)
+    counted = (owner >= 0) & ~of_collective
     # A fill before a product clears a workspace of the library: it is no part of the product.
     is_product_name = np.array([*(is_product(text) for text in trace.strings), False])
     fills = counted & (trace.ops.kind == MEMSET)
@@ -84,16 +89,19 @@ def op_roofs(trace: Capture) -> Table:
     sums_us = np.bincount(group, weights=time_us, minlength=len(distinct))
     kernels = _kernel_names(trace, launched, call_of_row.ravel(), group, len(distinct))
     board = board_of_recording(trace)
-    without_op_us = trace.ops.dur_ns[owner < 0].sum() / 1000
-    all_us = float(sums_us.sum() + without_op_us) or 1.0
     rows = [
         _row(trace, key, int(counts[index]), float(sums_us[index]), kernels[index], board)
         for index, key in enumerate(distinct.tolist())
     ]
+    rows += _collective_rows(collectives)
+    no_op = (owner < 0) & ~of_collective
+    without_op_us = trace.ops.dur_ns[no_op].sum() / 1000
+    all_us = float(sum(1000 * row["time_ms"] for row in rows) + without_op_us) or 1.0
     if without_op_us:
         row = dict(_BLANK)
-        count = int((owner < 0).sum())
-        rows.append(row | {"op": NO_OP, "count": count, "time_ms": without_op_us / 1000, "note": "no op"})
+        rows.append(
+            row | {"op": NO_OP, "count": int(no_op.sum()), "time_ms": without_op_us / 1000, "note": "no op"}
+        )
     for row in rows:
         row["time_percent"] = 100_000 * row["time_ms"] / all_us
     rows.sort(key=lambda row: -row["time_ms"])
@@ -134,6 +142,29 @@ def _row(
         row |= {"peak_gb_per_s": board.bytes_per_s / 1e9}
         row["percent_of_roof"] = 100 * roof.least_s / mean_s if mean_s > 0 else np.nan
     return row
+
+
+def _collective_rows(collectives: Table) -> list[dict[str, Any]]:
+    """One row per collective and message; waiting for other ranks is part of its time."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    names = ("collective", "in_nelems", "out_nelems", "dtype", "group_size", "kernel", "dur_ns")
+    if len(collectives):
+        for *key, dur_ns in zip(*(getattr(collectives, name).tolist() for name in names), strict=True):
+            groups.setdefault(tuple(key), []).append(dur_ns / 1000)
+    rows = []
+    for (name, in_nelems, out_nelems, dtype, ranks, kernel), durs_us in groups.items():
+        kind = kind_in(name) or kind_in(kernel)
+        work = collective_work(kind, in_nelems, out_nelems, dtype, ranks)
+        row = _BLANK | {"op": name or kind or "a collective", "dtype": dtype, "kind": "Collective"}
+        row |= {"shapes": f"[{in_nelems}] of {ranks} ranks" if in_nelems >= 0 else "", "kernels": kernel}
+        mean_us = float(np.mean(durs_us))
+        row |= {"count": len(durs_us), "time_ms": sum(durs_us) / 1000, "mean_us": mean_us}
+        row["note"] = "a link has no roof here" if work else "no sizes recorded"
+        if work is not None:
+            row |= {"gflop": work.flops / 1e9, "mbytes": work.num_bytes / 1e6}
+            row["gb_per_s"] = work.num_bytes / mean_us / 1e3 if mean_us else np.nan
+        rows.append(row)
+    return rows
 
 
 def _note(

@@ -14,7 +14,7 @@ import numpy as np
 
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.calls import OpCall, Work
-from lab.perfmodel.ops import work_of
+from lab.perfmodel.ops import BEYOND_TRACELENS, work_of
 from lab.perfmodel.roofs import roof_of
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
@@ -88,7 +88,8 @@ def _instances(found: Launches) -> _Instances:
 
 def _work(trace: Capture, key: Sequence[int]) -> Work | None:
     name, dims, types, strides, concrete = (trace.text(np.array([index]))[0] for index in key)
-    return work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
+    work = work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
+    return None if work is not None and work.kind in BEYOND_TRACELENS else work
 
 
 def _unified(
