@@ -50,6 +50,10 @@ class OpCall:
         self.name = name
         self._shapes, self._dtypes, self._strides, self._values = shapes, dtypes, strides, values
 
+    @property
+    def num_args(self) -> int:
+        return len(self._shapes)
+
     @classmethod
     def from_profiler(cls, name: str, dims: str, types: str, strides: str = "", concrete: str = "") -> OpCall:
         """Read the JSON texts of torch.profiler: Input Dims, Input type, Input Strides, Concrete Inputs."""

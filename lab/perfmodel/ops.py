@@ -7,6 +7,7 @@ Bytes: every tensor once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -52,7 +53,12 @@ _FOREACH = {
     **dict.fromkeys(names("add sub mul div sqrt rsqrt neg abs exp reciprocal maximum minimum pow"), 1),
     **dict.fromkeys(names("addcmul addcdiv lerp"), 3),
 }
-BEYOND_TRACELENS = ("Elementwise", "Foreach", "Move", "RoPE")  # kinds of work
+BEYOND_TRACELENS = ("Elementwise", "Foreach", "Move", "RoPE", "Fused")  # kinds of work
+# Kernels of torch.compile carry the names of the ops that they fused; these compute nothing.
+_FUSED = re.compile(r"triton_(?:poi|red|per)_fused_(.*?)_?\d+$")
+_VIEWS = names(
+    "_unsafe_view view _to_copy clone expand permute transpose t unsqueeze slice select split alias copy"
+)
 _REDUCE = names("mean sum max min amax amin prod argmax argmin norm var std logsumexp")
 _SOFTMAX = names("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data")
 _GROUPED = names("_grouped_mm _scaled_grouped_mm")
@@ -99,7 +105,7 @@ def _model(op: str) -> Model | None:
         if op in ops:
             return model
     if not op.startswith("aten::"):
-        return None
+        return _fused if _FUSED.match(op) else None
     by_aten_name: tuple[tuple[Any, Model], ...] = (
         (_NORMS, _norm),
         (_NORMS_BACKWARD, _norm_backward),
@@ -222,6 +228,44 @@ def _foreach(call: OpCall) -> Work | None:
         return None
     flops = _FOREACH[_aten_name(call.name).removeprefix("_foreach_")] * sum(map(count, sizes))
     return Work("Foreach", {"num_tensors": len(sizes)}, flops, math.nan, "vector", "")
+
+
+def _fused(call: OpCall) -> Work | None:
+    """Each fused op once per element of the largest tensor; None where a fused op has no known count.
+
+    Source: Inductor lists the fused aten ops in the kernel's name.
+    """
+    match = _FUSED.match(call.name)
+    per_element, rest = 0, match.group(1) if match else ""
+    while rest:
+        name = next((name for name in _by_length() if re.match(rf"{name}(_|$)", rest)), None)
+        if name is None:
+            return None
+        per_element += _fused_counts()[name]
+        rest = rest[len(name) :].removeprefix("_")
+    shapes = [(shape, call.element_bytes(i)) for i in range(call.num_args) if (shape := call.tensor(i))]
+    if not shapes:
+        return None
+    num_bytes = sum(count(shape) * item for shape, item in shapes)
+    flops = per_element * max(count(shape) for shape, _ in shapes)
+    return Work("Fused", {"flops_per_element": per_element}, flops, num_bytes, "vector", call.dtype(0))
+
+
+@functools.cache
+def _fused_counts() -> dict[str, int]:
+    """FLOPs per element of what may be fused, by aten's name without a leading underscore or with it."""
+    singles = _UNARY | _BINARY | _MORE_UNARY | _MORE_BINARY | _COMPARE | _REDUCE
+    counts = dict.fromkeys(singles, 1) | dict.fromkeys(_TERNARY, 3)
+    counts |= dict.fromkeys(_VIEWS | _MOVES | _FILLS | names("embedding"), 0)
+    counts |= dict.fromkeys(_NORMS, _NORM_FLOPS) | dict.fromkeys(
+        names("_softmax _log_softmax"), _SOFTMAX_FLOPS
+    )
+    return counts
+
+
+@functools.cache
+def _by_length() -> list[str]:
+    return sorted(_fused_counts(), key=lambda name: -len(name))
 
 
 def _fill(call: OpCall) -> Work | None:

@@ -194,6 +194,15 @@ def test_odd_arguments_are_unknown_or_numbers_and_never_an_error(name, dims):
             3 * 160 / 2,  # half of each head is rotated
             2 * 2 * 160,
         ),
+        (
+            "triton_poi_fused__unsafe_view_mul_silu_2",
+            [[4, 8], [4, 8], []],
+            [BF16, BF16, "Scalar"],
+            (),
+            64,
+            128,
+        ),
+        ("triton_red_fused_add_mean_mul_pow_rsqrt_0", [[4, 8], [8]], [F32, F32], (), 160, 160),
         ("sglang::store_cache", [[2, 8], [2, 8]], [BF16, BF16], (), 0, 2 * 2 * 32),
     ],
 )
@@ -205,6 +214,7 @@ def test_further_ops_count_what_their_shapes_tell(op, dims, types, concrete, flo
 
 def test_lists_without_recorded_sizes_have_no_flops():
     assert _work("aten::_foreach_add_", [[], []], ["TensorList", "Scalar"]) is None
+    assert _work("triton_poi_fused_add_mystery_0", [[8]], [F32]) is None
     assert has_model("aten::_foreach_add_") and not has_model("aten::cat")
 
 
