@@ -236,13 +236,13 @@ def _fused(call: OpCall) -> Work | None:
     Source: Inductor lists the fused aten ops in the kernel's name.
     """
     match = _FUSED.match(call.name)
-    per_element, rest = 0, match.group(1) if match else ""
-    while rest:
-        name = next((name for name in _by_length() if re.match(rf"{name}(_|$)", rest)), None)
+    per_element, remaining = 0, match.group(1) if match else ""
+    while remaining:
+        name = next((name for name in _by_length() if re.match(rf"{name}(_|$)", remaining)), None)
         if name is None:
             return None
         per_element += _fused_counts()[name]
-        rest = rest[len(name) :].removeprefix("_")
+        remaining = remaining[len(name) :].removeprefix("_")
     shapes = [(shape, call.element_bytes(i)) for i in range(call.num_args) if (shape := call.tensor(i))]
     if not shapes:
         return None

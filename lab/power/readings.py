@@ -127,10 +127,10 @@ def _spread_whole_seconds(readings: Readings) -> None:
     counts = Counter(times)
     if any(t != math.floor(t) for t in counts) or len(counts) == len(times):
         return
-    seen: Counter[float] = Counter()
+    num_seen: Counter[float] = Counter()
     for index, second in enumerate(times):
-        times[index] = second + (seen[second] + 0.5) / counts[second]
-        seen[second] += 1
+        times[index] = second + (num_seen[second] + 0.5) / counts[second]
+        num_seen[second] += 1
     readings.resolution_s = 1.0
 
 

@@ -205,7 +205,6 @@ class Signatures(msgspec.Struct, kw_only=True):
     forwards: dict[str, int]
     signatures: list[Signature]
     bound: str = ""  # `at least` where rows are known to be missing
-    part: str = ""  # of the recordings that was asked for, "" for all of them
 
 
 class LinearShape(msgspec.Struct, kw_only=True, omit_defaults=True):

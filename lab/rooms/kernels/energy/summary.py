@@ -34,10 +34,10 @@ def verdict_sentences(result: EnergyResult) -> list[str]:
 def _model_sentences(model: ModelEnergy) -> list[str]:
     if model.j_per_run is None:
         return []
-    both = f"counter {_joules(model.counter_j)}, integral of power {_joules(model.integral_j)}"
+    meters = f"counter {_joules(model.counter_j)}, integral of power {_joules(model.integral_j)}"
     per_token = "unknown" if model.j_per_token is None else f"{model.j_per_token:.4f}"
     return [
-        f"{model.subject}: {model.j_per_run:.3f} J per run ({both}), {per_token} J per token, "
+        f"{model.subject}: {model.j_per_run:.3f} J per run ({meters}), {per_token} J per token, "
         f"{1e3 * model.wall_s:.1f} ms"
     ]
 
@@ -99,10 +99,10 @@ def _without(reason: str, rows: list[EnergyRow], all_us: float) -> str:
     """One reason: how many calls have no energy because of it, their share of the time, the longest three."""
     longest = sorted(rows, key=lambda row: -row.count * row.trace_us)
     names = ", ".join(f"{row.op} ({row.sig_id})" for row in longest[:NAMED])
-    more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
+    further = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
     share = f"{100 * _time_us(rows) / all_us:.1f} %" if all_us else "an unknown share"
     calls = plural(len(rows), "distinct call")
-    return f"no energy for {calls}, {share} of the calls' recorded time: {reason}: {names}{more}"
+    return f"no energy for {calls}, {share} of the calls' recorded time: {reason}: {names}{further}"
 
 
 def terminal(result: EnergyResult) -> str:

@@ -84,8 +84,8 @@ class Signature(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def src(self) -> str:
         """The worst provenance of the arguments."""
-        found = [SOURCES.index(arg.src) for arg in self.args or ()]
-        return SOURCES[max(found)] if found else "recorded"
+        ranks = [SOURCES.index(arg.src) for arg in self.args or ()]
+        return SOURCES[max(ranks)] if ranks else "recorded"
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):

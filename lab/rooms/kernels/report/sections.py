@@ -52,16 +52,16 @@ def _share_figure(table: pd.DataFrame, name: str, by: str, out: Path) -> list[Fi
     return [Figure(svg, caption, f"figures/{name}.png", f"tables/{name}.csv")]
 
 
-def roof_section(found: Catalogue, products: pd.DataFrame, out: Path) -> list[Section]:
+def roof_section(catalogue: Catalogue, products: pd.DataFrame, out: Path) -> list[Section]:
     """Matrix products under the GPU's data-sheet ceilings; nothing if there are no products."""
     if products.empty:
         return []
-    board = board_of(found.signatures.gpu, found.signatures.num_sms)
+    board = board_of(catalogue.signatures.gpu, catalogue.signatures.num_sms)
     blocks: list[Block] = []
-    if found.signatures.device == "gpu":
+    if catalogue.signatures.device == "gpu":
         blocks.append(_roofline(products, board, out))
         if board is None:
-            gpu = found.signatures.gpu or "this GPU"
+            gpu = catalogue.signatures.gpu or "this GPU"
             blocks.append(Prose(f"No ceiling is drawn: lab has no data sheet of {gpu}."))
     rows = products.sort_values("count", ascending=False)
     blocks.append(Table(rows, "Matrix products", "tables/products.csv", open_rows=12))
@@ -98,9 +98,9 @@ def gantt_section(bars: Bars) -> Section:
     )
 
 
-def kernel_section(found: Catalogue) -> Section:
+def kernel_section(catalogue: Catalogue) -> Section:
     caption = "Distinct launches, most time first"
-    table = Table(found.unique[KERNEL_COLUMNS], caption, "tables/unique_kernels.csv", limit=300)
+    table = Table(catalogue.unique[KERNEL_COLUMNS], caption, "tables/unique_kernels.csv", limit=300)
     return Section("Distinct launches", [table])
 
 
@@ -114,18 +114,18 @@ def shape_section(shapes: Sequence[LinearShape], out: Path) -> list[Section]:
     return [Section("Linear layers", [table])]
 
 
-def _shape_row(one: LinearShape) -> dict[str, object]:
+def _shape_row(line: LinearShape) -> dict[str, object]:
     return {
-        "rank": one.rank,
-        "phase": one.phase,
-        "module": one.module_path,
-        "class": one.cls,
-        "in_shape": _sizes(one.in_[0].shape) if one.in_ else "",
-        "out_shape": _sizes(one.out[0].shape) if one.out else "",
-        "weight_shape": _sizes(one.weight_shape_local),
-        "placement": one.weight_placement,
-        "dtype": one.in_[0].dtype if one.in_ else "",
-        "count": one.count,
+        "rank": line.rank,
+        "phase": line.phase,
+        "module": line.module_path,
+        "class": line.cls,
+        "in_shape": _sizes(line.in_[0].shape) if line.in_ else "",
+        "out_shape": _sizes(line.out[0].shape) if line.out else "",
+        "weight_shape": _sizes(line.weight_shape_local),
+        "placement": line.weight_placement,
+        "dtype": line.in_[0].dtype if line.in_ else "",
+        "count": line.count,
     }
 
 
@@ -133,6 +133,6 @@ def _sizes(sizes: Sequence[int] | None) -> str:
     return "×".join(map(str, sizes)) if sizes else ""
 
 
-def doubts_section(found: Catalogue, missing: Sequence[str]) -> Section:
+def doubts_section(catalogue: Catalogue, missing: Sequence[str]) -> Section:
     none = "Every launch has an op, every recorded call was found, every rank launched the same."
-    return Section("What is in doubt", [Points([*missing, *found.problems] or [none])])
+    return Section("What is in doubt", [Points([*missing, *catalogue.problems] or [none])])

@@ -53,8 +53,8 @@ def load(config: KernelsConfig, device: torch.device, *, on_cpu: bool) -> Loaded
 def choose_dtype(config: KernelsConfig, device: torch.device) -> torch.dtype:
     if config.dtype == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32
-    found: torch.dtype = getattr(torch, config.dtype)
-    return found
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
 
 
 def architecture(config: KernelsConfig) -> tuple[dict[str, Any], str]:
@@ -86,11 +86,11 @@ def from_settings(
     auto: Any = transformers.AutoModelForCausalLM
     settings = dict(settings)
     described = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-    more = {} if config.attn == "auto" else {"attn_implementation": config.attn}
+    options = {} if config.attn == "auto" else {"attn_implementation": config.attn}
     if version(torch.__version__) < (2, 1):
-        return auto.from_config(described, **more).to(dtype).to(target)
+        return auto.from_config(described, **options).to(dtype).to(target)
     with default_dtype(dtype), target:
-        model = auto.from_config(described, **more)
+        model = auto.from_config(described, **options)
     return model.to(dtype).to(target)
 
 
@@ -99,25 +99,25 @@ def from_checkpoint(source: str, config: KernelsConfig, dtype: torch.dtype, targ
     import transformers
 
     auto: Any = transformers.AutoModelForCausalLM
-    more: dict[str, Any] = {} if config.attn == "auto" else {"attn_implementation": config.attn}
-    more["revision"] = revision_to_load(source)
-    more["dtype" if version(transformers.__version__) >= (5,) else "torch_dtype"] = dtype
+    options: dict[str, Any] = {} if config.attn == "auto" else {"attn_implementation": config.attn}
+    options["revision"] = revision_to_load(source)
+    options["dtype" if version(transformers.__version__) >= (5,) else "torch_dtype"] = dtype
     if config.eight_bit:
         quantized: Any = transformers.BitsAndBytesConfig
-        more |= {"quantization_config": quantized(load_in_8bit=True), "device_map": {"": target}}
-        return auto.from_pretrained(source, **more)
-    return auto.from_pretrained(source, **more).to(target)
+        options |= {"quantization_config": quantized(load_in_8bit=True), "device_map": {"": target}}
+        return auto.from_pretrained(source, **options)
+    return auto.from_pretrained(source, **options).to(target)
 
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """New floating point tensors are `dtype` inside the block."""
-    before = torch.get_default_dtype()
+    previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous)
 
 
 def count_params(model: nn.Module) -> int:

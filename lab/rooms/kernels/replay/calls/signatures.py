@@ -169,8 +169,8 @@ class SignatureBook:
                 return from_execution_trace(node, call)
             if call is not None and not self._nodes:
                 return from_recorder(call)
-        except Unresolved as why:
-            return Described(reason=str(why))
+        except Unresolved as reason:
+            return Described(reason=str(reason))
         return Described()
 
     def _call(self, op: int) -> RecordedOp | None:

@@ -72,8 +72,8 @@ def measure(plan: ReplayPlan, config: EnergyConfig, out: Path) -> RawEnergy:
     return raw
 
 
-def _watts(one: Window) -> str:
-    power = watts(one)
+def _watts(measured: Window) -> str:
+    power = watts(measured)
     return "unknown" if power is None else f"{power:.1f} W"
 
 

@@ -80,9 +80,9 @@ class Measurement:
             try:
                 overload, args = resolved(signature)
                 bound, _ = first_call(bind(signature.op, overload, args, self.device))
-            except (Unresolved, RuntimeError, TypeError, ValueError) as why:
+            except (Unresolved, RuntimeError, TypeError, ValueError) as error:
                 if sig in chosen:
-                    chosen[sig].reason = first_line(why)
+                    chosen[sig].reason = first_line(error)
                 continue
             numbers = any(map(_is_number, bound.args))
             self.ready[sig] = Ready(signature.op, overload, args, numbers)
@@ -124,10 +124,10 @@ class Measurement:
 
     @staticmethod
     def _collect(waiting: deque[tuple[Any, int]], marks: Progress) -> None:
-        event, done = waiting.popleft()
+        event, num_done = waiting.popleft()
         event.synchronize()
         marks.t_s.append(time.monotonic())
-        marks.done.append(float(done))
+        marks.num_done.append(float(num_done))
 
     def _per_batch(self, launch: Callable[[], Any]) -> int:
         """How many launches fill BATCH_S."""
@@ -147,15 +147,15 @@ class Measurement:
             dice = random.Random(len(self.raw.model))
             with Sampler(self.meter) as samples:
                 marks.t_s.append(time.monotonic())
-                marks.done.append(0.0)
+                marks.num_done.append(0.0)
                 begin = time.monotonic() + self.config.preroll_s
                 finish = begin + max(self.config.window_s, self.config.model_window_s)
-                done = 0
+                num_done = 0
                 while time.monotonic() < finish:
                     once()
-                    done += 1
+                    num_done += 1
                     marks.t_s.append(time.monotonic())
-                    marks.done.append(float(done))
+                    marks.num_done.append(float(num_done))
                     time.sleep(dice.random() * 0.01)
             measured = window(samples, begin, min(finish, marks.t_s[-1]), marks)
             self.raw.model.append(RunEnergy(subject=subject, forwards_per_run=forwards, window=measured))

@@ -49,13 +49,13 @@ def typed(op: str, overload: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
 @lru_cache(maxsize=4096)
 def schemas_of(op: str) -> tuple[Schema, ...]:
     """Every overload that this torch registers under `op`, its default first."""
-    found = []
-    for one in torch._C._jit_get_schemas_for_operator(op):
+    schemas = []
+    for registered in torch._C._jit_get_schemas_for_operator(op):
         try:
-            found.append(parse_schema(str(one)))
+            schemas.append(parse_schema(str(registered)))
         except Unresolved:  # a schema with types that no trace records
             continue
-    return tuple(sorted(found, key=lambda schema: schema.overload != ""))
+    return tuple(sorted(schemas, key=lambda schema: schema.overload != ""))
 
 
 def overload_of(op: str, overload: str) -> Callable[..., Any]:

@@ -70,7 +70,7 @@ def test_results_that_the_recording_keeps_apart_keep_their_values(plan):
         order = InOrder(plan, replay.ready, torch.device("cpu"))
         order.once()
     grown = [call for call in plan.calls if plan.signatures[call.sig].overload == "start_out"]
-    held = {call.outs[0][0]: order.memory.now[call.outs[0][0]].data_ptr() for call in grown[-3:]}
+    held = {call.outs[0][0]: order.memory.buffers[call.outs[0][0]].data_ptr() for call in grown[-3:]}
     assert len(held) == len(set(held.values())) >= 2
 
 
