@@ -27,7 +27,8 @@ def _weights(folder: Path) -> dict[str, str]:
                 generation.weights: generation.weights_note,
                 "dtype": generation.dtype,
                 "attention": generation.attn,
-                "tokens": f"{generation.prompt_tokens} in the prompt ({encoded_by}), {generation.new_tokens} new",
+                "tokens": f"{generation.prompt_tokens} in the prompt ({encoded_by}), "
+                f"{generation.new_tokens} new",
                 "unprofiled generation": f"{generation.unprofiled_s:.4f} s",
             }
     return {}

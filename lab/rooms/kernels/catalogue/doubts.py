@@ -56,7 +56,7 @@ def launches_without_op(launches: list[Launch], ranks: list[RankData]) -> list[s
         False: "their ops began outside the recording, or were not recorded",
     }
     return [
-        f"{len(us)} of {all_launches} ({100 * sum(us) / total_us:.1f} % of the time) have no op: {reasons[of_graph]}"
-        for of_graph, us in orphans.items()
-        if us
+        f"{len(us)} of {all_launches} ({100 * sum(us) / total_us:.1f} % of the time) have no op: {reason}"
+        for of_graph, reason in reasons.items()
+        if (us := orphans[of_graph])
     ]
