@@ -64,7 +64,7 @@ def bucketed(unique: pd.DataFrame) -> pd.DataFrame:
         dur_max_us=("dur_max_us", "max"),
         time_share=("time_share", "sum"),
         arg_summary=("arg_summary", "first"),
-        **{mark: (mark, "first") for mark in ("bound", "part") if mark in unique.columns},
+        bound=("bound", "first"),
     ).reset_index()
     table: pd.DataFrame = buckets.sort_values("dur_sum_us", ascending=False, kind="stable", ignore_index=True)
     return table

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.perfmodel.boards import Board, board_of
 from lab.recordings.gantt.bars import Bars, head
 from lab.recordings.gantt.packed import packed
+from lab.recordings.views import drawing_of, op_roofs, summary_of
 from lab.report.figures import roofline, save, stacked_bars
-from lab.report.parts import Block, Figure, Points, Prose, Section, Table, Timeline
+from lab.report.parts import Block, Figure, Points, Section, Table, Timeline
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt.page import CAPTION
@@ -53,38 +53,27 @@ def _share_figure(table: pd.DataFrame, name: str, by: str, out: Path) -> list[Fi
 
 
 def roof_section(catalogue: Catalogue, products: pd.DataFrame, out: Path) -> list[Section]:
-    """Matrix products under the GPU's data-sheet ceilings; nothing if there are no products."""
-    if products.empty:
-        return []
-    board = board_of(catalogue.signatures.gpu, catalogue.signatures.num_sms)
+    """Ops of the first rank under the GPU's roofs, and all matrix products; nothing without either."""
     blocks: list[Block] = []
-    if catalogue.signatures.device == "gpu":
-        blocks.append(_roofline(products, board, out))
-        if board is None:
-            gpu = catalogue.signatures.gpu or "this GPU"
-            blocks.append(Prose(f"No ceiling is drawn: lab has no data sheet of {gpu}."))
-    rows = products.sort_values("count", ascending=False)
-    blocks.append(Table(rows, "Matrix products", "tables/products.csv", open_rows=12))
-    return [Section("Matrix products" + (" against the GPU's ceilings" if board else ""), blocks)]
-
-
-def _roofline(products: pd.DataFrame, board: Board | None, out: Path) -> Figure:
-    series: dict[str, list[tuple[float, float, str]]] = {}
-    for row in products.to_dict("records"):
-        hover = f"{row['kernel']}: {row['rate_tflops']:.2f} TFLOP/s, {row['count']} times"
-        point = (row["intensity"], row["rate_tflops"], hover)
-        series.setdefault(str(row["phase"] or "all"), []).append(point)
-    roofs = _ceilings(products, board) if board else {}
-    drawing = roofline(series, roofs=roofs, across="FLOP per byte (each factor read once)", axis="TFLOP/s")
-    svg = save(drawing, out / "figures", "roofline")
-    caption = "Matrix products: arithmetic intensity and the rate they reach."
-    return Figure(svg, caption, "figures/roofline.png", "tables/products.csv")
-
-
-def _ceilings(products: pd.DataFrame, board: Board) -> dict[str, tuple[float, float]]:
-    """Name -> (TFLOP/s, TB/s) of each rate of the board that a product competes with."""
-    rates = sorted(set(products["ceiling"]) - {""})
-    return {f"{board.names[0]}, {rate}, data sheet": (board.tflops[rate], board.tb_per_s) for rate in rates}
+    rank = catalogue.ranks[0]
+    if rank.on_gpu:
+        roofs = op_roofs(rank.trace)
+        points, ceilings = drawing_of(roofs)
+        table = pd.DataFrame(roofs.as_dict()).assign(**catalogue.marks)
+        write_csv(table, out / "tables" / "roofline.csv")
+        if points:
+            across = "FLOP per byte (each tensor once)"
+            drawing = roofline(points, roofs=ceilings, across=across, axis="TFLOP/s")
+            svg = save(drawing, out / "figures", "roofline")
+            caption = (
+                "Each op by its arithmetic intensity and rate, under the roofs of the board's data sheet"
+            )
+            blocks.append(Figure(svg, caption, "figures/roofline.png", "tables/roofline.csv"))
+        blocks.append(Points(summary_of(roofs)))
+    if not products.empty:
+        rows = products.sort_values("count", ascending=False)
+        blocks.append(Table(rows, "Matrix products", "tables/products.csv", open_rows=12))
+    return [Section("Work and roofs", blocks)] if blocks else []
 
 
 def gantt_section(bars: Bars) -> Section:
