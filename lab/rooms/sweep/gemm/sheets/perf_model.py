@@ -15,7 +15,7 @@ import numpy as np
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.calls import OpCall, Work
 from lab.perfmodel.ops import BEYOND_TRACELENS, work_of
-from lab.perfmodel.roofs import roof_of
+from lab.perfmodel.roofs import excess_of, roof_of
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
 from lab.recordings.views import work_owners
@@ -44,7 +44,7 @@ SHEETS = (
     "GroupedGEMM",
 )
 # Our columns: the least time by the GPU's data sheet, and how much of it the op reaches.
-ROOFS = column_names("compute_roof_us memory_roof_us bound_by percent_of_roof")
+ROOFS = column_names("compute_roof_us memory_roof_us bound_by percent_of_roof roof_note")
 TIMES, SPREAD = "Kernel Time (µs)", ("median", "min", "max")
 
 
@@ -241,7 +241,8 @@ def _board(trace: Capture) -> Board | None:
 def _roofs(
     works: Sequence[Work | None], kernels: Sequence[str], mean_us: np.ndarray, board: Board | None
 ) -> dict[str, Any]:
-    """The least times by arithmetic and by memory, which of them binds, and how much of it is reached.
+    """The least times by arithmetic and by memory, which of them binds, how much of it is reached, and what
+    of that cannot be.
 
     NaN for an unknown board, for types that its data sheet has no rate for, and where the kernels' names do
     not tell which of its units they use.
@@ -250,8 +251,9 @@ def _roofs(
     for work, names, time_us in zip(works, kernels, mean_us.tolist(), strict=True):
         roof = roof_of(work, board, names)
         if roof is None:
-            rows.append((np.nan, np.nan, "", np.nan))
+            rows.append((np.nan, np.nan, "", np.nan, "" if board else "unknown board"))
             continue
         reached = 100 * roof.least_s * 1e6 / time_us if time_us > 0 else np.nan
-        rows.append((roof.compute_s * 1e6, roof.memory_s * 1e6, roof.bound_by, reached))
+        note = excess_of(roof, time_us * 1e-6)
+        rows.append((roof.compute_s * 1e6, roof.memory_s * 1e6, roof.bound_by, reached, note))
     return {name: [row[column] for row in rows] for column, name in enumerate(ROOFS)}
