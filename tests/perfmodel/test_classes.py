@@ -46,6 +46,9 @@ FUSED_EXPERTS = "vllm::inplace_fused_experts"
         ("void flashinfer::sampling::TopPSamplingFromProbKernel<1024>", "", "rng"),
         ("void at::native::upsample_nearest2d_out_frame<float>", "", "elementwise"),
         ("Im2d2Col_v2", "", "conv"),
+        ("wvSplitK_hf_sml_<__hip_bfloat16>", "", "gemm"),
+        ("ck_moe_stage1_2stages", "", "gemm"),
+        ("void moe::dev::routing::routingDeepSeek::routingMainKernel", "", "index"),
         ("chunk_gated_delta_rule_fwd_kernel_h", "", "scan"),
     ],
 )
