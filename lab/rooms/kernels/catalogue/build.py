@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import Lack
+from lab.recordings.ranks import work_of
+from lab.recordings.ranks.common import UNKNOWN, together
 from lab.rooms.kernels.catalogue.doubts import launches_without_op, stand_ins, uneven_ranks
 from lab.rooms.kernels.catalogue.launches import launches_of
 from lab.rooms.kernels.catalogue.ops import OpBook
 from lab.rooms.kernels.catalogue.rank import RankData, no_launches, read_ranks
 from lab.rooms.kernels.catalogue.signatures import signatures_of
 from lab.rooms.kernels.catalogue.unique import unique_table
-from lab.rooms.kernels.catalogue.waits import mark_waits
 from lab.rooms.kernels.schema import Launch, OpRecord, Signatures
 from lab.rooms.kernels.trails import Trail
 
@@ -95,3 +97,25 @@ def put_together(ranks: list[RankData]) -> Catalogue:
     signatures.bound = bound(catalogue.lacks)
     catalogue.unique = catalogue.unique.assign(**catalogue.marks)
     return catalogue
+
+
+def mark_waits(ranks: Sequence[RankData], launches: Sequence[Launch]) -> dict[tuple[int, int], float]:
+    """Set `wait_us` of collectives; returns ms by (waiting rank, awaited rank). Nothing for one rank.
+
+    The time before the last rank has come is no cost of the collective's own.
+    """
+    works = {rank.rank: work_of(rank.trace, rank.rank) for rank in ranks if rank.on_gpu}
+    if len(works) < 2:
+        return {}
+    all_ranks = together(works)
+    by_row: dict[tuple[int, int], float] = {}
+    sums: dict[tuple[int, int], float] = {}
+    for work, call in zip(all_ranks.works, all_ranks.calls, strict=True):
+        wait_us = (call.all_in - work.start[call.row]) / 1000
+        for index in np.flatnonzero((wait_us > 0) & (call.last_index != UNKNOWN)).tolist():
+            by_row[work.rank, int(call.row[index])] = float(wait_us[index])
+            pair = work.rank, all_ranks.ranks[int(call.last_index[index])]
+            sums[pair] = sums.get(pair, 0.0) + float(wait_us[index]) / 1000
+    for launch in launches:
+        launch.wait_us = by_row.get((launch.rank, launch.row), 0.0)
+    return sums

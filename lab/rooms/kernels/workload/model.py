@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lab.core.hub import is_offline
 from lab.errors import ConfigError, MissingError, UsageError
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.preflight import version
-from lab.rooms.kernels.workload.checkpoint import checkpoint_source
-from lab.workload.models import fetch_command, revision_to_load
+from lab.workload.models import fetch_command, is_loadable, revision_to_load
 
 
 class Loaded(NamedTuple):
@@ -48,6 +48,44 @@ def load(config: KernelsConfig, device: torch.device, *, on_cpu: bool) -> Loaded
     return Loaded(
         model.eval(), "random", f"random weights (seed {config.seed}), architecture of {origin}: {reason}"
     )
+
+
+def checkpoint_source(config: KernelsConfig) -> tuple[str | None, str]:
+    """(hub id or folder to load, why there is none). Steps run offline: only cached checkpoints count."""
+    if config.weights == "random":
+        return None, "--weights random"
+    folder = Path(config.model)
+    if folder.is_dir():
+        return _folder_source(folder, config)
+    model = known(config.model)
+    hub_id = model.hub_id if model else config.model
+    if not hub_id:
+        return _none(config, "a built-in model has no checkpoint")
+    if is_loadable(hub_id) or not is_offline():
+        return hub_id, ""
+    return _none(config, f"{hub_id} is not in the Hub's cache, and steps run offline", fetch_command(hub_id))
+
+
+def _folder_source(folder: Path, config: KernelsConfig) -> tuple[str | None, str]:
+    if any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        return str(folder), ""
+    if not (folder / "config.json").is_file():
+        raise MissingError(
+            "this folder holds no model",
+            location=folder,
+            fix="it needs config.json, and weights unless --weights random",
+        )
+    return _none(config, "the folder holds a config.json and no weights")
+
+
+def _none(config: KernelsConfig, reason: str, fetch: str = "") -> tuple[None, str]:
+    if config.weights == "checkpoint":
+        raise MissingError(
+            f"--weights checkpoint: {reason}",
+            location=config.model,
+            fix=f"{fetch}, or --weights random" if fetch else "--weights random",
+        )
+    return None, reason
 
 
 def choose_dtype(config: KernelsConfig, device: torch.device) -> torch.dtype:
