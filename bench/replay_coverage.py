@@ -133,9 +133,12 @@ def compare(title: str, trace: Path, nodes: Path | None, theirs: str | None) -> 
 
 def _leaves(trace: Path) -> list[int]:
     """External ids of the ops that stand in for launches on a CPU: the same for both."""
-    from lab.rooms.kernels.replay.calls.source import working_ops
+    from lab.rooms.kernels.catalogue.rank import read_rank
+    from lab.rooms.kernels.trails import Trail
 
-    return working_ops(trace)
+    rank = read_rank(Trail(rank=0, trace=trace))
+    ids: list[int] = rank.trace.operators.external_id[rank.rows].tolist()
+    return ids
 
 
 def _share(found: Counter[str], what: str) -> str:

@@ -103,5 +103,7 @@ def _float32_rate(board: Board, kernels: str) -> str | None:
 
 def vector_rate(board: Board, dtype: str) -> str | None:
     """Name the rate of elementwise work: halves are computed in float32 (torch's opmath)."""
+    if dtype_name(dtype) is None:
+        return None
     rate = "fp64" if dtype_name(dtype) == "float64" else "fp32"
     return rate if rate in board.tflops else None

@@ -50,6 +50,10 @@ class OpCall:
         self.name = name
         self._shapes, self._dtypes, self._strides, self._values = shapes, dtypes, strides, values
 
+    @property
+    def num_args(self) -> int:
+        return len(self._shapes)
+
     @classmethod
     def from_profiler(cls, name: str, dims: str, types: str, strides: str = "", concrete: str = "") -> OpCall:
         """Read the JSON texts of torch.profiler: Input Dims, Input type, Input Strides, Concrete Inputs."""
@@ -65,6 +69,12 @@ class OpCall:
     def tensor(self, index: int) -> Shape | None:
         """Return the sizes of argument `index` where it is a tensor with axes, else None."""
         return self.shape(index) or None
+
+    def nested_shapes(self, index: int) -> list[Shape]:
+        """Return the sizes of each tensor of a list argument; [] where they were not recorded."""
+        sizes = _item(self._shapes, index)
+        nested = sizes if isinstance(sizes, (list, tuple)) else []
+        return [tuple(shape) for shape in nested if isinstance(shape, (list, tuple))]
 
     def dtype(self, index: int) -> str:
         text = _item(self._dtypes, index)

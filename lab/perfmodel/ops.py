@@ -7,8 +7,11 @@ Bytes: every tensor once.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lab.perfmodel.attention import ATTENTION, attention_work
@@ -16,6 +19,7 @@ from lab.perfmodel.calls import OpCall, Shape, Work, count, names
 from lab.perfmodel.convolution import CONVOLUTIONS, convolution_work
 from lab.perfmodel.dtypes import item_bytes
 from lab.perfmodel.experts import EXPERTS, SELECTIVE_SCANS, experts_work, grouped_work, selective_scan_work
+from lab.perfmodel.inference import INFERENCE, inference_work
 from lab.perfmodel.products import is_product, product_work
 
 # FLOPs per element.
@@ -29,6 +33,31 @@ _UNARY = names(
 _BINARY = names(
     "add sub mul div maximum minimum silu_backward gelu_backward threshold_backward tanh_backward "
     "sigmoid_backward"
+)
+# Those that TraceLens does not count stand in no sheet of its layout.
+_MORE_UNARY = names(
+    "sign ceil floor round trunc log1p expm1 softplus elu hardtanh mish tan bitwise_not logical_not isnan "
+    "isinf cumsum cumprod"
+)
+_MORE_BINARY = names("rsub remainder fmod floor_divide atan2 fmax fmin")
+_COMPARE = names("eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor")
+_TERNARY = names("addcmul addcdiv lerp")  # three operations per element
+# Nothing is computed: fills write, the others read and write.
+_FILLS = names("fill zero arange")
+_MOVES = names(
+    "cat stack where masked_fill index index_put _index_put_impl gather scatter roll flip tril triu repeat "
+    "constant_pad_nd _local_scalar_dense slice_backward select_backward"
+)
+# Ops over lists of tensors, whose types are not recorded -> operations per element.
+_FOREACH = {
+    **dict.fromkeys(names("add sub mul div sqrt rsqrt neg abs exp reciprocal maximum minimum pow"), 1),
+    **dict.fromkeys(names("addcmul addcdiv lerp"), 3),
+}
+BEYOND_TRACELENS = ("Elementwise", "Foreach", "Move", "RoPE", "Fused")  # kinds of work
+# Kernels of torch.compile carry the names of the ops that they fused; these compute nothing.
+_FUSED = re.compile(r"triton_(?:poi|red|per)_fused_(.*?)_?\d+$")
+_VIEWS = names(
+    "_unsafe_view view _to_copy clone expand permute transpose t unsqueeze slice select split alias copy"
 )
 _REDUCE = names("mean sum max min amax amin prod argmax argmin norm var std logsumexp")
 _SOFTMAX = names("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data")
@@ -58,8 +87,8 @@ def work_of(call: OpCall) -> Work | None:
 
 
 def has_model(op: str) -> bool:
-    """Tell whether there is a model for an op of this name."""
-    return _model(op) is not None
+    """Tell whether there is a model of FLOPs for an op of this name: fills and moves have none to count."""
+    return _model(op) not in (None, _fill, _move)
 
 
 def _model(op: str) -> Model | None:
@@ -70,24 +99,30 @@ def _model(op: str) -> Model | None:
         (CONVOLUTIONS, convolution_work),
         (EXPERTS, experts_work),
         (SELECTIVE_SCANS, selective_scan_work),
+        (INFERENCE, inference_work),
     )
     for ops, model in by_full_name:
         if op in ops:
             return model
     if not op.startswith("aten::"):
-        return None
+        return _fused if _FUSED.match(op) else None
     by_aten_name: tuple[tuple[Any, Model], ...] = (
         (_NORMS, _norm),
         (_NORMS_BACKWARD, _norm_backward),
         (_GROUPED, grouped_work),
         (_SOFTMAX, _softmax),
-        (_UNARY, _unary),
-        (_BINARY, _binary),
+        (_UNARY | _MORE_UNARY, _unary),
+        (_BINARY | _MORE_BINARY | _COMPARE, _binary),
+        (_TERNARY, _ternary),
+        (_FILLS, _fill),
+        (_MOVES, _move),
         (_REDUCE, _reduction),
         (("index_select",), _index_select),
         (("embedding_dense_backward",), _embedding_backward),
     )
     aten_name = _aten_name(op)
+    if aten_name.removeprefix("_foreach_") in _FOREACH and aten_name.startswith("_foreach_"):
+        return _foreach
     return next((model for ops, model in by_aten_name if aten_name in ops), None)
 
 
@@ -146,7 +181,8 @@ def _unary(call: OpCall) -> Work | None:
         "stride_output": out_stride,
     }
     num_bytes = count(x) * (call.element_bytes(0) + item_bytes(out_dtype or call.dtype(0)))
-    return Work("UnaryElementwise", params, count(x), num_bytes, "vector", call.dtype(0))
+    kind = "UnaryElementwise" if _aten_name(call.name) in _UNARY else "Elementwise"
+    return Work(kind, params, count(x), num_bytes, "vector", call.dtype(0))
 
 
 def _binary(call: OpCall) -> Work | None:
@@ -158,10 +194,11 @@ def _binary(call: OpCall) -> Work | None:
         return None
     # A scalar does not widen the result; of two tensors the wider type is the result's.
     wider = max((0, 1) if a and b else (0,) if a else (1,), key=call.element_bytes)
+    compares = _aten_name(call.name) in _COMPARE
     num_bytes = (
         count(a) * call.element_bytes(0)
         + count(b) * call.element_bytes(1)
-        + count(out) * call.element_bytes(wider)
+        + count(out) * (1 if compares else call.element_bytes(wider))
     )
     params = {
         "shape_in1": a,
@@ -171,7 +208,92 @@ def _binary(call: OpCall) -> Work | None:
         "stride_input2": call.stride(1),
         "stride_output": None,
     }
-    return Work("BinaryElementwise", params, count(out), num_bytes, "vector", call.dtype(0))
+    kind = "BinaryElementwise" if _aten_name(call.name) in _BINARY else "Elementwise"
+    return Work(kind, params, count(out), num_bytes, "vector", call.dtype(0))
+
+
+def _ternary(call: OpCall) -> Work | None:
+    shapes = [call.shape(index) for index in range(3)]
+    x = shapes[0]
+    if x is None or None in shapes or not call.element_bytes(0):
+        return None
+    num_bytes = (count(x) + sum(count(shape) for shape in shapes if shape)) * call.element_bytes(0)
+    return Work("Elementwise", {"op_shape": x}, 3 * count(x), num_bytes, "vector", call.dtype(0))
+
+
+def _foreach(call: OpCall) -> Work | None:
+    """Element types are not recorded, so bytes and roof are not known."""
+    sizes = call.nested_shapes(0)
+    if not sizes:
+        return None
+    flops = _FOREACH[_aten_name(call.name).removeprefix("_foreach_")] * sum(map(count, sizes))
+    return Work("Foreach", {"num_tensors": len(sizes)}, flops, math.nan, "vector", "")
+
+
+def _fused(call: OpCall) -> Work | None:
+    """Each fused op once per element of the largest tensor; None where a fused op has no known count.
+
+    Source: Inductor lists the fused aten ops in the kernel's name.
+    """
+    match = _FUSED.match(call.name)
+    per_element, remaining = 0, match.group(1) if match else ""
+    while remaining:
+        name = next((name for name in _by_length() if re.match(rf"{name}(_|$)", remaining)), None)
+        if name is None:
+            return None
+        per_element += _fused_counts()[name]
+        remaining = remaining[len(name) :].removeprefix("_")
+    shapes = [(shape, call.element_bytes(i)) for i in range(call.num_args) if (shape := call.tensor(i))]
+    if not shapes:
+        return None
+    num_bytes = sum(count(shape) * item for shape, item in shapes)
+    flops = per_element * max(count(shape) for shape, _ in shapes)
+    return Work("Fused", {"flops_per_element": per_element}, flops, num_bytes, "vector", call.dtype(0))
+
+
+@functools.cache
+def _fused_counts() -> dict[str, int]:
+    """FLOPs per element of what may be fused, by aten's name without a leading underscore or with it."""
+    singles = _UNARY | _BINARY | _MORE_UNARY | _MORE_BINARY | _COMPARE | _REDUCE
+    counts = dict.fromkeys(singles, 1) | dict.fromkeys(_TERNARY, 3)
+    counts |= dict.fromkeys(_VIEWS | _MOVES | _FILLS | names("embedding"), 0)
+    counts |= dict.fromkeys(_NORMS, _NORM_FLOPS) | dict.fromkeys(
+        names("_softmax _log_softmax"), _SOFTMAX_FLOPS
+    )
+    return counts
+
+
+@functools.cache
+def _by_length() -> list[str]:
+    return sorted(_fused_counts(), key=lambda name: -len(name))
+
+
+def _fill(call: OpCall) -> Work | None:
+    x = call.shape(0)
+    if x is None or not call.element_bytes(0):
+        return Work("Move", {}, 0, math.nan, "vector", "") if "arange" in call.name else None
+    return Work("Move", {"op_shape": x}, 0, count(x) * call.element_bytes(0), "vector", call.dtype(0))
+
+
+def _move(call: OpCall) -> Work | None:
+    """Bytes where the arguments tell the result's size: a list of tensors, a mask."""
+    name, num_bytes = _aten_name(call.name), math.nan
+    shapes = [call.shape(index) for index in range(3)]
+    if name == "masked_fill" and shapes[0] and shapes[1] is not None:
+        num_bytes = 2 * count(shapes[0]) * call.element_bytes(0) + count(shapes[1])
+    elif name == "where" and all(shape is not None for shape in shapes):
+        result = math.prod(max(sizes) for sizes in zip_longest_sizes([shape or () for shape in shapes]))
+        num_bytes = sum(count(shape or ()) * call.element_bytes(i) for i, shape in enumerate(shapes))
+        num_bytes += result * max(call.element_bytes(1), call.element_bytes(2))
+    elif name in ("tril", "triu", "roll", "flip") and shapes[0]:
+        num_bytes = 2 * count(shapes[0]) * call.element_bytes(0)
+    dtype = call.dtype(1 if name == "where" else 0)
+    return Work("Move", {}, 0, num_bytes or math.nan, "vector", dtype if item_bytes(dtype) else "")
+
+
+def zip_longest_sizes(shapes: Sequence[Shape]) -> Iterator[tuple[int, ...]]:
+    """The sizes of each axis, counted from the last one; a missing axis has size 1."""
+    return itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
 
 
 def _broadcast(a: Shape, b: Shape) -> Shape | None:

@@ -20,14 +20,17 @@ from lab.core.words import plural
 from lab.power.readings import Readings
 
 LONGEST_SILENCE = 1 / 20  # of a window without a reading: what may have happened in it would be over 5 %
-FEWEST_READINGS = 20  # in a window: with fewer its ends alone are over 5 %
+LATE_READING = 1.5  # times the usual time between two readings: slow logs have wide bounds, not holes
+FEWEST_READINGS = 10  # in a window: with fewer its ends alone are over 10 %
 HIGHEST_BOARD_W = 2000.0  # no single board draws more: such readings are in other units
 FEWEST_IDLE_READINGS = 5
 # Readings beside the window above this are of other work: that much, and this many W, over the log's lowest.
 BUSY_IDLE_FACTOR, BUSY_IDLE_W = 1.5, 15.0
 BUSY_BESIDE = 0.9  # of the window's mean: readings beside it as high as that are of the same work
 IDLE_MARGIN_S = 0.3  # beside a window: a host's clock and a sensor's lag smear the edge
+PUBLISHED_SLACK = 0.02  # beyond the log's bounds: the edges of another clock, and rounding
 CLOCK_STEP_S = 0.5  # smaller steps are a daemon's corrections; readings are put in order
+GLITCH_FACTOR = 2.0  # a reading above this times the power limit is not one
 STUCK_READINGS = 10  # equal readings over the whole log, idle and run: the sensor does not move
 
 
@@ -64,7 +67,7 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
     """Return the energy over [start_s, end_s) with bounds; idle_w in place of the log's own idle power."""
     result = Energy(gpu=readings.gpu, seconds=end_s - start_s)
     times, watts = valid_readings(readings.t_s, readings.power_w)
-    result.problems = [*_clock_problems(readings), *sensor_problems(watts)]
+    result.problems = [*_clock_problems(readings), *sensor_problems(watts, readings.limit_w)]
     if end_s <= start_s:
         result.problems = [f"the window ends {start_s - end_s:g} s before it begins"]
     if result.problems:
@@ -74,9 +77,8 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
     if result.problems:
         return result
     gross = integrate(times, watts, start_s, end_s)
-    slack_j = (
-        stale_j(times, watts, start_s, end_s, readings.averaged_s) + _quantum_w(watts) / 2 * result.seconds
-    )
+    late_s = readings.averaged_s + readings.resolution_s
+    slack_j = stale_j(times, watts, start_s, end_s, late_s) + _quantum_w(watts) / 2 * result.seconds
     result.gross_j = gross.joules
     result.gross_low_j = gross.low_j - slack_j
     result.gross_high_j = gross.high_j + slack_j
@@ -94,6 +96,28 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
     result.low_j = result.gross_low_j - idle[2] * result.seconds
     result.high_j = result.gross_high_j - idle[0] * result.seconds
     return result
+
+
+def published_energy(
+    series: Sequence[Readings], start_s: float, end_s: float, joules: float | None
+) -> tuple[bool, str]:
+    """Say whether published joules of all GPUs (idle included) are refused by their log, and why.
+
+    They are where the log does not cover the window, and where they lie outside of its bounds.
+    """
+    energies = [energy_of(readings, start_s, end_s, idle_w=0.0) for readings in series]
+    problems = [problem for energy in energies for problem in energy.problems]
+    if problems:
+        return True, problems[0]
+    low_j, log_j, high_j = (
+        math.fsum(getattr(energy, bound) for energy in energies)
+        for bound in ("gross_low_j", "gross_j", "gross_high_j")
+    )
+    log = f"the log holds {log_j:.1f} J ({low_j:.1f} to {high_j:.1f})"
+    if joules is None:
+        return False, log
+    slack_j = PUBLISHED_SLACK * log_j
+    return not low_j - slack_j <= joules <= high_j + slack_j, f"published {joules:.1f} J; {log}"
 
 
 def valid_readings(t_s: Sequence[float], power_w: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -114,7 +138,8 @@ def coverage_problems(times: Sequence[float], start_s: float, end_s: float) -> l
     if end_s < times[0]:
         return [_apart("the log begins", times[0] - end_s, "after the window ends")]
     silence_s = longest_silence(inside, start_s, end_s)
-    if silence_s > LONGEST_SILENCE * (end_s - start_s):
+    usual_s = statistics.median(b - a for a, b in itertools.pairwise(times)) if len(times) > 1 else 0.0
+    if silence_s > max(LONGEST_SILENCE * (end_s - start_s), LATE_READING * usual_s):
         return [f"no reading for {silence_s:.2f} of {end_s - start_s:.2f} s"]
     if len(inside) < FEWEST_READINGS:
         return [f"{plural(len(inside), 'reading')} in the window, {FEWEST_READINGS} are needed"]
@@ -227,13 +252,20 @@ def _clock_problems(readings: Readings) -> list[str]:
     return []
 
 
-def sensor_problems(watts: Sequence[float]) -> list[str]:
-    """Say why readings are not those of a working sensor in watts; empty if they may be."""
+def sensor_problems(watts: Sequence[float], limit_w: float | None = None) -> list[str]:
+    """Say why readings are not those of a working sensor in watts; empty if they may be.
+
+    limit_w: the board's power limit, where it is known.
+    """
     if not watts:
         return ["no reading of power"]
     highest_w = max(watts)
-    if highest_w > HIGHEST_BOARD_W:
+    if statistics.median(watts) > HIGHEST_BOARD_W:
         return [f"{highest_w:,.0f} W is more than any board draws: the log may be in milliwatts"]
+    most_w = min(HIGHEST_BOARD_W, GLITCH_FACTOR * limit_w) if limit_w else HIGHEST_BOARD_W
+    if glitches := sum(power > most_w for power in watts):
+        bound = f"twice the board's limit of {limit_w:.0f} W" if limit_w else "any board draws"
+        return [f"{plural(glitches, 'reading')} of up to {highest_w:,.0f} W: more than {bound}"]
     if len(watts) >= STUCK_READINGS and min(watts) == highest_w:
         return [f"every reading is {highest_w:g} W, idle or not: the sensor does not move"]
     return []

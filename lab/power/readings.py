@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,16 @@ _POWERS = (
     "average_socket_power",
     "average graphics package power",
 )
-_SCALES = {"w": 1.0, "watts": 1.0, "mw": 1e-3, "uw": 1e-6}
-_UNIT = re.compile(r"[\[(]\s*(\w+)\s*[\])]\s*$|[._ ](w|mw|uw|watts)$", re.IGNORECASE)
+_LIMITS = ("power.limit", "power_limit", "enforced.power.limit", "max graphics package power")
+_SCALES = {"w": 1.0, "watt": 1.0, "watts": 1.0, "mw": 1e-3, "uw": 1e-6, "kw": 1e3}
+_UNIT = re.compile(r"[\[(]\s*(\w+)\s*[\])]\s*$|[._ ](w|mw|uw|kw|watts)$", re.IGNORECASE)
 _VALUE = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(\w*)\s*$")
-_FORMATS = ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y%m%d %H:%M:%S", "%H:%M:%S.%f", "%H:%M:%S")
+_DATED = ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y%m%d %H:%M:%S")
+_TIMES_OF_DAY = ("%H:%M:%S.%f", "%H:%M:%S")
+_EPOCH_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))  # numbers above the first count so many per second
+_DAY_S = 86400.0
+# Without a column of GPUs: with this share of gaps far below the usual, several GPUs share a sample.
+_BURST_SHARE, _BURST_GAP = 0.3, 0.25
 AVERAGED_S = 1.0  # NVML's averaged power on Ampere and newer, except GA100 (NVML documentation, power usage)
 
 
@@ -49,37 +57,104 @@ class Readings(msgspec.Struct, kw_only=True):
     """One GPU's readings, in the order of the log; power_w is NaN where the tool printed that it has none.
 
     t_s: seconds since the epoch, or since midnight where the log has no date. rows: the log's line of each.
-    averaged_s: the window that each reading averages over, 0 for what the sensor reads at that time.
+    names: what the log calls this GPU (index, UUID). averaged_s: the window that each reading averages over,
+    0 for what the sensor reads at that time. resolution_s: of the times, where they are whole seconds.
+    limit_w: the board's power limit, if the log has it. zone: the time zone of its times.
     """
 
     gpu: str
     t_s: list[float] = []
     power_w: list[float] = []
     rows: list[int] = []
+    names: set[str] = set()
     averaged_s: float = 0.0
+    resolution_s: float = 0.0
+    limit_w: float | None = None
+    zone: tzinfo | None = None
 
 
 def read_power_log(path: Path) -> dict[str, Readings]:
     """Read a log; GPU (its index or UUID as written, "" without such a column) -> its readings.
 
-    Raises BadDataError with the line for a file without a column of times or power, and for unreadable times.
+    Raises BadDataError with the line for a file without a column of times or power, for unreadable times, for
+    a unit that is not one of power, and for rows of several GPUs that the log does not tell apart.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
+    rows = list(_rows(_text_of(path), path))
+    if not rows:
+        raise BadDataError("this power log has no rows", location=path)
+    columns = _columns_of([row for _, row in rows], path)
+    series: dict[str, Readings] = {}
+    for line, row in rows:
+        time = _row_time(row, columns, f"{path}:{line}")
+        if time is None or columns.power not in row:
+            continue  # torn, or a message of the tool: what it does not cover is a gap
+        gpus = [_gpu_name(row[name]) for name in columns.gpus if row.get(name) not in (None, "")]
+        readings = series.setdefault(gpus[0] if gpus else "", Readings(gpu=gpus[0] if gpus else ""))
+        readings.names.update(gpus)
+        seconds, readings.zone = time
+        if columns.of_day and readings.t_s and seconds < readings.t_s[-1] % _DAY_S - _DAY_S / 2:
+            readings.t_s = [t - _DAY_S for t in readings.t_s]  # past midnight
+        readings.t_s.append(seconds)
+        readings.power_w.append(_watts(row[columns.power], columns.scale))
+        readings.rows.append(line)
+        limit_w = _watts(row.get(columns.limit), columns.limit_scale)
+        readings.limit_w = readings.limit_w if math.isnan(limit_w) else max(limit_w, readings.limit_w or 0.0)
+    for readings in series.values():
+        readings.averaged_s = AVERAGED_S if "average" in columns.power.lower() else 0.0
+        _spread_whole_seconds(readings)
+    if "" in series and _has_bursts(series[""].t_s):
+        raise BadDataError(
+            "several rows per sample, and no column says which GPU they are of",
+            location=path,
+            fix="log the column index or uuid, too",
+        )
+    if not series:
+        raise BadDataError("no row of this power log is whole", location=path)
+    return series
+
+
+def _text_of(path: Path) -> str:
+    data = path.read_bytes()
+    try:  # PowerShell redirects into UTF-16
+        return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadDataError(f"not a power log: {error}", location=path) from error
-    series: dict[str, Readings] = {}
-    for line, row in _rows(text, path):
-        columns = _columns_of(row, path)
-        gpu = _gpu_name(row.get(columns.gpu, "")) if columns.gpu else ""
-        averaged_s = AVERAGED_S if "average" in columns.power.lower() else 0.0
-        readings = series.setdefault(gpu, Readings(gpu=gpu, averaged_s=averaged_s))
-        readings.t_s.append(_row_time(row, columns, f"{path}:{line}"))
-        readings.power_w.append(_watts(row.get(columns.power), columns.scale))
-        readings.rows.append(line)
-    if not series:
-        raise BadDataError("this power log has no rows", location=path)
-    return series
+
+
+def _spread_whole_seconds(readings: Readings) -> None:
+    """Readings of one whole second lie in it one after the other: their times are cut, not equal."""
+    times = readings.t_s
+    counts = Counter(times)
+    if any(t != math.floor(t) for t in counts) or len(counts) == len(times):
+        return
+    num_seen: Counter[float] = Counter()
+    for index, second in enumerate(times):
+        times[index] = second + (num_seen[second] + 0.5) / counts[second]
+        num_seen[second] += 1
+    readings.resolution_s = 1.0
+
+
+def _has_bursts(times: Sequence[float]) -> bool:
+    gaps = sorted(abs(later - earlier) for earlier, later in itertools.pairwise(times))
+    usual_s = gaps[9 * len(gaps) // 10] if gaps else 0.0
+    return sum(gap < _BURST_GAP * usual_s for gap in gaps) > _BURST_SHARE * len(gaps)
+
+
+def window_of(start: str, end: str, series: Mapping[str, Readings]) -> tuple[float, float]:
+    """Return the two times of a window, written as in the log, on the log's clock. Raises BadDataError.
+
+    A time without a zone is in the log's; one of day that is before the begin is on the next day.
+    """
+    zone = next((readings.zone for readings in series.values() if readings.zone), None)
+    (start_s, start_zone), (end_s, end_zone) = (_time_of(text, zone) for text in (start, end))
+    if (start_zone or end_zone) and zone is None:
+        raise BadDataError(
+            f"the window has a time zone, and the log's times have none: {start}",
+            fix="write the window as the log does",
+        )
+    if end_s < start_s < _DAY_S and end_s + _DAY_S / 2 < start_s:
+        start_s -= _DAY_S
+    return start_s, end_s
 
 
 def seconds_of(text: str) -> float:
@@ -87,34 +162,46 @@ def seconds_of(text: str) -> float:
 
     Times without a zone are taken as UTC: only differences within one log count. Raises BadDataError.
     """
+    return _time_of(text, None)[0]
+
+
+def _time_of(text: str, zone: tzinfo | None) -> tuple[float, tzinfo | None]:
+    """Return seconds and the zone that was written, or `zone` where none was."""
     text = text.strip()
     try:
-        return float(text)  # seconds since the epoch, as amd-smi writes them
+        number = float(text)  # since the epoch, as amd-smi writes it
     except ValueError:
         pass
-    for layout in _FORMATS:
+    else:
+        return number / next((unit for least, unit in _EPOCH_UNITS if number > least), 1.0), zone
+    for layout in (*_DATED, *_TIMES_OF_DAY):
         try:
             when = datetime.strptime(text, layout)
         except ValueError:
             continue
-        if when.year == 1900:
-            return when.hour * 3600.0 + when.minute * 60 + when.second + when.microsecond / 1e6
-        return when.replace(tzinfo=timezone.utc).timestamp()
+        if layout in _TIMES_OF_DAY:
+            return when.hour * 3600.0 + when.minute * 60 + when.second + when.microsecond / 1e6, None
+        return when.replace(tzinfo=zone or timezone.utc).timestamp(), zone
     try:
-        when = datetime.fromisoformat(text)
+        when = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError as error:
         raise BadDataError(
             f"unparseable timestamp: {text!r}", fix="write it as the log does: 2026/03/04 09:15:30.250"
         ) from error
-    return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
+    if when.tzinfo:
+        return when.timestamp(), when.tzinfo
+    return when.replace(tzinfo=zone or timezone.utc).timestamp(), zone
 
 
 class _Columns(msgspec.Struct, frozen=True):
     time: str
     power: str
-    gpu: str
     scale: float
-    date: str = ""
+    gpus: tuple[str, ...]
+    limit: str
+    limit_scale: float
+    date: str
+    of_day: bool
 
 
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -126,18 +213,19 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield from _dmon_rows(text)
     else:
         lines = text.splitlines()
-        header = [name.strip() for name in next(csv.reader(lines[:1]), [])]
-        for line, cells in enumerate(
-            csv.reader(io.StringIO("\n".join(lines[1:])), skipinitialspace=True), start=2
-        ):
+        delimiter = max(",;\t", key=lines[0].count) if lines else ","
+        header = [name.strip() for name in next(csv.reader(lines[:1], delimiter=delimiter), [])]
+        reader = csv.reader(io.StringIO("\n".join(lines[1:])), delimiter=delimiter, skipinitialspace=True)
+        for line, cells in enumerate(reader, start=2):
             if cells and [cell.strip() for cell in cells] != header:  # a tool that was started again
                 yield line, dict(zip(header, cells, strict=False))
 
 
 def _dmon_rows(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """nvidia-smi dmon repeats two lines of headings: names and units."""
+    """nvidia-smi dmon repeats two lines of headings: names and units; `--format csv` has commas."""
     header: list[str] = []
-    for line, words in enumerate((text_line.split() for text_line in text.splitlines()), start=1):
+    split_lines = (text_line.replace(",", " ").split() for text_line in text.splitlines())
+    for line, words in enumerate(split_lines, start=1):
         if words and words[0].startswith("#"):
             names = [word.strip("#").lower() for word in words if word != "#"]
             header = names if "pwr" in names else header
@@ -146,17 +234,16 @@ def _dmon_rows(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """amd-smi's JSON: a list of GPUs per sample, or one such list per line."""
-    documents: list[tuple[int, Any]] = []
-    try:
-        documents = [(1, json.loads(text))]
-    except ValueError:
+    """amd-smi's JSON: a list of GPUs per sample; one document, or one after another."""
+    decoder, position = json.JSONDecoder(), 0
+    while position < len(text):
         try:
-            documents = [(n, json.loads(line)) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+            document, end = decoder.raw_decode(text, position)
         except ValueError as error:
             raise BadDataError(f"not JSON: {error}", location=path) from error
-    for line, document in documents:
+        line = text.count("\n", 0, position) + 1
         yield from ((line, _flat(entry)) for entry in _entries(document))
+        position = end + len(text[end:]) - len(text[end:].lstrip(" \t\r\n,"))
 
 
 def _entries(document: Any) -> Iterator[Mapping[str, Any]]:
@@ -185,30 +272,63 @@ def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _columns_of(row: Mapping[str, Any], path: Path) -> _Columns:
-    bare = {_UNIT.sub("", name).strip().lower(): name for name in row} | {name.lower(): name for name in row}
+def _columns_of(rows: Sequence[Mapping[str, Any]], path: Path) -> _Columns:
+    """The columns of a log: of several of power the best one that has any reading."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    bare = {_UNIT.sub("", name).strip().lower(): name for name in names} | {
+        name.lower(): name for name in names
+    }
     time = next((bare[name] for name in _TIMES if name in bare), "")
-    power = next((bare[name] for name in _POWERS if name in bare), "")
-    if not time or not power:
-        lacking = "time" if not time else "power"
+    powers = list(dict.fromkeys(bare[name] for name in _POWERS if name in bare))
+    if not time or not powers:
+        missing = "power" if time else "time"
         raise BadDataError(
-            f"this power log has no column of {lacking}: {', '.join(map(str, row))}",
+            f"this power log has no column of {missing}: {', '.join(map(str, names))}",
             location=path,
             fix="nvidia-smi --query-gpu=timestamp,index,power.draw --format=csv -lms 100 > power.csv",
         )
-    unit = _UNIT.search(power)
-    scale = _SCALES.get((unit.group(1) or unit.group(2)).lower(), 1.0) if unit else 1.0
-    gpu = next((bare[name] for name in _GPUS if name in bare and bare[name] != power), "")
-    return _Columns(time=time, power=power, gpu=gpu, scale=scale, date=bare.get("date", ""))
+    scales = {name: _scale_of(name, path) for name in powers}
+    power = next(
+        (name for name in powers if any(_watts(row.get(name), scales[name]) > 0 for row in rows)), powers[0]
+    )
+    limit = next((bare[name] for name in _LIMITS if name in bare), "")
+    date = bare.get("date", "")
+    return _Columns(
+        time=time,
+        power=power,
+        scale=scales[power],
+        gpus=tuple(dict.fromkeys(bare[name] for name in _GPUS if name in bare and bare[name] != power)),
+        limit=limit,
+        limit_scale=_scale_of(limit, path),
+        date=date if date != time else "",
+        of_day=not date and re.fullmatch(r"\s*\d+:\d+:[\d.]+\s*", str(rows[0].get(time))) is not None,
+    )
 
 
-def _row_time(row: Mapping[str, Any], columns: _Columns, location: str) -> float:
+def _scale_of(name: str, path: Path) -> float:
+    """Return watts per unit of a column. Raises BadDataError for a unit that is not one of power."""
+    unit = _UNIT.search(name)
+    if unit is None:
+        return 1.0
+    text = unit.group(1) or unit.group(2)
+    if text.lower() not in _SCALES:
+        raise BadDataError(f"unknown unit of power: {text!r} of the column {name!r}", location=path)
+    return _SCALES[text.lower()]
+
+
+def _row_time(row: Mapping[str, Any], columns: _Columns, location: str) -> tuple[float, tzinfo | None] | None:
+    """Seconds and zone of a row; None for a row that ends before its time, or is a message.
+
+    Raises BadDataError where the row has its power and an unreadable time.
+    """
     text = str(row.get(columns.time) or "").strip()
-    if columns.date and columns.date != columns.time:
-        text = f"{row[columns.date]} {text}"
+    if columns.date:
+        text = f"{row.get(columns.date, '')} {text}"
     try:
-        return seconds_of(text)
+        return _time_of(text, None)
     except BadDataError as error:
+        if columns.power not in row:
+            return None
         raise BadDataError(error.problem, location=location, fix=error.fix) from error
 
 
@@ -231,7 +351,8 @@ def select_gpu(series: Mapping[str, Readings], gpu: str | None, path: Path) -> S
     """Return the readings of one GPU, or of all. Raises BadDataError for a GPU that is not in the log."""
     if gpu is None:
         return [series[name] for name in sorted(series)]
-    if gpu not in series:
-        names = ", ".join(sorted(series)) or "none"
+    matches = [readings for readings in series.values() if _gpu_name(gpu) in readings.names]
+    if not matches:
+        names = ", ".join(sorted(name for name in series if name)) or "none is named"
         raise BadDataError(f"no GPU {gpu} in this power log", location=path, fix=f"GPUs in it: {names}")
-    return [series[gpu]]
+    return matches

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.perfmodel.calls import OpCall
+from lab.perfmodel.collectives import collective_work
 from lab.perfmodel.ops import has_model, work_of
 
 BF16, F32 = "c10::BFloat16", "float"
@@ -170,3 +171,64 @@ def test_what_no_model_knows_has_none(name):
 def test_odd_arguments_are_unknown_or_numbers_and_never_an_error(name, dims):
     work = _work(name, dims, [BF16] * len(dims), ["[0, 0]"] * len(dims))
     assert work is None or (work.flops >= 0 and work.num_bytes >= 0)
+
+
+@pytest.mark.parametrize(
+    ("op", "dims", "types", "concrete", "flops", "num_bytes"),
+    [
+        ("aten::eq", [[4, 8], []], [F32, "Scalar"], ("", "0"), 32, 4 * 32 + 32),
+        ("aten::addcmul_", [[8], [8], [8]], [F32, F32, F32], (), 24, 4 * 32),
+        ("aten::fill_", [[4, 8], []], [F32, "Scalar"], (), 0, 128),
+        ("aten::masked_fill_", [[4, 8], [8], []], [F32, "bool", "Scalar"], (), 0, 2 * 128 + 8),
+        ("aten::where", [[8], [4, 8], []], ["bool", F32, F32], (), 0, 8 + 128 + 4 + 128),
+        ("aten::cat", [[[2, 3], [4, 3]], []], ["TensorList", "Scalar"], (), 0, None),
+        ("aten::_foreach_addcdiv_", [[[8], [4, 2]]], ["TensorList"], (), 48, None),
+        ("_C::rms_norm", [[2, 8], [2, 8], [8]], [BF16] * 3, (), 80, 2 * (32 + 8)),
+        ("_C::fused_add_rms_norm", [[2, 8], [2, 8], [8]], [BF16] * 3, (), 96, 2 * (64 + 8)),
+        ("sgl_kernel::silu_and_mul", [[2, 8], [2, 16]], [BF16] * 2, (), 32, 2 * 48),
+        (
+            "_C::rotary_embedding",
+            [[2], [2, 64], [2, 16], [], [99, 8], []],
+            ["long int", BF16, BF16, "Scalar", BF16, "Scalar"],
+            ("", "", "", "16", "", "True"),
+            3 * 160 / 2,  # half of each head is rotated
+            2 * 2 * 160,
+        ),
+        (
+            "triton_poi_fused__unsafe_view_mul_silu_2",
+            [[4, 8], [4, 8], []],
+            [BF16, BF16, "Scalar"],
+            (),
+            64,
+            128,
+        ),
+        ("triton_red_fused_add_mean_mul_pow_rsqrt_0", [[4, 8], [8]], [F32, F32], (), 160, 160),
+        ("sglang::store_cache", [[2, 8], [2, 8]], [BF16, BF16], (), 0, 2 * 2 * 32),
+    ],
+)
+def test_further_ops_count_what_their_shapes_tell(op, dims, types, concrete, flops, num_bytes):
+    work = _work(op, dims, types, concrete)
+    assert work.flops == flops
+    assert work.num_bytes == num_bytes if num_bytes is not None else work.num_bytes != work.num_bytes
+
+
+def test_lists_without_recorded_sizes_have_no_flops():
+    assert _work("aten::_foreach_add_", [[], []], ["TensorList", "Scalar"]) is None
+    assert _work("triton_poi_fused_add_mystery_0", [[8]], [F32]) is None
+    assert has_model("aten::_foreach_add_") and not has_model("aten::cat")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "added"),
+    [
+        ("all_reduce", 2 * 100 * 7 / 8, 100 * 7 / 8),
+        ("all_gather", 100 * 7 / 8, 0),
+        ("reduce_scatter", 100 * 7 / 8, 100 * 7 / 8),
+        ("broadcast", 100, 0),
+    ],
+)
+def test_a_rank_of_a_collective_sends_and_adds_its_part(kind, sent, added):
+    work = collective_work(kind, 100, 100, BF16, 8)
+    assert (work.num_bytes, work.flops) == (2 * sent, added)
+    assert collective_work(kind, 100, 100, "", 8) is None and collective_work(kind, -1, -1, BF16, 8) is None
+    assert collective_work("", 100, 100, BF16, 8) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.errors import BadDataError
 from lab.power.energy import energy_of
-from lab.power.readings import Readings, read_power_log, seconds_of
+from lab.power.readings import Readings, read_power_log, seconds_of, select_gpu, window_of
 from tests.command import lab
 
 BOX = "cases/box"
@@ -109,6 +110,103 @@ def test_tools_logs_are_read_with_their_units(tmp_path, text, expected):
     series = read_power_log(path)
     assert {gpu: readings.power_w[0] for gpu, readings in series.items()} == expected
     assert [round(readings.t_s[0]) for readings in series.values()] == [1772615730]
+
+
+DAY, FIRST = "2026/03/04", 1772615730  # 09:15:30 of that day, UTC
+
+
+def smi(*lines: str, header="timestamp, index, power.draw [W]"):
+    return "\n".join([header, *lines]) + "\n"
+
+
+def ticks(count=3, text="{day} 09:15:3{n}.000, 0, {w:.2f} W"):
+    return [text.format(day=DAY, n=n, w=30.0 + n) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "watts"),
+    [
+        (smi(*ticks(), "GPU is lost. Reboot the system to recover this GPU"), "0", [30, 31, 32]),
+        (smi(*ticks(), "2026/03"), "0", [30, 31, 32]),  # killed while it wrote
+        (smi(*ticks()).encode("utf-16"), "0", [30, 31, 32]),  # PowerShell's redirection
+        (smi(*ticks(), header="timestamp, index, power.draw [W]").replace(",", ";"), "0", [30, 31, 32]),
+        (
+            smi(
+                *ticks(text="{day} 09:15:3{n}.000, 0, GPU-a, [N/A], {w} W"),
+                header="timestamp, index, uuid, power.draw.instant [W], power.draw [W]",
+            ),
+            "GPU-a",
+            [30, 31, 32],
+        ),
+        ("#gpu, date, time, pwr\n#Idx, YYYYMMDD, HH:MM:SS, W\n0, 20260304, 09:15:30, 30\n", "0", [30]),
+        ("timestamp,gpu,power [kW]\n1772615730,0,0.03\n", "0", [30]),
+        ("timestamp,gpu,power_w\n1772615730000,0,30\n", "0", [30]),  # the epoch in ms
+        (
+            "\n".join(
+                f'[{{"gpu": 0, "timestamp": {FIRST + n},\n "power_usage": {{"value": 3{n}, "unit": "W"}}}}]'
+                for n in range(2)
+            ),
+            "0",
+            [30, 31],
+        ),
+    ],
+)
+def test_odd_logs_are_read_for_what_they_hold(tmp_path, text, gpu, watts):
+    path = tmp_path / "power.log"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (readings,) = select_gpu(read_power_log(path), gpu, path)
+    assert readings.power_w == pytest.approx(watts)
+    assert readings.t_s == pytest.approx([FIRST + n for n in range(len(watts))], abs=0.6)
+
+
+def test_a_column_in_an_unknown_unit_and_gpus_that_are_not_told_apart_are_refused(tmp_path):
+    path = tmp_path / "power.csv"
+    path.write_text("timestamp,gpu,power [dBm]\n1772615730,0,31\n")
+    with pytest.raises(BadDataError, match="unknown unit of power: 'dBm'"):
+        read_power_log(path)
+    rows = [
+        f"{DAY} 09:15:{n // 10:02d}.{n % 10}{ms:02d}, {w} W"
+        for n in range(60)
+        for ms, w in ((0, 250), (3, 31))
+    ]
+    path.write_text(smi(*rows, header="timestamp, power.draw [W]"))
+    with pytest.raises(BadDataError, match="several rows per sample"):
+        read_power_log(path)
+
+
+def test_a_window_is_read_on_the_logs_clock(tmp_path):
+    path = tmp_path / "power.csv"
+    path.write_text("timestamp,gpu,power_w\n2026-03-04T10:15:30+01:00,0,30\n")
+    zoned = read_power_log(path)
+    assert window_of("2026-03-04T10:15:30", "2026/03/04 10:15:31.000", zoned) == (FIRST, FIRST + 1)
+    path.write_text(smi(*ticks()))
+    with pytest.raises(BadDataError, match="has a time zone"):
+        window_of("2026-03-04T10:15:30+01:00", "2026-03-04T10:15:31+01:00", read_power_log(path))
+    path.write_text("#Time gpu pwr\n#HH:MM:SS Idx W\n 23:59:59 0 30\n 00:00:01 0 31\n")
+    series = read_power_log(path)
+    start_s, end_s = window_of("23:59:59", "00:00:01", series)
+    assert series["0"].t_s == [start_s, end_s] == [-1, 1]
+
+
+def test_a_slow_log_has_wide_bounds_and_a_hole_refuses():
+    def load(t):
+        return 250.0 if 10 <= t < 24 else 30.0
+
+    slow = energy_of(log_of(load, seconds=40, period=1.0), 10, 24)
+    assert slow.problems == [] and slow.low_j <= 3080 <= slow.high_j and slow.high_j - slow.low_j > 400
+    log = log_of(load, seconds=40)
+    for index in range(150, 165):
+        log.power_w[index] = math.nan
+    assert "no reading for 1.60" in energy_of(log, 10, 24).problems[0]
+
+
+def test_a_glitch_of_the_sensor_is_named_by_the_boards_limit():
+    log = log_of(
+        lambda t: 1900.0 if t == 12.0 else 250.0 if 10 <= t < 24 else 30.0, seconds=40, limit_w=350.0
+    )
+    assert (
+        "1 reading of up to 1,900 W: more than twice the board's limit" in energy_of(log, 10, 24).problems[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from lab.compare.diff.split import Row
 from lab.compare.side import Work, step_at, steps_overlap
 from lab.compare.units import Units
 from lab.core.words import first_few, plural
-from lab.recordings.communication import communication
+from lab.perfmodel.communication import communication
 from lab.recordings.integrity.words import sentences
 
 ODD = 5  # sentences about what was odd in a recording

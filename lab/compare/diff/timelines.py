@@ -15,7 +15,7 @@ import pandas as pd
 from lab.compare.diff.blocks import MOST, opcodes
 from lab.compare.diff.groups import Placed
 from lab.compare.diff.judge import FLOOR_SHARE
-from lab.recordings.communication import communication
+from lab.perfmodel.communication import communication
 from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
 from lab.recordings.names import kernel_class
 from lab.recordings.tables import GRAPH, KERNEL

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.communication import kind_in
+from lab.perfmodel.communication import kind_in
 from lab.recordings.nccl.evidence import Document, Evidence, integer, number, part, text
 from lab.recordings.ranks.stragglers import over_the_others
 from lab.stats import robust

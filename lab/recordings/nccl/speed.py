@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lab.core.words import plural
-from lab.recordings.communication import kind_in
+from lab.perfmodel.communication import kind_in
 from lab.recordings.nccl.evidence import Document, Evidence, integer, number, part, parts, text
 
 KNOWN_VERSION = 3

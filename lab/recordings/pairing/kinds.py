@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.recordings.communication import communication, kind_in
+from lab.perfmodel.communication import communication, kind_in
 
 # No rank leaves such a call before the last has entered it, so their times overlap and their ends agree.
 BLOCKING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

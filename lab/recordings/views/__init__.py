@@ -11,8 +11,11 @@ from lab.recordings.views.launches import (
     kernel_steps,
     link_ops,
     linked_by_id,
+    op_parents,
+    row_classes,
     steps_at,
 )
+from lab.recordings.views.roofline import drawing_of, op_roofs, summary_of, work_owners
 from lab.recordings.views.timeline import COMM, COMP, MEMCOPY, classify, gpu_timeline
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "classify",
     "collective_instances",
     "device_of",
+    "drawing_of",
     "gemm_flops",
     "gemm_instances",
     "gpu_timeline",
@@ -30,5 +34,10 @@ __all__ = [
     "link_ops",
     "linked_by_id",
     "of_graphs",
+    "op_parents",
+    "op_roofs",
+    "row_classes",
     "steps_at",
+    "summary_of",
+    "work_owners",
 ]

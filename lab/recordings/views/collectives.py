@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from lab.perfmodel.calls import json_list
+from lab.perfmodel.communication import OPS, communication, kind_in
 from lab.perfmodel.dtypes import item_bytes
 from lab.recordings.capture import Capture, once
-from lab.recordings.communication import OPS, communication, kind_in
 from lab.recordings.owners import first_index
 from lab.recordings.tables import Table
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lab.perfmodel.communication import communication
 from lab.recordings.capture import Capture, once
-from lab.recordings.communication import communication
 from lab.recordings.tables import MEMCPY, Table
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
 from lab.stats.intervals import spans, subtract, total, union

@@ -11,11 +11,11 @@ from lab.rooms.kernels.catalogue.build import Catalogue
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def frame_of(found: Catalogue) -> pd.DataFrame:
+def frame_of(catalogue: Catalogue) -> pd.DataFrame:
     """One row per launch with the columns to sum over; layers of the module path are folded."""
-    ops = {(one.rank, one.op_id): one for one in found.ops}
+    ops = {(one.rank, one.op_id): one for one in catalogue.ops}
     rows = []
-    for launch in found.launches:
+    for launch in catalogue.launches:
         op = ops.get((launch.rank, launch.op_id))
         names = (op.name, folded(op.module_path)) if op else ("", "")
         rows.append((launch.class_, *names, launch.phase, launch.own_us))
@@ -32,40 +32,40 @@ def folded(path: str) -> str:
 def shares(frame: pd.DataFrame, by: str) -> pd.DataFrame:
     """launches, time_ms and share per value of `by`, most time first."""
     groups = frame.groupby(by, sort=False)["dur_us"]
-    found = groups.agg(launches="size", time_ms="sum").reset_index()
-    found["time_ms"] = found["time_ms"] / 1000
-    found["share_percent"] = 100 * found["time_ms"] / (found["time_ms"].sum() or 1.0)
-    table: pd.DataFrame = found.sort_values("time_ms", ascending=False, kind="stable", ignore_index=True)
+    sums = groups.agg(launches="size", time_ms="sum").reset_index()
+    sums["time_ms"] = sums["time_ms"] / 1000
+    sums["share_percent"] = 100 * sums["time_ms"] / (sums["time_ms"].sum() or 1.0)
+    table: pd.DataFrame = sums.sort_values("time_ms", ascending=False, kind="stable", ignore_index=True)
     return table
 
 
 def phases(frame: pd.DataFrame, forwards: dict[str, int], ranks: int) -> pd.DataFrame:
     """Per phase, launches and kernel time of one forward of one rank; launches between forwards apart."""
     rows = []
-    for phase, some in frame.groupby("phase", sort=False):
+    for phase, launches in frame.groupby("phase", sort=False):
         count = forwards.get(str(phase), 0)
         runs = (count or sum(forwards.values()) or 1) * ranks
         rows.append(
             {
                 "phase": phase or ("between forwards" if forwards else "whole trace"),
                 "forwards": count,
-                "launches": len(some),
-                "launches_per_forward": len(some) / runs,
-                "kernel_ms_per_forward": some["dur_us"].sum() / 1000 / runs,
-                "share_percent": 100 * some["dur_us"].sum() / (frame["dur_us"].sum() or 1.0),
+                "launches": len(launches),
+                "launches_per_forward": len(launches) / runs,
+                "kernel_ms_per_forward": launches["dur_us"].sum() / 1000 / runs,
+                "share_percent": 100 * launches["dur_us"].sum() / (frame["dur_us"].sum() or 1.0),
             }
         )
-    found: pd.DataFrame = pd.DataFrame(rows)
-    return found
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table
 
 
-def sources(found: Catalogue) -> pd.DataFrame:
+def sources(catalogue: Catalogue) -> pd.DataFrame:
     """Sources of the owning ops' arguments, in launches and in time."""
-    by_sig = {one.sig_id: one.arg_src or "no op" for one in found.signatures.signatures}
+    by_sig = {one.sig_id: one.arg_src or "no op" for one in catalogue.signatures.signatures}
     rows = pd.DataFrame(
         {
-            "source": [by_sig[one.sig_id] for one in found.launches],
-            "dur_us": [one.dur_us for one in found.launches],
+            "source": [by_sig[one.sig_id] for one in catalogue.launches],
+            "dur_us": [one.dur_us for one in catalogue.launches],
         }
     )
     return shares(rows, "source")

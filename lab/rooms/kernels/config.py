@@ -106,9 +106,9 @@ def num_params(config: dict[str, Any]) -> int:
 
 def sharded_params(config: dict[str, Any], ranks: int) -> int:
     """Parameters on one of `ranks` tensor parallel ranks: layers are split, embeddings are not."""
-    whole, vocab, hidden = num_params(config), config["vocab_size"], config["hidden_size"]
+    all_params, vocab, hidden = num_params(config), config["vocab_size"], config["hidden_size"]
     replicated = vocab * hidden * (1 if config["model_type"] == "bloom" else 2)
-    return int(replicated + (whole - replicated) // ranks)
+    return int(replicated + (all_params - replicated) // ranks)
 
 
 def heads_of(config: dict[str, Any]) -> dict[str, int]:

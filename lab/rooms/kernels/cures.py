@@ -19,8 +19,8 @@ SBATCH = "#SBATCH --gres=gpu:{gpus}"
 
 def explained(error: Exception, env: Mapping[str, str], gpus: int = 1) -> LabError | None:
     """The same error with its meaning and its fix; None for an unknown error."""
-    found = explain(str(error), env, gpus)
-    return GpuError(f"{found[0]}: {first_line(error)}", fix=found[1]) if found else None
+    explanation = explain(str(error), env, gpus)
+    return GpuError(f"{explanation[0]}: {first_line(error)}", fix=explanation[1]) if explanation else None
 
 
 def explain(message: str, env: Mapping[str, str], gpus: int = 1) -> tuple[str, str] | None:
@@ -121,5 +121,5 @@ def no_gpu_cure(env: Mapping[str, str], gpus: int) -> str:
 def host_env() -> dict[str, str]:
     """The variables that explain a missing GPU, and HAS_SRUN if Slurm's srun is installed."""
     names = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID")
-    found = {name: os.environ[name] for name in names if name in os.environ}
-    return found | ({"HAS_SRUN": "1"} if shutil.which("srun") else {})
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    return variables | ({"HAS_SRUN": "1"} if shutil.which("srun") else {})

@@ -19,8 +19,8 @@ from lab.rooms.kernels.catalogue.build import Catalogue, put_together
 from lab.rooms.kernels.catalogue.rank import RankData, read_trail
 from lab.rooms.kernels.catalogue.sources import trails_of
 from lab.rooms.kernels.energy.analysis import analyse_energy
-from lab.rooms.kernels.energy.files import RESULT as ENERGY
-from lab.rooms.kernels.energy.files import is_energy
+from lab.rooms.kernels.energy.choice import RESULT as ENERGY
+from lab.rooms.kernels.energy.choice import is_energy
 from lab.rooms.kernels.energy.result import EnergyResult
 from lab.rooms.kernels.provenance import provenance
 from lab.rooms.kernels.replay.analysis import analyse_replay
@@ -50,23 +50,23 @@ def _about(folder: Path, run: Run | None) -> About:
 
 
 def _with_page(
-    found: Findings, result: Path, kind: type[ReplayResult] | type[EnergyResult], about: About
+    findings: Findings, result: Path, kind: type[ReplayResult] | type[EnergyResult], about: About
 ) -> Findings:
     """The findings with a page beside the result; a step that left no result has no page."""
-    if result not in found.files:
-        return found
+    if result not in findings.files:
+        return findings
     read = msgspec.json.decode(result.read_bytes(), type=kind)
-    page = write_result_page(found, read, about, result.parent)
-    return msgspec.structs.replace(found, files=[*found.files, page])
+    page = write_result_page(findings, read, about, result.parent)
+    return msgspec.structs.replace(findings, files=[*findings.files, page])
 
 
 def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress) -> Findings:
     """The traces of all ranks, the catalogue, the page. Missing ranks are named, the others are analysed."""
-    found = trails(folder) if run else trails_of([folder])
-    if not found:
+    traces = trails(folder) if run else trails_of([folder])
+    if not traces:
         return _failure(": ".join(["no trace was recorded", *_failed(run)[:1]]))
     try:
-        catalogue, lost = read_all(found, progress)
+        catalogue, lost = read_all(traces, progress)
     except LabError as error:
         if not _failed(run):
             raise
@@ -76,8 +76,8 @@ def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress
     written = [*files.write_unique(catalogue, out), *files.write_launches(catalogue, out)]
     replay, replay_home, no_replay = sibling(folder, REPLAY, ReplayResult)
     energy, energy_home, no_energy = sibling(folder, ENERGY, EnergyResult)
-    extras = Extras(tuple(_shapes(found)), replay, _link(replay_home, out), energy, _link(energy_home, out))
-    missing = [*lost, *_missing_ranks(run, found), *no_replay, *no_energy]
+    extras = Extras(tuple(_shapes(traces)), replay, _link(replay_home, out), energy, _link(energy_home, out))
+    missing = [*lost, *_missing_ranks(run, traces), *no_replay, *no_energy]
     findings = write_report(catalogue, extras, _about(folder, run), out, missing=missing)
     return msgspec.structs.replace(findings, files=[*written, *findings.files])
 
@@ -86,22 +86,24 @@ def _failure(sentence: str) -> Findings:
     return Findings([sentence], "fail", [], sentence, [sentence])
 
 
-def read_all(found: Sequence[Trail], progress: Progress = lambda _: None) -> tuple[Catalogue, list[str]]:
+def read_all(traces: Sequence[Trail], progress: Progress = lambda _: None) -> tuple[Catalogue, list[str]]:
     """The catalogue of the ranks that can be read, and why others cannot.
 
     Raises the last error if none can.
     """
     ranks: list[RankData] = []
-    lost, last = [], None
-    for trail in found:
+    lost, last_error = [], None
+    for trail in traces:
         progress(f"  reading {trail.trace.name}")
         try:
             ranks += read_trail(trail, {one.rank for one in ranks})
         except LabError as error:
-            last = error
+            last_error = error
             lost.append(f"rank {trail.rank}: {error.problem} ({error.location or trail.trace})")
     if not ranks:
-        raise last or MissingError("no trace to read", location=found[0].trace.parent if found else None)
+        raise last_error or MissingError(
+            "no trace to read", location=traces[0].trace.parent if traces else None
+        )
     return put_together(ranks), lost
 
 
@@ -111,14 +113,14 @@ def _failed(run: Run | None) -> list[str]:
     return [outcome.reason for outcome in outcomes if outcome.status is not StepStatus.ok]
 
 
-def _missing_ranks(run: Run | None, found: Sequence[Trail]) -> list[str]:
-    wanted = int(run.manifest.config.get("tp", 1)) if run else len(found)
-    present = {trail.rank for trail in found}
+def _missing_ranks(run: Run | None, traces: Sequence[Trail]) -> list[str]:
+    wanted = int(run.manifest.config.get("tp", 1)) if run else len(traces)
+    present = {trail.rank for trail in traces}
     return [f"rank {rank} left no trace" for rank in range(wanted) if rank not in present]
 
 
-def _shapes(found: Sequence[Trail]) -> list[LinearShape]:
-    paths = [trail.linear_shapes for trail in found if trail.linear_shapes]
+def _shapes(traces: Sequence[Trail]) -> list[LinearShape]:
+    paths = [trail.linear_shapes for trail in traces if trail.linear_shapes]
     return [line for path in paths for line in read_lines(path, LinearShape)]
 
 
@@ -143,11 +145,11 @@ def _link(home: Path, out: Path) -> str:
     return "" if relative == "." else f"{relative}/"
 
 
-def _made_from(other: Path, folder: Path) -> bool:
-    if not Run.is_run(other):
+def _made_from(candidate: Path, folder: Path) -> bool:
+    if not Run.is_run(candidate):
         return False
     try:
-        source = Run.open(other).manifest.config.get("source", "")
+        source = Run.open(candidate).manifest.config.get("source", "")
     except LabError:
         return False
     same = bool(source) and os.path.realpath(source) == str(folder.resolve())

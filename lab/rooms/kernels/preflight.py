@@ -83,10 +83,10 @@ def check_divisible(config: KernelsConfig) -> None:
     Raises UsageError for a built-in model that they do not divide.
     """
     model = known(config.model)
-    uneven = {what: n for what, n in heads_of(model.config).items() if n % config.tp} if model else {}
-    for what, count in uneven.items():
+    uneven = {part: n for part, n in heads_of(model.config).items() if n % config.tp} if model else {}
+    for part, count in uneven.items():
         raise UsageError(
-            f"--tp {config.tp} does not divide the {count} {what} of {config.model}",
+            f"--tp {config.tp} does not divide the {count} {part} of {config.model}",
             fix=f"a divisor of {count}",
         )
 
@@ -103,10 +103,10 @@ def check_memory(config: KernelsConfig, name: str, mem_bytes: int | None, *, on_
         return
     enough = next((ranks for ranks in fitting if ranks > config.tp), None)
     tp = f"--tp {enough} over {enough} of them, " if enough else ""
-    whole = num_params(model.config) * per_param
+    all_bytes = num_params(model.config) * per_param
     raise GpuError(
         f"{config.model} needs {needed[config.tp] / GIB:.1f} GiB of weights on each GPU "
-        f"({whole / GIB:.1f} GiB in total), {name or 'the GPU'} has {mem_bytes / GIB:.1f} GiB",
+        f"({all_bytes / GIB:.1f} GiB in total), {name or 'the GPU'} has {mem_bytes / GIB:.1f} GiB",
         fix=f"{tp}bloom-560m (1.1 GB in float16), or --8bit with torch 2.3 or newer",
     )
 
@@ -200,9 +200,9 @@ def check_arch(name: str, capability: tuple[int, int], facts: Facts) -> None:
     Binary code (sm_XY) runs on the same major version from its minor version on, intermediate code
     (compute_XY) on every newer GPU.
     """
-    found = [ARCH.fullmatch(arch) for arch in facts.archs]
-    known = [(one["kind"], (int(one["major"]), int(one["minor"]))) for one in found if one]
-    if not known or any(_runs(kind, built_for, capability) for kind, built_for in known):
+    matches = [ARCH.fullmatch(arch) for arch in facts.archs]
+    built = [(one["kind"], (int(one["major"]), int(one["minor"]))) for one in matches if one]
+    if not built or any(_runs(kind, built_for, capability) for kind, built_for in built):
         return
     major, minor = capability
     fix = "--image pascal (torch 1.12 with code for sm_60)" if major <= 6 else "--image cuda"
@@ -217,5 +217,5 @@ def _runs(kind: str, built_for: tuple[int, int], capability: tuple[int, int]) ->
 
 def version(text: str) -> tuple[int, ...]:
     """`2.13.0+cpu` -> (2, 13, 0): the leading numbers."""
-    found = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -21,13 +21,14 @@ def _weights(folder: Path) -> dict[str, str]:
     """Of the first rank that says what it generated."""
     for trail in trails(folder):
         if trail.generation:
-            made = read_json(trail.generation, Generation)
-            encoded_by = made.tokens_by or "encoding not recorded"
+            generation = read_json(trail.generation, Generation)
+            encoded_by = generation.tokens_by or "encoding not recorded"
             return {
-                made.weights: made.weights_note,
-                "dtype": made.dtype,
-                "attention": made.attn,
-                "tokens": f"{made.prompt_tokens} in the prompt ({encoded_by}), {made.new_tokens} new",
-                "unprofiled generation": f"{made.unprofiled_s:.4f} s",
+                generation.weights: generation.weights_note,
+                "dtype": generation.dtype,
+                "attention": generation.attn,
+                "tokens": f"{generation.prompt_tokens} in the prompt ({encoded_by}), "
+                f"{generation.new_tokens} new",
+                "unprofiled generation": f"{generation.unprofiled_s:.4f} s",
             }
     return {}

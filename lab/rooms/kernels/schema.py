@@ -1,23 +1,6 @@
 """The files of the kernels room, as structs: all that the parts of the room share.
 
-In the profile step's folder (`profile/` of a run), written on the GPU machine, one of each per rank:
-
-| file | content |
-|---|---|
-| `trace_rank{R}.json.gz` | Kineto trace; ranges `prefill`, `decode_1`, `decode_2` ... mark the forwards |
-| `execution_trace_rank{R}.json.gz` | torch's execution trace of the same pass, if this torch has one |
-| `recorded_ops_rank{R}.jsonl` | one RecordedOp per line: the same generation again, seen by the dispatcher |
-| `linear_shapes_rank{R}.jsonl` | one LinearShape per line: every distinct call of a Linear, with its path |
-| `generation_rank{R}.json` | a Generation: what was generated, and what ran |
-
-In `tables/` of the analysis:
-
-| file | content |
-|---|---|
-| `launches.jsonl` | one Launch per line: every kernel, copy and fill of every rank, by rank and time |
-| `ops.jsonl` | one OpRecord per line: every op that owns a launch, and the ops around it |
-| `signatures.json` | a Signatures: every distinct launch with its full arguments |
-| `unique_kernels.csv` | the same, one row each, columns UNIQUE_COLUMNS |
+docs/kernels.md lists the files of the profile step and of `tables/`.
 
 Dtypes are torch's names without `torch.` (`float16`); shapes and strides count elements; times are in us.
 """
@@ -205,7 +188,6 @@ class Signatures(msgspec.Struct, kw_only=True):
     forwards: dict[str, int]
     signatures: list[Signature]
     bound: str = ""  # `at least` where rows are known to be missing
-    part: str = ""  # of the recordings that was asked for, "" for all of them
 
 
 class LinearShape(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -27,12 +27,12 @@ class Trail(msgspec.Struct, kw_only=True):
 def trails(folder: Path) -> list[Trail]:
     """The profile of each rank in a run folder or in its `profile/`, by rank; empty if there is none."""
     home = folder / PROFILE if (folder / PROFILE).is_dir() else folder
-    found = []
+    by_rank = []
     for trace in home.glob("trace_rank*.json*"):
         number = trace.name.removeprefix("trace_rank").split(".")[0]
         if number.isdecimal():
-            found.append(_trail(home, int(number), trace))
-    return sorted(found, key=lambda trail: trail.rank)
+            by_rank.append(_trail(home, int(number), trace))
+    return sorted(by_rank, key=lambda trail: trail.rank)
 
 
 def _trail(home: Path, rank: int, trace: Path) -> Trail:
@@ -64,11 +64,11 @@ def read_lines(path: Path, kind: type[_S]) -> Iterator[_S]:
         raise _missing(path) from error
 
 
-def _decoded(decoder: msgspec.json.Decoder[_S], line: bytes, kind: type[_S], where: str) -> _S:
+def _decoded(decoder: msgspec.json.Decoder[_S], line: bytes, kind: type[_S], location: str) -> _S:
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadDataError(f"not a {kind.__name__}: {error}", location=where) from error
+        raise BadDataError(f"not a {kind.__name__}: {error}", location=location) from error
 
 
 def _missing(path: Path) -> MissingError:

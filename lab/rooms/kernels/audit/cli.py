@@ -25,16 +25,27 @@ def audit(folder: Path, board_limit_w: float | None, as_json: bool) -> None:
     """
     import msgspec
 
-    from lab.errors import StepFailed
+    from lab.errors import MissingError, StepFailed, not_here
     from lab.rooms.kernels.audit.check import REFUSED
-    from lab.rooms.kernels.audit.folder import audit_folder
+    from lab.rooms.kernels.audit.published import of_published
+    from lab.rooms.kernels.audit.runs import of_run
 
-    checks = audit_folder(folder, board_limit_w=board_limit_w)
+    if folder.is_file():
+        raise MissingError("this is a file, not a folder", location=folder, fix=f"name {folder.parent}")
+    if not folder.is_dir():
+        raise not_here("no such folder", folder)
+    checks = [*of_run(folder), *of_published(folder, board_limit_w)]
+    if not checks:
+        raise MissingError(
+            "nothing here can be audited",
+            location=folder,
+            fix="name a run of `lab run kernels replay` or `energy`, or a published measurement's folder",
+        )
     if as_json:
         click.echo(msgspec.json.encode(checks).decode())
     else:
         for check in checks:
-            click.echo(f"{check.verdict:8} {check.name}: {check.what}")
+            click.echo(f"{check.verdict:8} {check.name}: {check.answer}")
     refused = sum(check.verdict == REFUSED for check in checks)
     if refused:
         raise StepFailed(f"{refused} of {len(checks)} audits refuse these numbers", location=folder)

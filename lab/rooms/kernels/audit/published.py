@@ -1,112 +1,132 @@
-"""Audits of a published measurement: kernel counts, isolated kernels, the model's own run, power logs.
+"""Audits of a published measurement, in the layout of anuragdutt/piep_kernel_execution_graph.
 
-The layout is that of the public seed (anuragdutt/piep_kernel_execution_graph).
+Two faults can cancel, so every factor of a product is named: a sum that looks right proves nothing.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import math
-from collections.abc import Sequence
+import re
 from pathlib import Path
 from typing import Any
 
-from lab.core.words import plural
-from lab.power.readings import seconds_of
-from lab.rooms.kernels.audit.check import Check, make_check, power_limit_checks
-from lab.rooms.kernels.audit.counts import no_runtime_calls, valid_csv
-from lab.rooms.kernels.audit.files import read_counts, read_object
-from lab.rooms.kernels.audit.kernels import of_isolated
-from lab.rooms.kernels.audit.power_log import PublishedRun, of_power_log
-from lab.rooms.kernels.energy.windows import FEWEST_UPDATES
+from lab.errors import BadDataError
+from lab.power.energy import published_energy, valid_readings
+from lab.power.readings import read_power_log, seconds_of
+from lab.rooms.kernels.audit.check import Check, above_limit, make_check
+from lab.rooms.kernels.audit.isolated import of_isolated, seconds_between
+
+RUNTIME_CALL = re.compile(r"(cuda|hip|cu)[A-Z]\w*\Z")  # one word with a capital after the API's prefix
+FEWEST_SAMPLES = 20
+SAME_ENERGY = 0.1
 
 
-def of_published(folder: Path, board_limit_w: float | None) -> list[Check]:
-    """All audits that the files of `folder` allow; empty if there are none."""
-    checks: list[Check] = []
-    counts = [row for path in sorted(folder.glob("*kernel_counts.csv")) for row in read_counts(path)]
-    if counts:
-        checks.append(no_runtime_calls(counts))
-    checks += [valid_csv(path) for path in sorted(folder.glob("*unique_kernels*.csv"))]
-    model = read_object(folder / "full_model_timing.json")
-    isolated = read_object(folder / "isolated_kernels_timing.json")
+def of_published(folder: Path, limit_w: float | None) -> list[Check]:
+    """All audits that the files of `folder` allow; empty if there are none. Raises BadDataError."""
+    checks = [_counts(path) for path in sorted(folder.glob("*kernel_counts.csv"))]
+    checks += [_valid_csv(path) for path in sorted(folder.glob("*unique_kernels*.csv"))]
+    model, isolated = (_object(folder / f"{name}_timing.json") for name in ("full_model", "isolated_kernels"))
     if isolated:
-        checks += of_isolated(isolated, model)
-    reports = {path.name: read_object(path) or {} for path in sorted(folder.glob("energy_report*.json"))}
-    for name, report in reports.items():
-        checks += of_energy_report(name, report, board_limit_w)
-    if model:
-        of_model = [(name, one) for name, one in reports.items() if "model" in name[len("energy_report") :]]
-        checks += of_model_energy(model, of_model, board_limit_w)
+        checks += of_isolated(isolated["kernels"], float(model.get("full_model_inference_us", 0)))
+    for path in sorted(folder.glob("energy_report*.json")):
+        checks += _report(path.name, _object(path), model, limit_w)
+    if "energy_joules" in model:
+        watts = float(model["energy_joules"]) / seconds_between(model)
+        checks.append(
+            make_check("the model's power", False, f"{watts:.0f} W, idle not subtracted", watts=watts)
+        )
+        checks += above_limit("full_model_timing.json", watts, limit_w)
+    runs = {"the model's run": model, "the isolated kernels": isolated}
     for path in sorted(folder.glob("*power*.csv")):
-        checks += of_power_log(path, _runs(isolated, model), board_limit_w)
+        checks += _power_log(
+            path, {name: run for name, run in runs.items() if "end_timestamp" in run}, limit_w
+        )
     return checks
 
 
-def _runs(isolated: dict[str, Any] | None, model: dict[str, Any] | None) -> list[PublishedRun]:
-    named = (("the model's run", model), ("the isolated kernels", isolated))
-    return [
-        PublishedRun(
-            name,
-            seconds_of(timing["start_timestamp"]),
-            seconds_of(timing["end_timestamp"]),
-            float(timing["energy_joules"]) if "energy_joules" in timing else None,
-        )
-        for name, timing in named
-        if timing and "start_timestamp" in timing
-    ]
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise BadDataError(f"not JSON: {error}", location=path) from error
 
 
-def of_energy_report(name: str, report: dict[str, Any], board_limit_w: float | None) -> list[Check]:
-    """Sensor updates, joules that were not measured, a single power reading, and the board's limit."""
-    samples = int(report.get("num_power_samples", 0))
-    joules = float(report.get("energy_joules", {}).get("total", 0.0))
-    watts = report.get("power_watts", {})
-    peak = watts.get("peak")
-    duration = f"{report['duration_seconds']} s" if "duration_seconds" in report else "an unknown time"
-    what = f"{plural(samples, 'power sample')} over {duration}; {FEWEST_UPDATES} are needed"
-    checks = [make_check(f"{name}: sensor updates", samples < FEWEST_UPDATES, what, samples=samples)]
-    if joules <= 0:
-        what = f"{joules} J: nothing was measured, which is not the same as zero"
-        checks.append(make_check(f"{name}: energy", True, what))
-    if peak is not None and watts.get("min") == peak:
-        what = f"lowest and highest power are both {peak} W: this is a single reading"
-        checks.append(make_check(f"{name}: one power", True, what, watts=peak))
-    return [*checks, *power_limit_checks(name, float(peak or 0), board_limit_w)]
+def _csv_rows(path: Path) -> list[list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.reader(file)) or [[]]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadDataError(f"not a CSV file: {error}", location=path) from error
 
 
-def of_model_energy(
-    model: dict[str, Any], reports: Sequence[tuple[str, dict[str, Any]]], board_limit_w: float | None
-) -> list[Check]:
-    """The model's joules: power within the board's limit, and the same energy per run in every file."""
-    if "energy_joules" not in model:
-        return []
-    joules, seconds = float(model["energy_joules"]), _seconds(model)
-    per_run, watts = joules / int(model["num_runs"]), joules / seconds
-    power = make_check(
-        "the model's power",
-        False,
-        f"{joules:.1f} J over {seconds:.2f} s are {watts:.0f} W, idle not subtracted",
-        joules=joules,
-        seconds=round(seconds, 3),
-        watts=round(watts, 1),
-        j_per_run=round(per_run, 4),
+def _counts(path: Path) -> Check:
+    """Counts of kernels must not include calls of the CUDA or HIP runtime."""
+    header, *rows = _csv_rows(path)
+    try:
+        name, count = header.index("kernel_name"), header.index("count")
+        counts = [(RUNTIME_CALL.match(row[name].strip()), int(row[count])) for row in rows]
+    except (ValueError, IndexError) as error:
+        raise BadDataError(
+            f"no column of kernel_name or count, or not a count: {error}", location=path
+        ) from error
+    counted, calls = sum(n for _, n in counts), sum(n for is_call, n in counts if is_call)
+    answer = (
+        f"{calls:,} of {counted:,} are runtime calls on the host, which leaves {counted - calls:,} launches"
     )
-    return [
-        power,
-        *power_limit_checks("full_model_timing.json", watts, board_limit_w),
-        *(_same_energy(name, report, per_run) for name, report in reports),
-    ]
+    factors = {"counted": counted, "runtime_calls": calls, "launches": counted - calls}
+    return make_check("counts are of kernels", calls > 0, answer, **factors)
 
 
-def _seconds(model: dict[str, Any]) -> float:
-    return seconds_of(model["end_timestamp"]) - seconds_of(model["start_timestamp"])
+def _valid_csv(path: Path) -> Check:
+    header, *rows = _csv_rows(path)
+    torn = sum(len(row) != len(header) or '\\"' in "".join(row) or "\\" in "".join(row)[-1:] for row in rows)
+    answer = f"{torn:,} of {len(rows):,} rows torn: CSV does not allow a quote escaped by a backslash"
+    return make_check(f"{path.name} is CSV", torn > 0, answer, rows=len(rows), torn=torn)
 
 
-def _same_energy(name: str, report: dict[str, Any], per_run_j: float) -> Check:
-    other_j = float(report.get("energy_joules", {}).get("per_run", math.nan))
-    refused = not abs(other_j / per_run_j - 1) <= 0.1  # NaN is refused too
-    what = f"{per_run_j:.3f} J per run in full_model_timing.json, {other_j:.3f} J in {name}"
-    if math.isnan(other_j):
-        what = f"{per_run_j:.3f} J per run in full_model_timing.json, no energy per run in {name}"
-    factors = {"timing_j": round(per_run_j, 4), "report_j": round(other_j, 4)}
-    return make_check("one energy per run", refused, what, **factors)
+def _report(name: str, report: dict[str, Any], model: dict[str, Any], limit_w: float | None) -> list[Check]:
+    """Samples, joules that were not measured, a single reading, and the same energy per run everywhere."""
+    samples, watts = int(report.get("num_power_samples", 0)), report.get("power_watts", {})
+    joules = report.get("energy_joules", {})
+    answer = (
+        f"{samples} power samples over {report.get('duration_seconds', '?')} s; {FEWEST_SAMPLES} are needed"
+    )
+    checks = [make_check(f"{name}: sensor updates", samples < FEWEST_SAMPLES, answer, samples=samples)]
+    if float(joules.get("total", 0)) <= 0:
+        checks.append(make_check(f"{name}: energy", True, "0 J: nothing was measured, which is not zero"))
+    if "peak" in watts and watts.get("min") == watts["peak"]:
+        answer = f"lowest and highest power are both {watts['peak']} W: this is a single reading"
+        checks.append(make_check(f"{name}: one power", True, answer, watts=watts["peak"]))
+    if "energy_joules" in model and "model" in name.removeprefix("energy_report"):
+        timing_j = float(model["energy_joules"]) / int(model["num_runs"])
+        report_j = float(joules.get("per_run", math.nan))
+        answer = f"{timing_j:.3f} J per run in full_model_timing.json, {report_j:.3f} J in {name}"
+        refused = not abs(report_j / timing_j - 1) <= SAME_ENERGY  # NaN is refused too
+        pair = {"timing_j": round(timing_j, 4), "report_j": round(report_j, 4)}
+        checks.append(make_check("one energy per run", refused, answer, **pair))
+    return [*checks, *above_limit(name, float(watts.get("peak", 0)), limit_w)]
+
+
+def _power_log(path: Path, runs: dict[str, dict[str, Any]], limit_w: float | None) -> list[Check]:
+    """A log's readings, the board's limit, that it covers the runs, and their published joules."""
+    try:
+        series = read_power_log(path)
+    except BadDataError as error:
+        return [make_check(f"{path.name}: readings", True, f"cannot be read: {error.problem}")]
+    checks = []
+    for gpu, readings in series.items():
+        watts, samples = valid_readings(readings.t_s, readings.power_w)[1], len(readings.power_w)
+        answer = f"{samples:,} samples, {samples - len(watts)} of them 0 W or not a number"
+        factors = {"samples": samples, "none": samples - len(watts)}
+        checks.append(
+            make_check(f"{path.name}, GPU {gpu}: readings", samples > len(watts), answer, **factors)
+        )
+        checks += above_limit(f"{path.name}, GPU {gpu}", max(watts, default=0.0), limit_w)
+    for name, run in runs.items():
+        joules = float(run["energy_joules"]) if "energy_joules" in run else None
+        window = seconds_of(run["start_timestamp"]), seconds_of(run["end_timestamp"])
+        refused, answer = published_energy(list(series.values()), *window, joules)
+        checks.append(make_check(f"{path.name}: energy of {name}", refused, answer))
+    return checks

@@ -31,10 +31,10 @@ def in_order(ops: Table) -> tuple[np.ndarray, np.ndarray]:
     grows with time; without ids the longer op.
     """
     parent = np.full(len(ops), -1, dtype=np.int64)
-    begun = ops.external_id if (ops.external_id >= 0).all() else np.zeros(len(ops), dtype=np.int64)
-    order = np.lexsort((-ops.dur_ns, begun, ops.start_ns, ops.tid, ops.pid))
-    where = np.stack([ops.pid[order], ops.tid[order]])
-    cuts = np.flatnonzero((where[:, 1:] != where[:, :-1]).any(axis=0)) + 1
+    began = ops.external_id if (ops.external_id >= 0).all() else np.zeros(len(ops), dtype=np.int64)
+    order = np.lexsort((-ops.dur_ns, began, ops.start_ns, ops.tid, ops.pid))
+    threads = np.stack([ops.pid[order], ops.tid[order]])
+    cuts = np.flatnonzero((threads[:, 1:] != threads[:, :-1]).any(axis=0)) + 1
     for rows in np.split(order, cuts):
         inside = enclosing(spans(ops.start_ns[rows], ops.dur_ns[rows]))
         parent[rows] = np.where(inside >= 0, rows[inside], -1)
@@ -47,17 +47,17 @@ def segments_of_ops(ts_ns: np.ndarray, marks: np.ndarray) -> np.ndarray:
         return np.zeros(len(ts_ns), dtype=np.int64)
     forward = np.searchsorted(marks[:, 0], ts_ns, side="right") - 1
     inside = (forward >= 0) & (ts_ns < marks[forward, 1])
-    found: np.ndarray = 2 * (forward + 1) - inside
-    return found
+    segment: np.ndarray = 2 * (forward + 1) - inside
+    return segment
 
 
 def segments_of_records(recorded: Sequence[RecordedOp]) -> list[int]:
     """The same numbers for recorded calls, in their order."""
-    found, last = [], -1
+    segments, forward = [], -1
     for op in recorded:
-        last = max(last, op.forward)
-        found.append(2 * op.forward + 1 if op.forward >= 0 else 2 * (last + 1))
-    return found
+        forward = max(forward, op.forward)
+        segments.append(2 * op.forward + 1 if op.forward >= 0 else 2 * (forward + 1))
+    return segments
 
 
 def align(ops: Table, names: np.ndarray, marks: np.ndarray, recorded: Sequence[RecordedOp]) -> np.ndarray:
@@ -65,9 +65,9 @@ def align(ops: Table, names: np.ndarray, marks: np.ndarray, recorded: Sequence[R
 
     names: the ops' names (n,). Only the thread that runs the forwards (or has most ops) is aligned.
     """
-    found = np.full(len(ops), -1, dtype=np.int64)
+    call_of_op = np.full(len(ops), -1, dtype=np.int64)
     if not len(ops) or not recorded:
-        return found
+        return call_of_op
     order, parent = in_order(ops)
     words = np.array([ALIASES.get(name, name) for name in names], dtype=object)
     called = [ALIASES.get(op.name, op.name) for op in recorded]
@@ -79,9 +79,9 @@ def align(ops: Table, names: np.ndarray, marks: np.ndarray, recorded: Sequence[R
         calls[number].append(index)
     for number, indices in calls.items():
         rows = order[segment == number]
-        mine, theirs = common(words[rows].tolist(), [called[index] for index in indices])
-        found[rows[mine]] = np.array(indices, dtype=np.int64)[theirs]
-    return found
+        op_index, call_index = common(words[rows].tolist(), [called[index] for index in indices])
+        call_of_op[rows[op_index]] = np.array(indices, dtype=np.int64)[call_index]
+    return call_of_op
 
 
 def visible(
@@ -100,11 +100,11 @@ def visible(
     end_ns = ts_ns + dur_ns
     wrapper = np.zeros(len(parent), dtype=bool)
     wrapper[parent[(words == SUBCLASS) & (parent >= 0)]] = True
-    seen = np.array([word in called for word in words], dtype=bool) & ~wrapper
+    recordable = np.array([word in called for word in words], dtype=bool) & ~wrapper
     # One overload may be a composite of another of its name (where): such an op hides nothing.
     inside = np.flatnonzero(parent >= 0)
     nested = inside[words[inside] == words[parent[inside]]]
-    opaque = seen.copy()
+    opaque = recordable.copy()
     opaque[parent[nested]] = False
     hidden = np.zeros(len(parent), dtype=bool)
     for row in order.tolist():
@@ -112,18 +112,18 @@ def visible(
         while above >= 0 and ts_ns[row] >= end_ns[above]:
             above = parent[above]
         hidden[row] = above >= 0 and (hidden[above] or (opaque[above] and dur_ns[above] > dur_ns[row]))
-    found: np.ndarray = (seen & ~hidden)[order]
-    return found
+    visible_rows: np.ndarray = (recordable & ~hidden)[order]
+    return visible_rows
 
 
-def common(mine: Sequence[str], theirs: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def common(left: Sequence[str], right: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Indices (k,) into both sequences of one longest common subsequence.
 
     Cost: the product of the lengths.
     """
     numbers: dict[str, int] = {}
-    a = np.array([numbers.setdefault(word, len(numbers)) for word in mine], dtype=np.int64)
-    b = np.array([numbers.setdefault(word, len(numbers)) for word in theirs], dtype=np.int64)
+    a = np.array([numbers.setdefault(word, len(numbers)) for word in left], dtype=np.int64)
+    b = np.array([numbers.setdefault(word, len(numbers)) for word in right], dtype=np.int64)
     best = np.zeros((len(a) + 1, len(b) + 1), dtype=np.int32)
     for row, word in enumerate(a):
         step = np.maximum(best[row, 1:], best[row, :-1] + (b == word))

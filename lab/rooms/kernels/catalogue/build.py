@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from lab.core.words import plural
 from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import Lack
+from lab.recordings.ranks import work_of
+from lab.recordings.ranks.common import UNKNOWN, together
 from lab.rooms.kernels.catalogue.doubts import launches_without_op, stand_ins, uneven_ranks
 from lab.rooms.kernels.catalogue.launches import launches_of
 from lab.rooms.kernels.catalogue.ops import OpBook
-from lab.rooms.kernels.catalogue.parts import Ask
 from lab.rooms.kernels.catalogue.rank import RankData, no_launches, read_ranks
 from lab.rooms.kernels.catalogue.signatures import signatures_of
 from lab.rooms.kernels.catalogue.unique import unique_table
-from lab.rooms.kernels.catalogue.waits import mark_waits
 from lab.rooms.kernels.schema import Launch, OpRecord, Signatures
 from lab.rooms.kernels.trails import Trail
 
@@ -57,51 +57,21 @@ class Catalogue:
         return [lack for rank in self.ranks for lack in rank.lacks]
 
     @property
-    def part(self) -> str:
-        """The part of the recordings that was asked for, "" for all of them."""
-        return self.signatures.part
-
-    @property
     def times_are_cpus(self) -> bool:
         """Whether operators on the CPU stand in for the launches of a rank."""
         return not all(rank.on_gpu for rank in self.ranks)
 
     @property
     def marks(self) -> dict[str, str]:
-        """Columns that every table ends with: `bound` of its counts and times, the part if there is one."""
-        return {"bound": self.signatures.bound} | ({"part": self.part} if self.part else {})
-
-    @property
-    def left_out(self) -> str:
-        """What the part that was asked for leaves out, in one sentence; "" without such a part."""
-        if not self.part:
-            return ""
-        rows = [
-            (rank.trace.ops if rank.on_gpu else rank.trace.operators).dur_ns[rank.rows] for rank in self.ranks
-        ]
-        all_ms, kept_ms = (
-            sum(int(one.sum()) for one in rows) / 1e6,
-            sum(one.dur_us for one in self.launches) / 1e3,
-        )
-        whole = plural(sum(map(len, rows)), "launch")
-        return (
-            f"part: {self.part}: {len(self.launches):,} of {whole}, {kept_ms:.3f} of {all_ms:.3f} ms; "
-            "the rest is left out of all figures"
-        )
+        """The column that every table ends with: `bound` of its counts and times."""
+        return {"bound": self.signatures.bound}
 
 
 def read_catalogue(
-    trails: Sequence[Trail],
-    captures: Sequence[Path] = (),
-    inductor: Sequence[Path] = (),
-    ask: Ask | None = None,
+    trails: Sequence[Trail], captures: Sequence[Path] = (), inductor: Sequence[Path] = ()
 ) -> Catalogue:
-    """The catalogue of all ranks, or of the part of them that is asked for.
-
-    Raises the reader's error for a trace or capture that cannot be read, MissingError for a part that is not
-    in any.
-    """
-    return put_together(read_ranks(trails, captures=captures, inductor=inductor, ask=ask))
+    """The catalogue of all ranks. Raises the reader's error for a trace or capture that cannot be read."""
+    return put_together(read_ranks(trails, captures=captures, inductor=inductor))
 
 
 def put_together(ranks: list[RankData]) -> Catalogue:
@@ -121,8 +91,31 @@ def put_together(ranks: list[RankData]) -> Catalogue:
     signatures = signatures_of(ranks, books, launches)
     problems = [text for rank in ranks for text in rank.problems]
     problems += [*stand_ins(ranks), *uneven_ranks(signatures), *launches_without_op(launches, ranks)]
-    found = Catalogue(ranks, launches, books, signatures, unique_table(signatures, launches), problems, waits)
-    signatures.bound = bound(found.lacks)
-    signatures.part = next((rank.part.text for rank in ranks if rank.part is not None), "")
-    found.unique = found.unique.assign(**found.marks)
-    return found
+    catalogue = Catalogue(
+        ranks, launches, books, signatures, unique_table(signatures, launches), problems, waits
+    )
+    signatures.bound = bound(catalogue.lacks)
+    catalogue.unique = catalogue.unique.assign(**catalogue.marks)
+    return catalogue
+
+
+def mark_waits(ranks: Sequence[RankData], launches: Sequence[Launch]) -> dict[tuple[int, int], float]:
+    """Set `wait_us` of collectives; returns ms by (waiting rank, awaited rank). Nothing for one rank.
+
+    The time before the last rank has come is no cost of the collective's own.
+    """
+    works = {rank.rank: work_of(rank.trace, rank.rank) for rank in ranks if rank.on_gpu}
+    if len(works) < 2:
+        return {}
+    all_ranks = together(works)
+    by_row: dict[tuple[int, int], float] = {}
+    sums: dict[tuple[int, int], float] = {}
+    for work, call in zip(all_ranks.works, all_ranks.calls, strict=True):
+        wait_us = (call.all_in - work.start[call.row]) / 1000
+        for index in np.flatnonzero((wait_us > 0) & (call.last_index != UNKNOWN)).tolist():
+            by_row[work.rank, int(call.row[index])] = float(wait_us[index])
+            pair = work.rank, all_ranks.ranks[int(call.last_index[index])]
+            sums[pair] = sums.get(pair, 0.0) + float(wait_us[index]) / 1000
+    for launch in launches:
+        launch.wait_us = by_row.get((launch.rank, launch.row), 0.0)
+    return sums

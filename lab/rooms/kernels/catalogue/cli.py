@@ -13,12 +13,10 @@ from lab.errors import StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 from lab.rooms.kernels.options import CAPTURE, INDUCTOR, OUT, TABLE_OUTPUT, TRACES
 from lab.terminal.findings import REQUIRE, raise_for_lacks
-from lab.terminal.part import PART, PHASE, part_options, phase_names
 
 if TYPE_CHECKING:
     from lab.recordings.lacks import Lack
     from lab.rooms.kernels.catalogue.build import Catalogue
-    from lab.rooms.kernels.catalogue.parts import Ask
     from lab.rooms.kernels.catalogue.rank import RankData
 
 _UNIQUE = (
@@ -30,8 +28,6 @@ _LAUNCHES = "ts_us dur_us kernel category op op_rule layer phase grid block rank
 @click.command("unique")
 @TRACES
 @CAPTURE
-@PART
-@PHASE
 @INDUCTOR
 @click.option(
     "--launches", is_flag=True, help="Every launch instead, with grid, block, stream, op and phase."
@@ -42,23 +38,20 @@ def unique(
     traces: tuple[Path, ...],
     captures: tuple[Path, ...],
     inductor: tuple[Path, ...],
-    phases: tuple[str, ...],
     launches: bool,
     out: Path | None,
     as_json: bool,
     top: int,
     require: str | None,
-    **flags: Any,
 ) -> None:
     """Distinct launches of TRACES (a RUN, or recordings of any format), with counts and times.
 
     Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the
     original scripts' format; compiled_kernels.csv for what torch.compile made. Counts sum to all launches of
     the traces, times to their kernel time. With --launches it writes tables/launches.jsonl and ops.jsonl, and
-    CSV files of parameters and counts. --range, --step, --from, --to and --process take a part of them, by
-    the rules of `lab nsys summary`; its files go to parts/ unless -o says where.
+    CSV files of parameters and counts.
     """
-    catalogue, home = _read(traces, captures, out, _ask(flags, phases), inductor)
+    catalogue, home = _read(traces, captures, out, inductor)
     table, paths = _write_launches(catalogue, home) if launches else _write_unique(catalogue, home)
     if not as_json:
         columns = (_LAUNCHES if launches else _UNIQUE).split()
@@ -140,26 +133,12 @@ def gantt(
     _raise_for(ranks, require)
 
 
-def _ask(flags: dict[str, Any], phases: Sequence[str]) -> Ask:
-    """The part that was asked for. Raises UsageError for what is no time, step or phase."""
-    with needs("analysis"):
-        from lab.rooms.kernels.catalogue.parts import Ask
-    return Ask(part_options(flags), phase_names(phases))
-
-
 def _read(
-    traces: Sequence[Path],
-    captures: Sequence[Path],
-    out: Path | None,
-    ask: Ask,
-    inductor: Sequence[Path] = (),
+    traces: Sequence[Path], captures: Sequence[Path], out: Path | None, inductor: Sequence[Path] = ()
 ) -> tuple[Catalogue, Path]:
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.build import read_catalogue
-        from lab.rooms.kernels.catalogue.parts import folder_name
-    home = home_of(traces)
-    home = home / "parts" / folder_name(ask.part) if ask else home
-    return read_catalogue(trails_of(traces), captures, inductor, ask), out or home
+    return read_catalogue(trails_of(traces), captures, inductor), out or home_of(traces)
 
 
 def _raise_for(ranks: Sequence[RankData], require: str | None) -> None:
@@ -199,10 +178,9 @@ def _show(table: Any, catalogue: Catalogue, written: list[Path], as_json: bool, 
     if as_json:
         click.echo(table.to_json(orient="records"))
         doubts = [integrity_lines(catalogue.lacks)[0], *(f"! {problem}" for problem in catalogue.problems)]
-        doubts = [catalogue.left_out, *doubts] if catalogue.part else doubts
         click.echo("\n".join(doubts), err=True)
         return
-    from lab.core.words import plural, printable
+    from lab.core.words import plural
     from lab.report.tables import terminal_table
     from lab.rooms.kernels.report.terminal import shortened
 
@@ -213,8 +191,6 @@ def _show(table: Any, catalogue: Catalogue, written: list[Path], as_json: bool, 
     time = f"{total_us / 1000:.3f} ms"
     time = f"{time} of CPU time" if catalogue.times_are_cpus else f"{at_least}{time}"
     click.echo(f"\n{rows} of {at_least}{launches}, {time} in all")
-    if catalogue.part:
-        click.echo(printable(catalogue.left_out))
     click.echo(integrity_lines(catalogue.lacks)[0])
     for problem in catalogue.problems:
         click.echo(f"! {problem}")

@@ -43,7 +43,7 @@ class Compiled:
 
 
 def read_compiled(
-    trace: Capture, own: Source, owner: np.ndarray, joined: Join | None, folders: Sequence[Path]
+    trace: Capture, own_source: Source, owner: np.ndarray, joined: Join | None, folders: Sequence[Path]
 ) -> Compiled | None:
     """What is known of the Inductor kernels of one rank; None if it has none.
 
@@ -58,36 +58,38 @@ def read_compiled(
         source = np.where(joined.inside, np.where(joined.rows.op >= 0, joined.rows.source, -1), source)
         row = np.where(joined.inside, joined.rows.op, row)
     blank = [np.full(size, "", dtype=object) for _ in range(4)]
-    found = Compiled(blank[0], blank[1], blank[2], blank[3])
+    compiled = Compiled(blank[0], blank[1], blank[2], blank[3])
     names = trace.text(trace.ops.name_id)
-    mine = np.array([is_inductor(name) for name in names], dtype=bool)
-    for index, one in enumerate(joined.sources if joined is not None else (own,)):
-        rows = np.flatnonzero(mine & (source == index) & (row >= 0))
-        found.op_names |= {text.partition("::")[2] for text in one.capture.strings if "::" in text}
+    of_inductor = np.array([is_inductor(name) for name in names], dtype=bool)
+    for index, origin in enumerate(joined.sources if joined is not None else (own_source,)):
+        rows = np.flatnonzero(of_inductor & (source == index) & (row >= 0))
+        compiled.op_names |= {text.partition("::")[2] for text in origin.capture.strings if "::" in text}
         if len(rows):
-            _fill(found, one, rows, row[rows])
-    found.op_names = {name for name in found.op_names if name.isidentifier()}
+            _fill(compiled, origin, rows, row[rows])
+    compiled.op_names = {name for name in compiled.op_names if name.isidentifier()}
     beside = [path for path in sorted(trace.source.parent.iterdir()) if path.is_dir()]
-    found.provenance = read_provenance([*folders, *(one for one in beside if _BESIDE.match(one.name))])
-    return found
+    compiled.provenance = read_provenance(
+        [*folders, *(origin for origin in beside if _BESIDE.match(origin.name))]
+    )
+    return compiled
 
 
 def own_capture(trace: Capture, joined: Join | None) -> Capture:
     return joined.sources[0].capture if joined is not None else trace
 
 
-def _fill(found: Compiled, source: Source, rows: np.ndarray, ranges: np.ndarray) -> None:
+def _fill(compiled: Compiled, source: Source, rows: np.ndarray, ranges: np.ndarray) -> None:
     """The columns of launches `rows` (m,), whose ops are `ranges` (m,) of the source."""
     kernels = read_inductor(source.path)
     ops = source.capture.ranges.take(ranges)
     described = [kernels.get(index) for index in ops.external_id.tolist()]
-    found.hashes[rows] = [one.hash if one else "" for one in described]
-    found.kernels |= {one.hash: one for one in described if one}
-    at = (ops.pid, ops.tid, ops.start_ns)
-    found.regions[rows] = _around(source.capture, _REGION, *at)
-    found.graphs[rows] = _around(source.capture, _GRAPH, *at)
+    compiled.hashes[rows] = [one.hash if one else "" for one in described]
+    compiled.kernels |= {one.hash: one for one in described if one}
+    threads_and_times = (ops.pid, ops.tid, ops.start_ns)
+    compiled.regions[rows] = _around(source.capture, _REGION, *threads_and_times)
+    compiled.graphs[rows] = _around(source.capture, _GRAPH, *threads_and_times)
     if source.frames is not None:
-        found.lines[rows] = source.frames.lines(*at, generated=True)
+        compiled.lines[rows] = source.frames.lines(*threads_and_times, generated=True)
 
 
 def _around(

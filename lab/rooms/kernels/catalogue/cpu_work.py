@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.rooms.kernels.catalogue.classes import moves_no_data, works_itself
+from lab.perfmodel.classes import moves_no_data, works_itself
 
 
 def working_ops(names: np.ndarray, parent: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
     """Rows (n,) of the ops that own work, by start: known workers, and ops without a worker inside."""
     works = ~np.array([moves_no_data(name) for name in names], dtype=bool)
-    own = np.array([works_itself(name) for name in names], dtype=bool)
-    inside_own, has_worker = _surroundings(works, own, parent)
-    rows = np.flatnonzero(works & ~inside_own & (own | ~has_worker))
-    found: np.ndarray = rows[np.argsort(ts_ns[rows], kind="stable")]
-    return found
+    works_alone = np.array([works_itself(name) for name in names], dtype=bool)
+    inside_own, has_worker = _surroundings(works, works_alone, parent)
+    rows = np.flatnonzero(works & ~inside_own & (works_alone | ~has_worker))
+    by_start: np.ndarray = rows[np.argsort(ts_ns[rows], kind="stable")]
+    return by_start
 
 
-def _surroundings(works: np.ndarray, own: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _surroundings(
+    works: np.ndarray, works_alone: np.ndarray, parent: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(lies inside an op that works itself (n,), has a working op inside (n,)).
 
     Climbs from every op to the op around it, all ops at once, until no op is left below another.
@@ -27,7 +29,7 @@ def _surroundings(works: np.ndarray, own: np.ndarray, parent: np.ndarray) -> tup
     climbing = np.flatnonzero(above >= 0)
     while len(climbing):
         up = above[climbing]
-        inside_own[climbing] |= own[up]
+        inside_own[climbing] |= works_alone[up]
         has_worker[up[works[climbing]]] = True
         above[climbing] = parent[up]
         climbing = climbing[above[climbing] >= 0]

@@ -47,7 +47,7 @@ def read_execution_trace(path: Path) -> dict[int, Node]:
     """
     data = read_json_bytes(path, "execution trace")
     try:
-        found = msgspec.json.decode(data, type=_Document)
+        document = msgspec.json.decode(data, type=_Document)
     except msgspec.DecodeError as error:
         raise BadDataError(
             f"not an execution trace: {error}",
@@ -55,32 +55,32 @@ def read_execution_trace(path: Path) -> dict[int, Node]:
             fix="record it again; an observer that is not stopped leaves a truncated file",
         ) from error
     nodes = {}
-    for node in found.nodes:
+    for node in document.nodes:
         rf_id = node.attribute("rf_id")
         if isinstance(rf_id, int) and rf_id > 0:
             nodes[rf_id] = node
     if not nodes:
         raise BadDataError(
-            f"no node of this execution trace (schema {found.schema}) has an rf_id",
+            f"no node of this execution trace (schema {document.schema}) has an rf_id",
             location=path,
             fix="record it with torch 2.1 or newer",
         )
     return nodes
 
 
-def read_json_bytes(path: Path, what: str) -> bytes:
+def read_json_bytes(path: Path, title: str) -> bytes:
     """The bytes of a JSON file, gzip or plain. Raises MissingError and BadDataError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise not_here(f"no such file: {what}", path) from error
+        raise not_here(f"no such file: {title}", path) from error
     except OSError as error:
-        raise MissingError(f"cannot read the {what}: {error.strerror}", location=path) from error
+        raise MissingError(f"cannot read the {title}: {error.strerror}", location=path) from error
     if data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
         except (EOFError, OSError, zlib.error) as error:
-            raise BadDataError(f"the {what} is truncated or damaged: {error}", location=path) from error
+            raise BadDataError(f"the {title} is truncated or damaged: {error}", location=path) from error
     if not data.strip():
-        raise BadDataError(f"the {what} is empty", location=path)
+        raise BadDataError(f"the {title} is empty", location=path)
     return data

@@ -27,30 +27,31 @@ COMPILED = "compiled_kernels.csv"
 WARP = {"nvidia": 32, "amd": 64, "none": 32}
 
 
-def write_unique(found: Catalogue, out: Path) -> list[Path]:
+def write_unique(catalogue: Catalogue, out: Path) -> list[Path]:
     """Distinct launches: the room's CSV and JSON, the bucketed view, and the original's JSONL."""
     tables = out / TABLES
-    write_atomic(tables / SIGNATURES, msgspec.json.encode(found.signatures))
-    compiled = compiled_kernels(found).assign(**found.marks)
+    write_atomic(tables / SIGNATURES, msgspec.json.encode(catalogue.signatures))
+    compiled = compiled_kernels(catalogue).assign(**catalogue.marks)
     return [
         *([write_csv(compiled, tables / COMPILED)] if len(compiled) else []),
-        write_csv(found.unique, tables / UNIQUE),
+        write_csv(catalogue.unique, tables / UNIQUE),
         tables / SIGNATURES,
-        write_csv(bucketed(found.unique), tables / BUCKETS),
+        write_csv(bucketed(catalogue.unique), tables / BUCKETS),
         write_json_lines(
-            tables / SEED_UNIQUE, (_seed_unique(one) | found.marks for one in found.signatures.signatures)
+            tables / SEED_UNIQUE,
+            (_seed_unique(one) | catalogue.marks for one in catalogue.signatures.signatures),
         ),
     ]
 
 
-def write_launches(found: Catalogue, out: Path) -> list[Path]:
+def write_launches(catalogue: Catalogue, out: Path) -> list[Path]:
     """Every launch and the ops that own them, and the original's CSV files of parameters and counts."""
     tables = out / TABLES
     return [
-        write_lines(tables / LAUNCHES, found.launches),
-        write_lines(tables / OPS, found.ops),
-        write_csv(launch_params(found).assign(**found.marks), tables / PARAMS),
-        write_csv(kernel_counts(found.launches).assign(**found.marks), tables / COUNTS),
+        write_lines(tables / LAUNCHES, catalogue.launches),
+        write_lines(tables / OPS, catalogue.ops),
+        write_csv(launch_params(catalogue).assign(**catalogue.marks), tables / PARAMS),
+        write_csv(kernel_counts(catalogue.launches).assign(**catalogue.marks), tables / COUNTS),
     ]
 
 
@@ -61,66 +62,66 @@ def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
     return path
 
 
-def _seed_unique(one: Signature) -> dict[str, Any]:
+def _seed_unique(signature: Signature) -> dict[str, Any]:
     """The fields of the original's unique_kernels.jsonl, with the sum of durations that it lacks."""
-    what: dict[str, Any] = {"name": one.name}
-    if one.kind == "kernel":
-        what |= {"grid": one.grid, "block": one.block, "shared memory": one.smem_bytes}
-    elif one.bytes >= 0:
-        what |= {"bytes": one.bytes}
+    fields: dict[str, Any] = {"name": signature.name}
+    if signature.kind == "kernel":
+        fields |= {"grid": signature.grid, "block": signature.block, "shared memory": signature.smem_bytes}
+    elif signature.bytes >= 0:
+        fields |= {"bytes": signature.bytes}
     return {
-        "name": one.name,
-        "signature": what,
-        "args": one.args,
-        "count": one.count,
-        "dur_sum_us": one.dur_us.sum,
-        "category": one.class_,
-        "sig_id": one.sig_id,
+        "name": signature.name,
+        "signature": fields,
+        "args": signature.args,
+        "count": signature.count,
+        "dur_sum_us": signature.dur_us.sum,
+        "category": signature.class_,
+        "sig_id": signature.sig_id,
     }
 
 
-def launch_params(found: Catalogue) -> pd.DataFrame:
+def launch_params(catalogue: Catalogue) -> pd.DataFrame:
     """One row per launch, columns as in the original; blocks and warps per SM from the geometry."""
-    metas = {rank.rank: rank.trace.meta for rank in found.ranks}
-    table: pd.DataFrame = pd.DataFrame([_params(one, metas[one.rank]) for one in found.launches])
-    ops = {(op.rank, op.op_id): op for op in found.ops}
-    owners = [ops.get((one.rank, one.op_id)) for one in found.launches]
+    metas = {rank.rank: rank.trace.meta for rank in catalogue.ranks}
+    table: pd.DataFrame = pd.DataFrame([_params(one, metas[one.rank]) for one in catalogue.launches])
+    ops = {(op.rank, op.op_id): op for op in catalogue.ops}
+    owners = [ops.get((one.rank, one.op_id)) for one in catalogue.launches]
     table["op"] = [op.name if op else "" for op in owners]
     table["module"] = [op.module_path if op else "" for op in owners]
     return table
 
 
-def _params(one: Launch, meta: Any) -> dict[str, Any]:
-    sms = meta.num_sms[min(max(one.device, 0), len(meta.num_sms) - 1)] if meta.num_sms else 0
-    blocks = one.grid[0] * one.grid[1] * one.grid[2] if one.grid[0] > 0 else None
-    threads = one.block[0] * one.block[1] * one.block[2] if one.block[0] > 0 else None
+def _params(launch: Launch, meta: Any) -> dict[str, Any]:
+    sms = meta.num_sms[min(max(launch.device, 0), len(meta.num_sms) - 1)] if meta.num_sms else 0
+    blocks = launch.grid[0] * launch.grid[1] * launch.grid[2] if launch.grid[0] > 0 else None
+    threads = launch.block[0] * launch.block[1] * launch.block[2] if launch.block[0] > 0 else None
     per_sm = blocks / sms if blocks is not None and sms else None
     warps = per_sm * -(-threads // WARP[meta.vendor]) if per_sm is not None and threads is not None else None
     return {
-        "name": one.name,
-        "rank": one.rank,
-        "device": one.device,
-        "stream": one.stream,
-        **dict(zip(GEOMETRY[:6], map(_known, (*one.grid, *one.block)), strict=True)),
-        "shared_memory": _known(one.smem_bytes),
-        "registers_per_thread": _known(one.regs),
+        "name": launch.name,
+        "rank": launch.rank,
+        "device": launch.device,
+        "stream": launch.stream,
+        **dict(zip(GEOMETRY[:6], map(_known, (*launch.grid, *launch.block)), strict=True)),
+        "shared_memory": _known(launch.smem_bytes),
+        "registers_per_thread": _known(launch.regs),
         "blocks_per_sm": per_sm,
         "warps_per_sm": warps,
-        "correlation": _known(one.correlation),
-        "bytes": _known(one.bytes),
-        "collective_name": one.coll,
-        "ts_us": one.ts_us,
-        "dur_us": one.dur_us,
-        "wait_us": one.wait_us,
-        "category": one.class_,
-        "op_id": _known(one.op_id),
-        "phase": one.phase,
-        "forward": _known(one.forward),
-        "sig_id": one.sig_id,
-        "op_rule": one.op_rule,
-        "layer_rule": one.layer_rule,
-        "layer": one.layer,
-        "confidence": one.confidence,
+        "correlation": _known(launch.correlation),
+        "bytes": _known(launch.bytes),
+        "collective_name": launch.coll,
+        "ts_us": launch.ts_us,
+        "dur_us": launch.dur_us,
+        "wait_us": launch.wait_us,
+        "category": launch.class_,
+        "op_id": _known(launch.op_id),
+        "phase": launch.phase,
+        "forward": _known(launch.forward),
+        "sig_id": launch.sig_id,
+        "op_rule": launch.op_rule,
+        "layer_rule": launch.layer_rule,
+        "layer": launch.layer,
+        "confidence": launch.confidence,
     }
 
 

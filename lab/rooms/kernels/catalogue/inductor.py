@@ -1,7 +1,7 @@
 """Inductor's Triton kernels as a table: what they fused, where in the model, in which compiled region.
 
 A kernel is (name, hash of its file). `compiled_kernels.csv` has one row per kernel, with the rule that gave
-its operators (`ops_rule`) and its line (`source_rule`), and whether it can be replayed (`replay`).
+its operators (`ops_rule`) and its line (`source_rule`).
 """
 
 from __future__ import annotations
@@ -12,51 +12,51 @@ from typing import Any
 import pandas as pd
 
 from lab.core.words import plural
-from lab.recordings.compiled import InductorKernel, Provenance, fused_ops, is_inductor, name_of_category
+from lab.recordings.compiled import InductorKernel, fused_ops, is_inductor, name_of_category
 from lab.rooms.kernels.catalogue.build import Catalogue
 
 _COLUMNS = """
     kernel kernel_hash category count dur_sum_us time_share region graph fused_ops ops_rule
-    source source_rule module block_sizes num_warps num_stages replay
+    source source_rule module block_sizes num_warps num_stages
 """
 COLUMNS = tuple(_COLUMNS.split())
 
 
-def compiled_kernels(found: Catalogue) -> pd.DataFrame:
+def compiled_kernels(catalogue: Catalogue) -> pd.DataFrame:
     """`compiled_kernels.csv`: one row per kernel of Inductor, most time first; empty if there are none."""
-    total_us = sum(one.dur_us for one in found.launches) or 1.0
+    total_us = sum(launch.dur_us for launch in catalogue.launches) or 1.0
     groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
     start = 0
-    for index, rank in enumerate(found.ranks):
-        lines = range(start, start + rank.num_launches)
+    for index, rank in enumerate(catalogue.ranks):
+        lines = range(start, start + len(rank.rows))
         for line in lines if rank.compiled is not None else ():
-            one = found.launches[line]
-            if one.kind == "kernel" and is_inductor(one.name):
-                groups.setdefault((one.name, one.kernel_hash), []).append((index, line))
+            launch = catalogue.launches[line]
+            if launch.kind == "kernel" and is_inductor(launch.name):
+                groups.setdefault((launch.name, launch.kernel_hash), []).append((index, line))
         start = lines.stop
-    modules = {(op.rank, op.op_id): op.module_path for op in found.ops} if groups else {}
-    rows = [_row(found, key, members, modules, total_us) for key, members in groups.items()]
+    modules = {(op.rank, op.op_id): op.module_path for op in catalogue.ops} if groups else {}
+    rows = [_row(catalogue, key, members, modules, total_us) for key, members in groups.items()]
     rows.sort(key=lambda row: (-row["dur_sum_us"], row["kernel"]))
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS))
     return table
 
 
 def _row(
-    found: Catalogue,
+    catalogue: Catalogue,
     key: tuple[str, str],
     members: list[tuple[int, int]],
     modules: dict[tuple[int, int], str],
     total_us: float,
 ) -> dict[str, Any]:
     name, hash_ = key
-    rank = found.ranks[members[0][0]]
+    rank = catalogue.ranks[members[0][0]]
     compiled = rank.compiled
     assert compiled is not None
-    launches = [found.launches[line] for _, line in members]
-    places = [(index, found.launches[line].row) for index, line in members]
+    launches = [catalogue.launches[line] for _, line in members]
+    places = [(index, catalogue.launches[line].row) for index, line in members]
 
     def seen(column: str) -> list[str]:
-        texts = [str(getattr(found.ranks[index].compiled, column)[row]) for index, row in places]
+        texts = [str(getattr(catalogue.ranks[index].compiled, column)[row]) for index, row in places]
         return [text for text, _ in Counter(filter(None, texts)).most_common()]
 
     origin = compiled.provenance.of(name, hash_)
@@ -83,23 +83,13 @@ def _row(
         "block_sizes": kernel.kwargs,
         "num_warps": kernel.num_warps if kernel.num_warps >= 0 else None,
         "num_stages": kernel.num_stages if kernel.num_stages >= 0 else None,
-        "replay": why_not(hash_, compiled.provenance) or "yes",
     }
 
 
 def _first(texts: list[str]) -> str:
     """The most frequent text, and how many others there are."""
-    more = f" (+{len(texts) - 1} more)" if len(texts) > 1 else ""
-    return texts[0] + more if texts else ""
-
-
-def why_not(hash_: str, provenance: Provenance) -> str:
-    """Why `lab run kernels replay --inductor` cannot replay a kernel from its file; "" if it can."""
-    if not hash_:
-        return "no: the recording has no kernel_hash (record_shapes=True with torch 2.6 or newer has)"
-    if hash_ not in provenance.sources:
-        return f"no: its file {hash_}.py is not beside the trace (name its folder with --inductor)"
-    return ""
+    further = f" (+{len(texts) - 1} more)" if len(texts) > 1 else ""
+    return texts[0] + further if texts else ""
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
@@ -109,13 +99,13 @@ def sentences(table: pd.DataFrame) -> list[str]:
     share = table["time_share"].sum()
     rules = Counter(table["ops_rule"])
     unplaced = int((table["source_rule"] == "none").sum())
-    known = ", ".join(f"{n} by {rule}" for rule, n in rules.most_common() if rule != "none")
+    explained = ", ".join(f"{n} by {rule}" for rule, n in rules.most_common() if rule != "none")
     lost = f", {plural(rules['none'], 'kernel')} with no op known" if rules["none"] else ""
-    where = (
+    without_line = (
         f"; no line of the model known for {plural(unplaced, 'kernel')} (TORCH_COMPILE_DEBUG=1 writes it: "
         "give that folder with --inductor)"
         if unplaced
         else ""
     )
-    whole = plural(len(table), "Inductor kernel")
-    return [f"{whole} ({share:.1%} of the time): fused ops {known or 'unknown'}{lost}{where}"]
+    kernels = plural(len(table), "Inductor kernel")
+    return [f"{kernels} ({share:.1%} of the time): fused ops {explained or 'unknown'}{lost}{without_line}"]

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from lab.perfmodel.classes import class_of_launch
 from lab.recordings.capture import shared_memory_bytes
 from lab.recordings.tables import Table
-from lab.rooms.kernels.catalogue.classes import class_of_launch
-from lab.rooms.kernels.catalogue.groups import group_rows, number_values
 from lab.rooms.kernels.catalogue.identity import sig_id_of
 from lab.rooms.kernels.catalogue.ops import OpBook, OpKey
 from lab.rooms.kernels.catalogue.rank import KINDS, RankData
 from lab.rooms.kernels.schema import Launch
+from lab.stats.columns import grouped_rows
 
 GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes", "regs", "bytes")
 
 
 def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
-    """Every launch of a rank, or of the part that was asked for, by time; launches with the same `sig_id` are
-    the same."""
+    """Every launch of a rank by time; launches with the same `sig_id` are the same."""
     columns, row = _columns(rank)
     layers = _layers(rank, row, columns["owner"])
-    shared, which = _distinct(rank, book, columns, row, layers)
+    shared, group_of_row = _distinct(rank, book, columns, row, layers)
     names = ("device", "stream", "start_ns", "dur_ns", "owner", "mark", "correlation", "row")
-    each = zip(*(columns[name].tolist() for name in names), layers, which.tolist(), strict=True)
+    rows = zip(*(columns[name].tolist() for name in names), layers, group_of_row.tolist(), strict=True)
     return [
         Launch(
             rank=rank.rank,
@@ -41,7 +41,7 @@ def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
             layer=layer,
             **shared[group],
         )
-        for device, stream, ts_ns, dur_ns, owner, mark, correlation, table_row, layer, group in each
+        for device, stream, ts_ns, dur_ns, owner, mark, correlation, table_row, layer, group in rows
     ]
 
 
@@ -52,17 +52,16 @@ def _columns(rank: RankData) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """
     table = rank.trace.ops if rank.on_gpu else rank.trace.operators.take(rank.rows)
     row = np.argsort(table.start_ns, kind="stable")
-    row = row[rank.kept[row]]
-    found = {name: getattr(table, name)[row] for name in ("start_ns", "dur_ns", "name_id")}
-    found |= {"owner": rank.owner[row], "mark": rank.mark[row], "row": rank.rows[row]}
+    columns = {name: getattr(table, name)[row] for name in ("start_ns", "dur_ns", "name_id")}
+    columns |= {"owner": rank.owner[row], "mark": rank.mark[row], "row": rank.rows[row]}
     if not rank.on_gpu:
         unknown = np.full(len(row), -1)
         blank = dict.fromkeys(("device", "correlation", "kind", "collective", *GEOMETRY), unknown)
-        return {**found, **blank, "stream": table.tid[row]}, row
+        return {**columns, **blank, "stream": table.tid[row]}, row
     collective = np.full(len(table), -1, dtype=np.int32)
     collective[rank.trace.collectives.kernel] = rank.trace.collectives.collective_id
     return {
-        **found,
+        **columns,
         **{name: column[row] for name, column in _gpu_columns(table).items()},
         "collective": collective[row],
     }, row
@@ -70,19 +69,19 @@ def _columns(rank: RankData) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 def _gpu_columns(ops: Table) -> dict[str, np.ndarray]:
     renamed = {"correlation": ops.corr, "smem_bytes": shared_memory_bytes(ops)}
-    kept = ("device", "stream", "kind", *GEOMETRY)
-    return {name: getattr(ops, name) for name in kept if name not in renamed} | renamed
+    names = ("device", "stream", "kind", *GEOMETRY)
+    return {name: getattr(ops, name) for name in names if name not in renamed} | renamed
 
 
 def _layers(rank: RankData, row: np.ndarray, owner: np.ndarray) -> list[str]:
     """The layer of each launch (n,): what the graph's capture says, else that of its op."""
-    found = [""] * len(row)
+    layers = [""] * len(row)
     if rank.layers:
         of_op = np.array([*rank.layers, ""], dtype=object)
-        found = of_op[np.where(owner < len(rank.layers), owner, -1)].tolist()
+        layers = of_op[np.where(owner < len(rank.layers), owner, -1)].tolist()
     if (inside := _inside(rank, row)) is not None and rank.replayed is not None:
-        found = np.where(inside, rank.replayed.layer[row], np.array(found, dtype=object)).tolist()
-    return found
+        layers = np.where(inside, rank.replayed.layer[row], np.array(layers, dtype=object)).tolist()
+    return layers
 
 
 def _inside(rank: RankData, row: np.ndarray) -> np.ndarray | None:
@@ -107,25 +106,25 @@ def _distinct(
     columns = {**columns, "op": op, "graph": graph, "phase": phase, "rule": rule, "hash": hash_id}
     columns["layered"] = layered
     by = ("name_id", "kind", "collective", "op", "graph", "phase", "rule", "hash", "layered", *GEOMETRY)
-    first, which = group_rows([columns[name] for name in by])
-    at = {name: columns[name][first].tolist() for name in by}
-    names, collectives = (rank.trace.text(columns[name][first]) for name in ("name_id", "collective"))
+    first_rows, group_of_row = grouped_rows([columns[name] for name in by])
+    values = {name: columns[name][first_rows].tolist() for name in by}
+    names, collectives = (rank.trace.text(columns[name][first_rows]) for name in ("name_id", "collective"))
     shared = []
-    for group, place in enumerate(first.tolist()):
+    for group, place in enumerate(first_rows.tolist()):
         launch = _Distinct(
             name=names[group],
-            kind=KINDS[at["kind"][group]] if rank.on_gpu else "cpu_op",
+            kind=KINDS[values["kind"][group]] if rank.on_gpu else "cpu_op",
             collective=collectives[group],
-            sizes=tuple(at[name][group] for name in GEOMETRY),
-            op=ops[at["op"][group]],
-            phase=phases[at["phase"][group]],
-            op_rule=rules[at["rule"][group]],
-            graph=of_graphs[at["graph"][group]],
+            sizes=tuple(values[name][group] for name in GEOMETRY),
+            op=ops[values["op"][group]],
+            phase=phases[values["phase"][group]],
+            op_rule=rules[values["rule"][group]],
+            graph=of_graphs[values["graph"][group]],
             has_layer=bool(layers[place]),
-            kernel_hash=kernel_hashes[at["hash"][group]],
+            kernel_hash=kernel_hashes[values["hash"][group]],
         )
         shared.append(launch.fields())
-    return shared, which
+    return shared, group_of_row
 
 
 def _phases(rank: RankData, mark: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -186,3 +185,10 @@ class _Distinct:
         if self.graph is not None:
             key = (*key, self.op_rule, *self.graph)
         return (*key, self.kernel_hash) if self.kernel_hash else key
+
+
+def number_values(values: Iterable[Any]) -> tuple[np.ndarray, list[Any]]:
+    """The index (n,) of each value in the list of the distinct ones, which are in order of appearance."""
+    numbers: dict[Any, int] = {}
+    ids = [numbers.setdefault(value, len(numbers)) for value in values]
+    return np.array(ids, dtype=np.int64), list(numbers)

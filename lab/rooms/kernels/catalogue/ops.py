@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from lab.recordings.capture import Capture
-from lab.rooms.kernels.catalogue.groups import group_rows
 from lab.rooms.kernels.catalogue.identity import args_key
 from lab.rooms.kernels.catalogue.rank import RankData, mark_of
 from lab.rooms.kernels.catalogue.trace_args import args_of
 from lab.rooms.kernels.schema import Arg, OpRecord
+from lab.stats.columns import grouped_rows
 
 OpKey = tuple[str, str | None, str]  # name, overload, digest of the arguments
 _NO_OP: OpKey = ("", None, "")
@@ -40,8 +40,8 @@ class OpBook:
             texts = np.full(len(rows), -1, dtype=np.int64)
             texts[described] = getattr(ops, name)[rows[described]]
             columns.append(texts)
-        first, which = group_rows(columns)
-        return which, [self._key(row) for row in rows[first].tolist()]
+        first_rows, group_of_row = grouped_rows(columns)
+        return group_of_row, [self._key(row) for row in rows[first_rows].tolist()]
 
     def describe(self, row: int, num_launches: int = 0) -> OpRecord:
         """The record of the op at `row`, which owns so many launches."""
@@ -49,13 +49,13 @@ class OpBook:
         if row >= len(self.names):
             return msgspec.structs.replace(self._borrowed(row), num_launches=num_launches)
         mark, call = int(self._mark[row]), int(rank.call[row])
-        known = rank.recorded[call] if call >= 0 else None
+        recorded = rank.recorded[call] if call >= 0 else None
         return OpRecord(
             rank=rank.rank,
             op_id=row,
             name=str(self.names[row]),
-            overload=known.overload if known else None,
-            args=known.args if known else list(_trace_args(rank.trace, row)),
+            overload=recorded.overload if recorded else None,
+            args=recorded.args if recorded else list(_trace_args(rank.trace, row)),
             parent=int(rank.parent[row]),
             module_path=self.module_of(row),
             phase=rank.marks.phases[mark] if mark >= 0 else "",
@@ -70,12 +70,12 @@ class OpBook:
         )
 
     def records(self) -> list[OpRecord]:
-        """Every op that owns a launch of the part that was asked for, and the ops around these, by row."""
-        owners = self.rank.owner[self.rank.kept]
+        """Every op that owns a launch, and the ops around these, by row."""
+        owners = self.rank.owner
         rows, counts = np.unique(owners[owners >= 0], return_counts=True)
         launches = dict(zip(rows.tolist(), counts.tolist(), strict=True))
-        every = np.union1d(rows, _around(rows[rows < len(self.names)], self.rank.parent))
-        return [self.describe(row, launches.get(row, 0)) for row in every.tolist()]
+        all_rows = np.union1d(rows, _around(rows[rows < len(self.names)], self.rank.parent))
+        return [self.describe(row, launches.get(row, 0)) for row in all_rows.tolist()]
 
     def module_of(self, row: int) -> str:
         """The module path of the nearest recorded call around the op at `row`, else by its Python stack."""
@@ -87,10 +87,10 @@ class OpBook:
 
     def modules_of(self, rows: Sequence[int]) -> list[str]:
         """`module_of` each of the rows."""
-        known: dict[int, str] = {}
+        paths: dict[int, str] = {}
         if not self.rank.modules and not self.rank.recorded:
-            known = dict.fromkeys((row for row in rows if row < len(self.names)), "")
-        return [known[row] if row in known else known.setdefault(row, self.module_of(row)) for row in rows]
+            paths = dict.fromkeys((row for row in rows if row < len(self.names)), "")
+        return [paths[row] if row in paths else paths.setdefault(row, self.module_of(row)) for row in rows]
 
     def _borrowed(self, row: int) -> OpRecord:
         """The op at capture of a replayed kernel."""
@@ -106,24 +106,24 @@ class OpBook:
 
 def _nearest_calls(call: np.ndarray, parent: np.ndarray) -> np.ndarray:
     """The recorded call (ops,) of each op, or of the innermost op around it that has one; -1 for none."""
-    found: np.ndarray = call.copy()
+    nearest: np.ndarray = call.copy()
     if (call < 0).all():
-        return found
+        return nearest
     above = parent.copy()
-    while (rows := np.flatnonzero((found < 0) & (above >= 0))).size:
-        found[rows], above[rows] = call[above[rows]], parent[above[rows]]
-    return found
+    while (rows := np.flatnonzero((nearest < 0) & (above >= 0))).size:
+        nearest[rows], above[rows] = call[above[rows]], parent[above[rows]]
+    return nearest
 
 
 def _around(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
     """The rows of all ops around those at `rows` (n,), each once."""
-    seen = np.zeros(len(parent), dtype=bool)
+    is_around = np.zeros(len(parent), dtype=bool)
     while len(rows):
         above = parent[rows]
         above = above[above >= 0]
-        rows = np.unique(above[~seen[above]])
-        seen[rows] = True
-    return np.flatnonzero(seen)
+        rows = np.unique(above[~is_around[above]])
+        is_around[rows] = True
+    return np.flatnonzero(is_around)
 
 
 def _trace_args(trace: Capture, row: int) -> tuple[Arg, ...]:

@@ -12,13 +12,13 @@ import pandas as pd
 from lab.perfmodel.boards import Board
 from lab.perfmodel.calls import OpCall, Work
 from lab.perfmodel.products import is_product, product_work
-from lab.perfmodel.roofs import roof_of
+from lab.perfmodel.roofs import excess_of, roof_of
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.schema import Launch, Signature
 
 _COLUMNS = (
     "sig_id kernel op phase dtype flop least_bytes intensity rate_tflops memory_gbps of_ceiling_percent "
-    "ceiling count dur_median_us"
+    "ceiling count dur_median_us note"
 )
 _MULTIPLIES = ("gemm", "gemv")
 
@@ -41,10 +41,9 @@ def products(catalogue: Catalogue, board: Board | None) -> pd.DataFrame:
     rows = []
     for (main_id, *launch_ids), durs_us in runs.items():
         work = product_work(call_of(by_id[main_id]))
-        dur_us = float(np.median(durs_us))
-        if work is not None and dur_us > 0:
+        if work is not None and sum(durs_us) > 0:
             kernels = [by_id[sig_id] for sig_id in launch_ids]
-            rows.append(_row(by_id[main_id], kernels, work, board, len(durs_us), dur_us))
+            rows.append(_row(by_id[main_id], kernels, work, board, durs_us))
     rows.sort(key=lambda row: -row["count"] * row["dur_median_us"])
     table: pd.DataFrame = pd.DataFrame(rows, columns=_COLUMNS.split())
     return table
@@ -72,9 +71,10 @@ def _launches_by_op(launches: Sequence[Launch]) -> list[list[Launch]]:
 
 
 def _row(
-    main: Signature, kernels: Sequence[Signature], work: Work, board: Board | None, count: int, dur_us: float
+    main: Signature, kernels: Sequence[Signature], work: Work, board: Board | None, durs_us: Sequence[float]
 ) -> dict[str, Any]:
-    rate_tflops = work.flops / dur_us / 1e6
+    """Rates are all work over all time, as in the roofline of `lab analyze`."""
+    dur_us = float(np.mean(durs_us))
     roof = roof_of(work, board, " ".join(kernel.name for kernel in kernels))
     return {
         "sig_id": main.sig_id,
@@ -85,10 +85,11 @@ def _row(
         "flop": int(work.flops),
         "least_bytes": work.num_bytes,
         "intensity": work.flops / work.num_bytes,
-        "rate_tflops": rate_tflops,
+        "rate_tflops": work.flops / dur_us / 1e6,
         "memory_gbps": work.num_bytes / dur_us / 1e3,
         "of_ceiling_percent": 100 * roof.least_s * 1e6 / dur_us if roof else float("nan"),
         "ceiling": roof.rate if roof else "",
-        "count": count,
-        "dur_median_us": dur_us,
+        "count": len(durs_us),
+        "dur_median_us": float(np.median(durs_us)),
+        "note": excess_of(roof, dur_us * 1e-6) if roof else "" if board else "unknown board",
     }

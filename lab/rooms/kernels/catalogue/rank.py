@@ -13,6 +13,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
+from lab.perfmodel.classes import moves_no_data
 from lab.recordings.capture import Capture
 from lab.recordings.compiled import is_inductor
 from lab.recordings.graphs import Source
@@ -26,10 +27,8 @@ from lab.recordings.processes import process_captures
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET
 from lab.recordings.views import device_of, launch_calls, link_ops, linked_by_id, of_graphs
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
-from lab.rooms.kernels.catalogue.classes import moves_no_data
 from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
 from lab.rooms.kernels.catalogue.cpu_work import working_ops
-from lab.rooms.kernels.catalogue.parts import Ask, Kept, kept_of
 from lab.rooms.kernels.catalogue.replayed import Replayed, read_replayed
 from lab.rooms.kernels.schema import Generation, RecordedOp
 from lab.rooms.kernels.trails import Trail, read_json, read_lines
@@ -73,29 +72,6 @@ class RankData:
     replayed: Replayed | None = None  # its owners are numbered from len(trace.operators) upwards
     compiled: Compiled | None = None
     frames: Frames | None = None  # Python's, where they were recorded
-    part: Kept | None = None  # what was asked for of the recording; None: all of it
-
-    @property
-    def kept(self) -> np.ndarray:
-        """Mask (n,) of the launches in the part that was asked for."""
-        if self.part is None:
-            return np.ones(len(self.rows), dtype=bool)
-        found: np.ndarray = self.part.kernels if self.on_gpu else self.part.ops[self.rows]
-        return found
-
-    @property
-    def num_launches(self) -> int:
-        """How many launches are in the part that was asked for."""
-        return int(self.kept.sum())
-
-    @property
-    def marks_kept(self) -> Marks:
-        """The forwards with a launch in the part that was asked for."""
-        if self.part is None:
-            return self.marks
-        used = np.unique(self.mark[self.kept])
-        rows = used[used >= 0].tolist()
-        return Marks([self.marks.names[row] for row in rows], self.marks.spans_ns[rows])
 
     @property
     def lacks(self) -> tuple[Lack, ...]:
@@ -104,16 +80,16 @@ class RankData:
 
     def start_ns(self) -> np.ndarray:
         table = self.trace.ops if self.on_gpu else self.trace.operators
-        found: np.ndarray = table.start_ns[self.rows]
-        return found
+        starts: np.ndarray = table.start_ns[self.rows]
+        return starts
 
     def op_names(self) -> np.ndarray:
         """The owner's name (n,) of each launch, "" for none."""
         trace = self.trace
         borrowed = [op.name for op in self.replayed.ops] if self.replayed else []
         names: np.ndarray = np.array([*trace.text(trace.operators.name_id), *borrowed, ""], dtype=object)
-        found: np.ndarray = names[self.owner]
-        return found
+        owner_names: np.ndarray = names[self.owner]
+        return owner_names
 
 
 @dataclass(frozen=True)
@@ -121,33 +97,22 @@ class Beside:
     """What was given beside the traces.
 
     captures: recordings, or folders of them, with the operators of the graphs that a trace replays;
-    inductor: folders of the files that torch.compile wrote; ask: the part of each trace that counts.
+    inductor: folders of the files that torch.compile wrote.
     """
 
     captures: Sequence[Path] = ()
     inductor: Sequence[Path] = ()
-    ask: Ask = field(default_factory=Ask)
 
 
 def read_ranks(
-    trails: Sequence[Trail],
-    *,
-    captures: Sequence[Path] = (),
-    inductor: Sequence[Path] = (),
-    ask: Ask | None = None,
+    trails: Sequence[Trail], *, captures: Sequence[Path] = (), inductor: Sequence[Path] = ()
 ) -> list[RankData]:
-    """The ranks of all traces. A recording of several processes is as many ranks.
-
-    Raises MissingError where none of them has anything of the part that is asked for.
-    """
-    found: list[RankData] = []
-    beside = Beside(captures, inductor, ask or Ask())
+    """The ranks of all traces. A recording of several processes is as many ranks."""
+    ranks: list[RankData] = []
+    beside = Beside(captures, inductor)
     for trail in trails:
-        found += read_trail(trail, {one.rank for one in found}, beside=beside)
-    empty = [one.part.error for one in found if one.part is not None and one.part.error is not None]
-    if empty and not any(one.kept.any() for one in found):
-        raise empty[0]
-    return found
+        ranks += read_trail(trail, {data.rank for data in ranks}, beside=beside)
+    return ranks
 
 
 def read_rank(
@@ -170,7 +135,7 @@ def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, beside: Beside = 
     traces = process_captures(recording)
     ranks = _ranks_of(trail, [one.meta.rank for one in traces], taken)
     several = len(traces) > 1
-    found = [
+    return [
         _rank_of(
             msgspec.structs.replace(trail, rank=rank),
             trace,
@@ -180,33 +145,15 @@ def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, beside: Beside = 
         )
         for rank, trace in zip(ranks, traces, strict=True)
     ]
-    if beside.ask:
-        for one, part in zip(found, kept_of(recording, beside.ask), strict=True):
-            one.part = part
-            one.problems += _of_part(one, window=beside.ask.part.is_window)
-    return found
 
 
-def _of_part(rank: RankData, *, window: bool) -> list[str]:
-    """What the part leaves out of a rank, what it cuts, and what other names of phases would add."""
-    assert rank.part is not None
-    if not rank.kept.any():
-        return [f"none of the launches of rank {rank.rank} is in the part"]
-    marks, counts = np.unique(rank.mark[(rank.mark >= 0)], return_counts=True)
-    inside = np.bincount(rank.mark[rank.kept & (rank.mark >= 0)], minlength=int(marks.max(initial=-1)) + 1)
-    cut = [rank.marks.names[mark] for mark in marks[(inside[marks] > 0) & (inside[marks] < counts)].tolist()]
-    some = ", ".join(cut[:3]) + (f" and {len(cut) - 3} more" if len(cut) > 3 else "")
-    note = [f"the window cuts {some}: counts per forward take it for whole"] if cut and window else []
-    return [*note, *rank.part.notes]
-
-
-def _ranks_of(trail: Trail, known: Sequence[int | None], taken: Set[int]) -> list[int]:
+def _ranks_of(trail: Trail, recorded: Sequence[int | None], taken: Set[int]) -> list[int]:
     """A rank for each process: the trail's for one alone, the recorded ones if they tell them apart."""
-    wanted = [trail.rank] if len(known) == 1 else [one for one in known if one is not None]
-    if len(set(wanted)) == len(known) and not taken & set(wanted):
+    wanted = [trail.rank] if len(recorded) == 1 else [one for one in recorded if one is not None]
+    if len(set(wanted)) == len(recorded) and not taken & set(wanted):
         return wanted
-    first = max(taken, default=-1) + 1
-    return list(range(first, first + len(known)))
+    next_rank = max(taken, default=-1) + 1
+    return list(range(next_rank, next_rank + len(recorded)))
 
 
 def _rank_of(trail: Trail, trace: Capture, label: str, annotated: bool, beside: Beside) -> RankData:
@@ -244,8 +191,8 @@ def _rank_of(trail: Trail, trace: Capture, label: str, annotated: bool, beside: 
     compiled = None
     if on_gpu and any(map(is_inductor, trace.strings)):
         joined = replayed.joined if replayed else None
-        own = Source(trail.trace, own_capture(trace, joined), frames)
-        compiled = read_compiled(trace, own, owner, joined, beside.inductor)
+        own_source = Source(trail.trace, own_capture(trace, joined), frames)
+        compiled = read_compiled(trace, own_source, owner, joined, beside.inductor)
     return RankData(
         rank=trail.rank,
         path=trail.trace,
@@ -289,8 +236,8 @@ def _unaligned(rank: int, recorded: list[RecordedOp], call: np.ndarray) -> list[
     if not lost:
         return []
     names = ", ".join(sorted({op.name for op in lost})[:4])
-    whole = plural(len(recorded), "recorded call")
-    return [f"{len(lost)} of {whole} not found in the trace of rank {rank}: {names}"]
+    calls = plural(len(recorded), "recorded call")
+    return [f"{len(lost)} of {calls} not found in the trace of rank {rank}: {names}"]
 
 
 def no_launches(ranks: Sequence[RankData]) -> BadDataError:
@@ -331,8 +278,8 @@ def outermost_marks(trace: Capture) -> Marks:
     order = np.lexsort([-end, start])
     rows, start, end = rows[order], start[order], end[order]
     while len(rows):
-        before = np.concatenate([[start[0]], np.maximum.accumulate(end)[:-1]])
-        outer = start >= before
+        reach = np.concatenate([[start[0]], np.maximum.accumulate(end)[:-1]])
+        outer = start >= reach
         if outer.sum() > 1 or outer.all():
             names = trace.text(trace.annotations.name_id)[rows[outer]]
             return Marks([str(name) for name in names], np.stack([start[outer], end[outer]], axis=1))

@@ -46,19 +46,19 @@ def read_replayed(
 ) -> Replayed:
     """The replays of one rank's trace, matched with the captures in it and at `captures`."""
     beside, notes = load_sources(captures, executed_batches(trace)) if captures else ([], [])
-    mine = [one for one in beside if one.rank is not None and one.rank == trace.meta.rank]
-    found = join(Source(trace.source, trace, frames), mine or beside)
-    ops = _Ops(rank, found, first_id)
-    rows, texts = found.rows, np.array([*found.texts], dtype=object)
-    lost, lost_ns = found.unattributed
-    lacks = lacks_of(found)
-    problems = [*notes, *found.problems, *_counted(found)]
-    refused = list(found.problems)
+    of_rank = [one for one in beside if one.rank is not None and one.rank == trace.meta.rank]
+    joined = join(Source(trace.source, trace, frames), of_rank or beside)
+    ops = _Ops(rank, joined, first_id)
+    rows, texts = joined.rows, np.array([*joined.texts], dtype=object)
+    lost, lost_ns = joined.unattributed
+    lacks = lacks_of(joined)
+    problems = [*notes, *joined.problems, *_counted(joined)]
+    refused = list(joined.problems)
     if captures and lost:
-        what = plural(lost, "replayed kernel")
-        refused.append(f"{what} ({lost_ns / 1e6:.3f} ms) of rank {rank} without an op in the captures")
+        kernels = plural(lost, "replayed kernel")
+        refused.append(f"{kernels} ({lost_ns / 1e6:.3f} ms) of rank {rank} without an op in the captures")
     return Replayed(
-        inside=found.inside,
+        inside=joined.inside,
         owner=ops.owners(),
         rule=np.array(RULES, dtype=object)[rows.rule],
         layer_rule=np.array(LAYER_RULES, dtype=object)[rows.layer_rule],
@@ -68,13 +68,13 @@ def read_replayed(
         problems=problems,
         lacks=lacks,
         refused=refused if captures else [],
-        joined=found,
+        joined=joined,
     )
 
 
-def _counted(found: Join) -> list[str]:
+def _counted(joined: Join) -> list[str]:
     """How the replayed kernels got their ops, in one sentence with counts and times of every rule."""
-    if not found.inside.any():
+    if not joined.inside.any():
         return []
     words = {
         "node": "by graph node",
@@ -82,35 +82,35 @@ def _counted(found: Join) -> list[str]:
         "name": "by name alone (their layer is not known)",
         "none": "without an op",
     }
-    parts = [f"{n:,} {words[rule]}, {ns / 1e6:.3f} ms" for rule, (n, ns) in found.counts().items()]
-    whole = plural(int(found.inside.sum()), "kernel")
-    by_count = int((found.rows.confidence == CONFIDENCES.index("count")).sum())
+    parts = [f"{n:,} {words[rule]}, {ns / 1e6:.3f} ms" for rule, (n, ns) in joined.counts().items()]
+    kernels = plural(int(joined.inside.sum()), "kernel")
+    by_count = int((joined.rows.confidence == CONFIDENCES.index("count")).sum())
     note = (
         f"; the capture names no kernels: {plural(by_count, 'row')} paired by number and kind alone, "
         "an eager trace beside it would verify them"
     )
-    return [f"{whole} replayed by graphs: {'; '.join(parts)}{note if by_count else ''}"]
+    return [f"{kernels} replayed by graphs: {'; '.join(parts)}{note if by_count else ''}"]
 
 
 class _Ops:
     """Records of the operators that replayed kernels had at capture, each once."""
 
-    def __init__(self, rank: int, found: Join, first_id: int) -> None:
-        self.rank, self.found, self.first_id = rank, found, first_id
+    def __init__(self, rank: int, joined: Join, first_id: int) -> None:
+        self.rank, self.joined, self.first_id = rank, joined, first_id
         self.records: list[OpRecord] = []
-        self._known: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
 
     def owners(self) -> np.ndarray:
-        rows = self.found.rows
+        rows = self.joined.rows
         columns = np.stack([rows.source, rows.op, rows.op_name, rows.module], axis=1)
-        used, which = np.unique(columns, axis=0, return_inverse=True)
+        used, group = np.unique(columns, axis=0, return_inverse=True)
         numbers = np.array([self._number(*key) for key in used.tolist()], dtype=np.int64)
-        return numbers[which.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+        return numbers[group.ravel()] if len(used) else np.empty(0, dtype=np.int64)
 
     def _number(self, source: int, op: int, op_name: int, module: int) -> int:
         if op_name == 0:
             return -1
-        texts = self.found.texts
+        texts = self.joined.texts
         self.records.append(
             OpRecord(
                 rank=self.rank,
@@ -125,5 +125,5 @@ class _Ops:
     def _args(self, source: int, op: int) -> tuple[Arg, ...]:
         if source < 0 or op < 0:
             return ()
-        capture = self.found.sources[source].capture
+        capture = self.joined.sources[source].capture
         return args_of(*(capture.name(int(getattr(capture.ranges, name)[op])) for name in _ARGS))

@@ -20,35 +20,35 @@ def signatures_of(ranks: list[RankData], books: list[OpBook], launches: list[Lau
         groups[launch.sig_id].append(line)
     by_rank = {book.rank.rank: book for book in books}
     modules = _modules(books, launches)
-    made = [_signature(lines, launches, modules, by_rank, forwards) for lines in groups.values()]
-    made.sort(key=lambda one: (-one.dur_us.sum, one.sig_id))
+    signatures = [_signature(lines, launches, modules, by_rank, forwards) for lines in groups.values()]
+    signatures.sort(key=lambda signature: (-signature.dur_us.sum, signature.sig_id))
     meta = ranks[0].trace.meta
     return Signatures(
-        ranks=[rank.rank for rank in ranks if rank.part is None or rank.num_launches],
+        ranks=[rank.rank for rank in ranks],
         device="gpu" if any(rank.on_gpu for rank in ranks) else "cpu",
         gpu=meta.devices[0] if meta.devices else "",
         num_sms=meta.num_sms[0] if meta.num_sms else 0,
         forwards=forwards,
-        signatures=made,
+        signatures=signatures,
     )
 
 
 def count_forwards(ranks: list[RankData]) -> dict[str, int]:
     """Forwards per phase and rank as the traces hold them; the maximum if ranks differ."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for rank in ranks:
-        for phase, count in Counter(rank.marks_kept.phases).items():
-            found[phase] = max(found[phase], count)
-    return dict(found)
+        for phase, count in Counter(rank.marks.phases).items():
+            counts[phase] = max(counts[phase], count)
+    return dict(counts)
 
 
 def _modules(books: list[OpBook], launches: list[Launch]) -> list[str]:
     """The module path of each launch (n,)."""
-    found: list[str] = []
+    modules: list[str] = []
     for book in books:
-        own = launches[len(found) : len(found) + book.rank.num_launches]
-        found += book.modules_of([one.op_id for one in own])
-    return found
+        launches_of_rank = launches[len(modules) : len(modules) + len(book.rank.rows)]
+        modules += book.modules_of([one.op_id for one in launches_of_rank])
+    return modules
 
 
 def _signature(
@@ -59,37 +59,37 @@ def _signature(
     forwards: dict[str, int],
 ) -> Signature:
     """The signature of the launches at `lines`, which are all the same."""
-    first = launches[lines[0]]
-    record = books[first.rank].describe(first.op_id) if first.op_id >= 0 else None
+    example = launches[lines[0]]
+    record = books[example.rank].describe(example.op_id) if example.op_id >= 0 else None
     by_rank = Counter([launches[line].rank for line in lines])
     modules = Counter([module_of[line] for line in lines])
-    runs = forwards.get(first.phase, 0) or sum(forwards.values()) or 1
+    runs = forwards.get(example.phase, 0) or sum(forwards.values()) or 1
     return Signature(
-        sig_id=first.sig_id,
-        kernel=short_name(first.name),
-        name=first.name,
-        class_=first.class_,
-        kind=first.kind,
-        grid=first.grid,
-        block=first.block,
-        smem_bytes=first.smem_bytes,
-        regs=first.regs,
-        bytes=first.bytes,
+        sig_id=example.sig_id,
+        kernel=short_name(example.name),
+        name=example.name,
+        class_=example.class_,
+        kind=example.kind,
+        grid=example.grid,
+        block=example.block,
+        smem_bytes=example.smem_bytes,
+        regs=example.regs,
+        bytes=example.bytes,
         op=record.name if record else "",
         overload=record.overload if record else None,
         args=record.args if record else [],
         arg_src=_source(record),
-        phase=first.phase,
+        phase=example.phase,
         count=len(lines),
         count_per_forward=len(lines) / len(by_rank) / runs,
         count_by_rank=dict(sorted(by_rank.items())),
         modules={path: n for path, n in modules.most_common() if path},
         dur_us=spread(np.array([launches[line].own_us for line in lines])),
         launches=lines,
-        op_rule=first.op_rule,
-        layer_rule=first.layer_rule,
-        confidence=first.confidence,
-        kernel_hash=first.kernel_hash,
+        op_rule=example.op_rule,
+        layer_rule=example.layer_rule,
+        confidence=example.confidence,
+        kernel_hash=example.kernel_hash,
         layers=len({launches[line].layer for line in lines} - {""}),
     )
 

@@ -36,16 +36,16 @@ def trails_of(traces: Sequence[Path]) -> list[Trail]:
         if not path.exists():
             raise not_here("no such run or trace", path)
     if len(traces) == 1 and traces[0].is_dir():
-        found = trails(traces[0])
-        if not found and is_recording(traces[0]):
+        of_folder = trails(traces[0])
+        if not of_folder and is_recording(traces[0]):
             return [Trail(rank=0, trace=traces[0])]
-        if not found:
+        if not of_folder:
             raise MissingError(
                 "this folder holds no trace_rank*.json and is not a recording itself",
                 location=traces[0],
                 fix="name the recordings themselves, one per rank",
             )
-        return found
+        return of_folder
     if any(path.is_dir() for path in traces):
         raise UsageError(
             "several folders, or folders beside trace files", fix="name one run, or only trace files"

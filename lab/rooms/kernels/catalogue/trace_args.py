@@ -73,12 +73,12 @@ def _tensors(dims: Any, strides: Any) -> list[Arg | None]:
     """The tensors of a list: their sizes, no dtypes. Old traces record nothing of a list."""
     if not isinstance(dims, list):
         return []
-    found: list[Arg | None] = []
+    tensors: list[Arg | None] = []
     for index, sizes in enumerate(dims):
         if isinstance(sizes, list):
             stride = _at(strides if isinstance(strides, list) else [], index)
-            found.append(Arg(kind="tensor", shape=_ints(sizes), stride=_ints(stride)))
-    return found
+            tensors.append(Arg(kind="tensor", shape=_ints(sizes), stride=_ints(stride)))
+    return tensors
 
 
 def _ints(value: Any) -> list[int] | None:
@@ -88,10 +88,10 @@ def _ints(value: Any) -> list[int] | None:
 
 def _list(text: str) -> list[Any]:
     try:
-        found = json.loads(text) if text else []
+        items = json.loads(text) if text else []
     except ValueError:
         return []
-    return found if isinstance(found, list) else []
+    return items if isinstance(items, list) else []
 
 
 def _at(values: list[Any], index: int) -> Any:
@@ -112,10 +112,10 @@ _SHORT = {
 }
 
 
-def summary(args: tuple[Arg, ...] | list[Arg], most: int = 160) -> str:
+def summary(args: tuple[Arg, ...] | list[Arg], max_chars: int = 160) -> str:
     """Arguments in one line: `f16[1,16,1024] f16[3072,1024]:1,1024 0.5`; strides only if not contiguous."""
     text = " ".join(word for word in map(_word, args) if word)
-    return text if len(text) <= most else text[: most - 2] + " …"
+    return text if len(text) <= max_chars else text[: max_chars - 2] + " …"
 
 
 def _word(arg: Arg | None) -> str:

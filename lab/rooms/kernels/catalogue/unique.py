@@ -11,33 +11,33 @@ from lab.rooms.kernels.catalogue.trace_args import summary
 from lab.rooms.kernels.schema import UNIQUE_COLUMNS, Durations, Launch, Signature, Signatures
 
 
-def unique_table(found: Signatures, launches: list[Launch]) -> pd.DataFrame:
+def unique_table(signatures: Signatures, launches: list[Launch]) -> pd.DataFrame:
     """`unique_kernels.csv`: one row per signature, most time first; `bound` is the catalogue's."""
-    total_us = sum(one.dur_us.sum for one in found.signatures) or 1.0
-    rows = [_row(one, launches, total_us) for one in found.signatures]
+    total_us = sum(one.dur_us.sum for one in signatures.signatures) or 1.0
+    rows = [_row(one, launches, total_us) for one in signatures.signatures]
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(UNIQUE_COLUMNS))
     return table
 
 
-def _row(one: Signature, launches: list[Launch], total_us: float) -> dict[str, Any]:
-    streams = sorted({(launches[line].device, launches[line].stream) for line in one.launches})
+def _row(signature: Signature, launches: list[Launch], total_us: float) -> dict[str, Any]:
+    streams = sorted({(launches[line].device, launches[line].stream) for line in signature.launches})
     same = ("sig_id", "kernel", "op", "phase", "smem_bytes", "regs", "count", "count_per_forward")
     return {
-        **{name: getattr(one, name) for name in (*same, "arg_src", "kind", "bytes", "name")},
+        **{name: getattr(signature, name) for name in (*same, "arg_src", "kind", "bytes", "name")},
         **{
-            name: getattr(one, name)
+            name: getattr(signature, name)
             for name in ("op_rule", "layer_rule", "confidence", "layers", "kernel_hash")
         },
-        "class": one.class_,
-        "overload": one.overload or "",
-        "arg_summary": summary(one.args),
-        **dict(zip(GEOMETRY[:6], (*one.grid, *one.block), strict=True)),
-        "ranks": ranks_text(one.count_by_rank),
-        **{f"dur_{name}_us": getattr(one.dur_us, name) for name in Durations.__struct_fields__},
-        "time_share": one.dur_us.sum / total_us,
+        "class": signature.class_,
+        "overload": signature.overload or "",
+        "arg_summary": summary(signature.args),
+        **dict(zip(GEOMETRY[:6], (*signature.grid, *signature.block), strict=True)),
+        "ranks": ranks_text(signature.count_by_rank),
+        **{f"dur_{name}_us": getattr(signature.dur_us, name) for name in Durations.__struct_fields__},
+        "time_share": signature.dur_us.sum / total_us,
         "streams": " ".join(f"{device}:{stream}" for device, stream in streams),
-        "module": next(iter(one.modules), ""),
-        "modules": len(one.modules),
+        "module": next(iter(signature.modules), ""),
+        "modules": len(signature.modules),
     }
 
 
@@ -55,7 +55,7 @@ def bucketed(unique: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["kernel", "class", "op", "overload", "phase", "kind"]
     groups = unique.groupby(keys, sort=False, dropna=False)
-    found = groups.agg(
+    buckets = groups.agg(
         signatures=("sig_id", "size"),
         count=("count", "sum"),
         count_per_forward=("count_per_forward", "sum"),
@@ -64,7 +64,7 @@ def bucketed(unique: pd.DataFrame) -> pd.DataFrame:
         dur_max_us=("dur_max_us", "max"),
         time_share=("time_share", "sum"),
         arg_summary=("arg_summary", "first"),
-        **{mark: (mark, "first") for mark in ("bound", "part") if mark in unique.columns},
+        bound=("bound", "first"),
     ).reset_index()
-    table: pd.DataFrame = found.sort_values("dur_sum_us", ascending=False, kind="stable", ignore_index=True)
+    table: pd.DataFrame = buckets.sort_values("dur_sum_us", ascending=False, kind="stable", ignore_index=True)
     return table

@@ -17,8 +17,8 @@ from lab.terminal.options import out
 def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int) -> None:
     """Write a C++ (libtorch) program that replays SOURCE: a profile's or a replay's RUN, or a trace.
 
-    Build it with the CMake file or build.sh beside it. `./replay --cuda --repeats 50 --energy 5` prints the
-    rows of replay.json: times, joules, and a checksum of every result.
+    Build it with the CMake file or build.sh beside it. `./replay --cuda --repeats 50` prints the rows of
+    replay.json: times, and a checksum of every result.
     """
     from lab.core.words import listed, plural
     from lab.errors import StepFailed
@@ -35,14 +35,14 @@ def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int)
     else:
         plan = read_source(source, execution_trace, None, rank)
     home = out or _home_of(source)
-    done = generate(plan, home, raw)
-    for path in done.files:
+    generated = generate(plan, home, raw)
+    for path in generated.files:
         click.echo(str(path))
     calls = plural(len(plan.signatures), "distinct call")
-    click.echo(f"{done.calls} of {calls}; build: {home}/build.sh PYTHON", err=True)
-    if done.left_out:
+    click.echo(f"{generated.calls} of {calls}; build: {home}/build.sh PYTHON", err=True)
+    if generated.left_out:
         raise StepFailed(
-            listed(f"{plural(len(done.left_out), 'call')} left out", done.left_out),
+            listed(f"{plural(len(generated.left_out), 'call')} left out", generated.left_out),
             location=home,
             fix="record with an execution trace, or replay first and name the replay's folder",
         )

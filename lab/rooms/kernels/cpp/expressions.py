@@ -41,9 +41,9 @@ def value(op: str, arg: Arg, seed: int) -> str:
     if arg.tensors is not None:
         seeds = [seed + 31 * i for i in range(len(arg.tensors))]
         pairs = zip(arg.tensors, seeds, strict=True)
-        made = [_tensor(op, one, its_seed) if one else "c10::nullopt" for one, its_seed in pairs]
+        tensors = [_tensor(op, one, its_seed) if one else "c10::nullopt" for one, its_seed in pairs]
         name = "lab::optional_tensors" if arg.type == "Tensor?[]" else "lab::tensors"
-        return f"{name}({{{', '.join(made)}}})"
+        return f"{name}({{{', '.join(tensors)}}})"
     return _plain(arg)
 
 
@@ -66,16 +66,16 @@ def _plain(arg: Arg) -> str:
 
 def _list(base: str, values: list[Any]) -> str:
     kinds: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "bool[]": ("bool", lambda one: _bool(bool(one))),
+        "bool[]": ("bool", lambda item: _bool(bool(item))),
         "float[]": ("double", _double),
         "Scalar[]": (
             "at::Scalar",
-            lambda one: f"at::Scalar({_double(one) if isinstance(one, float) else one})",
+            lambda item: f"at::Scalar({_double(item) if isinstance(item, float) else item})",
         ),
-        "str[]": ("std::string", lambda one: json.dumps(str(one))),
+        "str[]": ("std::string", lambda item: json.dumps(str(item))),
     }
-    kind, write = kinds.get(base, ("int64_t", lambda one: str(int(one))))
-    return f"lab::list_of<{kind}>({{{', '.join(write(one) for one in values)}}})"
+    kind, write = kinds.get(base, ("int64_t", lambda item: str(int(item))))
+    return f"lab::list_of<{kind}>({{{', '.join(write(item) for item in values)}}})"
 
 
 def _tensor(op: str, spec: TensorArg, seed: int) -> str:

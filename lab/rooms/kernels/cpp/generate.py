@@ -44,15 +44,15 @@ def generate(plan: ReplayPlan, out: Path, raw: RawReplay | None = None) -> Gener
     counts = Counter(call.sig for call in plan.calls)
     functions, entries, left_out = [], [], []
     for sig, signature in enumerate(plan.signatures):
-        found = _resolved(sig, signature, raw)
-        if found is None:
+        resolved = _resolved(sig, signature, raw)
+        if resolved is None:
             left_out.append(f"{signature.op} ({signature.sig_id}): no resolved arguments{_reason(signature)}")
             continue
-        functions.append(_function(signature, found[1]))
-        entries.append(_entry(signature, found[0], counts[sig]))
+        functions.append(_function(signature, resolved[1]))
+        entries.append(_entry(signature, resolved[0], counts[sig]))
     text = "\n".join([_head(plan, left_out), *functions, _main(entries)])
-    here = Path(__file__).parent
-    copies = {name: (here / file).read_text(encoding="utf-8") for name, file in COPIED.items()}
+    folder = Path(__file__).parent
+    copies = {name: (folder / file).read_text(encoding="utf-8") for name, file in COPIED.items()}
     contents = {PROGRAM: text, **copies}
     for name, content in contents.items():
         write_atomic(out / name, content)

@@ -1,8 +1,8 @@
 // What every generated replay needs: tensors with the data of lab's Python replay, calls through torch's
-// dispatcher, timing, energy, and a report in the columns of replay.json. Works with libtorch 1.12 (C++14) to the
+// dispatcher, timing, and a report in the columns of replay.json. Works with libtorch 1.12 (C++14) to the
 // newest (C++20).
 //
-// CUDA's runtime and NVML are loaded at run time by dlsym, so the program is built without a CUDA toolkit.
+// CUDA's runtime is loaded at run time by dlsym, so the program is built without a CUDA toolkit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +37,6 @@ constexpr int64_t PATTERN_ELEMENTS = 1 << 20;
 struct Options {
   bool cuda = false;
   int repeats = 20;
-  double window_s = 0.0;  // above 0: measure energy over this many seconds per call
   std::string only;       // a sig_id
 };
 
@@ -178,49 +177,9 @@ inline void wait(const Options& options) {
   if (options.cuda) Cuda::get().device_synchronize();
 }
 
-inline double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// NVML's total-energy counter in joules; NaN without one.
-class Meter {
- public:
-  Meter() {
-    void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-    if (!library) return;
-    auto init = reinterpret_cast<int (*)()>(dlsym(library, "nvmlInit_v2"));
-    auto handle = reinterpret_cast<int (*)(unsigned, void**)>(dlsym(library, "nvmlDeviceGetHandleByIndex_v2"));
-    auto by_uuid = reinterpret_cast<int (*)(const char*, void**)>(dlsym(library, "nvmlDeviceGetHandleByUUID"));
-    total_ = reinterpret_cast<int (*)(void*, unsigned long long*)>(dlsym(library, "nvmlDeviceGetTotalEnergyConsumption"));
-    const char* picked = std::getenv("LAB_GPU_UUID");
-    if (!init || !handle || !total_ || init() != 0) total_ = nullptr;
-    else if (picked && by_uuid ? by_uuid(picked, &gpu_) != 0 : handle(0, &gpu_) != 0) total_ = nullptr;
-  }
-  double joules() const {
-    unsigned long long mj = 0;
-    return total_ && total_(gpu_, &mj) == 0 ? static_cast<double>(mj) / 1e3 : std::nan("");
-  }
-  // Wait for the counter's next step; its value right after it.
-  double edge(const std::function<void()>& meanwhile) const {
-    const double before = joules();
-    double found = before;
-    while (found == before) {
-      meanwhile();
-      found = joules();
-    }
-    return found;
-  }
-
- private:
-  int (*total_)(void*, unsigned long long*) = nullptr;
-  void* gpu_ = nullptr;
-};
-
 struct Measured {
   std::vector<double> us;
   uint64_t sum = 0;
-  double joules = std::nan("");
-  long long energy_launches = 0;
   std::string error;
 };
 
@@ -255,29 +214,7 @@ inline double time_us(const c10::OperatorHandle& op, const Stack& arguments, con
   return static_cast<double>(ms) * 100.0;
 }
 
-// Energy from one step of the counter to another, at least window_s apart, after a second of the same load.
-inline void energy(Measured& out, const c10::OperatorHandle& op, const Stack& arguments, const Options& options, const Meter& meter) {
-  if (std::isnan(meter.joules())) return;
-  long long done = 0;
-  const auto burst = [&] {
-    for (int i = 0; i < 64; ++i) {
-      Stack stack = arguments;
-      op.callBoxed(&stack);
-    }
-    wait(options);
-    done += 64;
-  };
-  for (const double start = now_s(); now_s() - start < 1.0;) burst();
-  const double first = meter.edge(burst);
-  const long long before = done;
-  const double begin = now_s();
-  while (now_s() - begin < options.window_s) burst();
-  const double last = meter.edge(burst);
-  out.energy_launches = done - before;
-  out.joules = (last - first) / static_cast<double>(out.energy_launches);
-}
-
-inline Measured measure(const Entry& entry, const Options& options, const Meter& meter) {
+inline Measured measure(const Entry& entry, const Options& options) {
   Measured out;
   try {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(entry.op, entry.overload);
@@ -289,7 +226,6 @@ inline Measured measure(const Entry& entry, const Options& options, const Meter&
     }
     const Stack arguments = entry.arguments(options);
     for (int i = 0; i < options.repeats; ++i) out.us.push_back(time_us(op, arguments, options));
-    if (options.window_s > 0) energy(out, op, arguments, options, meter);
   } catch (const std::exception& error) {
     out.error = std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
   }
@@ -305,7 +241,7 @@ inline std::string in_quotes(const std::string& text) {
   return out + "\"";
 }
 
-inline void print_row(const Entry& entry, Measured& done, const Options& options, bool last) {
+inline void print_row(const Entry& entry, Measured& done, bool last) {
   std::sort(done.us.begin(), done.us.end());
   const size_t n = done.us.size();
   std::printf("  {\"sig_id\": %s, \"op\": %s, \"overload\": %s, \"kernel\": %s, \"mode\": \"hot\", \"count\": %lld, \"n_ran\": %zu, ",
@@ -316,14 +252,8 @@ inline void print_row(const Entry& entry, Measured& done, const Options& options
   } else {
     std::printf("\"us\": null, ");
   }
-  if (std::isnan(done.joules)) {
-    std::printf("\"J\": null, ");
-  } else {
-    std::printf("\"J\": {\"gross\": %.9g, \"net\": null, \"ci\": null, \"method\": \"counter, edge-aligned\"}, ", done.joules);
-  }
   std::printf("\"checksum\": \"%016llx\", \"flags\": [%s]}%s\n", static_cast<unsigned long long>(done.sum),
               done.error.empty() ? "" : in_quotes(done.error).c_str(), last ? "" : ",");
-  (void)options;
 }
 
 inline int run(const std::vector<Entry>& entries, int argc, char** argv) {
@@ -332,23 +262,21 @@ inline int run(const std::vector<Entry>& entries, int argc, char** argv) {
     const std::string word = argv[i];
     if (word == "--cuda") options.cuda = true;
     else if (word == "--repeats" && i + 1 < argc) options.repeats = std::atoi(argv[++i]);
-    else if (word == "--energy" && i + 1 < argc) options.window_s = std::atof(argv[++i]);
     else if (word == "--only" && i + 1 < argc) options.only = argv[++i];
     else {
-      std::cerr << "usage: replay [--cuda] [--repeats N] [--energy SECONDS] [--only SIG_ID]\n";
+      std::cerr << "usage: replay [--cuda] [--repeats N] [--only SIG_ID]\n";
       return 2;
     }
   }
-  const Meter meter;
   int failed = 0;
   std::vector<const Entry*> chosen;
   for (const auto& entry : entries)
     if (options.only.empty() || options.only == entry.sig_id) chosen.push_back(&entry);
   std::printf("{\"device\": \"%s\", \"rows\": [\n", options.cuda ? "cuda" : "cpu");
   for (size_t i = 0; i < chosen.size(); ++i) {
-    auto done = measure(*chosen[i], options, meter);
+    auto done = measure(*chosen[i], options);
     failed += !done.error.empty();
-    print_row(*chosen[i], done, options, i + 1 == chosen.size());
+    print_row(*chosen[i], done, i + 1 == chosen.size());
     std::fflush(stdout);
   }
   std::printf("], \"failed\": %d}\n", failed);

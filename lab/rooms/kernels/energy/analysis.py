@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 
 from lab.core.files import write_atomic
 from lab.core.plan import Findings
-from lab.rooms.kernels.energy.choice import RawEnergy
-from lab.rooms.kernels.energy.files import RAW_FILE, RESULT, TABLE
+from lab.report.tables import write_csv
+from lab.rooms.kernels.energy.choice import RAW_FILE, RESULT, TABLE, RawEnergy
 from lab.rooms.kernels.energy.joules import evaluate
 from lab.rooms.kernels.energy.summary import missing_sentences, status, terminal, verdict_sentences
-from lab.rooms.kernels.energy.table import csv_text
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.files import PLAN_FILE, read_file
 from lab.rooms.kernels.verdict import no_findings
@@ -26,7 +26,9 @@ def analyse_energy(folder: Path, out: Path) -> Findings:
     raw = read_file(folder / RAW_FILE, RawEnergy)
     result = evaluate(plan, raw)
     write_atomic(out / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=1))
-    write_atomic(out / TABLE, csv_text(result.rows))
+    rows = [msgspec.to_builtins(row) for row in result.rows]
+    table = pd.DataFrame([row | {"flags": "; ".join(row["flags"])} for row in rows])
+    write_csv(table, out / TABLE)
     return Findings(
         verdict=verdict_sentences(result),
         status=status(result),

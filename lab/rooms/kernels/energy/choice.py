@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from lab.rooms.kernels.energy.windows import Window
+from lab.power.windows import Window
 from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.rooms.kernels.replay.files import PLAN_FILE
 
 ENERGY_VERSION = 1
+CONFIG_FILE, RAW_FILE = "energy_config.json", "energy/energy_raw.json"
+RESULT, TABLE = "energy.json", "tables/energy.csv"
+
+
+def is_energy(folder: Path) -> bool:
+    """Whether `folder` is a run of `lab run kernels energy`."""
+    return (folder / CONFIG_FILE).is_file() and (folder / PLAN_FILE).is_file()
 
 
 class EnergyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,9 +33,8 @@ class EnergyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     most_calls: Annotated[int, msgspec.Meta(ge=1)] = 40
     budget_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     model_run: bool = True
-    model_window_s: Annotated[float, msgspec.Meta(ge=0)] = (
-        0.0  # at least this long, for models with long runs
-    )
+    # At least this long, for models with long runs.
+    model_window_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class SignatureEnergy(msgspec.Struct, kw_only=True):
@@ -43,7 +51,7 @@ class SignatureEnergy(msgspec.Struct, kw_only=True):
 class RunEnergy(msgspec.Struct, kw_only=True):
     """One window of whole runs; `window.launches` counts runs."""
 
-    what: str
+    subject: str = msgspec.field(name="what")  # what ran
     forwards_per_run: int
     window: Window
 
@@ -70,7 +78,8 @@ class RawEnergy(msgspec.Struct, kw_only=True):
 
 def windows_of(raw: RawEnergy) -> list[Window]:
     """All windows under load: of the calls, then of the model."""
-    return [w for one in raw.signatures for w in one.windows] + [one.window for one in raw.model]
+    of_calls = [window for entry in raw.signatures for window in entry.windows]
+    return of_calls + [run.window for run in raw.model]
 
 
 def choose(plan: ReplayPlan, config: EnergyConfig) -> tuple[list[int], dict[int, int]]:
@@ -82,13 +91,13 @@ def choose(plan: ReplayPlan, config: EnergyConfig) -> tuple[list[int], dict[int,
     """
     time_us = recorded_us(plan)
     order = sorted(time_us, key=lambda sig: -time_us[sig])
-    whole, reached = sum(time_us.values()), 0.0
+    wanted_us, reached_us = config.coverage * sum(time_us.values()), 0.0
     chosen: list[int] = []
     for sig in order:
-        if len(chosen) >= config.most_calls or (chosen and reached >= config.coverage * whole):
+        if len(chosen) >= config.most_calls or (chosen and reached_us >= wanted_us):
             break
         chosen.append(sig)
-        reached += time_us[sig]
+        reached_us += time_us[sig]
     kin = {_family(plan, sig): sig for sig in reversed(chosen)}
     per_call = per_call_us(plan)
     stands_for = {
@@ -101,10 +110,10 @@ def choose(plan: ReplayPlan, config: EnergyConfig) -> tuple[list[int], dict[int,
 
 def recorded_us(plan: ReplayPlan) -> dict[int, float]:
     """Recorded GPU time of each signature, summed over its calls."""
-    found: dict[int, float] = defaultdict(float)
+    sums_us: dict[int, float] = defaultdict(float)
     for call in plan.calls:
-        found[call.sig] += sum(call.dur_us)
-    return dict(found)
+        sums_us[call.sig] += sum(call.dur_us)
+    return dict(sums_us)
 
 
 def per_call_us(plan: ReplayPlan) -> dict[int, float]:
@@ -121,4 +130,4 @@ def _family(plan: ReplayPlan, sig: int) -> tuple[Any, ...]:
 
 
 def _nearest(sig: int, chosen: list[int], per_call: dict[int, float]) -> int:
-    return min(chosen, key=lambda other: abs(per_call[other] - per_call[sig]))
+    return min(chosen, key=lambda measured: abs(per_call[measured] - per_call[sig]))

@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from lab.core.words import first_few, plural
+from lab.power.windows import watts
 from lab.rooms.kernels.energy.choice import RawEnergy, RunEnergy, recorded_us, windows_of
 from lab.rooms.kernels.energy.result import EnergyClosure, EnergyResult, EnergyRow, ModelEnergy
 from lab.rooms.kernels.energy.rows import LIMIT_SLACK, rows_of
-from lab.rooms.kernels.energy.windows import watts
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.stats.means import mean_interval
 
@@ -25,11 +25,11 @@ CLOSURE_BAR = 10.0  # percent
 
 def evaluate(plan: ReplayPlan, raw: RawEnergy) -> EnergyResult:
     """All arithmetic of one measurement. Pure."""
-    idle_w = idle_power(raw)
+    idle_w, idle_error_w = idle_power(raw)
     limit = raw.facts_before.get("power_limit_w")
     rows = rows_of(plan, raw, idle_w, limit)
     model = _model(plan, raw.model, idle_w)
-    closure = _closure(rows, model, idle_w)
+    closure = _closure(rows, model, idle_w, idle_error_w)
     return EnergyResult(
         device_name=raw.device_name,
         meter=raw.meter,
@@ -49,11 +49,18 @@ def evaluate(plan: ReplayPlan, raw: RawEnergy) -> EnergyResult:
         refused=_refused(raw, limit),
         lacks=[*_model_lacks(raw), *_orphans(plan)],
         notes=list(raw.notes),
-        bars={
-            "closure": None if closure is None else abs(closure.total_pct) <= CLOSURE_BAR,
-            "net_closure": None if closure is None else abs(closure.net_pct) <= CLOSURE_BAR,
-        },
+        bars={"net_closure": _is_closed(closure)},
     )
+
+
+def _is_closed(closure: EnergyClosure | None) -> bool | None:
+    """Whether the parts make up the whole net of idle; None where the error is too large to tell.
+
+    The gross closure proves nothing: where a card is idle most of the time, idle power alone closes it.
+    """
+    if closure is None or (closure.net_error_pct is not None and closure.net_error_pct > CLOSURE_BAR):
+        return None
+    return abs(closure.net_pct) <= CLOSURE_BAR
 
 
 def _by_class(rows: list[EnergyRow]) -> dict[str, float]:
@@ -66,8 +73,8 @@ def _by_class(rows: list[EnergyRow]) -> dict[str, float]:
 
 def _uncovered_us(plan: ReplayPlan, rows: list[EnergyRow]) -> float:
     """Recorded time of launches without an op and of calls without energy."""
-    known = {row.sig_id for row in rows if row.net_j is not None}
-    calls = sum(us for sig, us in recorded_us(plan).items() if plan.signatures[sig].sig_id not in known)
+    measured = {row.sig_id for row in rows if row.net_j is not None}
+    calls = sum(us for sig, us in recorded_us(plan).items() if plan.signatures[sig].sig_id not in measured)
     return sum(orphan.dur_us for orphan in plan.orphans) + calls
 
 
@@ -75,106 +82,122 @@ def _model_lacks(raw: RawEnergy) -> list[str]:
     """What the model's own runs, which the closure is held against, lack."""
     if not raw.config.model_run:
         return []
-    good = _with_energy(raw.model)
-    why = next((f": {one.window.reason}" for one in raw.model if one.window.reason), "")
-    if not good:
-        return [f"the model's own run has no energy, so the calls are held against nothing{why}"]
-    if len(good) == len(raw.model):
-        return []
-    lost = len(raw.model) - len(good)
-    return [f"{lost} of {plural(len(raw.model), 'window')} of the model's own run without energy{why}"]
+    lost = len(raw.model) - len(_with_energy(raw.model))
+    reason = next((f": {run.window.reason}" for run in raw.model if run.window.reason), "")
+    if lost == len(raw.model):
+        return [f"the model's own run has no energy, so the calls are held against nothing{reason}"]
+    windows = plural(len(raw.model), "window")
+    return [f"{lost} of {windows} of the model's own run without energy{reason}"] if lost else []
 
 
 def _orphans(plan: ReplayPlan) -> list[str]:
     """Launches that belong to no call: never measured, and in no sum."""
     if not plan.orphans:
         return []
-    us = sum(orphan.dur_us for orphan in plan.orphans)
-    whole_us = us + sum(recorded_us(plan).values())
-    share = f"{100 * us / whole_us:.1f} %" if whole_us else "an unknown share"
-    return [
-        f"no energy for {plural(len(plan.orphans), 'launch')} that no call can repeat, {share} of the "
-        f"recorded time: {first_few(list(dict.fromkeys(one.reason for one in plan.orphans)))}"
-    ]
+    orphans_us = sum(orphan.dur_us for orphan in plan.orphans)
+    all_us = orphans_us + sum(recorded_us(plan).values())
+    share = f"{100 * orphans_us / all_us:.1f} %" if all_us else "an unknown share"
+    reasons = first_few(list(dict.fromkeys(orphan.reason for orphan in plan.orphans)))
+    launches = plural(len(plan.orphans), "launch")
+    return [f"no energy for {launches} that no call can repeat, {share} of the recorded time: {reasons}"]
 
 
-def idle_power(raw: RawEnergy) -> float | None:
-    """Idle power with a context: measured between the model's windows if possible, otherwise before all
-    windows.
+def idle_power(raw: RawEnergy) -> tuple[float | None, float | None]:
+    """Idle power with a context, and its 95 % error, W: between the model's windows, else before all windows.
 
     A warm card leaks more than a cold one, so the idle power to subtract is that of the warm card.
     """
-    between = [power for one in raw.idle_between if (power := watts(one)) is not None]
-    return statistics.fmean(between) if between else watts(raw.idle_context)
+    between = [power for window in raw.idle_between if (power := watts(window)) is not None]
+    if not between:
+        return watts(raw.idle_context), None
+    mean_w, low_w, _ = mean_interval(between)
+    return mean_w, mean_w - low_w if len(between) > 1 else None
 
 
 def _model(plan: ReplayPlan, runs: Sequence[RunEnergy], idle_w: float | None) -> ModelEnergy | None:
-    good = _with_energy(runs)
-    if not good:
+    measured = _with_energy(runs)
+    if not measured:
         return None
-    each = [one.window.energy_j / one.window.launches for one in good if one.window.energy_j is not None]
-    wall = [one.window.seconds / one.window.launches for one in good]
-    mean, low, high = mean_interval(each)
-    forwards = good[0].forwards_per_run
+    joules = [
+        run.window.energy_j / run.window.launches for run in measured if run.window.energy_j is not None
+    ]
+    wall_s = statistics.fmean(run.window.seconds / run.window.launches for run in measured)
+    mean, low, high = mean_interval(joules)
+    forwards = measured[0].forwards_per_run
     tokens = int(plan.config.get("new_tokens", 0) or forwards)
     return ModelEnergy(
-        what=good[0].what,
-        runs=sum(one.window.launches for one in good),
-        wall_s=statistics.fmean(wall),
-        counter_j=_mean_per_run(good, "counter_j"),
-        integral_j=_mean_per_run(good, "integral_j"),
+        subject=measured[0].subject,
+        runs=sum(run.window.launches for run in measured),
+        wall_s=wall_s,
+        counter_j=_mean_per_run(measured, "counter_j"),
+        integral_j=_mean_per_run(measured, "integral_j"),
         j_per_run=mean,
-        ci_j=(low, high) if len(each) > 1 else None,
+        ci_j=(low, high) if len(joules) > 1 else None,
         j_per_forward=mean / forwards,
         j_per_token=mean / max(tokens, 1),
-        net_j_per_run=None if idle_w is None else mean - idle_w * statistics.fmean(wall),
+        net_j_per_run=None if idle_w is None else mean - idle_w * wall_s,
         forwards=forwards,
         tokens=tokens,
     )
 
 
 def _with_energy(runs: Sequence[RunEnergy]) -> list[RunEnergy]:
-    return [one for one in runs if one.window.launches > 0 and one.window.energy_j is not None]
+    return [run for run in runs if run.window.launches > 0 and run.window.energy_j is not None]
 
 
 def _mean_per_run(runs: Sequence[RunEnergy], name: str) -> float | None:
-    pairs = [(getattr(one.window, name), one.window.launches) for one in runs]
-    found = [joules / count for joules, count in pairs if joules is not None]
-    return statistics.fmean(found) if found else None
+    values = [(getattr(run.window, name), run.window.launches) for run in runs]
+    joules = [total_j / count for total_j, count in values if total_j is not None]
+    return statistics.fmean(joules) if joules else None
 
 
-def _closure(rows: list[EnergyRow], model: ModelEnergy | None, idle_w: float | None) -> EnergyClosure | None:
+def _closure(
+    rows: list[EnergyRow], model: ModelEnergy | None, idle_w: float | None, idle_error_w: float | None
+) -> EnergyClosure | None:
     if model is None or model.j_per_run is None or idle_w is None or model.net_j_per_run is None:
         return None
-    total = sum(row.run_net_j or 0.0 for row in rows)
-    own = sum(row.run_net_j or 0.0 for row in rows if row.measured)
+    sum_j = sum(row.run_net_j or 0.0 for row in rows)
+    measured_j = sum(row.run_net_j or 0.0 for row in rows if row.measured)
     idle_j = idle_w * model.wall_s
-    net = model.net_j_per_run
+    net_j = model.net_j_per_run
     return EnergyClosure(
-        sum_net_j=total,
-        measured_share=own / total if total else math.nan,
+        sum_net_j=sum_j,
+        measured_share=measured_j / sum_j if sum_j else math.nan,
         idle_w=idle_w,
         wall_s=model.wall_s,
         idle_j=idle_j,
-        predicted_j=total + idle_j,
+        predicted_j=sum_j + idle_j,
         measured_j=model.j_per_run,
-        measured_net_j=net,
-        total_pct=100 * ((total + idle_j) / model.j_per_run - 1),
-        net_pct=100 * (total / net - 1) if net else math.nan,
-        idle_watt_pct=100 * model.wall_s / net if net else math.nan,
+        measured_net_j=net_j,
+        total_pct=100 * ((sum_j + idle_j) / model.j_per_run - 1),
+        net_pct=100 * (sum_j / net_j - 1) if net_j else math.nan,
+        net_error_pct=_net_error_pct(rows, model, sum_j, net_j, idle_error_w),
+        idle_watt_pct=100 * model.wall_s / net_j if net_j else math.nan,
     )
+
+
+def _net_error_pct(
+    rows: Sequence[EnergyRow], model: ModelEnergy, sum_j: float, net_j: float, idle_error_w: float | None
+) -> float | None:
+    """95 % error of the net closure in percent points, of calls, run and idle power; None with one window."""
+    if model.ci_j is None or idle_error_w is None or not net_j or not sum_j:
+        return None
+    run_j = (model.ci_j[1] - model.ci_j[0]) / 2
+    calls_j = [row.count * (row.net_ci[1] - row.net_ci[0]) / 2 for row in rows if row.net_ci is not None]
+    share = math.hypot(math.hypot(*calls_j) / sum_j, run_j / net_j, idle_error_w * model.wall_s / net_j)
+    return 100 * abs(sum_j / net_j) * share
 
 
 def _refused(raw: RawEnergy, limit: float | None) -> list[str]:
     """Why the measurement as a whole cannot be trusted; empty if it can."""
-    found = []
+    reasons = []
     if limit and any((watts(window) or 0.0) > limit * LIMIT_SLACK for window in windows_of(raw)):
-        found.append(f"a window lies above the board's limit of {limit:.0f} W")
+        reasons.append(f"a window lies above the board's limit of {limit:.0f} W")
     if watts(raw.idle_context) is None:
-        found.append("idle power was not measured, so there is no net energy")
-    if others := raw.facts_after.get("other_processes"):
-        found.append(f"{plural(others, 'other process')} used the GPU at the end")
-    return found
+        reasons.append("idle power was not measured, so there is no net energy")
+    if processes := raw.facts_after.get("other_processes"):
+        reasons.append(f"{plural(processes, 'other process')} used the GPU at the end")
+    return reasons
 
 
 def _method(raw: RawEnergy) -> str:

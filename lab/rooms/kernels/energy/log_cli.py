@@ -42,14 +42,13 @@ def energy_of_log(
 
     from lab.errors import StepFailed, not_here
     from lab.power.energy import energy_of
-    from lab.power.readings import read_power_log, seconds_of, select_gpu
+    from lab.power.readings import read_power_log, select_gpu, window_of
 
     if not log.is_file():
         raise not_here("no such power log", log)
-    window = seconds_of(start), seconds_of(end)
-    energies = [
-        energy_of(readings, *window, idle_w) for readings in select_gpu(read_power_log(log), gpu, log)
-    ]
+    series = read_power_log(log)
+    window = window_of(start, end, series)
+    energies = [energy_of(readings, *window, idle_w) for readings in select_gpu(series, gpu, log)]
     if as_json:
         answer: Any = (
             energies[0] if len(energies) == 1 else {"gpus": energies, "problems": _problems(energies)}

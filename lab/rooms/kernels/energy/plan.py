@@ -7,8 +7,7 @@ import msgspec
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.errors import GpuError
-from lab.rooms.kernels.energy.choice import EnergyConfig
-from lab.rooms.kernels.energy.files import CONFIG_FILE, RAW_FILE
+from lab.rooms.kernels.energy.choice import CONFIG_FILE, RAW_FILE, EnergyConfig
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.files import PLAN_FILE
 

@@ -36,7 +36,7 @@ class EnergyRow(msgspec.Struct, kw_only=True):
 class ModelEnergy(msgspec.Struct, kw_only=True):
     """The model's own runs, means over windows; None if that way of measuring is not available."""
 
-    what: str
+    subject: str = msgspec.field(name="what")  # what ran
     runs: float
     wall_s: float  # of one run
     counter_j: float | None  # of one run
@@ -63,6 +63,7 @@ class EnergyClosure(msgspec.Struct, kw_only=True):
     measured_net_j: float
     total_pct: float  # predicted over measured, percent off
     net_pct: float  # sum of nets over the run's net, percent off
+    net_error_pct: float | None  # 95 % error of net_pct, points; None where it is not known
     idle_watt_pct: float  # one watt of idle power in percent of the run's net: the precision of net_pct
 
 

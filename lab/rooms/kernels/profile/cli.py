@@ -38,11 +38,22 @@ if TYPE_CHECKING:
     default=True,
     help="Shapes of every op in the trace.",
 )
-@option(
-    "--shape-log/--no-shape-log",
-    default=True,
-    help="Every distinct call of a Linear, with its module path.",
+@click.option(
+    "--trace",
+    "trace_copy",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Copy the trace there, too; of several ranks to FILE with _rank0, _rank1 ... before its suffix.",
 )
+@click.option(
+    "--shape-log",
+    "shapes_copy",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every distinct call of a Linear there, too: JSON lines with module, in_shape, out_shape, "
+    "dtype, phase, count.",
+)
+@click.option("--no-shape-log", is_flag=True, help="Do not record the calls of Linears.")
 @choice(
     "--weights",
     "auto checkpoint random",
@@ -53,7 +64,16 @@ if TYPE_CHECKING:
 @click.option("--8bit", "eight_bit", is_flag=True, help="8-bit weights (bitsandbytes, torch 2.3 or newer).")
 @seed(0, "Seed of random weights.")
 @click.pass_context
-def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs: Any) -> Experiment:
+def profile(
+    ctx: click.Context,
+    /,
+    model: str | None,
+    named: str | None,
+    trace_copy: Path | None,
+    shapes_copy: Path | None,
+    no_shape_log: bool,
+    **knobs: Any,
+) -> Experiment:
     """Generate text with every forward marked: Kineto trace, execution trace, recorder, shapes; one file per
     rank.
 
@@ -61,16 +81,22 @@ def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs
     lab run --image cuda kernels profile bloom-560m
     lab run --image cuda kernels profile vicuna-7b --tp 2
     lab run --image pascal kernels profile bloom-560m
+    lab run kernels profile --model bigscience/bloom-560m --trace trace.json --shape-log shapes.jsonl
     """
     from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
     from lab.rooms.kernels.config import KernelsConfig
     from lab.rooms.kernels.cures import host_env
     from lab.rooms.kernels.plan import plan
+    from lab.rooms.kernels.profile.copies import copy_files, refuse_targets
 
     if model and named and model != named:
         raise UsageError(f"two models named: {model} and {named}", fix="name only one")
+    if no_shape_log and shapes_copy:
+        raise UsageError("--shape-log and --no-shape-log exclude each other", fix="drop one of them")
+    refuse_targets(trace_copy, shapes_copy)
     options = options_of(ctx)
+    knobs["shape_log"] = not no_shape_log
 
     def make_plan(site: Site, root: Path) -> Plan:
         chosen = model or named or ("bloom-560m" if site.gpus else "tiny-bloom")
@@ -78,4 +104,6 @@ def profile(ctx: click.Context, /, model: str | None, named: str | None, **knobs
         chosen = str(Path(chosen).resolve()) if Path(chosen).is_dir() else chosen
         return plan(KernelsConfig(model=chosen, **knobs), site, image=options.image, env=host_env())
 
-    return Experiment("kernels", make_plan, options)
+    return Experiment(
+        "kernels", make_plan, options, on_success=lambda root: copy_files(root, trace_copy, shapes_copy)
+    )

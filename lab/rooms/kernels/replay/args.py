@@ -84,8 +84,8 @@ class Signature(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def src(self) -> str:
         """The worst provenance of the arguments."""
-        found = [SOURCES.index(arg.src) for arg in self.args or ()]
-        return SOURCES[max(found)] if found else "recorded"
+        ranks = [SOURCES.index(arg.src) for arg in self.args or ()]
+        return SOURCES[max(ranks)] if ranks else "recorded"
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
@@ -134,17 +134,6 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_kernels: bool = True
 
 
-class TritonKernel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A kernel that Inductor generated: the text of its file, and how it was launched (-1: not recorded)."""
-
-    name: str
-    hash: str
-    source: str
-    block_sizes: str = ""  # as `XBLOCK=2,R0_BLOCK=2048`
-    num_warps: int = -1
-    num_stages: int = -1
-
-
 class ReplayPlan(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A recording, ready to be replayed anywhere: the only file that the workload reads."""
 
@@ -157,7 +146,6 @@ class ReplayPlan(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: dict[str, Any] = {}  # flags to restore: grad mode, TF32, deterministic, ...
     config: dict[str, Any] = {}  # the profiled run's configuration, if known
     notes: tuple[str, ...] = ()
-    kernels: tuple[TritonKernel, ...] = ()  # signatures of op = name and overload = hash call them
 
 
 # Ops whose floats must not be negative, and those whose integers must not be zero.

@@ -40,13 +40,6 @@ if TYPE_CHECKING:
     "For in-order. host: launched as fast as the host can; queue: queued behind a wait, so that kernels "
     "run back to back.",
 )
-@click.option(
-    "--inductor",
-    multiple=True,
-    metavar="FOLDER",
-    type=click.Path(path_type=Path),
-    help="Where torch.compile's generated files are; the replay runs those that the recording names by hash.",
-)
 @RANK
 @click.pass_context
 def replay(
@@ -56,7 +49,6 @@ def replay(
     execution_trace: Path | None,
     recorded_ops: Path | None,
     rank: int,
-    inductor: tuple[Path, ...],
     **knobs: Any,
 ) -> Experiment:
     """Replay every op of SOURCE (a RUN or a Kineto trace), and prove that its kernels are the same.
@@ -68,7 +60,7 @@ def replay(
     from lab.rooms.kernels.replay.plan import ReplayOptions, replay_run
     from lab.rooms.kernels.replay.read import read_source
 
-    plan = read_source(source, execution_trace, recorded_ops, rank, inductor)
+    plan = read_source(source, execution_trace, recorded_ops, rank)
 
     def make_plan(site: Site, root: Path) -> Plan:
         return replay_run(plan, ReplayOptions(**knobs), site)

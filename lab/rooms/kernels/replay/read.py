@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.run import Run
@@ -18,44 +17,42 @@ def read_source(
     execution_trace: Path | None = None,
     recorded_ops: Path | None = None,
     rank: int = 0,
-    inductor: Sequence[Path] = (),
 ) -> ReplayPlan:
     """The plan of a trace file, or of one rank of a run. Raises MissingError, UsageError and BadDataError."""
     if not source.exists():
         raise not_here("no such run or trace", source)
     if source.is_file():
-        return read_plan(source, execution_trace, recorded_ops, inductor=inductor)
+        return read_plan(source, execution_trace, recorded_ops)
     trail = _trail(source, rank)
-    made = read_json(trail.generation, Generation) if trail.generation else None
+    generation = read_json(trail.generation, Generation) if trail.generation else None
     return read_plan(
         trail.trace,
         execution_trace or trail.execution_trace,
         recorded_ops or trail.recorded_ops,
         run=str(source),
-        state=made.flags if made else {},
-        config=_config_of(source, made),
-        inductor=inductor,
+        state=generation.flags if generation else {},
+        config=_config_of(source, generation),
     )
 
 
 def _trail(source: Path, rank: int) -> Trail:
-    found = {trail.rank: trail for trail in trails(source)}
-    if not found:
+    by_rank = {trail.rank: trail for trail in trails(source)}
+    if not by_rank:
         raise MissingError(
             "this folder holds no profile of the kernels room",
             location=source,
             fix="make one with: lab run kernels profile MODEL, or name a trace file",
         )
-    if rank not in found:
-        ranks = ", ".join(map(str, sorted(found)))
+    if rank not in by_rank:
+        ranks = ", ".join(map(str, sorted(by_rank)))
         raise UsageError(f"this run has no rank {rank}", location=source, fix=f"its ranks: {ranks}")
-    return found[rank]
+    return by_rank[rank]
 
 
-def _config_of(source: Path, made: Generation | None) -> dict[str, object]:
+def _config_of(source: Path, generation: Generation | None) -> dict[str, object]:
     """The configuration of the profiled run, so that an energy run can generate with the same model again."""
     config: dict[str, object] = dict(Run.open(source).manifest.config) if Run.is_run(source) else {}
     for name in ("model", "weights", "dtype", "prompt_tokens", "new_tokens", "attn"):
-        if made is not None:
-            config.setdefault(name, getattr(made, name))
+        if generation is not None:
+            config.setdefault(name, getattr(generation, name))
     return config

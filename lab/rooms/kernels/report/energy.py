@@ -69,8 +69,8 @@ def _facts(result: EnergyResult) -> list[str]:
         )
     if (closure := result.closure) is not None:
         facts.append(
-            f"Parts against the whole: {closure.predicted_j:.3f} J predicted, {closure.measured_j:.3f} J "
-            f"measured ({closure.total_pct:+.1f} %); net {closure.net_pct:+.1f} %."
+            f"Parts against the whole above idle: {closure.sum_net_j:.3f} J of kernels, "
+            f"{closure.measured_net_j:.3f} J measured ({closure.net_pct:+.1f} %)."
         )
     return facts
 

@@ -82,32 +82,32 @@ class About:
 
 
 def write_report(
-    found: Catalogue, extras: Extras, about: About, out: Path, *, missing: Sequence[str] = ()
+    catalogue: Catalogue, extras: Extras, about: About, out: Path, *, missing: Sequence[str] = ()
 ) -> Findings:
     """Write the summary tables, figures and report.html into `out`; findings with those files."""
-    tables = _tables(found)
+    tables = _tables(catalogue)
     paths = [write_csv(table, out / "tables" / f"{name}.csv") for name, table in tables.items()]
-    bars = bars_of(found.ranks)
-    busy = busy_table(bars, found.lacks)
-    chart = write_gantt(bars, out, bound=found.signatures.bound)
-    verdict = verdict_sentences(found, tables, busy)
-    status: Status = "warn" if found.problems or missing or found.signatures.device == "cpu" else "ok"
+    bars = bars_of(catalogue.ranks)
+    busy = busy_table(bars, catalogue.lacks)
+    chart = write_gantt(bars, out, bound=catalogue.signatures.bound)
+    verdict = verdict_sentences(catalogue, tables, busy)
+    status: Status = "warn" if catalogue.problems or missing or catalogue.signatures.device == "cpu" else "ok"
     sections = [
         time_section(tables, out),
-        *roof_section(found, tables["products"], out),
+        *roof_section(catalogue, tables["products"], out),
         gantt_section(bars),
-        kernel_section(found),
+        kernel_section(catalogue),
         *shape_section(extras.shapes, out),
         *replay_section(extras.replay, extras.replay_home),
         *energy_section(extras.energy, out, extras.energy_home),
-        doubts_section(found, missing),
+        doubts_section(catalogue, missing),
     ]
     page = Page(
         title=about.title,
         question=QUESTION,
         verdict=verdict,
         status=status,
-        cards=cards(found, tables, busy),
+        cards=cards(catalogue, tables, busy),
         sections=sections,
         provenance=about.provenance,
         footnotes=FOOTNOTES,
@@ -116,22 +116,22 @@ def write_report(
     )
     page_path = write_page(page, out / "report.html")
     files = [*paths, *chart, *(out / png for png in page.pictures), page_path]
-    lacking = [*missing, *sentences(holes(found.lacks))]
-    text = terminal_text(verdict, found, page_path)
-    return Findings(verdict, status, files, text, lacking, sentences(counted(found.lacks)))
+    lacking = [*missing, *sentences(holes(catalogue.lacks))]
+    text = terminal_text(verdict, catalogue, page_path)
+    return Findings(verdict, status, files, text, lacking, sentences(counted(catalogue.lacks)))
 
 
-def _tables(found: Catalogue) -> dict[str, pd.DataFrame]:
-    signatures, frame = found.signatures, analyze.frame_of(found)
+def _tables(catalogue: Catalogue) -> dict[str, pd.DataFrame]:
+    signatures, frame = catalogue.signatures, analyze.frame_of(catalogue)
     tables = {
         "by_phase": analyze.phases(frame, signatures.forwards, len(signatures.ranks)),
         "by_class": analyze.shares(frame, "class"),
         "by_op": analyze.shares(frame, "op"),
         "by_module": analyze.shares(frame, "module"),
-        "products": products(found, board_of(signatures.gpu, signatures.num_sms)),
-        "argument_sources": analyze.sources(found),
+        "products": products(catalogue, board_of(signatures.gpu, signatures.num_sms)),
+        "argument_sources": analyze.sources(catalogue),
     }
-    return {name: table.assign(**found.marks) for name, table in tables.items()}
+    return {name: table.assign(**catalogue.marks) for name, table in tables.items()}
 
 
 def write_result_page(

@@ -23,8 +23,8 @@ def replay_section(result: Result | None, home: str = "") -> list[Section]:
     csv = f"{home}tables/replay.csv"
     bars = [f"{name.replace('_', ' ')}: {MET[met]}" for name, met in result.bars.items()]
     asked = f"{result.mode} answers: {QUESTIONS.get(result.mode, 'unknown mode')}"
-    first = [CPU_ONLY] if result.device == "cpu" else [asked]
-    blocks: list[Block] = [Points([*first, *bars, *result.notes]), *_charts(result, csv)]
+    heading = [CPU_ONLY] if result.device == "cpu" else [asked]
+    blocks: list[Block] = [Points([*heading, *bars, *result.notes]), *_charts(result, csv)]
     blocks.append(Table(_coverage(result), "Coverage", csv))
     if any(one.compared_us for one in result.closure):
         blocks.append(Table(_closure(result), "Sums per forward", csv))
@@ -35,35 +35,35 @@ def _coverage(result: Result) -> pd.DataFrame:
     rows = [
         {
             "launches_of": name,
-            "launches": one.launches,
-            "rebuilt": one.rebuilt_launches,
-            "time_us": one.time_us,
-            **_proof(one, result.device),
+            "launches": cover.launches,
+            "rebuilt": cover.rebuilt_launches,
+            "time_us": cover.time_us,
+            **_proof(cover, result.device),
         }
-        for name, one in result.coverage.items()
+        for name, cover in result.coverage.items()
     ]
     frame: pd.DataFrame = pd.DataFrame(rows)
     return frame
 
 
-def _proof(one: Coverage, device: str) -> dict[str, Any]:
+def _proof(cover: Coverage, device: str) -> dict[str, Any]:
     """How much was proven; on a CPU there is no kernel to prove, which is not the same as 0 %."""
     if device == "cpu":
         return {"same_kernel": "not looked at (CPU)"}
-    return {"same_kernel": one.same_launches, "same_of_time_percent": one.percent("same", "time_us")}
+    return {"same_kernel": cover.same_launches, "same_of_time_percent": cover.percent("same", "time_us")}
 
 
 def _closure(result: Result) -> pd.DataFrame:
     rows = [
         {
-            "forward": one.name,
-            "recorded_us": one.compared_us,
-            "replayed_us": one.replay_sum_us,
-            "off_percent": one.closure_pct,
-            "busy_us": one.busy_us,
-            "wall_us": one.wall_us,
+            "forward": forward.name,
+            "recorded_us": forward.compared_us,
+            "replayed_us": forward.replay_sum_us,
+            "off_percent": forward.closure_pct,
+            "busy_us": forward.busy_us,
+            "wall_us": forward.wall_us,
         }
-        for one in result.closure
+        for forward in result.closure
     ]
     frame: pd.DataFrame = pd.DataFrame(rows)
     return frame
@@ -72,7 +72,6 @@ def _closure(result: Result) -> pd.DataFrame:
 def _charts(result: Result, csv: str) -> list[Block]:
     """Recorded against replayed medians, and the error of each over its time."""
     medians: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ROLES}
-    errors: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ROLES}
     for row in result.rows:
         median = float(row.us["median"]) if row.us else 0.0
         if median <= 0 or row.trace_median_us <= 0:
@@ -80,15 +79,11 @@ def _charts(result: Result, csv: str) -> list[Block]:
         name = NAMES.get(row.same_kernel, "other kernel or none")
         across, hover = math.log10(row.trace_median_us), _hover(row, median)
         medians[name].append((across, math.log10(median), hover))
-        if row.err_pct is not None and math.isfinite(row.err_pct):
-            errors[name].append((across, row.err_pct, hover))
     axis = "log10 of the recorded µs"
-    what = "op" if result.device == "cpu" else "kernel"
-    equal = f"Median time of each {what}, recorded and replayed ({result.mode}); equal on the diagonal."
-    short = "Error of each kernel's median; short kernels vary most."
+    noun = "op" if result.device == "cpu" else "kernel"
+    equal = f"Median time of each {noun}, recorded and replayed ({result.mode}); equal on the diagonal."
     charts = [
         Chart("replay", axis, ["log10 of the replayed µs"], _series(medians), equal, csv, diagonal=True),
-        Chart("replay_error", axis, ["error %"], _series(errors), short, csv),
     ]
     return [chart for chart in charts if chart.series]
 

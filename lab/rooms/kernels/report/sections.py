@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.perfmodel.boards import Board, board_of
 from lab.recordings.gantt.bars import Bars, head, packed
+from lab.recordings.views import drawing_of, op_roofs, summary_of
 from lab.report.figures import roofline, save, stacked_bars
-from lab.report.parts import Block, Figure, Points, Prose, Section, Table, Timeline
+from lab.report.parts import Block, Figure, Points, Section, Table, Timeline
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt.page import CAPTION
@@ -51,39 +51,28 @@ def _share_figure(table: pd.DataFrame, name: str, by: str, out: Path) -> list[Fi
     return [Figure(svg, caption, f"figures/{name}.png", f"tables/{name}.csv")]
 
 
-def roof_section(found: Catalogue, products: pd.DataFrame, out: Path) -> list[Section]:
-    """Matrix products under the GPU's data-sheet ceilings; nothing if there are no products."""
-    if products.empty:
-        return []
-    board = board_of(found.signatures.gpu, found.signatures.num_sms)
+def roof_section(catalogue: Catalogue, products: pd.DataFrame, out: Path) -> list[Section]:
+    """Ops of the first rank under the GPU's roofs, and all matrix products; nothing without either."""
     blocks: list[Block] = []
-    if found.signatures.device == "gpu":
-        blocks.append(_roofline(products, board, out))
-        if board is None:
-            gpu = found.signatures.gpu or "this GPU"
-            blocks.append(Prose(f"No ceiling is drawn: lab has no data sheet of {gpu}."))
-    rows = products.sort_values("count", ascending=False)
-    blocks.append(Table(rows, "Matrix products", "tables/products.csv", open_rows=12))
-    return [Section("Matrix products" + (" against the GPU's ceilings" if board else ""), blocks)]
-
-
-def _roofline(products: pd.DataFrame, board: Board | None, out: Path) -> Figure:
-    series: dict[str, list[tuple[float, float, str]]] = {}
-    for row in products.to_dict("records"):
-        hover = f"{row['kernel']}: {row['rate_tflops']:.2f} TFLOP/s, {row['count']} times"
-        point = (row["intensity"], row["rate_tflops"], hover)
-        series.setdefault(str(row["phase"] or "all"), []).append(point)
-    roofs = _ceilings(products, board) if board else {}
-    drawing = roofline(series, roofs=roofs, across="FLOP per byte (each factor read once)", axis="TFLOP/s")
-    svg = save(drawing, out / "figures", "roofline")
-    caption = "Matrix products: arithmetic intensity and the rate they reach."
-    return Figure(svg, caption, "figures/roofline.png", "tables/products.csv")
-
-
-def _ceilings(products: pd.DataFrame, board: Board) -> dict[str, tuple[float, float]]:
-    """Name -> (TFLOP/s, TB/s) of each rate of the board that a product competes with."""
-    rates = sorted(set(products["ceiling"]) - {""})
-    return {f"{board.names[0]}, {rate}, data sheet": (board.tflops[rate], board.tb_per_s) for rate in rates}
+    rank = catalogue.ranks[0]
+    if rank.on_gpu:
+        roofs = op_roofs(rank.trace)
+        points, ceilings = drawing_of(roofs)
+        table = pd.DataFrame(roofs.as_dict()).assign(**catalogue.marks)
+        write_csv(table, out / "tables" / "roofline.csv")
+        if points:
+            across = "FLOP per byte (each tensor once)"
+            drawing = roofline(points, roofs=ceilings, across=across, axis="TFLOP/s")
+            svg = save(drawing, out / "figures", "roofline")
+            caption = (
+                "Each op by its arithmetic intensity and rate, under the roofs of the board's data sheet"
+            )
+            blocks.append(Figure(svg, caption, "figures/roofline.png", "tables/roofline.csv"))
+        blocks.append(Points(summary_of(roofs)))
+    if not products.empty:
+        rows = products.sort_values("count", ascending=False)
+        blocks.append(Table(rows, "Matrix products", "tables/products.csv", open_rows=12))
+    return [Section("Work and roofs", blocks)] if blocks else []
 
 
 def gantt_section(bars: Bars) -> Section:
@@ -97,9 +86,9 @@ def gantt_section(bars: Bars) -> Section:
     )
 
 
-def kernel_section(found: Catalogue) -> Section:
+def kernel_section(catalogue: Catalogue) -> Section:
     caption = "Distinct launches, most time first"
-    table = Table(found.unique[KERNEL_COLUMNS], caption, "tables/unique_kernels.csv", limit=300)
+    table = Table(catalogue.unique[KERNEL_COLUMNS], caption, "tables/unique_kernels.csv", limit=300)
     return Section("Distinct launches", [table])
 
 
@@ -113,18 +102,18 @@ def shape_section(shapes: Sequence[LinearShape], out: Path) -> list[Section]:
     return [Section("Linear layers", [table])]
 
 
-def _shape_row(one: LinearShape) -> dict[str, object]:
+def _shape_row(line: LinearShape) -> dict[str, object]:
     return {
-        "rank": one.rank,
-        "phase": one.phase,
-        "module": one.module_path,
-        "class": one.cls,
-        "in_shape": _sizes(one.in_[0].shape) if one.in_ else "",
-        "out_shape": _sizes(one.out[0].shape) if one.out else "",
-        "weight_shape": _sizes(one.weight_shape_local),
-        "placement": one.weight_placement,
-        "dtype": one.in_[0].dtype if one.in_ else "",
-        "count": one.count,
+        "rank": line.rank,
+        "phase": line.phase,
+        "module": line.module_path,
+        "class": line.cls,
+        "in_shape": _sizes(line.in_[0].shape) if line.in_ else "",
+        "out_shape": _sizes(line.out[0].shape) if line.out else "",
+        "weight_shape": _sizes(line.weight_shape_local),
+        "placement": line.weight_placement,
+        "dtype": line.in_[0].dtype if line.in_ else "",
+        "count": line.count,
     }
 
 
@@ -132,6 +121,6 @@ def _sizes(sizes: Sequence[int] | None) -> str:
     return "×".join(map(str, sizes)) if sizes else ""
 
 
-def doubts_section(found: Catalogue, missing: Sequence[str]) -> Section:
+def doubts_section(catalogue: Catalogue, missing: Sequence[str]) -> Section:
     none = "Every launch has an op, every recorded call was found, every rank launched the same."
-    return Section("What is in doubt", [Points([*missing, *found.problems] or [none])])
+    return Section("What is in doubt", [Points([*missing, *catalogue.problems] or [none])])

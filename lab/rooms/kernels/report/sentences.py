@@ -12,12 +12,12 @@ from lab.report.parts import Card
 from lab.rooms.kernels.catalogue.build import Catalogue
 
 
-def verdict_sentences(found: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame) -> list[str]:
+def verdict_sentences(catalogue: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame) -> list[str]:
     """How much was launched, where the time goes, how busy each GPU is, where arguments come from."""
-    sentences = [_count_sentence(found)]
-    if found.lacks:
-        sentences += integrity_lines(found.lacks)
-    if found.signatures.device == "cpu":
+    sentences = [_count_sentence(catalogue)]
+    if catalogue.lacks:
+        sentences += integrity_lines(catalogue.lacks)
+    if catalogue.signatures.device == "cpu":
         sentences.append(
             "This trace holds no kernels: ops stand in for launches, and their times are CPU times."
         )
@@ -26,41 +26,41 @@ def verdict_sentences(found: Catalogue, tables: dict[str, pd.DataFrame], busy: p
         f"Most time goes to {top['class']}: {top['share_percent']:.0f} % in "
         f"{plural(int(top['launches']), 'launch')}."
     )
-    sentences += _waits(found)
+    sentences += _waits(catalogue)
     sentences += [_phase_sentence(row) for row in tables["by_phase"].to_dict("records") if row["forwards"]]
-    if found.signatures.device == "gpu":
+    if catalogue.signatures.device == "gpu":
         sentences += [
-            _busy_sentence(row, marked(bound(found.lacks, "gpu")))
+            _busy_sentence(row, marked(bound(catalogue.lacks, "gpu")))
             for row in busy.to_dict("records")
             if row["span_ms"] > 0
         ]
     return [*sentences, _source_sentence(tables["argument_sources"])]
 
 
-def _count_sentence(found: Catalogue) -> str:
-    signatures = found.signatures
-    total_ms = sum(one.own_us for one in found.launches) / 1000
+def _count_sentence(catalogue: Catalogue) -> str:
+    signatures = catalogue.signatures
+    total_ms = sum(one.own_us for one in catalogue.launches) / 1000
     noun = ("launch", "launches") if signatures.device == "gpu" else ("CPU op with work", "CPU ops with work")
     forwards = ", ".join(f"{count} {phase}" for phase, count in signatures.forwards.items())
     ranks = f" over {len(signatures.ranks)} ranks" if len(signatures.ranks) > 1 else ""
-    at_least = marked(bound(found.lacks, "gpu")).capitalize()
-    count = plural(len(found.launches), *noun)
+    at_least = marked(bound(catalogue.lacks, "gpu")).capitalize()
+    count = plural(len(catalogue.launches), *noun)
     return (
         f"{at_least}{count}, {len(signatures.signatures):,} distinct, "
         f"{total_ms:.2f} ms of their own time{f' in {forwards}' if forwards else ''}{ranks}."
     )
 
 
-def _waits(found: Catalogue) -> list[str]:
+def _waits(catalogue: Catalogue) -> list[str]:
     """How long collectives only waited, and for whom; this is neither communication nor an op's cost."""
-    if not found.waits:
+    if not catalogue.waits:
         return []
-    named = sorted(found.waits.items(), key=lambda item: -item[1])
+    named = sorted(catalogue.waits.items(), key=lambda item: -item[1])
     parts = [f"rank {rank} for rank {awaited} {ms:.2f} ms" for (rank, awaited), ms in named[:3] if ms >= 0.01]
-    total = sum(found.waits.values())
-    where = f": {', '.join(parts)}" if parts else ""
+    total = sum(catalogue.waits.values())
+    pairs = f": {', '.join(parts)}" if parts else ""
     return [
-        f"Beside that, collectives wait {total:.2f} ms for ranks that come later{where}; this counts as no "
+        f"Beside that, collectives wait {total:.2f} ms for ranks that come later{pairs}; this counts as no "
         "communication and for no op or module (`lab ranks` says why they wait)."
     ]
 
@@ -86,22 +86,22 @@ def _source_sentence(sources: pd.DataFrame) -> str:
     return f"Sources of the ops' arguments, by time: {parts}."
 
 
-def cards(found: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame) -> list[Card]:
-    signatures = found.signatures
-    total_ms = sum(one.dur_us for one in found.launches) / 1000
+def cards(catalogue: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame) -> list[Card]:
+    signatures = catalogue.signatures
+    total_ms = sum(one.dur_us for one in catalogue.launches) / 1000
     ranks = plural(len(signatures.ranks), "rank")
-    at_least = f", {bound(found.lacks, 'gpu')}".rstrip(", ")
-    made = [
-        Card(f"launches{at_least}", f"{len(found.launches)}", "tables/launches.jsonl", note=ranks),
+    at_least = f", {bound(catalogue.lacks, 'gpu')}".rstrip(", ")
+    key_numbers = [
+        Card(f"launches{at_least}", f"{len(catalogue.launches)}", "tables/launches.jsonl", note=ranks),
         Card("distinct launches", f"{len(signatures.signatures)}", "tables/unique_kernels.csv"),
         Card(f"time of launches{at_least}", f"{total_ms:.2f}", "tables/by_class.csv", unit="ms"),
     ]
-    made += [_phase_card(row) for row in tables["by_phase"].to_dict("records") if row["forwards"]]
+    key_numbers += [_phase_card(row) for row in tables["by_phase"].to_dict("records") if row["forwards"]]
     if signatures.device == "gpu" and len(busy):
         share = 100 * busy["busy_ms"].sum() / busy["span_ms"].sum()
         note = "of the recorded span, under the profiler"
-        made.append(Card(f"busy{at_least}", f"{share:.0f}", "tables/gantt.csv", unit="%", note=note))
-    return made
+        key_numbers.append(Card(f"busy{at_least}", f"{share:.0f}", "tables/gantt.csv", unit="%", note=note))
+    return key_numbers
 
 
 def _phase_card(row: dict[Any, Any]) -> Card:

@@ -13,25 +13,25 @@ from lab.rooms.kernels.catalogue.build import Catalogue
 COLUMNS = ["kernel", "class", "op", "phase", "count", "dur_sum_us", "dur_median_us", "time_share"]
 
 
-def terminal_text(verdict: Sequence[str], found: Catalogue, page: Path) -> str:
+def terminal_text(verdict: Sequence[str], catalogue: Catalogue, page: Path) -> str:
     """The verdict, the problems, the launches that take most time, and where the page is."""
     lines = [
         verdict[0],
         *(f"- {sentence}" for sentence in verdict[1:]),
-        *(f"! {text}" for text in found.problems),
+        *(f"! {text}" for text in catalogue.problems),
         "",
-        terminal_table(shortened(found.unique[COLUMNS].head(12)), width=118),
+        terminal_table(shortened(catalogue.unique[COLUMNS].head(12)), width=118),
         "",
         f"report: {page}",
     ]
     return "\n".join(lines)
 
 
-def shortened(frame: pd.DataFrame, most: int = 40) -> pd.DataFrame:
+def shortened(frame: pd.DataFrame, max_chars: int = 40) -> pd.DataFrame:
     """Long texts cut in the middle, for a terminal."""
-    table: pd.DataFrame = frame.map(lambda one: _cut(one, most) if isinstance(one, str) else one)
+    table: pd.DataFrame = frame.map(lambda cell: _cut(cell, max_chars) if isinstance(cell, str) else cell)
     return table
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 14]}…{text[-13:]}"
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars - 14]}…{text[-13:]}"

@@ -49,39 +49,39 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         run(config, args.out, context, args.device)
     except (RuntimeError, ValueError, AssertionError, OSError) as error:
-        known = explained(error, host_env(), context.world_size)
-        if known is None:
+        explanation = explained(error, host_env(), context.world_size)
+        if explanation is None:
             raise
-        raise known from error
+        raise explanation from error
     leave_group(context)
 
 
 def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str) -> None:
     """Preflight, load, generate four times. Raises LabError for a configuration that cannot work here."""
-    found = facts(context.world_size)
-    gpu = found.names[context.local_rank] if context.local_rank < len(found.names) else "no GPU"
-    log.info("rank %d: python %s, torch %s, %s", context.rank, sys.executable, found.torch, gpu)
-    refuse_here(config, found, wants_gpu=device_kind == "cuda")
+    machine = facts(context.world_size)
+    gpu = machine.names[context.local_rank] if context.local_rank < len(machine.names) else "no GPU"
+    log.info("rank %d: python %s, torch %s, %s", context.rank, sys.executable, machine.torch, gpu)
+    refuse_here(config, machine, wants_gpu=device_kind == "cuda")
     if context.world_size != config.tp:
         raise ConfigError(
             f"--tp {config.tp} needs {plural(config.tp, 'process')}, but {context.world_size} started",
             fix="start it with `lab run kernels profile`, or with torch.distributed.run",
         )
     device = device_of(device_kind, context)
-    environment = describe(config, found, device, context) if context.rank == 0 else {}
+    environment = describe(config, machine, device, context) if context.rank == 0 else {}
     if environment:
         write_json(out / "environment.json", environment)
     with process_group(context, device) if config.tp > 1 else contextlib.nullcontext():
         generated = generate(config, out, context, device)
     if environment:
         weights = f"{generated.weights}: {generated.weights_note}"
-        more = {
+        outcome = {
             "versions": {**environment["versions"], "weights": weights},  # versions join the manifest
             "weights": generated.weights,
             "weights_note": generated.weights_note,
             "gpu_after": gpu_state(),
         }
-        write_json(out / "environment.json", {**environment, **more})
+        write_json(out / "environment.json", {**environment, **outcome})
 
 
 def generate(config: KernelsConfig, out: Path, context: RankContext, device: torch.device) -> Any:
@@ -139,21 +139,21 @@ def installed(package: str) -> str | None:
 
 
 def describe(
-    config: KernelsConfig, found: Facts, device: torch.device, context: RankContext
+    config: KernelsConfig, machine: Facts, device: torch.device, context: RankContext
 ) -> dict[str, Any]:
     """Versions, devices, host, configuration and the variables that affect the run."""
     prefixes = (*ENV_PREFIXES, "CUBLAS")
     variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(prefixes)}
     return {
         "versions": {
-            "torch": found.torch,
-            "transformers": found.transformers,
+            "torch": machine.torch,
+            "transformers": machine.transformers,
             "python": platform.python_version(),
-            "cuda": found.cuda,
-            "hip": found.hip,
+            "cuda": machine.cuda,
+            "hip": machine.hip,
         },
         "device": device.type,
-        "device_names": list(found.names),
+        "device_names": list(machine.names),
         "host": platform.node(),
         "world_size": context.world_size,
         "config": msgspec.to_builtins(config),

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lab.core.hub import is_offline
 from lab.errors import ConfigError, MissingError, UsageError
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.preflight import version
-from lab.rooms.kernels.workload.checkpoint import checkpoint_source
-from lab.workload.models import fetch_command, revision_to_load
+from lab.workload.models import fetch_command, is_loadable, revision_to_load
 
 
 class Loaded(NamedTuple):
@@ -50,11 +50,49 @@ def load(config: KernelsConfig, device: torch.device, *, on_cpu: bool) -> Loaded
     )
 
 
+def checkpoint_source(config: KernelsConfig) -> tuple[str | None, str]:
+    """(hub id or folder to load, why there is none). Steps run offline: only cached checkpoints count."""
+    if config.weights == "random":
+        return None, "--weights random"
+    folder = Path(config.model)
+    if folder.is_dir():
+        return _folder_source(folder, config)
+    model = known(config.model)
+    hub_id = model.hub_id if model else config.model
+    if not hub_id:
+        return _none(config, "a built-in model has no checkpoint")
+    if is_loadable(hub_id) or not is_offline():
+        return hub_id, ""
+    return _none(config, f"{hub_id} is not in the Hub's cache, and steps run offline", fetch_command(hub_id))
+
+
+def _folder_source(folder: Path, config: KernelsConfig) -> tuple[str | None, str]:
+    if any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        return str(folder), ""
+    if not (folder / "config.json").is_file():
+        raise MissingError(
+            "this folder holds no model",
+            location=folder,
+            fix="it needs config.json, and weights unless --weights random",
+        )
+    return _none(config, "the folder holds a config.json and no weights")
+
+
+def _none(config: KernelsConfig, reason: str, fetch: str = "") -> tuple[None, str]:
+    if config.weights == "checkpoint":
+        raise MissingError(
+            f"--weights checkpoint: {reason}",
+            location=config.model,
+            fix=f"{fetch}, or --weights random" if fetch else "--weights random",
+        )
+    return None, reason
+
+
 def choose_dtype(config: KernelsConfig, device: torch.device) -> torch.dtype:
     if config.dtype == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32
-    found: torch.dtype = getattr(torch, config.dtype)
-    return found
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
 
 
 def architecture(config: KernelsConfig) -> tuple[dict[str, Any], str]:
@@ -86,11 +124,11 @@ def from_settings(
     auto: Any = transformers.AutoModelForCausalLM
     settings = dict(settings)
     described = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-    more = {} if config.attn == "auto" else {"attn_implementation": config.attn}
+    options = {} if config.attn == "auto" else {"attn_implementation": config.attn}
     if version(torch.__version__) < (2, 1):
-        return auto.from_config(described, **more).to(dtype).to(target)
+        return auto.from_config(described, **options).to(dtype).to(target)
     with default_dtype(dtype), target:
-        model = auto.from_config(described, **more)
+        model = auto.from_config(described, **options)
     return model.to(dtype).to(target)
 
 
@@ -99,25 +137,25 @@ def from_checkpoint(source: str, config: KernelsConfig, dtype: torch.dtype, targ
     import transformers
 
     auto: Any = transformers.AutoModelForCausalLM
-    more: dict[str, Any] = {} if config.attn == "auto" else {"attn_implementation": config.attn}
-    more["revision"] = revision_to_load(source)
-    more["dtype" if version(transformers.__version__) >= (5,) else "torch_dtype"] = dtype
+    options: dict[str, Any] = {} if config.attn == "auto" else {"attn_implementation": config.attn}
+    options["revision"] = revision_to_load(source)
+    options["dtype" if version(transformers.__version__) >= (5,) else "torch_dtype"] = dtype
     if config.eight_bit:
         quantized: Any = transformers.BitsAndBytesConfig
-        more |= {"quantization_config": quantized(load_in_8bit=True), "device_map": {"": target}}
-        return auto.from_pretrained(source, **more)
-    return auto.from_pretrained(source, **more).to(target)
+        options |= {"quantization_config": quantized(load_in_8bit=True), "device_map": {"": target}}
+        return auto.from_pretrained(source, **options)
+    return auto.from_pretrained(source, **options).to(target)
 
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """New floating point tensors are `dtype` inside the block."""
-    before = torch.get_default_dtype()
+    previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous)
 
 
 def count_params(model: nn.Module) -> int:

@@ -59,8 +59,8 @@ def _without_scatter(parallelize: Any, layer: nn.Module, mesh: Any, styles: dict
     """Split without communication if this torch allows it, because every rank holds the same weights."""
     import inspect
 
-    more = {"src_data_rank": None} if "src_data_rank" in inspect.signature(parallelize).parameters else {}
-    parallelize(layer, mesh, styles, **more)
+    options = {"src_data_rank": None} if "src_data_rank" in inspect.signature(parallelize).parameters else {}
+    parallelize(layer, mesh, styles, **options)
 
 
 def _check_heads(config: Any, ranks: int) -> None:
@@ -68,9 +68,9 @@ def _check_heads(config: Any, ranks: int) -> None:
         "attention heads": config.num_attention_heads,
         "key-value heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
     }
-    for what, count in heads.items():
+    for part, count in heads.items():
         if count % ranks:
-            raise UsageError(f"{ranks} ranks do not divide the {count} {what}", fix=f"a divisor of {count}")
+            raise UsageError(f"{ranks} ranks do not divide the {count} {part}", fix=f"a divisor of {count}")
 
 
 def _fit_attention(family: str, layer: nn.Module, ranks: int, rank: int) -> None:

@@ -62,15 +62,15 @@ class Recorder:
         if schema is None:
             named = [("", value) for value in args] + list(kwargs.items())
             return [self.describe(name, value) for name, value in named]
-        found = []
+        described = []
         for index, parameter in enumerate(schema.arguments):
             if index < len(args):
-                found.append(self.describe(parameter.name, args[index]))
+                described.append(self.describe(parameter.name, args[index]))
             elif parameter.name in kwargs:
-                found.append(self.describe(parameter.name, kwargs[parameter.name]))
+                described.append(self.describe(parameter.name, kwargs[parameter.name]))
             elif parameter.has_default_value():
-                found.append(self.describe(parameter.name, parameter.default_value, src="default"))
-        return found
+                described.append(self.describe(parameter.name, parameter.default_value, src="default"))
+        return described
 
     def describe(self, name: str, value: Any, src: str = "recorder") -> Arg:
         """One argument as plain data."""
@@ -113,10 +113,10 @@ class _Mode(_dispatch.TorchDispatchMode):  # type: ignore[misc]
             return NotImplemented  # a DTensor decomposes its op first; the local ops arrive here next
         if not all(map(_is_real, _flat([*args, *kwargs.values()]))):
             return func(*args, **kwargs)
-        before = _Mode.recorder.arguments(func, args, kwargs)
+        described = _Mode.recorder.arguments(func, args, kwargs)
         result = func(*args, **kwargs)
         if all(map(_is_real, _flat(result))):
-            _Mode.recorder.add(func, before, result)
+            _Mode.recorder.add(func, described, result)
         return result
 
 

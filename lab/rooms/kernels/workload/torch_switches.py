@@ -30,27 +30,27 @@ FUNCTIONS = {"deterministic": ("are_deterministic_algorithms_enabled", "use_dete
 
 def read_switches() -> dict[str, Any]:
     """Every switch of this torch and its current value."""
-    found = {}
+    values = {}
     for name, path in ATTRIBUTES.items():
         with contextlib.suppress(AttributeError, AssertionError):  # torch 1.12 raises AssertionError
-            found[name] = _walk(path)
+            values[name] = _walk(path)
     for name, (read, _) in FUNCTIONS.items():
         with contextlib.suppress(AttributeError, AssertionError):
-            found[name] = _walk(read)()
-    return found
+            values[name] = _walk(read)()
+    return values
 
 
 @contextlib.contextmanager
 def restored(state: dict[str, Any]) -> Iterator[list[str]]:
     """Set every switch in `state` inside the block; yields the names that this torch does not have."""
-    before = read_switches()
-    unknown = [name for name in state if name in {**ATTRIBUTES, **FUNCTIONS} and name not in before]
-    wanted = {name: value for name, value in state.items() if type(before.get(name)) is type(value)}
+    previous = read_switches()
+    unknown = [name for name in state if name in {**ATTRIBUTES, **FUNCTIONS} and name not in previous]
+    wanted = {name: value for name, value in state.items() if type(previous.get(name)) is type(value)}
     try:
         _write(wanted)
         yield unknown
     finally:
-        _write({name: before[name] for name in wanted})
+        _write({name: previous[name] for name in wanted})
 
 
 def _write(values: dict[str, Any]) -> None:

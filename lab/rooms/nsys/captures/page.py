@@ -16,8 +16,11 @@ from lab.recordings.integrity.words import bound, marked, sentences
 from lab.recordings.lacks import AXES, verdict_of
 from lab.recordings.parts import with_origins
 from lab.recordings.projection import project
+from lab.recordings.tables import Table as Columns
+from lab.recordings.views import drawing_of, op_roofs, summary_of
+from lab.report.figures import roofline, save
 from lab.report.page import write_page
-from lab.report.parts import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline
+from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, Timeline
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading, number
@@ -47,12 +50,15 @@ def write_recording(capture: Capture, per_process: Sequence[Summary], out: Path)
     """report.html and tables/*.csv of one recording in `out`. Raises StorageError where it cannot write."""
     bars = bars_of_capture(project(capture, origins=with_origins(capture)[1])) if len(capture.ops) else None
     tables = recording_tables(capture, per_process)
+    roofs = op_roofs(capture)
+    if found := summary_of(roofs):
+        tables["roofline"] = pd.DataFrame(roofs.as_dict()).assign(bound=bound(capture.lacks, "gpu"))
     if bars is not None:
         gantt = bar_table(bars).assign(bound=bound(capture.lacks, "gpu"))
         tables |= {"gantt": gantt, "busy": busy_table(bars, capture.lacks)}
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
     unknown = unknowns(capture)
-    verdict = _sentences(capture, len(per_process), unknown)
+    verdict = [*_sentences(capture, len(per_process), unknown), *found]
     status: Status = "ok" if verdict_of(capture.lacks) == "complete" and not unknown else "warn"
     recorder = {"tool": _tool(capture), "version": capture.version or "unknown"}
     recorder |= {"schema": capture.schema or "none", **{name: str(v) for name, v in capture.info.items()}}
@@ -63,7 +69,7 @@ def write_recording(capture: Capture, per_process: Sequence[Summary], out: Path)
         verdict=verdict,
         status=status,
         cards=_cards(capture, per_process),
-        sections=_sections(capture, per_process, tables, bars),
+        sections=[*_sections(capture, per_process, tables, bars), *_roofline(tables, roofs, out)],
         provenance=provenance(capture.source, None) | {"Recorder": recorder},
         footnotes=[*offers, *capture.problems[:20]],
         room="recording",
@@ -137,6 +143,18 @@ def _sections(
     if several:
         blocks["Processes"] = _table_of(shown, "processes", "One row per process")
     return [Section(title, parts) for title, parts in blocks.items() if parts]
+
+
+def _roofline(tables: dict[str, pd.DataFrame], roofs: Columns, out: Path) -> list[Section]:
+    """Every op's work, rate and share of its board's roof; nothing without recorded ops."""
+    points, ceilings = drawing_of(roofs)
+    if not points:
+        return []
+    drawing = roofline(points, roofs=ceilings, across="FLOP per byte (each tensor once)", axis="TFLOP/s")
+    svg = save(drawing, out / "figures", "roofline")
+    caption = "Each op by its arithmetic intensity and rate, under the roofs of the board's data sheet"
+    figure = Figure(svg, caption, "figures/roofline.png", "tables/roofline.csv")
+    return [Section("Roofline", [figure, *_table_of(tables, "roofline", "Ops by time", open_rows=12)])]
 
 
 def _integrity_blocks(capture: Capture, table: pd.DataFrame) -> list[Block]:

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from lab.perfmodel.classes import CLASSES
 from lab.recordings.capture import Capture
 from lab.recordings.graphs import RULES as GRAPH_RULES
 from lab.recordings.integrity.words import as_json, bound, idle_bound
 from lab.recordings.lacks import Lack, verdict_of
-from lab.recordings.names import CLASSES, is_matmul, kernel_class
 from lab.recordings.processes import process_label
 from lab.recordings.projection import PHASES, RULES, Offer, Projection, offers
+from lab.recordings.views import row_classes
 from lab.rooms.nsys.captures.hardware import (
     UNKNOWN_GPU,
     gpu_metrics,
@@ -131,6 +132,7 @@ def summarise(
     num_steps = max(len(steps), 1)
     dur_ns = capture.ops.end_ns - capture.ops.start_ns
     by_name = _shares(capture, capture.ops.name_id, kernels, num_steps)
+    by_class = _by_class(capture, kernels, num_steps)
     costs = phases_of(projection, step_of_operation, steps)
     rows_by_path = {path: rows for path, (_, rows) in costs.items()}
     names = capture.text(capture.ops.name_id) if capture.device_events else np.empty(0)
@@ -143,10 +145,10 @@ def summarise(
         attribution=projection.attribution,
         steps=tuple(capture.name(int(name)) for name in capture.ranges.name_id[steps]),
         phases=tuple(phase for phase, _ in costs.values()),
-        classes=_by_class(by_name),
+        classes=by_class,
         top=tuple(by_name[:TOP]),
         origins=_origins(projection, kernels, num_steps),
-        matmul_share=_matmul_share(by_name),
+        matmul_share=_matmul_share(by_name, by_class),
         gpus=_gpus(capture, projection.owners(projection.warmups) >= 0),
         replayed=_replayed(projection, kernels, num_steps),
         replay_rules=_replay_rules(projection),
@@ -209,24 +211,19 @@ def _shares(capture: Capture, key: np.ndarray, mask: np.ndarray, num_steps: int)
     return sorted(shares, key=lambda share: (-share.kernel_ms, share.name))
 
 
-def _matmul_share(by_name: Sequence[Share]) -> float | None:
+def _matmul_share(by_name: Sequence[Share], by_class: Sequence[Share]) -> float | None:
     """None where no kernel, or no kernel's name, was recorded: which multiply is unknown."""
     if not any(share.name for share in by_name):
         return None
-    return sum(share.share for share in by_name if is_matmul(share.name))
+    # bitsandbytes' kgemm_4bit multiplies and dequantizes in one: its class is `quant`.
+    dequantizing = [share.share for share in by_name if "kgemm_4bit" in share.name]
+    return sum(share.share for share in by_class if share.name in ("gemm", "gemv")) + sum(dequantizing)
 
 
-def _by_class(by_name: list[Share]) -> tuple[Share, ...]:
-    classes = []
-    for kind in CLASSES:
-        members = [share for share in by_name if kernel_class(share.name) == kind]
-        if members:
-            sums = {
-                key: sum(getattr(share, key) for share in members)
-                for key in ("kernels", "kernel_ms", "share", "per_step")
-            }
-            classes.append(Share(name=kind, **sums))
-    return tuple(sorted(classes, key=lambda share: -share.kernel_ms))
+def _by_class(capture: Capture, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:
+    """Kernels by what they do: by their op first, where it was recorded."""
+    named = replace(capture, strings=[*CLASSES])
+    return tuple(_shares(named, row_classes(capture), kernels, num_steps))
 
 
 def _origins(projection: Projection, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from lab.perfmodel.classes import class_of_launch
 from lab.recordings.capture import shared_memory_bytes
 from lab.rooms.kernels.catalogue.build import read_catalogue
-from lab.rooms.kernels.catalogue.classes import class_of_launch
 from lab.rooms.kernels.catalogue.identity import args_key, sig_id_of
 from lab.rooms.kernels.catalogue.launches import GEOMETRY
 from lab.rooms.kernels.catalogue.rank import KINDS

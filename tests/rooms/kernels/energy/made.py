@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy, RunEnergy, SignatureEnergy
-from lab.rooms.kernels.energy.windows import (
+from lab.power.windows import (
     Samples,
     Window,
 )
+from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy, RunEnergy, SignatureEnergy
 from lab.rooms.kernels.replay.args import Call, Forward, Launch, Origin, ReplayPlan, Signature
 
 NAN = math.nan
@@ -90,7 +90,7 @@ def a_raw(**more):
     raw.stands_for = {1: 0, 2: 0}
     raw.model = [
         RunEnergy(
-            what="model",
+            subject="model",
             forwards_per_run=2,
             window=a_window(600.0, seconds=5.0, launches=1000.0, integral=590.0),
         )

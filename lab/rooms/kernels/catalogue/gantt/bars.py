@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from lab.perfmodel.classes import class_of_launch
 from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
 from lab.recordings.gantt.capture import lines_of
 from lab.recordings.tables import Table
-from lab.rooms.kernels.catalogue.classes import class_of_launch
 from lab.rooms.kernels.catalogue.rank import KINDS, RankData, no_launches
 
 
@@ -28,7 +28,7 @@ def _frame(rank: RankData) -> pd.DataFrame:
     table = rank.trace.ops if rank.on_gpu else rank.trace.operators
     table = table.take(rank.rows)
     ops, texts, op_id = rank.trace.operators, *_owners(rank)
-    own = np.where(rank.owner < len(ops), rank.owner, -1)
+    own_op = np.where(rank.owner < len(ops), rank.owner, -1)
     bars: pd.DataFrame = pd.DataFrame(
         {
             "rank": rank.rank,
@@ -41,8 +41,8 @@ def _frame(rank: RankData) -> pd.DataFrame:
             "op": np.array(texts, dtype=object)[op_id],
             "module": _modules(rank),
             "phase": np.array([*rank.marks.phases, ""], dtype=object)[rank.mark],
-            "shapes": rank.trace.text(np.append(ops.dims_id, -1)[own]),
-            "source": _sources(rank, own),
+            "shapes": rank.trace.text(np.append(ops.dims_id, -1)[own_op]),
+            "source": _sources(rank, own_op),
         }
     )
     return bars
@@ -63,12 +63,12 @@ def _families(
     """The family (n,) of each launch by its kernel, op and kind; each combination is looked up once."""
     kinds = np.full(len(name_id), -1) if kind is None else kind.astype(np.int64)
     keys = np.stack([name_id, op_id, kinds], axis=1)
-    used, which = np.unique(keys, axis=0, return_inverse=True)
-    found = np.array(
+    used, group = np.unique(keys, axis=0, return_inverse=True)
+    family_of = np.array(
         [FAMILY_OF[class_of_launch(texts[a], texts[b], KINDS.get(c, "cpu_op"))] for a, b, c in used.tolist()],
         dtype=np.int8,
     )
-    families: np.ndarray = found[which.ravel()] if len(used) else np.empty(0, dtype=np.int8)
+    families: np.ndarray = family_of[group.ravel()] if len(used) else np.empty(0, dtype=np.int8)
     if rank.on_gpu:
         families[np.isin(rank.rows, rank.trace.collectives.kernel)] = FAMILY_OF["comm"]
     return families
@@ -84,32 +84,37 @@ def _modules(rank: RankData) -> np.ndarray:
     if rank.modules:
         of_ops = np.where(of_ops == "", np.array(rank.modules, dtype=object), of_ops)
     borrowed = [op.module_path for op in rank.replayed.ops] if rank.replayed else []
-    found: np.ndarray = np.concatenate([of_ops, np.array([*borrowed, ""], dtype=object)])[rank.owner]
-    return found
+    paths_of_launches: np.ndarray = np.concatenate([of_ops, np.array([*borrowed, ""], dtype=object)])[
+        rank.owner
+    ]
+    return paths_of_launches
 
 
-def _sources(rank: RankData, own: np.ndarray) -> np.ndarray:
+def _sources(rank: RankData, own_op: np.ndarray) -> np.ndarray:
     """Where each launch (n,) comes from: the model's line as Inductor or the Python stack tell it, else the
     line or file that Inductor generated, "" where nothing is known. own: rows of `ops`, -1 for none."""
-    found = np.full(len(own), "", dtype=object)
-    if rank.frames is not None and (own >= 0).any():
+    sources = np.full(len(own_op), "", dtype=object)
+    if rank.frames is not None and (own_op >= 0).any():
         ops = rank.trace.operators
-        used, which = np.unique(own, return_inverse=True)
-        at = np.maximum(used, 0)
+        used, group = np.unique(own_op, return_inverse=True)
+        used_rows = np.maximum(used, 0)
         lines = lines_of(
-            rank.frames, Table({"pid": ops.pid[at], "tid": ops.tid[at], "start_ns": ops.start_ns[at]})
+            rank.frames,
+            Table(
+                {"pid": ops.pid[used_rows], "tid": ops.tid[used_rows], "start_ns": ops.start_ns[used_rows]}
+            ),
         )
         lines[used < 0] = ""
-        found = lines[which.reshape(-1)]
+        sources = lines[group.reshape(-1)]
     if rank.compiled is None:
-        return found
+        return sources
     kernels = rank.trace.text(rank.trace.ops.name_id)
     for row in np.flatnonzero(rank.compiled.hashes != "").tolist():
         hash_ = str(rank.compiled.hashes[row])
         origin = rank.compiled.provenance.of(str(kernels[row]), hash_)
         model = "; ".join(origin.lines) if origin else ""
-        found[row] = model or found[row] or rank.compiled.lines[row] or f"{hash_}.py"
-    return found
+        sources[row] = model or sources[row] or rank.compiled.lines[row] or f"{hash_}.py"
+    return sources
 
 
 def _marks(ranks: Sequence[RankData], zero_ns: int) -> list[Span]:
@@ -118,12 +123,12 @@ def _marks(ranks: Sequence[RankData], zero_ns: int) -> list[Span]:
         start = rank.start_ns()
         table = rank.trace.ops if rank.on_gpu else rank.trace.operators
         end = start + table.dur_ns[rank.rows]
-        found = []
+        marks = []
         for index, name in enumerate(rank.marks.names):
-            mine = rank.mark == index
-            if mine.any():
-                first_ns, last_ns = int(start[mine].min()), int(end[mine].max())
-                found.append(Span(name, (first_ns - zero_ns) / 1000, (last_ns - zero_ns) / 1000))
-        if found:
-            return found
+            of_mark = rank.mark == index
+            if of_mark.any():
+                first_ns, last_ns = int(start[of_mark].min()), int(end[of_mark].max())
+                marks.append(Span(name, (first_ns - zero_ns) / 1000, (last_ns - zero_ns) / 1000))
+        if marks:
+            return marks
     return []

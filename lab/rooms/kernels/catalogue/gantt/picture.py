@@ -32,9 +32,9 @@ def draw(bars: Bars, *, step: str | None = None) -> Any:
     ]
     parts = {}
     for index, (name, role, _) in enumerate(FAMILIES):
-        mine = shown[shown["family"] == index][["row", "start_us", "dur_us", "busy"]]
-        if len(mine):
-            parts[name, role] = mine.to_numpy(dtype=float) / [1, 1000, 1000, 1]
+        bars_of_family = shown[shown["family"] == index][["row", "start_us", "dur_us", "busy"]]
+        if len(bars_of_family):
+            parts[name, role] = bars_of_family.to_numpy(dtype=float) / [1, 1000, 1000, 1]
     return timeline(
         bars.rows,
         parts,
@@ -53,10 +53,10 @@ def window(bars: Bars, step: str | None) -> tuple[float, float]:
         if step in (mark.name, mark.name.rpartition("#")[2]):
             edge = 0.02 * (mark.end_us - mark.start_us)
             return mark.start_us - edge, mark.end_us + edge
-    known = ", ".join(mark.name for mark in bars.marks[:8])
+    names = ", ".join(mark.name for mark in bars.marks[:8])
     raise MissingError(
         f"no forward or step {step!r} in the trace",
-        fix=f"one of: {known}" if known else "this trace has no marks: leave out --step",
+        fix=f"one of: {names}" if names else "this trace has no marks: leave out --step",
     )
 
 
@@ -72,21 +72,23 @@ def merged(bars: Bars, low_us: float, high_us: float, pixels: int = PIXELS) -> p
     inside = (bars.start_us < high_us) & (end_us > low_us)
     parts = []
     for row in range(len(bars.rows)):
-        mine = inside & (bars.row == row)
-        of_family = [mine & (bars.family == index) for index in range(len(FAMILIES))]
-        covered = np.stack([_covered(bars.start_us[some], end_us[some], edges) for some in of_family])
+        of_row = inside & (bars.row == row)
+        of_family = [of_row & (bars.family == index) for index in range(len(FAMILIES))]
+        covered = np.stack(
+            [_covered(bars.start_us[is_used], end_us[is_used], edges) for is_used in of_family]
+        )
         winner = np.where(covered.max(axis=0) > 0, covered.argmax(axis=0), -1)
         quarters = np.ceil(np.minimum(covered.sum(axis=0) / (pixel * 1000), 1.0) * 4 - 1e-6).astype(np.int64)
         alike = winner * 8 + quarters
-        first = np.flatnonzero(np.diff(alike, prepend=alike[:1] - 1) != 0)
-        last = np.append(first[1:], len(winner))
-        some = winner[first] >= 0
+        starts = np.flatnonzero(np.diff(alike, prepend=alike[:1] - 1) != 0)
+        ends = np.append(starts[1:], len(winner))
+        is_used = winner[starts] >= 0
         columns = {
             "row": row,
-            "family": winner[first][some],
-            "start_us": edges[first][some],
-            "dur_us": (edges[last] - edges[first])[some],
-            "busy": quarters[first][some] / 4,
+            "family": winner[starts][is_used],
+            "start_us": edges[starts][is_used],
+            "dur_us": (edges[ends] - edges[starts])[is_used],
+            "busy": quarters[starts][is_used] / 4,
         }
         parts.append(pd.DataFrame(columns))
     shown: pd.DataFrame = pd.concat(parts, ignore_index=True)
@@ -100,6 +102,6 @@ def _covered(start_us: np.ndarray, end_us: np.ndarray, edges: np.ndarray) -> np.
     if not len(once):
         return np.zeros(len(edges) - 1)
     lengths = np.cumsum(once[:, 1] - once[:, 0])
-    before = np.stack([np.append(0, lengths[:-1]), lengths], axis=1).ravel()
-    found: np.ndarray = np.diff(np.interp(edges * 1000, once.ravel(), before))
-    return found
+    covered_until = np.stack([np.append(0, lengths[:-1]), lengths], axis=1).ravel()
+    covered: np.ndarray = np.diff(np.interp(edges * 1000, once.ravel(), covered_until))
+    return covered

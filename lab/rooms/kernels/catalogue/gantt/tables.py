@@ -27,7 +27,7 @@ def bar_table(bars: Bars) -> pd.DataFrame:
     names = np.array(bars.names, dtype=object)
     families = np.array([name for name, _, _ in FAMILIES], dtype=object)
     rows = np.array(bars.rows, dtype=object)
-    found: pd.DataFrame = pd.DataFrame(
+    table: pd.DataFrame = pd.DataFrame(
         {
             "name": names[bars.name] if len(bars.name) else [],
             "start_ms": bars.start_us / 1000,
@@ -38,4 +38,4 @@ def bar_table(bars: Bars) -> pd.DataFrame:
             "row": rows[bars.row],
         }
     )
-    return found
+    return table

@@ -21,12 +21,12 @@ def _bounded(op: str, arg: Arg, by_name: dict[str, Arg]) -> Arg:
         tensor, src = _bounded_tensor(op, arg.name, 0, arg.tensor, arg.src, by_name)
         return msgspec.structs.replace(arg, tensor=tensor, src=src)
     if arg.tensors is not None:
-        found = [
+        bounded = [
             _bounded_tensor(op, arg.name, i, tensor, arg.src, by_name) if tensor else (None, arg.src)
             for i, tensor in enumerate(arg.tensors)
         ]
-        worst = max((src for _, src in found), key=_rank, default=arg.src)
-        return msgspec.structs.replace(arg, tensors=tuple(tensor for tensor, _ in found), src=worst)
+        worst = max((src for _, src in bounded), key=_rank, default=arg.src)
+        return msgspec.structs.replace(arg, tensors=tuple(tensor for tensor, _ in bounded), src=worst)
     return arg
 
 
@@ -46,9 +46,9 @@ def _bounded_tensor(
 
 def index_limit(op: str, name: str, position: int, by_name: dict[str, Arg]) -> int | None:
     """The value that integers of argument `name` must stay below; None if no rule is known."""
-    first = _first_shape(by_name, "self", "weight", "input")
+    sizes = _first_shape(by_name, "self", "weight", "input")
     if op in ("embedding", "_embedding_bag", "embedding_bag", "embedding_renorm") and name == "indices":
-        return first[0] if first else None
+        return sizes[0] if sizes else None
     if (op, name) == ("embedding_dense_backward", "indices"):
         return _int_of(by_name, "num_weights")
     if name == "offsets":
@@ -57,12 +57,12 @@ def index_limit(op: str, name: str, position: int, by_name: dict[str, Arg]) -> i
         shape = _first_shape(by_name, "self")
         return shape[1 if len(shape) > 1 else 0] if shape else None
     if name == "indices" and (op.startswith(("index", "_index_put", "_unsafe_index"))):
-        return first[position] if first and position < len(first) else None
+        return sizes[position] if sizes and position < len(sizes) else None
     if name == "index" and op.startswith(("index_", "gather", "scatter", "take_along")):
         dim = _int_of(by_name, "dim")
-        return _size_along(first, dim) if first and dim is not None else None
+        return _size_along(sizes, dim) if sizes and dim is not None else None
     if name == "index" and op == "take":
-        return math.prod(first) if first else None
+        return math.prod(sizes) if sizes else None
     return None
 
 

@@ -46,10 +46,10 @@ def _arg_of_node(param: Param, value: Any, kind: str, shape: Any, stride: Any, o
         kinds = split_args(kind[12:-1])
         steps = stride if len(stride) == len(value) else [[]] * len(value)
         tensors = tuple(
-            _node_tensor(one, its[7:-1], size, step, False)
-            if its.startswith("Tensor(") and HOLE not in its
+            _node_tensor(item, item_kind[7:-1], size, step, False)
+            if item_kind.startswith("Tensor(") and HOLE not in item_kind
             else None
-            for one, its, size, step in zip(value, kinds, shape, steps, strict=True)
+            for item, item_kind, size, step in zip(value, kinds, shape, steps, strict=True)
         )
         return Arg(**common, tensors=tensors)
     if kind == "GenericList[]" and param.type in TENSOR_LISTS:
@@ -83,22 +83,22 @@ def _node_tensor(value: Any, kind: str, shape: Any, stride: Any, on_gpu: bool) -
 
 def tensor_slots(side: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     """[storage id, offset] of each tensor among a node's inputs or outputs, lists flattened."""
-    found: list[tuple[int, int]] = []
+    slots: list[tuple[int, int]] = []
     for value, kind in zip(side.get("values", []), side.get("types", []), strict=False):
         if str(kind).startswith("Tensor(") and HOLE not in str(kind):
-            found.append((int(value[1]), int(value[2])))
+            slots.append((int(value[1]), int(value[2])))
         elif "List[" in str(kind) and "Tensor(" in str(kind):
             tensors = [one for one in value if isinstance(one, list) and len(one) == 6 and one[5]]
-            found += [(int(one[1]), int(one[2])) for one in tensors]
-    return tuple(found)
+            slots += [(int(one[1]), int(one[2])) for one in tensors]
+    return tuple(slots)
 
 
 def out_shapes(side: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
     """The shape of each tensor among a node's outputs, lists flattened."""
-    found: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     for shape, kind in zip(side.get("shapes", []), side.get("types", []), strict=False):
         if str(kind).startswith("Tensor("):
-            found.append(tuple(shape))
+            shapes.append(tuple(shape))
         elif "Tensor(" in str(kind):
-            found += [tuple(one) for one in shape]
-    return tuple(found)
+            shapes += [tuple(one) for one in shape]
+    return tuple(shapes)

@@ -151,13 +151,13 @@ def _with_copy_devices(op: str, args: tuple[Arg, ...], launches: Sequence[Launch
     ends = next(copies, None)
     if op not in ("aten::copy_", "aten::_to_copy") or not ends:
         return args
-    here = {"self": ends[2], "src": ends[1]} if op == "aten::copy_" else {"self": ends[1]}
+    side_of = {"self": ends[2], "src": ends[1]} if op == "aten::copy_" else {"self": ends[1]}
     pinned = {"self": ends[4] == "Pinned", "src": ends[3] == "Pinned"}
 
     def placed(arg: Arg) -> Arg:
-        if arg.tensor is None or arg.name not in here:
+        if arg.tensor is None or arg.name not in side_of:
             return arg
-        device = "cpu" if here[arg.name] == "H" else "cuda"
+        device = "cpu" if side_of[arg.name] == "H" else "cuda"
         tensor = msgspec.structs.replace(
             arg.tensor, device=device, number=False, pinned=device == "cpu" and pinned[arg.name]
         )

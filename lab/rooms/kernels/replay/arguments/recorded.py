@@ -68,7 +68,9 @@ def arguments(op: RecordedOp) -> tuple[Arg, ...]:
 def tensor_slots(args: Sequence[RecordedArg]) -> tuple[tuple[int, int], ...]:
     """[storage, offset] of each tensor, lists flattened; storage -1 if unknown."""
     return tuple(
-        (-1 if one.storage is None else one.storage, one.offset) for arg in args for one in _tensors(arg)
+        (-1 if tensor.storage is None else tensor.storage, tensor.offset)
+        for arg in args
+        for tensor in _tensors(arg)
     )
 
 
@@ -78,28 +80,28 @@ def shapes(op: RecordedOp) -> tuple[tuple[int, ...], ...]:
 
 def with_ranges(args: tuple[Arg, ...], op: RecordedOp) -> tuple[Arg, ...]:
     """The same arguments with the ranges that the recorder saw in integer tensors of the same shape."""
-    seen = {one.name: one for one in op.args}
-    return tuple(_ranged(arg, seen[arg.name]) if arg.name in seen else arg for arg in args)
+    recorded = {one.name: one for one in op.args}
+    return tuple(_ranged(arg, recorded[arg.name]) if arg.name in recorded else arg for arg in args)
 
 
-def _ranged(arg: Arg, seen: RecordedArg) -> Arg:
+def _ranged(arg: Arg, recorded: RecordedArg) -> Arg:
     if arg.tensor is not None:
-        tensor = _with_range(arg.tensor, seen)
+        tensor = _with_range(arg.tensor, recorded)
         return arg if tensor is arg.tensor else msgspec.structs.replace(arg, tensor=tensor, src="ranged")
-    if arg.tensors and seen.items and len(arg.tensors) == len(seen.items):
+    if arg.tensors and recorded.items and len(arg.tensors) == len(recorded.items):
         tensors = tuple(
-            _with_range(one, other) if one and other else one
-            for one, other in zip(arg.tensors, seen.items, strict=True)
+            _with_range(tensor, recorded_item) if tensor and recorded_item else tensor
+            for tensor, recorded_item in zip(arg.tensors, recorded.items, strict=True)
         )
         return arg if tensors == arg.tensors else msgspec.structs.replace(arg, tensors=tensors, src="ranged")
     return arg
 
 
-def _with_range(tensor: TensorArg, seen: RecordedArg) -> TensorArg:
+def _with_range(tensor: TensorArg, recorded: RecordedArg) -> TensorArg:
     whole_numbers = tensor.dtype not in FLOATS and tensor.dtype != "bool" and not tensor.number
-    if seen.range is None or not whole_numbers or list(tensor.shape) != seen.shape:
+    if recorded.range is None or not whole_numbers or list(tensor.shape) != recorded.shape:
         return tensor
-    return msgspec.structs.replace(tensor, low=seen.range[0], high=seen.range[1])
+    return msgspec.structs.replace(tensor, low=recorded.range[0], high=recorded.range[1])
 
 
 def _arg(op: RecordedOp, arg: RecordedArg, numbers: bool) -> Arg:

@@ -1,24 +1,26 @@
 """From recordings to a ReplayPlan: which op owns each launch, and with what arguments it was called.
 
-A launch belongs to the innermost op around it. Arguments come from the execution trace if the op has a node
-there, otherwise from the recorder, otherwise from the trace itself.
+Owners, forwards and recorded calls are the catalogue's (`catalogue.rank`): one reading of a recording, so a
+profile and its replay count the same launches.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.errors import BadDataError
+import numpy as np
+
+from lab.errors import BadDataError, UsageError
+from lab.recordings.load import load_torch_trace
 from lab.rooms.kernels.catalogue.execution_trace import read_execution_trace
-from lab.rooms.kernels.replay.args import Origin, ReplayPlan
-from lab.rooms.kernels.replay.calls.forwards import ForwardSpans
-from lab.rooms.kernels.replay.calls.inductor import InductorKernels, is_inductor
-from lab.rooms.kernels.replay.calls.owners import gather
-from lab.rooms.kernels.replay.calls.recorded_calls import RecordedCalls
-from lab.rooms.kernels.replay.calls.recording import read_recording
+from lab.rooms.kernels.catalogue.rank import RankData, read_trail
+from lab.rooms.kernels.replay.args import Call, Forward, Origin, ReplayPlan
 from lab.rooms.kernels.replay.calls.signatures import SignatureBook
+from lab.rooms.kernels.trails import Trail
+from lab.stats.intervals import spans, total
 
 
 def read_plan(
@@ -29,32 +31,19 @@ def read_plan(
     run: str = "",
     state: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
-    inductor: Sequence[Path] = (),
 ) -> ReplayPlan:
-    """Everything a replay of `trace` needs. inductor: folders with the files of Inductor's kernels.
-
-    Raises MissingError and BadDataError for files that cannot be read.
-    """
-    recording = read_recording(trace)
-    ops, work, meta = recording.ops, recording.work, recording.capture.meta
-    if not ops:
-        raise BadDataError(
-            "the trace holds no ops, so the ops that launched its kernels are unknown",
-            location=trace,
-            fix="record CPU and CUDA activities together, with record_shapes",
-        )
+    """Everything a replay of `trace` needs. Raises MissingError and BadDataError for unreadable files."""
+    rank = _read_rank(trace, recorded_ops)
     nodes = read_execution_trace(execution_trace) if execution_trace else {}
-    recorder = RecordedCalls(recording, recorded_ops)
-    generated = InductorKernels(trace, inductor) if any(is_inductor(op.name) for op in ops) else None
-    book, forwards = SignatureBook(ops, nodes, recorder, generated), ForwardSpans(recording)
-    if work:
-        owners = {index: row.owner for index, row in enumerate(work) if row.owner >= 0}
-        owners = owners if nodes else recorder.recorded_owners(owners)
-        book.add_launches(work, gather(ops, owners), forwards)
-    else:
-        book.add_leaves(forwards)
-    if nodes:
-        _check_of_one_run(book, execution_trace)
+    book = SignatureBook(rank, nodes)
+    book.add_launches() if rank.on_gpu else book.add_leaves()
+    if nodes and not any(signature.args is not None for signature in book.signatures):
+        raise BadDataError(
+            "no op of the trace joins a node of the execution trace: they are of different runs",
+            location=execution_trace,
+            fix="give the execution trace that was recorded together with this trace",
+        )
+    meta = rank.trace.meta
     return ReplayPlan(
         origin=Origin(
             trace=str(trace),
@@ -64,27 +53,59 @@ def read_plan(
             num_sms=meta.num_sms[0] if meta.num_sms else 0,
             run=run,
             model=str((config or {}).get("model", "")),
-            has_kernels=bool(work),
+            has_kernels=rank.on_gpu,
         ),
-        forwards=forwards.finished(book.calls, bool(work)),
+        forwards=_forwards(rank, book.calls),
         signatures=tuple(book.signatures),
         calls=tuple(book.calls),
         orphans=tuple(book.orphans),
         state=state or {},
         config=config or {},
         notes=_notes(execution_trace, recorded_ops),
-        kernels=tuple(generated.needed.values()) if generated else (),
     )
 
 
-def _check_of_one_run(book: SignatureBook, execution_trace: Path | None) -> None:
-    """Raises BadDataError where no op has a node."""
-    if not any(signature.args is not None for signature in book.signatures):
-        raise BadDataError(
-            "no op of the trace joins a node of the execution trace: they are of different runs",
-            location=execution_trace,
-            fix="give the execution trace that was recorded together with this trace",
+def _read_rank(trace: Path, recorded_ops: Path | None) -> RankData:
+    load_torch_trace(trace)  # names what else the file is
+    ranks = read_trail(Trail(rank=0, trace=trace, recorded_ops=recorded_ops))
+    if len(ranks) > 1:
+        raise UsageError(
+            f"{len(ranks)} processes in one trace", location=trace, fix="replay the trace of each rank"
         )
+    if not len(ranks[0].trace.operators):
+        raise BadDataError(
+            "the trace holds no ops, so the ops that launched its kernels are unknown",
+            location=trace,
+            fix="record CPU and CUDA activities together, with record_shapes",
+        )
+    return ranks[0]
+
+
+def _forwards(rank: RankData, calls: Sequence[Call]) -> tuple[Forward, ...]:
+    """Names, phases, and the union of the GPU's work that each marked span launched; the last is the rest."""
+    by_forward: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for call in calls:
+        by_forward[call.forward] += zip(call.ts_us, call.dur_us, strict=True)
+    walls_us = [*((rank.marks.spans_ns[:, 1] - rank.marks.spans_ns[:, 0]) / 1000).tolist()]
+    named = [*zip(rank.marks.names, rank.marks.phases, walls_us, strict=True)]
+    ops = rank.trace.operators
+    length_us = float(ops.end_ns.max() - ops.start_ns.min()) / 1000
+    outside = ("between", "between", 0.0) if named else ("all", "all", length_us)
+    return tuple(
+        Forward(
+            name=name,
+            phase=phase,
+            wall_us=round(wall_us, 3),
+            busy_us=_covered_us(by_forward[index]) if rank.on_gpu else 0.0,
+        )
+        for index, (name, phase, wall_us) in enumerate([*named, outside])
+    )
+
+
+def _covered_us(times_us: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of (start, duration)."""
+    start_ns, dur_ns = (1000 * np.array(times_us).reshape(-1, 2)).round().astype(np.int64).T
+    return round(total(spans(start_ns, dur_ns)) / 1000, 3)
 
 
 def _notes(execution_trace: Path | None, recorded_ops: Path | None) -> tuple[str, ...]:

@@ -30,16 +30,16 @@ def call_proofs(plan: ReplayPlan, raw: RawReplay) -> list[list[CallProof]]:
 
     A call not made in order is represented by the signature called by itself.
     """
-    made: list[list[CallProof]] = [[] for _ in plan.signatures]
+    proofs: list[list[CallProof]] = [[] for _ in plan.signatures]
     in_order = {call.place: call for call in raw.calls}
     for index, call in enumerate(plan.calls):
         signature = plan.signatures[call.sig]
         if index in in_order:
-            one = _in_order(signature, in_order[index], raw, index)
+            proof = _in_order(signature, in_order[index], raw, index)
         else:
-            one = _alone(signature, raw.signatures[call.sig], raw, index)
-        made[call.sig].append(one)
-    return made
+            proof = _alone(signature, raw.signatures[call.sig], raw, index)
+        proofs[call.sig].append(proof)
+    return proofs
 
 
 def _in_order(signature: Signature, run: CallRun, raw: RawReplay, index: int) -> CallProof:

@@ -17,7 +17,7 @@ from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.recordings.names import short_name
 from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.replay.calls.owners import COLLECTIVE
+from lab.rooms.kernels.replay.calls.signatures import COLLECTIVE
 from lab.rooms.kernels.replay.proof.compare import CallProof, call_proofs
 from lab.rooms.kernels.replay.proof.result import EXACT, REBUILT, Coverage, ForwardClosure, Result, Row
 from lab.rooms.kernels.replay.proof.rows import origin_of, rows_of
@@ -70,12 +70,12 @@ def _coverage(plan: ReplayPlan, raw: RawReplay, calls: list[list[CallProof]]) ->
     Collectives are a kind of their own: most of their time is waiting for other ranks.
     """
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0, 0.0, 0.0])
-    for sig, made in enumerate(calls):
+    for sig, proofs in enumerate(calls):
         signature, rebuilt = plan.signatures[sig], raw.signatures[sig].status in REBUILT
-        for one in made:
-            for position, us in enumerate(plan.calls[one.call].dur_us):
+        for proof in proofs:
+            for position, us in enumerate(plan.calls[proof.call].dur_us):
                 kind = signature.launches[position].kind if signature.launches else "cpu_op"
-                _count(sums[kind], us, rebuilt, one.same == EXACT)
+                _count(sums[kind], us, rebuilt, proof.same == EXACT)
     for orphan in plan.orphans:
         kind = "collective" if orphan.reason == COLLECTIVE else orphan.launch.kind
         _count(sums[kind], orphan.dur_us, False, False)
@@ -121,13 +121,13 @@ def _errors(rows: list[Row]) -> dict[str, float | None]:
 
 def _closure(plan: ReplayPlan, raw: RawReplay, calls: list[list[CallProof]]) -> list[ForwardClosure]:
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for made in calls:
-        for one in made:
-            call = plan.calls[one.call]
+    for proofs in calls:
+        for proof in proofs:
+            call = plan.calls[proof.call]
             sums[call.forward][0] += sum(call.dur_us)
-            if one.same == EXACT and one.dur_us:
+            if proof.same == EXACT and proof.dur_us:
                 sums[call.forward][1] += sum(call.dur_us)
-                sums[call.forward][2] += float(np.median(np.array(one.dur_us), axis=0).sum())
+                sums[call.forward][2] += float(np.median(np.array(proof.dur_us), axis=0).sum())
     return [
         ForwardClosure(
             name=forward.name,
@@ -146,19 +146,19 @@ def _closure(plan: ReplayPlan, raw: RawReplay, calls: list[list[CallProof]]) -> 
 def _uncovered(plan: ReplayPlan, raw: RawReplay, calls: list[list[CallProof]]) -> list[dict[str, Any]]:
     """Every reason why time is missing from the proof, worst first."""
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    for sig, made in enumerate(calls):
+    for sig, proofs in enumerate(calls):
         signature, run = plan.signatures[sig], raw.signatures[sig]
-        for one in made:
-            if one.same != EXACT and not (raw.device == "cpu" and run.status in REBUILT):
-                entry = sums[(signature.op, run.reason or one.same)]
+        for proof in proofs:
+            if proof.same != EXACT and not (raw.device == "cpu" and run.status in REBUILT):
+                entry = sums[(signature.op, run.reason or proof.same)]
                 entry[0] += max(1, len(signature.launches))
-                entry[1] += sum(plan.calls[one.call].dur_us)
+                entry[1] += sum(plan.calls[proof.call].dur_us)
     for orphan in plan.orphans:
         entry = sums[(short_name(orphan.launch.name), orphan.reason)]
         entry[0], entry[1] = entry[0] + 1, entry[1] + orphan.dur_us
     rows = [
-        {"op": op, "reason": why, "launches": int(n), "time_us": round(us, 3)}
-        for (op, why), (n, us) in sums.items()
+        {"op": op, "reason": reason, "launches": int(n), "time_us": round(us, 3)}
+        for (op, reason), (n, us) in sums.items()
     ]
     return sorted(rows, key=lambda row: -float(row["time_us"]))
 
@@ -190,11 +190,11 @@ def bars(result: Result) -> dict[str, bool | None]:
         return {"same_kernel_time": None, "median_error": None, "closure": None}
     share, error = kernel.percent("same", "time_us"), result.error["median_abs_pct"]
     in_order = result.mode == "in-order"
-    whole = total_closure(result)
+    closure_pct = total_closure(result)
     return {
         "same_kernel_time": share >= TIME_BAR,
         "median_error": None if not in_order or error is None else error <= ERROR_BAR,
-        "closure": None if not in_order else abs(whole) <= CLOSURE_BAR,
+        "closure": None if not in_order else abs(closure_pct) <= CLOSURE_BAR,
     }
 
 

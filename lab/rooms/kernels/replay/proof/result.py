@@ -50,9 +50,9 @@ class Coverage(msgspec.Struct, kw_only=True):
     rebuilt_time_us: float
     same_time_us: float
 
-    def percent(self, what: str, unit: str) -> float:
-        part, whole = getattr(self, f"{what}_{unit}"), getattr(self, unit)
-        return 100.0 * part / whole if whole else math.nan
+    def percent(self, status: str, unit: str) -> float:
+        part, total = getattr(self, f"{status}_{unit}"), getattr(self, unit)
+        return 100.0 * part / total if total else math.nan
 
 
 class ForwardClosure(msgspec.Struct, kw_only=True):

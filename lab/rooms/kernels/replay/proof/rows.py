@@ -19,15 +19,15 @@ from lab.stats.effects import median_ratio_ci
 
 
 def rows_of(
-    plan: ReplayPlan, raw: RawReplay, sig: int, made: list[CallProof], kernel_us: float
+    plan: ReplayPlan, raw: RawReplay, sig: int, proofs: list[CallProof], kernel_us: float
 ) -> Iterable[Row]:
     """The rows of signature `sig`; `kernel_us` is the recorded time of all launches."""
     signature, run = plan.signatures[sig], raw.signatures[sig]
     launches = signature.launches or (Launch(name=signature.op, kind="cpu_op"),)
-    same = Counter(one.same for one in made)
+    same = Counter(one.same for one in proofs)
     for position, launch in enumerate(launches):
-        recorded = np.array([plan.calls[one.call].dur_us[position] for one in made])
-        replayed = _replayed_us(made, position)
+        recorded = np.array([plan.calls[one.call].dur_us[position] for one in proofs])
+        replayed = _replayed_us(proofs, position)
         yield Row(
             sig_id=signature.sig_id,
             position=position,
@@ -37,7 +37,7 @@ def rows_of(
             class_=_class(launch),
             kind=launch.kind,
             mode=raw.mode,
-            count=len(made),
+            count=len(proofs),
             trace_sum_us=round(float(recorded.sum()), 3),
             trace_median_us=round(float(np.median(recorded)), 4),
             time_share=float(recorded.sum()) / kernel_us if kernel_us else 0.0,
@@ -47,15 +47,15 @@ def rows_of(
             err_pct=None if set(same) == {OP_ONLY} else _error(recorded, replayed),
             arg_src=worst_source(run),
             origin=origin_of(signature, run),
-            launched=_other_name(launch, position, made),
+            launched=_other_name(launch, position, proofs),
             flags=_flags(run, same),
             name=launch.name,
         )
 
 
-def _replayed_us(made: list[CallProof], position: int) -> np.ndarray:
+def _replayed_us(proofs: list[CallProof], position: int) -> np.ndarray:
     """The times of all passes that launched the same kernels, or on a CPU called the same op (n,)."""
-    passes = [times for one in made if one.same in (EXACT, OP_ONLY) for times in one.dur_us]
+    passes = [times for one in proofs if one.same in (EXACT, OP_ONLY) for times in one.dur_us]
     return np.array([times[position] for times in passes if position < len(times)])
 
 
@@ -80,24 +80,24 @@ def _error(recorded: np.ndarray, replayed: np.ndarray) -> float | None:
     return round(100.0 * (float(np.median(replayed)) / base - 1), 3) if len(replayed) and base > 0 else None
 
 
-def _other_name(launch: Launch, position: int, made: list[CallProof]) -> str:
+def _other_name(launch: Launch, position: int, proofs: list[CallProof]) -> str:
     """What was launched instead: another kernel's name, or the same kernel's other geometry."""
-    others = [one.launched[position:] for one in made if one.same in (OTHER, GEOMETRY)]
-    found = next((launches[0] for launches in others if launches), None)
-    if found is None:
+    launched = [one.launched[position:] for one in proofs if one.same in (OTHER, GEOMETRY)]
+    instead = next((launches[0] for launches in launched if launches), None)
+    if instead is None:
         return ""
-    if found.name != launch.name:
-        return found.name
-    return f"grid {found.grid} block {found.block} smem {found.smem_bytes}"
+    if instead.name != launch.name:
+        return instead.name
+    return f"grid {instead.grid} block {instead.block} smem {instead.smem_bytes}"
 
 
 def _flags(run: SignatureRun, same: Counter[str]) -> list[str]:
-    found = []
+    flags = []
     if len(same) > 1:
-        found = [f"{plural(n, 'call')}: {how}" for how, n in sorted(same.items()) if how != EXACT]
+        flags = [f"{plural(n, 'call')}: {how}" for how, n in sorted(same.items()) if how != EXACT]
     if run.shapes_equal is False:
-        found.append("results have other shapes than recorded")
-    return found + ([run.reason] if run.reason and run.status != "ran" else [])
+        flags.append("results have other shapes than recorded")
+    return flags + ([run.reason] if run.reason and run.status != "ran" else [])
 
 
 def worst_source(run: SignatureRun) -> str:

@@ -85,11 +85,11 @@ def status(result: Result) -> Status:
 
 def missing_sentences(result: Result) -> list[str]:
     """What was asked for and is missing: launches that were not replayed at all."""
-    missing = [one for one in result.uncovered if one["reason"] not in (GEOMETRY, OTHER, VARIED)]
+    missing = [entry for entry in result.uncovered if entry["reason"] not in (GEOMETRY, OTHER, VARIED)]
     return [
-        f"{one['op']}: {plural(one['launches'], 'launch')} ({one['time_us']:.1f} us) not replayed: "
-        f"{one['reason']}"
-        for one in missing
+        f"{entry['op']}: {plural(entry['launches'], 'launch')} ({entry['time_us']:.1f} us) not replayed: "
+        f"{entry['reason']}"
+        for entry in missing
     ]
 
 
@@ -100,10 +100,10 @@ def terminal(result: Result, plan: ReplayPlan) -> str:
         if met is not None:
             lines.append(f"  bar {name.replace('_', ' ')}: {'met' if met else 'NOT met'}")
     if not math.isnan(total_closure(result)):
-        lines += ["", CLOSURE_HEAD, *(_closure_line(one) for one in result.closure)]
+        lines += ["", CLOSURE_HEAD, *(_closure_line(entry) for entry in result.closure)]
     uncovered = [
-        f"  {one['time_us']:10.1f} us {one['launches']:6d} x {one['op']}: {one['reason']}"
-        for one in result.uncovered[:12]
+        f"  {entry['time_us']:10.1f} us {entry['launches']:6d} x {entry['op']}: {entry['reason']}"
+        for entry in result.uncovered[:12]
     ]
     worst = sorted(
         (row for row in result.rows if row.err_pct is not None and result.device != "cpu"),
@@ -115,7 +115,7 @@ def terminal(result: Result, plan: ReplayPlan) -> str:
 
 
 def _head(result: Result, plan: ReplayPlan) -> list[str]:
-    where = result.device_name or result.device
+    gpu = result.device_name or result.device
     recorded = "" if result.same_gpu else f"; recorded on {result.trace_device_name or 'a CPU'}"
     sources = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in sorted(result.sources.items()))
     passes = plural(result.repeats, "pass")
@@ -123,18 +123,18 @@ def _head(result: Result, plan: ReplayPlan) -> list[str]:
     asked = [] if on_cpu else [f"{result.mode} answers: {QUESTIONS.get(result.mode, 'unknown')}"]
     return [
         f"{'op replay' if on_cpu else 'replay'}, mode {result.mode}, pace {result.pace}, {passes}, "
-        f"on {where}{recorded}",
+        f"on {gpu}{recorded}",
         *asked,
         f"{plural(len(plan.calls), 'call')}, {len(plan.signatures):,} distinct; arguments from {sources}",
         "",
     ]
 
 
-def _closure_line(one: ForwardClosure) -> str:
-    covered = 100 * one.compared_us / one.trace_sum_us if one.trace_sum_us else math.nan
+def _closure_line(forward: ForwardClosure) -> str:
+    covered = 100 * forward.compared_us / forward.trace_sum_us if forward.trace_sum_us else math.nan
     return (
-        f"  {one.name:12} {one.wall_us:12.1f} {one.busy_us:10.1f} {one.trace_sum_us:11.1f} "
-        f"{one.replay_sum_us:11.1f} {one.closure_pct:+7.2f}% {covered:7.2f}%"
+        f"  {forward.name:12} {forward.wall_us:12.1f} {forward.busy_us:10.1f} {forward.trace_sum_us:11.1f} "
+        f"{forward.replay_sum_us:11.1f} {forward.closure_pct:+7.2f}% {covered:7.2f}%"
     )
 
 

@@ -17,8 +17,8 @@ from lab.rooms.kernels.workload.profile.passes import Run
 
 def generation(plan: ReplayPlan, device: torch.device, out: Path) -> Callable[[], Any]:
     """A function that runs one whole generation, with as many new tokens as were recorded."""
-    known = set(KernelsConfig.__struct_fields__)
-    wanted = {name: value for name, value in plan.config.items() if name in known}
+    fields = set(KernelsConfig.__struct_fields__)
+    wanted = {name: value for name, value in plan.config.items() if name in fields}
     tokens = int(plan.config.get("new_tokens", plan.config.get("max_new_tokens", 16)))
     config = msgspec.convert({**wanted, "max_new_tokens": tokens, "fixed_tokens": True}, KernelsConfig)
     run = Run(config, load(config, device, on_cpu=False), out, 0, device)

@@ -29,9 +29,9 @@ class Load:
     @classmethod
     def of(cls, ready: Ready, device: torch.device) -> Load:
         op, overload, args, _ = ready
-        first, _ = first_call(bind(op, overload, args, device))
-        count = _num_buffers(max(1, footprint_bytes(first)), device)
-        sets = [first, *(first_call(bind(op, overload, args, device))[0] for _ in range(count - 1))]
+        bound, _ = first_call(bind(op, overload, args, device))
+        count = _num_buffers(max(1, footprint_bytes(bound)), device)
+        sets = [bound, *(first_call(bind(op, overload, args, device))[0] for _ in range(count - 1))]
         calls = max(count, GRAPH_CALLS // count * count)
         graph = captured(sets, calls)
         if graph is not None:

@@ -23,8 +23,8 @@ from lab.core.files import write_atomic
 from lab.errors import GpuError
 from lab.gpus.discover import discover
 from lab.gpus.meters import meter_of
+from lab.power.windows import Window, watts
 from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy
-from lab.rooms.kernels.energy.windows import Window, watts
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.workload.energy.measurement import Measurement, at_rest, save
 from lab.rooms.kernels.workload.replay.machine import progress, read_replay_plan, versions
@@ -72,8 +72,8 @@ def measure(plan: ReplayPlan, config: EnergyConfig, out: Path) -> RawEnergy:
     return raw
 
 
-def _watts(one: Window) -> str:
-    power = watts(one)
+def _watts(measured: Window) -> str:
+    power = watts(measured)
     return "unknown" if power is None else f"{power:.1f} W"
 
 

@@ -15,9 +15,9 @@ import torch
 from lab.core.files import write_atomic
 from lab.core.words import plural
 from lab.gpus.meters import Meter
+from lab.power.windows import Progress, Sampler, Samples, Window, update_period_s, window
 from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy, RunEnergy, SignatureEnergy, choose
-from lab.rooms.kernels.energy.windows import Progress, Sampler, Samples, Window, update_period_s, window
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 from lab.rooms.kernels.workload.energy.generation import generation
@@ -80,9 +80,9 @@ class Measurement:
             try:
                 overload, args = resolved(signature)
                 bound, _ = first_call(bind(signature.op, overload, args, self.device))
-            except (Unresolved, RuntimeError, TypeError, ValueError) as why:
+            except (Unresolved, RuntimeError, TypeError, ValueError) as error:
                 if sig in chosen:
-                    chosen[sig].reason = first_line(why)
+                    chosen[sig].reason = first_line(error)
                 continue
             numbers = any(map(_is_number, bound.args))
             self.ready[sig] = Ready(signature.op, overload, args, numbers)
@@ -124,10 +124,10 @@ class Measurement:
 
     @staticmethod
     def _collect(waiting: deque[tuple[Any, int]], marks: Progress) -> None:
-        event, done = waiting.popleft()
+        event, num_done = waiting.popleft()
         event.synchronize()
         marks.t_s.append(time.monotonic())
-        marks.done.append(float(done))
+        marks.num_done.append(float(num_done))
 
     def _per_batch(self, launch: Callable[[], Any]) -> int:
         """How many launches fill BATCH_S."""
@@ -141,28 +141,28 @@ class Measurement:
 
     def _model(self) -> None:
         """The model's own runs, with jitter against synchronising with the meter; idle between them."""
-        what, once, forwards = self._model_or_replay()
+        subject, once, forwards = self._model_or_replay()
         for _ in range(self.config.windows):
             marks = Progress()
             dice = random.Random(len(self.raw.model))
             with Sampler(self.meter) as samples:
                 marks.t_s.append(time.monotonic())
-                marks.done.append(0.0)
+                marks.num_done.append(0.0)
                 begin = time.monotonic() + self.config.preroll_s
                 finish = begin + max(self.config.window_s, self.config.model_window_s)
-                done = 0
+                num_done = 0
                 while time.monotonic() < finish:
                     once()
-                    done += 1
+                    num_done += 1
                     marks.t_s.append(time.monotonic())
-                    marks.done.append(float(done))
+                    marks.num_done.append(float(num_done))
                     time.sleep(dice.random() * 0.01)
             measured = window(samples, begin, min(finish, marks.t_s[-1]), marks)
-            self.raw.model.append(RunEnergy(what=what, forwards_per_run=forwards, window=measured))
+            self.raw.model.append(RunEnergy(subject=subject, forwards_per_run=forwards, window=measured))
             self.raw.update_period_s = self.raw.update_period_s or update_period_s(samples)
             torch.cuda.synchronize()
             self.raw.idle_between.append(at_rest(self.meter, min(self.config.idle_s, self.config.window_s)))
-        progress(f"whole model ({what}): {plural(len(self.raw.model), 'window')}")
+        progress(f"whole model ({subject}): {plural(len(self.raw.model), 'window')}")
 
     def _model_or_replay(self) -> tuple[str, Callable[[], Any], int]:
         """(what runs, one run of it, forwards in it)."""

@@ -65,7 +65,7 @@ class Run:
         settings = self.loaded.model.generation_config
         if self.fixed:
             settings.eos_token_id = None
-        more = {} if settings.pad_token_id is not None else {"pad_token_id": 0}
+        options = {} if settings.pad_token_id is not None else {"pad_token_id": 0}
         with torch.no_grad():
             ids = self.loaded.model.generate(
                 self.prompt,
@@ -74,7 +74,7 @@ class Run:
                 num_beams=1,
                 use_cache=True,
                 max_new_tokens=self.config.max_new_tokens,
-                **more,
+                **options,
             )
         self.synchronize()
         return [int(one) for one in ids[0, self.prompt.shape[1] :]]

@@ -50,13 +50,13 @@ class ShapeLog:
 
 def shape_of(tensor: Any) -> Arg:
     """Shape, strides and dtype of this rank's part; `value` is the placement of a DTensor."""
-    mine = local(tensor)
+    part = local(tensor)
     return Arg(
         kind="tensor",
         src="recorder",
-        dtype=short(mine.dtype),
-        shape=list(mine.shape),
-        stride=list(mine.stride()),
+        dtype=short(part.dtype),
+        shape=list(part.shape),
+        stride=list(part.stride()),
         value=placement(tensor) or None,
     )
 

@@ -30,7 +30,7 @@ def tracing(out: Path, rank: int, device: torch.device, record_shapes: bool) -> 
     draft = out / f".draft_trace_rank{rank}.json.gz"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     observer, nodes = execution_trace_observer(out / f".draft_execution_trace_rank{rank}.json")
-    more = {"execution_trace_observer": observer} if observer else {}
+    options = {"execution_trace_observer": observer} if observer else {}
 
     def keep() -> None:
         with writing(draft):
@@ -44,7 +44,9 @@ def tracing(out: Path, rank: int, device: torch.device, record_shapes: bool) -> 
     with contextlib.ExitStack() as ending:
         if observer:
             ending.callback(observer.unregister_callback)
-        profiler = ending.enter_context(profile(activities=activities, record_shapes=record_shapes, **more))
+        profiler = ending.enter_context(
+            profile(activities=activities, record_shapes=record_shapes, **options)
+        )
         yield keep
 
 

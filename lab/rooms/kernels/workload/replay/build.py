@@ -29,9 +29,9 @@ class Bound:
 
 def bind(op: str, overload: str, args: Sequence[Arg], device: torch.device) -> Bound:
     """The call of an exact overload with rebuilt arguments; nothing has run yet. Raises Unresolved."""
-    made = [_made(op, arg, device, seed) for seed, arg in enumerate(args)]
-    positional = [value for arg, value in zip(args, made, strict=True) if not arg.kwarg_only]
-    named = {arg.name: value for arg, value in zip(args, made, strict=True) if arg.kwarg_only}
+    values = [_made(op, arg, device, seed) for seed, arg in enumerate(args)]
+    positional = [value for arg, value in zip(args, values, strict=True) if not arg.kwarg_only]
+    named = {arg.name: value for arg, value in zip(args, values, strict=True) if arg.kwarg_only}
     return Bound(overload_of(op, overload), positional, named)
 
 

@@ -22,9 +22,9 @@ def make(op: str, spec: TensorArg, device: torch.device, seed: int) -> Any:
     """One tensor of `spec`: storage up to its last addressed element, filled, then strided."""
     if spec.number:
         return placeholder(spec.dtype)
-    where = torch.device("cpu") if spec.device == "cpu" else device
+    place = torch.device("cpu") if spec.device == "cpu" else device
     lead = spec.align_bytes // ITEM_BYTES[spec.dtype]
-    flat = filled(op, spec, lead + extent(spec.shape, spec.stride), where, seed)
+    flat = filled(op, spec, lead + extent(spec.shape, spec.stride), place, seed)
     if spec.pinned and device.type != "cpu":
         flat = flat.pin_memory()
     return flat.as_strided(spec.shape, spec.stride, lead)
@@ -57,9 +57,9 @@ def _tiled(table: Tensor, length: int, seed: int) -> Tensor:
     if length <= size:
         return table[:length].clone()
     out = torch.empty(length, dtype=table.dtype, device=table.device)
-    whole = length // size
-    out[: whole * size].view(whole, size).copy_(table)
-    out[whole * size :].copy_(table[: length - whole * size])
+    num_tiles = length // size
+    out[: num_tiles * size].view(num_tiles, size).copy_(table)
+    out[num_tiles * size :].copy_(table[: length - num_tiles * size])
     return out
 
 

@@ -32,18 +32,18 @@ def read_replay_plan(path: Path) -> ReplayPlan:
 def describe(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"device_name": platform.processor() or platform.machine(), "num_sms": 0}
-    found = torch.cuda.get_device_properties(device)
-    return {"device_name": found.name, "num_sms": found.multi_processor_count}
+    properties = torch.cuda.get_device_properties(device)
+    return {"device_name": properties.name, "num_sms": properties.multi_processor_count}
 
 
 def versions() -> dict[str, str]:
-    found = {
+    named = {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
     }
-    return {name: str(value) for name, value in found.items() if value}
+    return {name: str(value) for name, value in named.items() if value}
 
 
 def l2_bytes(device: torch.device) -> int:

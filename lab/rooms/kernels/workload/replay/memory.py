@@ -25,9 +25,9 @@ class Memory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.now: dict[int, Any] = {}
+        self.buffers: dict[int, Any] = {}
         self.parted = 0  # results whose memory the recording keeps apart from what it still belongs to here
-        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._unwritten: dict[tuple[int, int], Tensor] = {}
         self._owner: dict[int, int] = {}  # address -> the storage id that was put there last
 
     def tensor(self, key: tuple[int, int], spec: TensorArg, storage: int, offset: int) -> Tensor:
@@ -36,31 +36,33 @@ class Memory:
         if 0 in spec.shape:  # an op that grows it must not grow the memory of another one
             return torch.empty(0, dtype=dtype, device=self._place(spec)).as_strided(spec.shape, spec.stride)
         needed = (offset + extent(spec.shape, spec.stride)) * ITEM_BYTES[spec.dtype]
-        held = self.now.get(storage)
+        held = self.buffers.get(storage)
         if held is None or held.nbytes() < needed or held.device.type != self._place(spec).type:
-            held = self.now[storage] = self._filled(key, spec, offset)
+            held = self.buffers[storage] = self._filled(key, spec, offset)
         return over(held, dtype, offset, spec)
 
     def put(self, storage: int, result: Tensor) -> None:
         """From now on `result` is what the storage holds; a result without memory empties its place."""
         if not has_memory(result):
-            self.now.pop(storage, None)
+            self.buffers.pop(storage, None)
             return
         memory = storage_of(result)
-        other = self._owner.get(memory.data_ptr(), storage)
-        held = self.now.get(other)
-        if other != storage and held is not None and held.data_ptr() == memory.data_ptr():
-            del self.now[other]  # two recorded storages never share a buffer: the older one gets a new one
+        earlier = self._owner.get(memory.data_ptr(), storage)
+        held = self.buffers.get(earlier)
+        if earlier != storage and held is not None and held.data_ptr() == memory.data_ptr():
+            del self.buffers[
+                earlier
+            ]  # two recorded storages never share a buffer: the older one gets a new one
             self.parted += 1
         self._owner[memory.data_ptr()] = storage
-        self.now[storage] = memory
+        self.buffers[storage] = memory
 
     def _place(self, spec: TensorArg) -> torch.device:
         return torch.device("cpu") if spec.device == "cpu" else self.device
 
     def _filled(self, key: tuple[int, int], spec: TensorArg, offset: int) -> Any:
-        if key not in self._kept:
-            whole = TensorArg(
+        if key not in self._unwritten:
+            flat = TensorArg(
                 dtype=spec.dtype,
                 shape=(offset + extent(spec.shape, spec.stride),),
                 stride=(1,),
@@ -68,8 +70,8 @@ class Memory:
                 low=spec.low,
                 high=spec.high,
             )
-            self._kept[key] = make("", whole, self.device, seed=key[0])
-        return storage_of(self._kept[key])
+            self._unwritten[key] = make("", flat, self.device, seed=key[0])
+        return storage_of(self._unwritten[key])
 
 
 def has_memory(tensor: Tensor) -> bool:

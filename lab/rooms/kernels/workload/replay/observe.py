@@ -38,7 +38,7 @@ class Observer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seen: dict[str, list[Seen]] = defaultdict(list)
+        self.outcomes: dict[str, list[Seen]] = defaultdict(list)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -78,8 +78,8 @@ class Observer:
         op_us = _op_times(marks, capture.ranges.where(~labelled & (capture.ranges.kind == OP)))
         for mark, label in enumerate(labels):
             times = tuple(launch_us for _, launch_us in work[mark])
-            seen = Seen(tuple(launch for launch, _ in work[mark]), times, op_us[mark])
-            self.seen[label.removeprefix(LABEL)].append(seen)
+            outcome = Seen(tuple(launch for launch, _ in work[mark]), times, op_us[mark])
+            self.outcomes[label.removeprefix(LABEL)].append(outcome)
 
 
 def _op_times(marks: Table, operators: Table) -> list[float]:

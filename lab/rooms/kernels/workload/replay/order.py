@@ -46,7 +46,7 @@ class InOrder:
         self.device = device
         self.memory = Memory(device)
         self.steps: list[tuple[int, Callable[[], tuple[Any, ...]], Call]] = []
-        self._own = _OwnBuffers(ready, device)
+        self._own_buffers = _OwnBuffers(ready, device)
         for index, call in enumerate(plan.calls):
             if call.sig in ready:
                 self.steps.append((index, self._prepare(index, call, ready[call.sig]), call))
@@ -68,7 +68,7 @@ class InOrder:
     def _prepare(self, index: int, call: Call, ready: Ready) -> Callable[[], tuple[Any, ...]]:
         """A function that returns (op, args, kwargs), with the tensors that are in memory at that time."""
         if not call.ins:
-            return self._own.of(call.sig)
+            return self._own_buffers.of(call.sig)
         bound = ready._replace(args=tuple(map(_without_tensors, ready.args))).bind(self.device)
         slots = self._slots(index, call, ready.args)
         names = [arg.name for arg in ready.args if arg.kwarg_only]
@@ -86,13 +86,13 @@ class InOrder:
 
     def _slots(self, index: int, call: Call, args: Sequence[Arg]) -> list[tuple[int, Callable[[], Any]]]:
         """(position among the values, how to fetch it) of each argument that is in memory."""
-        where = iter(call.ins)
+        storages = iter(call.ins)
         counter = itertools.count()
         slots: dict[str, Callable[[], Any]] = {}
         for arg in args:
             specs = [arg.tensor] if arg.tensor else list(arg.tensors or ())
             fetches = [
-                self._fetch((index, next(counter)), spec, *next(where)) if spec else None for spec in specs
+                self._fetch((index, next(counter)), spec, *next(storages)) if spec else None for spec in specs
             ]
             if arg.tensor and fetches[0] is not None:
                 slots[arg.name] = fetches[0]
@@ -123,11 +123,11 @@ class _OwnBuffers:
     def of(self, sig: int) -> Callable[[], tuple[Any, ...]]:
         if sig not in self._sets:
             ready = self._ready[sig]
-            first = ready.bind(self._device)
-            size = footprint_bytes(first)
+            bound = ready.bind(self._device)
+            size = footprint_bytes(bound)
             count = 1 if size < ROTATED_BYTES else min(MOST_SETS, 1 + 2 * l2_bytes(self._device) // size)
-            rest = [ready.bind(self._device) for _ in range(count - 1)]
-            self._sets[sig] = itertools.cycle([first, *rest])
+            copies = [ready.bind(self._device) for _ in range(count - 1)]
+            self._sets[sig] = itertools.cycle([bound, *copies])
         rotation = self._sets[sig]
 
         def arguments() -> tuple[Any, ...]:

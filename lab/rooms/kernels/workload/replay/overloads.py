@@ -12,7 +12,6 @@ import torch
 from lab.rooms.kernels.replay.args import Arg, Signature
 from lab.rooms.kernels.replay.arguments.from_trace import from_trace
 from lab.rooms.kernels.replay.arguments.schemas import Schema, Unresolved, parse_schema
-from lab.rooms.kernels.workload.replay import inductor
 
 
 def resolved(signature: Signature) -> tuple[str, tuple[Arg, ...]]:
@@ -50,19 +49,17 @@ def typed(op: str, overload: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
 @lru_cache(maxsize=4096)
 def schemas_of(op: str) -> tuple[Schema, ...]:
     """Every overload that this torch registers under `op`, its default first."""
-    found = []
-    for one in torch._C._jit_get_schemas_for_operator(op):
+    schemas = []
+    for registered in torch._C._jit_get_schemas_for_operator(op):
         try:
-            found.append(parse_schema(str(one)))
+            schemas.append(parse_schema(str(registered)))
         except Unresolved:  # a schema with types that no trace records
             continue
-    return tuple(sorted(found, key=lambda schema: schema.overload != ""))
+    return tuple(sorted(schemas, key=lambda schema: schema.overload != ""))
 
 
 def overload_of(op: str, overload: str) -> Callable[..., Any]:
-    """The callable of exactly this overload, or of the Inductor kernel with this hash. Raises Unresolved."""
-    if inductor.is_registered(op, overload):
-        return inductor.kernel_of(op, overload)
+    """The callable of exactly this overload. Raises Unresolved."""
     space, _, name = op.partition("::")
     try:
         packet = getattr(getattr(torch.ops, space), name)

@@ -15,7 +15,6 @@ from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.replay.args import Launch, ReplayPlan
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 from lab.rooms.kernels.replay.raw import CallRun, RawReplay, SignatureRun
-from lab.rooms.kernels.workload.replay import inductor
 from lab.rooms.kernels.workload.replay.build import Bound, bind, first_call, flat_outputs
 from lab.rooms.kernels.workload.replay.machine import (
     describe,
@@ -41,7 +40,6 @@ def run(plan_path: Path, out: Path, *, mode: str, repeats: int, pace: str, devic
     Raises BadDataError for a plan that cannot be read, StorageError if `out` is full.
     """
     plan = read_replay_plan(plan_path)
-    inductor.register(plan.kernels)
     write_atomic(
         out / "environment.json", msgspec.json.encode({"versions": versions(), "device": describe(device)})
     )
@@ -75,28 +73,28 @@ class Replay:
         with observer.watching():
             for sig in range(len(self.plan.signatures)):
                 runs.append(self._one(sig, observer, flush, 1 if mode == "in-order" else self.repeats))
-        for sig, one in enumerate(runs):
-            if seen := observer.seen.get(f"alone{sig}"):
-                one.launches = seen[0].launches
-                one.dur_us = _times(seen)
-        ran = sum(one.status == "ran" for one in runs)
+        for sig, outcome in enumerate(runs):
+            if passes := observer.outcomes.get(f"alone{sig}"):
+                outcome.launches = passes[0].launches
+                outcome.dur_us = _times(passes)
+        ran = sum(outcome.status == "ran" for outcome in runs)
         progress(f"{ran:,} of {plural(len(runs), 'distinct call')} ran")
         return tuple(runs)
 
     def _one(self, sig: int, observer: Observer, flush: Callable[[], None], times: int) -> SignatureRun:
         signature = self.plan.signatures[sig]
-        done = SignatureRun(sig_id=signature.sig_id, status="unresolved", reason=signature.reason)
+        outcome = SignatureRun(sig_id=signature.sig_id, status="unresolved", reason=signature.reason)
         try:
-            done.overload, done.args = resolved(signature)
-            bound, result = first_call(bind(signature.op, done.overload, done.args, self.device))
-        except Unresolved as why:
-            done.reason = str(why)
-            return done
+            outcome.overload, outcome.args = resolved(signature)
+            bound, result = first_call(bind(signature.op, outcome.overload, outcome.args, self.device))
+        except Unresolved as reason:
+            outcome.reason = str(reason)
+            return outcome
         except CALL_ERRORS as error:
-            return self._shapes_only(done, signature.op, error)
-        done.status, done.numbers_as_tensors = "ran", _took_tensors(bound.args, done)
-        done.shapes_equal = None if signature.outs is None else shapes_of(result) == list(signature.outs)
-        self.ready[sig] = Ready(signature.op, done.overload, done.args, done.numbers_as_tensors)
+            return self._shapes_only(outcome, signature.op, error)
+        outcome.status, outcome.numbers_as_tensors = "ran", _took_tensors(bound.args, outcome)
+        outcome.shapes_equal = None if signature.outs is None else shapes_of(result) == list(signature.outs)
+        self.ready[sig] = Ready(signature.op, outcome.overload, outcome.args, outcome.numbers_as_tensors)
         fresh = refresher(signature.op, bound)
         for _ in range(times):
             fresh()
@@ -104,19 +102,19 @@ class Replay:
             synchronize(self.device)
             with observer.label(f"alone{sig}"):
                 bound()
-        return done
+        return outcome
 
-    def _shapes_only(self, done: SignatureRun, op: str, error: Exception) -> SignatureRun:
+    def _shapes_only(self, outcome: SignatureRun, op: str, error: Exception) -> SignatureRun:
         """A failed call; on a CPU, which may lack the op's kernel, shapes are checked on the meta device."""
-        done.status, done.reason = "failed", f"{type(error).__name__}: {first_line(error)[:200]}"
+        outcome.status, outcome.reason = "failed", f"{type(error).__name__}: {first_line(error)[:200]}"
         if self.device.type == "cuda":
-            return done
+            return outcome
         try:
-            first_call(bind(op, done.overload, done.args, torch.device("meta")))
+            first_call(bind(op, outcome.overload, outcome.args, torch.device("meta")))
         except CALL_ERRORS:
-            return done
-        done.status = "shapes"
-        return done
+            return outcome
+        outcome.status = "shapes"
+        return outcome
 
     def _flush(self) -> None:
         if self.device.type == "cuda":
@@ -149,15 +147,15 @@ def collect(
     sets: dict[tuple[Launch, ...], int] = {}
     runs = []
     for call in calls:
-        seen: list[Seen] = observer.seen.get(str(call), [])
-        kinds = {sets.setdefault(one.launches, len(sets)) for one in seen}
-        runs.append(CallRun(call, kinds.pop() if len(kinds) == 1 else -1, _times(seen)))
+        passes: list[Seen] = observer.outcomes.get(str(call), [])
+        kinds = {sets.setdefault(one.launches, len(sets)) for one in passes}
+        runs.append(CallRun(call, kinds.pop() if len(kinds) == 1 else -1, _times(passes)))
     return tuple(runs), tuple(sets)
 
 
-def _times(seen: Sequence[Seen]) -> tuple[tuple[float, ...], ...]:
+def _times(passes: Sequence[Seen]) -> tuple[tuple[float, ...], ...]:
     """Per pass, us of each launch; without launches, of the op."""
-    return tuple(one.dur_us if one.launches else (one.op_us,) for one in seen)
+    return tuple(one.dur_us if one.launches else (one.op_us,) for one in passes)
 
 
 def refresher(op: str, bound: Bound) -> Callable[[], object]:
@@ -165,17 +163,17 @@ def refresher(op: str, bound: Bound) -> Callable[[], object]:
     target = bound.args[0] if bound.args else None
     if not op.endswith("_") or not isinstance(target, torch.Tensor) or 0 in target.stride():
         return lambda: None
-    before = target.clone()
-    return lambda: target.copy_(before)
+    original = target.clone()
+    return lambda: target.copy_(original)
 
 
 def shapes_of(result: Any) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape) for tensor in flat_outputs(result)]
 
 
-def _took_tensors(values: Sequence[Any], done: SignatureRun) -> bool:
+def _took_tensors(values: Sequence[Any], outcome: SignatureRun) -> bool:
     """Whether the Python numbers of this call had to go in as 0-dim tensors."""
-    positional = [arg for arg in done.args if not arg.kwarg_only]
+    positional = [arg for arg in outcome.args if not arg.kwarg_only]
     return any(
         arg.tensor is not None and arg.tensor.number and isinstance(value, torch.Tensor)
         for arg, value in zip(positional, values, strict=True)

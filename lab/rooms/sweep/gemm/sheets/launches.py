@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.capture import Capture, once
+from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.sheets import families
 from lab.stats.columns import distinct_rows
-from lab.stats.intervals import enclosing, spans, totals
+from lab.stats.intervals import spans, totals
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _ancestry(trace: Capture, link: np.ndarray, launchers: np.ndarray) -> tuple[
     """Pairs (k,), (k,): index into launchers, row of `kernels`, for all launchers around or at a launch."""
     index_of = np.full(len(trace.operators) + 1, -1, dtype=np.int64)
     index_of[launchers] = np.arange(len(launchers))
-    parent = op_parents(trace)
+    parent = views.op_parents(trace)
     kernel = np.flatnonzero(link >= 0)
     op = link[kernel]
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
@@ -77,24 +77,6 @@ def _ancestry(trace: Capture, link: np.ndarray, launchers: np.ndarray) -> tuple[
     if not pairs:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
-
-
-@once
-def op_parents(trace: Capture) -> np.ndarray:
-    """Row of the innermost op around each op of the trace on its own thread (n,), or -1."""
-    return parents(trace.operators)
-
-
-def parents(ops: Table) -> np.ndarray:
-    """Row of the innermost op around each op on its own thread (n,), or -1."""
-    order = np.lexsort((-ops.dur_ns, ops.start_ns, ops.tid, ops.pid))
-    pid, tid = ops.pid[order], ops.tid[order]
-    edges = np.flatnonzero((np.diff(pid) != 0) | (np.diff(tid) != 0)) + 1
-    parent = np.full(len(order), -1, dtype=np.int64)
-    for rows in np.split(order, edges):
-        above = enclosing(spans(ops.start_ns[rows], ops.dur_ns[rows]))
-        parent[rows] = np.where(above >= 0, rows[above], -1) if len(rows) else above
-    return parent
 
 
 def _kernel_categories(trace: Capture, link: np.ndarray) -> np.ndarray:

@@ -14,15 +14,16 @@ import numpy as np
 
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.calls import OpCall, Work
-from lab.perfmodel.ops import has_model, work_of
-from lab.perfmodel.roofs import roof_of
+from lab.perfmodel.ops import BEYOND_TRACELENS, work_of
+from lab.perfmodel.roofs import excess_of, roof_of
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
+from lab.recordings.views import work_owners
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
 from lab.rooms.sweep.gemm.sheets.families import category
 from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
-from lab.rooms.sweep.gemm.sheets.launches import Launches, op_parents
+from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.rooms.sweep.gemm.sheets.ops import S5, who
 from lab.rooms.sweep.tables import column_names
 from lab.stats.columns import objects
@@ -43,7 +44,7 @@ SHEETS = (
     "GroupedGEMM",
 )
 # Our columns: the least time by the GPU's data sheet, and how much of it the op reaches.
-ROOFS = column_names("compute_roof_us memory_roof_us bound_by percent_of_roof")
+ROOFS = column_names("compute_roof_us memory_roof_us bound_by percent_of_roof roof_note")
 TIMES, SPREAD = "Kernel Time (µs)", ("median", "min", "max")
 
 
@@ -75,30 +76,20 @@ def perf_model_sheets(found: Launches) -> dict[str, Table]:
 
 
 def _instances(found: Launches) -> _Instances:
-    ops, trace = found.trace.operators, found.trace
-    named = np.array([*(has_model(text) for text in trace.strings), False])
-    modelled = named[ops.name_id] if len(ops) else np.zeros(0, dtype=bool)
-    above = op_parents(trace)
-    owner = found.launchers.copy()
-    at = owner.copy()
-    open_ = np.flatnonzero(~modelled[at]) if len(at) else np.zeros(0, dtype=np.int64)
-    while len(open_):
-        at[open_] = above[at[open_]]
-        open_ = open_[at[open_] >= 0]
-        known = modelled[at[open_]]
-        owner[open_[known]] = at[open_[known]]
-        open_ = open_[~known]
-    rows, index = np.unique(owner, return_inverse=True)
-    linked = np.flatnonzero(found.launcher >= 0)
-    of_kernel = np.full(len(found.launcher), -1, dtype=np.int64)
-    of_kernel[linked] = index.ravel()[found.launcher[linked]]
+    trace = found.trace
+    owner = work_owners(trace)
+    linked = np.flatnonzero(owner >= 0)
+    rows, index = np.unique(owner[linked], return_inverse=True)
+    of_kernel = np.full(len(owner), -1, dtype=np.int64)
+    of_kernel[linked] = index.ravel()
     every = spans(trace.ops.start_ns, trace.ops.dur_ns)
     return _Instances(rows, totals(every[linked], of_kernel[linked], len(rows)) / 1000, of_kernel)
 
 
 def _work(trace: Capture, key: Sequence[int]) -> Work | None:
     name, dims, types, strides, concrete = (trace.text(np.array([index]))[0] for index in key)
-    return work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
+    work = work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
+    return None if work is not None and work.kind in BEYOND_TRACELENS else work
 
 
 def _unified(
@@ -250,7 +241,8 @@ def _board(trace: Capture) -> Board | None:
 def _roofs(
     works: Sequence[Work | None], kernels: Sequence[str], mean_us: np.ndarray, board: Board | None
 ) -> dict[str, Any]:
-    """The least times by arithmetic and by memory, which of them binds, and how much of it is reached.
+    """The least times by arithmetic and by memory, which of them binds, how much of it is reached, and what
+    of that cannot be.
 
     NaN for an unknown board, for types that its data sheet has no rate for, and where the kernels' names do
     not tell which of its units they use.
@@ -259,8 +251,9 @@ def _roofs(
     for work, names, time_us in zip(works, kernels, mean_us.tolist(), strict=True):
         roof = roof_of(work, board, names)
         if roof is None:
-            rows.append((np.nan, np.nan, "", np.nan))
+            rows.append((np.nan, np.nan, "", np.nan, "" if board else "unknown board"))
             continue
         reached = 100 * roof.least_s * 1e6 / time_us if time_us > 0 else np.nan
-        rows.append((roof.compute_s * 1e6, roof.memory_s * 1e6, roof.bound_by, reached))
+        note = excess_of(roof, time_us * 1e-6)
+        rows.append((roof.compute_s * 1e6, roof.memory_s * 1e6, roof.bound_by, reached, note))
     return {name: [row[column] for row in rows] for column, name in enumerate(ROOFS)}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import BadDataError, MissingError
+from lab.rooms.kernels.catalogue.build import read_catalogue
 from lab.rooms.kernels.replay.calls.source import read_plan
+from lab.rooms.kernels.trails import Trail
 from tests.rooms.kernels.replay.recordings import (
     copy,
     kernel,
@@ -182,7 +184,7 @@ def test_every_launch_of_the_bloom_recording_has_an_owner_and_exact_arguments(sh
     assert all(s.args is not None for s in plan.signatures)
 
 
-def test_on_a_cpu_an_op_with_its_own_copies_works_and_a_composite_does_not(tmp_path):
+def test_on_a_cpu_a_profile_and_its_replay_count_the_same_ops(tmp_path):
     ops = [
         op("aten::linear", 0.0, 50.0, 1),
         op("aten::t", 1.0, 2.0, 2),
@@ -192,4 +194,7 @@ def test_on_a_cpu_an_op_with_its_own_copies_works_and_a_composite_does_not(tmp_p
         op("aten::_to_copy", 61.0, 18.0, 6),
         op("aten::copy_", 65.0, 5.0, 7),
     ]
-    assert [s.op for s in plan_of(tmp_path, ops).signatures] == ["aten::addmm", "aten::_to_copy"]
+    plan = plan_of(tmp_path, ops)
+    assert [s.op for s in plan.signatures] == ["aten::addmm", "aten::copy_"]
+    catalogue = read_catalogue([Trail(rank=0, trace=tmp_path / "trace.json.gz")])
+    assert len(catalogue.launches) == len(plan.calls)

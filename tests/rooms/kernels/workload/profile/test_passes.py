@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lab.perfmodel.classes import moves_no_data
 from lab.rooms.kernels.catalogue.build import read_catalogue
-from lab.rooms.kernels.catalogue.classes import moves_no_data
 from lab.rooms.kernels.catalogue.rank import read_rank
 from lab.rooms.kernels.findings import analyse_profile
 from lab.rooms.kernels.schema import Generation, LinearShape, RecordedOp

@@ -18,7 +18,7 @@ def test_tensors_of_one_storage_share_memory_and_an_op_moves_a_storage_to_its_re
     a[2] = 5.0
     assert float(b[0]) == 5.0
     result = torch.full((4,), 3.0)
-    memory.now[7] = result.untyped_storage()
+    memory.buffers[7] = result.untyped_storage()
     assert float(memory.tensor((2, 0), spec(shape=(4,), stride=(1,)), 7, 0)[0]) == 3.0
 
 
@@ -26,5 +26,5 @@ def test_a_storage_that_is_too_small_is_made_again_and_kept_for_the_next_pass():
     memory = Memory(CPU)
     memory.tensor((0, 0), spec(shape=(4,), stride=(1,)), 7, 0)
     big = memory.tensor((1, 0), spec(shape=(400,), stride=(1,)), 7, 0)
-    del memory.now[7]
+    del memory.buffers[7]
     assert memory.tensor((1, 0), spec(shape=(400,), stride=(1,)), 7, 0).data_ptr() == big.data_ptr()

@@ -20,6 +20,6 @@ def test_only_indices_keep_their_own_values_in_order_other_integers_flow_from_op
         spec("int64", shape=(3,), stride=(1,), low=0, high=9),
         spec("int64", shape=(3,), stride=(1,), low=0, high=9, index=True),
     )
-    order.memory.now[5] = torch.tensor([100, 200, 300]).untyped_storage()
+    order.memory.buffers[5] = torch.tensor([100, 200, 300]).untyped_storage()
     assert order._fetch((0, 0), table, 5, 0)().tolist() == [100, 200, 300]
     assert max(order._fetch((0, 0), index, 5, 0)().tolist()) <= 9

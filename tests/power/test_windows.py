@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.errors import GpuError
-from lab.rooms.kernels.energy.windows import (
+from lab.power.windows import (
     Progress,
     Sampler,
     update_period_s,

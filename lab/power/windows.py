@@ -44,18 +44,18 @@ class Progress(msgspec.Struct):
     """How many launches were done at times t_s, growing."""
 
     t_s: list[float] = []
-    done: list[float] = []
+    num_done: list[float] = []
 
     def at(self, t_s: float) -> float:
         """Launches done at a time between two marks, interpolated; the ends hold beyond them."""
         index = bisect.bisect_left(self.t_s, t_s)
         if index == 0:
-            return self.done[0]
+            return self.num_done[0]
         if index == len(self.t_s):
-            return self.done[-1]
+            return self.num_done[-1]
         left, right = self.t_s[index - 1], self.t_s[index]
         share = (t_s - left) / (right - left) if right > left else 1.0
-        return self.done[index - 1] + share * (self.done[index] - self.done[index - 1])
+        return self.num_done[index - 1] + share * (self.num_done[index] - self.num_done[index - 1])
 
 
 class Window(msgspec.Struct, kw_only=True):
@@ -153,15 +153,15 @@ def _counter_window(samples: Samples, start_s: float, end_s: float) -> Window | 
     inside = [i for i in steps(samples.t_s, samples.energy_j) if start_s <= samples.t_s[i] <= end_s]
     if len(inside) < FEWEST_UPDATES:
         return None
-    first, last = inside[0], inside[-1]
+    start_index, end_index = inside[0], inside[-1]
     if any(samples.energy_j[b] < samples.energy_j[a] for a, b in itertools.pairwise(inside)):
         return None  # set back inside the window: what it counted before is not known
     return Window(
-        t0_s=samples.t_s[first],
-        t1_s=samples.t_s[last],
+        t0_s=samples.t_s[start_index],
+        t1_s=samples.t_s[end_index],
         method="counter, edge-aligned",
         updates=len(inside),
-        counter_j=samples.energy_j[last] - samples.energy_j[first],
+        counter_j=samples.energy_j[end_index] - samples.energy_j[start_index],
     )
 
 

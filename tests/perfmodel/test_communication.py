@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.recordings.communication import communication
+from lab.perfmodel.communication import communication
 from lab.recordings.names import kernel_class
 
 NAMES = [
