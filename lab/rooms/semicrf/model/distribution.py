@@ -22,7 +22,15 @@ from lab.errors import UsageError
 from lab.rooms.semicrf.model import api, information
 from lab.rooms.semicrf.model.information import less
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
+from lab.rooms.semicrf.model.problem import (
+    FAR_BELOW,
+    FLOATS,
+    Posteriors,
+    Problem,
+    inside,
+    levelled,
+    make_problem,
+)
 from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
 
 Kept = TypeVar("Kept")
@@ -119,7 +127,8 @@ class SegmentDistribution:
         Raises UsageError for what does not tile a sequence, or labels out of range.
         """
         paths = listed(value, starts_BT, self.problem, torch.isneginf(self.partition).tolist())
-        return less(path_scores(self.problem, paths), self.partition)
+        p = self._once("level", self._level)
+        return less(path_scores(p.problem, paths), p.partition)
 
     def log_prob_partial(
         self, allowed_BTC: Tensor | None = None, boundaries_BT: Boundaries | None = None
@@ -145,8 +154,7 @@ class SegmentDistribution:
     def kl(self, other: SegmentDistribution) -> Tensor:
         """KL(p || other) (B,) in nats, float64, at least 0, differentiable; K may differ.
 
-        Exactly 0 where both models hold the same numbers, +inf where p gives mass to what `other` forbids;
-        less than 1e-12 of it, where the label of a frame forbids, may be taken for none.
+        Exactly 0 where both models hold the same numbers, +inf where p gives mass to what `other` forbids.
         """
         p, q = self._beside(other)
         return information.kl(p.problem, p.posteriors, q.problem, q.partition)
@@ -160,8 +168,7 @@ class SegmentDistribution:
         """E_p[f] (B,), float64, of an f that adds up over a segmentation as scores do; differentiable.
 
         `f` names its scores as the constructor does, in the same shapes, {"duration_KC": ...}; what it does
-        not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything; that
-        of a label below 1e-12 may be rounding, and is none beside scores beyond 1e4.
+        not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything.
         """
         other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
         p, q = self._beside(other, counted=True)
@@ -188,13 +195,23 @@ class SegmentDistribution:
         """In float64: differences of float32 sums have few digits left."""
         return self._once("doubled", lambda: self._of(information.doubled(self.problem)))
 
+    def _level(self) -> SegmentDistribution:
+        """Without what is common to all labels of a frame far below 0: the same log p, with more digits."""
+        score_BTC = self.problem.score_BTC
+        if bool((score_BTC.detach() > FAR_BELOW).any(-1).all()):
+            return self
+        return self._of(replace(self.problem, score_BTC=levelled(score_BTC, FAR_BELOW)))
+
     def _beside(
         self, other: SegmentDistribution, counted: bool = False
     ) -> tuple[SegmentDistribution, SegmentDistribution]:
         """Both in float64, with the same kinds of scores; `counted` leaves out those all models count."""
         p, q = self._doubled(), other._doubled()
         asked = replace(q.problem, seg_start_BTC=None, seg_end_BTC=None) if counted else q.problem
-        return p._of(alike(p.problem, asked)), q._of(alike(q.problem, p.problem))
+        p, q = p._of(alike(p.problem, asked)), q._of(alike(q.problem, p.problem))
+        if p.backend != "naive" and information.exact_counts_wanted(p.problem, q.problem.score_BTC):
+            p = object.__new__(type(p))._set(p.problem, "torch")
+        return p, q
 
 
 def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:

@@ -20,7 +20,14 @@ from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.autograd import transforming
 from lab.rooms.semicrf.model.distribution import SegmentDistribution
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import highest_forbidden, inside, onto, whole_lengths
+from lab.rooms.semicrf.model.problem import (
+    FAR_BELOW,
+    highest_forbidden,
+    inside,
+    levelled,
+    onto,
+    whole_lengths,
+)
 from lab.rooms.semicrf.model.validation.points import Validator, backend_name
 from lab.rooms.semicrf.model.validation.watch import CRFWatch
 
@@ -135,17 +142,19 @@ class SemiCRF(nn.Module):
             lengths_B = labelled_lengths(labels_BT, ignore_index)
         if self.validator:
             self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
-        forward = self(hidden_BTH, lengths_B)
+        score_BTC = self.scores(hidden_BTH, lengths_B)
+        score_BTC = levelled(score_BTC, max(FAR_BELOW, highest_forbidden(score_BTC.dtype)))
+        log_z_B = self.log_partition(score_BTC, lengths_B)
         reject_labels(
             labels_BT, lengths_B, self.transition_CC.shape[0]
         )  # the partition has waited for the GPU
         starts_BT, kept_B = self.pieces(labels_BT, starts_BT, lengths_B)
         model = (self.transitions(), self.duration_KC, self.start_C, self.end_C)
-        gold_B = self.gold(forward["scores"], *model[:2], labels_BT, starts_BT, lengths_B, **self._ends())
+        gold_B = self.gold(score_BTC, *model[:2], labels_BT, starts_BT, lengths_B, **self._ends())
         if self.validator:
             watched_B = torch.where(kept_B, gold_B, torch.zeros_like(gold_B))
-            self.validator.gold(watched_B, forward["scores"], model, labels_BT, starts_BT, lengths_B)
-        nll_B = torch.where(torch.isneginf(gold_B), torch.inf, forward["partition"].double() - gold_B)
+            self.validator.gold(watched_B, score_BTC, model, labels_BT, starts_BT, lengths_B)
+        nll_B = torch.where(torch.isneginf(gold_B), torch.inf, log_z_B.double() - gold_B)
         nll_B = torch.where(kept_B, nll_B, torch.zeros_like(nll_B))
         if reduction == "none":
             return nll_B

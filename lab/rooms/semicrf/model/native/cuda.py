@@ -39,6 +39,7 @@ from lab.rooms.semicrf.model.problem import (
     Problem,
     admitted,
     highest_forbidden,
+    levelled,
     reject_lengths,
 )
 
@@ -247,7 +248,9 @@ def as_read(problem: Problem) -> Problem:
 
     floats = [plain(value) for value in problem.floats()]
     if problem.score_BTC.dtype == torch.float16:  # whose lowest number forbids; in float32 it would not
-        floats[0] = floats[0].masked_fill(floats[0] <= highest_forbidden(torch.float16), -torch.inf)
+        limit = highest_forbidden(torch.float16)
+        level = levelled(floats[0], limit)
+        floats[0] = level.masked_fill(level <= limit, -torch.inf)
     return replace(problem.with_floats(floats), lengths_B=problem.lengths_B.contiguous())
 
 
