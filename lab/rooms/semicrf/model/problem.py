@@ -252,9 +252,8 @@ def levelled(score_BTC: Tensor, below: float) -> Tensor:
     """The scores less the largest of each frame where that is finite and at most `below`: a number common to
     all labels of a frame cancels in every probability, but takes the digits of the sums that hold it.
     """
-    top_BT1 = score_BTC.detach().amax(-1, keepdim=True)
-    common_BT1 = (top_BT1 <= below) & ~torch.isneginf(top_BT1)
-    return score_BTC - torch.where(common_BT1, top_BT1, torch.zeros_like(top_BT1))
+    top_BT1 = score_BTC.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(score_BTC.dtype).min)
+    return score_BTC - top_BT1.masked_fill(top_BT1 > below, 0)
 
 
 @functools.cache
