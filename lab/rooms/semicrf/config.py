@@ -118,6 +118,8 @@ class DiagnoseConfig(_Section, frozen=True):
     train: TrainConfig
     plant: Annotated[str | None, _help("a fault to plant, to see it named")] = None
     case: Annotated[str | None, _help("a reproducer (case.npz) to probe instead of a corpus")] = None
+    partition: Annotated[str | None, _help("package.module:function, a kernel to probe instead")] = None
+    import_path: Annotated[str, _help("folder that its package is imported from")] = ""
     repeats: Annotated[int, _help("trainings per cell of the matrix", ge=1)] = 2
     orders: Annotated[int, _help("batch orders per cell", ge=1)] = 2
     steps: Annotated[int, _help("optimizer steps per training", ge=1)] = 12

@@ -112,7 +112,9 @@ def test_the_heads_loss_is_minus_log_prob_whatever_masks(mask):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("mask", [-1e4, -1e9, -9e11, -1e12, -1e13, -1e15, -1e30, LOWEST, "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "mask", [-1e4, -1e9, -9e11, -1e12, -1e13, -1e15, -1e30, LOWEST, "bfloat16", "float16"]
+)
 def test_a_frame_masked_whole_by_a_finite_number_says_nothing(mask, backend):
     """Each as Hugging Face masks: a number added to all labels of a frame cancels, whatever its size."""
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 from dataclasses import replace
@@ -480,7 +481,7 @@ def test_stale_messages_are_noticed_and_mended(run, monkeypatch):
     case = random_case(torch.Generator().manual_seed(1), 3, 9, 4, 3)
     run(make_problem(*case.inputs().values()))
     monkeypatch.setattr(choose, "engine_for", lambda score_BTC: native_cuda)
-    found, exact = solve(case, "native", stale_messages), solve(case, "naive")
+    found, exact = solve(case, functools.partial(stale_messages, backend="native")), solve(case, "naive")
     assert found.mended is not None
     pairs = zip(found.tensors(), exact.tensors(), strict=True)
     assert all(torch.allclose(mine, right, atol=1e-9) for (_, mine), (_, right) in pairs)
