@@ -23,14 +23,14 @@ from lab.rooms.semicrf.model.ledger import imbalance
 from lab.rooms.semicrf.model.native import cuda_driver
 from lab.rooms.semicrf.model.native.cuda_driver import Machine
 from lab.rooms.semicrf.model.native.cuda_plan import (
-    SEMICRF,
+    SOURCE,
     Plan,
     Shape,
     Sizes,
-    Source,
     plan_counts,
     plan_gradients,
     plan_messages,
+    plan_viterbi,
     shape_of,
 )
 from lab.rooms.semicrf.model.problem import (
@@ -43,7 +43,6 @@ from lab.rooms.semicrf.model.problem import (
     reject_lengths,
 )
 
-SOURCE = SEMICRF
 SIZES, CROWDED = Sizes(), Sizes(threads=128)
 MOST_BLOCKS = 65535
 """Of threads, in a grid's second and third dimension."""
@@ -110,7 +109,7 @@ def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     inputs = as_read(problem)
     sizes = sizes_for(inputs, 2 if keep else 1)
     shape, bound = shape_of(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
-    state = State(inputs, machine_for(inputs, SOURCE, sizes), shape, bound, keep, bound["log_z"], None)
+    state = State(inputs, machine_for(inputs, sizes), shape, bound, keep, bound["log_z"], None)
     run_messages(state)
     flags = state.machine.fetched(state.buffer("flags"))
     if keep and count:
@@ -185,7 +184,7 @@ def run_counts(state: State) -> Posteriors:
         raise UsageError("the messages were not kept", fix="forward(problem, keep=True)")
     outputs = emptied_counts(state)
     plan = plan_counts(state.shape)
-    state.machine.run(plan, **state.bound, **outputs, counts=workspace_of(plan, state))
+    state.machine.run(plan, **state.bound, **outputs, counts=workspace_of(plan, state.log_z_B.device))
     fetched = state.machine.fetched(outputs["imbalance"])
     named = {COUNTED[name]: value for name, value in outputs.items()}
     state.found = Posteriors(state.log_z_B, **named, fetched=fetched)
@@ -208,23 +207,21 @@ def at_once(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def machine_for(problem: Problem, source: Source, sizes: Sizes) -> Machine:
-    """The kernels of a source for this problem's device, type and number of labels.
-
-    They are compiled once. Raises LabError.
-    """
+def machine_for(problem: Problem, sizes: Sizes) -> Machine:
+    """The kernels for this problem's device, type and number of labels, compiled once. Raises LabError."""
     score_BTC, used = problem.score_BTC, sizes.used(problem.shape[3])
-    return compiled_machine(score_BTC.device, source, score_BTC.dtype, sizes.padded(used), sizes, used)
+    return compiled_machine(score_BTC.device, score_BTC.dtype, sizes.padded(used), sizes, used)
 
 
 @functools.cache
-def compiled_machine(device: torch.device, source: Source, *what: Any) -> Machine:
-    """From the cache of compiled ones if it is there; `what` is `defines`'."""
+def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: Sizes, used: int) -> Machine:
+    """From the cache of compiled ones if it is there."""
     path = cuda_driver.find_nvrtc()
     if path is None:
         raise UsageError(f"the CUDA kernels cannot run here: {available()}", fix="backend='torch' or 'auto'")
     target = cuda_driver.architecture(cuda_driver.nvrtc(path), torch.cuda.get_device_capability(device))
-    return Machine(device, cuda_driver.compiled(path, source.text, target, defines(*what)))
+    constants = defines(dtype, wide, sizes, used)
+    return Machine(device, cuda_driver.compiled(path, SOURCE.read_text(), target, constants))
 
 
 def defines(dtype: torch.dtype, wide: int, sizes: Sizes, used: int | None = None) -> dict[str, object]:
@@ -261,14 +258,14 @@ def bound_inputs(problem: Problem) -> dict[str, Tensor]:
     return {**dict(zip(names, problem.floats(), strict=True)), "lengths": problem.lengths_B, "log_z": log_z_B}
 
 
-def workspace_of(plan: Plan, state: State) -> Tensor:
-    return torch.empty(plan.bytes, dtype=torch.uint8, device=state.log_z_B.device)
+def workspace_of(plan: Plan, device: torch.device) -> Tensor:
+    return torch.empty(plan.bytes, dtype=torch.uint8, device=device)
 
 
 def run_messages(state: State) -> None:
     """The passes; what they leave stays in the state's workspace."""
     plan = plan_messages(state.shape, 2 if state.kept else 1)
-    state.bound[plan.workspace] = workspace_of(plan, state)
+    state.bound[plan.workspace] = workspace_of(plan, state.log_z_B.device)
     state.machine.run(plan, **state.bound)
 
 
@@ -287,7 +284,7 @@ def reachable(state: State) -> Any:
     """How many messages of each lane the model allows at all."""
     directions = 2 if state.kept else 1
     plan = plan_messages(state.shape, directions, saturate=True)
-    workspace = workspace_of(plan, state)
+    workspace = workspace_of(plan, state.log_z_B.device)
     unused = torch.empty_like(state.log_z_B)
     state.machine.run(plan, **{**state.bound, "log_z": unused, plan.workspace: workspace})
     return plan.buffers["count"].view(workspace).cpu().numpy()
@@ -308,3 +305,32 @@ def emptied_counts(state: State) -> dict[str, Tensor]:
         "mass_frame": new(batch, dtype=torch.int64),
         "imbalance": new(batch, dtype=double),
     }
+
+
+def best(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """The best score of each sequence (B,), -inf where nothing is feasible, and (B, T) label + 1 where a
+    segment ends with a frame, else 0; on the host.
+    """
+    model = as_read(problem)
+    shape = shape_of(*model.shape, model.score_BTC.dtype, SIZES)
+    padding = shape.wide - shape.labels
+
+    def wide(value: Tensor, rows: int = 0) -> Tensor:
+        sides = (0, padding, 0, rows) if value.dim() > 1 else (0, padding)
+        value = value.detach().resolve_neg().double()
+        return torch.nn.functional.pad(value, sides, value=-torch.inf).contiguous()
+
+    plan = plan_viterbi(shape)
+    workspace = workspace_of(plan, model.score_BTC.device)
+    machine_for(model, SIZES).run(
+        plan,
+        score=model.score_BTC,
+        lengths=model.lengths_B,
+        steps=wide(problem.transition, padding),
+        lasting=wide(problem.duration_KC),
+        first_scores=wide(problem.start_C),
+        last_scores=wide(problem.end_C),
+        best=workspace,
+    )
+    scores_B, ends_BT = (plan.buffers[name].view(workspace).cpu().numpy() for name in ("best_score", "ends"))
+    return scores_B, ends_BT
