@@ -61,12 +61,12 @@ def of_kernel(probes: Sequence[Row], name: str) -> Diagnosis:
     if not dirty:
         asked = ", ".join(row["probe"] for row in probes)
         return Diagnosis("none", [f"Nothing was found in {name}. Looked at, against float64: {asked}."])
-    first, *further = dirty
-    sentences = [f"{name} fails at the probe '{first['probe']}': {first['text']}."]
-    if further:
-        names = ", ".join(row["probe"] for row in further)
-        sentences.append(f"So do {plural(len(further), 'later probe')}, which may follow from it: {names}.")
-    return Diagnosis(first["cause"], sentences, [f"{row['probe']}: {row['text']}." for row in dirty])
+    failed = dirty[0]
+    sentences = [f"{name} fails at the probe '{failed['probe']}': {failed['text']}."]
+    if dirty[1:]:
+        names = ", ".join(row["probe"] for row in dirty[1:])
+        sentences.append(f"So do {plural(len(dirty) - 1, 'later probe')}, which may follow from it: {names}.")
+    return Diagnosis(failed["cause"], sentences, [f"{row['probe']}: {row['text']}." for row in dirty])
 
 
 def by_matrix(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference: str) -> Diagnosis:

@@ -21,8 +21,8 @@ starts less ends: the log domain adds up each label by itself, to the smallest m
 
 def exact_counts_wanted(problem: Problem, scores: Tensor) -> bool:
     """Whether <scores, counts> needs labels without rounding: far scores that are not the model's own."""
-    own = problem.score_BTC.detach()
-    return bool(((scores.detach().abs() > FAR) & (scores.detach() != own) & ~torch.isneginf(own)).any())
+    own_BTC, scores = problem.score_BTC.detach(), scores.detach()
+    return bool(((scores.abs() > FAR) & (scores != own_BTC) & ~torch.isneginf(own_BTC)).any())
 
 
 def entropy(problem: Problem, posteriors: Posteriors) -> Tensor:

@@ -98,9 +98,9 @@ class Problem:
         """The same model with other values, in the order of `names()`."""
         return replace(self, **dict(zip(self.names(), values, strict=True)))
 
-    def rows(self, which: Tensor | list[int]) -> Problem:
+    def rows(self, numbers: Tensor | list[int]) -> Problem:
         """The same model over some sequences of the batch, by their numbers or a mask."""
-        index = torch.as_tensor(which, device=self.lengths_B.device)
+        index = torch.as_tensor(numbers, device=self.lengths_B.device)
         per_sequence = ["score_BTC", "lengths_B", *self.names()[5:]]
         per_sequence += ["transition"] if self.transition.dim() > 3 else []
         per_sequence += ["duration_KC"] if self.duration_KC.dim() > 2 else []

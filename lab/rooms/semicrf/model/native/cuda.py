@@ -58,16 +58,16 @@ class State:
     bound: dict[str, Tensor]
     """The inputs and log Z by the names of the kernels' arguments, and till the counts are made the workspace
     of the messages."""
-    kept: bool
+    keeps: bool
     log_z_B: Tensor
     again: Tensor | None
-    found: Posteriors | None = None
+    counted: Posteriors | None = None
     settled: bool = False
-    """Whether `found` has the counts of the sequences that were done elsewhere."""
+    """Whether `counted` has the counts of the sequences that were done elsewhere."""
 
     def buffer(self, name: str) -> Tensor:
         """A buffer of the passes, by its name in the plan."""
-        plan = plan_messages(self.shape, 2 if self.kept else 1)
+        plan = plan_messages(self.shape, 2 if self.keeps else 1)
         return plan.buffers[name].view(self.bound[plan.workspace])
 
 
@@ -117,7 +117,7 @@ def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     state.again = flagged(state, flags.numpy())
     if state.again is not None:
         recompute(state, state.again)
-    if state.found is not None:
+    if state.counted is not None:
         del state.bound["messages"]
     return state
 
@@ -132,7 +132,7 @@ def recompute(state: State, again: Tensor) -> None:
 
 def backward(state: State) -> Posteriors:
     """All expected counts, parallel over time; flagged sequences from the log domain."""
-    posteriors = state.found or run_counts(state)
+    posteriors = state.counted or run_counts(state)
     if state.again is not None and not state.settled:
         rows = admitted(state.problem.rows(state.again))
         redone = log_domain.posteriors(rows)
@@ -140,7 +140,7 @@ def backward(state: State) -> Posteriors:
         assert posteriors.imbalance_B is not None
         balance_B = torch.where(torch.isfinite(redone.log_z_B), imbalance(rows, redone), 0.0)
         posteriors.imbalance_B[state.again] = balance_B
-        posteriors = state.found = replace(posteriors, fetched=None)
+        posteriors = state.counted = replace(posteriors, fetched=None)
         state.settled = True
     return posteriors
 
@@ -180,15 +180,15 @@ COUNTED = {
 
 def run_counts(state: State) -> Posteriors:
     """Queue the counts; flagged sequences have no use for theirs."""
-    if not state.kept:
+    if not state.keeps:
         raise UsageError("the messages were not kept", fix="forward(problem, keep=True)")
     outputs = emptied_counts(state)
     plan = plan_counts(state.shape)
     state.machine.run(plan, **state.bound, **outputs, counts=workspace_of(plan, state.log_z_B.device))
     fetched = state.machine.fetched(outputs["imbalance"])
     named = {COUNTED[name]: value for name, value in outputs.items()}
-    state.found = Posteriors(state.log_z_B, **named, fetched=fetched)
-    return state.found
+    state.counted = Posteriors(state.log_z_B, **named, fetched=fetched)
+    return state.counted
 
 
 def sizes_for(problem: Problem, directions: int) -> Sizes:
@@ -264,7 +264,7 @@ def workspace_of(plan: Plan, device: torch.device) -> Tensor:
 
 def run_messages(state: State) -> None:
     """The passes; what they leave stays in the state's workspace."""
-    plan = plan_messages(state.shape, 2 if state.kept else 1)
+    plan = plan_messages(state.shape, 2 if state.keeps else 1)
     state.bound[plan.workspace] = workspace_of(plan, state.log_z_B.device)
     state.machine.run(plan, **state.bound)
 
@@ -282,7 +282,7 @@ def flagged(state: State, flags: np.ndarray) -> Tensor | None:
 
 def reachable(state: State) -> Any:
     """How many messages of each lane the model allows at all."""
-    directions = 2 if state.kept else 1
+    directions = 2 if state.keeps else 1
     plan = plan_messages(state.shape, directions, saturate=True)
     workspace = workspace_of(plan, state.log_z_B.device)
     unused = torch.empty_like(state.log_z_B)

@@ -131,9 +131,9 @@ class CRFWatch:
     def _sequence(self, b: int) -> Problem | None:
         """One sequence on the CPU, without its padding; None for a length of 0."""
         length = self.by_sequence["score_BTC"].shape[1] if self.lengths is None else int(self.lengths[b])
-        own = {name: value[b : b + 1, :length].cpu() for name, value in self.by_sequence.items()}
+        rows = {name: value[b : b + 1, :length].cpu() for name, value in self.by_sequence.items()}
         shared = {name: value.cpu() for name, value in self.shared.items()}
-        return make_problem(**own, **shared) if length > 0 else None
+        return make_problem(**rows, **shared) if length > 0 else None
 
     def _replayed_partition(self, b: int) -> str:
         """What the plain float64 reference gives for the log Z of sequence `b`."""

@@ -147,8 +147,8 @@ def agrees(kernel: Kernel, *cases: Case, limit: float = WIDE) -> Answer:
 
 def _repeats(kernel: Kernel) -> Answer:
     case = kernel.case(1, 4, 12, 4, 3)
-    first = kernel.solve(case)
-    apart = sum(not same_bits(first, kernel.solve(case)) for _ in range(REPEATS - 1))
+    reference = kernel.solve(case)
+    apart = sum(not same_bits(reference, kernel.solve(case)) for _ in range(REPEATS - 1))
     text = f"{apart} of {REPEATS - 1} repeats differ from the first in bits"
     return not apart, apart, 0, text if apart else f"{REPEATS} runs, one bit pattern"
 
@@ -260,7 +260,7 @@ def _gradients(kernel: Kernel) -> Answer:
 
 def gradient_error(kernel: Kernel, case: Case, weight_B: Tensor) -> tuple[str, float]:
     """The gradient that is farthest off, relative to its largest number, at least 1."""
-    found, right = kernel.solve(case, weight_B), kernel.exact(case, weight_B)
+    solution, exact = kernel.solve(case, weight_B), kernel.exact(case, weight_B)
     skipped = {"logZ_B", *(() if kernel.ends else ("start_C", "end_C"))}
     skipped |= set() if kernel.longest is None else {"duration_KC"}
     errors = {
@@ -269,7 +269,7 @@ def gradient_error(kernel: Kernel, case: Case, weight_B: Tensor) -> tuple[str, f
                 math.inf
             )
         )
-        for (name, value), (_, expected) in zip(found.tensors(), right.tensors(), strict=True)
+        for (name, value), (_, expected) in zip(solution.tensors(), exact.tensors(), strict=True)
         if name not in skipped
     }
     return max(errors.items(), key=lambda item: item[1])

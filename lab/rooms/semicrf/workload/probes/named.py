@@ -39,8 +39,8 @@ def kernel_named(name: str, device: torch.device) -> Kernel:
     if not path or not callable(target):
         raise UsageError(f"--partition {name} is not callable", fix="package.module:function")
     parameters = parameters_of(target)
-    for known, adapter in ADAPTERS:
-        if known <= set(parameters):
+    for names, adapter in ADAPTERS:
+        if names <= set(parameters):
             return adapter(name, target, device)
     if isinstance(target, type):
         target = target()

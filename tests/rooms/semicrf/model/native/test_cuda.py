@@ -129,7 +129,7 @@ def run(small, libraries, monkeypatch):
 
 def counted_again(state):
     """The counts of messages that were changed since."""
-    state.found, state.settled = None, False
+    state.counted, state.settled = None, False
     return native_cuda.backward(state)
 
 
@@ -538,7 +538,7 @@ def test_without_the_counts_one_pass_runs_and_log_z_has_the_same_bits(run):
     problem = random_problem(2, 14, 6, 3, seed=4)
     state, found = run(problem)
     alone = native_cuda.forward(problem, keep=False)
-    assert torch.equal(alone.log_z_B, found.log_z_B) and not alone.kept
+    assert torch.equal(alone.log_z_B, found.log_z_B) and not alone.keeps
     assert state.machine.launched.count("messages") == 2
     with pytest.raises(UsageError, match="not kept"):
         native_cuda.backward(alone)

@@ -157,9 +157,7 @@ def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, capabil
         pytest.skip(f"this NVRTC is older than {target}")
     defines = native_cuda.defines(dtype, native_cuda.SIZES.padded(labels), native_cuda.SIZES)
     ptx = cuda_driver.compiled(path, native_cuda.SOURCE.read_text(), target, defines).decode()
-    assert (
-        f".target sm_{target[8:]}" in ptx and ".entry messages(" in ptx and ".entry best_path(" in ptx
-    )
+    assert f".target sm_{target[8:]}" in ptx and ".entry messages(" in ptx and ".entry best_path(" in ptx
     assert "atom." not in ptx and "red." not in ptx.replace("shared.", "")
 
 

@@ -46,7 +46,10 @@ MUTANTS = {
     ),
     "ties to the longer segment": ("begins >= before;", "begins > before;"),
     "ties to the larger label": ("value > best ? a : label", "value >= best ? a : label"),
-    "the longest duration lost": ("int d = nearest ? nearest : longest;", "int d = nearest ? nearest : longest - 1;"),
+    "the longest duration lost": (
+        "int d = nearest ? nearest : longest;",
+        "int d = nearest ? nearest : longest - 1;",
+    ),
     "a slot not emptied": ("d == longest || t == 0 ? -infinity() : ring[at]", "ring[at]"),
     "the frame forgotten": ("(shorter ? begins : before) + frame", "(shorter ? begins + frame : before)"),
     "the end score dropped": ("t == length ? last_scores[a]", "t == length ? 0"),

@@ -84,7 +84,8 @@ def serious(found):
     return [
         hazard
         for hazard in found
-        if hazard.kind != "WAW" and not (hazard.kind == "WAR" and hazard.argument.startswith("stage_"))
+        if hazard.kind != "WAW"
+        and not (hazard.kind == "WAR" and hazard.argument.startswith("stage_"))
         and hazard.argument not in ("ring", "spans")
     ]
 
