@@ -43,7 +43,7 @@ class TrainConfig(_Section, frozen=True):
         _help("of the linear and semicrf heads", min_length=1),
     ] = msgspec.field(default_factory=lambda: ["auto"])
     encoder: Annotated[
-        Literal["bilstm", "transformer", "none"],
+        Literal["bilstm", "none"],
         _help("encoder before the head; none: a linear layer on each frame"),
     ] = "bilstm"
     max_duration: Annotated[int, _help("longest segment K, frames", ge=1)] = 30

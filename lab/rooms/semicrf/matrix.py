@@ -52,7 +52,7 @@ def repeat_sentences(cells: Iterable[Row]) -> list[str]:
 
 
 def drift(cells: Iterable[Row]) -> str:
-    """The training whose parameters passed the guide's threshold by most, as a clause; "" if there is none."""
+    """The training that passed the guide's threshold by most, as a clause; "" if there is none."""
     return _outgrown(cells, DRIFT, "a parameter passed the guide's threshold of 20")
 
 

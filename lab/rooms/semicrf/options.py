@@ -55,7 +55,7 @@ TRAINING = (
     option("--data", "--data-dir", default="synthetic", help=HELP["data"]),
     BACKEND,
     click.option("--no-triton", is_flag=True, help="The guide's flag: the torch backend for auto."),
-    click.option("--encoder", type=click.Choice(["bilstm", "transformer", "none"]), help=HELP["encoder"]),
+    click.option("--encoder", type=click.Choice(["bilstm", "none"]), help=HELP["encoder"]),
     click.option("--max-duration", type=ONE_OR_MORE, help="Longest segment K, frames."),
     click.option("--hidden-dim", type=click.IntRange(min=2), help="Width of the encoder's output."),
     click.option("--num-layers", type=ONE_OR_MORE, help="Layers of the encoder."),

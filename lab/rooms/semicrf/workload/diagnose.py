@@ -3,10 +3,11 @@
     python -m lab.rooms.semicrf.workload.diagnose --config diagnose.json --part cells --backend auto \\
         --out DIR
 
-`partition` probes the user's own kernel, and nothing else is then run. Otherwise `cells` trains {variable, fixed length} x {regularisation off, on} x repeats x batch orders for a few steps
+`cells` trains {variable, fixed length} x {regularisation off, on} x repeats x batch orders for a few steps
 each, with NaN in all padding and in free memory, and notes the first tensor that is not finite. `reference`
-does so once per cell on a plainer backend, as something to compare with. `probes` tests for each cause. Each
-writes one JSON file; a reproducer goes into reproducer/ if a backend is found wrong.
+does so once per cell on a plainer backend, as something to compare with. `probes` tests for each cause. Where
+the user's own kernel is given, `partition` probes it, and nothing else is run. Each writes one JSON file; a
+reproducer goes into reproducer/ if a backend is found wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults to plant, to see whether the diagnosis names them: each stands for a bug that was found in the wild."""
+"""Faults to plant, to see whether the diagnosis names them. Each stands for one met in the wild."""
 
 from __future__ import annotations
 

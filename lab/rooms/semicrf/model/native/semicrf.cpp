@@ -14,10 +14,6 @@
 // threads start.
 #include "vectors.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 namespace {
 
 constexpr double TINY = std::numeric_limits<double>::min();  // below it digits are lost, and flushed to zero here
@@ -26,7 +22,7 @@ constexpr double MOST = 1e300;     // a factor beyond float64 meets a zero, or w
 constexpr double LN2 = 0.6931471805599453;
 constexpr double EXACT = 1e-9;     // a draw's weights must add up to the message, or underflow has lost some
 constexpr int CROSSED = 32;        // frames between two products of the transition counts
-constexpr int TILE = 6, ROWS = 4;  // vectors of labels, and rows of the transition, held in registers
+constexpr int ROWS = 4;            // of the transition counts, held in registers
 
 inline double total(V a) {
     double sum = a[0];
@@ -63,16 +59,6 @@ public:
     Flushing() {}
 #endif
 };
-
-// Ask for large pages where memory is about to be written for the first time: a small one costs up to 3 us.
-void in_large_pages([[maybe_unused]] void* p, [[maybe_unused]] int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-    constexpr uintptr_t SMALL = 4096;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(p) + SMALL - 1) / SMALL * SMALL;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + uintptr_t(bytes)) / SMALL * SMALL;
-    if (bytes >= 1 << 22) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // refused: small ones
-#endif
-}
 
 // The model in the linear domain, or with `reach` as 0 and 1: what is forbidden and what is not.
 struct Model {
@@ -149,36 +135,14 @@ Weighed weigh_frame(const Model& m, const Sequence& s, int64_t t, bool reach, V*
     return {shift, -largest(-low) - shift};
 }
 
-// Sum over c of x[c] matrix[c], of W vectors from `v` on. Independent sums hide the latency of an addition.
-template <int W>
-inline void product_tile(const double* x, const V* matrix, int64_t rows, int64_t nv, V* out) {
-    constexpr int WAYS = W <= 2 ? 4 : 2;
-    V sum[WAYS][W] = {};
-    for (int64_t c = 0; c < rows; c += WAYS)  // the rows are padded to a multiple
-        for (int way = 0; way < WAYS; ++way)
-            for (int v = 0; v < W; ++v) sum[way][v] += x[c + way] * matrix[(c + way) * nv + v];
-    for (int v = 0; v < W; ++v) {
-        V one = sum[0][v] + sum[1][v];
-        if (WAYS == 4) one += sum[2 % WAYS][v] + sum[3 % WAYS][v];
-        out[v] = one;
-    }
-}
-
-inline int64_t tile_at(int64_t left) { return left <= TILE ? left : left >= 2 * TILE ? TILE : (left + 1) / 2; }
-
-// out = x matrix, (wide,) times (wide, nv).
+// out = x matrix, (wide,) times (wide, nv). Independent sums hide the latency of an addition; wide is a multiple of their number.
 void product(const V* x, const V* matrix, const Model& m, V* out) {
     const double* flat = reinterpret_cast<const double*>(x);
-    for (int64_t v = 0, taken = 0; v < m.nv; v += taken) {
-        taken = tile_at(m.nv - v);
-        switch (taken) {
-            case 1: product_tile<1>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            case 2: product_tile<2>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            case 3: product_tile<3>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            case 4: product_tile<4>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            case 5: product_tile<5>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            default: product_tile<6>(flat, matrix + v, m.wide, m.nv, out + v); break;
-        }
+    for (int64_t v = 0; v < m.nv; ++v) {
+        V sum[4] = {};
+        for (int64_t c = 0; c < m.wide; c += 4)
+            for (int way = 0; way < 4; ++way) sum[way] += flat[c + way] * matrix[(c + way) * m.nv + v];
+        out[v] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
 }
 
@@ -639,16 +603,7 @@ private:
     void store(double* to, int64_t t, int64_t v, const V& value) const {
         const int64_t from = v * LANES, count = std::min<int64_t>(m.labels - from, LANES);
         if (count <= 0) return;  // nothing but padding
-        double* place = to + (b * x.frames + t) * m.labels + from;
-        if (count == LANES) {
-            std::memcpy(place, &value, sizeof(V));
-            return;
-        }
-        // Copies of fixed size: one of any other is a call.
-        const double* lane = reinterpret_cast<const double*>(&value);
-        if (LANES > 4 && (count & 4)) std::memcpy(place, lane, 4 * sizeof(double));
-        if (count & 2) std::memcpy(place + (count & 4), lane + (count & 4), 2 * sizeof(double));
-        if (count & 1) place[count - 1] = lane[count - 1];
+        std::memcpy(to + (b * x.frames + t) * m.labels + from, &value, sizeof(double) * size_t(count));
     }
 
     void cross() {
@@ -659,26 +614,16 @@ private:
 
     // crossed += left^T right over the frames that wait, in their order.
     void cross_all() {
+        const double* flat = reinterpret_cast<const double*>(left);
         for (int64_t c = 0; c < m.wide; c += ROWS)
-            for (int64_t v = 0; v < nv;) {
-                if (nv - v >= 3) { cross_tile<3>(c, v); v += 3; }
-                else if (nv - v == 2) { cross_tile<2>(c, v); v += 2; }
-                else { cross_tile<1>(c, v); v += 1; }
+            for (int64_t v = 0; v < nv; ++v) {
+                V sum[ROWS];
+                for (int i = 0; i < ROWS; ++i) sum[i] = crossed[(c + i) * nv + v];
+                for (int64_t f = 0; f < waiting; ++f)
+                    for (int i = 0; i < ROWS; ++i) sum[i] += flat[f * m.wide + c + i] * right[f * nv + v];
+                for (int i = 0; i < ROWS; ++i) crossed[(c + i) * nv + v] = sum[i];
             }
         waiting = 0;
-    }
-
-    template <int W>
-    void cross_tile(int64_t c, int64_t v) {
-        const double* flat = reinterpret_cast<const double*>(left);
-        V sum[ROWS][W];
-        for (int i = 0; i < ROWS; ++i)
-            for (int j = 0; j < W; ++j) sum[i][j] = crossed[(c + i) * nv + v + j];
-        for (int64_t f = 0; f < waiting; ++f)
-            for (int i = 0; i < ROWS; ++i)
-                for (int j = 0; j < W; ++j) sum[i][j] += flat[f * m.wide + c + i] * right[f * nv + v + j];
-        for (int i = 0; i < ROWS; ++i)
-            for (int j = 0; j < W; ++j) crossed[(c + i) * nv + v + j] = sum[i][j];
     }
 
     void parameters() {
@@ -734,7 +679,6 @@ int lab_semicrf_forward(const Batch* x, const Messages* to) {
     return guarded([&] {
         Flushing flushing;
         const Model m(*x, false), reach(*x, true);
-        if (to->alpha) in_large_pages(to->alpha, 2 * x->batch * (x->frames + 1) * m.wide * int64_t(sizeof(double)));
         each(*x, m, 0, [&](int64_t b, const Scratch& own, V*) { forward_one(m, reach, *x, *to, b, own); });
     });
 }
@@ -744,7 +688,6 @@ int lab_semicrf_backward(const Batch* x, const Messages* from, const Counts* out
     return guarded([&] {
         Flushing flushing;
         const Model m(*x, false), reach(*x, true);
-        in_large_pages(out->label, 3 * x->batch * x->frames * x->labels * int64_t(sizeof(double)));
         each(*x, m, 0, [&](int64_t b, const Scratch& own, V*) { backward_one(m, reach, *x, *from, *out, b, own); });
     });
 }

@@ -148,8 +148,9 @@ def forbidden_piece(model: dict[str, Tensor], b: int, labels: list[int], starts:
             f"end[{label}]": model["end_C"][label] if end == len(labels) else None,
             **{f"score at t={t}": model["score_BTC"][b, t, label] for t in range(start, end)},
         }
+        places: dict[str, tuple[int, ...]]
         places = {"seg_start_BTC": (b, start), "seg_end_BTC": (b, end - 1), "segment_BTKC": (b, start, k)}
-        terms |= {name: model[name][(*place, label)] for name, place in places.items() if name in model}
+        terms |= {name: model[name][place][label] for name, place in places.items() if name in model}
         for name, value in terms.items():
             if value is not None and not float(value) > -LIMIT:
                 reason = (

@@ -2,10 +2,10 @@
 
     function(score_BTC, transition_CC, duration_KC, lengths_B) -> log Z (B,)
 
-with `start_C` and `end_C` by name where it has such parameters: scores (B, T, C), transition[i, j] from label i
-to j, duration[k - 1, c] of a segment of k frames, lengths (B,). A class is made without arguments, and a module
-is called like a function. Functions and modules of torch-struct, flash-semicrf, torch-semimarkov, TorchCRF and
-pytorch-crf are called as their packages document, which their parameters' names tell.
+with `start_C` and `end_C` by name where it has such parameters: scores (B, T, C), transition[i, j] from label
+i to j, duration[k - 1, c] of a segment of k frames, lengths (B,). A class is made without arguments, and a
+module is called like a function. Functions and modules of torch-struct, flash-semicrf, torch-semimarkov,
+TorchCRF and pytorch-crf are called as their packages document, which their parameters' names tell.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def checked(log_z_B: Any, score_BTC: Tensor) -> Tensor:
 
 
 def finite_padding(score_BTC: Tensor, lengths_B: Tensor) -> Tensor:
-    """The scores with large ones for NaN past the ends: these packages multiply by a mask, where NaN stays."""
+    """The scores, with 100 past the ends: these packages multiply by a mask, where NaN would stay."""
     inside_BT = torch.arange(score_BTC.shape[1], device=score_BTC.device) < lengths_B[:, None]
     return torch.where(inside_BT[..., None], score_BTC, torch.full_like(score_BTC, 100.0))
 

@@ -1,4 +1,4 @@
-"""A plain semi-CRF in float32 as a user may have written it, sound or with one fault of those found in the wild."""
+"""A plain semi-CRF as a user may have written it: sound, or with one fault of those met in the wild."""
 
 from __future__ import annotations
 
