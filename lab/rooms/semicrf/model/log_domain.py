@@ -172,11 +172,14 @@ def backward(state: State) -> Posteriors:
             _cross(state, t, split_KBC, ends_TBC, crossed)
     labels = problem.shape[3]
     by_time = (label_TBC, starts_TBC, ends_TBC, duration)
-    counts = [x.transpose(0, 1)[..., :labels] for x in by_time]
-    mass_error_B, mass_frame_B = mass(counts[0], problem.lengths_B, state.log_z_B)
+    label_BTC, starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in by_time)
+    mass_error_B, mass_frame_B = mass(label_BTC, problem.lengths_B, state.log_z_B)
     return Posteriors(
         state.log_z_B,
-        *counts,
+        label_BTC,
+        starts_BTC,
+        ends_BTC,
+        duration_BKC,
         transition=crossed[..., :labels, :labels],
         mass_error_B=mass_error_B,
         mass_frame_B=mass_frame_B,
