@@ -18,7 +18,7 @@ from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, shor
 from lab.rooms.semicrf.report.matrix import cell_frame, matrix_blocks
 
 QUESTION = "Why does this semi-CRF give NaN, or drift: kernel, shared code, boundaries, objective or input?"
-KERNEL_ALONE = "Not covered: shapes, dtypes and devices that no probe has, decoding, the loss and the training."
+KERNEL_ALONE = "Not covered: shapes, dtypes and devices that no probe has, decoding, loss and training."
 FOOTNOTES = (
     "A cell of the matrix is one short training; padding and free memory hold NaN.",
     "Probes of kernels run on one batch of the model's own scores, cut to a size that float64 from the "
