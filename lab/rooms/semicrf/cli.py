@@ -79,6 +79,11 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Probe this reproducer (case.npz).",
 )
+@click.option(
+    "--partition",
+    metavar="PACKAGE.MODULE:NAME",
+    help="Probe this kernel: log Z of (score, transition, duration, lengths), or a known package's.",
+)
 @with_options(*TRAINING)
 @click.pass_context
 def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experiment:
@@ -87,7 +92,8 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
     from lab.rooms.semicrf.config import DiagnoseConfig
     from lab.rooms.semicrf.plan import plan_diagnose
 
-    settings = {name: values.pop(name) for name in ("plant", "repeats", "orders", "steps")}
+    settings = {name: values.pop(name) for name in ("plant", "repeats", "orders", "steps", "partition")}
+    settings["import_path"] = str(Path.cwd()) if settings["partition"] else ""
     # The matrix has many trainings; each need only be long enough to fail.
     values.update(preset=values["preset"] or "smoke", models=["semicrf"])
     config = DiagnoseConfig(

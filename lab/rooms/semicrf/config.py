@@ -43,7 +43,7 @@ class TrainConfig(_Section, frozen=True):
         _help("of the linear and semicrf heads", min_length=1),
     ] = msgspec.field(default_factory=lambda: ["auto"])
     encoder: Annotated[
-        Literal["bilstm", "transformer", "none"],
+        Literal["bilstm", "none"],
         _help("encoder before the head; none: a linear layer on each frame"),
     ] = "bilstm"
     max_duration: Annotated[int, _help("longest segment K, frames", ge=1)] = 30
@@ -118,6 +118,8 @@ class DiagnoseConfig(_Section, frozen=True):
     train: TrainConfig
     plant: Annotated[str | None, _help("a fault to plant, to see it named")] = None
     case: Annotated[str | None, _help("a reproducer (case.npz) to probe instead of a corpus")] = None
+    partition: Annotated[str | None, _help("package.module:function, a kernel to probe instead")] = None
+    import_path: Annotated[str, _help("folder that its package is imported from")] = ""
     repeats: Annotated[int, _help("trainings per cell of the matrix", ge=1)] = 2
     orders: Annotated[int, _help("batch orders per cell", ge=1)] = 2
     steps: Annotated[int, _help("optimizer steps per training", ge=1)] = 12

@@ -53,10 +53,10 @@ def edit_distance(reference: Sequence[int], predicted: Sequence[int]) -> int:
     target = np.asarray(predicted)
     row = np.arange(len(target) + 1)
     offsets = np.arange(len(target) + 1)
-    for at, label in enumerate(reference, start=1):
+    for deletions, label in enumerate(reference, start=1):
         best = row + 1
         best[1:] = np.minimum(best[1:], row[:-1] + (target != label))
-        best[0] = at
+        best[0] = deletions
         # Insertions run along the row: the least over earlier cells plus their distance.
         row = np.minimum.accumulate(best - offsets) + offsets
     return int(row[-1])
@@ -65,7 +65,7 @@ def edit_distance(reference: Sequence[int], predicted: Sequence[int]) -> int:
 def collapsed(segments: Sequence[Segment]) -> list[int]:
     """Labels in order, equal neighbours merged."""
     labels = [label for _, _, label in segments]
-    return [label for at, label in enumerate(labels) if at == 0 or labels[at - 1] != label]
+    return [c for i, c in enumerate(labels) if i == 0 or labels[i - 1] != c]
 
 
 def merged(segments: Sequence[Segment]) -> list[Segment]:
@@ -100,15 +100,15 @@ def duration_stats(
     ref, got = _durations(reference, len(names)), _durations(predicted, len(names))
     per_phone, means = {}, []
     for label, name in enumerate(names):
-        both = len(ref[label]) > 0 and len(got[label]) > 0
+        comparable = len(ref[label]) > 0 and len(got[label]) > 0
         if not len(ref[label]) and not len(got[label]):
             continue
-        if both:
+        if comparable:
             means.append((float(np.mean(ref[label])), float(np.mean(got[label]))))
         per_phone[name] = {
             **_moments("pred", got[label]),
             **_moments("ref", ref[label]),
-            "mae": abs(means[-1][1] - means[-1][0]) if both else None,
+            "mae": abs(means[-1][1] - means[-1][0]) if comparable else None,
         }
     pairs = np.array(means) if means else np.zeros((0, 2))
     varied = len(pairs) > 1 and bool((pairs.std(axis=0) > 0).all())

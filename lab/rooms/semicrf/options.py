@@ -19,17 +19,17 @@ else:
 class Names(_NamesParam):
     """`torch,native`: a list of known names, each at most once; `aliases` are accepted for some of them."""
 
-    def __init__(self, known: tuple[str, ...], aliases: dict[str, str] | None = None) -> None:
-        self.known, self.aliases = known, aliases or {}
-        self.name = ",".join((*known, *self.aliases))
+    def __init__(self, names: tuple[str, ...], aliases: dict[str, str] | None = None) -> None:
+        self.names, self.aliases = names, aliases or {}
+        self.name = ",".join((*names, *self.aliases))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
         if isinstance(value, list):
             return value
         names = [self.aliases.get(word.strip(), word.strip()) for word in value.split(",")]
         for name in names:
-            if name not in self.known:
-                self.fail(f"{name!r} is none of {', '.join((*self.known, *self.aliases))}", param, ctx)
+            if name not in self.names:
+                self.fail(f"{name!r} is none of {', '.join((*self.names, *self.aliases))}", param, ctx)
         if len(set(names)) != len(names):
             self.fail("a name is given twice", param, ctx)
         return names
@@ -55,7 +55,7 @@ TRAINING = (
     option("--data", "--data-dir", default="synthetic", help=HELP["data"]),
     BACKEND,
     click.option("--no-triton", is_flag=True, help="The guide's flag: the torch backend for auto."),
-    click.option("--encoder", type=click.Choice(["bilstm", "transformer", "none"]), help=HELP["encoder"]),
+    click.option("--encoder", type=click.Choice(["bilstm", "none"]), help=HELP["encoder"]),
     click.option("--max-duration", type=ONE_OR_MORE, help="Longest segment K, frames."),
     click.option("--hidden-dim", type=click.IntRange(min=2), help="Width of the encoder's output."),
     click.option("--num-layers", type=ONE_OR_MORE, help="Layers of the encoder."),

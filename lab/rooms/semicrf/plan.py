@@ -44,6 +44,13 @@ def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
     `auto` is tested as users get it: which form that is, and so which is plainer, the device says.
     """
     tested = config.train.backends[0]
+    if config.partition:
+        return Plan(
+            steps=(_diagnose_step(config, site, "partition", tested),),
+            inputs={DIAGNOSE: _json(config)},
+            notes=(f"kernel under test: {config.partition}", *_notes(None, site)),
+            config={"command": "diagnose", "tested": config.partition, **msgspec.to_builtins(config)},
+        )
     # A case has no corpus to train on: only the probes can use it.
     trained = [] if config.case else ["cells"] if tested == "naive" else ["cells", "reference"]
     parts = [*trained, "probes"]

@@ -13,10 +13,10 @@ Row = dict[str, Any]
 
 
 class Ruling(NamedTuple):
-    """A key of verdict.CAUSES, what was seen, and what to do."""
+    """A key of verdict.CAUSES, what speaks for it, and what to do."""
 
     cause: str
-    seen: str
+    evidence: str
     advice: str
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lab.rooms.semicrf.matrix import AXES, divergence, drift_sentences, matrix_sentences
+from lab.core.words import plural
+from lab.rooms.semicrf.matrix import AXES, divergence, drift, matrix_sentences
 from lab.rooms.semicrf.rules import RULES
 
 Row = dict[str, Any]
@@ -23,6 +25,7 @@ CAUSES = {
     "unseen": "not known",
 }
 IN_KERNEL = ("race", "boundary", "kernel")
+LOWER_RATE = "What to do: lower --lr until the loss falls; clipping does not help where the rate is too high."
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,8 @@ class Diagnosis:
     evidence: list[str] = field(default_factory=list)
 
     @property
-    def status(self) -> Literal["ok", "warn", "fail"]:
-        if self.cause == "none":
-            return "ok"
-        return "warn" if self.cause == "precision" else "fail"
+    def status(self) -> Literal["ok", "fail"]:
+        return "ok" if self.cause == "none" else "fail"
 
 
 def diagnose(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference: str) -> Diagnosis:
@@ -46,25 +47,41 @@ def diagnose(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference
     for rule in RULES:
         ruling = rule(dirty, tested, reference)
         if ruling:
-            head = f"The cause is {CAUSES[ruling.cause]}: {ruling.seen}."
+            head = f"The cause is {CAUSES[ruling.cause]}: {ruling.evidence}."
             sentences = [head, *matrix_sentences(cells), f"What to do: {ruling.advice}."]
             return Diagnosis(ruling.cause, sentences, _evidence(dirty, ruling.cause))
-    return by_matrix(cells, tested, reference, probed=bool(probes))
+    return by_matrix(cells, probes, tested, reference)
 
 
-def by_matrix(cells: Sequence[Row], tested: str, reference: str, *, probed: bool) -> Diagnosis:
+def of_kernel(probes: Sequence[Row], name: str) -> Diagnosis:
+    """The user's kernel by the first probe that fails: they go from the simple to the hard."""
+    dirty = [row for row in probes if not row["clean"]]
+    if not probes:
+        return Diagnosis("unseen", [f"Nothing was looked at: the probes of {name} did not finish."])
+    if not dirty:
+        asked = ", ".join(row["probe"] for row in probes)
+        return Diagnosis("none", [f"Nothing was found in {name}. Looked at, against float64: {asked}."])
+    failed = dirty[0]
+    sentences = [f"{name} fails at the probe '{failed['probe']}': {failed['text']}."]
+    if dirty[1:]:
+        names = ", ".join(row["probe"] for row in dirty[1:])
+        sentences.append(f"So do {plural(len(dirty) - 1, 'later probe')}, which may follow from it: {names}.")
+    return Diagnosis(failed["cause"], sentences, [f"{row['probe']}: {row['text']}." for row in dirty])
+
+
+def by_matrix(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference: str) -> Diagnosis:
     """The guide's reading: which half of the matrix fails."""
     failed = [cell for cell in cells if cell["outcome"] == "failed"]
     diverged = divergence(cells)
     if diverged:  # the probes are clean, so a failed training is its consequence
-        advice = (
-            "What to do: lower --lr until the loss falls; clipping does not help where the rate is too high."
-        )
-        return Diagnosis("optimiser", [f"The cause is the optimiser: {diverged}.", advice])
-    if not cells and not probed:
+        return Diagnosis("optimiser", [f"The cause is the optimiser: {diverged}.", LOWER_RATE])
+    if not cells and not probes:
         return Diagnosis("unseen", ["Nothing was looked at: no part of this run finished."])
     if not failed:
-        return Diagnosis("none", [_all_clear(cells, probed), *drift_sentences(cells), *_not_probed(probed)])
+        drifting = drift(cells)
+        if drifting:
+            return Diagnosis("optimiser", [f"The training is drifting: {drifting}.", LOWER_RATE])
+        return Diagnosis("none", [_all_clear(cells, probes), *_not_probed(probes)])
     failing = {key: {cell[key] for cell in failed} for key in AXES}
     ran = {key: {cell[key] for cell in cells} for key in AXES}
     only = {key: failing[key] for key in failing if failing[key] != ran[key]}
@@ -85,14 +102,18 @@ def by_matrix(cells: Sequence[Row], tested: str, reference: str, *, probed: bool
     return Diagnosis(cause, sentences, [f"{failed[0]['message']}."])
 
 
-def _all_clear(cells: Sequence[Row], probed: bool) -> str:
-    passed = ["every training of the matrix passed"] if cells else []
-    clean = ["every probe is clean"] if probed else []
-    return f"Nothing was found: {' and '.join(passed + clean)}."
+def _all_clear(cells: Sequence[Row], probes: Sequence[Row]) -> str:
+    """What was looked at, by name: a clean answer is about that, and nothing else."""
+    trained = Counter(cell["backend"] for cell in cells)
+    steps = sum(cell["step"] for cell in cells)
+    looked = [f"{plural(count, 'training')} on {name}" for name, count in trained.items()]
+    looked += [f"{plural(steps, 'step')} in all by loss, gradient and parameters"] if cells else []
+    looked += list(dict.fromkeys(row["probe"] for row in probes))
+    return f"Nothing was found. Looked at: {', '.join(looked)}."
 
 
-def _not_probed(probed: bool) -> list[str]:
-    return [] if probed else ["The probes did not run."]
+def _not_probed(probes: Sequence[Row]) -> list[str]:
+    return [] if probes else ["The probes did not run."]
 
 
 def _evidence(dirty: list[Row], cause: str) -> list[str]:

@@ -102,7 +102,7 @@ def diagnosed(tmp_path, **ran):
 
 def test_a_diagnosis_says_what_ran_and_what_it_did_not_cover(tmp_path):
     told = diagnosed(tmp_path / "a", tested="native", reference="torch", device="cpu")
-    assert told[0] == "Nothing was found: every probe is clean."
+    assert told[0] == "Nothing was found. Looked at: a probe."
     assert told[-1].startswith(
         "Covered: native and torch on this CPU, the loss and its gradient. "
         "Not covered: the compiled form for GPUs, decoding, sampling, "

@@ -63,6 +63,13 @@ def test_the_definition_has_nothing_plainer_beside_it():
     assert [s.name for s in plan.steps] == ["cells", "probes"]
 
 
+def test_a_named_kernel_is_all_that_a_diagnosis_then_looks_at():
+    plan = plan_diagnose(DiagnoseConfig(train=TrainConfig(), partition="pkg:f", import_path="/here"), NVIDIA)
+    (step,) = plan.steps
+    assert step.name == "partition" and step.num_gpus == 1 and plan.config["tested"] == "pkg:f"
+    assert any("kernel under test: pkg:f" in note for note in plan.notes)
+
+
 def test_a_head_that_cannot_run_here_is_a_row_with_its_reason():
     plan = plan_train(TrainConfig(models=["pytorch-crf", "linear"]), CPU, skipped=("pytorch-crf",))
     assert plan.skipped == {"pytorch-crf-own": "the package torchcrf (PyPI: pytorch-crf) is not installed"}

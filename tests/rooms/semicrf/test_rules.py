@@ -37,8 +37,8 @@ def test_a_rule_picks_the_first_probe_of_its_cause_and_advises(rule, cause, back
     first, second = probe(cause, backend, "the first of two"), probe(cause, backend, "the second of two")
     others = [row for row in EVERYTHING if row["cause"] != cause]
     found = ruled(rule, *others, first, second)
-    assert found.cause == cause and "the first of two" in found.seen and "second" not in found.seen
-    assert found.seen == first["text"] or backend in found.seen
+    assert found.cause == cause and "the first of two" in found.evidence and "second" not in found.evidence
+    assert found.evidence == first["text"] or backend in found.evidence
     assert len(found.advice) > 20
     assert ruled(rule, *others) is None and ruled(rule) is None
 
@@ -46,21 +46,21 @@ def test_a_rule_picks_the_first_probe_of_its_cause_and_advises(rule, cause, back
 def test_a_boundary_fault_is_one_of_the_data_only_without_a_backend():
     of_kernel, of_data = probe("boundary", "native", "past the mask"), probe("boundary", "", "no frame")
     assert ruled(rules.boundary_in_data, of_kernel) is None
-    assert ruled(rules.boundary_in_data, of_kernel, of_data).seen == "no frame"
-    assert "native kernel reads beyond the mask (past the mask)" in ruled(rules.boundary, of_kernel).seen
+    assert ruled(rules.boundary_in_data, of_kernel, of_data).evidence == "no frame"
+    assert "native kernel reads beyond the mask (past the mask)" in ruled(rules.boundary, of_kernel).evidence
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_a_race_and_a_wrong_kernel_name_their_backend(backend):
-    assert ruled(rules.race, probe("race", backend)).seen.startswith(f"{backend} gives different bits")
-    assert ruled(rules.kernel, probe("kernel", backend)).seen.startswith(f"{backend} is wrong")
+    assert ruled(rules.race, probe("race", backend)).evidence.startswith(f"{backend} gives different bits")
+    assert ruled(rules.kernel, probe("kernel", backend)).evidence.startswith(f"{backend} is wrong")
 
 
 def test_code_is_shared_if_both_backends_fail_the_same_probe():
     rows = [probe("kernel", backend, name=name) for backend in ("native", "torch") for name in ("two", "one")]
     found = ruled(rules.shared, *rows, probe("kernel", "native", name="three"))
     assert found.cause == "shared" and found.advice
-    assert "native and torch fail the same probes (one, two)" in found.seen
+    assert "native and torch fail the same probes (one, two)" in found.evidence
 
 
 @pytest.mark.parametrize(

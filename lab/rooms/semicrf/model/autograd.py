@@ -60,7 +60,7 @@ class LogPartition(torch.autograd.Function):
         # Autograd saves this tensor, and with it the messages: they go when the graph is freed, however long
         # the loss is kept.
         carrier: Any = torch.empty(0, device="cpu")
-        carrier.kept = problem, state
+        carrier.passed = problem, state
         ctx.save_for_backward(lengths_B, *floats, carrier)
         log_z_B: Tensor = state.log_z_B.clone()  # a caller may change it in place
         return log_z_B
@@ -70,7 +70,7 @@ class LogPartition(torch.autograd.Function):
         # Raises where an input was changed in place since: the counts read some of them again.
         lengths_B, *floats, carrier = ctx.saved_tensors
         call, wanted = ctx.call, ctx.needs_input_grad[2:]
-        problem, state = carrier.kept
+        problem, state = carrier.passed
         if torch.is_grad_enabled():  # create_graph
             if call.alarm is not None:
                 with torch.no_grad():
@@ -115,9 +115,9 @@ def posteriors(engine: Any, problem: Problem) -> Posteriors:
     if engine is naive:
         return naive.posteriors(problem)
     with torch.no_grad():
-        found: Posteriors = engine.backward(engine.forward(problem.detached(), keep=True))
-        finish(problem, found)
-    return found
+        counted: Posteriors = engine.backward(engine.forward(problem.detached(), keep=True))
+        finish(problem, counted)
+    return counted
 
 
 def gradients(
@@ -144,7 +144,7 @@ def uncompiled(function: F) -> F:
     apart = functools.cache(lambda: cast(Any, torch.compiler).disable(function))
 
     @functools.wraps(function)
-    def called(*inputs: Any, **more: Any) -> Any:
-        return (apart() if "torch._dynamo" in sys.modules else function)(*inputs, **more)
+    def called(*inputs: Any, **options: Any) -> Any:
+        return (apart() if "torch._dynamo" in sys.modules else function)(*inputs, **options)
 
     return cast(F, called)

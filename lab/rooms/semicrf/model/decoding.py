@@ -25,12 +25,9 @@ def viterbi(problem: Problem, backend: str) -> tuple[Tensor, list[list[Segment]]
     """The best score (B,) and its segments; -inf and [] where nothing is feasible."""
     device = problem.score_BTC.device
     if backend == "native" and problem.plain and device.type == "cuda" and problem.shape[3] <= MAX_LABELS:
-        native.engine_for(problem.score_BTC)  # raises what is missing
-        from lab.rooms.semicrf.model.native import cuda_viterbi
-
-        best_B, ends_BT = cuda_viterbi.best(problem)
+        best_B, ends_BT = native.engine_for(problem.score_BTC).best(problem)  # raises what is missing
         return torch.from_numpy(best_B).to(device), [segments_of(ends_T) for ends_T in ends_BT]
-    tops = [found[0] if found else (-math.inf, []) for found in best(problem, 1, backend)]
+    tops = [pairs[0] if pairs else (-math.inf, []) for pairs in best(problem, 1, backend)]
     scores_B = torch.tensor([score for score, _ in tops], dtype=torch.float64, device=device)
     return scores_B, [path for _, path in tops]
 

@@ -22,10 +22,18 @@ from lab.errors import UsageError
 from lab.rooms.semicrf.model import api, information
 from lab.rooms.semicrf.model.information import less
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
+from lab.rooms.semicrf.model.problem import (
+    FAR_BELOW,
+    FLOATS,
+    Posteriors,
+    Problem,
+    inside,
+    levelled,
+    make_problem,
+)
 from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
 
-Kept = TypeVar("Kept")
+Value = TypeVar("Value")
 Boundaries = Tensor
 """(B, T): +1 where a segment starts with this frame, -1 where none does, 0 where that is not known."""
 
@@ -57,30 +65,30 @@ class SegmentDistribution:
 
     def _set(self, problem: Problem, backend: str) -> SegmentDistribution:
         self.problem, self.backend = problem, backend
-        self._kept: dict[tuple[str, bool], tuple[Any, list[tuple[int, bool]]]] = {}
+        self._cache: dict[tuple[str, bool], tuple[Any, list[tuple[int, bool]]]] = {}
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_kept": {}}  # torch copies no tensor that has a graph
+        return {**vars(self), "_cache": {}}  # torch copies no tensor that has a graph
 
     def _of(self, problem: Problem) -> SegmentDistribution:
         """The distribution of a changed model; itself where nothing changed."""
         return self if problem is self.problem else object.__new__(type(self))._set(problem, self.backend)
 
-    def _by(self, function: Callable[..., Kept], **more: Any) -> Kept:
+    def _by(self, function: Callable[..., Value], **options: Any) -> Value:
         """What a function of api.py says of this model."""
-        return function(**self.problem.arguments(), backend=self.backend, **more)
+        return function(**self.problem.arguments(), backend=self.backend, **options)
 
-    def _once(self, name: str, compute: Callable[[], Kept]) -> Kept:
+    def _once(self, name: str, compute: Callable[[], Value]) -> Value:
         """A value that is kept as long as neither the model nor it were changed in place."""
         untraced = torch.is_inference_mode_enabled() or any(value.is_inference() for value in self._tensors())
         if untraced:  # changes leave no trace
             return compute()
         key = (name, torch.is_grad_enabled())
-        if key not in self._kept or self._kept[key][1] != self._versions(self._kept[key][0]):
+        if key not in self._cache or self._cache[key][1] != self._versions(self._cache[key][0]):
             value = compute()
-            self._kept[key] = value, self._versions(value)
-        cached: Kept = self._kept[key][0]
+            self._cache[key] = value, self._versions(value)
+        cached: Value = self._cache[key][0]
         return cached
 
     def _tensors(self) -> list[Tensor]:
@@ -119,7 +127,8 @@ class SegmentDistribution:
         Raises UsageError for what does not tile a sequence, or labels out of range.
         """
         paths = listed(value, starts_BT, self.problem, torch.isneginf(self.partition).tolist())
-        return less(path_scores(self.problem, paths), self.partition)
+        p = self._once("level", self._level)
+        return less(path_scores(p.problem, paths), p.partition)
 
     def log_prob_partial(
         self, allowed_BTC: Tensor | None = None, boundaries_BT: Boundaries | None = None
@@ -142,29 +151,27 @@ class SegmentDistribution:
         p = self._doubled()
         return information.entropy(p.problem, p.posteriors)
 
-    def kl(self, other: SegmentDistribution) -> Tensor:
-        """KL(p || other) (B,) in nats, float64, at least 0, differentiable; K may differ.
+    def kl(self, q: SegmentDistribution) -> Tensor:
+        """KL(p || q) (B,) in nats, float64, at least 0, differentiable; K may differ.
 
-        Exactly 0 where both models hold the same numbers, +inf where p gives mass to what `other` forbids;
-        less than 1e-12 of it, where the label of a frame forbids, may be taken for none.
+        Exactly 0 where both models hold the same numbers, +inf where p gives mass to what q forbids.
         """
-        p, q = self._beside(other)
+        p, q = self._beside(q)
         return information.kl(p.problem, p.posteriors, q.problem, q.partition)
 
-    def cross_entropy(self, other: SegmentDistribution) -> Tensor:
-        """-E_p[log other] (B,) in nats, float64, differentiable: the sum of `entropy()` and `kl(other)`."""
-        p, q = self._beside(other)
+    def cross_entropy(self, q: SegmentDistribution) -> Tensor:
+        """-E_p[log q] (B,) in nats, float64, differentiable: the sum of `entropy()` and `kl(q)`."""
+        p, q = self._beside(q)
         return information.cross_entropy(p.problem, p.posteriors, q.problem, q.partition)
 
     def expected(self, f: Mapping[str, Tensor] | SegmentDistribution) -> Tensor:
         """E_p[f] (B,), float64, of an f that adds up over a segmentation as scores do; differentiable.
 
         `f` names its scores as the constructor does, in the same shapes, {"duration_KC": ...}; what it does
-        not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything; that
-        of a label below 1e-12 may be rounding, and is none beside scores beyond 1e4.
+        not name is 0. Or it is another model: E_p of its score. Where p has no mass f may be anything.
         """
-        other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
-        p, q = self._beside(other, counted=True)
+        scored = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
+        p, q = self._beside(scored, counted=True)
         return information.expected(q.problem.floats(), p.problem, p.posteriors)
 
     def argmax(self) -> list[list[Segment]]:
@@ -188,13 +195,23 @@ class SegmentDistribution:
         """In float64: differences of float32 sums have few digits left."""
         return self._once("doubled", lambda: self._of(information.doubled(self.problem)))
 
+    def _level(self) -> SegmentDistribution:
+        """Without what is common to all labels of a frame far below 0: the same log p, with more digits."""
+        score_BTC = self.problem.score_BTC
+        if bool((score_BTC.detach() > FAR_BELOW).any(-1).all()):
+            return self
+        return self._of(replace(self.problem, score_BTC=levelled(score_BTC, FAR_BELOW)))
+
     def _beside(
-        self, other: SegmentDistribution, counted: bool = False
+        self, model: SegmentDistribution, counted: bool = False
     ) -> tuple[SegmentDistribution, SegmentDistribution]:
         """Both in float64, with the same kinds of scores; `counted` leaves out those all models count."""
-        p, q = self._doubled(), other._doubled()
+        p, q = self._doubled(), model._doubled()
         asked = replace(q.problem, seg_start_BTC=None, seg_end_BTC=None) if counted else q.problem
-        return p._of(alike(p.problem, asked)), q._of(alike(q.problem, p.problem))
+        p, q = p._of(alike(p.problem, asked)), q._of(alike(q.problem, p.problem))
+        if p.backend != "naive" and information.exact_counts_wanted(p.problem, q.problem.score_BTC):
+            p = object.__new__(type(p))._set(p.problem, "torch")
+        return p, q
 
 
 def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:
@@ -288,5 +305,5 @@ def constrain(problem: Problem, allowed_BTC: Tensor | None, boundaries_BT: Bound
 def later_start(starts_BT: Tensor, longest: int) -> Tensor:
     """(B, T, K) bool: whether one of the k - 1 frames after frame t is marked."""
     before_BT = starts_BT.long().cumsum(1)
-    known_BT = torch.cat([before_BT, before_BT[:, -1:].expand(-1, longest - 1)], 1)
-    return known_BT.unfold(1, longest, 1) > before_BT[..., None]
+    sums_BT = torch.cat([before_BT, before_BT[:, -1:].expand(-1, longest - 1)], 1)
+    return sums_BT.unfold(1, longest, 1) > before_BT[..., None]

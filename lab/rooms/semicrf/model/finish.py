@@ -15,8 +15,6 @@ from torch import Tensor
 from lab.core.words import plural
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.ledger import beyond, imbalance, tolerance_of
-from lab.rooms.semicrf.model.native import choose as native
-from lab.rooms.semicrf.model.native import cpu as native_cpu
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, admitted
 
 
@@ -61,14 +59,9 @@ def finish(problem: Problem, posteriors: Posteriors) -> bool:
 def audited(problem: Problem, posteriors: Posteriors) -> Tensor:
     """The worst error of what each sequence's counts must add up to, (B,); 0 where nothing is feasible.
 
-    The form computed it itself, or one compiled pass does on a CPU, or torch.
+    The CUDA form computes it itself.
     """
     if posteriors.imbalance_B is not None:
         return posteriors.imbalance_B
-    feasible_B = torch.isfinite(posteriors.log_z_B)
-    compiled = posteriors.label_BTC.dtype == torch.float64 and not posteriors.label_BTC.is_cuda
-    if compiled and problem.plain and native.missing_reason("cpu") is None:
-        worst_B = native_cpu.imbalance(problem, posteriors)
-    else:
-        worst_B = imbalance(problem, posteriors)
-    return torch.where(feasible_B, worst_B, torch.zeros_like(worst_B))
+    worst_B = imbalance(problem, posteriors)
+    return torch.where(torch.isfinite(posteriors.log_z_B), worst_B, torch.zeros_like(worst_B))

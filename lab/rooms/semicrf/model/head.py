@@ -20,13 +20,22 @@ from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.autograd import transforming
 from lab.rooms.semicrf.model.distribution import SegmentDistribution
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import highest_forbidden, inside, onto, whole_lengths
+from lab.rooms.semicrf.model.problem import (
+    FAR_BELOW,
+    FLOATS,
+    highest_forbidden,
+    inside,
+    levelled,
+    onto,
+    whole_lengths,
+)
 from lab.rooms.semicrf.model.validation.points import Validator, backend_name
 from lab.rooms.semicrf.model.validation.watch import CRFWatch
 
 Partition = Callable[..., Tensor]
 IGNORED = -100
 """The label of frames that torch's own losses leave out; here padding."""
+SEGMENT_TERMS = FLOATS[5:]
 REDUCTIONS = ("mean", "sum", "none", "token_mean")
 
 
@@ -42,8 +51,12 @@ class SemiCRF(nn.Module):
     """A semi-Markov CRF over `num_classes` labels and durations 1..`max_duration` (K = 1: a linear CRF).
 
     With `hidden_dim` a linear projection makes the scores; without, the input is the scores. `allowed_CC`
-    (bool) is a grammar: transitions that are not allowed are -inf, with gradient 0. `validate` turns the
-    validation points on.
+    (bool) is a grammar: transitions that are not allowed are -inf, with gradient 0. `duration_prior`, (K,) or
+    (K, C), holds fixed scores of durations, such as log probabilities, to which the learned ones are added.
+    `validate` turns the validation points on.
+
+    Every call takes the terms of single segments by name: `seg_start_BTC` of segments that start with a
+    frame, `seg_end_BTC` of those that end with it, `segment_BTKC` of one segment, as model/problem.py says.
     """
 
     def __init__(
@@ -55,6 +68,7 @@ class SemiCRF(nn.Module):
         backend: str = "auto",
         over_long: str = "split",
         allowed_CC: Tensor | None = None,
+        duration_prior: Tensor | None = None,
         validate: bool = False,
     ) -> None:
         super().__init__()
@@ -64,17 +78,23 @@ class SemiCRF(nn.Module):
             )
         if over_long not in ("split", "error", "mask"):
             raise ValueError(f"over_long must be split, error or mask, got {over_long!r}")
-        if allowed_CC is not None and tuple(allowed_CC.shape) != (num_classes, num_classes):
-            raise ValueError(
-                f"allowed_CC must be {(num_classes, num_classes)}, got {tuple(allowed_CC.shape)}"
-            )
+        pairs, lasting = (num_classes, num_classes), (max_duration, num_classes)
+        if allowed_CC is not None and tuple(allowed_CC.shape) != pairs:
+            raise ValueError(f"allowed_CC must be {pairs}, got {tuple(allowed_CC.shape)}")
+        if duration_prior is not None:
+            if tuple(duration_prior.shape) not in (lasting[:1], lasting):
+                shape = tuple(duration_prior.shape)
+                raise ValueError(f"duration_prior must be {lasting[:1]} or {lasting}, got {shape}")
+            duration_prior = duration_prior.detach().float().reshape(max_duration, -1).expand(lasting)
         self.projection = nn.Linear(hidden_dim, num_classes) if hidden_dim is not None else None
-        self.transition_CC = nn.Parameter(0.1 * torch.randn(num_classes, num_classes))
-        self.duration_KC = nn.Parameter(0.1 * torch.randn(max_duration, num_classes))
+        self.transition_CC = nn.Parameter(0.1 * torch.randn(pairs))
+        self.duration_KC = nn.Parameter(0.1 * torch.randn(lasting))
         self.start_C = nn.Parameter(torch.zeros(num_classes))
         self.end_C = nn.Parameter(torch.zeros(num_classes))
         self.forbidden_CC: Tensor | None
         self.register_buffer("forbidden_CC", None if allowed_CC is None else ~allowed_CC.bool())
+        self.prior_KC: Tensor | None
+        self.register_buffer("prior_KC", None if duration_prior is None else duration_prior.clone())
         self.backend, self.over_long = backend, over_long
         self.validator = Validator() if validate else None
         self.partition: Partition = api.log_partition  # diagnose puts a planted fault here
@@ -91,14 +111,15 @@ class SemiCRF(nn.Module):
         mask: Tensor | None = None,
         ignore_index: int = IGNORED,
         reduction: str = "mean",
+        **terms: Tensor | None,
     ) -> Any:
         """With labels the loss, as `loss` gives it; without, {"partition": logZ_B, "scores": score_BTC}."""
         if labels_BT is not None:
-            options: Any = {"mask": mask, "ignore_index": ignore_index, "reduction": reduction}
+            options: Any = {"mask": mask, "ignore_index": ignore_index, "reduction": reduction, **terms}
             return self.loss(hidden_BTH, lengths_B, labels_BT, starts_BT, **options)
         lengths_B = lengths_of(hidden_BTH, lengths_B, mask)
         score_BTC = self.scores(hidden_BTH, lengths_B)
-        return {"partition": self.log_partition(score_BTC, lengths_B), "scores": score_BTC}
+        return {"partition": self.log_partition(score_BTC, lengths_B, **terms), "scores": score_BTC}
 
     def loss(
         self,
@@ -110,6 +131,7 @@ class SemiCRF(nn.Module):
         mask: Tensor | None = None,
         ignore_index: int = IGNORED,
         reduction: str = "mean",
+        **terms: Tensor | None,
     ) -> Tensor:
         """Negative log-likelihood, mean over sequences (or "sum", "none": (B,), "token_mean": per frame).
 
@@ -134,28 +156,28 @@ class SemiCRF(nn.Module):
         if lengths_B is None:
             lengths_B = labelled_lengths(labels_BT, ignore_index)
         if self.validator:
-            self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
-        forward = self(hidden_BTH, lengths_B)
-        reject_labels(
-            labels_BT, lengths_B, self.transition_CC.shape[0]
-        )  # the partition has waited for the GPU
-        starts_BT, kept_B = self.pieces(labels_BT, starts_BT, lengths_B)
-        model = (self.transitions(), self.duration_KC, self.start_C, self.end_C)
-        gold_B = self.gold(forward["scores"], *model[:2], labels_BT, starts_BT, lengths_B, **self._ends())
+            self.validator.inputs(hidden_BTH, lengths_B, labels_BT, len(self.transition_CC))
+        score_BTC = self.scores(hidden_BTH, lengths_B)
+        score_BTC = levelled(score_BTC, max(FAR_BELOW, highest_forbidden(score_BTC.dtype)))
+        log_z_B = self.log_partition(score_BTC, lengths_B, **terms)
+        reject_labels(labels_BT, lengths_B, len(self.transition_CC))  # the partition has waited for the GPU
+        starts_BT, used_B = self.pieces(labels_BT, starts_BT, lengths_B)
+        model = self.model(**terms)
+        gold_B = self.gold(score_BTC, labels_BT=labels_BT, starts_BT=starts_BT, lengths_B=lengths_B, **model)
         if self.validator:
-            watched_B = torch.where(kept_B, gold_B, torch.zeros_like(gold_B))
-            self.validator.gold(watched_B, forward["scores"], model, labels_BT, starts_BT, lengths_B)
-        nll_B = torch.where(torch.isneginf(gold_B), torch.inf, forward["partition"].double() - gold_B)
-        nll_B = torch.where(kept_B, nll_B, torch.zeros_like(nll_B))
+            watched_B = torch.where(used_B, gold_B, torch.zeros_like(gold_B))
+            self.validator.gold(watched_B, score_BTC, model, labels_BT, starts_BT, lengths_B)
+        nll_B = torch.where(torch.isneginf(gold_B), torch.inf, log_z_B.double() - gold_B)
+        nll_B = torch.where(used_B, nll_B, torch.zeros_like(nll_B))
         if reduction == "none":
             return nll_B
         if reduction == "sum":
             return nll_B.sum()
-        count = kept_B.sum()
+        count = used_B.sum()
         if reduction == "token_mean":
-            frames = kept_B.new_full(kept_B.shape, shape[1], dtype=torch.int64)
-            frames = frames if lengths_B is None else onto(lengths_B, kept_B.device)
-            count = (frames * kept_B).sum()
+            frames = used_B.new_full(used_B.shape, shape[1], dtype=torch.int64)
+            frames = frames if lengths_B is None else onto(lengths_B, used_B.device)
+            count = (frames * used_B).sum()
         return nll_B.sum() / count.clamp(min=1)
 
     @torch.no_grad()
@@ -166,12 +188,12 @@ class SemiCRF(nn.Module):
         *,
         mask: Tensor | None = None,
         per_frame: bool = False,
+        **terms: Tensor | None,
     ) -> Any:
         """The best segmentation of every sequence, [Decoded, ...]; with `per_frame` the label of each frame,
         (B, T) int64, -100 in the padding and where nothing is feasible.
         """
-        arguments = self._arguments(hidden_BTH, lengths_of(hidden_BTH, lengths_B, mask))
-        scores_B, segments = api.viterbi(**arguments)
+        scores_B, segments = api.viterbi(**self._arguments(hidden_BTH, lengths_B, mask, terms))
         if not per_frame:
             pairs = zip(scores_B.tolist(), segments, strict=True)
             return [Decoded(score, path) for score, path in pairs]
@@ -190,23 +212,53 @@ class SemiCRF(nn.Module):
         mask: Tensor | None = None,
         samples: int = 1,
         generator: torch.Generator | None = None,
+        **terms: Tensor | None,
     ) -> list[list[list[Segment]]]:
         """`samples` exact, independent draws for every sequence, from torch's own stream or `generator`."""
-        arguments = self._arguments(hidden_BTH, lengths_of(hidden_BTH, lengths_B, mask))
+        arguments = self._arguments(hidden_BTH, lengths_B, mask, terms)
         return api.sample(**arguments, samples=samples, generator=generator)
 
     def distribution(
-        self, hidden_BTH: Tensor, lengths_B: Tensor | None = None, *, mask: Tensor | None = None
+        self,
+        hidden_BTH: Tensor,
+        lengths_B: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        **terms: Tensor | None,
     ) -> SegmentDistribution:
         """The distribution over the segmentations of every sequence, differentiable as the loss is."""
-        arguments = self._arguments(hidden_BTH, lengths_of(hidden_BTH, lengths_B, mask))
+        arguments = self._arguments(hidden_BTH, lengths_B, mask, terms)
         return SegmentDistribution(transition=arguments.pop("transition_CC"), **arguments)
 
-    def _arguments(self, hidden_BTH: Tensor, lengths_B: Tensor | None) -> dict[str, Any]:
+    def _arguments(
+        self,
+        hidden_BTH: Tensor,
+        lengths_B: Tensor | None,
+        mask: Tensor | None,
+        terms: dict[str, Tensor | None],
+    ) -> dict[str, Any]:
         """Those of the functions in api.py."""
+        lengths_B = lengths_of(hidden_BTH, lengths_B, mask)
         score_BTC = self.scores(hidden_BTH, lengths_B)
-        model = {"transition_CC": self.transitions(), "duration_KC": self.duration_KC, **self._ends()}
-        return {"score_BTC": score_BTC, "lengths_B": lengths_B, **model, "backend": self.backend}
+        return {
+            "score_BTC": score_BTC,
+            "lengths_B": lengths_B,
+            "backend": self.backend,
+            **self.model(**terms),
+        }
+
+    def model(self, **terms: Tensor | None) -> dict[str, Any]:
+        """All but the scores of frames, by the names of api.py. Raises UsageError for an unknown term."""
+        unknown = sorted(set(terms) - set(SEGMENT_TERMS))
+        if unknown:
+            raise UsageError(f"no argument {', '.join(unknown)}", fix=f"terms are {', '.join(SEGMENT_TERMS)}")
+        return {
+            "transition_CC": self.transitions(),
+            "duration_KC": self.durations(),
+            "start_C": self.start_C,
+            "end_C": self.end_C,
+            **{name: value for name, value in terms.items() if value is not None},
+        }
 
     def parameter_penalty(self, p: float = 2.0) -> Tensor:
         """sum |transition|^p + sum |duration|^p; forbidden transitions are not parameters and add nothing."""
@@ -229,17 +281,16 @@ class SemiCRF(nn.Module):
             score_BTC = torch.where(inside_BT1, score_BTC, score_BTC.new_full((), float("nan")))
         return score_BTC
 
-    def log_partition(self, score_BTC: Tensor, lengths_B: Tensor | None) -> Tensor:
-        arguments = {**self._ends(), "backend": self.backend}
-        inputs = (score_BTC, self.transitions(), self.duration_KC)
+    def log_partition(self, score_BTC: Tensor, lengths_B: Tensor | None, **terms: Tensor | None) -> Tensor:
+        model = {"score_BTC": score_BTC, **self.model(**terms)}
         if not self.validator:
-            return self.partition(*inputs, lengths_B, **arguments)
-        leaves = [tensor.view_as(tensor) for tensor in inputs]
+            return self.partition(**model, lengths_B=lengths_B, backend=self.backend)
+        model = {name: value.view_as(value) for name, value in model.items()}
         name = backend_name(self.backend, score_BTC)
-        watch = CRFWatch(self.validator, leaves, lengths_B, (self.start_C, self.end_C), name)
-        logZ_B = self.partition(*leaves, lengths_B, alarm=watch.posteriors, **arguments)
-        watch.partition(logZ_B, leaves)
-        return logZ_B
+        watch = CRFWatch(self.validator, model, lengths_B, name)
+        log_z_B = self.partition(**model, lengths_B=lengths_B, backend=self.backend, alarm=watch.posteriors)
+        watch.partition(log_z_B, model)
+        return log_z_B
 
     def transitions(self, forbidden: float = -torch.inf) -> Tensor:
         """The parameter, with `forbidden` where the grammar allows none."""
@@ -247,8 +298,9 @@ class SemiCRF(nn.Module):
             return self.transition_CC
         return self.transition_CC.masked_fill(self.forbidden_CC, forbidden)
 
-    def _ends(self) -> dict[str, Any]:
-        return {"start_C": self.start_C, "end_C": self.end_C}
+    def durations(self) -> Tensor:
+        """The parameter, and the prior if there is one."""
+        return self.duration_KC if self.prior_KC is None else self.duration_KC + self.prior_KC
 
     def pieces(
         self, labels_BT: Tensor, starts_BT: Tensor | None, lengths_B: Tensor | None
@@ -260,8 +312,8 @@ class SemiCRF(nn.Module):
             starts_BT = starts_BT.bool()
             reject_two_labels(labels_BT, starts_BT, lengths_B)
         longest = self.duration_KC.shape[0]
-        at_BT = place_in_segment(starts_BT)
-        over_BT = at_BT >= longest
+        index_BT = index_in_segment(starts_BT)
+        over_BT = index_BT >= longest
         if lengths_B is not None:
             over_BT = over_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)
         over_B = over_BT.any(dim=1)
@@ -271,8 +323,8 @@ class SemiCRF(nn.Module):
                 f"[first b={int(over_B.nonzero()[0])}]: "
                 "use over_long='split' or 'mask', or a larger max_duration"
             )
-        kept_B = ~over_B if self.over_long == "mask" else torch.ones_like(over_B)
-        return at_BT % longest == 0, kept_B
+        used_B = ~over_B if self.over_long == "mask" else torch.ones_like(over_B)
+        return index_BT % longest == 0, used_B
 
     def magnitudes(self) -> tuple[float, float]:
         """max |transition| and max |duration bias|, of what is allowed."""
@@ -353,6 +405,9 @@ def gold_score(
     *,
     start_C: Tensor | None = None,
     end_C: Tensor | None = None,
+    seg_start_BTC: Tensor | None = None,
+    seg_end_BTC: Tensor | None = None,
+    segment_BTKC: Tensor | None = None,
 ) -> Tensor:
     """(B,) float64: the score of the segmentation that labels and segment starts describe; segments are at
     most K long.
@@ -364,16 +419,26 @@ def gold_score(
     frame_T = torch.arange(labels_BT.shape[1], device=labels_BT.device)
     inside_BT, last_BT = frame_T < lengths_B[:, None], frame_T == lengths_B[:, None] - 1
     labels_BT = torch.where(inside_BT, labels_BT, torch.zeros_like(labels_BT))
-    ends_BT = last_BT | torch.cat([starts_BT[:, 1:], torch.zeros_like(starts_BT[:, :1])], dim=1)
-    at_BT = place_in_segment(starts_BT).clamp(max=duration_KC.shape[0] - 1)
-    before_BT = torch.cat([labels_BT[:, :1], labels_BT[:, :-1]], dim=1)
+    starts_BT = starts_BT & inside_BT
+    ends_BT = last_BT | (torch.cat([starts_BT[:, 1:], torch.zeros_like(starts_BT[:, :1])], 1) & inside_BT)
+    index_BT = index_in_segment(starts_BT).clamp(max=duration_KC.shape[0] - 1)
+    previous_BT = torch.cat([labels_BT[:, :1], labels_BT[:, :-1]], dim=1)
+
+    def of_label(value_BTC: Tensor) -> Tensor:
+        return value_BTC.gather(2, labels_BT[..., None])[..., 0]
+
     terms = [
-        (score_BTC.gather(2, labels_BT[..., None])[..., 0], inside_BT),
-        (duration_KC[at_BT, labels_BT], ends_BT & inside_BT),
-        (transition_CC[before_BT, labels_BT], starts_BT & (frame_T > 0) & inside_BT),
+        (of_label(score_BTC), inside_BT),
+        (duration_KC[index_BT, labels_BT], ends_BT),
+        (transition_CC[previous_BT, labels_BT], starts_BT & (frame_T > 0)),
     ]
     terms += [] if start_C is None else [(start_C[labels_BT], inside_BT & (frame_T == 0))]
     terms += [] if end_C is None else [(end_C[labels_BT], last_BT)]
+    terms += [] if seg_start_BTC is None else [(of_label(seg_start_BTC), starts_BT)]
+    terms += [] if seg_end_BTC is None else [(of_label(seg_end_BTC), ends_BT)]
+    if segment_BTKC is not None:
+        row_B1 = torch.arange(len(labels_BT), device=labels_BT.device)[:, None]
+        terms.append((segment_BTKC[row_B1, frame_T - index_BT, index_BT, labels_BT], ends_BT))
     total_B = torch.zeros_like(whole_B, dtype=torch.float64)
     for value_BT, where_BT in terms:  # a choice, not a product: -inf times 0 would be NaN
         forbidden_BT = value_BT <= highest_forbidden(value_BT.dtype)
@@ -388,8 +453,8 @@ def run_starts(labels_BT: Tensor) -> Tensor:
     return torch.cat([leading, labels_BT[:, 1:] != labels_BT[:, :-1]], dim=1)
 
 
-def place_in_segment(starts_BT: Tensor) -> Tensor:
+def index_in_segment(starts_BT: Tensor) -> Tensor:
     """(B, T): how many frames each frame lies after the start of its segment."""
-    at_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)
-    begun_BT = torch.where(starts_BT, at_T, torch.zeros_like(at_T)).cummax(dim=1).values
-    return at_T - begun_BT
+    frame_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)
+    begun_BT = torch.where(starts_BT, frame_T, torch.zeros_like(frame_T)).cummax(dim=1).values
+    return frame_T - begun_BT

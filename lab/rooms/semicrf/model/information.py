@@ -14,9 +14,15 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
-NEGLIGIBLE = 1e-12
-"""A label's count is a difference of sums and may be off by this: beside scores beyond FAR it is none."""
 FAR = 1e4
+"""Beside scores beyond this the rounding of a label's count shows, which in the compiled forms is a sum of
+starts less ends: the log domain adds up each label by itself, to the smallest mass."""
+
+
+def exact_counts_wanted(problem: Problem, scores: Tensor) -> bool:
+    """Whether <scores, counts> needs labels without rounding: far scores that are not the model's own."""
+    own_BTC, scores = problem.score_BTC.detach(), scores.detach()
+    return bool(((scores.abs() > FAR) & (scores != own_BTC) & ~torch.isneginf(own_BTC)).any())
 
 
 def entropy(problem: Problem, posteriors: Posteriors) -> Tensor:
@@ -24,18 +30,25 @@ def entropy(problem: Problem, posteriors: Posteriors) -> Tensor:
     return at_least_0(less_expected(posteriors.log_z_B, problem.floats(), problem, posteriors))
 
 
-def cross_entropy(problem: Problem, posteriors: Posteriors, other: Problem, other_log_z_B: Tensor) -> Tensor:
+def cross_entropy(problem: Problem, posteriors: Posteriors, q: Problem, q_log_z_B: Tensor) -> Tensor:
     """-E_p[log q] (B,): +inf where p gives mass to what q forbids, 0 where p has nothing feasible."""
-    return at_least_0(less_expected(other_log_z_B, other.floats(), problem, posteriors))
+    return at_least_0(less_expected(q_log_z_B, q.floats(), problem, posteriors))
 
 
-def kl(problem: Problem, posteriors: Posteriors, other: Problem, other_log_z_B: Tensor) -> Tensor:
+def kl(problem: Problem, posteriors: Posteriors, q: Problem, q_log_z_B: Tensor) -> Tensor:
     """KL(p||q) (B,), infinite as the cross-entropy is; exactly 0 where p and q are the same numbers."""
-    pairs = list(zip(problem.floats(), other.floats(), strict=True))
-    apart = [torch.where(p == q, torch.zeros_like(q, dtype=torch.float64), q.double() - p) for p, q in pairs]
-    equal = all(torch.equal(p, q) for p, q in pairs)
-    log_B = torch.zeros_like(posteriors.log_z_B) if equal else less(other_log_z_B, posteriors.log_z_B)
+    pairs = list(zip(problem.floats(), q.floats(), strict=True))
+    apart = [difference(of_q, of_p) for of_p, of_q in pairs]
+    log_B = less(q_log_z_B, posteriors.log_z_B)
+    if all(torch.equal(of_p, of_q) for of_p, of_q in pairs):
+        log_B = log_B - torch.nan_to_num(log_B.detach(), neginf=0.0)  # no rounding, and the gradient stays
     return at_least_0(less_expected(log_B, apart, problem, posteriors))
+
+
+def difference(of_q: Tensor, of_p: Tensor) -> Tensor:
+    """q - p in float64, 0 where both forbid; differentiable, also where the two are equal numbers."""
+    neither = torch.isneginf(of_q) & torch.isneginf(of_p)
+    return torch.where(neither, torch.zeros_like(of_q, dtype=torch.float64), of_q.double() - of_p)
 
 
 def expected(scores: Sequence[Tensor], problem: Problem, posteriors: Posteriors) -> Tensor:
@@ -48,10 +61,8 @@ def _expected(scores: Sequence[Tensor], problem: Problem, posteriors: Posteriors
     """<scores, counts> (B,) of what is finite, and where a score that is used is -inf: no gradient has it."""
     total_B = torch.zeros_like(posteriors.log_z_B)
     endless_B = torch.zeros_like(problem.lengths_B, dtype=torch.bool)
-    for index, (score, count) in enumerate(zip(scores, posteriors.counts(problem), strict=True)):
+    for score, count in zip(scores, posteriors.counts(problem), strict=True):
         count, unused = count.double(), count == 0
-        if index == 0:
-            unused = unused | ((count < NEGLIGIBLE) & ~(score.detach().abs() <= FAR))
         endless = torch.isneginf(score.detach()) & ~unused
         value = torch.where(unused | endless, torch.zeros_like(count), score.double())
         total_B = total_B + (value * count).flatten(1).sum(1)

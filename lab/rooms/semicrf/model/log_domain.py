@@ -17,7 +17,6 @@ they stay in [0, 1], however large the scores are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -145,7 +144,7 @@ def backward(state: State) -> Posteriors:
     terms, problem = state.terms, state.problem
     batch, frames, longest, _ = problem.shape
     feasible_B = torch.isfinite(state.log_z_B)
-    starts_TBC, ends_TBC = torch.zeros_like(state.frame_TBC), torch.zeros_like(state.frame_TBC)
+    starts_TBC, ends_TBC, label_TBC = (torch.zeros_like(state.frame_TBC) for _ in range(3))
     labels = ends_TBC.shape[2]
     duration = ends_TBC.new_zeros(longest, batch, labels)
     segment = None if problem.segment_BTKC is None else ends_TBC.new_zeros(batch, frames, longest, labels)
@@ -165,39 +164,26 @@ def backward(state: State) -> Posteriors:
         split_KBC = shares(arrived_BKC, 1).transpose(0, 1) * ends_TBC[t - 1]
         duration[:reach] += split_KBC
         starts_TBC[t - reach : t] += split_KBC.flip(0)
+        label_TBC[t - reach : t] += split_KBC.flip(0).cumsum(0)  # each frame by all segments that hold it
         if segment is not None:
             shorter_K = torch.arange(reach, device=segment.device)
             segment[:, t - 1 - shorter_K, shorter_K] = split_KBC.transpose(0, 1)
         if problem.by_duration:
             _cross(state, t, split_KBC, ends_TBC, crossed)
-    never_TBC = torch.isneginf(terms.frame_TBC) | ~terms.inside_TB[..., None]
-    optional = [crossed] if segment is None else [crossed, segment]
-    return _assembled(state, never_TBC, (starts_TBC, ends_TBC, duration, *optional))
-
-
-def _assembled(state: State, never_TBC: Tensor, counts: Sequence[Tensor]) -> Posteriors:
-    """Posteriors of starts, ends and durations, time or duration first, and of transitions and segments.
-
-    Labels are what started less what ended, and exactly 0 where they are never.
-    """
-    starts_TBC, ends_TBC, duration_KBC, crossed, *segments = counts
-    problem, labels = state.problem, state.problem.shape[3]
-    label_TBC = (starts_TBC - torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])).cumsum(0)
-    rows = (label_TBC.masked_fill(never_TBC, 0.0), starts_TBC, ends_TBC, duration_KBC)
-    values = [x.transpose(0, 1)[..., :labels] for x in rows] + [crossed[..., :labels, :labels]]
-    mass_error_B, mass_frame_B = mass(values[0], problem.lengths_B, state.log_z_B)
-    segment_BTKC = segments[0][..., :labels] if segments else None
-    label_BTC, starts_BTC, ends_BTC, duration_BKC, transition = values
+    labels = problem.shape[3]
+    by_time = (label_TBC, starts_TBC, ends_TBC, duration)
+    label_BTC, starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in by_time)
+    mass_error_B, mass_frame_B = mass(label_BTC, problem.lengths_B, state.log_z_B)
     return Posteriors(
         state.log_z_B,
         label_BTC,
         starts_BTC,
         ends_BTC,
         duration_BKC,
-        transition,
-        mass_error_B,
-        mass_frame_B,
-        segment_BTKC=segment_BTKC,
+        transition=crossed[..., :labels, :labels],
+        mass_error_B=mass_error_B,
+        mass_frame_B=mass_frame_B,
+        segment_BTKC=None if segment is None else segment[..., :labels],
     )
 
 

@@ -74,18 +74,18 @@ def largest(value: Tensor, count: int, dim: int) -> tuple[Tensor, Tensor]:
     return values.narrow(dim, 0, count), indices.narrow(dim, 0, count)
 
 
-def way_back(ended: np.ndarray, entered: np.ndarray, b: int, t: int, at: int) -> list[Segment]:
+def way_back(ended: np.ndarray, entered: np.ndarray, b: int, t: int, code: int) -> list[Segment]:
     """From label * N + rank at boundary `t`."""
     _, ways, count, _, _ = entered.shape
     path: list[Segment] = []
     while True:
-        label, rank = divmod(at, count)
-        more, rank = divmod(int(ended[t - 1, rank, b, label]), count)
-        path.append((t - 1 - more, t, label))
-        t -= 1 + more
+        label, rank = divmod(code, count)
+        index, rank = divmod(int(ended[t - 1, rank, b, label]), count)
+        path.append((t - 1 - index, t, label))
+        t -= 1 + index
         if t == 0:
             return path[::-1]
-        at = int(entered[t - 1, min(more, ways - 1), rank, b, label])
+        code = int(entered[t - 1, min(index, ways - 1), rank, b, label])
 
 
 Into = Callable[[int, int], np.ndarray]

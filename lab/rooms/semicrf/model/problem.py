@@ -11,7 +11,9 @@ of those whose last frame is t-1, and `segment_BTKC[b, s, k-1, c]` of one segmen
 
 Every number passes one door, `admitted`. A score at or below -1e12 (in float16, at its lowest number) forbids
 exactly what it belongs to, as -inf does: masks are often large finite numbers, and a sum that holds one has
-no digits left for the rest. NaN, +inf and numbers above 1e12 are refused, with their place.
+no digits left for the rest. A frame whose labels all have such a number, short of -inf, is masked as a whole:
+its largest is taken out first, which changes no probability, and log Z counts the frame without it. NaN, +inf
+and numbers above 1e12 are refused, with their place.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ MAX_LABELS = 128
 """The GPU kernels keep a label per lane and a column of the transition in its registers."""
 LIMIT = 1e12
 """Scores at or below -LIMIT forbid; above LIMIT they are refused. semicrf.cu has the same number."""
+FAR_BELOW = -1e6
+"""Losses and log p take the largest score out of a frame where it is at most this: at -1e9, a common mask, a
+sum of frames has no digits left behind the fifth."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,9 @@ class Problem:
         """The same model with other values, in the order of `names()`."""
         return replace(self, **dict(zip(self.names(), values, strict=True)))
 
-    def rows(self, which: Tensor | list[int]) -> Problem:
+    def rows(self, numbers: Tensor | list[int]) -> Problem:
         """The same model over some sequences of the batch, by their numbers or a mask."""
-        index = torch.as_tensor(which, device=self.lengths_B.device)
+        index = torch.as_tensor(numbers, device=self.lengths_B.device)
         per_sequence = ["score_BTC", "lengths_B", *self.names()[5:]]
         per_sequence += ["transition"] if self.transition.dim() > 3 else []
         per_sequence += ["duration_KC"] if self.duration_KC.dim() > 2 else []
@@ -232,15 +237,23 @@ def admitted(problem: Problem) -> Problem:
     changes = {}
     for name, value in zip(problem.names(), problem.floats(), strict=True):
         limit = highest_forbidden(value.dtype)
-        if hidden(value):
-            changes[name] = value.masked_fill(value <= limit, -torch.inf)
-            continue
-        low, high = (float(extreme) for extreme in torch.aminmax(value.detach()))
-        if not high <= LIMIT:
-            refuse(problem, name)
-        if not low > limit:  # or NaN, which may be padding
-            changes[name] = value.masked_fill(value <= limit, -torch.inf)
+        if not hidden(value):
+            low, high = (float(extreme) for extreme in torch.aminmax(value.detach()))
+            if not high <= LIMIT:
+                refuse(problem, name)
+            if low > limit:  # NaN is not, and may be padding
+                continue
+        level = levelled(value, limit) if name == "score_BTC" else value
+        changes[name] = level.masked_fill(level <= limit, -torch.inf)
     return replace(problem, **changes) if changes else problem
+
+
+def levelled(score_BTC: Tensor, below: float) -> Tensor:
+    """The scores less the largest of each frame where that is finite and at most `below`: a number common to
+    all labels of a frame cancels in every probability, but takes the digits of the sums that hold it.
+    """
+    top_BT1 = score_BTC.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(score_BTC.dtype).min)
+    return score_BTC - top_BT1.masked_fill(top_BT1 > below, 0)
 
 
 @functools.cache

@@ -24,9 +24,9 @@ def listed(
     batch, frames, _, labels = problem.shape
     lengths = problem.lengths_B.tolist()
     if isinstance(value, Tensor):
-        for name, given in (("labels", value), ("starts", starts_BT)):
-            if given is not None and (tuple(given.shape) != (batch, frames) or given.is_floating_point()):
-                raise UsageError(f"{name} must be {(batch, frames)}, got {given.dtype} {tuple(given.shape)}")
+        for name, marks in (("labels", value), ("starts", starts_BT)):
+            if marks is not None and (tuple(marks.shape) != (batch, frames) or marks.is_floating_point()):
+                raise UsageError(f"{name} must be {(batch, frames)}, got {marks.dtype} {tuple(marks.shape)}")
         value = segments_of(value, starts_BT, lengths)
     elif starts_BT is not None:
         raise UsageError("starts belong to labels: segments have their own")
@@ -99,6 +99,6 @@ def path_scores(problem: Problem, paths: list[list[Segment]]) -> Tensor:
         scores.append((b, problem.seg_end_BTC[b, end - 1, label]))
     if problem.segment_BTKC is not None:
         scores.append((b, problem.segment_BTKC[b, start, k, label]))
-    for at, value in scores:
-        total_B = total_B.index_add(0, at, value.double())
+    for row_n, value_n in scores:
+        total_B = total_B.index_add(0, row_n, value_n.double())
     return total_B

@@ -14,11 +14,11 @@ from lab.report.parts import Card, Files, Page, Points, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf import verdict as verdicts
 from lab.rooms.semicrf.analyze.examination import Examination
-from lab.rooms.semicrf.matrix import classic_steps
 from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, short_numbers
 from lab.rooms.semicrf.report.matrix import cell_frame, matrix_blocks
 
 QUESTION = "Why does this semi-CRF give NaN, or drift: kernel, shared code, boundaries, objective or input?"
+KERNEL_ALONE = "Not covered: shapes, dtypes and devices that no probe has, decoding, loss and training."
 FOOTNOTES = (
     "A cell of the matrix is one short training; padding and free memory hold NaN.",
     "Probes of kernels run on one batch of the model's own scores, cut to a size that float64 from the "
@@ -34,14 +34,19 @@ def examination(
     """Write the page and its tables."""
     config = run.manifest.config
     pair = (examined.tested, examined.reference)
-    verdict = verdicts.diagnose(examined.cells, examined.probes, *pair)
+    named = config.get("partition")
+    verdict = (
+        verdicts.of_kernel(examined.probes, named)
+        if named
+        else verdicts.diagnose(examined.cells, examined.probes, *pair)
+    )
     tables = {
         "matrix": cell_frame(examined.cells),
         "probes": _probe_frame(examined.probes),
-        "guide_steps": pd.DataFrame(classic_steps(examined.cells, *pair)),
     }
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
-    sentences = [*verdict.sentences, *_reproducer_sentences(examined), _not_covered(examined)]
+    sentences = [*verdict.sentences, *_reproducer_sentences(examined)]
+    sentences += [KERNEL_ALONE] if named else [_not_covered(examined)]
     sentences += [] if examined.cells and examined.probes else [f"{reason}." for reason in examined.missing]
     if config.get("plant"):
         sentences.append(f"This run had a fault planted in it: {config['plant']}.")
@@ -66,12 +71,11 @@ def examination(
 def _sections(
     examined: Examination, verdict: verdicts.Diagnosis, tables: dict[str, pd.DataFrame], out: Path
 ) -> list[Section]:
-    """Evidence, matrix, the guide's steps, probes, guards and reproducer, as far as they are there."""
+    """Evidence, matrix, probes and reproducer, as far as they are there."""
     sections = [Section("Evidence", [Points(verdict.evidence)])] if verdict.evidence else []
     if examined.cells:
         blocks = matrix_blocks(examined.cells, tables["matrix"], out / "figures", examined.fixed_length)
-        steps = Table(tables["guide_steps"], "Answered from the matrix", "tables/guide_steps.csv")
-        sections += [Section("The matrix", blocks), Section("The guide's four steps", [steps])]
+        sections.append(Section("The matrix", blocks))
     if examined.probes:
         rows = short_numbers(tables["probes"])
         table = Table(rows, "Each asks one question", "tables/probes.csv", pills=PILLS, open_rows=60)

@@ -29,6 +29,7 @@ FOOTNOTES = (
     "Time per epoch is the median without the first epoch, which includes compilation. Memory is the peak on "
     "the GPU and that of the host process.",
 )
+RISEN = 10.0  # a loss this many times its lowest has left it for good
 SHOWN = [
     *("model", "backend", "status", "phone_error_rate", "boundary_f1", "segment_f1"),
     *("epoch_time_s", "peak_mem_bytes"),
@@ -48,8 +49,8 @@ def trainings(
     kind = run.manifest.kind if run is not None else Kind.replayed
     finished = tables.results["status"] == "ok"
     words = {judgement(tables.epochs, row)[0] for _, row in tables.results[finished].iterrows()}
-    doubtful = tables.missing or "drifting" in words or any(suspect for suspect, _ in notes(tables))
-    status: Status = "fail" if not finished.any() or "diverged" in words else "warn" if doubtful else "ok"
+    doubtful = tables.missing or any(suspect for suspect, _ in notes(tables))
+    status: Status = "fail" if not finished.any() or any(words) else "warn" if doubtful else "ok"
     page = Page(
         title=title,
         question=QUESTION,
@@ -120,13 +121,15 @@ def judgement(epochs: pd.DataFrame, case: Any) -> tuple[str, str]:
     """Whether a training "diverged" or was "drifting", and a clause that says by what; "" and "" else."""
     rows = epochs[(epochs["model"] == case["model"]) & (epochs["backend"] == case["backend"])]
     largest = float(rows[["transition_max", "duration_max"]].max().max()) if len(rows) else 0.0
-    if not largest > DRIFT:
+    losses = rows["loss"].dropna()
+    rose = len(losses) > 1 and losses.iloc[-1] > RISEN * max(losses.min(), 1.0)
+    if not (largest > DRIFT or rose):
         return "", ""
-    losses = f"the loss went from {rows['loss'].iloc[0]:.4g} to {rows['loss'].iloc[-1]:.4g}"
+    went = f"the loss went from {losses.iloc[0]:.4g} to {losses.iloc[-1]:.4g}"
     rate = f"at the learning rate {rows['lr'].max():g}"
-    if largest > DIVERGED:
-        return "diverged", f"diverged {rate}: its largest parameter reached {largest:.4g}, {losses}"
-    return "drifting", f"is drifting {rate}: its largest parameter reached {largest:.1f}, {losses}"
+    if largest > DIVERGED or rose:
+        return "diverged", f"diverged {rate}: its largest parameter reached {largest:.4g}, {went}"
+    return "drifting", f"is drifting {rate}: its largest parameter reached {largest:.1f}, {went}"
 
 
 def notes(tables: Trainings) -> list[tuple[bool, str]]:

@@ -1,13 +1,10 @@
-"""The encoders before the head: a bidirectional LSTM, a Transformer, or none that sees beyond a frame.
+"""The encoders before the head: a bidirectional LSTM, or none that sees beyond a frame.
 
 Padding never reaches a real frame.
 """
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -53,36 +50,7 @@ class Framewise(nn.Module):
         return hidden
 
 
-class Transformer(nn.Module):
-    """Linear, sinusoidal positions, encoder layers with norms first; (B, T, D) -> (B, T, H)."""
-
-    def __init__(self, dim: int, hidden_dim: int, layers: int, dropout: float, heads: int = 4) -> None:
-        super().__init__()
-        if hidden_dim % heads:
-            raise ValueError(f"hidden_dim must be a multiple of {heads} heads, got {hidden_dim}")
-        self.inward = nn.Linear(dim, hidden_dim)
-        layer = nn.TransformerEncoderLayer(
-            hidden_dim, heads, 4 * hidden_dim, dropout, batch_first=True, norm_first=True
-        )
-        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-
-    def forward(self, features_BTD: Tensor, lengths_B: Tensor) -> Tensor:
-        frames = features_BTD.shape[1]
-        inner = self.inward(features_BTD)
-        inner = inner + positions(frames, inner.shape[2]).to(inner)
-        outside_BT = torch.arange(frames, device=inner.device) >= lengths_B.to(inner.device)[:, None]
-        hidden: Tensor = self.layers(inner, src_key_padding_mask=outside_BT)
-        return hidden
-
-
-def positions(frames: int, dim: int) -> Tensor:
-    """(T, H) sines and cosines of Vaswani et al. (2017)."""
-    frame = torch.arange(frames, dtype=torch.float32)[:, None]
-    rate = torch.exp(torch.arange(0, dim, 2, dtype=torch.float32) * (-math.log(10000.0) / dim))
-    return torch.stack([torch.sin(frame * rate), torch.cos(frame * rate)], dim=2).reshape(frames, dim)
-
-
 def make_encoder(kind: str, dim: int, hidden_dim: int, layers: int, dropout: float) -> nn.Module:
-    kinds = {"bilstm": BiLSTM, "transformer": Transformer, "none": Framewise}
+    kinds = {"bilstm": BiLSTM, "none": Framewise}
     encoder: nn.Module = kinds[kind](dim, hidden_dim, layers, dropout)
     return encoder

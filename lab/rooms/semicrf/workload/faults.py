@@ -1,7 +1,4 @@
-"""Faults to plant, to see whether the diagnosis names them.
-
-Each stands for a bug that was found in the wild.
-"""
+"""Faults to plant, to see whether the diagnosis names them. Each stands for one met in the wild."""
 
 from __future__ import annotations
 
@@ -23,8 +20,6 @@ from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
 
 Partition = Callable[..., Tensor]
 IN_KERNEL = ("overread", "race", "stale")
-
-
 _CALLS = itertools.count()  # of the whole process: a race does not restart with each training
 
 
@@ -36,19 +31,11 @@ def planted(name: str | None, partition: Partition = api.log_partition) -> Parti
     return faulty.get(name or "", lambda sound: sound)(partition)
 
 
-def stale_messages(
-    score: Tensor,
-    transition: Tensor,
-    duration: Tensor,
-    lengths: Tensor | None = None,
-    *,
-    backend: str = "auto",
-    **terms: Tensor | None,
-) -> Tensor:
+def stale_messages(*, backend: str = "auto", **model: Any) -> Tensor:
     """log Z whose way back finds some messages of the first sequence half as large again: the compiled GPU
     form audits its counts while it makes them, so a fault in the counts would come after its audit.
     """
-    problem = make_problem(score, transition, duration, lengths, **terms)
+    problem = make_problem(**model)
     engine = api.engine_for(api.resolve_backend(backend, problem.score_BTC), problem)
 
     def forward(problem: Problem, keep: bool = True) -> Any:
@@ -65,12 +52,10 @@ def stale_messages(
 def _overread(partition: Partition) -> Partition:
     """Two frames past a sequence's end are read where the tensor has them."""
 
-    def faulty(
-        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, **more: Any
-    ) -> Tensor:
-        if lengths is not None:
-            lengths = (lengths + 2).clamp(max=score.shape[1])
-        return partition(score, transition, duration, lengths, **more)
+    def faulty(*, lengths_B: Tensor | None = None, **model: Any) -> Tensor:
+        if lengths_B is not None:
+            lengths_B = (lengths_B + 2).clamp(max=model["score_BTC"].shape[1])
+        return partition(lengths_B=lengths_B, **model)
 
     return faulty
 
@@ -78,18 +63,15 @@ def _overread(partition: Partition) -> Partition:
 def _race(partition: Partition) -> Partition:
     """Every third call one sequence's message is stale, at a moving frame; every ninth it is NaN."""
 
-    def faulty(
-        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, **more: Any
-    ) -> Tensor:
+    def faulty(*, score_BTC: Tensor, **model: Any) -> Tensor:
         call = next(_CALLS)
         if call % 3 == 2:
-            stale = torch.zeros_like(score)
-            stale[call % len(score), call % max(1, score.shape[1] // 2)] = (
-                float("nan") if call % 9 == 8 else 5.0
-            )
-            stale[call % len(score), call % max(1, score.shape[1] // 2), 0] = 0.0
-            score = score + stale
-        return partition(score, transition, duration, lengths, **more)
+            stale = torch.zeros_like(score_BTC)
+            b, t = call % len(score_BTC), call % max(1, score_BTC.shape[1] // 2)
+            stale[b, t] = float("nan") if call % 9 == 8 else 5.0
+            stale[b, t, 0] = 0.0
+            score_BTC = score_BTC + stale
+        return partition(score_BTC=score_BTC, **model)
 
     return faulty
 
@@ -101,20 +83,14 @@ def _stale(partition: Partition) -> Partition:
     kernel that reads a stale checkpoint would.
     """
 
-    def faulty(
-        score: Tensor,
-        transition: Tensor,
-        duration: Tensor,
-        lengths: Tensor | None = None,
-        *,
-        alarm: Alarm | None = None,
-        **more: Any,
-    ) -> Tensor:
+    def faulty(*, lengths_B: Tensor | None = None, alarm: Alarm | None = None, **model: Any) -> Tensor:
+        frames = model["score_BTC"].shape[1]
+
         def spoil(posteriors: Posteriors) -> None:
-            whole_B = torch.full_like(posteriors.mass_frame_B, score.shape[1])
-            lengths_B = whole_B if lengths is None else lengths.to(whole_B.device)
-            posteriors.label_BTC[0, : 1 + int(lengths_B[0]) // 4] *= math.exp(0.5)
-            error_B, frame_B = mass(posteriors.label_BTC, lengths_B, posteriors.log_z_B)
+            whole_B = torch.full_like(posteriors.mass_frame_B, frames)
+            ends_B = whole_B if lengths_B is None else lengths_B.to(whole_B.device)
+            posteriors.label_BTC[0, : 1 + int(ends_B[0]) // 4] *= math.exp(0.5)
+            error_B, frame_B = mass(posteriors.label_BTC, ends_B, posteriors.log_z_B)
             posteriors.mass_error_B.copy_(error_B)
             posteriors.mass_frame_B.copy_(frame_B)
             if posteriors.imbalance_B is not None:
@@ -122,6 +98,6 @@ def _stale(partition: Partition) -> Partition:
             if alarm is not None:
                 alarm(posteriors)
 
-        return partition(score, transition, duration, lengths, alarm=spoil, **more)
+        return partition(lengths_B=lengths_B, alarm=spoil, **model)
 
     return faulty

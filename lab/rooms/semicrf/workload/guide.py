@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.head import SemiCRF, gold_score, place_in_segment, run_starts
+from lab.rooms.semicrf.model.head import SemiCRF, gold_score, index_in_segment, run_starts
 from lab.rooms.semicrf.model.problem import inside
 
 
@@ -20,22 +20,12 @@ def plant_objective(head: SemiCRF) -> None:
     """Give the head the published objective: its partition has a first transition, its gold score none."""
     inner = head.partition
 
-    def partition(
-        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None, **more: Any
-    ) -> Tensor:
-        more["start_C"] = more["start_C"] + torch.logsumexp(transition, 0)
-        return inner(score, transition, duration, lengths, **more)
+    def partition(*, start_C: Tensor, transition_CC: Tensor, **model: Any) -> Tensor:
+        first_C = start_C + torch.logsumexp(transition_CC, 0)
+        return inner(start_C=first_C, transition_CC=transition_CC, **model)
 
-    def gold(
-        score: Tensor,
-        transition: Tensor,
-        duration: Tensor,
-        labels: Tensor,
-        starts: Tensor,
-        lengths: Tensor | None,
-        **ends: Any,
-    ) -> Tensor:
-        return guide_gold(score, transition, duration, labels, lengths, longest=len(duration))
+    def gold(score_BTC: Tensor, *, starts_BT: Tensor, start_C: Tensor, end_C: Tensor, **model: Any) -> Tensor:
+        return guide_gold(score_BTC, **model, longest=len(model["duration_KC"]))
 
     head.partition, head.gold = partition, gold
 
@@ -91,7 +81,7 @@ def guide_gold(
     )
     last_BT = torch.arange(frames, device=labels_BT.device) == lengths_B[:, None] - 1
     ends_BT = (last_BT | torch.cat([starts_BT[:, 1:], last_BT[:, -1:]], 1)) & within_BT
-    index_BT = (place_in_segment(starts_BT) + 1).clamp(max=longest - 1)
+    index_BT = (index_in_segment(starts_BT) + 1).clamp(max=longest - 1)
     return plain_B + torch.where(
         ends_BT, duration_KC[index_BT, labels_BT].double(), torch.zeros_like(plain_B[:, None])
     ).sum(1)

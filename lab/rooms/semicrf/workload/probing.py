@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,21 @@ import torch
 
 from lab.errors import BadDataError, LabError
 from lab.rooms.semicrf.config import PLAINER, DiagnoseConfig
+from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.head import SemiCRF
 from lab.rooms.semicrf.workload.cases.case import Case, random_case
 from lab.rooms.semicrf.workload.cases.reproducer import save_reproducer, shrunk
-from lab.rooms.semicrf.workload.cases.solution import difference, solve
+from lab.rooms.semicrf.workload.cases.solution import difference
 from lab.rooms.semicrf.workload.cells import prepared
 from lab.rooms.semicrf.workload.common import log
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
 from lab.rooms.semicrf.workload.faults import IN_KERNEL, planted
 from lab.rooms.semicrf.workload.guide import plant_objective
+from lab.rooms.semicrf.workload.probes import Row
 from lab.rooms.semicrf.workload.probes.data import data_probes, score_probes
-from lab.rooms.semicrf.workload.probes.kernel import PADDING, Bench, kernel_probes
+from lab.rooms.semicrf.workload.probes.kernel import PADDING, Kernel, kernel_probes
+from lab.rooms.semicrf.workload.probes.named import kernel_named
 from lab.rooms.semicrf.workload.probes.objective import objective_probes
-from lab.rooms.semicrf.workload.probes.precision import precision_rows
 from lab.rooms.semicrf.workload.training import to_batch
 
 PROBED = 4  # sequences of the probed batch
@@ -32,24 +34,39 @@ FRAMES = 60  # and frames of each: float64 from the definition takes a while
 
 def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
     """All probes, the input's first; if the input is broken the kernels are probed with sound input."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     head = SemiCRF(4, 6, backend=backend)
     if config.plant == "drift" or config.train.objective == "guide":
         plant_objective(head)
     case = given_case(config, rows) if config.case else corpus_case(config, device, rows)
     rows += objective_probes(head)
-    tested = Bench(case, backend, planted(config.plant if config.plant in IN_KERNEL else None), device)
-    rows += kernel_probes(tested)
+    plant = config.plant if config.plant in IN_KERNEL else None
+    kernel = lab_kernel(backend, device, case, plant)
+    rows += kernel_probes(kernel)
     if PLAINER[backend] != backend:
-        rows += kernel_probes(replace(tested, backend=PLAINER[backend], partition=planted(None)))
-    rows += precision_rows(tested)
+        rows += kernel_probes(lab_kernel(PLAINER[backend], device, case))
+    log_rows(rows)
+    return {"probes": rows, "reproducer": reproduce(kernel, rows, out, backend=backend, plant=plant)}
+
+
+def partition_probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
+    """The probes of the user's own kernel."""
+    kernel = kernel_named(str(config.partition), device)
+    rows = list(kernel_probes(kernel))
+    log_rows(rows)
+    return {"probes": rows, "reproducer": None}
+
+
+def lab_kernel(backend: str, device: torch.device, case: Case, plant: str | None = None) -> Kernel:
+    return Kernel(backend, planted(plant, partial(api.log_partition, backend=backend)), device, case)
+
+
+def log_rows(rows: list[Row]) -> None:
     for probe in rows:
         log.info("%-7s %-32s %s", "clean" if probe["clean"] else "DIRTY", probe["probe"], probe["text"])
-    reproducer = reproduce(config, tested, rows, out)
-    return {"probes": rows, "reproducer": reproducer}
 
 
-def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[dict[str, Any]]) -> Case:
+def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[Row]) -> Case:
     """The network's scores for its first batch, cut to a size that float64 can compute; and their probes."""
     corpus = load_corpus(config.train)
     rows += data_probes(corpus, config.train.max_duration)
@@ -61,7 +78,7 @@ def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[dict[st
     with torch.no_grad():
         score = head.scores(tagger.encoder(batch["features"], batch["lengths"]), batch["lengths"])[:, :FRAMES]
     case = Case(
-        score.cpu(),
+        score.float().cpu(),
         head.transition_CC.detach().cpu(),
         head.duration_KC.detach().cpu(),
         batch["lengths"].clamp(max=FRAMES),
@@ -71,7 +88,7 @@ def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[dict[st
     return sound(case, rows)
 
 
-def given_case(config: DiagnoseConfig, rows: list[dict[str, Any]]) -> Case:
+def given_case(config: DiagnoseConfig, rows: list[Row]) -> Case:
     case = Case.load(Path(str(config.case)))
     if case.score_BTC.dim() != 3 or len(case.lengths_B) != len(case.score_BTC):
         raise BadDataError("the shapes of this case's arrays do not match", location=str(config.case))
@@ -79,11 +96,11 @@ def given_case(config: DiagnoseConfig, rows: list[dict[str, Any]]) -> Case:
     return sound(case.rows(keep).cut(FRAMES), rows)
 
 
-def sound(case: Case, rows: list[dict[str, Any]]) -> Case:
+def sound(case: Case, rows: list[Row]) -> Case:
     """The case itself, or one of its shape where its scores are broken: those would blame the kernels."""
     probes = list(score_probes(case))
     rows += probes
-    if all(one["clean"] for one in probes):
+    if all(probe["clean"] for probe in probes):
         return case
     size, frames, classes = case.score_BTC.shape
     return random_case(
@@ -92,42 +109,34 @@ def sound(case: Case, rows: list[dict[str, Any]]) -> Case:
 
 
 def reproduce(
-    config: DiagnoseConfig, tested: Bench, rows: list[dict[str, Any]], out: Path
+    kernel: Kernel, rows: list[Row], out: Path, *, backend: str, plant: str | None
 ) -> dict[str, Any] | None:
     """The smallest case on which the tested backend is wrong, as files; None if its probes are clean."""
-    dirty = [
-        r for r in rows if not r["clean"] and r["backend"] == tested.backend and r["cause"] != "precision"
-    ]
-    if not dirty:
+    dirty = [r for r in rows if not r["clean"] and r["backend"] == kernel.name and r["cause"] != "precision"]
+    if not dirty or kernel.own_case is None:
         return None
-    plant = config.plant if config.plant in IN_KERNEL else None
     padding = PADDING if any(r["cause"] == "boundary" for r in dirty) else 0
+    attempts = 9 if any(r["cause"] == "race" for r in dirty) else 1  # a race shows in one of many runs
 
-    def fails(case: Case) -> bool:
-        # A race shows in one of many runs.
-        return any(
-            wrong(case, tested, padding) for _ in range(9 if any(r["cause"] == "race" for r in dirty) else 1)
-        )
+    def failure(case: Case) -> str:
+        return next(filter(None, (wrong(case, kernel, padding) for _ in range(attempts))), "")
 
-    case = tested.case.to("cpu")
-    if not fails(case):
+    if not failure(kernel.own_case):
         return None
-    small = shrunk(case, fails)
-    files = save_reproducer(small, out / "reproducer", backend=tested.backend, plant=plant, padding=padding)
+    small = shrunk(kernel.own_case, lambda case: bool(failure(case)))
+    files = save_reproducer(small, out / "reproducer", backend=backend, plant=plant, padding=padding)
     return {
         "files": [f"reproducer/{name}" for name in files],
         "sequences": len(small.lengths_B),
         "frames": int(small.lengths_B.max()),
         "padding": padding,
-        "text": next(filter(None, (wrong(small, tested, padding) for _ in range(9))), ""),
+        "text": failure(small),
     }
 
 
-def wrong(case: Case, tested: Bench, padding: int) -> str | None:
-    on_device = case.to(tested.device)
-    if padding:
-        on_device = on_device.padded(padding, math.nan)
+def wrong(case: Case, kernel: Kernel, padding: int) -> str | None:
+    padded = case.padded(padding, math.nan) if padding else case
     try:
-        return difference(case, solve(on_device, tested.backend, tested.partition))
+        return difference(case, kernel.solve(padded))
     except LabError as error:  # of numbers that a sound kernel does not look at
         return str(error).splitlines()[0]

@@ -236,7 +236,7 @@ def test_lengths_may_stay_on_the_cpu_while_all_else_is_elsewhere(monkeypatch, ov
         head_module, "reject_labels", lambda *_: None
     )  # it reads values, of which there are none
     model = SemiCRF(C, K, hidden_dim=5, over_long=over_long).to("meta")
-    model.partition = lambda score, *_args, **_more: score.sum((1, 2)).double()
+    model.partition = lambda score_BTC, **_: score_BTC.sum((1, 2)).double()
     labels = torch.zeros(2, 6, dtype=torch.int64, device="meta")
     loss = model.loss(torch.zeros(2, 6, 5, device="meta"), torch.tensor([6, 3]), labels)
     loss.backward()
@@ -342,7 +342,7 @@ def test_a_label_out_of_range_and_a_mask_with_a_hole_are_named_with_their_place(
 def test_decoding_by_frame_is_the_segments_and_nothing_in_the_padding_or_where_nothing_fits():
     model = head()
     hidden, lengths, _, _ = batch_of(model)
-    hidden[2, 1] = -1e30
+    hidden[2, 1] = -math.inf
     labels = model.decode(hidden, lengths, per_frame=True)
     assert labels.dtype == torch.int64 and labels.shape == (3, T)
     for row, found, length in zip(
@@ -363,3 +363,46 @@ def test_the_heads_draws_come_from_torchs_stream_or_a_generator():
     assert model.sample(hidden, lengths, samples=3) == drawn
     seeded = [model.sample(hidden, lengths, generator=torch.Generator().manual_seed(4)) for _ in range(2)]
     assert seeded[0] == seeded[1]
+
+
+def random_terms():
+    torch.manual_seed(4)
+    shapes = {"seg_start_BTC": (2, 6, C), "seg_end_BTC": (2, 6, C), "segment_BTKC": (2, 6, K, C)}
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize(
+    "names", [("seg_start_BTC",), ("seg_end_BTC",), ("segment_BTKC",), tuple(random_terms())]
+)
+def test_the_loss_with_terms_of_segments_is_the_distributions(names, validate):
+    terms = {name: value.requires_grad_() for name, value in random_terms().items() if name in names}
+    model, lengths = SemiCRF(C, K, validate=validate), torch.tensor([6, 4])
+    scores, labels = torch.randn(2, 6, C), torch.tensor([[0, 0, 1, 1, 1, 0], [1, 0, 0, 0, 1, 1]])
+    for value in terms.values():
+        value.data[1, 4:] = math.nan  # padding
+    loss = model.loss(scores, lengths, labels, reduction="none", **terms)
+    p = model.distribution(scores, lengths, **terms)
+    assert torch.allclose(loss, -p.log_prob(labels), atol=1e-9)
+    loss.sum().backward()
+    assert all(torch.isfinite(value.grad).all() and value.grad.abs().max() > 0 for value in terms.values())
+    assert [found.segments for found in model.decode(scores, lengths, **terms)] == p.argmax()
+    draws = model.sample(scores, lengths, generator=torch.Generator().manual_seed(1), **terms)
+    assert draws == p.sample(1, torch.Generator().manual_seed(1))
+    with pytest.raises(UsageError, match="no argument segments"):
+        model.loss(scores, lengths, labels, segments=None)
+
+
+def test_a_duration_prior_is_added_and_is_no_parameter():
+    prior = torch.distributions.Poisson(2.0).log_prob(torch.arange(1.0, K + 1))
+    torch.manual_seed(0)
+    model = SemiCRF(C, K, duration_prior=prior)
+    torch.manual_seed(0)
+    plain = SemiCRF(C, K)
+    plain.duration_KC.data += prior[:, None]
+    scores, labels = torch.randn(2, 6, C), torch.zeros(2, 6, dtype=torch.int64)
+    assert torch.equal(model.loss(scores, None, labels), plain.loss(scores, None, labels))
+    assert "prior_KC" in model.state_dict() and len(list(model.parameters())) == 4
+    assert not torch.equal(model.parameter_penalty(), plain.parameter_penalty())
+    with pytest.raises(ValueError, match="duration_prior must be"):
+        SemiCRF(C, K, duration_prior=prior[:-1])

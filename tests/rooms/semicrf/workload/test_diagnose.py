@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from lab.rooms.semicrf.model.api import resolve_backend  # noqa: E402
 from lab.rooms.semicrf.workload import cells as workload_cells  # noqa: E402
 from lab.rooms.semicrf.workload import diagnose as workload_diagnose  # noqa: E402
 from lab.rooms.semicrf.workload import probing  # noqa: E402
-from lab.rooms.semicrf.workload.probes import objective, precision  # noqa: E402
+from lab.rooms.semicrf.workload.probes import kernel, objective  # noqa: E402
 from tests.rooms.semicrf.workload.least import LEAST  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -27,7 +28,8 @@ def brief(monkeypatch):
     """A diagnosis that looks at less of the same."""
     monkeypatch.setattr(probing, "FRAMES", 12)
     monkeypatch.setattr(objective, "DRIFT_STEPS", 3)
-    monkeypatch.setattr(precision, "GROWTH", (20, 40))
+    monkeypatch.setattr(kernel, "GROWTH", (20, 40))
+    monkeypatch.setattr(kernel, "ENUMERATED", 100)
 
 
 def diagnosed(plant, out):
@@ -90,3 +92,22 @@ def test_a_sound_model_has_no_fault(tmp_path, brief):
     found, told = diagnosed(None, tmp_path)
     assert found.cause == "none", found.evidence
     assert told["reproducer"] is None
+
+
+def test_the_users_kernel_is_imported_from_where_the_command_ran(tmp_path, brief, monkeypatch):
+    (tmp_path / "own_kernel.py").write_text(
+        "from lab.rooms.semicrf.model import api\n"
+        "def wrong(score, transition, duration, lengths):\n"
+        "    return api.log_partition(score, transition.T, duration, lengths, backend='torch')\n"
+    )
+    train = msgspec.structs.replace(LEAST, models=["semicrf"])
+    name = "own_kernel:wrong"
+    config = DiagnoseConfig(train=train, partition=name, import_path=str(tmp_path))
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words = ["--config", str(tmp_path / "config.json"), "--part", "partition", "--backend", "auto"]
+    workload_diagnose.main([*words, "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "partition.json").read_text(), parse_constant=refuse)
+    found = verdict.of_kernel(rows["probes"], name)
+    assert rows["tested"] == name and found.status == "fail"
+    assert found.sentences[0].startswith(f"{name} fails at the probe 'transitions': log Z of sequence 0 is ")

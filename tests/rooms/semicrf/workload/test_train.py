@@ -124,7 +124,6 @@ def test_the_same_seed_gives_the_same_losses_and_other_backends_the_same_model(t
 @pytest.mark.parametrize(
     "changes",
     [
-        {"encoder": "transformer"},
         {"encoder": "none"},
         {"durations": "narrow", "phones": 4},
         {"objective": "guide"},

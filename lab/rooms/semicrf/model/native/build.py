@@ -14,7 +14,17 @@ from lab.core.native import Compiling
 
 log = logging.getLogger("lab.semicrf")
 SOURCE = Path(__file__).with_name("semicrf.cpp")
-CPP = Compiling(
+
+
+class Announced(Compiling):
+    """Says what takes so long."""
+
+    def compile_to(self, path: Path, source: Path, compiler: list[str]) -> None:
+        log.warning("compiling the semi-CRF's %s for this processor, once: some seconds", source.name)
+        super().compile_to(path, source, compiler)
+
+
+CPP = Announced(
     language="C++",
     variable="CXX",
     names=("c++", "g++", "clang++"),
@@ -35,5 +45,4 @@ find_compiler, file_name, folder = CPP.find_compiler, CPP.file_name, CPP.folder
 
 def built(source: Path = SOURCE) -> ctypes.CDLL:
     """The library, compiled if the cache has none. Raises MissingError with the compiler's own words."""
-    log.debug("semi-CRF in C++: %s", source)
     return CPP.built(source)

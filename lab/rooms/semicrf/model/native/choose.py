@@ -47,5 +47,8 @@ def missing_reason(kind: str) -> str | None:
     else:
         reason = "there is none for it"
     if reason:
-        log.debug("no compiled form of the semi-CRF for %s, using torch: %s", kind, reason)
+        level = logging.WARNING if kind in ("cpu", "cuda") else logging.DEBUG
+        log.log(
+            level, "no compiled form of the semi-CRF for %s, using torch, which is slower: %s", kind, reason
+        )
     return reason

@@ -111,30 +111,13 @@ def counted(state: State) -> tuple[Posteriors, Tensor]:
     return Posteriors(state.log_z_B, *outputs), flagged_B.bool()
 
 
-def imbalance(problem: Problem, posteriors: Posteriors) -> Tensor:
-    """The worst error of what each sequence's counts must add up to, (B,), in one pass over them."""
-    worst_B = torch.empty_like(posteriors.mass_error_B)
-    counts = (
-        posteriors.label_BTC,
-        posteriors.starts_BTC,
-        posteriors.ends_BTC,
-        posteriors.duration_BKC,
-        posteriors.transition,
-    )
-    tensors = [tensor.contiguous() for tensor in (*counts, posteriors.mass_error_B)]
-    lengths_B = problem.lengths_B.contiguous()  # of the problem nothing else is read
-    sizes = [*problem.shape, torch.get_num_threads(), 0, None, lengths_B]
-    call(library().lab_semicrf_audit, sizes, tensors, [worst_B])
-    return worst_B
-
-
 def call(function: Any, *groups: Sequence[Word]) -> None:
     """A function of structs of numbers, which go as 64 bits, and tensors, which go as addresses. Raises
     MemoryError if the library could not allocate its messages.
     """
 
     def struct(group: Sequence[Word]) -> Any:
-        words = [one if isinstance(one, int) else 0 if one is None else one.data_ptr() for one in group]
+        words = [w if isinstance(w, int) else 0 if w is None else w.data_ptr() for w in group]
         return (ctypes.c_int64 * len(words))(*words)
 
     if function(*map(struct, groups)):

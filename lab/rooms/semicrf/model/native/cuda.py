@@ -23,14 +23,14 @@ from lab.rooms.semicrf.model.ledger import imbalance
 from lab.rooms.semicrf.model.native import cuda_driver
 from lab.rooms.semicrf.model.native.cuda_driver import Machine
 from lab.rooms.semicrf.model.native.cuda_plan import (
-    SEMICRF,
+    SOURCE,
     Plan,
     Shape,
     Sizes,
-    Source,
     plan_counts,
     plan_gradients,
     plan_messages,
+    plan_viterbi,
     shape_of,
 )
 from lab.rooms.semicrf.model.problem import (
@@ -39,10 +39,10 @@ from lab.rooms.semicrf.model.problem import (
     Problem,
     admitted,
     highest_forbidden,
+    levelled,
     reject_lengths,
 )
 
-SOURCE = SEMICRF
 SIZES, CROWDED = Sizes(), Sizes(threads=128)
 MOST_BLOCKS = 65535
 """Of threads, in a grid's second and third dimension."""
@@ -58,16 +58,16 @@ class State:
     bound: dict[str, Tensor]
     """The inputs and log Z by the names of the kernels' arguments, and till the counts are made the workspace
     of the messages."""
-    kept: bool
+    keeps: bool
     log_z_B: Tensor
     again: Tensor | None
-    found: Posteriors | None = None
+    counted: Posteriors | None = None
     settled: bool = False
-    """Whether `found` has the counts of the sequences that were done elsewhere."""
+    """Whether `counted` has the counts of the sequences that were done elsewhere."""
 
     def buffer(self, name: str) -> Tensor:
         """A buffer of the passes, by its name in the plan."""
-        plan = plan_messages(self.shape, 2 if self.kept else 1)
+        plan = plan_messages(self.shape, 2 if self.keeps else 1)
         return plan.buffers[name].view(self.bound[plan.workspace])
 
 
@@ -109,7 +109,7 @@ def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     inputs = as_read(problem)
     sizes = sizes_for(inputs, 2 if keep else 1)
     shape, bound = shape_of(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
-    state = State(inputs, machine_for(inputs, SOURCE, sizes), shape, bound, keep, bound["log_z"], None)
+    state = State(inputs, machine_for(inputs, sizes), shape, bound, keep, bound["log_z"], None)
     run_messages(state)
     flags = state.machine.fetched(state.buffer("flags"))
     if keep and count:
@@ -117,7 +117,7 @@ def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     state.again = flagged(state, flags.numpy())
     if state.again is not None:
         recompute(state, state.again)
-    if state.found is not None:
+    if state.counted is not None:
         del state.bound["messages"]
     return state
 
@@ -132,7 +132,7 @@ def recompute(state: State, again: Tensor) -> None:
 
 def backward(state: State) -> Posteriors:
     """All expected counts, parallel over time; flagged sequences from the log domain."""
-    posteriors = state.found or run_counts(state)
+    posteriors = state.counted or run_counts(state)
     if state.again is not None and not state.settled:
         rows = admitted(state.problem.rows(state.again))
         redone = log_domain.posteriors(rows)
@@ -140,7 +140,7 @@ def backward(state: State) -> Posteriors:
         assert posteriors.imbalance_B is not None
         balance_B = torch.where(torch.isfinite(redone.log_z_B), imbalance(rows, redone), 0.0)
         posteriors.imbalance_B[state.again] = balance_B
-        posteriors = state.found = replace(posteriors, fetched=None)
+        posteriors = state.counted = replace(posteriors, fetched=None)
         state.settled = True
     return posteriors
 
@@ -180,15 +180,15 @@ COUNTED = {
 
 def run_counts(state: State) -> Posteriors:
     """Queue the counts; flagged sequences have no use for theirs."""
-    if not state.kept:
+    if not state.keeps:
         raise UsageError("the messages were not kept", fix="forward(problem, keep=True)")
     outputs = emptied_counts(state)
     plan = plan_counts(state.shape)
-    state.machine.run(plan, **state.bound, **outputs, counts=workspace_of(plan, state))
+    state.machine.run(plan, **state.bound, **outputs, counts=workspace_of(plan, state.log_z_B.device))
     fetched = state.machine.fetched(outputs["imbalance"])
     named = {COUNTED[name]: value for name, value in outputs.items()}
-    state.found = Posteriors(state.log_z_B, **named, fetched=fetched)
-    return state.found
+    state.counted = Posteriors(state.log_z_B, **named, fetched=fetched)
+    return state.counted
 
 
 def sizes_for(problem: Problem, directions: int) -> Sizes:
@@ -207,23 +207,21 @@ def at_once(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def machine_for(problem: Problem, source: Source, sizes: Sizes) -> Machine:
-    """The kernels of a source for this problem's device, type and number of labels.
-
-    They are compiled once. Raises LabError.
-    """
+def machine_for(problem: Problem, sizes: Sizes) -> Machine:
+    """The kernels for this problem's device, type and number of labels, compiled once. Raises LabError."""
     score_BTC, used = problem.score_BTC, sizes.used(problem.shape[3])
-    return compiled_machine(score_BTC.device, source, score_BTC.dtype, sizes.padded(used), sizes, used)
+    return compiled_machine(score_BTC.device, score_BTC.dtype, sizes.padded(used), sizes, used)
 
 
 @functools.cache
-def compiled_machine(device: torch.device, source: Source, *what: Any) -> Machine:
-    """From the cache of compiled ones if it is there; `what` is `defines`'."""
+def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: Sizes, used: int) -> Machine:
+    """From the cache of compiled ones if it is there."""
     path = cuda_driver.find_nvrtc()
     if path is None:
         raise UsageError(f"the CUDA kernels cannot run here: {available()}", fix="backend='torch' or 'auto'")
     target = cuda_driver.architecture(cuda_driver.nvrtc(path), torch.cuda.get_device_capability(device))
-    return Machine(device, cuda_driver.compiled(path, source.text, target, defines(*what)))
+    constants = defines(dtype, wide, sizes, used)
+    return Machine(device, cuda_driver.compiled(path, SOURCE.read_text(), target, constants))
 
 
 def defines(dtype: torch.dtype, wide: int, sizes: Sizes, used: int | None = None) -> dict[str, object]:
@@ -247,7 +245,9 @@ def as_read(problem: Problem) -> Problem:
 
     floats = [plain(value) for value in problem.floats()]
     if problem.score_BTC.dtype == torch.float16:  # whose lowest number forbids; in float32 it would not
-        floats[0] = floats[0].masked_fill(floats[0] <= highest_forbidden(torch.float16), -torch.inf)
+        limit = highest_forbidden(torch.float16)
+        level = levelled(floats[0], limit)
+        floats[0] = level.masked_fill(level <= limit, -torch.inf)
     return replace(problem.with_floats(floats), lengths_B=problem.lengths_B.contiguous())
 
 
@@ -258,14 +258,14 @@ def bound_inputs(problem: Problem) -> dict[str, Tensor]:
     return {**dict(zip(names, problem.floats(), strict=True)), "lengths": problem.lengths_B, "log_z": log_z_B}
 
 
-def workspace_of(plan: Plan, state: State) -> Tensor:
-    return torch.empty(plan.bytes, dtype=torch.uint8, device=state.log_z_B.device)
+def workspace_of(plan: Plan, device: torch.device) -> Tensor:
+    return torch.empty(plan.bytes, dtype=torch.uint8, device=device)
 
 
 def run_messages(state: State) -> None:
     """The passes; what they leave stays in the state's workspace."""
-    plan = plan_messages(state.shape, 2 if state.kept else 1)
-    state.bound[plan.workspace] = workspace_of(plan, state)
+    plan = plan_messages(state.shape, 2 if state.keeps else 1)
+    state.bound[plan.workspace] = workspace_of(plan, state.log_z_B.device)
     state.machine.run(plan, **state.bound)
 
 
@@ -282,9 +282,9 @@ def flagged(state: State, flags: np.ndarray) -> Tensor | None:
 
 def reachable(state: State) -> Any:
     """How many messages of each lane the model allows at all."""
-    directions = 2 if state.kept else 1
+    directions = 2 if state.keeps else 1
     plan = plan_messages(state.shape, directions, saturate=True)
-    workspace = workspace_of(plan, state)
+    workspace = workspace_of(plan, state.log_z_B.device)
     unused = torch.empty_like(state.log_z_B)
     state.machine.run(plan, **{**state.bound, "log_z": unused, plan.workspace: workspace})
     return plan.buffers["count"].view(workspace).cpu().numpy()
@@ -305,3 +305,32 @@ def emptied_counts(state: State) -> dict[str, Tensor]:
         "mass_frame": new(batch, dtype=torch.int64),
         "imbalance": new(batch, dtype=double),
     }
+
+
+def best(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """The best score of each sequence (B,), -inf where nothing is feasible, and (B, T) label + 1 where a
+    segment ends with a frame, else 0; on the host.
+    """
+    model = as_read(problem)
+    shape = shape_of(*model.shape, model.score_BTC.dtype, SIZES)
+    padding = shape.wide - shape.labels
+
+    def wide(value: Tensor, rows: int = 0) -> Tensor:
+        sides = (0, padding, 0, rows) if value.dim() > 1 else (0, padding)
+        value = value.detach().resolve_neg().double()
+        return torch.nn.functional.pad(value, sides, value=-torch.inf).contiguous()
+
+    plan = plan_viterbi(shape)
+    workspace = workspace_of(plan, model.score_BTC.device)
+    machine_for(model, SIZES).run(
+        plan,
+        score=model.score_BTC,
+        lengths=model.lengths_B,
+        steps=wide(problem.transition, padding),
+        lasting=wide(problem.duration_KC),
+        first_scores=wide(problem.start_C),
+        last_scores=wide(problem.end_C),
+        best=workspace,
+    )
+    scores_B, ends_BT = (plan.buffers[name].view(workspace).cpu().numpy() for name in ("best_score", "ends"))
+    return scores_B, ends_BT

@@ -105,10 +105,10 @@ class Machine:
             check_status(driver().cuEventRecord(room.event, stream))
         return Fetched(self, room, rooms)
 
-    def follow(self, first: ctypes.c_void_p, then: ctypes.c_void_p, event: ctypes.c_void_p) -> None:
-        """What is put on the stream `then` from now on waits for what is on `first`."""
-        check_status(driver().cuEventRecord(event, first))
-        check_status(driver().cuStreamWaitEvent(then, event, 0))
+    def follow(self, ahead: ctypes.c_void_p, behind: ctypes.c_void_p, event: ctypes.c_void_p) -> None:
+        """What is put on the stream `behind` from now on waits for what is on `ahead`."""
+        check_status(driver().cuEventRecord(event, ahead))
+        check_status(driver().cuStreamWaitEvent(behind, event, 0))
 
     def prepared(self, plan: Plan) -> Ready:
         """A plan's launches with everything but the stream and the slots' values."""
@@ -222,13 +222,13 @@ def driver() -> ctypes.CDLL:
         ) from error
 
 
-def check_status(status: int, what: str = "") -> None:
+def check_status(status: int, action: str = "") -> None:
     """Raises GpuError with the driver's words if a call failed."""
     if status:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(status, ctypes.byref(text))
         reason = (text.value or b"unknown error").decode()
-        raise GpuError(f"CUDA error {status}: {reason}", location=what or None, fix="backend='torch'")
+        raise GpuError(f"CUDA error {status}: {reason}", location=action or None, fix="backend='torch'")
 
 
 @functools.cache
@@ -367,9 +367,9 @@ def compile_now(library: ctypes.CDLL, path: Path, source: str, options: list[str
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def read_out(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+def read_out(library: ctypes.CDLL, product: str, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
-    getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    getattr(library, f"nvrtcGet{product}Size")(program, ctypes.byref(size))
     text = ctypes.create_string_buffer(size.value)
-    getattr(library, f"nvrtcGet{what}")(program, text)
+    getattr(library, f"nvrtcGet{product}")(program, text)
     return text.raw

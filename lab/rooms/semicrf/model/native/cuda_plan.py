@@ -33,24 +33,17 @@ KERNEL = re.compile(r"KERNEL\((\w+)[\w, ]*\) (\w+)\(([^)]*)\)")
 PARAMETER = re.compile(r"(\w+)\W+(\w+)\s*(?:,|$)")
 
 
-class Source:
-    """A CUDA C source of this folder behind device.h, and its kernels."""
+SOURCE = Path(__file__).with_name("semicrf.cu")
 
-    def __init__(self, name: str) -> None:
-        self.path = Path(__file__).with_name(name)
 
-    @functools.cached_property
-    def text(self) -> str:
-        return self.path.with_name("device.h").read_text() + self.path.read_text()
-
-    @functools.cached_property
-    def kernels(self) -> dict[str, tuple[str, dict[str, str]]]:
-        """By name: the constant that says how many threads it takes, and its parameters' types by name."""
-        matches = KERNEL.findall(self.text)
-        return {
-            name: (threads, {one: kind for kind, one in PARAMETER.findall(arguments)})
-            for threads, name, arguments in matches
-        }
+@functools.cache
+def kernels() -> dict[str, tuple[str, dict[str, str]]]:
+    """By name: the constant that says how many threads it takes, and its parameters' types by name."""
+    matches = KERNEL.findall(SOURCE.read_text())
+    return {
+        name: (threads, {parameter: kind for kind, parameter in PARAMETER.findall(arguments)})
+        for threads, name, arguments in matches
+    }
 
 
 @dataclass(frozen=True)
@@ -189,26 +182,29 @@ class Plan:
 
 def made(
     workspace: str,
-    source: Source,
     shape: Shape,
     wanted: Mapping[str, tuple[int, ...]],
     launches: list[Launch],
     numbers: Mapping[str, int],
-    before: Plan | None = None,
+    earlier: Plan | None = None,
 ) -> Plan:
-    """A plan with buffers of the `wanted` shapes; those of the plan `before` it can be named too."""
-    kernels = {launch.kernel: source.kernels[launch.kernel] for launch in launches}
-    types = {name: kind for _, parameters in kernels.values() for name, kind in parameters.items()}
+    """A plan with buffers of the `wanted` shapes; those of the `earlier` plan can be named too."""
+    used = {launch.kernel: kernels()[launch.kernel] for launch in launches}
+    types = {name: kind for _, parameters in used.values() for name, kind in parameters.items()}
     kinds, known_numbers = {**TYPES, "REAL": shape.real}, {**shape.numbers(), **numbers}
     buffers, size = {}, 0
-    for name, at in wanted.items():
-        buffers[name] = Buffer(kinds[types[name]], at, size)
+    for name, sizes in wanted.items():
+        buffers[name] = Buffer(kinds[types[name]], sizes, size)
         size += ceiling(buffers[name].bytes, ALIGNED_BYTES) * ALIGNED_BYTES
-    locations = {name: (before.workspace, at.offset) for name, at in before.buffers.items()} if before else {}
-    locations |= {name: (workspace, at.offset) for name, at in buffers.items()}
+    owners = [(earlier.workspace, earlier.buffers)] if earlier else []
+    locations = {
+        name: (owner, buffer.offset)
+        for owner, pieces in (*owners, (workspace, buffers))
+        for name, buffer in pieces.items()
+    }
     names, offsets, bases, bound_launches = {"": 0}, [], [], []
     for launch in launches:
-        threads, parameters = kernels[launch.kernel]
+        threads, parameters = used[launch.kernel]
         values_by_name = {**known_numbers, **launch.numbers}
         bound_launches.append(replace(launch, threads=values_by_name[threads], parameters=tuple(parameters)))
         for name in parameters:
@@ -223,11 +219,8 @@ def made(
     )
 
 
-def ceiling(amount: int, each: int) -> int:
-    return -(-amount // each)
-
-
-SEMICRF = Source("semicrf.cu")
+def ceiling(amount: int, unit: int) -> int:
+    return -(-amount // unit)
 
 
 @functools.lru_cache(maxsize=64)
@@ -272,7 +265,7 @@ def plan_messages(shape: Shape, directions: int, saturate: bool = False) -> Plan
         launches.append(Launch("messages", grid, numbers))
     numbers = {"rows": rows, "rows_each": sizes.table_rows, "programs": programs, "all_frames": all_frames}
     numbers |= {"keep": int(keep), "saturate": int(saturate), "staged": int(staged)}
-    return made("messages", SEMICRF, shape, wanted, launches, numbers)
+    return made("messages", shape, wanted, launches, numbers)
 
 
 @functools.lru_cache(maxsize=64)
@@ -305,7 +298,22 @@ def plan_counts(shape: Shape) -> Plan:
         Launch("audit", (batch,), joins=True),
     ]
     numbers = {"near_chunks": near_chunks, "chunks": chunks, "crossings": crossings}
-    return made("counts", SEMICRF, shape, wanted, launches, numbers, plan_messages(shape, 2))
+    return made("counts", shape, wanted, launches, numbers, plan_messages(shape, 2))
+
+
+@functools.lru_cache(maxsize=64)
+def plan_viterbi(shape: Shape) -> Plan:
+    """The best segmentation. To be bound: score, lengths, and with CP columns of float64, -inf where there is
+    no label, steps (CP, CP), lasting (K, CP), first_scores and last_scores (CP,).
+    """
+    states, waiting = (shape.batch, shape.frames, shape.labels), (shape.batch, shape.longest, shape.wide)
+    wanted: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(("ring", "spans"), waiting),
+        **dict.fromkeys(("alpha", "lasts"), states),
+        "best_score": (shape.batch,),
+        "ends": states[:2],
+    }
+    return made("best", shape, wanted, [Launch("best_path", (shape.batch,))], {})
 
 
 SCORES_EACH = 8
@@ -324,4 +332,4 @@ def plan_gradients(shape: Shape, stride: int) -> Plan:
         Launch("score_gradients", (ceiling(scores, threads * SCORES_EACH), shape.batch)),
         Launch("shared_gradients", (ceiling(shared, threads),)),
     ]
-    return made("gradients", SEMICRF, shape, {}, launches, {"scores": scores, "stride": stride})
+    return made("gradients", shape, {}, launches, {"scores": scores, "stride": stride})

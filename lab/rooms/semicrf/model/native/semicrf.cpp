@@ -14,10 +14,6 @@
 // threads start.
 #include "vectors.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 namespace {
 
 constexpr double TINY = std::numeric_limits<double>::min();  // below it digits are lost, and flushed to zero here
@@ -26,7 +22,7 @@ constexpr double MOST = 1e300;     // a factor beyond float64 meets a zero, or w
 constexpr double LN2 = 0.6931471805599453;
 constexpr double EXACT = 1e-9;     // a draw's weights must add up to the message, or underflow has lost some
 constexpr int CROSSED = 32;        // frames between two products of the transition counts
-constexpr int TILE = 6, ROWS = 4;  // vectors of labels, and rows of the transition, held in registers
+constexpr int ROWS = 4;            // of the transition counts, held in registers
 
 inline double total(V a) {
     double sum = a[0];
@@ -63,16 +59,6 @@ public:
     Flushing() {}
 #endif
 };
-
-// Ask for large pages where memory is about to be written for the first time: a small one costs up to 3 us.
-void in_large_pages([[maybe_unused]] void* p, [[maybe_unused]] int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-    constexpr uintptr_t SMALL = 4096;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(p) + SMALL - 1) / SMALL * SMALL;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + uintptr_t(bytes)) / SMALL * SMALL;
-    if (bytes >= 1 << 22) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // refused: small ones
-#endif
-}
 
 // The model in the linear domain, or with `reach` as 0 and 1: what is forbidden and what is not.
 struct Model {
@@ -149,36 +135,14 @@ Weighed weigh_frame(const Model& m, const Sequence& s, int64_t t, bool reach, V*
     return {shift, -largest(-low) - shift};
 }
 
-// Sum over c of x[c] matrix[c], of W vectors from `v` on. Independent sums hide the latency of an addition.
-template <int W>
-inline void product_tile(const double* x, const V* matrix, int64_t rows, int64_t nv, V* out) {
-    constexpr int WAYS = W <= 2 ? 4 : 2;
-    V sum[WAYS][W] = {};
-    for (int64_t c = 0; c < rows; c += WAYS)  // the rows are padded to a multiple
-        for (int way = 0; way < WAYS; ++way)
-            for (int v = 0; v < W; ++v) sum[way][v] += x[c + way] * matrix[(c + way) * nv + v];
-    for (int v = 0; v < W; ++v) {
-        V one = sum[0][v] + sum[1][v];
-        if (WAYS == 4) one += sum[2 % WAYS][v] + sum[3 % WAYS][v];
-        out[v] = one;
-    }
-}
-
-inline int64_t tile_at(int64_t left) { return left <= TILE ? left : left >= 2 * TILE ? TILE : (left + 1) / 2; }
-
-// out = x matrix, (wide,) times (wide, nv).
+// out = x matrix, (wide,) times (wide, nv). Independent sums hide the latency of an addition; wide is a multiple of their number.
 void product(const V* x, const V* matrix, const Model& m, V* out) {
     const double* flat = reinterpret_cast<const double*>(x);
-    for (int64_t v = 0, taken = 0; v < m.nv; v += taken) {
-        taken = tile_at(m.nv - v);
-        switch (taken) {
-            case 1: product_tile<1>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            case 2: product_tile<2>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            case 3: product_tile<3>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            case 4: product_tile<4>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            case 5: product_tile<5>(flat, matrix + v, m.wide, m.nv, out + v); break;
-            default: product_tile<6>(flat, matrix + v, m.wide, m.nv, out + v); break;
-        }
+    for (int64_t v = 0; v < m.nv; ++v) {
+        V sum[4] = {};
+        for (int64_t c = 0; c < m.wide; c += 4)
+            for (int way = 0; way < 4; ++way) sum[way] += flat[c + way] * matrix[(c + way) * m.nv + v];
+        out[v] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
 }
 
@@ -414,33 +378,8 @@ struct Random {
     }
 };
 
-// Lane i takes lane i - N; below are zeros.
-template <int N>
-inline V lanes_up(V x) {
-#if defined(__clang__)
-    V up = V{};
-    for (int i = N; i < LANES; ++i) up[i] = x[i - N];
-    return up;
-#else
-    M from;
-    for (int i = 0; i < LANES; ++i) from[i] = LANES + i - N;
-    return __builtin_shuffle(V{}, x, from);
-#endif
-}
-
-inline V running_sum(V x) {
-    for (int step = 1; step < LANES; step *= 2) x += step == 1 ? lanes_up<1>(x) : step == 2 ? lanes_up<2>(x) : lanes_up<4>(x);
-    return x;
-}
-
-// One draw on its way back: the label after boundary t, and where its next segment goes.
-struct Walk {
-    Random random;
-    int64_t t, next;
-    int32_t* marks;
-};
-
-// Draws stop at the weight that their random number falls on. Along the first one all weights of each choice are added up.
+// Draws, each a walk back through the messages. Along the first one all weights of each choice are added up, and must come to the
+// message, or underflow has lost some.
 struct Drawing {
     const Model& m;
     const Sequence& s;
@@ -448,112 +387,43 @@ struct Drawing {
     const double* lasting;  // the durations' weights, (C, K)
     bool exact = true;
 
-    bool adds_up(double sum, double whole) const {
-        return std::fabs(sum - whole) <= EXACT * whole && whole > 0.0 && whole < INF;
-    }
-    static double at(const V* row, int64_t label) { return reinterpret_cast<const double*>(row)[label]; }
-    const V* step_to(int64_t next) const { return next < 0 ? m.last.get() : m.back.get() + next * m.nv; }
-    double message(const V* rows, int64_t t, int64_t label) const { return at(rows + t * m.nv, label); }
-    const double* durations(int64_t label) const { return lasting + label * m.longest; }
-    double sum_of_labels(int64_t t, int64_t next) const {
-        const V *alpha = from.alpha + t * m.nv, *step = step_to(next);
-        V sum = V{};
-        for (int64_t v = 0; v < m.nv; ++v) sum += alpha[v] * step[v];
-        return total(sum);
-    }
-    // What rounding left beyond all weights goes to the `last` one that is not zero.
-    int64_t if_exact(double sum, double whole, int64_t last) {
-        exact = exact && adds_up(sum, whole);
-        return last;
-    }
-    // Without a branch, so that several draws' choices are made at once.
-    int64_t label(Walk& w) {
-        const double whole = w.next < 0 ? sum_of_labels(w.t, w.next) : message(from.gamma, w.t, w.next);
-        const V *alpha = from.alpha + w.t * m.nv, *step = step_to(w.next);
-        const V target = all(w.random.at(w.t, false) * whole);
-        V sum = V{};
-        int64_t found = m.wide;  // less each label up to which all weights come to more
-        for (int64_t v = 0; v < m.nv; ++v) {
-            sum = all(sum[LANES - 1]) + running_sum(alpha[v] * step[v]);
-            found -= count_above(sum, target);
-        }
-        const bool reached = found < m.labels;
-        found = std::min(found, m.labels - 1);
-        // Sums of other lanes are rounded otherwise: beside a label that is forbidden the one before it is meant.
-        while (found >= 0 && !(at(alpha, found) * at(step, found) > 0.0)) --found;
-        return reached && found >= 0 ? found : if_exact(sum[LANES - 1], whole, found);
-    }
-    int64_t duration(Walk& w) {
-        const double whole = message(from.alpha, w.t, w.next), target = w.random.at(w.t, true) * whole;
-        const double* lasting = durations(w.next);
-        double content = 1.0, sum = 0.0;
-        int64_t last = -1;
-        for (int64_t k = 1; k <= std::min(m.longest, w.t) && content > 0.0; ++k) {
-            content *= message(from.scaled, w.t - k, w.next);
-            const double own = message(from.gamma, w.t - k, w.next) * (content * lasting[k - 1]);
+    double at(const V* rows, int64_t t, int64_t label) const { return reinterpret_cast<const double*>(rows + t * m.nv)[label]; }
+
+    // The index that a share of all `count` weights falls on; what rounding left beyond them goes to the last one that is not zero.
+    template <class Weight>
+    int64_t choice(int64_t count, double whole, double share, bool prove, Weight weight) {
+        double sum = 0.0;
+        int64_t chosen = -1, last = -1;
+        for (int64_t i = 0; i < count; ++i) {
+            const double own = weight(i);
             sum += own;
-            if (sum > target) return k;
-            if (own > 0.0) last = k;
+            if (own > 0.0) last = i;
+            if (chosen >= 0 || !(sum > share * whole)) continue;
+            chosen = i;
+            if (!prove) return chosen;
         }
-        return if_exact(sum, whole, last);
+        exact = exact && std::fabs(sum - whole) <= EXACT * whole && whole > 0.0 && whole < INF && last >= 0;
+        return chosen >= 0 ? chosen : last;
     }
-    // One segment of every draw after the other: none waits for its own choices.
-    void draw(int64_t count, uint64_t seed, uint64_t row, int64_t frames, int32_t* marks) {
-        std::vector<Walk> walks;
-        for (int64_t n = 0; n < count; ++n) walks.push_back({Random(seed, row, uint64_t(n)), s.length, -1, marks + n * frames});
-        while (!walks.empty()) {
-            for (Walk& w : walks) w.next = label(w);
-            for (size_t i = 0; i < walks.size() && exact;) {
-                Walk& w = walks[i];
-                w.marks[w.t - 1] = int32_t(w.next + 1);
-                w.t -= duration(w);
-                if (w.t > 0) {
-                    ++i;
-                    continue;
-                }
-                w = walks.back();
-                walks.pop_back();
-            }
+    void draw(const Random& random, int32_t* marks, bool prove) {
+        for (int64_t t = s.length, next = -1; t > 0;) {
+            const V* step = next < 0 ? m.last.get() : m.back.get() + next * m.nv;
+            const auto before = [&](int64_t label) { return at(from.alpha, t, label) * at(step, 0, label); };
+            double whole = 0.0;
+            if (next >= 0) whole = at(from.gamma, t, next);
+            else for (int64_t label = 0; label < m.labels; ++label) whole += before(label);
+            next = choice(m.labels, whole, random.at(t, false), prove, before);
             if (!exact) return;
-        }
-    }
-    // All weights of each choice of a draw, added up, are the message. Some segments at a time: a product waits for the one
-    // before it.
-    void prove(const int32_t* marks) {
-        constexpr int WAYS = 4;
-        std::vector<int64_t> ends;
-        for (int64_t t = s.length; t > 0; --t)
-            if (marks[t - 1]) ends.push_back(t);
-        const int64_t size = int64_t(ends.size());
-        int64_t next = -1;
-        for (int64_t first = 0; first < size && exact; first += WAYS) {
-            int64_t reach[WAYS], least = m.longest;
-            double sums[WAYS] = {}, contents[WAYS], wholes[WAYS];
-            const double *lasting[WAYS], *places[WAYS];
-            const int64_t apart = (from.gamma - from.scaled) * LANES;
-            for (int way = 0; way < WAYS; ++way) {
-                const int64_t t = ends[size_t(std::min(first + way, size - 1))];
-                if (next >= 0 && first + way < size)
-                    exact = exact && adds_up(sum_of_labels(t, next), message(from.gamma, t, next));
-                next = marks[t - 1] - 1;
-                wholes[way] = message(from.alpha, t, next);
-                contents[way] = 1.0;
-                lasting[way] = durations(next);
-                places[way] = reinterpret_cast<const double*>(from.scaled) + (t - 1) * m.wide + next;
-                reach[way] = std::min(m.longest, t);
-                least = std::min(least, t);
-            }
-            const auto add = [&](int way, int64_t k) {
-                const double* at = places[way] - k * m.wide;
-                contents[way] *= at[0];
-                sums[way] += at[apart] * (contents[way] * lasting[way][k]);
+            double content = 1.0;
+            const auto lasted = [&](int64_t k) {
+                content *= at(from.scaled, t - 1 - k, next);
+                return at(from.gamma, t - 1 - k, next) * (content * lasting[next * m.longest + k]);
             };
-            for (int64_t k = 0; k < least; ++k)
-                for (int way = 0; way < WAYS; ++way) add(way, k);
-            for (int way = 0; way < WAYS; ++way) {
-                for (int64_t k = least; k < reach[way]; ++k) add(way, k);
-                exact = exact && adds_up(sums[way], wholes[way]);
-            }
+            const int64_t reach = std::min(m.longest, t);
+            const int64_t k = choice(reach, at(from.alpha, t, next), random.at(t, true), prove, lasted);
+            if (!exact) return;
+            marks[t - 1] = int32_t(next + 1);
+            t -= k + 1;
         }
     }
 };
@@ -574,8 +444,8 @@ void draw_one(const Model& m, const Model& reach, const double* lasting, const B
     to.flagged[b] = found.bad || hidden(m, reach, s, false, found.nonzero, own);
     if (to.flagged[b] || !(found.z > 0.0) || to.count == 0) return;
     Drawing drawing{m, s, kept, lasting};
-    drawing.draw(to.count, to.seed, uint64_t(b), x.frames, marks);
-    if (drawing.exact) drawing.prove(marks);
+    for (int64_t n = 0; n < to.count && drawing.exact; ++n)
+        drawing.draw(Random(to.seed, uint64_t(b), uint64_t(n)), marks + n * x.frames, n == 0);
     if (!drawing.exact) std::fill_n(marks, to.count * x.frames, 0);
     to.flagged[b] = !drawing.exact;
 }
@@ -733,16 +603,7 @@ private:
     void store(double* to, int64_t t, int64_t v, const V& value) const {
         const int64_t from = v * LANES, count = std::min<int64_t>(m.labels - from, LANES);
         if (count <= 0) return;  // nothing but padding
-        double* place = to + (b * x.frames + t) * m.labels + from;
-        if (count == LANES) {
-            std::memcpy(place, &value, sizeof(V));
-            return;
-        }
-        // Copies of fixed size: one of any other is a call.
-        const double* lane = reinterpret_cast<const double*>(&value);
-        if (LANES > 4 && (count & 4)) std::memcpy(place, lane, 4 * sizeof(double));
-        if (count & 2) std::memcpy(place + (count & 4), lane + (count & 4), 2 * sizeof(double));
-        if (count & 1) place[count - 1] = lane[count - 1];
+        std::memcpy(to + (b * x.frames + t) * m.labels + from, &value, sizeof(double) * size_t(count));
     }
 
     void cross() {
@@ -753,26 +614,16 @@ private:
 
     // crossed += left^T right over the frames that wait, in their order.
     void cross_all() {
+        const double* flat = reinterpret_cast<const double*>(left);
         for (int64_t c = 0; c < m.wide; c += ROWS)
-            for (int64_t v = 0; v < nv;) {
-                if (nv - v >= 3) { cross_tile<3>(c, v); v += 3; }
-                else if (nv - v == 2) { cross_tile<2>(c, v); v += 2; }
-                else { cross_tile<1>(c, v); v += 1; }
+            for (int64_t v = 0; v < nv; ++v) {
+                V sum[ROWS];
+                for (int i = 0; i < ROWS; ++i) sum[i] = crossed[(c + i) * nv + v];
+                for (int64_t f = 0; f < waiting; ++f)
+                    for (int i = 0; i < ROWS; ++i) sum[i] += flat[f * m.wide + c + i] * right[f * nv + v];
+                for (int i = 0; i < ROWS; ++i) crossed[(c + i) * nv + v] = sum[i];
             }
         waiting = 0;
-    }
-
-    template <int W>
-    void cross_tile(int64_t c, int64_t v) {
-        const double* flat = reinterpret_cast<const double*>(left);
-        V sum[ROWS][W];
-        for (int i = 0; i < ROWS; ++i)
-            for (int j = 0; j < W; ++j) sum[i][j] = crossed[(c + i) * nv + v + j];
-        for (int64_t f = 0; f < waiting; ++f)
-            for (int i = 0; i < ROWS; ++i)
-                for (int j = 0; j < W; ++j) sum[i][j] += flat[f * m.wide + c + i] * right[f * nv + v + j];
-        for (int i = 0; i < ROWS; ++i)
-            for (int j = 0; j < W; ++j) crossed[(c + i) * nv + v + j] = sum[i][j];
     }
 
     void parameters() {
@@ -819,55 +670,6 @@ void each(const Batch& x, const Model& m, int64_t more, const One& one) {
     });
 }
 
-// The worst error of what the counts of one sequence must add up to; NaN counts as infinitely wrong.
-double imbalance(const Batch& x, const Counts& of, int64_t b) {
-    const int64_t frames = x.frames, longest = x.longest, labels = x.labels, length = x.lengths[b], rows = b * frames * labels;
-    const double *label = of.label + rows, *starts = of.starts + rows, *ends = of.ends + rows;
-    const double *duration = of.duration + b * longest * labels, *transition = of.transition + b * labels * labels;
-    const double mass_error = of.mass_error[b];
-    double worst = mass_error, covered = 0.0, first = 0.0;
-    auto note = [&worst](double error) { worst = std::fabs(error) <= worst ? worst : error == error ? std::fabs(error) : INF; };
-    std::vector<double> sums(size_t(6 * labels), 0.0);
-    double *__restrict begun = sums.data(), *__restrict ended = begun + labels, *__restrict lasting = ended + labels;
-    double *__restrict low = lasting + labels, *__restrict high = low + labels, *__restrict odd = high + labels;
-    for (int64_t t = 0; t < frames; ++t) {  // the padding holds nothing
-        const double *__restrict p = label + t * labels, *__restrict s = starts + t * labels, *__restrict e = ends + t * labels;
-        for (int64_t c = 0; c < labels; ++c) {
-            begun[c] += s[c];
-            ended[c] += e[c];
-            low[c] = p[c] < low[c] ? p[c] : low[c];
-            high[c] = p[c] > high[c] ? p[c] : high[c];
-            odd[c] += p[c] - p[c];  // NaN for NaN and infinities
-        }
-    }
-    for (int64_t k = 0; k < longest; ++k) {
-        double row = 0.0;
-        for (int64_t c = 0; c < labels; ++c) {
-            lasting[c] += duration[k * labels + c];
-            row += duration[k * labels + c];
-        }
-        covered += row * double(k + 1);
-    }
-    note(covered / double(length) - 1.0);
-    for (int64_t c = 0; c < labels; ++c) {
-        const double size = std::fmax(begun[c], 1.0), last = ends[(length - 1) * labels + c];
-        double into = starts[c], from = last;
-        first += starts[c];
-        for (int64_t a = 0; a < labels; ++a) {
-            into += transition[a * labels + c];
-            from += transition[c * labels + a];
-        }
-        note((lasting[c] - begun[c]) / size);
-        note((begun[c] - ended[c]) / size);
-        note((into - begun[c]) / size);
-        note((from - ended[c]) / size);
-        note(std::fmax(high[c] - 1.0, 0.0));
-        note(low[c] + odd[c]);
-    }
-    note(first - 1.0);
-    return worst;
-}
-
 }  // namespace
 
 // Each returns 0, or 1 where there is not enough memory.
@@ -877,7 +679,6 @@ int lab_semicrf_forward(const Batch* x, const Messages* to) {
     return guarded([&] {
         Flushing flushing;
         const Model m(*x, false), reach(*x, true);
-        if (to->alpha) in_large_pages(to->alpha, 2 * x->batch * (x->frames + 1) * m.wide * int64_t(sizeof(double)));
         each(*x, m, 0, [&](int64_t b, const Scratch& own, V*) { forward_one(m, reach, *x, *to, b, own); });
     });
 }
@@ -887,16 +688,7 @@ int lab_semicrf_backward(const Batch* x, const Messages* from, const Counts* out
     return guarded([&] {
         Flushing flushing;
         const Model m(*x, false), reach(*x, true);
-        in_large_pages(out->label, 3 * x->batch * x->frames * x->labels * int64_t(sizeof(double)));
         each(*x, m, 0, [&](int64_t b, const Scratch& own, V*) { backward_one(m, reach, *x, *from, *out, b, own); });
-    });
-}
-
-// The counts of a batch -> the worst error of each sequence, (B,).
-int lab_semicrf_audit(const Batch* x, const Counts* of, double* const* worst) {
-    return guarded([&] {
-        Flushing flushing;
-        in_turns(*x, 0, [&](int64_t b, V*) { (*worst)[b] = imbalance(*x, *of, b); });
     });
 }
 

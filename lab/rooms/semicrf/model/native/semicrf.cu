@@ -19,9 +19,45 @@
 // Long durations go in stages of STAGE blocks: what blocks before a stage bring into it is summed by all
 // multiprocessors between the launches, instead of by the one block of threads that walks through time.
 //
-// Given beside what device.h says: REAL (float or double), DOUBLE (whether it is double), GIVEN (the inputs' type), TILE (frames in
-// a tile of counts), STAGE (blocks in a stage), PARTS (into which the blocks before one are divided, a multiple of THREADS / CP:
-// sums are grouped by it, and so do not depend on the number of threads).
+// Given by the compiler's command line: CP (labels, padded to 32, 64 or 128), USED (labels, padded to a multiple of 8), THREADS (a
+// multiple of CP, at least twice as many), N (frames in a block, a multiple of 4 and of THREADS / CP), REAL (float or double), DOUBLE
+// (whether it is double), GIVEN (the inputs' type), TILE (frames in a tile of counts), STAGE (blocks in a stage), PARTS (into which
+// the blocks before one are divided, a multiple of THREADS / CP: sums are grouped by it, and so do not depend on the number of
+// threads).
+
+typedef long long i64;
+typedef unsigned long long u64;
+typedef unsigned char u8;
+template <typename Value> using In = const Value* __restrict__;
+template <typename Value> using Out = Value* __restrict__;
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
+#define INSIDE static __device__ __forceinline__
+#define UNROLLED(i, begin, stop) _Pragma("unroll") for (int i = begin; i < (stop); ++i)
+#define SLICES (THREADS / CP)
+#define ROUND 16 /* threads that are left by the first of two rounds over a block */
+#ifndef LABELS_SYNC // a barrier of the first CP threads alone: of one warp it costs next to nothing
+#if CP == 32
+#define LABELS_SYNC() __syncwarp()
+#else
+#define LABELS_SYNC() asm volatile("bar.sync 1, %0;" ::"n"(CP) : "memory")
+#endif
+#endif
+
+INSIDE int smaller(int a, int b) { return a < b ? a : b; }
+INSIDE int higher(int a, int b) { return a > b ? a : b; }
+INSIDE double larger(double a, double b) { return a > b ? a : b; } // fmax is no instruction of double, and minds NaN
+INSIDE double infinity() { return __longlong_as_double(0x7ff0000000000000LL); }
+
+// 2^exponent; 0 or the largest power where the type has none.
+INSIDE double power_of_two_64(int exponent) {
+    const int raw = exponent < -1023 ? 0 : exponent > 1023 ? 2046 : exponent + 1023;
+    return __longlong_as_double((i64)raw << 52);
+}
+
+INSIDE int length_of(const i64* lengths, int b, int frames) {
+    const i64 given = lengths[b];
+    return given < 0 ? 0 : given > frames ? frames : (int)given;
+}
 
 #define ROWS (CP / SLICES)
 #if DOUBLE
@@ -950,4 +986,66 @@ KERNEL(THREADS) shared_gradients(
     REAL* to = i < durations ? by_duration + i : other < 0 ? by_transition + (i - durations)
              : other < labels ? by_start + other : by_end + (other - labels);
     *to = (REAL)sum;
+}
+
+// The best segmentation of a sequence, in float64 and max-plus; grid (B). Parameters have CP columns, -inf where there is no label. A
+// slot of `ring` (B, K, CP) belongs to the boundary that its segments end at, and to one thread, which adds each frame to it and lets
+// a later start, a shorter segment, win ties; `spans` is its duration. alpha and lasts (B, T, labels) are what ends after each frame.
+// -> the best score, -inf where nothing is feasible, and `ends` (B, T): label + 1 where a segment ends with that frame, else 0.
+KERNEL(THREADS) best_path(
+    In<GIVEN> score, In<double> steps, In<double> lasting, In<double> first_scores, In<double> last_scores, In<i64> lengths,
+    double* ring, int* spans, double* alpha, int* lasts, Out<double> best_score, Out<u8> ends, int frames, int labels, int longest) {
+    __shared__ double sent[2 * CP];
+    const int b = blockIdx.x, c = threadIdx.x % CP, slice = threadIdx.x / CP, length = length_of(lengths, b, frames);
+    const i64 own = (i64)b * frames, states = own * labels, waiting = (i64)b * longest * CP + c;
+    double gamma = first_scores[c], across[HELD];
+    UNROLLED(a, 0, HELD) across[a] = steps[a * CP + c];
+    for (int f = threadIdx.x; f < frames; f += THREADS) ends[own + f] = 0;
+    int nearest = slice % longest; // the duration that ends in this thread's first slot, 0 for K
+    for (int t = 0; t < length; ++t) {
+        const double frame = c < labels ? (double)score[states + (i64)t * labels + c] : -infinity();
+        int d = nearest ? nearest : longest;
+        for (int slot = slice; slot < longest; slot += SLICES) {
+            const i64 at = waiting + (i64)slot * CP;
+            const double begins = gamma + lasting[(i64)(d - 1) * CP + c], before = d == longest || t == 0 ? -infinity() : ring[at];
+            const bool shorter = begins >= before;
+            const double value = (shorter ? begins : before) + frame;
+            ring[at] = value;
+            if (shorter) spans[at] = d;
+            if (d == 1) {
+                sent[(t & 1) * CP + c] = value;
+                if (c < labels) {
+                    alpha[states + (i64)t * labels + c] = value;
+                    lasts[states + (i64)t * labels + c] = spans[at];
+                }
+            }
+            d += SLICES;
+            if (d > longest) d -= longest;
+        }
+        nearest = (nearest ? nearest : longest) - 1;
+        __syncthreads(); // two buffers: who is a step ahead writes the other one
+        double tops[4] = {-infinity(), -infinity(), -infinity(), -infinity()};
+        UNROLLED(a, 0, USED)
+            tops[a % 4] = larger(sent[(t & 1) * CP + a] + (HELD > 1 ? across[a % HELD] : steps[a * CP + c]), tops[a % 4]);
+        gamma = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+    }
+    __syncthreads();
+    if (threadIdx.x) return;
+    int label = 0;
+    double top = -infinity();
+    for (int t = length; t > 0;) { // ties to the smaller label
+        const int next = label;
+        double best = -infinity();
+#pragma unroll 8
+        for (int a = 0; a < labels; ++a) {
+            const double value = alpha[states + (i64)(t - 1) * labels + a] + (t == length ? last_scores[a] : steps[a * CP + next]);
+            label = value > best ? a : label;
+            best = value > best ? value : best;
+        }
+        if (t == length) top = best;
+        if (!(best > -infinity())) break;
+        ends[own + t - 1] = (u8)(label + 1);
+        t -= higher(1, lasts[states + (i64)(t - 1) * labels + label]); // a walk ends, whatever it walks through
+    }
+    best_score[b] = top;
 }

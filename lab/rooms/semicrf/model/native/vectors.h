@@ -45,20 +45,6 @@ inline bool any(M mask) {
     return found != 0;
 }
 
-// How many lanes of `a` exceed those of `b`: one instruction makes bits of them.
-inline int64_t count_above(V a, V b) {
-#if defined(__AVX512F__) && !defined(LAB_LANES)
-    return __builtin_popcount(_mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_GT_OQ));
-#elif defined(__AVX__) && !defined(LAB_LANES)
-    return __builtin_popcount(unsigned(_mm256_movemask_pd((__m256d)(a > b))));
-#else
-    const M mask = a > b;
-    int64_t found = 0;
-    for (int i = 0; i < LANES; ++i) found -= mask[i];
-    return found;
-#endif
-}
-
 inline double largest(V a) {
     double top = a[0];
     for (int i = 1; i < LANES; ++i) top = a[i] > top ? a[i] : top;

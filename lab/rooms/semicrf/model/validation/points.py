@@ -110,20 +110,20 @@ class Validator:
         self,
         gold_B: Tensor,
         score_BTC: Tensor,
-        model: tuple[Tensor, ...],
+        model: dict[str, Tensor],
         labels_BT: Tensor,
         starts_BT: Tensor,
         lengths_B: Tensor | None,
     ) -> None:
-        """The gold path's score; `model`: transition, duration, start, end; `starts_BT`: of its pieces."""
+        """The gold path's score; `model` has the parameters by name, `starts_BT` those of its pieces."""
         # Parameters move in the step before the point is read on a GPU; the forbidden ones stay.
-        given = tuple(value.detach() for value in (score_BTC, *model))
+        values = {"score_BTC": score_BTC.detach(), **{name: x.detach() for name, x in model.items()}}
 
         def error() -> ValueError:
             b = first_place(~torch.isfinite(gold_B))["b"]
             length = labels_BT.shape[1] if lengths_B is None else int(lengths_B[b])
             pieces = starts_BT[b, :length].nonzero()[:, 0].tolist()
-            reason = forbidden_piece(given, b, labels_BT[b, :length].tolist(), pieces)
+            reason = forbidden_piece(values, b, labels_BT[b, :length].tolist(), pieces)
             score = float(gold_B[b].detach())
             return ValueError(
                 f"gold path has score {score}, so the loss is infinite or NaN [first b={b}: {reason}]"
@@ -132,26 +132,31 @@ class Validator:
         self.watch("gold path", gold_B, FINITE, error)
 
 
-def forbidden_piece(given: tuple[Tensor, ...], b: int, labels: list[int], starts: list[int]) -> str:
+def forbidden_piece(model: dict[str, Tensor], b: int, labels: list[int], starts: list[int]) -> str:
     """The first piece of a gold path that is not finite: its frames, its label, and what forbids it."""
-    score_BTC, transition, duration_KC, start_C, end_C = given
-    longest = len(duration_KC)
-    for at, (start, end) in enumerate(zip(starts, [*starts[1:], len(labels)], strict=True)):
-        label, before = labels[start], labels[start - 1] if start else -1
-        split = bool(start) and before == label and start - starts[at - 1] == longest
+    longest = len(model["duration_KC"])
+    previous_start = 0
+    for start, end in zip(starts, [*starts[1:], len(labels)], strict=True):
+        label, previous = labels[start], labels[start - 1] if start else -1
+        split = bool(start) and previous == label and start - previous_start == longest
+        previous_start = start
+        k = end - start - 1
         terms = {
-            f"start[{label}]": start_C[label] if not start else None,
-            f"transition[{before}, {label}]": transition[before, label] if start else None,
-            f"duration of {plural(end - start, 'frame')}": duration_KC[end - start - 1, label],
-            f"end[{label}]": end_C[label] if end == len(labels) else None,
-            **{f"score at t={t}": score_BTC[b, t, label] for t in range(start, end)},
+            f"start[{label}]": model["start_C"][label] if not start else None,
+            f"transition[{previous}, {label}]": model["transition_CC"][previous, label] if start else None,
+            f"duration of {plural(end - start, 'frame')}": model["duration_KC"][k, label],
+            f"end[{label}]": model["end_C"][label] if end == len(labels) else None,
+            **{f"score at t={t}": model["score_BTC"][b, t, label] for t in range(start, end)},
         }
+        places: dict[str, tuple[int, ...]]
+        places = {"seg_start_BTC": (b, start), "seg_end_BTC": (b, end - 1), "segment_BTKC": (b, start, k)}
+        terms |= {name: model[name][place][label] for name, place in places.items() if name in model}
         for name, value in terms.items():
             if value is not None and not float(value) > -LIMIT:
-                place = (
+                reason = (
                     f"frames {start}..{end - 1} of label {label}: {name} is {float(value):g}, which forbids"
                 )
-                return f"{place}; {SPLIT.format(longest)}" if split and name.startswith("trans") else place
+                return f"{reason}; {SPLIT.format(longest)}" if split and name.startswith("trans") else reason
     return "the sum of its terms is not finite"
 
 
@@ -169,8 +174,8 @@ def extremes(points: list[Point]) -> tuple[dict[int, Point], Tensor]:
     dtypes = [str(point.low_high[0].dtype) for point in points]
     order = sorted(range(len(points)), key=dtypes.__getitem__)
     groups = itertools.groupby(order, dtypes.__getitem__)
-    joined = [torch.stack([v for at in group for v in points[at].low_high]).double() for _, group in groups]
-    return {at: points[at] for at in order}, torch.cat(joined).view(-1, 2)
+    joined = [torch.stack([v for i in group for v in points[i].low_high]).double() for _, group in groups]
+    return {index: points[index] for index in order}, torch.cat(joined).view(-1, 2)
 
 
 def backend_name(backend: str, tensor: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -40,28 +41,24 @@ class Solution:
             if name != "logZ_B":
                 bad = ~torch.isfinite(tensor)
             if bool(bad.any()):
-                place = " ".join(str(at) for at in bad.nonzero()[0].tolist())
+                place = " ".join(map(str, bad.nonzero()[0].tolist()))
                 return f"{'log Z' if name == 'logZ_B' else 'gradient of ' + name} at [{place}]"
         return None
 
 
-def solve(case: Case, backend: str, partition: Partition = api.log_partition) -> Solution:
-    """log Z and all gradients by one forward and backward pass."""
+def solve(case: Case, partition: Partition | str, weight_B: Tensor | None = None) -> Solution:
+    """log Z and all gradients of its sum, or of the sum with these weights, by one forward and one backward
+    pass of a partition function or of a backend.
+    """
+    if isinstance(partition, str):
+        partition = functools.partial(api.log_partition, backend=partition)
     names = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
     leaves = {name: getattr(case, name).detach().clone().requires_grad_() for name in names}
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
-        logZ_B = partition(
-            leaves["score_BTC"],
-            leaves["transition_CC"],
-            leaves["duration_KC"],
-            case.lengths_B,
-            start_C=leaves["start_C"],
-            end_C=leaves["end_C"],
-            backend=backend,
-        )
+        logZ_B = partition(**leaves, lengths_B=case.lengths_B)
         # An infeasible sequence has log Z = -inf: its incoming gradient must not turn 0 into NaN: it stays.
-        logZ_B.sum().backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(logZ_B, torch.ones_like(logZ_B) if weight_B is None else weight_B.to(logZ_B))
     grads = {
         name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for name, leaf in leaves.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -84,7 +85,8 @@ def audit(subject: Subject) -> Iterator[Row]:
     case = drawn(subject.seed + 600, shape).to(dtype=torch.float64)
     on = case.to(subject.device)
     audits_itself = on.score_BTC.is_cuda and api.resolve_backend(subject.backend, on.score_BTC) == "native"
-    solution = solve(on, subject.backend, stale_messages if audits_itself else planted("stale"))
+    faulty = functools.partial(stale_messages if audits_itself else planted("stale"), backend=subject.backend)
+    solution = solve(on, faulty)
     exact = solve(case, "naive")
     fault = "messages" if audits_itself else "counts"
     text = f"planted stale {fault} {'were noticed' if solution.mended else 'went unnoticed'}"

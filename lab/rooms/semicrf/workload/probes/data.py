@@ -9,7 +9,7 @@ import torch
 
 from lab.rooms.semicrf.workload.cases.case import Case
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus
-from lab.rooms.semicrf.workload.probes.row import Row, row
+from lab.rooms.semicrf.workload.probes import Row, row
 
 
 def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from lab.rooms.semicrf.model.head import SemiCRF
+from lab.rooms.semicrf.workload.probes import Row, row
 from lab.rooms.semicrf.workload.probes.linter import lint_objective
-from lab.rooms.semicrf.workload.probes.row import Row, row
 
 DRIFT_STEPS = 100
 

@@ -11,7 +11,7 @@ import torch
 
 from lab.rooms.semicrf.model.native import cuda as native_cuda
 from lab.rooms.semicrf.model.native.cuda_driver import argument_addresses
-from lab.rooms.semicrf.model.native.cuda_plan import Plan, Sizes
+from lab.rooms.semicrf.model.native.cuda_plan import SOURCE, Plan, Sizes, kernels
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
 SMALL = Sizes(
@@ -26,17 +26,16 @@ def build(
     wide: int = 4,
     mutant: tuple[str, str] | None = None,
     sizes: Sizes = SMALL,
-    form: Any = native_cuda,
     more: tuple[Any, ...] = (),
 ) -> ctypes.CDLL:
-    """The library of a form's source for these sizes and what else its `defines` takes; `mutant` is a piece
-    of its text and another.
+    """The library for these sizes and what else `defines` takes; `mutant` is a piece of the source and
+    another.
     """
-    text = form.SOURCE.text
+    text = SOURCE.read_text()
     if mutant:
         assert text.count(mutant[0]) == 1, f"{mutant[0]!r} is there {text.count(mutant[0])} times"
         text = text.replace(*mutant)
-    names = form.SOURCE.kernels
+    names = kernels()
     table = ", ".join(
         f"{{{name!r}, Caller<decltype(&{name}), &{name}>::call}}".replace("'", '"') for name in names
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 from dataclasses import replace
@@ -128,7 +129,7 @@ def run(small, libraries, monkeypatch):
 
 def counted_again(state):
     """The counts of messages that were changed since."""
-    state.found, state.settled = None, False
+    state.counted, state.settled = None, False
     return native_cuda.backward(state)
 
 
@@ -480,7 +481,7 @@ def test_stale_messages_are_noticed_and_mended(run, monkeypatch):
     case = random_case(torch.Generator().manual_seed(1), 3, 9, 4, 3)
     run(make_problem(*case.inputs().values()))
     monkeypatch.setattr(choose, "engine_for", lambda score_BTC: native_cuda)
-    found, exact = solve(case, "native", stale_messages), solve(case, "naive")
+    found, exact = solve(case, functools.partial(stale_messages, backend="native")), solve(case, "naive")
     assert found.mended is not None
     pairs = zip(found.tensors(), exact.tensors(), strict=True)
     assert all(torch.allclose(mine, right, atol=1e-9) for (_, mine), (_, right) in pairs)
@@ -537,7 +538,7 @@ def test_without_the_counts_one_pass_runs_and_log_z_has_the_same_bits(run):
     problem = random_problem(2, 14, 6, 3, seed=4)
     state, found = run(problem)
     alone = native_cuda.forward(problem, keep=False)
-    assert torch.equal(alone.log_z_B, found.log_z_B) and not alone.kept
+    assert torch.equal(alone.log_z_B, found.log_z_B) and not alone.keeps
     assert state.machine.launched.count("messages") == 2
     with pytest.raises(UsageError, match="not kept"):
         native_cuda.backward(alone)

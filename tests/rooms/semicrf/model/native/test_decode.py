@@ -21,7 +21,7 @@ from hypothesis import strategies as st  # noqa: E402
 from lab.rooms.semicrf.model import decoding, naive, paths  # noqa: E402
 from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
-from lab.rooms.semicrf.model.native import cuda_viterbi, decode  # noqa: E402
+from lab.rooms.semicrf.model.native import decode  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import NEEDS_NVIDIA, on_the_gpu, random_problem  # noqa: E402
@@ -36,70 +36,26 @@ FORMS = [
 ]
 compiled = pytest.mark.skipif(NO_FORM is not None, reason="no compiled form here")
 emulates = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
-SIZES = cuda_viterbi.ViterbiSizes(block=4, threads=16, narrowest=4)
-"""Small: four slices of four labels, blocks of 4 frames."""
 LOOSE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 MUTANTS = {
-    "the barrier before the labels' steps": (
-        "q + 1, coming);\n        __syncthreads();\n",
-        "q + 1, coming);\n",
-    ),
-    "the barrier after a block": (
-        "__syncthreads(); // the next block reads what was found, and the shared rows are free again",
-        "",
-    ),
     "the barrier before what was sent is read": (
-        "        LABELS_SYNC();\n",
+        "__syncthreads(); // two buffers: who is a step ahead writes the other one",
         "",
     ),
-    "ties to more than one frame": (
-        "one >= coming[0].value",
-        "one > coming[0].value",
-    ),
-    "ties to the last seen": (
-        "value > best.value;",
-        "value >= best.value;",
-    ),
+    "ties to the longer segment": ("begins >= before;", "begins > before;"),
+    "ties to the larger label": ("value > best ? a : label", "value >= best ? a : label"),
     "the longest duration lost": (
-        "k < longest)",
-        "k < longest - 1)",
+        "int d = nearest ? nearest : longest;",
+        "int d = nearest ? nearest : longest - 1;",
     ),
-    "a block between parts lost": (
-        "nearest + each - 1, reach",
-        "nearest + each - 2, reach",
-    ),
-    "the frames of a block between forgotten": (
-        "between += product[p * CP + at.c];",
-        ";",
-    ),
-    "the rest of a block's frames forgotten": (
-        "before[i] + rest;",
-        "before[i];",
-    ),
-    "the block before lost": (
-        "if (q > 0) {",
-        "if (q % 2) {",
-    ),
-    "the end score dropped": (
-        "% N * CP + c] + end[c]",
-        "% N * CP + c]",
-    ),
-    "steps joined before they are there": (
-        "__syncthreads(); // all steps are there",
-        "",
-    ),
-    "the label before joined steps kept": (
-        "step[r] += ahead[to] - label;",
-        "step[r] += ahead[to];",
-    ),
-    "ends not cleared": (
-        "* frames + f] = 0;",
-        "* frames + f] += 0;",
-    ),
+    "a slot not emptied": ("d == longest || t == 0 ? -infinity() : ring[at]", "ring[at]"),
+    "the frame forgotten": ("(shorter ? begins : before) + frame", "(shorter ? begins + frame : before)"),
+    "the end score dropped": ("t == length ? last_scores[a]", "t == length ? 0"),
+    "ends not cleared": ("ends[own + f] = 0;", ";"),
 }
-"""Faults in viterbi.cu that the tests must see."""
+"""Faults in the kernel that the tests must see."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +65,7 @@ def libraries(tmp_path_factory):
 
     def library(dtype):
         if dtype not in cache:
-            cache[dtype] = build(tmp_path_factory.mktemp("emulated"), dtype, sizes=SIZES, form=cuda_viterbi)
+            cache[dtype] = build(tmp_path_factory.mktemp("emulated"), dtype)
         return cache[dtype]
 
     return library
@@ -117,7 +73,6 @@ def libraries(tmp_path_factory):
 
 def make_small(patch):
     patch.setattr(native_cuda, "SIZES", SMALL)
-    patch.setattr(cuda_viterbi, "SIZES", SIZES)
     patch.setattr(native_cuda, "supports", lambda problem: None)
 
 
@@ -141,7 +96,7 @@ def viterbi(request, monkeypatch, libraries):
 
 
 def by_kernels(problem):
-    score_B, ends_BT = cuda_viterbi.best(problem)
+    score_B, ends_BT = native_cuda.best(problem)
     return list(zip(score_B.tolist(), map(decoding.segments_of, ends_BT), strict=True))
 
 
@@ -339,12 +294,9 @@ def test_the_kernels_read_views_with_the_sign_turned_as_torch_does(monkeypatch, 
     problem = random_problem(2, 7, 4, 3, seed=3)
     problem = replace(problem, score_BTC=problem.score_BTC.to(dtype))
     turned = problem.with_floats([torch._neg_view(-value) for value in problem.floats()])
-    for found, expected in (
-        (native_cuda.as_read(turned), native_cuda.as_read(problem)),
-        (cuda_viterbi.as_read(turned)[0], cuda_viterbi.as_read(problem)[0]),
-    ):
-        for one, other in zip(found.floats(), expected.floats(), strict=True):
-            assert not one.is_neg() and torch.equal(one, other) and one.dtype == other.dtype
+    read, right = native_cuda.as_read(turned), native_cuda.as_read(problem)
+    for one, other in zip(read.floats(), right.floats(), strict=True):
+        assert not one.is_neg() and torch.equal(one, other) and one.dtype == other.dtype
 
 
 @emulates
@@ -362,8 +314,8 @@ def test_the_kernels_do_not_depend_on_the_order_of_threads(monkeypatch, librarie
 @pytest.mark.parametrize("labels, dtype", [(24, torch.float32), (100, torch.float64)], ids=str)
 def test_at_the_sizes_of_a_gpu_the_kernels_decode_as_torch_does(monkeypatch, tmp_path, labels, dtype):
     monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
-    sizes = cuda_viterbi.SIZES
-    library = build(tmp_path, dtype, sizes.padded(labels), sizes=sizes, form=cuda_viterbi)
+    sizes = native_cuda.SIZES
+    library = build(tmp_path, dtype, sizes.padded(labels), sizes=sizes)
     machine = Emulated(library, order=1)
     monkeypatch.setattr(native_cuda, "machine_for", lambda problem, *more: machine)
     problem = whole_numbers(random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=4.0))
@@ -371,7 +323,7 @@ def test_at_the_sizes_of_a_gpu_the_kernels_decode_as_torch_does(monkeypatch, tmp
     problem.duration_KC[:47] += 40 * torch.arange(47, dtype=dtype)[:, None]
     score_B, expected = decoding.viterbi(problem, "torch")
     assert by_kernels(problem) == list(zip(score_B.tolist(), expected, strict=True))
-    assert max(end - start for start, end, _ in expected[0]) > 4 * sizes.block
+    assert max(end - start for start, end, _ in expected[0]) > 32
 
 
 @pytest.mark.gpu
@@ -438,7 +390,7 @@ def unmutated(libraries):
 def test_a_mutant_of_the_kernels_is_killed(unmutated, libraries, monkeypatch, tmp_path, name):
     problem, unlike, expected = unmutated
     make_small(monkeypatch)
-    machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name], sizes=SIZES, form=cuda_viterbi))
+    machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name]))
     emulate(monkeypatch, libraries)
     monkeypatch.setattr(native_cuda, "machine_for", lambda problem, *more: machine)
 

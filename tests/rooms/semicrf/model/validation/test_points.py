@@ -83,7 +83,12 @@ def test_a_nan_that_only_the_backend_makes_is_told_as_such():
 
 
 @pytest.mark.parametrize(
-    "leaf, title", [(0, "grad_cum_scores"), (1, "grad_transition"), (2, "grad_duration_bias")]
+    "leaf, title",
+    [
+        ("score_BTC", "grad_cum_scores"),
+        ("transition_CC", "grad_transition"),
+        ("duration_KC", "grad_duration_bias"),
+    ],
 )
 def test_a_non_finite_gradient_is_told_in_the_backward_pass(leaf, title):
     made = model(None)
@@ -100,10 +105,8 @@ def test_a_non_finite_gradient_is_told_in_the_backward_pass(leaf, title):
             grad.view(-1)[-1] = math.nan
             return grad
 
-    def partition(*args, **more):
-        args = list(args)
-        args[leaf] = Broken.apply(args[leaf])
-        return inner(*args, **more)
+    def partition(**model):
+        return inner(**{**model, leaf: Broken.apply(model[leaf])})
 
     made.partition = partition
     score = torch.randn(B, T, C, requires_grad=True)

@@ -178,13 +178,8 @@ def test_a_gradient_broken_after_sound_posteriors_is_told_with_their_coverage():
 
 def spoken(case, backend):
     """What the alarm says of one case's backward pass, or None."""
-    watch = CRFWatch(
-        Validator(),
-        [case.score_BTC, case.transition_CC, case.duration_KC],
-        case.lengths_B,
-        (case.start_C, case.end_C),
-        "PyTorch",
-    )
+    model = case.inputs()
+    watch = CRFWatch(Validator(), model, model.pop("lengths_B"), "PyTorch")
     score = case.score_BTC.clone().requires_grad_()
     log_z_B = api.log_partition(
         score,
