@@ -53,7 +53,7 @@ def spare(run: Run) -> Callable[[Step], str] | None:
     if not (run.root / CONFIG).is_file():  # a replay, or a comparison of GPUs
         return None
     config = settings_of(run)
-    if config.stop or config.until or any(one.slow_as for one in config.cells):
+    if config.stop or config.until:
         return lambda step: why_not(config, str(step.labels["cell"]), ended_rows(run))
     known: dict[str, str] = {}  # the first trials of a cell settle it
 

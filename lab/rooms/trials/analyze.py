@@ -21,7 +21,6 @@ from lab.rooms.trials.config import (
     LEFT,
     NEVER_RAN,
     NOT_RUN,
-    NOT_SLOWER,
     RESULT,
     VERDICTS,
     Trial,
@@ -34,6 +33,7 @@ COLUMNS = {"cell", "trial", "verdict"}
 MOST_ROWS = 1_000_000
 MOST_COUNT = 10**9  # of a trial's number and its place in the order
 UNREADABLE = "its row cannot be used"
+NODE_DOWN = "NODE_FAIL"  # Slurm's state of a job whose node went down under it
 LOST = (Status.failed, Status.oom, Status.timeout)
 
 
@@ -71,7 +71,7 @@ def gather(run: Run) -> Gathered:
             fix="start the run again: lab run trials",
         )
     trials = [_row(run, record) for record in run.manifest.steps]
-    lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NOT_SLOWER, NEVER_RAN)]
+    lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NEVER_RAN)]
     missing = [_never_ran(name, trials) for name in sorted({t.cell for t in trials if t.reason == NEVER_RAN})]
     missing += [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
     missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
@@ -130,14 +130,18 @@ def _row(run: Run, record: StepRecord) -> Trial:
             unreadable = f"{UNREADABLE}: it was changed after the trial ended"
         unreadable = unreadable or f"{UNREADABLE}: there is none, or another trial's"
     lost = outcome is not None and (outcome.status in LOST or outcome.status is Status.ok)
+    verdict = "error" if lost else NOT_RUN
+    if outcome is not None and NODE_DOWN in outcome.reason:
+        verdict = "fail"
     return Trial(
         cell=str(step.labels["cell"]),
         trial=int(step.labels["trial"]),
-        verdict="error" if lost else NOT_RUN,
+        verdict=verdict,
         reason=unreadable or (outcome.reason or outcome.status.value if outcome else "did not run"),
         order=int(step.labels["order"]),
         seed=int(step.labels["seed"]),
         step=step.name,
+        attempts=record.attempts,
         log=f"{step.folder}/run_output.log",
     )
 
@@ -211,6 +215,7 @@ def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
             verdict=verdict,
             reason=row.get("reason") or "",
             order=_count(row, "order") if row.get("order") else None,
+            seed=_count(row, "seed") if row.get("seed") else None,
             step_time=step_time if step_time and step_time > 0 else None,
             host=row.get("host") or row.get("node") or "",
             gpus=row.get("gpus") or "",

@@ -47,7 +47,6 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     step_time: str | None = None
     stop: bool = False
-    control: bool = False
 
 
 def read_matrix(path: Path) -> Matrix:
@@ -124,24 +123,6 @@ def cell(text: str | Part) -> Cell:
         part = msgspec_of(text, Part, where=f"--cell {text}")
         return _made(part.name, part)
     return _made(text.replace("+", "-"), Part(mitigations=tuple(text.split("+"))))
-
-
-def with_controls(cells: Sequence[Cell], baseline: str) -> tuple[Cell, ...]:
-    """A control arm for each cell but the baseline: that, slowed down as much and without the change.
-
-    Raises UsageError where a name is taken, or too long.
-    """
-    base = next(one for one in cells if one.name == baseline)
-    made = []
-    for one in cells:
-        if one.name == baseline:
-            continue
-        name = f"slow-{one.name}"
-        if not NAME.match(name):
-            raise UsageError(f"the control's name {name!r} is too long", fix="give the cell a shorter name")
-        changes = f"the baseline, paused so that its steps take as long as those of {one.name}"
-        made.append(msgspec.structs.replace(base, name=name, slow_as=one.name, changes=changes))
-    return checked([*cells, *made])
 
 
 def checked(cells: list[Cell]) -> tuple[Cell, ...]:

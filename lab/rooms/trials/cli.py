@@ -51,11 +51,6 @@ OF_A_SHELL = ("|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "|&", "&>
     metavar="NAME",
     help="The number in the output that is the time of one step: tells a cure from slowness.",
 )
-@option(
-    "--control",
-    is_flag=True,
-    help="For each cell that is slower: the baseline made as slow. Tells a cure from mere slowness.",
-)
 @option("--stop", is_flag=True, help="End a cell once it is shown to fail less; tests hold at every look.")
 @option("--until", type=click.Choice(["fixed"]), help="Run until it is fixed or not, against --was.")
 @option("--was", type=RATE, help="The old rate of failure.")
@@ -201,7 +196,7 @@ def _replayed(folder: Path) -> Path:
 def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
     """`image`: of the run, for cells that name none."""
     from lab.errors import UsageError
-    from lab.rooms.trials.cells import Matrix, cell, cells_of, checked, read_matrix, with_controls
+    from lab.rooms.trials.cells import Matrix, cell, cells_of, checked, read_matrix
     from lab.rooms.trials.failure import parse
 
     words = flags["command"]
@@ -223,13 +218,6 @@ def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
     until = _until(flags, len(cells))
     baseline = _baseline(flags["baseline"] or matrix.baseline, [one.name for one in cells])
     step_time = flags["step_time"] or matrix.step_time
-    if flags["control"] or matrix.control:
-        if not step_time:
-            raise UsageError(
-                "--control makes the baseline's steps as slow as a cell's, and needs their time",
-                fix="add --step-time NAME: the number in the output that is the time of one step",
-            )
-        cells = with_controls(cells, baseline)
     settings = {
         "command": _words(matrix.command),
         "cells": cells,
@@ -294,7 +282,7 @@ def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
     from lab.rooms.trials.rows import read_settings, read_trial
 
     folder: Path = flags["again"]
-    given = ("cells", "baseline", "fail", "stop", "control", "until", "was", "fixed_at", "seed", "command")
+    given = ("cells", "baseline", "fail", "stop", "until", "was", "fixed_at", "seed", "command")
     if any(flags[name] for name in given):
         raise UsageError(
             "--again takes command, cell and seed from the earlier run", fix="give -n alone with it"
@@ -308,7 +296,7 @@ def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
         raise BadDataError("the trial and its run do not belong together", location=folder)
     return msgspec.structs.replace(
         config,
-        cells=(msgspec.structs.replace(cell, paused=row.paused),),
+        cells=(cell,),
         baseline=cell.name,
         trials=flags["trials"] or 1,
         seed=row.seed,

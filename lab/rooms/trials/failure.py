@@ -18,12 +18,12 @@ import operator
 import re
 import signal
 import statistics
+import threading
 from collections.abc import Callable
 
 import msgspec
 
 from lab.errors import UsageError
-from lab.rooms.trials.expressions import Expressions
 from lab.rooms.trials.no_start import Signs
 
 CANNOT_RUN = "cannot run"  # how the reason begins where the command, or what it starts, is not there
@@ -51,6 +51,7 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+LIMIT_S = 1.0  # of processor time that an expression may take on a line
 UNLIKE = ("", "a", "Z9", "~ -", "\t_.")  # no expression for one kind of line matches all of them
 _OP = r"(!=|==|<=|>=|<|>)"
 
@@ -106,6 +107,30 @@ def _term(text: str) -> Term:
     )
 
 
+class TooSlow(Exception):
+    """An expression has used up its processor time on a line."""
+
+
+def _too_slow(*_: object) -> None:
+    raise TooSlow
+
+
+def search(pattern: re.Pattern[str], line: str) -> bool:
+    """Whether it matches. Raises TooSlow, which only a process's main thread can be told.
+
+    Some expressions try every way through a line, as `(a+)+$` does; `re` looks for signals while it searches.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return pattern.search(line) is not None
+    previous = signal.signal(signal.SIGVTALRM, _too_slow)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+    try:
+        return pattern.search(line) is not None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
 class Reader:
     """Reads a command's output line by line and keeps what the terms ask for, and the step times."""
 
@@ -116,8 +141,7 @@ class Reader:
         }
         self._patterns.pop("", None)
         self._patterns.pop("exit", None)
-        patterns = dict.fromkeys(t.text[1:-1] for t in terms if t.kind == "regex")
-        self.expressions = Expressions(list(patterns)) if patterns else None
+        self._expressions = {t.text: re.compile(t.text[1:-1]) for t in terms if t.kind == "regex"}
         self._not_judged: dict[str, str] = {}  # expression -> why
         self._step_time = step_time
         self.times: list[float] = []
@@ -125,17 +149,16 @@ class Reader:
         self.hits: dict[str, int] = {}  # term -> the first line, from 1
         self._no_numbers: dict[str, int] = {}  # comparisons that met NaN, which is neither above nor below
         self._judged = hashlib.sha256()
-        self.at = 0  # lines so far
+        self.line_number = 0  # lines so far
         self._signs = Signs()
 
     def line(self, line: str) -> None:
-        self.at += 1
+        self.line_number += 1
         if "\x1b" in line:
             line = COLOURS.sub("", line)
         if line and not line.isspace():
             self._signs.line(line)
-        if self.expressions:
-            self.expressions.line(line)
+        self._match(line)
         for name, values in self._numbers(line).items():
             self.seen.add(name)
             if name != self._step_time:
@@ -146,9 +169,20 @@ class Reader:
                 if term.name != name:
                     continue
                 if term.text not in self.hits and any(_bad(term, v) for v in values):
-                    self.hits[term.text] = self.at
+                    self.hits[term.text] = self.line_number
                 if term.kind == "number" and any(map(math.isnan, values)):
-                    self._no_numbers.setdefault(term.text, self.at)
+                    self._no_numbers.setdefault(term.text, self.line_number)
+
+    def _match(self, line: str) -> None:
+        for text, pattern in list(self._expressions.items()):
+            try:
+                if not search(pattern, line):
+                    continue
+                self.hits[text] = self.line_number
+            except (TooSlow, MemoryError, RecursionError) as error:
+                why = f"takes too long on line {self.line_number}"
+                self._not_judged[text] = why if isinstance(error, TooSlow) else str(error)
+            del self._expressions[text]
 
     def _numbers(self, line: str) -> dict[str, list[float]]:
         lowered = line.lower()  # most lines do not have the name, and this is the quickest way to know
@@ -178,7 +212,6 @@ class Reader:
 
         machine: why the exit code is the machine's doing; only a term that names this very code counts then.
         """
-        self._ask_expressions()
         no_start = "" if timed_out else self._signs.why(exit_code)
         for term in self.terms:
             if term.kind == "timeout" and timed_out and not machine:
@@ -193,8 +226,8 @@ class Reader:
             return "error", f"{CANNOT_RUN}: {no_start}"
         if machine:
             return "error", f"{code_text(exit_code)}: {machine}"
-        for pattern, why in self._not_judged.items():
-            return "error", f"undecided: {f'/{pattern}/ ' if pattern else ''}{why}"
+        for text, why in self._not_judged.items():
+            return "error", f"undecided: {text} {why}"
         if timed_out:
             return "error", "ran past --trial-timeout"
         if exit_code != 0 and not any(term.kind == "exit" and term.op != "!=" for term in self.terms):
@@ -210,18 +243,6 @@ class Reader:
         if unseen:
             return "error", f"the output never says {unseen[0]}: nothing to judge"
         return "pass", self._signs.hidden
-
-    def close(self) -> None:
-        """Where no verdict is asked for."""
-        if self.expressions:
-            self.expressions.end()
-            self.expressions = None
-
-    def _ask_expressions(self) -> None:
-        if self.expressions:
-            found, self._not_judged = self.expressions.ended()
-            self.hits.update({f"/{pattern}/": at for pattern, at in found.items()})
-            self.expressions = None
 
 
 def _is_meant(term: Term, exit_code: int) -> bool:

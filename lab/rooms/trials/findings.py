@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,21 +23,20 @@ from lab.report.parts import Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
-from lab.rooms.trials.config import ALPHA, NEVER_RAN, NOT_RUN, RATIO, Trial, controls_of
+from lab.rooms.trials.config import NEVER_RAN, NOT_RUN, Trial
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_ERRORS,
     BY_PLACE,
     BY_TIME,
     LESS,
-    MATCHED,
     MORE,
     NO_EFFECT,
     NO_TRIALS,
-    ONLY_SLOW,
     SLOWER,
     UNRELIABLE,
     Comparison,
+    Confounds,
     Decision,
     Rate,
     clock_steps,
@@ -51,14 +51,20 @@ PILLS = {
     LESS: "ok",
     MORE: "fail",
     SLOWER: "warn",
-    ONLY_SLOW: "warn",
     BY_ERRORS: "warn",
     BY_PLACE: "warn",
     BY_TIME: "warn",
     NO_EFFECT: "warn",
 }
-OF_CONTROLS = ["control", "control_slowdown", "p_control", "p_slowness"]
-P_VALUES = ("p", "p_corrected", "p_by_place", "p_control", "p_slowness")
+P_VALUES = ("p", "p_corrected", "p_by_place")
+TESTS = {
+    "order": ("Drift of failures with time", "too few trials or failures"),
+    "dependence": ("Dependence on earlier trials", "too few trials or failures"),
+    "place": ("Hosts or GPUs that fail at different rates", "all trials ran in one place"),
+    "temperature": ("Another GPU temperature of failing trials", "not recorded, or it never changed"),
+    "clock": ("Another SM clock of failing trials", "not recorded, or it never changed"),
+}
+MOST_CARDS = 40
 COLUMNS = 48  # of the timeline; more blocks are counted together
 MOST_OPEN = 12  # undecided cells that are named
 MOST_AGAIN = 5  # failing trials whose command to run again is on the page
@@ -74,24 +80,27 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         found.baseline,
         stop=bool(config and config.stop),
         until=config.until if config else None,
-        controls=controls_of(config) if config else None,
     )
-    cells, compared, trials = _cells(decision, found, run), _compared(decision), _trials(found.trials)
-    shown = trials.drop(columns=["began_s", "boot"])
+    cells, compared, trials = (
+        _cells(decision, found, run),
+        _frame(decision.comparisons),
+        _trials(found.trials),
+    )
     files = [
         write_csv(frame, out / "tables" / f"{name}.csv")
         for name, frame in (("trials", trials), ("cells", cells), ("comparisons", compared))
     ]
-    shown = _shown(cells)
+    shown, shown_trials = _shown(cells), trials.drop(columns=["began_s", "boot"])
     lacking = [*found.missing, *_lacking(decision, found)]
     verdict = sentences(decision, found)
+    num_judged = sum(rate.n for rate in decision.cells)
     figures = [_intervals(decision, out), _timeline(found, out)]
     page = Page(
         title=f"Trials {run.manifest.id if run else folder.resolve().name}",
         question="How often does it fail, and which change makes it fail less?",
         verdict=verdict,
         status="warn" if lacking or not decision.decided else "ok",
-        cards=[_card(one) for one in decision.cells[:6]],
+        cards=[_card(rate) for rate in decision.cells[:MOST_CARDS]],
         sections=[
             Section("Rates", [figures[0], Table(shown, "One row per cell", "tables/cells.csv")]),
             *(
@@ -104,10 +113,10 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
                 if len(compared)
                 else []
             ),
-            Section("Over time", [figures[1], Points(_confounds(decision))]),
+            Section("Over time", [figures[1], Points(_confound_lines(decision, num_judged))]),
             Section(
                 "Trials",
-                [*_again(found, run), Table(shown, "Every trial", "tables/trials.csv", pills=PILLS)],
+                [*_again(found, run), Table(shown_trials, "Every trial", "tables/trials.csv", pills=PILLS)],
             ),
         ],
         provenance=provenance(folder, run.manifest if run else None),
@@ -129,10 +138,9 @@ def answer(decision: Decision) -> dict[str, Any]:
         "cells": [{key: getattr(one, key) for key in keys} for one in decision.cells],
         "comparisons": [{key: getattr(one, key) for key in compared} for one in decision.comparisons],
         "decided": decision.decided,
+        "draws": decision.confounds.draws,
+        "confounds": decision.confounds.p,
     }
-
-
-_SO = "and intervals and fixed-n tests, which take them as independent, are too sure"
 
 
 def sentences(decision: Decision, found: Gathered) -> list[str]:
@@ -144,21 +152,7 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
     lines += [_against(one, rates) for one in decision.comparisons]
     if not lines:
         lines.append(_rate_sentence(decision.cells[0]))
-    if decision.p_order is not None and decision.p_order <= ALPHA:
-        lines.append(f"Failures drift with time (p {decision.p_order:.2g}): no cell has one fixed rate.")
-    elif decision.p_runs is not None and decision.p_runs <= ALPHA:
-        how = "come in clusters" if decision.clusters else "alternate with passes"
-        lines.append(f"Failures {how} (p {decision.p_runs:.2g}): trials depend on those before them, {_SO}.")
-    lines += [
-        f"{one.name} fails more often than other places in the same cells: {one.fail} of {one.n} against "
-        f"{one.others_fail} of {one.others_n} (corrected p {one.p:.2g})."
-        for one in decision.worse_places
-    ]
-    if decision.p_place is not None and decision.p_place <= ALPHA and not decision.worse_places:
-        lines.append(f"Hosts or GPUs fail at different rates (p {decision.p_place:.2g}).")
-    for what, p in (("temperature", decision.p_heat), ("clock", decision.p_clock)):
-        if p is not None and p <= ALPHA:
-            lines.append(f"Failing trials ran at another {what} of the GPU (p {p:.2g}).")
+    lines += _confound_sentences(decision.confounds)
     if same := [one.name for one in decision.cells if one.repeats]:
         lines.append(
             f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may "
@@ -215,14 +209,11 @@ def _against(one: Comparison, rates: dict[str, Rate]) -> str:
         return f"{counts}: not compared, because nothing in the command reads what the cell sets."
     if one.verdict == LESS:
         at_most = f"; a rate of up to {cell.high:.1%} stays possible"
-        return f"{counts}: fails less{p}{at_most}{slower}{_beyond(one, rates)}."
+        return f"{counts}: fails less{p}{at_most}{slower}."
     if one.verdict == SLOWER:
-        return f"{counts}: fails less{p}, but is not told apart from mere slowness{slower}{_why_open(one)}."
-    if one.verdict == ONLY_SLOW:
-        slow = rates[one.control or ""]
         return (
-            f"{counts}: fails less{p}{slower}, and so does the baseline that is as slow, {slow.name} "
-            f"{slow.fail}/{slow.n} (p {one.p_slowness:.2g}): slowness explains it."
+            f"{counts}: fails less{p}, but is not told apart from mere slowness{slower}: add a cell that "
+            "slows the baseline down as much."
         )
     if one.verdict == BY_ERRORS:
         return (
@@ -249,27 +240,6 @@ def _against(one: Comparison, rates: dict[str, Rate]) -> str:
     return f"{counts}: no evidence{p}; to see a halving takes {needed}."
 
 
-def _beyond(one: Comparison, rates: dict[str, Rate]) -> str:
-    """Why a slower cell counts as a cure."""
-    if one.control is None or one.p_control is None or not rates[one.control].n:
-        return ""
-    slow = rates[one.control]
-    return f"; it fails less than the baseline that is as slow, too: {slow.name} {slow.fail}/{slow.n}"
-
-
-def _why_open(one: Comparison) -> str:
-    if one.control is None:
-        return "; --control runs a baseline that is as slow"
-    if one.control_slowdown is None:
-        return f"; {one.control} has no step times"
-    text = f"; {one.control} took {one.control_slowdown:.2f} times the baseline's"
-    if one.slowdown is not None and one.control_slowdown < MATCHED * one.slowdown:
-        return f"{text}, which is not as slow"
-    if one.slowdown is not None and one.control_slowdown > RATIO * one.slowdown:
-        return f"{text}, which is slower than the cell"
-    return f"{text}, and needs more trials"
-
-
 def _lacking(decision: Decision, found: Gathered) -> list[str]:
     lines = []
     for one in decision.cells:
@@ -294,33 +264,52 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
     return lines
 
 
-def _confounds(decision: Decision) -> list[str]:
+def _confound_sentences(confounds: Confounds) -> list[str]:
+    """What failures go with, where that is shown."""
     lines = []
-    if decision.p_order is None:
-        lines.append("Whether failures drift with time: not tested, too few trials or failures.")
-    else:
-        drift = (
-            "failures drift with time"
-            if decision.p_order <= ALPHA
-            else "no drift of failures with time shown"
+    if confounds.shows("order"):
+        lines.append(f"Failures drift with time{_p_of(confounds, 'order')}: no cell has one fixed rate.")
+    elif confounds.shows("dependence"):
+        pattern = "come in clusters" if confounds.clusters else "alternate with passes"
+        lines.append(
+            f"Failures {pattern}{_p_of(confounds, 'dependence')}: trials depend on those before them, and "
+            "intervals and fixed-n tests, which take them as independent, are too sure."
         )
-        lines.append(f"Order: {drift} (permutation within cells, p {decision.p_order:.2g}).")
-    if decision.p_runs is not None:
-        seen = "seen" if decision.p_runs <= ALPHA else "not shown"
-        lines.append(f"Dependence on earlier trials: {seen} (runs within cells, p {decision.p_runs:.2g}).")
-    if decision.p_place is None:
-        lines.append("Host and GPU: all trials ran in one place, so its part is not known.")
-    else:
-        differ = "they fail at different rates" if decision.p_place <= ALPHA else "no difference shown"
-        lines.append(f"Host and GPU: {differ} (chi-squared, p {decision.p_place:.2g}).")
-    if not any(one.slowdown for one in decision.comparisons):
-        lines.append("Speed of the cells: not measured; --step-time NAME reads it from the output.")
-    for what, p in (("Temperature", decision.p_heat), ("SM clock", decision.p_clock)):
-        if p is None:
-            lines.append(f"{what} of the GPU: not tested; it was not recorded, or never changed.")
+    lines += [
+        f"{place.name} fails more often than other places in the same cells: {place.fail} of {place.n} "
+        f"against {place.elsewhere_fail} of {place.elsewhere_n} (corrected p {place.p:.2g})."
+        for place in confounds.worse_places
+    ]
+    if confounds.shows("place") and not confounds.worse_places:
+        lines.append(f"Hosts or GPUs fail at different rates{_p_of(confounds, 'place')}.")
+    lines += [
+        f"Failing trials ran at another {name} of the GPU{_p_of(confounds, name)}."
+        for name in ("temperature", "clock")
+        if confounds.shows(name)
+    ]
+    return lines
+
+
+def _p_of(confounds: Confounds, name: str) -> str:
+    return f" (p {confounds.p[name]:.2g})"
+
+
+def _confound_lines(decision: Decision, num_judged: int) -> list[str]:
+    """Each of the tests, what it rests on, and what was not tested."""
+    confounds = decision.confounds
+    lines = [
+        f"{plural(num_judged, 'trial')} that passed or failed are {plural(confounds.draws, 'draw')}: trials "
+        "with one seed are one draw. The tests shuffle draws, those of cells that share seeds together; "
+        "p-values are corrected for their number (Holm)."
+    ]
+    for name, (title, absent) in TESTS.items():
+        if name not in confounds.p:
+            lines.append(f"{title}: not tested; {absent}.")
         else:
-            other = "failing trials had another" if p <= ALPHA else "no difference of failing trials shown"
-            lines.append(f"{what} of the GPU: {other} (permutation within cells, p {p:.2g}).")
+            shown = "shown" if confounds.shows(name) else "not shown"
+            lines.append(f"{title}: {shown}{_p_of(confounds, name)}.")
+    if not any(comparison.slowdown for comparison in decision.comparisons):
+        lines.append("Speed of the cells: not measured; --step-time NAME reads it from the output.")
     return lines
 
 
@@ -332,9 +321,7 @@ def _method(found: Gathered) -> str:
 
 def _cells(decision: Decision, found: Gathered, run: Run | None) -> pd.DataFrame:
     """One row per cell; with its image and the image's content where cells differ in them."""
-    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.cells]).rename(
-        columns={"left": "not_run"}
-    )
+    frame: pd.DataFrame = _frame(decision.cells).rename(columns={"left": "not_run"})
     config = found.config
     if run is None or config is None or not any(one.image for one in config.cells):
         return frame
@@ -356,10 +343,8 @@ def _shown(cells: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
-def _compared(decision: Decision) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.comparisons])
-    if not any(one.control for one in decision.comparisons):
-        frame = frame.drop(columns=OF_CONTROLS, errors="ignore")
+def _frame(rows: Sequence[Rate] | Sequence[Comparison]) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame([asdict(row) for row in rows])
     return frame
 
 
@@ -378,11 +363,12 @@ def _trials(trials: list[Trial]) -> pd.DataFrame:
     return ordered
 
 
-def _card(one: Rate) -> Card:
-    rate = "–" if one.rate is None else f"{one.rate:.1%}"
-    return Card(
-        one.name, rate, "tables/cells.csv", note=f"{one.fail} of {one.n}, [{one.low:.1%}, {one.high:.1%}]"
-    )
+def _card(rate: Rate) -> Card:
+    low, high = 100 * rate.low, 100 * rate.high
+    note = f"{rate.fail} of {rate.n}, [{low:.1f}, {high:.1f}] %"
+    if rate.rate is None:
+        return Card(rate.name, "–", "tables/cells.csv", note=note)
+    return Card(rate.name, f"{100 * rate.rate:.1f}", "tables/cells.csv", unit="%", note=note)
 
 
 def _intervals(decision: Decision, out: Path) -> Figure:

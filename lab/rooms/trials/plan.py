@@ -38,13 +38,10 @@ def plan(config: TrialsConfig, site: Site) -> Plan:
 
 
 def block(config: TrialsConfig, trial: int) -> list[Cell]:
-    """The cells in the order of this block: the same for the same seed.
-
-    In the first, controls come last: how much they are to be slowed is measured by then.
-    """
+    """The cells in the order of this block: the same for the same seed."""
     cells = list(config.cells)
     random.Random(f"{config.seed}:{trial}").shuffle(cells)
-    return cells if trial else sorted(cells, key=lambda one: one.slow_as is not None)
+    return cells
 
 
 def _step(config: TrialsConfig, order: int, trial: int, cell: Cell, num_gpus: int) -> Step:
@@ -96,8 +93,6 @@ def _notes(config: TrialsConfig) -> tuple[str, ...]:
             "cells without an image run in this environment: against them, an image differs in all that a "
             "container changes (variables, limits, the file system)"
         )
-    if any(one.slow_as for one in config.cells):
-        notes.append("a control runs only once its cell is seen to be slower, as slow as that was until then")
     if cells > 1:
         notes.append("whether a cell's own variables and arguments take effect in the command is not checked")
     return tuple(notes)

@@ -9,12 +9,9 @@ from lab.rooms.trials.config import (
     DECIDED,
     NEVER_RAN,
     NOT_RUN,
-    NOT_SLOWER,
     Trial,
     TrialsConfig,
-    controls_of,
 )
-from lab.rooms.trials.control import pause_for
 from lab.rooms.trials.failure import CANNOT_RUN
 from lab.rooms.trials.sprt import Sprt, first_answer
 from lab.rooms.trials.startable import differs_per_trial
@@ -37,12 +34,7 @@ def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
     """Why a further trial of this cell is not needed, by the rows so far; "": it is."""
     if never_ran(config, name, [row for row in rows if row.cell == name]):
         return NEVER_RAN
-    if not (config.stop or config.until or controls_of(config)):
-        return ""
-    cell = next(one for one in config.cells if one.name == name)
-    if name in ended(config, rows):
-        return DECIDED
-    return NOT_SLOWER if cell.slow_as and pause_for(config, cell, rows) is None else ""
+    return DECIDED if (config.stop or config.until) and name in ended(config, rows) else ""
 
 
 def never_ran(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> bool:
@@ -64,14 +56,11 @@ def ended(config: TrialsConfig, rows: Sequence[Trial]) -> set[str]:
         return set() if _answer(config, rows) == "undecided" else {config.baseline}
     if not config.stop:
         return set()
-    from lab.rooms.trials.decide import LESS, ONLY_SLOW, compared
+    from lab.rooms.trials.decide import LESS, compared
 
-    names = [one.name for one in config.cells]
-    found = compared(rows, names, config.baseline, controls_of(config))
-    done = {one.cell: one.verdict in (LESS, ONLY_SLOW) for one in found}
-    done.update({one.control: done[one.cell] for one in found if one.control})
-    done[config.baseline] = bool(found) and all(done.values())
-    return {name for name, is_done in done.items() if is_done}
+    comparisons = compared(rows, [cell.name for cell in config.cells], config.baseline)
+    done = {comparison.cell for comparison in comparisons if comparison.verdict == LESS}
+    return done | ({config.baseline} if done and len(done) == len(comparisons) else set())
 
 
 def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
