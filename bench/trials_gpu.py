@@ -48,8 +48,8 @@ def named() -> None:
 
     from lab.rooms.trials.replay.compare import compare
     from lab.rooms.trials.replay.page import where
-    from lab.rooms.trials.replay.read import files, read
-    from lab.rooms.trials.workload.replay.recorder import Recorder
+    from lab.rooms.trials.workload.replay.training import Training
+    from lab.workload.recorder.format import files_of, read
 
     class Rows(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -80,12 +80,12 @@ def named() -> None:
             x = torch.randn(shape, device="cuda", dtype=dtype)
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
             with tempfile.TemporaryDirectory() as folder:
-                recorder = Recorder(Path(folder), steps=1, repeats=3, level="op", leave=False)
+                recorder = Training(Path(folder), steps=1, repeats=3, level="op", leave=False)
                 recorder.start()
                 model(x).float().square().mean().backward()
                 optimizer.step()
                 recorder.stop(ended=True)
-                records = [read(path, "run-0") for path in files(Path(folder))]
+                records = [read(path, "run-0") for path in files_of(Path(folder))]
             found = compare(records)
             place = where(found.first) if found.first else "no difference"
             switched = found.first.source.switch if found.first and found.first.source else "-"
@@ -100,7 +100,7 @@ def named() -> None:
 def kernel() -> None:
     import torch
 
-    from lab.rooms.trials.workload.bits import Sums, plain_sum
+    from lab.workload.recorder.bits import Sums, plain_sum
 
     device = torch.device("cuda", 0)
     sums = Sums(device)
@@ -128,7 +128,7 @@ def kernel() -> None:
 def cost(tokens: int) -> None:
     """Steps with the recorder and without, in turns; the first of a turn is not counted."""
     from bench.nan_guard import mistral, now
-    from lab.rooms.trials.workload.replay.recorder import Recorder
+    from lab.rooms.trials.workload.replay.training import Training
 
     os.environ["LAB_BENCH_TOKENS"] = str(tokens)
     _model, optimizer, loss = mistral()
@@ -152,7 +152,7 @@ def cost(tokens: int) -> None:
                 took[way] += steps(1 + STEPS)[1:]
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                recorder = Recorder(Path(folder), steps=99, repeats=0, level="module", leave=False)
+                recorder = Training(Path(folder), steps=99, repeats=0, level="module", leave=False)
                 recorder.start()
                 try:
                     took[way] += steps(1 + STEPS)[1:]

@@ -30,7 +30,7 @@ def record(
     from lab.errors import needs
 
     with needs("workload"):
-        from lab.workload.same import recording
+        from lab.workload.recorder.record import recording
     return recording(model, Path(path), level, reference)
 
 
@@ -39,5 +39,5 @@ def nudged(model: Any, seed: int) -> AbstractContextManager[None]:
     from lab.errors import needs
 
     with needs("workload"):
-        from lab.workload.same import moved
+        from lab.workload.recorder.record import moved
     return moved(model, seed)

@@ -91,6 +91,8 @@ def _is_of_gpus(folder: Path) -> bool:
 
 def _is_replay(folder: Path) -> bool:
     from lab.rooms.trials.replay.config import CONFIG
-    from lab.rooms.trials.replay.read import PATTERN
+    from lab.workload.recorder.format import OF_STEPS
 
-    return (folder / CONFIG).is_file() or any(folder.glob(PATTERN)) or any(folder.glob(f"steps/*/{PATTERN}"))
+    return (
+        (folder / CONFIG).is_file() or any(folder.glob(OF_STEPS)) or any(folder.glob(f"steps/*/{OF_STEPS}"))
+    )

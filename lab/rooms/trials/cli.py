@@ -156,8 +156,7 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
 
     from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
-    from lab.rooms.trials.replay.config import ReplayConfig
-    from lab.rooms.trials.replay.plan import plan
+    from lab.rooms.trials.replay.config import ReplayConfig, plan
     from lab.rooms.trials.startable import refuse_missing
 
     options = options_of(ctx)
@@ -184,9 +183,9 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
 
 def _replayed(folder: Path) -> Path:
     from lab.errors import MissingError
-    from lab.rooms.trials.replay.read import PATTERN
+    from lab.workload.recorder.format import OF_STEPS
 
-    if not any(folder.glob(f"steps/*/{PATTERN}")):
+    if not any(folder.glob(f"steps/*/{OF_STEPS}")):
         raise MissingError(
             "no replay with records", location=folder, fix="name the run folder of a lab run replay"
         )

@@ -20,7 +20,7 @@ from lab.core.files import write_atomic
 from lab.errors import LabError
 from lab.gpus.meters import NvmlMeter
 from lab.rooms.trials.gpus.config import Check, Visit
-from lab.rooms.trials.workload.bits import Sums
+from lab.workload.recorder.bits import Sums
 
 PATTERN_SHARE = 0.2  # of the free memory that the memory check writes and reads
 

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 pytest.importorskip("pandas")
+from lab.rooms.trials.replay.read import read
+
 from lab.errors import BadDataError
 from lab.rooms.trials.replay.compare import compare
 from lab.rooms.trials.replay.page import answer, gather, missing, report, sentences
-from lab.rooms.trials.replay.read import read
 from lab.rooms.trials.replay.sources import source_of
 
 OPS = ("aten.mm.default", "aten.index_add_.default", "aten.add.Tensor")

@@ -1,4 +1,4 @@
-"""Starts of one trial: requeues are attempts, a node that goes down is a failure, a resumed one runs again."""
+"""Starts of one trial: requeues are attempts, a node that goes down is a failure, a resumed one is not."""
 
 from __future__ import annotations
 
