@@ -20,7 +20,7 @@ FORMAT = 2
 OF_STEPS = "bits_rank*.jsonl"  # what `training` writes into a folder
 OF_RANKS = "rank*.same.jsonl.gz"  # what `record` writes into a folder where there are several ranks
 DETERMINISTIC = 100  # attempts from this number on ran with deterministic algorithms
-MAX_LINE = 4 << 20  # bytes
+MAX_LINE = 1 << 20  # bytes
 MAX_ROWS = 5_000_000
 MAX_BYTES = 4 << 30  # unpacked: a small file can unpack to any size
 MAX_RANKS = 4096
@@ -123,16 +123,17 @@ def read(path: Path) -> Recording:
                 number, size = number + 1, size + len(line)
                 if len(line) > MAX_LINE or len(rows) > MAX_ROWS or size > MAX_BYTES:
                     raise BadDataError(f"line {number} is too long, or the file too large", location=path)
-                if number > 1 and not line.endswith(b"\n"):
-                    is_cut = not line.startswith(b'{"end"')
-                    if is_cut:
-                        break
-                if number == 1:
-                    meta = _checked_meta(msgspec.json.decode(line, type=_Meta).meta, path)
-                elif line.startswith(b'{"end"'):
-                    end = msgspec.json.decode(line, type=_End).end
-                else:
-                    rows.append(_checked(_rows.decode(line), path, number))
+                try:
+                    if number == 1:
+                        meta = _checked_meta(msgspec.json.decode(line, type=_Meta).meta, path)
+                    elif line.startswith(b'{"end"'):
+                        end = msgspec.json.decode(line, type=_End).end
+                    else:
+                        rows.append(_checked(_rows.decode(line), path, number))
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    if line.endswith(b"\n") or number == 1 or packed:
+                        raise
+                    is_cut = True  # a killed program's last line
     except IsADirectoryError as error:
         raise MissingError("this is a folder, not a recording", location=path, fix=WRITE) from error
     except FileNotFoundError as error:
@@ -160,8 +161,10 @@ def _checked(row: Row, path: Path, number: int) -> Row:
         raise BadDataError(
             f"line {number}: {len(row.sample)} samples at {len(row.sample_at)} places", location=path
         )
-    if min(row.nan, row.inf) < 0 or len(row.signed) > MAX_SIGNED:
-        raise BadDataError(f"line {number}: a count below 0, or too many sums", location=path, fix=WRITE)
+    has_values = row.l2 is not None or row.sample
+    if (has_values and not row.ck.strip()) or min(row.nan, row.inf) < 0 or len(row.signed) > MAX_SIGNED:
+        problem = f"line {number}: no checksum, a count below 0, or too many sums"
+        raise BadDataError(problem, location=path, fix=WRITE)
     texts = (row.op, row.module, row.node, row.dtype, row.kind, row.phase)
     if all(text.isprintable() for text in texts):
         return row
