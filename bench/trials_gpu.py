@@ -87,8 +87,8 @@ def named() -> None:
                 recorder.stop(ended=True)
                 records = [read(path, "run-0") for path in files_of(Path(folder))]
             found = compare(records)
-            place = where(found.first) if found.first else "no difference"
-            switched = found.first.source.switch if found.first and found.first.source else "-"
+            place = where(found.first_place) if found.first_place else "no difference"
+            switched = found.first_place.source.switch if found.first_place and found.first_place.source else "-"
             repeats = {True: "agree", False: "differ", None: "-"}[found.deterministic]
             print(f"{name}, deterministic {'on' if switch else 'off'}: {found.verdict}; {place}")
             print(f"   known switch: {switched}; repeats with deterministic algorithms: {repeats}")

@@ -200,8 +200,8 @@ def _verdict(
         blind=int(blind.sum()),
         blind_modules=sum(
             row.kind == "module" and row.phase == "fwd"  # a gradient may be nothing but noise by nature
-            for row, one in zip(rows_a, blind.tolist(), strict=True)
-            if one
+            for row, is_blind in zip(rows_a, blind.tolist(), strict=True)
+            if is_blind
         ),
     )
 

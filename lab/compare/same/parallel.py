@@ -182,8 +182,8 @@ def _wholes(row: Row, parts: Mapping[int, Row], world: int) -> Iterator[_Whole]:
         for rank, part in parts.items():
             pairs = zip(part.place, part.coordinate, strict=False)
             groups[tuple(index for name, index in pairs if name == "R")][rank] = part
-        known = all(name in ("R", "P") or name[0] == "S" for name in some_part.place) and some_part.signed
-        if known and some_part.full_shape == row.shape:
+        is_known = all(name in ("R", "P") or name[0] == "S" for name in some_part.place) and some_part.signed
+        if is_known and some_part.full_shape == row.shape:
             is_sum = "P" in some_part.place
             yield from (_added(g, [part.signed for part in g.values()], is_sum) for g in groups.values())
     elif some_part.shape == row.shape:
@@ -205,17 +205,17 @@ def _added(parts: Mapping[int, Row], sums: Sequence[Sequence[float | None]], is_
     return _Whole(signed, None if is_sum else squares, bad, tuple(parts))
 
 
-def _relative(row: Row, whole: _Whole, factor: float, size: float) -> float:
+def _relative(row: Row, together: _Whole, factor: float, size: float) -> float:
     """The difference to the twin's tensor, by sums under signs and by the norm, over `size`."""
-    if whole.bad != (row.nan, row.inf):
+    if together.bad != (row.nan, row.inf):
         return math.inf
     if row.l2 is None:
         return 0.0  # NaN or infinities in both, equally many
     twin_sums = [math.nan if value is None else value for value in row.signed]
-    off = [factor * ours - theirs for ours, theirs in zip(whole.signed, twin_sums, strict=True)]
+    off = [factor * sums - twin_sum for sums, twin_sum in zip(together.signed, twin_sums, strict=True)]
     change = math.sqrt(sum(value * value for value in off) / len(off)) if off else 0.0
-    if whole.squares is not None:
-        change = max(change, abs(factor * math.sqrt(whole.squares) - row.l2))
+    if together.squares is not None:
+        change = max(change, abs(factor * math.sqrt(together.squares) - row.l2))
     relative = change / size if size else (0.0 if change == 0 else math.inf)
     return relative if math.isfinite(relative) else math.inf
 
@@ -224,21 +224,21 @@ def _is_sum(row: Row, parts: Mapping[int, Row], limit: float, size: float) -> bo
     """Whether replicas are parts of a sum instead: together they are the twin's tensor."""
     if row.kind != "module" or any(part.place or part.shape != row.shape for part in parts.values()):
         return False
-    whole = _added(parts, [part.signed for part in parts.values()], True)
-    return len(parts) > 1 and _relative(row, whole, 1.0, size) <= limit
+    added = _added(parts, [part.signed for part in parts.values()], True)
+    return len(parts) > 1 and _relative(row, added, 1.0, size) <= limit
 
 
 def _explain(row: Row, off: Sequence[tuple[float, _Whole]], limit: float, world: int) -> str:
     if row.kind == "weight":
         return "weights differ before the step" if row.phase == "start" else "weights differ after the update"
-    apart = [whole for relative, whole in off if relative > limit]
+    apart = [together for relative, together in off if relative > limit]
     texts = [] if len(apart) == len(off) else ["the other ranks have it right"]
     twin_sums = [value or 0.0 for value in row.signed]
     squares = sum(value * value for value in twin_sums)
-    ours = apart[0].signed
+    sums = apart[0].signed
     if squares and row.l2 and len(apart) == len(off):
-        scale = sum(a * b for a, b in zip(ours, twin_sums, strict=True)) / squares
-        left = sum((a - scale * b) ** 2 for a, b in zip(ours, twin_sums, strict=True)) / squares
+        scale = sum(a * b for a, b in zip(sums, twin_sums, strict=True)) / squares
+        left = sum((a - scale * b) ** 2 for a, b in zip(sums, twin_sums, strict=True)) / squares
         if math.isfinite(left) and left < EXACT**4 and abs(scale - 1) > EXACT:
             texts.append(f"{scale:.4g} times the twin's")
     return "; ".join(texts)

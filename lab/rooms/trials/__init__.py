@@ -55,13 +55,13 @@ def spare(run: Run) -> Callable[[Step], str] | None:
     config = settings_of(run)
     if config.stop or config.until:
         return lambda step: why_not(config, str(step.labels["cell"]), ended_rows(run))
-    known: dict[str, str] = {}  # the first trials of a cell settle it
+    reasons: dict[str, str] = {}  # the first trials of a cell settle it
 
     def why(step: Step) -> str:
         cell = str(step.labels["cell"])
-        if cell not in known and (rows := rows_of_cell(run, cell)):
-            known[cell] = NEVER_RAN if never_ran(config, cell, rows) else ""
-        return known.get(cell, "")
+        if cell not in reasons and (rows := rows_of_cell(run, cell)):
+            reasons[cell] = NEVER_RAN if never_ran(config, cell, rows) else ""
+        return reasons.get(cell, "")
 
     return why
 

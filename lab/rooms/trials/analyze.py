@@ -85,11 +85,11 @@ def gather(run: Run) -> Gathered:
 
 
 def _never_ran(cell: str, trials: list[Trial]) -> str:
-    mine = [t for t in trials if t.cell == cell]
-    first = next(t for t in mine if t.reason != NEVER_RAN)
-    left = sum(t.reason == NEVER_RAN for t in mine)
+    rows = [t for t in trials if t.cell == cell]
+    example = next(t for t in rows if t.reason != NEVER_RAN)
+    left = sum(t.reason == NEVER_RAN for t in rows)
     return (
-        f"{cell}: {first.reason}; {plural(left, 'further trial')} would end so, too: mend the command and "
+        f"{cell}: {example.reason}; {plural(left, 'further trial')} would end so, too: mend the command and "
         "start a new run (what is your failure counts where --fail names it: exit==127, /No module/)"
     )
 
@@ -149,8 +149,8 @@ def _row(run: Run, record: StepRecord) -> Trial:
 def _is_as_it_was(run: Run, record: StepRecord) -> bool:
     """Whether the row is the one that the trial left: another trial, or a person, may have written there."""
     name = f"{record.step.folder}/{RESULT}"
-    known = record.files.get(name)
-    return known is None or known.sha256 == sha256_of(run.root / name)
+    record_of_file = record.files.get(name)
+    return record_of_file is None or record_of_file.sha256 == sha256_of(run.root / name)
 
 
 def read_table(path: Path) -> Gathered:
@@ -161,20 +161,22 @@ def read_table(path: Path) -> Gathered:
     trials: list[Trial] = []
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            for at, row in enumerate(csv.DictReader(file), start=2):
-                if at > MOST_ROWS:
+            for line, row in enumerate(csv.DictReader(file), start=2):
+                if line > MOST_ROWS:
                     raise BadDataError(f"more than {MOST_ROWS:,} trials", location=path)
-                trials.append(_of_row(row, path, at))
+                trials.append(_of_row(row, path, line))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadDataError(f"not a table of trials: {error}", location=path) from error
     if not trials:
         raise BadDataError("no trials in this table", location=path)
-    seen: set[tuple[str, int]] = set()
-    for at, one in enumerate(trials, start=2):
-        if (one.cell, one.trial) in seen:
-            raise BadDataError(f"trial {one.trial} of {one.cell!r} is there twice", location=f"{path}:{at}")
-        seen.add((one.cell, one.trial))
-    names = list(dict.fromkeys(one.cell for one in trials))
+    names_of_trials: set[tuple[str, int]] = set()
+    for line, trial in enumerate(trials, start=2):
+        if (trial.cell, trial.trial) in names_of_trials:
+            raise BadDataError(
+                f"trial {trial.trial} of {trial.cell!r} is there twice", location=f"{path}:{line}"
+            )
+        names_of_trials.add((trial.cell, trial.trial))
+    names = list(dict.fromkeys(trial.cell for trial in trials))
     baseline = next((name for name in ("none", "baseline") if name in names), names[0])
     return Gathered(trials, names, baseline, None)
 
@@ -201,7 +203,7 @@ def _moment(text: str) -> str:
         return ""
 
 
-def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
+def _of_row(row: dict[str, Any], path: Path, line: int) -> Trial:
     try:
         verdict = row["verdict"]
         if verdict not in (*VERDICTS, NOT_RUN):
@@ -228,4 +230,4 @@ def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
             log=row.get("log") or "",
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadDataError(f"not a trial: {error}", location=f"{path}:{at}") from error
+        raise BadDataError(f"not a trial: {error}", location=f"{path}:{line}") from error

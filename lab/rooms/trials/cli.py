@@ -109,11 +109,11 @@ def _refuse_missing(config: TrialsConfig, options: Options, root: Path) -> None:
 
     if options.engine not in (None, "local"):
         return
-    for one in config.cells:
-        if not (one.image or config.image):
-            env, cwd = {**os.environ, **one.env}, Path(config.cwd or root)
-            words = [word.replace("{cell}", one.name) for word in (*config.command, *one.args)]
-            refuse_missing(words, env, cwd, one.name if len(config.cells) > 1 else "")
+    for cell in config.cells:
+        if not (cell.image or config.image):
+            env, cwd = {**os.environ, **cell.env}, Path(config.cwd or root)
+            words = [word.replace("{cell}", cell.name) for word in (*config.command, *cell.args)]
+            refuse_missing(words, env, cwd, cell.name if len(config.cells) > 1 else "")
 
 
 def _of_gpus(flags: dict[str, Any], options: Options) -> Experiment:
@@ -253,23 +253,23 @@ def _folder(of_cells: Sequence[str | None], image: str | None) -> str | None:
 
     Raises UsageError where images of cells cannot get it: cells would run in different folders.
     """
-    here = Path.cwd()
+    folder = Path.cwd()
     if image is None and not any(of_cells):
-        return str(here)
+        return str(folder)
     from lab.engines.docker.refusals import refuse_system_folder
     from lab.errors import UsageError
 
     try:
-        refuse_system_folder(here.resolve(), "the folder of the command")
+        refuse_system_folder(folder.resolve(), "the folder of the command")
     except UsageError as error:
         if any(of_cells):
             raise UsageError(
                 "the command runs in this folder, which cannot be mounted into the containers of its cells",
-                location=here,
+                location=folder,
                 fix="start lab in the folder of your program, not in a home or a system folder",
             ) from error
         return None
-    return str(here.resolve())
+    return str(folder.resolve())
 
 
 def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
@@ -281,8 +281,8 @@ def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
     from lab.rooms.trials.rows import read_settings, read_trial
 
     folder: Path = flags["again"]
-    given = ("cells", "baseline", "fail", "stop", "until", "was", "fixed_at", "seed", "command")
-    if any(flags[name] for name in given):
+    taken = ("cells", "baseline", "fail", "stop", "until", "was", "fixed_at", "seed", "command")
+    if any(flags[name] for name in taken):
         raise UsageError(
             "--again takes command, cell and seed from the earlier run", fix="give -n alone with it"
         )

@@ -64,8 +64,8 @@ class TrialsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def seed_of(config: TrialsConfig, trial: int, cell: Cell) -> int:
     """Trials of one block share a seed, so that cells meet the same draws; unless a cell has its own."""
-    first = config.seed if cell.seed is None else cell.seed
-    return first if config.same_seed else first + trial
+    first_seed = config.seed if cell.seed is None else cell.seed
+    return first_seed if config.same_seed else first_seed + trial
 
 
 def words_of(config: TrialsConfig, cell: Cell, trial: int) -> list[str]:

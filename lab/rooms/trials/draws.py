@@ -95,9 +95,9 @@ def _centred(columns: np.ndarray, group: Group) -> np.ndarray:
     """Values from their cell's mean (blocks x cells, k), at most 1."""
     values: np.ndarray = np.concatenate([columns, np.full((1, columns.shape[1]), np.nan)])[group.rows]
     # What a cell without a judged trial measured says nothing; its residuals are 0.
-    known = ~np.isnan(values)
-    means = np.where(known, values, 0).sum(axis=0) / np.maximum(1, known.sum(axis=0))
-    centred = np.where(known, values - means, 0.0).reshape(-1, columns.shape[1])
+    measured = ~np.isnan(values)
+    means = np.where(measured, values, 0).sum(axis=0) / np.maximum(1, measured.sum(axis=0))
+    centred = np.where(measured, values - means, 0.0).reshape(-1, columns.shape[1])
     largest = np.abs(centred).max(axis=0)
     return centred / np.where(largest > 0, largest, 1.0)
 
@@ -141,5 +141,5 @@ def worst_of_p(observed: np.ndarray, drawn: np.ndarray) -> tuple[float | None, n
     scores, shuffles = (observed - middle) / unit, (drawn - middle) / unit
     # The observed order must count as one of the shuffles, however its values were summed.
     largest, furthest = shuffles.max(axis=1) + SLACK, np.abs(shuffles).max(axis=1) + SLACK
-    each = (1 + (largest >= scores[:, None]).sum(axis=1)) / (1 + len(drawn))
-    return float((1 + (furthest >= np.abs(scores).max()).sum()) / (1 + len(drawn))), each
+    p_of_each = (1 + (largest >= scores[:, None]).sum(axis=1)) / (1 + len(drawn))
+    return float((1 + (furthest >= np.abs(scores).max()).sum()) / (1 + len(drawn))), p_of_each

@@ -47,7 +47,7 @@ def block(config: TrialsConfig, trial: int) -> list[Cell]:
 def _step(config: TrialsConfig, order: int, trial: int, cell: Cell, num_gpus: int) -> Step:
     name = f"{cell.name}-{trial:04d}"
     folder = f"steps/{name}"
-    where = ("--cell", cell.name, "--trial", str(trial), "--order", str(order))
+    place = ("--cell", cell.name, "--trial", str(trial), "--order", str(order))
     in_image = cell.image or config.image
     cwd = SOURCE if in_image and config.cwd else config.cwd
     return Step(
@@ -59,7 +59,7 @@ def _step(config: TrialsConfig, order: int, trial: int, cell: Cell, num_gpus: in
         image=cell.image,
         source=config.cwd if in_image else None,
         argv=(
-            *("python", "-m", "lab.rooms.trials.workload", "--config", CONFIG, *where, "--out", folder),
+            *("python", "-m", "lab.rooms.trials.workload", "--config", CONFIG, *place, "--out", folder),
             *(("--cwd", cwd) if cwd else ()),
         ),
         timeout_s=None if config.trial_timeout_s is None else config.trial_timeout_s + GRACE_S,

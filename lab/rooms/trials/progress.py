@@ -23,11 +23,11 @@ def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
         return _until(config, rows)
     counts = {one.name: _counts(rows, one.name) for one in config.cells}
     left = config.trials * len(config.cells) - len(rows)
-    said = ", ".join(f"{name} {fail}/{n}" for name, (fail, n) in counts.items())
-    done = ended(config, rows)
-    open_cells = [one.name for one in config.cells if config.stop and one.name not in done]
+    counted = ", ".join(f"{name} {fail}/{n}" for name, (fail, n) in counts.items())
+    ended_cells = ended(config, rows)
+    open_cells = [one.name for one in config.cells if config.stop and one.name not in ended_cells]
     wanted = f" at most; still open: {', '.join(open_cells)}" if open_cells else ""
-    return f"{said} failed; {plural(left, 'trial')} left{wanted}" if left else f"{said} failed"
+    return f"{counted} failed; {plural(left, 'trial')} left{wanted}" if left else f"{counted} failed"
 
 
 def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
@@ -59,8 +59,8 @@ def ended(config: TrialsConfig, rows: Sequence[Trial]) -> set[str]:
     from lab.rooms.trials.decide import LESS, compared
 
     comparisons = compared(rows, [cell.name for cell in config.cells], config.baseline)
-    done = {comparison.cell for comparison in comparisons if comparison.verdict == LESS}
-    return done | ({config.baseline} if done and len(done) == len(comparisons) else set())
+    decided = {comparison.cell for comparison in comparisons if comparison.verdict == LESS}
+    return decided | ({config.baseline} if decided and len(decided) == len(comparisons) else set())
 
 
 def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
@@ -69,11 +69,14 @@ def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
     Trials that fail end sooner, or later, than those that pass: of several at a time, the ones that have
     ended are no fair sample.
     """
-    there: dict[str, set[int]] = {}
+    ended_trials: dict[str, set[int]] = {}
     for row in rows:
-        there.setdefault(row.cell, set()).add(row.trial)
-    first = {cell: next(n for n in range(len(known) + 1) if n not in known) for cell, known in there.items()}
-    return [row for row in rows if row.trial < first[row.cell]]
+        ended_trials.setdefault(row.cell, set()).add(row.trial)
+    first_gap = {
+        cell: next(n for n in range(len(trials) + 1) if n not in trials)
+        for cell, trials in ended_trials.items()
+    }
+    return [row for row in rows if row.trial < first_gap[row.cell]]
 
 
 def _until(config: TrialsConfig, rows: Sequence[Trial]) -> str:

@@ -91,7 +91,7 @@ class Finding:
     """All that the records say. deterministic: repeats with deterministic algorithms agreed."""
 
     verdict: Verdict
-    first: Divergence | None
+    first_place: Divergence | None
     divergences: list[Divergence]
     repeats_agree: bool | None = None
     deterministic: bool | None = None
@@ -127,13 +127,13 @@ def compare(records: Sequence[Record]) -> Finding:
         ranks = next(iter(runs.values()))
         unseeded = sorted({name for rank in ranks for name in _random_differs(runs, rank, 1)})
         return Finding("bitwise", None, random_differs=unseeded, **shared)
-    first = divergences[0]
+    place = divergences[0]
     return Finding(
-        _verdict(first, divergences, runs, groups),
-        first,
+        _verdict(place, divergences, runs, groups),
+        place,
         deterministic=_deterministic(records, divergences),
         same_batches=_same_batches(records),
-        random_differs=_random_differs(runs, first.rank, first.step),
+        random_differs=_random_differs(runs, place.rank, place.step),
         **shared,
     )
 
@@ -200,9 +200,9 @@ def _first_difference(
 
 
 def _between_runs(runs: Runs) -> list[Divergence]:
-    (base_run, base_ranks), *others = runs.items()
+    (base_run, base_ranks), *head_runs = runs.items()
     divergences = []
-    for run, ranks in others:
+    for run, ranks in head_runs:
         for rank, record in ranks.items():
             base = base_ranks.get(rank)
             if base is None:
@@ -334,11 +334,11 @@ def _groups(runs: Runs) -> list[list[str]]:
 
 
 def _verdict(
-    first: Divergence, divergences: Sequence[Divergence], runs: Runs, groups: Sequence[Sequence[str]]
+    place: Divergence, divergences: Sequence[Divergence], runs: Runs, groups: Sequence[Sequence[str]]
 ) -> Verdict:
-    if first.row.kind == "input":
+    if place.row.kind == "input":
         return "input pipeline"
-    if first.kind == "ranks":
+    if place.kind == "ranks":
         return "machine-to-machine"
     if any(place.kind == "repeats" for place in divergences):
         return "run-to-run"  # it differs where nothing but time has changed

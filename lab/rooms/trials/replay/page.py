@@ -193,8 +193,8 @@ def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
     again = f", {plural(finding.repeats, 'repeat')} of steps" if finding.repeats else ""
     if finding.verdict == "nothing seen":
         return ["Nothing was seen: no training step was recorded."]
-    first = finding.first
-    if first is None:
+    place = finding.first_place
+    if place is None:
         drawn = ", ".join(finding.random_differs)
         unseeded = f"Random numbers of {drawn} are not seeded; nothing that was recorded drew them."
         return [
@@ -202,31 +202,31 @@ def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
             f"A rate of differing runs of up to {1 - 0.05 ** (1 / max(1, runs)):.0%} stays possible.",
             *([unseeded] if drawn else []),
         ]
-    lines = [f"{finding.verdict}: first difference at {place_text(first)}."]
-    lines.append(f"Compared: {first.between[0]} with {first.between[1]} ({covered}{again}).")
-    lines += _cause(finding, first)
+    lines = [f"{finding.verdict}: first difference at {place_text(place)}."]
+    lines.append(f"Compared: {place.between[0]} with {place.between[1]} ({covered}{again}).")
+    lines += _cause(finding, place)
     if len(finding.groups) > 1 and runs > 2:
         agree = [f"{', '.join(group)} agree" for group in finding.groups if len(group) > 1]
         lines.append(f"{'; '.join(agree) or 'No two runs agree'}.")
     if finding.deterministic is not None:
         did = "repeat" if finding.deterministic else "still differ"
         lines.append(f"With deterministic algorithms the repeats of step 1 {did}.")
-    if finding.repeats_agree and first.kind == "runs":
-        lines.append(_of_repeats(first))
+    if finding.repeats_agree and place.kind == "runs":
+        lines.append(_of_repeats(place))
     return lines
 
 
-def _of_repeats(first: Divergence) -> str:
+def _of_repeats(place: Divergence) -> str:
     """What it says that the repeats inside one process agree: of the model's forward and backward alone."""
-    is_repeated = first.direction == "forward" or (
-        first.direction == "backward" and first.equal_inputs is True
+    is_repeated = place.direction == "forward" or (
+        place.direction == "backward" and place.equal_inputs is True
     )
     if not is_repeated:
         return (
             "Forward and backward repeat inside one process; what comes before and after them (data, loss, "
             "collectives, update) does not run again."
         )
-    hint = " (such as the order of a set: PYTHONHASHSEED=0)" if first.equal_inputs is False else ""
+    hint = " (such as the order of a set: PYTHONHASHSEED=0)" if place.equal_inputs is False else ""
     return f"Inside one process the same step repeats: the difference needs another process{hint}."
 
 
@@ -246,21 +246,21 @@ def _kind(place: Divergence) -> str:
     return KINDS.get(row.kind, shown(row.kind))
 
 
-def _cause(finding: Finding, first: Divergence) -> list[str]:
-    row, lines = first.row, []
-    if first.instead:
+def _cause(finding: Finding, place: Divergence) -> list[str]:
+    row, lines = place.row, []
+    if place.instead:
         lines.append("The other run did something else here: its control flow differs.")
-    lines += _of_inputs(finding, first)
+    lines += _of_inputs(finding, place)
     if finding.verdict == "input pipeline":
         same = "the same batches in another order" if finding.same_batches else "other batches"
         lines.append(f"The runs were given {same}; weights were equal until then.")
     if row.kind == "weight" and row.phase == "start":
         lines.append(
             "The weights differed before the first step: their initialisation or checkpoint differs."
-            if first.step == 1
+            if place.step == 1
             else "The weights were changed after the update before, by something other than the optimizer."
         )
-    if row.kind == "weight" and row.phase == "update" and first.kind == "runs":
+    if row.kind == "weight" and row.phase == "update" and place.kind == "runs":
         lines.append(
             "The gradients of this update had equal bits: the optimizer's settings (its rate, say) or state "
             "differ, or its own operators do not repeat."
@@ -268,22 +268,22 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
     if row.kind == "used":
         lines.append(
             "It was changed between the backward and the update, by code that is not recorded there: "
-            "clipping, the program itself, or a collective that is not torch.distributed's." + _of_used(first)
+            "clipping, the program itself, or a collective that is not torch.distributed's." + _of_used(place)
         )
     drawn = [name for name in finding.random_differs if row.kind == "input" or name in ("torch", "cuda")]
     if drawn and (row.random or row.kind in ("input", "weight")):
         lines.append(f"Random numbers of {', '.join(drawn)} differed when that step began: not seeded.")
-    elif finding.random_differs and first.equal_inputs is False and first.kind == "runs":
+    elif finding.random_differs and place.equal_inputs is False and place.kind == "runs":
         names = ", ".join(finding.random_differs)
         lines.append(
             f"Random numbers of {names} differed when that step began, not seeded: perhaps one of them."
         )
-    if first.equal_inputs is not False and first.source is not None:
-        lines.append(f"Known: {first.source.why}. Switch: {first.source.switch}.")
-    elif first.equal_inputs is not False and row.kind in ("op", "comm"):
+    if place.equal_inputs is not False and place.source is not None:
+        lines.append(f"Known: {place.source.reason}. Switch: {place.source.switch}.")
+    elif place.equal_inputs is not False and row.kind in ("op", "comm"):
         lines.append("No known source of differences: a custom operator, a race, or a fault of the hardware.")
-    if first.kind == "ranks":
-        is_open = "others" not in first.between[1]
+    if place.kind == "ranks":
+        is_open = "others" not in place.between[1]
         lines.append(f"Replicas must agree here{'; which of two is wrong is open' if is_open else ''}.")
     elif any(place.once and place.row == row for place in finding.divergences):
         lines.append(
@@ -292,22 +292,22 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
     return lines
 
 
-def _of_inputs(finding: Finding, first: Divergence) -> list[str]:
+def _of_inputs(finding: Finding, place: Divergence) -> list[str]:
     """Whether the difference came in or was made here."""
-    is_collective = first.row.kind == "comm"
-    if first.inputs_of:
+    is_collective = place.row.kind == "comm"
+    if place.inputs_of:
         return [
-            f"It is a collective whose inputs differed on {_on(first.inputs_of, first.ranks)}: the "
+            f"It is a collective whose inputs differed on {_on(place.inputs_of, place.ranks)}: the "
             "difference is made there, in code before it that is not seen, and reaches the others through it."
         ]
-    if first.equal_inputs and is_collective and first.ranks > 1:
+    if place.equal_inputs and is_collective and place.ranks > 1:
         return [
-            f"The inputs of all {first.ranks} ranks had equal bits and the output differs on "
-            f"{_on(first.outputs_of, first.ranks)}: the difference is made in the collective."
+            f"The inputs of all {place.ranks} ranks had equal bits and the output differs on "
+            f"{_on(place.outputs_of, place.ranks)}: the difference is made in the collective."
         ]
-    if first.equal_inputs:
+    if place.equal_inputs:
         return ["Its inputs had equal bits, so the difference is made here."]
-    if first.equal_inputs is None:
+    if place.equal_inputs is None:
         unknown = "Whether the inputs of all ranks were equal is not known: some ranks have no record of it."
         return [unknown] if is_collective else []
     lines = [
@@ -327,37 +327,37 @@ def _on(ranks: Sequence[int], of: int) -> str:
     return f"rank {few} alone" if len(ranks) == 1 else f"ranks {few}"
 
 
-def _of_used(first: Divergence) -> str:
-    if first.ranks < 2:
+def _of_used(place: Divergence) -> str:
+    if place.ranks < 2:
         return ""
-    if len(first.outputs_of) == first.ranks:
-        return f" It differs on all {first.ranks} ranks: on which of them that began is not seen."
-    return f" It differs on {_on(first.outputs_of, first.ranks)}."
+    if len(place.outputs_of) == place.ranks:
+        return f" It differs on all {place.ranks} ranks: on which of them that began is not seen."
+    return f" It differs on {_on(place.outputs_of, place.ranks)}."
 
 
 def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
     """What scripts rely on."""
-    first, place = finding.first, None
-    if first is not None:
-        source = first.source if first.equal_inputs is not False else None
-        place = {
-            "step": first.step,
-            "rank": first.rank,
-            "module": first.row.module,
-            "direction": first.direction,
-            "kind": first.row.kind,
-            "op": first.row.op,
-            "node": first.row.node,
-            "equal_inputs": first.equal_inputs,
-            "inputs_differ_on": list(first.inputs_of),
-            "outputs_differ_on": list(first.outputs_of),
-            "compared": first.kind,
-            "why": source.why if source else None,
+    place, fields = finding.first_place, None
+    if place is not None:
+        source = place.source if place.equal_inputs is not False else None
+        fields = {
+            "step": place.step,
+            "rank": place.rank,
+            "module": place.row.module,
+            "direction": place.direction,
+            "kind": place.row.kind,
+            "op": place.row.op,
+            "node": place.row.node,
+            "equal_inputs": place.equal_inputs,
+            "inputs_differ_on": list(place.inputs_of),
+            "outputs_differ_on": list(place.outputs_of),
+            "compared": place.kind,
+            "why": source.reason if source else None,
             "switch": source.switch if source else None,
         }
     return {
         "replay": finding.verdict,
-        "first": place,
+        "first": fields,
         "deterministic": finding.deterministic,
         "runs": len({record.run for record in records}),
         "ranks": len({record.rank for record in records}),
@@ -411,11 +411,11 @@ def _ranks(records: Sequence[Record]) -> pd.DataFrame:
 
 def _cards(finding: Finding) -> list[Card]:
     cards = [Card("Verdict", finding.verdict, "tables/records.csv")]
-    if finding.first is not None:
-        first = finding.first
-        note = f"{first.row.module or 'model'}, {first.direction}"
-        place = f"step {first.step}, rank {first.rank}"
-        cards.append(Card("First difference", place, "tables/divergences.csv", note=note))
+    if finding.first_place is not None:
+        place = finding.first_place
+        note = f"{place.row.module or 'model'}, {place.direction}"
+        text = f"step {place.step}, rank {place.rank}"
+        cards.append(Card("First difference", text, "tables/divergences.csv", note=note))
     cards.append(Card("Steps", str(finding.steps), "tables/records.csv", note=f"{finding.repeats} repeats"))
     cards.append(Card("Tensors", f"{finding.rows:,}", "tables/records.csv"))
     return cards

@@ -260,8 +260,8 @@ def _run(
         )
     except OSError as error:
         lasting = error.errno in NOT_THERE  # and no shortage of memory or processes
-        why = f"{CANNOT_RUN if lasting else 'no start'}: {words[0]}: {error.strerror}"
-        return CANNOT_START, False, why, ""
+        reason = f"{CANNOT_RUN if lasting else 'no start'}: {words[0]}: {error.strerror}"
+        return CANNOT_START, False, reason, ""
     guard = Guard(child, limit_s, stopped)
     is_judged = guard.while_judged(reader)
     if stopped:

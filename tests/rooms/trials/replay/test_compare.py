@@ -75,8 +75,8 @@ def test_equal_records_are_bitwise(tmp_path):
 def test_the_operator_that_differs_on_equal_inputs_is_named_with_its_switch(tmp_path):
     records = of(tmp_path, {}, {"change": [(2, 0, 1)]})
     finding = compare(records)
-    assert finding.verdict == "run-to-run" and finding.first.equal_inputs is True
-    assert (finding.first.step, finding.first.event.m) == (2, "blocks.0")
+    assert finding.verdict == "run-to-run" and finding.first_place.equal_inputs is True
+    assert (finding.first_place.step, finding.first_place.event.m) == (2, "blocks.0")
     assert any("use_deterministic_algorithms" in text for text in sentences(finding, records))
 
 
@@ -87,7 +87,7 @@ def test_an_operator_that_was_given_other_numbers_is_not_blamed_for_them(tmp_pat
     records[1].events[2] = given
     finding = compare(records)
     text = " ".join(sentences(finding, records))
-    assert finding.first.event.name == OPS[1] and finding.first.equal_inputs is False
+    assert finding.first_place.event.name == OPS[1] and finding.first_place.equal_inputs is False
     assert "made in code before it that is not seen" in text and "Known:" not in text
     assert answer(finding, records)["first"]["switch"] is None
     state = {"s": 1, "k": 0, "p": "start", "kind": "random", "name": "python", "m": ""}
@@ -138,14 +138,18 @@ def test_a_repeat_that_differs_on_one_machine_is_run_to_run_though_machines_diff
     records = of(tmp_path, {"repeats": (1, 2)}, {"host": "b", "repeats": (1, 2), "change": [(1, 1, 2)]})
     finding = compare(records)
     assert finding.verdict == "run-to-run" and finding.repeats_agree is False
-    assert finding.first.kind == "repeats" and finding.first.event.name == "aten.add.Tensor"
+    assert finding.first_place.kind == "repeats" and finding.first_place.event.name == "aten.add.Tensor"
 
 
 def test_a_replica_whose_weights_differ_is_named_without_a_second_run(tmp_path):
     ranks = [{"rank": r, "world": 3, "replicated": True, "run": "run-0"} for r in range(3)]
     ranks[2]["change"] = [(2, 0, 2)]
     finding = compare(of(tmp_path, *ranks))
-    assert (finding.verdict, finding.first.kind, finding.first.rank) == ("machine-to-machine", "ranks", 2)
+    assert (finding.verdict, finding.first_place.kind, finding.first_place.rank) == (
+        "machine-to-machine",
+        "ranks",
+        2,
+    )
 
 
 def test_another_operator_in_one_run_is_a_difference(tmp_path):
@@ -153,7 +157,7 @@ def test_another_operator_in_one_run_is_a_difference(tmp_path):
     for order in ((0, 1), (1, 0)):
         runs = [{}, {"more": [extra]}]
         finding = compare(of(tmp_path, *(dict(runs[at]) for at in order)))
-        assert finding.first.event.name == "aten.mul.Tensor" and finding.first.other
+        assert finding.first_place.event.name == "aten.mul.Tensor" and finding.first_place.other
 
 
 def test_the_same_batches_in_another_order_are_told_from_other_batches(tmp_path):
@@ -164,7 +168,7 @@ def test_the_same_batches_in_another_order_are_told_from_other_batches(tmp_path)
     assert finding.verdict == "input pipeline" and finding.same_batches
     b.write_text(a.read_text().replace('"b2"', '"other"'))
     finding = compare([read(a, "run-0"), read(b, "run-1")])
-    assert finding.verdict == "input pipeline" and finding.first.step == 2 and not finding.same_batches
+    assert finding.verdict == "input pipeline" and finding.first_place.step == 2 and not finding.same_batches
 
 
 def test_records_without_a_value_are_nothing_seen_and_no_all_clear(tmp_path):
@@ -227,7 +231,7 @@ def reduced(tmp_path, given, out, ranks=(0, 1), world=2):
             runs.append({"rank": rank, "world": world, "run": f"run-{run}", "more": [event]})
     records = of(tmp_path, *runs)
     finding = compare(records)
-    return finding.first, " ".join(sentences(finding, records)), answer(finding, records)["first"]
+    return finding.first_place, " ".join(sentences(finding, records)), answer(finding, records)["first"]
 
 
 def test_a_collective_that_gets_other_numbers_from_one_rank_is_not_blamed_on_the_others(tmp_path):
@@ -267,7 +271,7 @@ def test_of_a_collective_without_the_record_of_a_rank_the_inputs_are_not_known(t
     ],
 )
 def test_known_sources_are_matched(op, word):
-    assert word in source_of(op).why
+    assert word in source_of(op).reason
 
 
 @pytest.mark.parametrize("op", ["aten.add.Tensor", "mylib.atomic_add.default", "aten.relu.default", ""])

@@ -37,7 +37,7 @@ from lab.rooms.trials.workload.replay.repeat import (
     set_random,
 )
 from lab.workload.recorder.format import DETERMINISTIC, OF_STEPS
-from lab.workload.recorder.recorder import Recorder, is_compiling, owner_of, ranks, tensors_in
+from lab.workload.recorder.recorder import Recorder, is_compiling, owner_of, plain_name, ranks, tensors_in
 from lab.workload.recorder.rows import Rows
 
 # What torch warns of where it would raise if it might.
@@ -269,8 +269,7 @@ class Training(Recorder):
         self._versions = {id(known): _version(known) for known in self._roots}
         if self.step == 1 or self._versions != self._updated:
             self._weights()  # the first, or changed since the update by something else
-        buffers = [(name, buffer) for name, buffer in root.named_buffers() if buffer is not None]
-        self.rows_of("buffer", buffers, "start")
+        self.rows_of("buffer", [(plain_name(n, root), buffer) for n, buffer in root.named_buffers()], "start")
         batch = tensors_in((args, kwargs))
         for index, (tensor, slot) in enumerate(zip(batch, self.bits(batch), strict=True)):
             self.row("input", "batch", tensor, slot, out=index, phase="start")
@@ -287,10 +286,10 @@ class Training(Recorder):
         self._roots.append(root)
         self._versions[id(root)] = _version(root)
         self.name_modules(root, prefix)
-        for name, weight in root.named_parameters():
+        for name, weight in self._named(root):
             if weight.requires_grad and weight.is_leaf:
 
-                def accumulated(weight: Tensor, name: str = prefix + name) -> None:
+                def accumulated(weight: Tensor, name: str = name) -> None:
                     if not self.thread.busy and self._open and weight.grad is not None:
                         self._see_gradient(weight, weight.grad, name)
 
@@ -416,11 +415,16 @@ class Training(Recorder):
                 os._exit(0)
 
     def _weights(self) -> None:
-        self.rows_of("weight", [pair for root in self._roots for pair in root.named_parameters()], self.phase)
+        self.rows_of("weight", [pair for root in self._roots for pair in self._named(root)], self.phase)
+
+    def _named(self, root: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        """The weights of a root; of a second model with its prefix."""
+        prefix = f"{type(root).__name__}{self._roots.index(root) + 1}." if root is not self._roots[0] else ""
+        return [(prefix + plain_name(name, root), weight) for name, weight in root.named_parameters()]
 
     def _grads(self, kind: str, *, only_changed: bool = False) -> None:
         """Every gradient; or those that something changed since their backward, as a collective does."""
-        weights = [pair for root in self._roots for pair in root.named_parameters()]
+        weights = [pair for root in self._roots for pair in self._named(root)]
         with_grad = [(name, weight, weight.grad) for name, weight in weights if weight.grad is not None]
         versions = {id(weight): (id(grad), grad._version) for _, weight, grad in with_grad}
         named = [

@@ -68,7 +68,7 @@ def test_sharded_models_are_compared_and_the_first_place_of_a_disturbed_rank_is_
     clean = compare(records(tmp_path / "clean"))
     assert (clean.verdict, clean.first, clean.steps, clean.repeats) == ("bitwise", None, 3, 2 * 2 * 3)
     for name in ("planted", "coarse"):
-        first = compare(records(tmp_path / name)).first
+        first = compare(records(tmp_path / name)).first_place
         assert (first.step, first.rank, first.direction) == (STEP, 1, "forward"), name
         assert first.row.module == "3", name
     names = {row.op for one in records(tmp_path / "clean") for row in one.recording.rows}

@@ -26,7 +26,7 @@ def records(folder, runs=2):
 
 
 def named(finding):
-    first = finding.first
+    first = finding.first_place
     row = first.row
     return finding.verdict, first.step, first.rank, row.module, first.direction, row.kind, row.op
 
@@ -50,7 +50,7 @@ def test_a_job_without_a_plant_is_bitwise_and_its_repeats_too(tmp_path):
     for run in range(3):
         train(tmp_path / f"run-{run}", "none", where=0, step=1, seed=7, run=run, repeats=2)
     finding = compare(records(tmp_path, 3))
-    assert finding.verdict == "bitwise" and finding.first is None and finding.repeats_agree
+    assert finding.verdict == "bitwise" and finding.first_place is None and finding.repeats_agree
     assert (
         finding.steps == 3
         and finding.repeats == 3 * 3 * 2
@@ -94,7 +94,7 @@ def test_repeats_with_deterministic_algorithms_are_judged_though_runs_differ_too
     for run in range(2):
         train(tmp_path / f"run-{run}", "atomic", where=0, step=1, seed=2, run=run)
     finding = compare(records(tmp_path))
-    assert finding.first.kind == "runs" and finding.repeats_agree is False
+    assert finding.first_place.kind == "runs" and finding.repeats_agree is False
     assert finding.deterministic is False  # the planted operator knows nothing of the switch
 
 
@@ -206,4 +206,4 @@ def test_of_an_all_reduce_by_hand_the_rank_is_named_on_which_the_difference_bega
         text = " ".join(sentences(found, records(tmp_path / name)))
         wanted = {"before": "inputs differed on rank 1 alone", "after": "It differs on rank 1 alone"}[name]
         assert wanted in text
-        assert ("allreduce" in place_text(found.first)) == (name == "before")
+        assert ("allreduce" in place_text(found.first_place)) == (name == "before")

@@ -142,7 +142,7 @@ def evaluation_between():
 def test_equal_runs_agree_and_every_step_repeats(job, tmp_path):
     finding, records = twice(tmp_path, job)
     assert finding.verdict == "bitwise" and finding.repeats == 2 * 2, (
-        finding.first,
+        finding.first_place,
         records[0].recording.end,
     )
     assert finding.repeats_agree and finding.steps == 2
@@ -382,7 +382,7 @@ def once(tmp_path, *names):
 
 def test_an_operator_that_turns_deterministic_only_where_torch_may_raise_is_seen_to_repeat(tmp_path):
     finding, (record,) = once(tmp_path, "flashy")
-    assert finding.first.row.op == "strict.flashy.default" and finding.repeats_agree is False
+    assert finding.first_place.row.op == "strict.flashy.default" and finding.repeats_agree is False
     assert finding.deterministic is True and not notes_of(record)
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -418,7 +418,7 @@ def test_a_factor_that_changes_is_an_input_and_no_fault_of_the_operator(tmp_path
             optimizer.step()
 
     finding, _ = twice(tmp_path, job, repeats=0)
-    assert finding.first.row.op == "aten.mul.Tensor" and finding.first.equal_inputs is False
+    assert finding.first_place.row.op == "aten.mul.Tensor" and finding.first_place.equal_inputs is False
 
 
 def test_weights_that_something_else_changes_between_steps_are_named_as_weights(tmp_path):
@@ -435,7 +435,7 @@ def test_weights_that_something_else_changes_between_steps_are_named_as_weights(
                 model[3].weight += next(poke)
 
     finding, records = twice(tmp_path, job)
-    first = finding.first
+    first = finding.first_place
     assert (first.step, first.row.kind, first.row.op, first.direction) == (
         2,
         "weight",
