@@ -46,8 +46,8 @@ def named() -> None:
     import torch
     from torch import nn
 
-    from lab.rooms.trials.replay.compare import compare
-    from lab.rooms.trials.replay.page import where
+    from lab.rooms.trials.replay.compare import Record, compare
+    from lab.rooms.trials.replay.page import notes_of, place_text
     from lab.rooms.trials.workload.replay.training import Training
     from lab.workload.recorder.format import files_of, read
 
@@ -85,14 +85,15 @@ def named() -> None:
                 model(x).float().square().mean().backward()
                 optimizer.step()
                 recorder.stop(ended=True)
-                records = [read(path, "run-0") for path in files_of(Path(folder))]
+                records = [Record.of("run-0", read(path)) for path in files_of(Path(folder))]
             found = compare(records)
-            place = where(found.first_place) if found.first_place else "no difference"
-            switched = found.first_place.source.switch if found.first_place and found.first_place.source else "-"
+            first = found.first_place
+            place = place_text(first) if first else "no difference"
+            switched = first.source.switch if first and first.source else "-"
             repeats = {True: "agree", False: "differ", None: "-"}[found.deterministic]
             print(f"{name}, deterministic {'on' if switch else 'off'}: {found.verdict}; {place}")
             print(f"   known switch: {switched}; repeats with deterministic algorithms: {repeats}")
-            for note in records[0].end.notes if records[0].end else ():
+            for note in notes_of(records[0]):
                 print(f"   note: {note}")
     torch.use_deterministic_algorithms(False)
 
@@ -156,7 +157,7 @@ def cost(tokens: int) -> None:
                 recorder.start()
                 try:
                     took[way] += steps(1 + STEPS)[1:]
-                    events = recorder.events_of_last_step
+                    events = recorder.rows_of_last_step
                 finally:
                     recorder.stop(ended=True)
     plain, recorded = (statistics.median(took[way]) for way in took)
