@@ -33,7 +33,7 @@ __all__ = ("nudged", "record")
 def record(
     model: nn.Module, path: str | Path, *, level: str = "op", reference: bool = True
 ) -> Iterator[None]:
-    """Write to `path` (gzipped JSON lines; a folder with several ranks) what `model` computes inside the block.
+    """Write to `path` (gzipped JSON lines) what `model` computes inside the block; of several ranks a folder.
 
     level: `op` for every dispatched op (eager models), `module` for the outputs of modules, `ends` for the
     model's inputs, outputs and gradients alone (a compiled model, whose graph the other levels would change).
