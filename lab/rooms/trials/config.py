@@ -17,7 +17,7 @@ RATIO = 1.15  # a cell slower than the baseline by more is not told apart from s
 ALPHA = 0.05
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Cell(msgspec.Struct, frozen=True, kw_only=True):  # unknown fields: runs of earlier versions have some
     """One way to run the command: its variables and arguments on top of the baseline's.
 
     settings: torch's own, switched in every Python process of the command that imports torch. read_by:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
 from lab.errors import MissingError, not_here
@@ -15,8 +13,6 @@ PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?\Z")
 SHELLS = ("sh", "bash", "dash")
 NO_PATH = ("dash", "busybox")  # shells that look for a script in their folder only
 PROGRAM = b"\x7fELF"  # how a program of the system begins; a wrapper script may change folder before it runs
-MOST_NAMES = 20_000  # of programs, among which one is looked for that was meant
-ALIKE = 0.8  # of difflib
 PER_TRIAL = re.compile(r"\{(seed|trial)\}")  # a word with one of these is another file in every trial
 
 
@@ -33,7 +29,7 @@ def refuse_missing(words: Sequence[str], env: Mapping[str, str], cwd: Path, cell
         raise MissingError(
             f"the command{of_cell} cannot start: {problem}",
             location=words[0] if "/" in words[0] else f"PATH={os.pathsep.join(folders)}",
-            fix=_meant(words[0], folders, cwd) or "check the name, or give its path",
+            fix="check the name, or give its path",
         )
     script = script_of(words)
     if script is None or PER_TRIAL.search(script) or (cwd / script).exists():
@@ -138,25 +134,3 @@ def loses_arguments(words: Sequence[str]) -> bool:
         if re.match(r"[-+]\w*[oO]\Z", word):
             next(words_after, None)  # -o pipefail
     return False
-
-
-def _meant(program: str, folders: Sequence[str], cwd: Path) -> str:
-    """The program whose name is nearest, as a question."""
-    if "/" in program:
-        path = cwd / program
-        names = _names(path.parent)
-        close = difflib.get_close_matches(path.name, names, 1, ALIKE)
-        matches = [str(Path(program).parent / name) for name in close]
-    else:
-        # An exact name in the caller's folder first: the shell's `./` was forgotten.
-        in_folder = [f"./{program}"] if (cwd / program).is_file() else []
-        names_on_path = dict.fromkeys(name for folder in folders for name in _names(cwd / (folder or ".")))
-        matches = in_folder or difflib.get_close_matches(program, list(names_on_path), 1, ALIKE)
-    return f"did you mean {matches[0]!r}?" if matches else ""
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [one.name for one in islice(os.scandir(folder), MOST_NAMES)]
-    except OSError:
-        return []

@@ -322,8 +322,9 @@ def ranks() -> tuple[int, int]:
     dist = torch.distributed
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdigit() and "WORLD_SIZE" in os.environ else 0, 1
+    rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    is_launched = rank.isdecimal() and world.isdecimal() and int(rank) < int(world)
+    return (int(rank), int(world)) if is_launched else (0, 1)
 
 
 def plain_name(path: str, root: nn.Module) -> str:

@@ -10,8 +10,9 @@ pytest.importorskip("numpy")
 import numpy as np
 
 from bench.trials_rates import DESIGNS, false_statements
+from lab.rooms.trials import draws
 from lab.rooms.trials.config import Trial
-from lab.rooms.trials.decide import decide
+from lab.rooms.trials.decide import Confounds, decide
 from lab.rooms.trials.draws import groups_of, two_sided_p, worst_of_p
 from tests import conftest
 
@@ -102,3 +103,35 @@ def test_of_several_places_the_largest_is_judged_among_the_largest_of_the_shuffl
 def test_of_100_equal_matrices_at_most_5_percent_get_a_false_statement(share):
     """`python -m bench trials_rates` does 500."""
     assert false_statements(100, share, seed=7)["any"] <= 5
+
+
+@pytest.mark.parametrize(("p", "shown"), [(0.015, True), (0.03, False), (0.05, False)])
+def test_what_goes_with_failures_is_stated_below_two_percent(p, shown):
+    assert Confounds(p={"order": p}).shows("order") == shown
+    assert not Confounds().shows("order")
+
+
+@pytest.mark.parametrize(("measured", "tested"), [(3, False), (4, True), (7, True)])
+def test_a_temperature_of_few_trials_is_not_tested(measured, tested):
+    trials = [
+        Trial(
+            cell="c",
+            trial=n,
+            verdict="fail" if n % 2 else "pass",
+            temperature_c=50.0 + n if n < measured else None,
+        )
+        for n in range(12)
+    ]
+    p = decide(trials, ["c"], "c", stop=False, until=None).confounds.p
+    assert ("temperature" in p) == tested
+
+
+def test_shuffles_in_parts_are_those_in_one_go(monkeypatch):
+    trials = [
+        Trial(cell="c", trial=n, verdict="fail" if n < 9 else "pass", order=n, seed=n) for n in range(20)
+    ]
+    columns = np.arange(20.0)[:, None]
+    observed, drawn = draws.shuffled(groups_of(trials), columns)
+    assert drawn.shape == (draws.RESAMPLES, 2) and observed[0] < drawn[:, 0].min()
+    monkeypatch.setattr(draws, "CHUNK_VALUES", 100)
+    assert draws.shuffled(groups_of(trials), columns)[1] == pytest.approx(drawn)

@@ -260,6 +260,7 @@ class Training(Recorder):
         self._open = True
         self.forget_marks()
         if self.rows is None:
+            self.rank, self.world = ranks()  # a program may join its group after the recorder has begun
             path = self.out / OF_STEPS.replace("*", str(self.rank))
             self.rows = Rows(path, _facts(root, self), packed=False)
         self.phase = "start"
@@ -464,7 +465,6 @@ def _compiled(root: nn.Module) -> bool:
 
 def _facts(root: nn.Module, recorder: Training) -> dict[str, Any]:
     """Where this ran, for the verdict and the page."""
-    recorder.rank, recorder.world = ranks()
     device = next(root.parameters()).device
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return {
