@@ -46,6 +46,7 @@ BENCHES = (
     "semicrf_long",
     "in_order_causes",
     "trials_gpu",
+    "trials_rates",
 )
 NEED_A_GPU = ("in_order_causes", "trials_gpu")
 FAILURES = (RuntimeError, OSError, ValueError, AssertionError, ImportError, LabError)

@@ -46,10 +46,10 @@ def named() -> None:
     import torch
     from torch import nn
 
-    from lab.rooms.trials.replay.compare import compare
-    from lab.rooms.trials.replay.page import where
-    from lab.rooms.trials.replay.read import files, read
-    from lab.rooms.trials.workload.replay.recorder import Recorder
+    from lab.rooms.trials.replay.compare import Record, compare
+    from lab.rooms.trials.replay.page import notes_of, place_text
+    from lab.rooms.trials.workload.replay.training import Training
+    from lab.workload.recorder.format import files_of, read
 
     class Rows(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -80,19 +80,20 @@ def named() -> None:
             x = torch.randn(shape, device="cuda", dtype=dtype)
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
             with tempfile.TemporaryDirectory() as folder:
-                recorder = Recorder(Path(folder), steps=1, repeats=3, level="op", leave=False)
+                recorder = Training(Path(folder), steps=1, repeats=3, level="op", leave=False)
                 recorder.start()
                 model(x).float().square().mean().backward()
                 optimizer.step()
                 recorder.stop(ended=True)
-                records = [read(path, "run-0") for path in files(Path(folder))]
+                records = [Record.of("run-0", read(path)) for path in files_of(Path(folder))]
             found = compare(records)
-            place = where(found.first) if found.first else "no difference"
-            switched = found.first.source.switch if found.first and found.first.source else "-"
+            first = found.first_place
+            place = place_text(first) if first else "no difference"
+            switched = first.source.switch if first and first.source else "-"
             repeats = {True: "agree", False: "differ", None: "-"}[found.deterministic]
             print(f"{name}, deterministic {'on' if switch else 'off'}: {found.verdict}; {place}")
             print(f"   known switch: {switched}; repeats with deterministic algorithms: {repeats}")
-            for note in records[0].end.notes if records[0].end else ():
+            for note in notes_of(records[0]):
                 print(f"   note: {note}")
     torch.use_deterministic_algorithms(False)
 
@@ -100,7 +101,7 @@ def named() -> None:
 def kernel() -> None:
     import torch
 
-    from lab.rooms.trials.workload.bits import Sums, plain_sum
+    from lab.workload.recorder.bits import Sums, plain_sum
 
     device = torch.device("cuda", 0)
     sums = Sums(device)
@@ -128,7 +129,7 @@ def kernel() -> None:
 def cost(tokens: int) -> None:
     """Steps with the recorder and without, in turns; the first of a turn is not counted."""
     from bench.nan_guard import mistral, now
-    from lab.rooms.trials.workload.replay.recorder import Recorder
+    from lab.rooms.trials.workload.replay.training import Training
 
     os.environ["LAB_BENCH_TOKENS"] = str(tokens)
     _model, optimizer, loss = mistral()
@@ -152,11 +153,11 @@ def cost(tokens: int) -> None:
                 took[way] += steps(1 + STEPS)[1:]
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                recorder = Recorder(Path(folder), steps=99, repeats=0, level="module", leave=False)
+                recorder = Training(Path(folder), steps=99, repeats=0, level="module", leave=False)
                 recorder.start()
                 try:
                     took[way] += steps(1 + STEPS)[1:]
-                    events = recorder.events_of_last_step
+                    events = recorder.rows_of_last_step
                 finally:
                     recorder.stop(ended=True)
     plain, recorded = (statistics.median(took[way]) for way in took)

@@ -49,16 +49,16 @@ def room_of(path: Path) -> Room:
     """
     if not path.exists():
         raise not_here("no such file or folder", path)
-    found = [name for name in names() if path.is_dir() and room(name).recognises(path)]
-    if len(found) > 1:
+    room_names = [name for name in names() if path.is_dir() and room(name).recognises(path)]
+    if len(room_names) > 1:
         raise UsageError(
-            f"this folder holds recordings of several rooms: {', '.join(found)}",
+            f"this folder holds recordings of several rooms: {', '.join(room_names)}",
             location=path,
             fix="name the folder of one of them",
         )
-    found = found or [name for name in names() if _reads(room(name), path)]
-    if found:
-        return room(found[0])
+    room_names = room_names or [name for name in names() if _reads(room(name), path)]
+    if room_names:
+        return room(room_names[0])
     if path.is_file():
         from lab.recordings.load import format_of
 
@@ -72,7 +72,7 @@ def room_of(path: Path) -> Room:
     )
 
 
-def _reads(one: Room, path: Path) -> bool:
+def _reads(candidate: Room, path: Path) -> bool:
     """Only a room for recordings of any kind has `reads`."""
-    reads: Callable[[Path], bool] | None = getattr(one, "reads", None)
+    reads: Callable[[Path], bool] | None = getattr(candidate, "reads", None)
     return reads is not None and reads(path)

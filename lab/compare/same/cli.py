@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from lab.terminal.options import PATH, as_json, option
 
-EXITS = {"same bits": 0, "within noise": 0, "differs": 1, "not comparable": 1, "undecided": 3}
+if TYPE_CHECKING:
+    from lab.workload.recorder.format import Recording
+
+EXITS = {
+    **dict.fromkeys(("same bits", "within noise", "within rounding", "bitwise"), 0),
+    "undecided": 3,
+}
+# What compares recordings of training steps, as `lab run replay` makes them: compare_folders(folders).
+OF_STEPS = "lab.rooms.trials.replay.page"
 
 
 @click.command("same")
 @click.argument("a", type=PATH)
-@click.argument("b", type=PATH)
+@click.argument("b", type=PATH, required=False)
 @click.option(
     "--floor", "floors", type=PATH, multiple=True, help="A again with nudged weights: the noise; repeatable."
 )
@@ -29,29 +39,74 @@ EXITS = {"same bits": 0, "within noise": 0, "differs": 1, "not comparable": 1, "
 def same(
     ctx: click.Context,
     a: Path,
-    b: Path,
+    b: Path | None,
     floors: tuple[Path, ...],
     reference: Path | None,
     level: str | None,
     top: int,
     as_json: bool,
 ) -> None:
-    """Whether two recorded forwards and backwards computed the same, and from which op on they did not.
+    """Whether two recorded runs computed the same, and from which op, module or step on they did not.
 
-    A, B: recordings of `lab.same.record`. Exit code 0: bit-equal, or within the measured noise. 1: an output
-    or an op is beyond it, or the two are not comparable. 3: undecided, and why.
+    \b
+    lab same A B                recordings of lab.same.record: bits, then values against the noise
+    lab same TWIN RANKS         RANKS: the folder that several ranks recorded; TWIN: one rank's recording
+    lab same REPLAY [REPLAY]    runs of lab run replay: repeats on one machine, or on two
+
+    Exit code 0: bit-equal, or within the measured noise or rounding. 1: an output or an op is beyond it, or
+    the two are not comparable. 3: undecided, and why.
     """
     import msgspec
 
-    from lab.errors import needs
+    from lab.errors import UsageError, needs
+    from lab.workload.recorder.format import OF_RANKS, files_of
 
     with needs("analysis"):
+        if a.is_dir() and not files_of(a, OF_RANKS):
+            ctx.exit(_of_steps([a, *([b] if b else [])], as_json))
+        if b is None:
+            raise UsageError("one recording alone has nothing to be compared with", fix="lab same A B")
         from lab.compare.same.judge import judge
-        from lab.compare.same.recording import read
+        from lab.compare.same.parallel import judge_parallel
+        from lab.compare.same.parallel import text as parallel_text
         from lab.compare.same.text import text
 
-        first, second = read(a), read(b)
-        noise, exact = [read(one) for one in floors], read(reference) if reference else None
-        found = judge(first, second, noise, exact, level=level or "op")
-    click.echo(msgspec.json.encode(found) if as_json else text(found, first, second, top))
-    ctx.exit(EXITS[found.outcome])
+        noise, exact = [_read(path) for path in floors], _read(reference) if reference else None
+        if b.is_dir():
+            ranks = [_read(path) for path in files_of(b, OF_RANKS)]
+            if not ranks or a.is_dir():
+                raise UsageError(
+                    "no recordings of ranks in this folder, or the twin is one too",
+                    location=b,
+                    fix=f"lab same TWIN RANKS: a file of one rank, and a folder with {OF_RANKS}",
+                )
+            of_ranks = judge_parallel(_read(a), ranks, noise, exact)
+            click.echo(msgspec.json.encode(of_ranks) if as_json else parallel_text(of_ranks, top))
+            ctx.exit(EXITS.get(of_ranks.outcome, 1))
+        base, head = _read(a), _read(b)
+        verdict = judge(base, head, noise, exact, level=level or "op")
+    click.echo(msgspec.json.encode(verdict) if as_json else text(verdict, base, head, top))
+    ctx.exit(EXITS.get(verdict.outcome, 1))
+
+
+def _of_steps(folders: list[Path], as_json: bool) -> int:
+    import msgspec
+
+    answer, sentences, lacking = importlib.import_module(OF_STEPS).compare_folders(folders)
+    if as_json:
+        click.echo(msgspec.json.encode({**answer, "verdict": sentences, "lacking": lacking}))
+    else:
+        click.echo("\n".join([*sentences, *(f"! {problem}" for problem in lacking)]))
+    return 1 if lacking else EXITS.get(answer["replay"], 1)
+
+
+def _read(path: Path) -> Recording:
+    from lab.errors import BadDataError
+    from lab.workload.recorder.format import read
+
+    recording = read(path)
+    if not recording.rows:
+        raise BadDataError(
+            "the recording has no rows", location=path, fix="run the model inside lab.same.record"
+        )
+    return recording

@@ -8,10 +8,20 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from lab.compare.same.numbers import EPS, FLOATS, LEAST, change, local_ratio, moved, relative, ulps
+from lab.compare.same.numbers import (
+    EPS,
+    FLOATS,
+    LEAST,
+    change,
+    local_ratio,
+    moved,
+    relative,
+    samples_of,
+    ulps,
+)
 from lab.compare.same.pairs import Pairs, pair
-from lab.compare.same.recording import Recording, Row
 from lab.errors import UsageError
+from lab.workload.recorder.format import Recording, Row
 
 BEYOND = 10.0  # times the floor
 FEW = 8  # sampled elements, below which an output's own floor is a matter of luck
@@ -24,7 +34,6 @@ BLIND = 0.05  # a floor of which ten times is half of the output: nothing could 
 MOST_BLIND = 0.1  # the share of such outputs that a verdict bears
 # A step of the smallest numbers of a type, of which an ulp is no share.
 TINIEST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}
-BUFFER = "buffer"  # the node of a weight that the forward itself may move
 NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
 
@@ -49,8 +58,8 @@ class Place(msgspec.Struct, kw_only=True):
     ulps: float | None
     floor: float | None
     ratio: float | None
-    why: str = ""
-    own: float | None = None
+    explanation: str = msgspec.field(default="", name="why")
+    own_error: float | None = msgspec.field(default=None, name="own")
     own_ratio: float | None = None
     side: str = ""  # the run whose own error it is
 
@@ -58,7 +67,7 @@ class Place(msgspec.Struct, kw_only=True):
 class Bits(msgspec.Struct):
     compared: int
     differ: int
-    first: Place | None
+    first_place: Place | None = msgspec.field(name="first")
 
 
 class Values(msgspec.Struct):
@@ -68,7 +77,7 @@ class Values(msgspec.Struct):
     unknown: int
     beyond: int
     largest_ratio: float | None
-    first: Place | None
+    first_place: Place | None = msgspec.field(name="first")
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -140,75 +149,81 @@ def judge(
     at_a, at_b = rows_a[pairs.a], rows_b[pairs.b]
     used = [*floors, *([reference] if reference else [])]
     columns = _columns(a, b, at_a, at_b, used)
-    first, second = [a.rows[k] for k in at_a], [b.rows[k] for k in at_b]
-    places = _Places(first, second, a.samples[at_a], b.samples[at_b], columns)
-    verdict = _verdict(places, first, second, columns, len(used))
+    used_a, used_b = [a.rows[k] for k in at_a], [b.rows[k] for k in at_b]
+    places = _Places(used_a, used_b, samples_of(used_a), samples_of(used_b), columns)
+    verdict = _verdict(places, used_a, used_b, columns, len(used))
     verdict.level = level
     verdict.only_a = [_name(a.rows[rows_a[k]]) for k in pairs.only_a[:LISTED]]
     verdict.only_b = [_name(b.rows[rows_b[k]]) for k in pairs.only_b[:LISTED]]
     verdict.n_only_a, verdict.n_only_b = len(pairs.only_a), len(pairs.only_b)
     if level == "op":
-        verdict.unwritten = {name: one.unwritten for name, one in (("A", a), ("B", b)) if one.unwritten}
-    verdict.problems = [f"{one.path.name}: {lack}" for one in (a, b, *used) for lack in one.lacks]
+        verdict.unwritten = {
+            name: recording.unwritten for name, recording in (("A", a), ("B", b)) if recording.unwritten
+        }
+    verdict.problems = [
+        f"{recording.path.name}: {lack}" for recording in (a, b, *used) for lack in recording.lacks
+    ]
     verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
     return verdict
 
 
 def _verdict(
-    places: _Places, first: Sequence[Row], second: Sequence[Row], columns: _Columns, floors: int
+    places: _Places, rows_a: Sequence[Row], rows_b: Sequence[Row], columns: _Columns, floors: int
 ) -> Verdict:
     """What the paired outputs say, without an outcome yet. floors: recordings that the floor rests on."""
-    types = {(x.dtype, y.dtype) for x, y in zip(first, second, strict=True) if _other(x, y)}
-    other = sorted(" against ".join(both) for both in types)
-    not_finite = _not_finite(first, second)
+    types = {(x.dtype, y.dtype) for x, y in zip(rows_a, rows_b, strict=True) if _other(x, y)}
+    precisions = sorted(" against ".join(both) for both in types)
+    not_finite = _not_finite(rows_a, rows_b)
     blind = (np.nan_to_num(columns.floor) > BLIND) & (columns.bits != 1)
     return Verdict(
         outcome="",
         reason="",
         level="",
-        precision="; ".join(other) or "equal",
-        paired=len(first),
+        precision="; ".join(precisions) or "equal",
+        paired=len(rows_a),
         bits=Bits(
             int((columns.bits >= 0).sum()), int((columns.bits == 0).sum()), places.first(columns.bits == 0)
         ),
-        values=_values(places, columns, _counts_differ(first, second) if other else columns.beyond, floors),
-        made_by=places.made_by(_own_errors(first, second, bool(other)))[:LISTED],
+        values=_values(
+            places, columns, _counts_differ(rows_a, rows_b) if precisions else columns.beyond, floors
+        ),
+        made_by=places.made_by(_own_errors(rows_a, rows_b, bool(precisions)))[:LISTED],
         on_equal_inputs=places.on_equal_inputs()[:LISTED],
         modules=places.of_kind("module")[:LISTED],
         grads=places.of_kind("grad")[:LISTED],
-        samples=int(max((len(row.sample) for row in first), default=0)),
-        ops=sum(row.kind == "op" for row in first),
-        with_own_error=_with_own_error(first, second, bool(other)),
-        renamed=sum(map(_has_other_name, first, second)),
+        samples=int(max((len(row.sample) for row in rows_a), default=0)),
+        ops=sum(row.kind == "op" for row in rows_a),
+        with_own_error=_with_own_error(rows_a, rows_b, bool(precisions)),
+        renamed=sum(map(_has_other_name, rows_a, rows_b)),
         masked=int((not_finite & (columns.bits != 1) & ~columns.beyond).sum()),
         not_finite=int(not_finite.sum()),
         blind=int(blind.sum()),
         blind_modules=sum(
             row.kind == "module" and row.phase == "fwd"  # a gradient may be nothing but noise by nature
-            for row, one in zip(first, blind.tolist(), strict=True)
-            if one
+            for row, is_blind in zip(rows_a, blind.tolist(), strict=True)
+            if is_blind
         ),
     )
 
 
 def _values(places: _Places, columns: _Columns, beyond: np.ndarray, floors: int) -> Values:
     """beyond (n,): the pairs that no noise explains."""
-    known = ~np.isnan(columns.floor)
-    ratio = columns.rel[known] / columns.floor[known]
+    has_floor = ~np.isnan(columns.floor)
+    ratio = columns.rel[has_floor] / columns.floor[has_floor]
     rows = np.flatnonzero(beyond).tolist()
     return Values(
         floors=floors,
-        unknown=int((~known).sum()),
+        unknown=int((~has_floor).sum()),
         beyond=len(rows),
         largest_ratio=_finite(ratio.max()) if len(ratio) else None,
-        first=places.at(rows[0], places.why(rows[0])) if rows else None,
+        first_place=places.at(rows[0], places.why(rows[0])) if rows else None,
     )
 
 
 def _not_finite(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
     """Pairs (n,) with NaN or infinity in both runs."""
-    found = [bool(x.nan or x.inf) and bool(y.nan or y.inf) for x, y in zip(a, b, strict=True)]
-    return np.array(found, dtype=bool)
+    flags = [bool(x.nan or x.inf) and bool(y.nan or y.inf) for x, y in zip(a, b, strict=True)]
+    return np.array(flags, dtype=bool)
 
 
 def _has_other_name(a: Row, b: Row) -> bool:
@@ -217,11 +232,11 @@ def _has_other_name(a: Row, b: Row) -> bool:
 
 def _check_floor(a: Recording, floor: Recording) -> None:
     """A floor of lower precision would call everything noise."""
-    types, others = ({row.dtype for row in one.rows if row.dtype in FLOATS} for one in (a, floor))
-    if types != others:
-        both = f"{', '.join(sorted(others))}, A in {', '.join(sorted(types))}"
+    types, floor_types = ({row.dtype for row in one.rows if row.dtype in FLOATS} for one in (a, floor))
+    if types != floor_types:
+        precisions = f"{', '.join(sorted(floor_types))}, A in {', '.join(sorted(types))}"
         raise UsageError(
-            f"the floor {floor.path} is in {both}", fix="record the same model with nudged weights"
+            f"the floor {floor.path} is in {precisions}", fix="record the same model with nudged weights"
         )
     if [row.ck for row in a.rows] == [row.ck for row in floor.rows]:
         raise UsageError(
@@ -233,16 +248,18 @@ def _check_floor(a: Recording, floor: Recording) -> None:
     _check_draws(a, floor)
 
 
-def _check_inputs(a: Recording, other: Recording, name: str, *, equal: bool) -> None:
+def _check_inputs(a: Recording, floor: Recording, name: str, *, equal: bool) -> None:
     """Of other inputs everything differs, and as a floor would call everything noise. equal: bit by bit; a
     float64 reference has the same values."""
-    mine, theirs = ([row for row in one.rows if row.kind == "input"] for one in (a, other))
-    if not mine or not theirs:
+    inputs, floor_inputs = ([row for row in one.rows if row.kind == "input"] for one in (a, floor))
+    if not inputs or not floor_inputs:
         return
-    if len(mine) == len(theirs) and all(map(_same_input if equal else _near_input, mine, theirs)):
+    if len(inputs) == len(floor_inputs) and all(
+        map(_same_input if equal else _near_input, inputs, floor_inputs)
+    ):
         return
     raise UsageError(
-        f"{name} {other.path} was recorded with other inputs than A",
+        f"{name} {floor.path} was recorded with other inputs than A",
         fix="record the same batch, seeded alike",
     )
 
@@ -252,24 +269,26 @@ def _same_input(a: Row, b: Row) -> bool:
 
 
 def _near_input(a: Row, b: Row) -> bool:
-    here, there = (np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b))
-    near = EPS.get(a.dtype, 0.0)
-    return a.shape == b.shape and np.allclose(here, there, rtol=near, atol=0.0, equal_nan=True)
-
-
-def _check_weights(a: Recording, other: Recording, name: str, *, ulps_apart: float) -> None:
-    """Of other weights everything differs, too: a fault as large as that would be within the noise."""
-    mine, theirs = (
-        [row for row in one.rows if row.kind == "weight" and row.node != BUFFER and row.dtype in FLOATS]
-        for one in (a, other)
+    samples, floor_samples = (
+        np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b)
     )
-    if not mine or not theirs:
+    near = EPS.get(a.dtype, 0.0)
+    return a.shape == b.shape and np.allclose(samples, floor_samples, rtol=near, atol=0.0, equal_nan=True)
+
+
+def _check_weights(a: Recording, floor: Recording, name: str, *, ulps_apart: float) -> None:
+    """Of other weights everything differs, too: a fault as large as that would be within the noise."""
+    weights, floor_weights = (
+        [row for row in recording.rows if row.kind == "weight" and row.dtype in FLOATS]
+        for recording in (a, floor)
+    )
+    if not weights or not floor_weights:
         return
-    apart = [x.op for x, y in zip(mine, theirs, strict=False) if not _near_weight(x, y, ulps_apart)]
-    if apart or len(mine) != len(theirs):
-        first = f" (first: {apart[0]})" if apart else ""
+    apart = [x.op for x, y in zip(weights, floor_weights, strict=False) if not _near_weight(x, y, ulps_apart)]
+    if apart or len(weights) != len(floor_weights):
+        example = f" (first: {apart[0]})" if apart else ""
         raise UsageError(
-            f"{name} {other.path} was recorded with other weights than A{first}",
+            f"{name} {floor.path} was recorded with other weights than A{example}",
             fix="record the model of A: a floor inside lab.same.nudged, a reference as model.double()",
         )
 
@@ -277,10 +296,12 @@ def _check_weights(a: Recording, other: Recording, name: str, *, ulps_apart: flo
 def _near_weight(a: Row, b: Row, ulps_apart: float) -> bool:
     """Whether sampled elements differ by so many ULPs at most, and sums of all by no more than follows."""
     near = 2 * ulps_apart * EPS[a.dtype]
-    here, there = (np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b))
+    samples, floor_samples = (
+        np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b)
+    )
     if a.shape != b.shape or a.sample_at != b.sample_at:
         return False
-    close = np.allclose(here, there, rtol=1.01 * near, atol=TINIEST[a.dtype], equal_nan=True)
+    close = np.allclose(samples, floor_samples, rtol=1.01 * near, atol=TINIEST[a.dtype], equal_nan=True)
     return close and not moved([a], [b])[0] > 8 * near + TINIEST[a.dtype]
 
 
@@ -289,77 +310,82 @@ def _check_draws(a: Recording, floor: Recording) -> None:
     it."""
     pairs = pair(a.rows, floor.rows)
     for k, j in zip(pairs.a.tolist(), pairs.b.tolist(), strict=True):
-        mine, theirs = a.rows[k], floor.rows[j]
-        if any(word in mine.op for word in RANDOM) and _shown_apart(mine, theirs):
+        row, partner = a.rows[k], floor.rows[j]
+        if any(word in row.op for word in RANDOM) and _shown_apart(row, partner):
             raise UsageError(
-                f"the floor {floor.path} drew other random numbers than A (first: {mine.op})",
+                f"the floor {floor.path} drew other random numbers than A (first: {row.op})",
                 fix="seed both runs alike: torch.manual_seed before each recording",
             )
 
 
 def _shown_apart(a: Row, b: Row) -> bool:
     """Whether a draw differs by more than its inputs' rounding could: by a thousandth of its norm."""
-    here, there = (np.array([[np.nan if one is None else one for one in row.sample]]) for row in (a, b))
-    same_places = here.shape == there.shape and a.sample_at == b.sample_at and here.size
-    return bool(same_places and a.ck != b.ck and relative(here, there)[0] > NOT_ROUNDING)
+    samples, floor_samples = (
+        np.array([[np.nan if one is None else one for one in row.sample]]) for row in (a, b)
+    )
+    same_places = samples.shape == floor_samples.shape and a.sample_at == b.sample_at and samples.size
+    return bool(same_places and a.ck != b.ck and relative(samples, floor_samples)[0] > NOT_ROUNDING)
 
 
-def _mostly_float64(one: Recording) -> bool:
-    types = [row.dtype for row in one.rows if row.dtype in FLOATS]
+def _mostly_float64(recording: Recording) -> bool:
+    types = [row.dtype for row in recording.rows if row.dtype in FLOATS]
     return 2 * types.count("float64") > len(types)
 
 
-def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[str, str]:
+def _outcome(verdict: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[str, str]:
     """The outcome and why; what was not seen is never an all-clear."""
-    if found.paired < PAIRED * max(rows_a, rows_b):
-        return "not comparable", f"{found.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
-    first = found.bits.first
-    if first and any(word in first.op for word in RANDOM) and not found.made_by:
-        return "undecided", f"the first that differs is random ({first.op}): seed both runs alike"
-    if found.values.beyond or found.made_by:
+    if verdict.paired < PAIRED * max(rows_a, rows_b):
+        return "not comparable", f"{verdict.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
+    place = verdict.bits.first_place
+    if place and any(word in place.op for word in RANDOM) and not verdict.made_by:
+        return "undecided", f"the first that differs is random ({place.op}): seed both runs alike"
+    if verdict.values.beyond or verdict.made_by:
         return "differs", "an output is beyond the noise floor, or an op's own error beyond its peers'"
-    unseen = [*found.problems]
+    unseen = [*verdict.problems]
     if pairs.only_a or pairs.only_b:
         unseen.append(f"{len(pairs.only_a):,} outputs of A and {len(pairs.only_b):,} of B have no partner")
     if unseen:
         return "undecided", "; ".join(unseen)
-    if found.bits.compared == found.paired and not found.bits.differ:
-        return "same bits", f"every output{' that is written' if found.unwritten else ''} is equal bit by bit"
-    if found.masked:
+    if verdict.bits.compared == verdict.paired and not verdict.bits.differ:
+        return (
+            "same bits",
+            f"every output{' that is written' if verdict.unwritten else ''} is equal bit by bit",
+        )
+    if verdict.masked:
         return (
             "undecided",
-            f"{found.masked:,} outputs hold NaN or infinity in both runs and differ in bits: norms, which "
+            f"{verdict.masked:,} outputs hold NaN or infinity in both runs and differ in bits: norms, which "
             "would show how much, say nothing of them",
         )
-    if found.precision != "equal":
+    if verdict.precision != "equal":
         return (
             "undecided",
-            f"other precision ({found.precision}): no op's own error stands out among its peers",
+            f"other precision ({verdict.precision}): no op's own error stands out among its peers",
         )
-    if not found.values.floors:
+    if not verdict.values.floors:
         return "undecided", "bits differ and no noise floor was measured: give --floor or --reference"
-    if found.values.unknown:
-        return "undecided", f"{found.values.unknown:,} outputs have no noise floor"
-    if found.blind_modules or found.blind > MOST_BLIND * found.paired:
+    if verdict.values.unknown:
+        return "undecided", f"{verdict.values.unknown:,} outputs have no noise floor"
+    if verdict.blind_modules or verdict.blind > MOST_BLIND * verdict.paired:
         return (
             "undecided",
-            f"the noise floor of {found.blind:,} outputs is so large that any change would pass",
+            f"the noise floor of {verdict.blind:,} outputs is so large that any change would pass",
         )
     return "within noise", f"no output is beyond {BEYOND:g} times the measured floor"
 
 
-def _level(one: Recording) -> str:
-    level = str(one.meta.get("level", "op"))
+def _level(recording: Recording) -> str:
+    level = str(recording.meta.get("level", "op"))
     return level if level in LEVELS else "op"
 
 
-def _at(one: Recording, level: str) -> np.ndarray:
+def _at(recording: Recording, level: str) -> np.ndarray:
     """The rows of a recording that a recording at `level` has too."""
     if level == "op":
-        return np.arange(len(one.rows))
+        return np.arange(len(recording.rows))
     keep = [
-        row.kind != "op" and (level == "module" or row.kind != "module" or row.module == "")
-        for row in one.rows
+        row.kind not in ("op", "comm") and (level == "module" or row.kind != "module" or row.module == "")
+        for row in recording.rows
     ]
     return np.flatnonzero(keep)
 
@@ -367,24 +393,26 @@ def _at(one: Recording, level: str) -> np.ndarray:
 def _columns(
     a: Recording, b: Recording, at_a: np.ndarray, at_b: np.ndarray, floors: Sequence[Recording]
 ) -> _Columns:
-    first, second = [a.rows[k] for k in at_a], [b.rows[k] for k in at_b]
-    differences = _differences(first, second, a.samples[at_a], b.samples[at_b])
+    used_a, used_b = [a.rows[k] for k in at_a], [b.rows[k] for k in at_b]
+    differences = _differences(used_a, used_b)
     limits = [np.full(len(at_a), np.nan) for _ in differences]
     for floor in floors:
-        pairs = pair(first, floor.rows)
-        mine = [first[k] for k in pairs.a]
-        theirs = [floor.rows[k] for k in pairs.b]
-        found = _differences(mine, theirs, a.samples[at_a][pairs.a], floor.samples[pairs.b])
-        coarser = [EPS.get(y.dtype, 0.0) > EPS.get(x.dtype, 0.0) for x, y in zip(mine, theirs, strict=True)]
-        for limit, difference in zip(limits, found, strict=True):
+        pairs = pair(used_a, floor.rows)
+        paired_a = [used_a[k] for k in pairs.a]
+        paired_b = [floor.rows[k] for k in pairs.b]
+        of_floor = _differences(paired_a, paired_b)
+        coarser = [
+            EPS.get(y.dtype, 0.0) > EPS.get(x.dtype, 0.0) for x, y in zip(paired_a, paired_b, strict=True)
+        ]
+        for limit, difference in zip(limits, of_floor, strict=True):
             usable = np.isfinite(difference) & ~np.array(coarser, dtype=bool)
             limit[pairs.a] = np.fmax(limit[pairs.a], np.where(usable, difference, np.nan))
-    limits = _steadied(limits, np.array([len(row.sample) for row in first]))
+    limits = _steadied(limits, np.array([len(row.sample) for row in used_a]))
     over = [d > BEYOND * limit for d, limit in zip(differences, limits, strict=True)]  # False without a floor
-    beyond = np.logical_or.reduce(over) | _counts_differ(first, second)
+    beyond = np.logical_or.reduce(over) | _counts_differ(used_a, used_b)
     comparable = a.checksum == b.checksum
-    alike = [comparable and x.dtype == y.dtype for x, y in zip(first, second, strict=True)]
-    equal = np.array([_same_bits(x, y) for x, y in zip(first, second, strict=True)], dtype=np.int64)
+    alike = [comparable and x.dtype == y.dtype for x, y in zip(used_a, used_b, strict=True)]
+    equal = np.array([_same_bits(x, y) for x, y in zip(used_a, used_b, strict=True)], dtype=np.int64)
     bits = np.where(np.array(alike, dtype=bool), equal, -1)
     return _Columns(differences[0], limits[0], beyond & (bits != 1), bits)
 
@@ -401,20 +429,18 @@ def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]
     floor of the elements, which bounds the change of the L2 norm.
     """
     elements, *norms = limits
-    known = elements[~np.isnan(elements)]
-    of_few = max(float(np.median(known)), LEAST) if len(known) else LEAST
-    least = np.where(sampled < FEW, of_few, LEAST)
-    elements = np.where(np.isnan(elements), np.nan, np.fmax(elements, least))
+    finite = elements[~np.isnan(elements)]
+    of_few = max(float(np.median(finite)), LEAST) if len(finite) else LEAST
+    smallest = np.where(sampled < FEW, of_few, LEAST)
+    elements = np.where(np.isnan(elements), np.nan, np.fmax(elements, smallest))
     return [elements, *(np.where(np.isnan(norm), np.nan, np.fmax(norm, elements)) for norm in norms)]
 
 
-def _differences(
-    a: Sequence[Row], b: Sequence[Row], samples_a: np.ndarray, samples_b: np.ndarray
-) -> list[np.ndarray]:
+def _differences(a: Sequence[Row], b: Sequence[Row]) -> list[np.ndarray]:
     """Of elements, of the L2 norm and of the largest magnitude (three columns (n,)). Elements: the larger of
     what the sampled ones and the sums of all under random signs say, else the norm."""
     elsewhere = [x.sample_at != y.sample_at for x, y in zip(a, b, strict=True)]
-    sampled = np.where(elsewhere, np.nan, relative(samples_a, samples_b))
+    sampled = np.where(elsewhere, np.nan, relative(samples_of(a), samples_of(b)))
     norms = change([x.l2 for x in a], [y.l2 for y in b])
     elements = np.fmax(sampled, moved(a, b))
     elements = np.where(np.isnan(elements), norms, elements)
@@ -429,13 +455,17 @@ def _other(a: Row, b: Row) -> bool:
     return a.dtype != b.dtype and a.dtype in FLOATS and b.dtype in FLOATS
 
 
-def _own_errors(a: Sequence[Row], b: Sequence[Row], other: bool) -> tuple[np.ndarray, np.ndarray]:
+def _own_errors(a: Sequence[Row], b: Sequence[Row], other_precision: bool) -> tuple[np.ndarray, np.ndarray]:
     """Of A and of B, each op's own error over its peers' in the other run; at another precision its own."""
-    return (local_ratio(a, a), local_ratio(b, b)) if other else (local_ratio(a, b, b), local_ratio(b, a, a))
+    return (
+        (local_ratio(a, a), local_ratio(b, b))
+        if other_precision
+        else (local_ratio(a, b, b), local_ratio(b, a, a))
+    )
 
 
-def _with_own_error(a: Sequence[Row], b: Sequence[Row], other: bool) -> int:
-    need = any if other else all
+def _with_own_error(a: Sequence[Row], b: Sequence[Row], other_precision: bool) -> int:
+    need = any if other_precision else all
     return sum(need(one.local_rel is not None for one in rows) for rows in zip(a, b, strict=True))
 
 
@@ -447,7 +477,7 @@ class _Places:
     ) -> None:
         self._a, self._b, self._at_a, self._at_b, self._columns = a, b, at_a, at_b, columns
 
-    def at(self, index: int, why: str = "") -> Place:
+    def at(self, index: int, explanation: str = "") -> Place:
         a, b, columns = self._a[index], self._b[index], self._columns
         floor = columns.floor[index]
         alike = a.dtype == b.dtype and a.sample_at == b.sample_at
@@ -467,12 +497,12 @@ class _Places:
             ulps=_finite(steps),
             floor=_finite(floor),
             ratio=_finite(columns.rel[index] / floor),
-            why=why,
+            explanation=explanation,
         )
 
     def first(self, mask: np.ndarray) -> Place | None:
-        found = np.flatnonzero(mask)
-        return self.at(int(found[0])) if len(found) else None
+        rows = np.flatnonzero(mask)
+        return self.at(int(rows[0])) if len(rows) else None
 
     def why(self, index: int) -> str:
         a, b = self._a[index], self._b[index]
@@ -482,28 +512,28 @@ class _Places:
         return "" if over else "in the norm of all elements or the largest one, not in single ones"
 
     def made_by(self, ratios: tuple[np.ndarray, np.ndarray]) -> list[Place]:
-        found = []
+        places = []
         for index in np.flatnonzero((ratios[0] > OWN) | (ratios[1] > OWN)).tolist():
             side = "B" if np.nan_to_num(ratios[1][index]) >= np.nan_to_num(ratios[0][index]) else "A"
             row = (self._a if side == "A" else self._b)[index]
             place = self.at(index)
-            place.own, place.side = row.local_rel, side
+            place.own_error, place.side = row.local_rel, side
             place.own_ratio = _finite(ratios[side == "B"][index])
-            found.append(place)
-        return found
+            places.append(place)
+        return places
 
     def on_equal_inputs(self) -> list[Place]:
         pairs = zip(self._a, self._b, self._columns.bits, strict=True)
         return [
             self.at(index)
             for index, (a, b, equal) in enumerate(pairs)
-            if equal == 0 and a.in_ck and a.in_ck == b.in_ck
+            if equal == 0 and a.kind == "op" and a.in_ck and a.in_ck == b.in_ck
         ]
 
     def of_kind(self, kind: str) -> list[Place]:
         """Those whose bits are not known to be equal."""
-        known = self._columns.bits
-        return [self.at(k) for k, row in enumerate(self._a) if row.kind == kind and known[k] != 1]
+        bits = self._columns.bits
+        return [self.at(k) for k, row in enumerate(self._a) if row.kind == kind and bits[k] != 1]
 
 
 def _of_size(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

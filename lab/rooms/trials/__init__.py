@@ -53,15 +53,15 @@ def spare(run: Run) -> Callable[[Step], str] | None:
     if not (run.root / CONFIG).is_file():  # a replay, or a comparison of GPUs
         return None
     config = settings_of(run)
-    if config.stop or config.until or any(one.slow_as for one in config.cells):
+    if config.stop or config.until:
         return lambda step: why_not(config, str(step.labels["cell"]), ended_rows(run))
-    known: dict[str, str] = {}  # the first trials of a cell settle it
+    reasons: dict[str, str] = {}  # the first trials of a cell settle it
 
     def why(step: Step) -> str:
         cell = str(step.labels["cell"])
-        if cell not in known and (rows := rows_of_cell(run, cell)):
-            known[cell] = NEVER_RAN if never_ran(config, cell, rows) else ""
-        return known.get(cell, "")
+        if cell not in reasons and (rows := rows_of_cell(run, cell)):
+            reasons[cell] = NEVER_RAN if never_ran(config, cell, rows) else ""
+        return reasons.get(cell, "")
 
     return why
 
@@ -91,6 +91,8 @@ def _is_of_gpus(folder: Path) -> bool:
 
 def _is_replay(folder: Path) -> bool:
     from lab.rooms.trials.replay.config import CONFIG
-    from lab.rooms.trials.replay.read import PATTERN
+    from lab.workload.recorder.format import OF_STEPS
 
-    return (folder / CONFIG).is_file() or any(folder.glob(PATTERN)) or any(folder.glob(f"steps/*/{PATTERN}"))
+    return (
+        (folder / CONFIG).is_file() or any(folder.glob(OF_STEPS)) or any(folder.glob(f"steps/*/{OF_STEPS}"))
+    )

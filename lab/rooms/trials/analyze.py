@@ -21,7 +21,6 @@ from lab.rooms.trials.config import (
     LEFT,
     NEVER_RAN,
     NOT_RUN,
-    NOT_SLOWER,
     RESULT,
     VERDICTS,
     Trial,
@@ -34,6 +33,7 @@ COLUMNS = {"cell", "trial", "verdict"}
 MOST_ROWS = 1_000_000
 MOST_COUNT = 10**9  # of a trial's number and its place in the order
 UNREADABLE = "its row cannot be used"
+NODE_DOWN = "NODE_FAIL"  # Slurm's state of a job whose node went down under it
 LOST = (Status.failed, Status.oom, Status.timeout)
 
 
@@ -71,7 +71,7 @@ def gather(run: Run) -> Gathered:
             fix="start the run again: lab run trials",
         )
     trials = [_row(run, record) for record in run.manifest.steps]
-    lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NOT_SLOWER, NEVER_RAN)]
+    lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NEVER_RAN)]
     missing = [_never_ran(name, trials) for name in sorted({t.cell for t in trials if t.reason == NEVER_RAN})]
     missing += [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
     missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
@@ -85,11 +85,11 @@ def gather(run: Run) -> Gathered:
 
 
 def _never_ran(cell: str, trials: list[Trial]) -> str:
-    mine = [t for t in trials if t.cell == cell]
-    first = next(t for t in mine if t.reason != NEVER_RAN)
-    left = sum(t.reason == NEVER_RAN for t in mine)
+    rows = [t for t in trials if t.cell == cell]
+    example = next(t for t in rows if t.reason != NEVER_RAN)
+    left = sum(t.reason == NEVER_RAN for t in rows)
     return (
-        f"{cell}: {first.reason}; {plural(left, 'further trial')} would end so, too: mend the command and "
+        f"{cell}: {example.reason}; {plural(left, 'further trial')} would end so, too: mend the command and "
         "start a new run (what is your failure counts where --fail names it: exit==127, /No module/)"
     )
 
@@ -130,14 +130,18 @@ def _row(run: Run, record: StepRecord) -> Trial:
             unreadable = f"{UNREADABLE}: it was changed after the trial ended"
         unreadable = unreadable or f"{UNREADABLE}: there is none, or another trial's"
     lost = outcome is not None and (outcome.status in LOST or outcome.status is Status.ok)
+    verdict = "error" if lost else NOT_RUN
+    if outcome is not None and NODE_DOWN in outcome.reason:
+        verdict = "fail"
     return Trial(
         cell=str(step.labels["cell"]),
         trial=int(step.labels["trial"]),
-        verdict="error" if lost else NOT_RUN,
+        verdict=verdict,
         reason=unreadable or (outcome.reason or outcome.status.value if outcome else "did not run"),
         order=int(step.labels["order"]),
         seed=int(step.labels["seed"]),
         step=step.name,
+        attempts=record.attempts,
         log=f"{step.folder}/run_output.log",
     )
 
@@ -145,8 +149,8 @@ def _row(run: Run, record: StepRecord) -> Trial:
 def _is_as_it_was(run: Run, record: StepRecord) -> bool:
     """Whether the row is the one that the trial left: another trial, or a person, may have written there."""
     name = f"{record.step.folder}/{RESULT}"
-    known = record.files.get(name)
-    return known is None or known.sha256 == sha256_of(run.root / name)
+    record_of_file = record.files.get(name)
+    return record_of_file is None or record_of_file.sha256 == sha256_of(run.root / name)
 
 
 def read_table(path: Path) -> Gathered:
@@ -157,20 +161,22 @@ def read_table(path: Path) -> Gathered:
     trials: list[Trial] = []
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            for at, row in enumerate(csv.DictReader(file), start=2):
-                if at > MOST_ROWS:
+            for line, row in enumerate(csv.DictReader(file), start=2):
+                if line > MOST_ROWS:
                     raise BadDataError(f"more than {MOST_ROWS:,} trials", location=path)
-                trials.append(_of_row(row, path, at))
+                trials.append(_of_row(row, path, line))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadDataError(f"not a table of trials: {error}", location=path) from error
     if not trials:
         raise BadDataError("no trials in this table", location=path)
-    seen: set[tuple[str, int]] = set()
-    for at, one in enumerate(trials, start=2):
-        if (one.cell, one.trial) in seen:
-            raise BadDataError(f"trial {one.trial} of {one.cell!r} is there twice", location=f"{path}:{at}")
-        seen.add((one.cell, one.trial))
-    names = list(dict.fromkeys(one.cell for one in trials))
+    names_of_trials: set[tuple[str, int]] = set()
+    for line, trial in enumerate(trials, start=2):
+        if (trial.cell, trial.trial) in names_of_trials:
+            raise BadDataError(
+                f"trial {trial.trial} of {trial.cell!r} is there twice", location=f"{path}:{line}"
+            )
+        names_of_trials.add((trial.cell, trial.trial))
+    names = list(dict.fromkeys(trial.cell for trial in trials))
     baseline = next((name for name in ("none", "baseline") if name in names), names[0])
     return Gathered(trials, names, baseline, None)
 
@@ -197,7 +203,7 @@ def _moment(text: str) -> str:
         return ""
 
 
-def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
+def _of_row(row: dict[str, Any], path: Path, line: int) -> Trial:
     try:
         verdict = row["verdict"]
         if verdict not in (*VERDICTS, NOT_RUN):
@@ -211,6 +217,7 @@ def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
             verdict=verdict,
             reason=row.get("reason") or "",
             order=_count(row, "order") if row.get("order") else None,
+            seed=_count(row, "seed") if row.get("seed") else None,
             step_time=step_time if step_time and step_time > 0 else None,
             host=row.get("host") or row.get("node") or "",
             gpus=row.get("gpus") or "",
@@ -223,4 +230,4 @@ def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
             log=row.get("log") or "",
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadDataError(f"not a trial: {error}", location=f"{path}:{at}") from error
+        raise BadDataError(f"not a trial: {error}", location=f"{path}:{line}") from error

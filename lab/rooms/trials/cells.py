@@ -47,7 +47,6 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     step_time: str | None = None
     stop: bool = False
-    control: bool = False
 
 
 def read_matrix(path: Path) -> Matrix:
@@ -59,24 +58,24 @@ def read_matrix(path: Path) -> Matrix:
         raise MissingError(f"cannot read the matrix: {error.strerror}", location=path) from error
     if len(text) > LIMIT_BYTES:
         raise ConfigError("a matrix of more than 1 MiB", location=path)
-    matrix: Matrix = msgspec_of(text, Matrix, where=str(path))
+    matrix: Matrix = msgspec_of(text, Matrix, location=str(path))
     return matrix
 
 
-def msgspec_of(text: bytes | str, kind: Any, *, where: str) -> Any:
+def msgspec_of(text: bytes | str, kind: Any, *, location: str) -> Any:
     """YAML as `kind`, without aliases, which could grow without bound."""
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ConfigError("YAML aliases are not read here", location=where)
+            raise ConfigError("YAML aliases are not read here", location=location)
         if twice := _named_twice(yaml.compose(text, Loader=yaml.SafeLoader)):
-            raise ConfigError(f"{twice!r} is there twice, and the second would win", location=where)
+            raise ConfigError(f"{twice!r} is there twice, and the second would win", location=location)
         return msgspec.convert(yaml.safe_load(text), kind)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", location=where) from error
+        raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", location=location) from error
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"does not fit: {error}",
-            location=where,
+            location=location,
             fix="a cell has name, image, mitigations, env, args, seed, gpu and node",
         ) from error
 
@@ -121,27 +120,9 @@ def cell(text: str | Part) -> Cell:
     if isinstance(text, Part):
         return _made(text.name, text)
     if text.lstrip().startswith("{"):
-        part = msgspec_of(text, Part, where=f"--cell {text}")
+        part = msgspec_of(text, Part, location=f"--cell {text}")
         return _made(part.name, part)
     return _made(text.replace("+", "-"), Part(mitigations=tuple(text.split("+"))))
-
-
-def with_controls(cells: Sequence[Cell], baseline: str) -> tuple[Cell, ...]:
-    """A control arm for each cell but the baseline: that, slowed down as much and without the change.
-
-    Raises UsageError where a name is taken, or too long.
-    """
-    base = next(one for one in cells if one.name == baseline)
-    made = []
-    for one in cells:
-        if one.name == baseline:
-            continue
-        name = f"slow-{one.name}"
-        if not NAME.match(name):
-            raise UsageError(f"the control's name {name!r} is too long", fix="give the cell a shorter name")
-        changes = f"the baseline, paused so that its steps take as long as those of {one.name}"
-        made.append(msgspec.structs.replace(base, name=name, slow_as=one.name, changes=changes))
-    return checked([*cells, *made])
 
 
 def checked(cells: list[Cell]) -> tuple[Cell, ...]:
@@ -153,13 +134,13 @@ def checked(cells: list[Cell]) -> tuple[Cell, ...]:
 
 
 def _made(name: str | None, part: Part) -> Cell:
-    for one in part.mitigations:
-        if one not in MITIGATIONS:
+    for mitigation in part.mitigations:
+        if mitigation not in MITIGATIONS:
             raise UsageError(
-                f"no mitigation {one!r}",
+                f"no mitigation {mitigation!r}",
                 fix=f"one of: {', '.join(MITIGATIONS)}; or YAML: '{{name: mine, env: {{A: 1}}}}'",
             )
-    env = {k: v for one in part.mitigations for k, v in MITIGATIONS[one].env.items()}
+    env = {k: v for mitigation in part.mitigations for k, v in MITIGATIONS[mitigation].env.items()}
     env.update({name: _text(value) for name, value in part.env.items()})
     if bad := [name for name in env if not VARIABLE.match(name)]:
         raise UsageError(f"{bad[0]!r} is not the name of an environment variable")
@@ -172,23 +153,23 @@ def _made(name: str | None, part: Part) -> Cell:
             f"{name!r} is not the name of a cell",
             fix="at most 48 of a-z 0-9 . _ -, and a letter or digit first",
         )
-    changes = "; ".join(MITIGATIONS[one].changes for one in part.mitigations)
+    changes = "; ".join(MITIGATIONS[mitigation].changes for mitigation in part.mitigations)
     if part.node is not None and not NODE.match(part.node):
         raise UsageError(f"{part.node!r} is not the name of a node")
     if part.image is not None:
         load(part.image)  # an image that lab does not have is refused here
     if part.seed is not None and part.seed < 0:
         raise UsageError(f"the seed of cell {name!r} is below 0")
-    used = [MITIGATIONS[one] for one in part.mitigations]
-    own = bool(part.env or args) or any(value is not None for value in place.values())
+    used = [MITIGATIONS[mitigation] for mitigation in part.mitigations]
+    is_own = bool(part.env or args) or any(value is not None for value in place.values())
     return Cell(
         name=name,
         env=env,
         args=args,
         changes=changes,
-        settings=tuple(one for each in used for one in each.settings),
+        settings=tuple(mitigation for each in used for mitigation in each.settings),
         # What reads a change of a person's own is not known: such a cell may change something in any case.
-        read_by=() if own else tuple(each.read_by for each in used if each.read_by),
+        read_by=() if is_own else tuple(each.read_by for each in used if each.read_by),
         seed=part.seed,
         gpu=None if part.gpu is None else str(part.gpu),
         node=part.node,
@@ -198,10 +179,10 @@ def _made(name: str | None, part: Part) -> Cell:
 
 def _one(parts: Sequence[Part], name: str) -> Any:
     """The value that one level of a product gives; two that differ contradict each other."""
-    given = {getattr(part, name) for part in parts} - {None}
-    if len(given) > 1:
+    values = {getattr(part, name) for part in parts} - {None}
+    if len(values) > 1:
         raise UsageError(f"two axes give a cell another {name}", fix=f"name {name} in one axis only")
-    return next(iter(given), None)
+    return next(iter(values), None)
 
 
 def _slug(env: dict[str, str], args: tuple[str, ...]) -> str:

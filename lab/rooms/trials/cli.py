@@ -51,11 +51,6 @@ OF_A_SHELL = ("|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "|&", "&>
     metavar="NAME",
     help="The number in the output that is the time of one step: tells a cure from slowness.",
 )
-@option(
-    "--control",
-    is_flag=True,
-    help="For each cell that is slower: the baseline made as slow. Tells a cure from mere slowness.",
-)
 @option("--stop", is_flag=True, help="End a cell once it is shown to fail less; tests hold at every look.")
 @option("--until", type=click.Choice(["fixed"]), help="Run until it is fixed or not, against --was.")
 @option("--was", type=RATE, help="The old rate of failure.")
@@ -114,11 +109,11 @@ def _refuse_missing(config: TrialsConfig, options: Options, root: Path) -> None:
 
     if options.engine not in (None, "local"):
         return
-    for one in config.cells:
-        if not (one.image or config.image):
-            env, cwd = {**os.environ, **one.env}, Path(config.cwd or root)
-            words = [word.replace("{cell}", one.name) for word in (*config.command, *one.args)]
-            refuse_missing(words, env, cwd, one.name if len(config.cells) > 1 else "")
+    for cell in config.cells:
+        if not (cell.image or config.image):
+            env, cwd = {**os.environ, **cell.env}, Path(config.cwd or root)
+            words = [word.replace("{cell}", cell.name) for word in (*config.command, *cell.args)]
+            refuse_missing(words, env, cwd, cell.name if len(config.cells) > 1 else "")
 
 
 def _of_gpus(flags: dict[str, Any], options: Options) -> Experiment:
@@ -161,8 +156,7 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
 
     from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
-    from lab.rooms.trials.replay.config import ReplayConfig
-    from lab.rooms.trials.replay.plan import plan
+    from lab.rooms.trials.replay.config import ReplayConfig, plan
     from lab.rooms.trials.startable import refuse_missing
 
     options = options_of(ctx)
@@ -189,9 +183,9 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
 
 def _replayed(folder: Path) -> Path:
     from lab.errors import MissingError
-    from lab.rooms.trials.replay.read import PATTERN
+    from lab.workload.recorder.format import OF_STEPS
 
-    if not any(folder.glob(f"steps/*/{PATTERN}")):
+    if not any(folder.glob(f"steps/*/{OF_STEPS}")):
         raise MissingError(
             "no replay with records", location=folder, fix="name the run folder of a lab run replay"
         )
@@ -201,7 +195,7 @@ def _replayed(folder: Path) -> Path:
 def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
     """`image`: of the run, for cells that name none."""
     from lab.errors import UsageError
-    from lab.rooms.trials.cells import Matrix, cell, cells_of, checked, read_matrix, with_controls
+    from lab.rooms.trials.cells import Matrix, cell, cells_of, checked, read_matrix
     from lab.rooms.trials.failure import parse
 
     words = flags["command"]
@@ -223,13 +217,6 @@ def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
     until = _until(flags, len(cells))
     baseline = _baseline(flags["baseline"] or matrix.baseline, [one.name for one in cells])
     step_time = flags["step_time"] or matrix.step_time
-    if flags["control"] or matrix.control:
-        if not step_time:
-            raise UsageError(
-                "--control makes the baseline's steps as slow as a cell's, and needs their time",
-                fix="add --step-time NAME: the number in the output that is the time of one step",
-            )
-        cells = with_controls(cells, baseline)
     settings = {
         "command": _words(matrix.command),
         "cells": cells,
@@ -266,23 +253,23 @@ def _folder(of_cells: Sequence[str | None], image: str | None) -> str | None:
 
     Raises UsageError where images of cells cannot get it: cells would run in different folders.
     """
-    here = Path.cwd()
+    folder = Path.cwd()
     if image is None and not any(of_cells):
-        return str(here)
+        return str(folder)
     from lab.engines.docker.refusals import refuse_system_folder
     from lab.errors import UsageError
 
     try:
-        refuse_system_folder(here.resolve(), "the folder of the command")
+        refuse_system_folder(folder.resolve(), "the folder of the command")
     except UsageError as error:
         if any(of_cells):
             raise UsageError(
                 "the command runs in this folder, which cannot be mounted into the containers of its cells",
-                location=here,
+                location=folder,
                 fix="start lab in the folder of your program, not in a home or a system folder",
             ) from error
         return None
-    return str(here.resolve())
+    return str(folder.resolve())
 
 
 def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
@@ -294,8 +281,8 @@ def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
     from lab.rooms.trials.rows import read_settings, read_trial
 
     folder: Path = flags["again"]
-    given = ("cells", "baseline", "fail", "stop", "control", "until", "was", "fixed_at", "seed", "command")
-    if any(flags[name] for name in given):
+    taken = ("cells", "baseline", "fail", "stop", "until", "was", "fixed_at", "seed", "command")
+    if any(flags[name] for name in taken):
         raise UsageError(
             "--again takes command, cell and seed from the earlier run", fix="give -n alone with it"
         )
@@ -308,7 +295,7 @@ def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
         raise BadDataError("the trial and its run do not belong together", location=folder)
     return msgspec.structs.replace(
         config,
-        cells=(msgspec.structs.replace(cell, paused=row.paused),),
+        cells=(cell,),
         baseline=cell.name,
         trials=flags["trials"] or 1,
         seed=row.seed,

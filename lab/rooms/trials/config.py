@@ -9,7 +9,7 @@ import msgspec
 CONFIG = "trials.json"
 RESULT = "trial.json"
 VERDICTS = ("pass", "fail", "error")
-DECIDED, NOT_SLOWER = "decided before", "its cell is not shown to be slower"  # why a trial need not run
+DECIDED = "decided before"  # why a trial need not run
 NEVER_RAN = "its command cannot run: see the cell's first trial"
 LEFT = "although it left processes running, which were ended with it"
 NOT_RUN = "not run"  # planned, and either the question was decided before or the run ended
@@ -17,7 +17,7 @@ RATIO = 1.15  # a cell slower than the baseline by more is not told apart from s
 ALPHA = 0.05
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Cell(msgspec.Struct, frozen=True, kw_only=True):  # unknown fields: runs of earlier versions have some
     """One way to run the command: its variables and arguments on top of the baseline's.
 
     settings: torch's own, switched in every Python process of the command that imports torch. read_by:
@@ -34,8 +34,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gpu: str | None = None  # number or UUID of the one GPU it runs on
     node: str | None = None  # Slurm's name of the host it runs on
     image: str | None = None  # the image it runs in, instead of the run's
-    slow_as: str | None = None  # a control: the baseline, paused until its steps take as long as this cell's
-    paused: float | None = None  # of a control that runs again: as it was paused then
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,8 +64,8 @@ class TrialsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def seed_of(config: TrialsConfig, trial: int, cell: Cell) -> int:
     """Trials of one block share a seed, so that cells meet the same draws; unless a cell has its own."""
-    first = config.seed if cell.seed is None else cell.seed
-    return first if config.same_seed else first + trial
+    first_seed = config.seed if cell.seed is None else cell.seed
+    return first_seed if config.same_seed else first_seed + trial
 
 
 def words_of(config: TrialsConfig, cell: Cell, trial: int) -> list[str]:
@@ -77,11 +75,6 @@ def words_of(config: TrialsConfig, cell: Cell, trial: int) -> list[str]:
     for mark, value in values.items():
         words = [word.replace(mark, value) for word in words]
     return words
-
-
-def controls_of(config: TrialsConfig) -> dict[str, str]:
-    """Cell -> its control, where it has one."""
-    return {one.slow_as: one.name for one in config.cells if one.slow_as}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +98,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: float | None = None  # the highest while it ran
     sm_clock_mhz: float | None = None  # the median while it ran
     throttled: bool | None = None  # a GPU was slowed by heat or power at some time
-    paused: float | None = None  # of a control: how many times as long its processes were made to take
+    attempts: int = 1  # starts of this trial: a job that Slurm requeued, or a run that was resumed
     effect: str = ""  # "yes"; why its cell's settings had none; "" is not known
     judged: str = ""  # a hash of the numbers that were judged; "": none were
     first_bad_line: int | None = None

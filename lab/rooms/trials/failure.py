@@ -18,12 +18,12 @@ import operator
 import re
 import signal
 import statistics
+import threading
 from collections.abc import Callable
 
 import msgspec
 
 from lab.errors import UsageError
-from lab.rooms.trials.expressions import Expressions
 from lab.rooms.trials.no_start import Signs
 
 CANNOT_RUN = "cannot run"  # how the reason begins where the command, or what it starts, is not there
@@ -51,6 +51,7 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+LIMIT_S = 1.0  # of processor time that an expression may take on a line
 UNLIKE = ("", "a", "Z9", "~ -", "\t_.")  # no expression for one kind of line matches all of them
 _OP = r"(!=|==|<=|>=|<|>)"
 
@@ -106,6 +107,30 @@ def _term(text: str) -> Term:
     )
 
 
+class TooSlow(Exception):
+    """An expression has used up its processor time on a line."""
+
+
+def _too_slow(*_: object) -> None:
+    raise TooSlow
+
+
+def search(pattern: re.Pattern[str], line: str) -> bool:
+    """Whether it matches. Raises TooSlow, which only a process's main thread can be told.
+
+    Some expressions try every way through a line, as `(a+)+$` does; `re` looks for signals while it searches.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return pattern.search(line) is not None
+    previous = signal.signal(signal.SIGVTALRM, _too_slow)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+    try:
+        return pattern.search(line) is not None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
 class Reader:
     """Reads a command's output line by line and keeps what the terms ask for, and the step times."""
 
@@ -116,28 +141,26 @@ class Reader:
         }
         self._patterns.pop("", None)
         self._patterns.pop("exit", None)
-        patterns = dict.fromkeys(t.text[1:-1] for t in terms if t.kind == "regex")
-        self.expressions = Expressions(list(patterns)) if patterns else None
+        self._expressions = {t.text: re.compile(t.text[1:-1]) for t in terms if t.kind == "regex"}
         self._not_judged: dict[str, str] = {}  # expression -> why
         self._step_time = step_time
         self.times: list[float] = []
-        self.seen: set[str] = set()
+        self.names_read: set[str] = set()
         self.hits: dict[str, int] = {}  # term -> the first line, from 1
         self._no_numbers: dict[str, int] = {}  # comparisons that met NaN, which is neither above nor below
         self._judged = hashlib.sha256()
-        self.at = 0  # lines so far
+        self.line_number = 0  # lines so far
         self._signs = Signs()
 
     def line(self, line: str) -> None:
-        self.at += 1
+        self.line_number += 1
         if "\x1b" in line:
             line = COLOURS.sub("", line)
         if line and not line.isspace():
             self._signs.line(line)
-        if self.expressions:
-            self.expressions.line(line)
+        self._match(line)
         for name, values in self._numbers(line).items():
-            self.seen.add(name)
+            self.names_read.add(name)
             if name != self._step_time:
                 self._judged.update(f"{name} {values}".encode())
             if name == self._step_time:
@@ -146,22 +169,33 @@ class Reader:
                 if term.name != name:
                     continue
                 if term.text not in self.hits and any(_bad(term, v) for v in values):
-                    self.hits[term.text] = self.at
+                    self.hits[term.text] = self.line_number
                 if term.kind == "number" and any(map(math.isnan, values)):
-                    self._no_numbers.setdefault(term.text, self.at)
+                    self._no_numbers.setdefault(term.text, self.line_number)
+
+    def _match(self, line: str) -> None:
+        for text, pattern in list(self._expressions.items()):
+            try:
+                if not search(pattern, line):
+                    continue
+                self.hits[text] = self.line_number
+            except (TooSlow, MemoryError, RecursionError) as error:
+                reason = f"takes too long on line {self.line_number}"
+                self._not_judged[text] = reason if isinstance(error, TooSlow) else str(error)
+            del self._expressions[text]
 
     def _numbers(self, line: str) -> dict[str, list[float]]:
         lowered = line.lower()  # most lines do not have the name, and this is the quickest way to know
-        found = {
+        numbers = {
             name: [_value(v) for v in _texts(p, line)] if name.lower() in lowered else []
             for name, p in self._patterns.items()
         }
         if line.lstrip().startswith("{"):
             fields = _fields(line)
             for name in self._patterns:
-                if not found[name]:
-                    found[name] = _at_path(fields, name)
-        return {name: values for name, values in found.items() if values}
+                if not numbers[name]:
+                    numbers[name] = _at_path(fields, name)
+        return {name: values for name, values in numbers.items() if values}
 
     @property
     def step_time(self) -> float | None:
@@ -171,14 +205,13 @@ class Reader:
     @property
     def judged(self) -> str:
         """A hash of all numbers that were judged, "" where there were none: equal trials are one trial."""
-        return self._judged.hexdigest()[:16] if self.seen - {self._step_time} else ""
+        return self._judged.hexdigest()[:16] if self.names_read - {self._step_time} else ""
 
     def verdict(self, exit_code: int, *, timed_out: bool = False, machine: str = "") -> tuple[str, str]:
         """-> (pass, fail or error; the reason). What was to be judged and never seen is an error, no pass.
 
         machine: why the exit code is the machine's doing; only a term that names this very code counts then.
         """
-        self._ask_expressions()
         no_start = "" if timed_out else self._signs.why(exit_code)
         for term in self.terms:
             if term.kind == "timeout" and timed_out and not machine:
@@ -187,41 +220,32 @@ class Reader:
             if is_hit and (not (no_start or machine) or _is_meant(term, exit_code)):
                 return "fail", code_text(exit_code)
         if self.hits:
-            text = min(self.hits, key=lambda one: self.hits[one])
+            text = min(self.hits, key=lambda text: self.hits[text])
             return "fail", f"{text}: line {self.hits[text]}"
         if no_start:
             return "error", f"{CANNOT_RUN}: {no_start}"
         if machine:
             return "error", f"{code_text(exit_code)}: {machine}"
-        for pattern, why in self._not_judged.items():
-            return "error", f"undecided: {f'/{pattern}/ ' if pattern else ''}{why}"
+        for text, reason in self._not_judged.items():
+            return "error", f"undecided: {text} {reason}"
         if timed_out:
             return "error", "ran past --trial-timeout"
         if exit_code != 0 and not any(term.kind == "exit" and term.op != "!=" for term in self.terms):
             return "error", f"{code_text(exit_code)}, which --fail does not name"
         if exit_code != 0:
             return "error", f"{code_text(exit_code)} is not the failure that --fail names"
-        for text, at in self._no_numbers.items():
+        for text, line in self._no_numbers.items():
             name = next(term.name for term in self.terms if term.text == text)
-            return "error", f"{name} is NaN in line {at}, which {text} does not judge: add `or nan in {name}`"
+            return (
+                "error",
+                f"{name} is NaN in line {line}, which {text} does not judge: add `or nan in {name}`",
+            )
         unseen = [
-            t.name for t in self.terms if t.kind in ("nan", "inf", "number") and t.name not in self.seen
+            t.name for t in self.terms if t.kind in ("nan", "inf", "number") and t.name not in self.names_read
         ]
         if unseen:
             return "error", f"the output never says {unseen[0]}: nothing to judge"
         return "pass", self._signs.hidden
-
-    def close(self) -> None:
-        """Where no verdict is asked for."""
-        if self.expressions:
-            self.expressions.end()
-            self.expressions = None
-
-    def _ask_expressions(self) -> None:
-        if self.expressions:
-            found, self._not_judged = self.expressions.ended()
-            self.hits.update({f"/{pattern}/": at for pattern, at in found.items()})
-            self.expressions = None
 
 
 def _is_meant(term: Term, exit_code: int) -> bool:
@@ -244,14 +268,14 @@ def _named(name: str) -> re.Pattern[str]:
     """`loss: 1`, or `loss nan` and `nan loss`, which need no sign between them; one group per form."""
     word = rf"(?<![\w.]){re.escape(name)}"
     spoken = rf"(?:\s+(?:is|was|became|went|turned|of|value))?\s+({WORD})"
-    before = (
+    value_before = (
         rf"(?<![\w.]){DENIED}({WORD})\s+(?:in\s+)?(?:the\s+)?{re.escape(name)}(?!\s*(?:[\w\"']+\s*)?[:=])"
     )
-    return re.compile(rf"(?:{word}(?:{VALUE}|{spoken})|{before})(?!\w|\.\w)", re.IGNORECASE)
+    return re.compile(rf"(?:{word}(?:{VALUE}|{spoken})|{value_before})(?!\w|\.\w)", re.IGNORECASE)
 
 
 def _texts(pattern: re.Pattern[str], line: str) -> list[str]:
-    texts = [next(filter(None, found.groups())) for found in pattern.finditer(line)]
+    texts = [next(filter(None, hit.groups())) for hit in pattern.finditer(line)]
     return [item for one in texts for item in (_items(one) if one[0] == "[" else [one])]
 
 
@@ -282,10 +306,10 @@ def _at_path(fields: object, path: str) -> list[float]:
     """The numbers at `a.b`, which may also be one key. JSON has no NaN, and writers make it null."""
     if isinstance(fields, dict) and path in fields:
         return _of_json(fields[path])
-    *parents, last = path.split(".")
+    *parents, name = path.split(".")
     for part in parents:
         fields = fields.get(part) if isinstance(fields, dict) else None
-    return _of_json(fields[last]) if isinstance(fields, dict) and last in fields else []
+    return _of_json(fields[name]) if isinstance(fields, dict) and name in fields else []
 
 
 def _of_json(value: object) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,21 +23,20 @@ from lab.report.parts import Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
-from lab.rooms.trials.config import ALPHA, NEVER_RAN, NOT_RUN, RATIO, Trial, controls_of
+from lab.rooms.trials.config import NEVER_RAN, NOT_RUN, Trial
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_ERRORS,
     BY_PLACE,
     BY_TIME,
     LESS,
-    MATCHED,
     MORE,
     NO_EFFECT,
     NO_TRIALS,
-    ONLY_SLOW,
     SLOWER,
     UNRELIABLE,
     Comparison,
+    Confounds,
     Decision,
     Rate,
     clock_steps,
@@ -51,14 +51,20 @@ PILLS = {
     LESS: "ok",
     MORE: "fail",
     SLOWER: "warn",
-    ONLY_SLOW: "warn",
     BY_ERRORS: "warn",
     BY_PLACE: "warn",
     BY_TIME: "warn",
     NO_EFFECT: "warn",
 }
-OF_CONTROLS = ["control", "control_slowdown", "p_control", "p_slowness"]
-P_VALUES = ("p", "p_corrected", "p_by_place", "p_control", "p_slowness")
+P_VALUES = ("p", "p_corrected", "p_by_place")
+TESTS = {
+    "order": ("Drift of failures with time", "too few trials or failures"),
+    "dependence": ("Dependence on earlier trials", "too few trials or failures"),
+    "place": ("Hosts or GPUs that fail at different rates", "all trials ran in one place"),
+    "temperature": ("Another GPU temperature of failing trials", "not recorded, or it never changed"),
+    "clock": ("Another SM clock of failing trials", "not recorded, or it never changed"),
+}
+MOST_CARDS = 40
 COLUMNS = 48  # of the timeline; more blocks are counted together
 MOST_OPEN = 12  # undecided cells that are named
 MOST_AGAIN = 5  # failing trials whose command to run again is on the page
@@ -66,48 +72,54 @@ MOST_AGAIN = 5  # failing trials whose command to run again is on the page
 
 def report(folder: Path, out: Path, run: Run | None) -> Findings:
     """Tables, figures and report.html into `out`."""
-    found = gather(run) if run else read_table(folder / "trials.csv")
-    config = found.config
+    gathered = gather(run) if run else read_table(folder / "trials.csv")
+    config = gathered.config
     decision = decide(
-        found.trials,
-        found.names,
-        found.baseline,
+        gathered.trials,
+        gathered.names,
+        gathered.baseline,
         stop=bool(config and config.stop),
         until=config.until if config else None,
-        controls=controls_of(config) if config else None,
     )
-    cells, compared, trials = _cells(decision, found, run), _compared(decision), _trials(found.trials)
-    shown = trials.drop(columns=["began_s", "boot"])
+    cells, compared, trials = (
+        _cells(decision, gathered, run),
+        _frame(decision.comparisons),
+        _trials(gathered.trials),
+    )
     files = [
         write_csv(frame, out / "tables" / f"{name}.csv")
         for name, frame in (("trials", trials), ("cells", cells), ("comparisons", compared))
     ]
-    shown = _shown(cells)
-    lacking = [*found.missing, *_lacking(decision, found)]
-    verdict = sentences(decision, found)
-    figures = [_intervals(decision, out), _timeline(found, out)]
+    shown, shown_trials = _shown(cells), trials.drop(columns=["began_s", "boot"])
+    lacking = [*gathered.missing, *_lacking(decision, gathered)]
+    verdict = sentences(decision, gathered)
+    num_judged = sum(rate.n for rate in decision.cells)
+    figures = [_intervals(decision, out), _timeline(gathered, out)]
     page = Page(
         title=f"Trials {run.manifest.id if run else folder.resolve().name}",
         question="How often does it fail, and which change makes it fail less?",
         verdict=verdict,
         status="warn" if lacking or not decision.decided else "ok",
-        cards=[_card(one) for one in decision.cells[:6]],
+        cards=[_card(rate) for rate in decision.cells[:MOST_CARDS]],
         sections=[
             Section("Rates", [figures[0], Table(shown, "One row per cell", "tables/cells.csv")]),
             *(
                 [
                     Section(
                         "Comparisons",
-                        [Table(_short(compared), _method(found), "tables/comparisons.csv", pills=PILLS)],
+                        [Table(_short(compared), _method(gathered), "tables/comparisons.csv", pills=PILLS)],
                     )
                 ]
                 if len(compared)
                 else []
             ),
-            Section("Over time", [figures[1], Points(_confounds(decision))]),
+            Section("Over time", [figures[1], Points(_confound_lines(decision, num_judged))]),
             Section(
                 "Trials",
-                [*_again(found, run), Table(shown, "Every trial", "tables/trials.csv", pills=PILLS)],
+                [
+                    *_again(gathered, run),
+                    Table(shown_trials, "Every trial", "tables/trials.csv", pills=PILLS),
+                ],
             ),
         ],
         provenance=provenance(folder, run.manifest if run else None),
@@ -129,213 +141,196 @@ def answer(decision: Decision) -> dict[str, Any]:
         "cells": [{key: getattr(one, key) for key in keys} for one in decision.cells],
         "comparisons": [{key: getattr(one, key) for key in compared} for one in decision.comparisons],
         "decided": decision.decided,
+        "draws": decision.confounds.draws,
+        "confounds": decision.confounds.p,
     }
 
 
-_SO = "and intervals and fixed-n tests, which take them as independent, are too sure"
-
-
-def sentences(decision: Decision, found: Gathered) -> list[str]:
+def sentences(decision: Decision, gathered: Gathered) -> list[str]:
     """The verdict: what was asked, first."""
-    rates = {one.name: one for one in decision.cells}
+    rates = {each.name: each for each in decision.cells}
     lines = []
     if decision.until:
-        lines.append(_until_sentence(decision, found))
-    lines += [_against(one, rates) for one in decision.comparisons]
+        lines.append(_until_sentence(decision, gathered))
+    lines += [_against(each, rates) for each in decision.comparisons]
     if not lines:
         lines.append(_rate_sentence(decision.cells[0]))
-    if decision.p_order is not None and decision.p_order <= ALPHA:
-        lines.append(f"Failures drift with time (p {decision.p_order:.2g}): no cell has one fixed rate.")
-    elif decision.p_runs is not None and decision.p_runs <= ALPHA:
-        how = "come in clusters" if decision.clusters else "alternate with passes"
-        lines.append(f"Failures {how} (p {decision.p_runs:.2g}): trials depend on those before them, {_SO}.")
-    lines += [
-        f"{one.name} fails more often than other places in the same cells: {one.fail} of {one.n} against "
-        f"{one.others_fail} of {one.others_n} (corrected p {one.p:.2g})."
-        for one in decision.worse_places
-    ]
-    if decision.p_place is not None and decision.p_place <= ALPHA and not decision.worse_places:
-        lines.append(f"Hosts or GPUs fail at different rates (p {decision.p_place:.2g}).")
-    for what, p in (("temperature", decision.p_heat), ("clock", decision.p_clock)):
-        if p is not None and p <= ALPHA:
-            lines.append(f"Failing trials ran at another {what} of the GPU (p {p:.2g}).")
-    if same := [one.name for one in decision.cells if one.repeats]:
+    lines += _confound_sentences(decision.confounds)
+    if same := [each.name for each in decision.cells if each.repeats]:
         lines.append(
             f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may "
             "not use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
         )
-    if steps := clock_steps(found.trials):
-        first, by_s = steps[0]
+    if steps := clock_steps(gathered.trials):
+        step, by_s = steps[0]
         again = f" and {plural(len(steps) - 1, 'time')} after it" if len(steps) > 1 else ""
         way = "back" if by_s < 0 else "forward"
-        several = len({t.boot for t in found.trials if t.boot}) > 1
+        several = len({t.boot for t in gathered.trials if t.boot}) > 1
         still = (
             "which of two hosts' trials began first is uncertain"
             if several
             else "order and durations are by another clock"
         )
-        lines.append(f"The wall clock was set {way} by {abs(by_s):,.0f} s before {first}{again}: {still}.")
-    lines += [f"{one}." for one in found.doubts]
-    errors = sum(one.error for one in decision.cells)
+        lines.append(f"The wall clock was set {way} by {abs(by_s):,.0f} s before {step}{again}: {still}.")
+    lines += [f"{each}." for each in gathered.doubts]
+    errors = sum(each.error for each in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"
-        bad = next(t for t in found.trials if t.verdict == "error")
-        which = "the first, of" if errors > 1 else "of"
-        why = f" ({which} {bad.cell}: {bad.reason})" if bad.reason else ""
-        lines.append(f"{plural(errors, 'trial')} ended in error and {verb} in no rate{why}.")
+        bad = next(t for t in gathered.trials if t.verdict == "error")
+        prefix = "the first, of" if errors > 1 else "of"
+        detail = f" ({prefix} {bad.cell}: {bad.reason})" if bad.reason else ""
+        lines.append(f"{plural(errors, 'trial')} ended in error and {verb} in no rate{detail}.")
     return lines
 
 
-def _rate_sentence(one: Rate) -> str:
-    if one.rate is None:
-        return f"{one.name}: no trial passed or failed, so there is no rate."
-    clean = "" if one.fail else "; no failure seen is not a rate of zero"
-    return f"{one.name} failed {one.fail} of {one.n}: {one.rate:.1%} [{one.low:.1%}, {one.high:.1%}]{clean}."
+def _rate_sentence(rate: Rate) -> str:
+    if rate.rate is None:
+        return f"{rate.name}: no trial passed or failed, so there is no rate."
+    clean = "" if rate.fail else "; no failure seen is not a rate of zero"
+    interval = f"[{rate.low:.1%}, {rate.high:.1%}]"
+    return f"{rate.name} failed {rate.fail} of {rate.n}: {rate.rate:.1%} {interval}{clean}."
 
 
-def _until_sentence(decision: Decision, found: Gathered) -> str:
-    assert found.config and found.config.until
-    until, one = found.config.until, next(c for c in decision.cells if c.name == found.baseline)
+def _until_sentence(decision: Decision, gathered: Gathered) -> str:
+    assert gathered.config and gathered.config.until
+    until, rate = gathered.config.until, next(c for c in decision.cells if c.name == gathered.baseline)
     words = {
         "fixed": f"Fixed: a rate of {until.fixed:g} explains the trials better than the old {until.was:g}",
         "not fixed": f"Not fixed: the old {until.was:g} explains the trials better than {until.fixed:g}",
         "undecided": f"Undecided between the old rate of {until.was:g} and {until.fixed:g}",
     }[decision.until or "undecided"]
-    return f"{words}: {one.fail} of {one.n} failed (wrong in at most 5 %)."
+    return f"{words}: {rate.fail} of {rate.n} failed (wrong in at most 5 %)."
 
 
-def _against(one: Comparison, rates: dict[str, Rate]) -> str:
-    cell, base = rates[one.cell], rates[one.baseline]
-    counts = f"{one.cell} {cell.fail}/{cell.n} against {one.baseline} {base.fail}/{base.n}"
-    p = "" if one.p_corrected is None else f", corrected p {one.p_corrected:.2g}"
-    slower = "" if one.slowdown is None else f"; steps take {one.slowdown:.2f} times the baseline's"
-    if one.verdict == NO_TRIALS:
+def _against(comparison: Comparison, rates: dict[str, Rate]) -> str:
+    cell, base = rates[comparison.cell], rates[comparison.baseline]
+    counts = f"{comparison.cell} {cell.fail}/{cell.n} against {comparison.baseline} {base.fail}/{base.n}"
+    p = "" if comparison.p_corrected is None else f", corrected p {comparison.p_corrected:.2g}"
+    slower = (
+        "" if comparison.slowdown is None else f"; steps take {comparison.slowdown:.2f} times the baseline's"
+    )
+    if comparison.verdict == NO_TRIALS:
         return f"{counts}: not compared, because a side has no trial that passed or failed."
-    if one.verdict == NO_EFFECT:
+    if comparison.verdict == NO_EFFECT:
         return f"{counts}: not compared, because nothing in the command reads what the cell sets."
-    if one.verdict == LESS:
+    if comparison.verdict == LESS:
         at_most = f"; a rate of up to {cell.high:.1%} stays possible"
-        return f"{counts}: fails less{p}{at_most}{slower}{_beyond(one, rates)}."
-    if one.verdict == SLOWER:
-        return f"{counts}: fails less{p}, but is not told apart from mere slowness{slower}{_why_open(one)}."
-    if one.verdict == ONLY_SLOW:
-        slow = rates[one.control or ""]
+        return f"{counts}: fails less{p}{at_most}{slower}."
+    if comparison.verdict == SLOWER:
         return (
-            f"{counts}: fails less{p}{slower}, and so does the baseline that is as slow, {slow.name} "
-            f"{slow.fail}/{slow.n} (p {one.p_slowness:.2g}): slowness explains it."
+            f"{counts}: fails less{p}, but is not told apart from mere slowness{slower}: add a cell that "
+            "slows the baseline down as much."
         )
-    if one.verdict == BY_ERRORS:
+    if comparison.verdict == BY_ERRORS:
         return (
             f"{counts}: fails less{p}, but {plural(cell.error, 'trial')} of it ended in error against "
             f"{base.error} of the baseline's: its failures may have become errors, which are in no rate."
         )
-    if one.verdict == BY_TIME:
-        when = "after" if (one.began_later or 0) > 0.5 else "before"
+    if comparison.verdict == BY_TIME:
+        when = "after" if (comparison.began_later or 0) > 0.5 else "before"
         return (
             f"{counts}: differs{p}, but its trials began {when} the baseline's: time may be why. "
             "Cells must take turns."
         )
-    if one.verdict == BY_PLACE:
-        return (
-            f"{counts}: differs{p}, but not within a place (p {one.p_by_place:.2g}): host or GPU may be why."
-        )
-    if one.verdict == MORE:
+    if comparison.verdict == BY_PLACE:
+        within = f"not within a place (p {comparison.p_by_place:.2g})"
+        return f"{counts}: differs{p}, but {within}: host or GPU may be why."
+    if comparison.verdict == MORE:
         return f"{counts}: fails more{p}{slower}."
     if not base.fail:
         return f"{counts}: no evidence{p}; the baseline never failed, so nothing can be seen to fail less."
     # So that "no evidence" is not read as "no effect".
-    more = trials_per_cell(base.fail / base.n, base.fail / base.n / 2)
-    needed = f"about {more} trials per cell" if more else f"more than {MOST_TRIALS} trials per cell"
+    needed_trials = trials_per_cell(base.fail / base.n, base.fail / base.n / 2)
+    needed = (
+        f"about {needed_trials} trials per cell"
+        if needed_trials
+        else f"more than {MOST_TRIALS} trials per cell"
+    )
     return f"{counts}: no evidence{p}; to see a halving takes {needed}."
 
 
-def _beyond(one: Comparison, rates: dict[str, Rate]) -> str:
-    """Why a slower cell counts as a cure."""
-    if one.control is None or one.p_control is None or not rates[one.control].n:
-        return ""
-    slow = rates[one.control]
-    return f"; it fails less than the baseline that is as slow, too: {slow.name} {slow.fail}/{slow.n}"
-
-
-def _why_open(one: Comparison) -> str:
-    if one.control is None:
-        return "; --control runs a baseline that is as slow"
-    if one.control_slowdown is None:
-        return f"; {one.control} has no step times"
-    text = f"; {one.control} took {one.control_slowdown:.2f} times the baseline's"
-    if one.slowdown is not None and one.control_slowdown < MATCHED * one.slowdown:
-        return f"{text}, which is not as slow"
-    if one.slowdown is not None and one.control_slowdown > RATIO * one.slowdown:
-        return f"{text}, which is slower than the cell"
-    return f"{text}, and needs more trials"
-
-
-def _lacking(decision: Decision, found: Gathered) -> list[str]:
+def _lacking(decision: Decision, gathered: Gathered) -> list[str]:
     lines = []
-    for one in decision.cells:
-        total = one.n + one.error
-        first = next((t.reason for t in found.trials if t.cell == one.name and t.verdict == "error"), "")
-        if one.n == 0 and total:
-            said = any(t.cell == one.name and t.reason == NEVER_RAN for t in found.trials)
+    for rate in decision.cells:
+        total = rate.n + rate.error
+        reason = next((t.reason for t in gathered.trials if t.cell == rate.name and t.verdict == "error"), "")
+        if rate.n == 0 and total:
+            is_said = any(t.cell == rate.name and t.reason == NEVER_RAN for t in gathered.trials)
             errors = plural(total, "error")
-            if not said:  # by what is missing, with its reason
-                lines.append(
-                    f"{one.name}: no trial passed or failed ({errors}, the first: {first}), so it has no rate"
-                )
-        elif total and one.error / total >= UNRELIABLE:
+            if not is_said:  # by what is missing, with its reason
+                ended = f"{errors}, the first: {reason}"
+                lines.append(f"{rate.name}: no trial passed or failed ({ended}), so it has no rate")
+        elif total and rate.error / total >= UNRELIABLE:
             lines.append(
-                f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable; the "
-                f"first: {first}"
+                f"{rate.name}: {rate.error} of {total} trials ended in error, so its rate is unreliable; the "
+                f"first: {reason}"
             )
     if not decision.decided:
-        open_ones = [one.cell for one in decision.comparisons if one.verdict not in ANSWERS]
-        cells = first_few(open_ones, MOST_OPEN) or found.baseline
+        open_ones = [rate.cell for rate in decision.comparisons if rate.verdict not in ANSWERS]
+        cells = first_few(open_ones, MOST_OPEN) or gathered.baseline
         lines.append(f"undecided: cell{'s' if len(open_ones) > 1 else ''} {cells}")
     return lines
 
 
-def _confounds(decision: Decision) -> list[str]:
+def _confound_sentences(confounds: Confounds) -> list[str]:
+    """What failures go with, where that is shown."""
     lines = []
-    if decision.p_order is None:
-        lines.append("Whether failures drift with time: not tested, too few trials or failures.")
-    else:
-        drift = (
-            "failures drift with time"
-            if decision.p_order <= ALPHA
-            else "no drift of failures with time shown"
+    if confounds.shows("order"):
+        lines.append(f"Failures drift with time{_p_of(confounds, 'order')}: no cell has one fixed rate.")
+    elif confounds.shows("dependence"):
+        pattern = "come in clusters" if confounds.clusters else "alternate with passes"
+        lines.append(
+            f"Failures {pattern}{_p_of(confounds, 'dependence')}: trials depend on those before them, and "
+            "intervals and fixed-n tests, which take them as independent, are too sure."
         )
-        lines.append(f"Order: {drift} (permutation within cells, p {decision.p_order:.2g}).")
-    if decision.p_runs is not None:
-        seen = "seen" if decision.p_runs <= ALPHA else "not shown"
-        lines.append(f"Dependence on earlier trials: {seen} (runs within cells, p {decision.p_runs:.2g}).")
-    if decision.p_place is None:
-        lines.append("Host and GPU: all trials ran in one place, so its part is not known.")
-    else:
-        differ = "they fail at different rates" if decision.p_place <= ALPHA else "no difference shown"
-        lines.append(f"Host and GPU: {differ} (chi-squared, p {decision.p_place:.2g}).")
-    if not any(one.slowdown for one in decision.comparisons):
-        lines.append("Speed of the cells: not measured; --step-time NAME reads it from the output.")
-    for what, p in (("Temperature", decision.p_heat), ("SM clock", decision.p_clock)):
-        if p is None:
-            lines.append(f"{what} of the GPU: not tested; it was not recorded, or never changed.")
-        else:
-            other = "failing trials had another" if p <= ALPHA else "no difference of failing trials shown"
-            lines.append(f"{what} of the GPU: {other} (permutation within cells, p {p:.2g}).")
+    lines += [
+        f"{place.name} fails more often than other places in the same cells: {place.fail} of {place.n} "
+        f"against {place.elsewhere_fail} of {place.elsewhere_n} (corrected p {place.p:.2g})."
+        for place in confounds.worse_places
+    ]
+    if confounds.shows("place") and not confounds.worse_places:
+        lines.append(f"Hosts or GPUs fail at different rates{_p_of(confounds, 'place')}.")
+    lines += [
+        f"Failing trials ran at another {name} of the GPU{_p_of(confounds, name)}."
+        for name in ("temperature", "clock")
+        if confounds.shows(name)
+    ]
     return lines
 
 
-def _method(found: Gathered) -> str:
-    if found.config and found.config.stop:
+def _p_of(confounds: Confounds, name: str) -> str:
+    return f" (p {confounds.p[name]:.2g})"
+
+
+def _confound_lines(decision: Decision, num_judged: int) -> list[str]:
+    """Each of the tests, what it rests on, and what was not tested."""
+    confounds = decision.confounds
+    lines = [
+        f"{plural(num_judged, 'trial')} that passed or failed are {plural(confounds.draws, 'draw')}: trials "
+        "with one seed are one draw. The tests shuffle draws, those of cells that share seeds together; "
+        "p-values are corrected for their number (Holm)."
+    ]
+    for name, (title, absent) in TESTS.items():
+        if name not in confounds.p:
+            lines.append(f"{title}: not tested; {absent}.")
+        else:
+            shown = "shown" if confounds.shows(name) else "not shown"
+            lines.append(f"{title}: {shown}{_p_of(confounds, name)}.")
+    if not any(comparison.slowdown for comparison in decision.comparisons):
+        lines.append("Speed of the cells: not measured; --step-time NAME reads it from the output.")
+    return lines
+
+
+def _method(gathered: Gathered) -> str:
+    if gathered.config and gathered.config.stop:
         return "Each cell against the baseline, paired by block, at every look; p corrected by Holm"
     return "Each cell against the baseline: Fisher's exact test, two-sided; p corrected by Holm"
 
 
-def _cells(decision: Decision, found: Gathered, run: Run | None) -> pd.DataFrame:
+def _cells(decision: Decision, gathered: Gathered, run: Run | None) -> pd.DataFrame:
     """One row per cell; with its image and the image's content where cells differ in them."""
-    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.cells]).rename(
-        columns={"left": "not_run"}
-    )
-    config = found.config
+    frame: pd.DataFrame = _frame(decision.cells).rename(columns={"left": "not_run"})
+    config = gathered.config
     if run is None or config is None or not any(one.image for one in config.cells):
         return frame
     records = [*([run.manifest.image] if run.manifest.image else []), *run.manifest.images]
@@ -356,10 +351,8 @@ def _shown(cells: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
-def _compared(decision: Decision) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.comparisons])
-    if not any(one.control for one in decision.comparisons):
-        frame = frame.drop(columns=OF_CONTROLS, errors="ignore")
+def _frame(rows: Sequence[Rate] | Sequence[Comparison]) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame([asdict(row) for row in rows])
     return frame
 
 
@@ -373,16 +366,17 @@ def _short(compared: pd.DataFrame) -> pd.DataFrame:
 
 def _trials(trials: list[Trial]) -> pd.DataFrame:
     frame = pd.DataFrame([msgspec.to_builtins(one) for one in trials])
-    whole = dict.fromkeys(("order", "seed", "exit_code", "first_bad_line"), "Int64")
-    ordered: pd.DataFrame = frame.astype(whole).sort_values(["order", "cell", "trial"], ignore_index=True)
+    integers = dict.fromkeys(("order", "seed", "exit_code", "first_bad_line"), "Int64")
+    ordered: pd.DataFrame = frame.astype(integers).sort_values(["order", "cell", "trial"], ignore_index=True)
     return ordered
 
 
-def _card(one: Rate) -> Card:
-    rate = "–" if one.rate is None else f"{one.rate:.1%}"
-    return Card(
-        one.name, rate, "tables/cells.csv", note=f"{one.fail} of {one.n}, [{one.low:.1%}, {one.high:.1%}]"
-    )
+def _card(rate: Rate) -> Card:
+    low, high = 100 * rate.low, 100 * rate.high
+    note = f"{rate.fail} of {rate.n}, [{low:.1f}, {high:.1f}] %"
+    if rate.rate is None:
+        return Card(rate.name, "–", "tables/cells.csv", note=note)
+    return Card(rate.name, f"{100 * rate.rate:.1f}", "tables/cells.csv", unit="%", note=note)
 
 
 def _intervals(decision: Decision, out: Path) -> Figure:
@@ -401,35 +395,35 @@ def _intervals(decision: Decision, out: Path) -> Figure:
     return Figure(svg, "Failure rates with 95 % intervals", "figures/rates.png", "tables/cells.csv")
 
 
-def _timeline(found: Gathered, out: Path) -> Figure:
+def _timeline(gathered: Gathered, out: Path) -> Figure:
     """Cells down, blocks across to the last that ran; several blocks share a column where there are many."""
-    last = max((one.trial for one in found.trials if one.verdict != NOT_RUN), default=0)
-    wide = last // COLUMNS + 1
+    last_block = max((trial.trial for trial in gathered.trials if trial.verdict != NOT_RUN), default=0)
+    wide = last_block // COLUMNS + 1
     tally: dict[tuple[str, int], Counter[str]] = {}
-    for one in found.trials:
-        tally.setdefault((one.cell, one.trial // wide), Counter())[one.verdict] += 1
-    columns = [str(at * wide) for at in range(last // wide + 1)]
+    for trial in gathered.trials:
+        tally.setdefault((trial.cell, trial.trial // wide), Counter())[trial.verdict] += 1
+    columns = [str(at * wide) for at in range(last_block // wide + 1)]
 
     def cell(down: int, across: int) -> Cell | None:
-        count = tally.get((found.names[down], across), Counter())
+        count = tally.get((gathered.names[down], across), Counter())
         n = sum(count[verdict] for verdict in ("pass", "fail", "error"))
         if not n:
             return None
         role = "fail" if count["fail"] else "warn" if count["error"] else "ok"
         text = {"fail": "F", "warn": "E", "ok": ""}[role] if wide == 1 else str(count["fail"] or "")
-        hover = f"{found.names[down]} from {columns[across]}: {dict(count)}"
+        hover = f"{gathered.names[down]} from {columns[across]}: {dict(count)}"
         return Cell(text, role, max(count["fail"], count["error"]) / n if role != "ok" else 0.3, hover)
 
     legend = {"failed": "fail", "error": "warn", "passed": "ok"}
-    draw = partial(cell_grid, found.names, columns, cell, legend=legend)
+    draw = partial(cell_grid, gathered.names, columns, cell, legend=legend)
     svg = save(draw, out / "figures", "timeline")
     per = "block" if wide == 1 else f"{wide} blocks, with the number of failures"
     return Figure(svg, f"Trials in order, one column per {per}", "figures/timeline.png", "tables/trials.csv")
 
 
-def _again(found: Gathered, run: Run | None) -> list[Points]:
+def _again(gathered: Gathered, run: Run | None) -> list[Points]:
     """How to run a failing trial again."""
-    failed = [one for one in found.trials if one.verdict == "fail" and one.step][:MOST_AGAIN]
+    failed = [one for one in gathered.trials if one.verdict == "fail" and one.step][:MOST_AGAIN]
     if run is None or not failed:
         return []
     return [

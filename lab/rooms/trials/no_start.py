@@ -44,7 +44,7 @@ class Signs:
     """Takes the lines of an output that are not empty, in their order."""
 
     def __init__(self) -> None:
-        self.first = self.last = ""
+        self.first_line = self.last_line = ""
         self._lines = 0
         self._usage = False
         self._script = ""  # the first line that names a script or module which is not there
@@ -54,7 +54,7 @@ class Signs:
     def line(self, line: str) -> None:
         self._lines += 1
         self._follow_traceback(line)
-        self.first, self.last = self.first or line[:LONGEST], line[:LONGEST]
+        self.first_line, self.last_line = self.first_line or line[:LONGEST], line[:LONGEST]
         if self._lines > FEW_LINES and not self._script:
             return
         self._usage = self._usage or line[:6].lower() == "usage:"
@@ -66,7 +66,7 @@ class Signs:
 
     def _follow_traceback(self, line: str) -> None:
         if line.startswith(TRACEBACK):
-            self._in_frames = not self.last.startswith(HARMLESS)
+            self._in_frames = not self.last_line.startswith(HARMLESS)
         elif self._in_frames and not line[0].isspace():
             self._in_frames, self._raised, self._raised_at = False, line[:LONGEST], self._lines
 
@@ -74,30 +74,30 @@ class Signs:
     def hidden(self) -> str:
         """The error with which the output ends, or which is all of it: an exit code of 0 then says little, as
         that of a pipe."""
-        last = self.last.strip()
-        alone = self._lines == 1 and _NOT_FOUND.fullmatch(last)
-        begins = self.first.startswith("  File ") or self.first[:6].lower() == "usage:"
+        line = self.last_line.strip()
+        alone = self._lines == 1 and _NOT_FOUND.fullmatch(line)
+        begins = self.first_line.startswith("  File ") or self.first_line[:6].lower() == "usage:"
         if self._raised and self._lines - self._raised_at <= AFTER:
-            last = self._raised
-        elif not alone and not (begins and self._cannot_begin(last, 2)):
+            line = self._raised
+        elif not alone and not (begins and self._cannot_begin(line, 2)):
             return ""
-        return f"{HIDDEN}: {printable(last)}"
+        return f"{HIDDEN}: {printable(line)}"
 
     def why(self, exit_code: int) -> str:
         """What says that the command, or something it starts, is not there or cannot begin; "": nothing."""
-        last = self.last.strip()
+        line = self.last_line.strip()
         if exit_code in NOT_THERE:
-            return f"exit code {exit_code} ({NOT_THERE[exit_code]}){f': {printable(last)}' if last else ''}"
+            return f"exit code {exit_code} ({NOT_THERE[exit_code]}){f': {printable(line)}' if line else ''}"
         if exit_code == 0:
             return ""
         if self._script and (self._lines <= FEW_LINES or self._child in (1, 2)):
             return printable(self._script)
-        return printable(last) if self._cannot_begin(last, exit_code) else ""
+        return printable(line) if self._cannot_begin(line, exit_code) else ""
 
-    def _cannot_begin(self, last: str, exit_code: int) -> bool:
+    def _cannot_begin(self, line: str, exit_code: int) -> bool:
         """Whether the last of a few lines says that a module, an option or the like is not there."""
         if self._lines > FEW_LINES:
             return False
-        misused = exit_code == 2 and self._usage and _USAGE.fullmatch(last)
-        syntax = self.first.startswith("  File ") and _SYNTAX.fullmatch(last)
-        return bool(misused or syntax or _AT_THE_END.fullmatch(last) or _TRY_HELP.fullmatch(last))
+        misused = exit_code == 2 and self._usage and _USAGE.fullmatch(line)
+        syntax = self.first_line.startswith("  File ") and _SYNTAX.fullmatch(line)
+        return bool(misused or syntax or _AT_THE_END.fullmatch(line) or _TRY_HELP.fullmatch(line))

@@ -38,19 +38,16 @@ def plan(config: TrialsConfig, site: Site) -> Plan:
 
 
 def block(config: TrialsConfig, trial: int) -> list[Cell]:
-    """The cells in the order of this block: the same for the same seed.
-
-    In the first, controls come last: how much they are to be slowed is measured by then.
-    """
+    """The cells in the order of this block: the same for the same seed."""
     cells = list(config.cells)
     random.Random(f"{config.seed}:{trial}").shuffle(cells)
-    return cells if trial else sorted(cells, key=lambda one: one.slow_as is not None)
+    return cells
 
 
 def _step(config: TrialsConfig, order: int, trial: int, cell: Cell, num_gpus: int) -> Step:
     name = f"{cell.name}-{trial:04d}"
     folder = f"steps/{name}"
-    where = ("--cell", cell.name, "--trial", str(trial), "--order", str(order))
+    place = ("--cell", cell.name, "--trial", str(trial), "--order", str(order))
     in_image = cell.image or config.image
     cwd = SOURCE if in_image and config.cwd else config.cwd
     return Step(
@@ -62,7 +59,7 @@ def _step(config: TrialsConfig, order: int, trial: int, cell: Cell, num_gpus: in
         image=cell.image,
         source=config.cwd if in_image else None,
         argv=(
-            *("python", "-m", "lab.rooms.trials.workload", "--config", CONFIG, *where, "--out", folder),
+            *("python", "-m", "lab.rooms.trials.workload", "--config", CONFIG, *place, "--out", folder),
             *(("--cwd", cwd) if cwd else ()),
         ),
         timeout_s=None if config.trial_timeout_s is None else config.trial_timeout_s + GRACE_S,
@@ -96,8 +93,6 @@ def _notes(config: TrialsConfig) -> tuple[str, ...]:
             "cells without an image run in this environment: against them, an image differs in all that a "
             "container changes (variables, limits, the file system)"
         )
-    if any(one.slow_as for one in config.cells):
-        notes.append("a control runs only once its cell is seen to be slower, as slow as that was until then")
     if cells > 1:
         notes.append("whether a cell's own variables and arguments take effect in the command is not checked")
     return tuple(notes)

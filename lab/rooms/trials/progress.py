@@ -9,12 +9,9 @@ from lab.rooms.trials.config import (
     DECIDED,
     NEVER_RAN,
     NOT_RUN,
-    NOT_SLOWER,
     Trial,
     TrialsConfig,
-    controls_of,
 )
-from lab.rooms.trials.control import pause_for
 from lab.rooms.trials.failure import CANNOT_RUN
 from lab.rooms.trials.sprt import Sprt, first_answer
 from lab.rooms.trials.startable import differs_per_trial
@@ -26,23 +23,18 @@ def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
         return _until(config, rows)
     counts = {one.name: _counts(rows, one.name) for one in config.cells}
     left = config.trials * len(config.cells) - len(rows)
-    said = ", ".join(f"{name} {fail}/{n}" for name, (fail, n) in counts.items())
-    done = ended(config, rows)
-    open_cells = [one.name for one in config.cells if config.stop and one.name not in done]
+    counted = ", ".join(f"{name} {fail}/{n}" for name, (fail, n) in counts.items())
+    ended_cells = ended(config, rows)
+    open_cells = [one.name for one in config.cells if config.stop and one.name not in ended_cells]
     wanted = f" at most; still open: {', '.join(open_cells)}" if open_cells else ""
-    return f"{said} failed; {plural(left, 'trial')} left{wanted}" if left else f"{said} failed"
+    return f"{counted} failed; {plural(left, 'trial')} left{wanted}" if left else f"{counted} failed"
 
 
 def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
     """Why a further trial of this cell is not needed, by the rows so far; "": it is."""
     if never_ran(config, name, [row for row in rows if row.cell == name]):
         return NEVER_RAN
-    if not (config.stop or config.until or controls_of(config)):
-        return ""
-    cell = next(one for one in config.cells if one.name == name)
-    if name in ended(config, rows):
-        return DECIDED
-    return NOT_SLOWER if cell.slow_as and pause_for(config, cell, rows) is None else ""
+    return DECIDED if (config.stop or config.until) and name in ended(config, rows) else ""
 
 
 def never_ran(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> bool:
@@ -64,14 +56,11 @@ def ended(config: TrialsConfig, rows: Sequence[Trial]) -> set[str]:
         return set() if _answer(config, rows) == "undecided" else {config.baseline}
     if not config.stop:
         return set()
-    from lab.rooms.trials.decide import LESS, ONLY_SLOW, compared
+    from lab.rooms.trials.decide import LESS, compared
 
-    names = [one.name for one in config.cells]
-    found = compared(rows, names, config.baseline, controls_of(config))
-    done = {one.cell: one.verdict in (LESS, ONLY_SLOW) for one in found}
-    done.update({one.control: done[one.cell] for one in found if one.control})
-    done[config.baseline] = bool(found) and all(done.values())
-    return {name for name, is_done in done.items() if is_done}
+    comparisons = compared(rows, [cell.name for cell in config.cells], config.baseline)
+    decided = {comparison.cell for comparison in comparisons if comparison.verdict == LESS}
+    return decided | ({config.baseline} if decided and len(decided) == len(comparisons) else set())
 
 
 def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
@@ -80,11 +69,14 @@ def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
     Trials that fail end sooner, or later, than those that pass: of several at a time, the ones that have
     ended are no fair sample.
     """
-    there: dict[str, set[int]] = {}
+    ended_trials: dict[str, set[int]] = {}
     for row in rows:
-        there.setdefault(row.cell, set()).add(row.trial)
-    first = {cell: next(n for n in range(len(known) + 1) if n not in known) for cell, known in there.items()}
-    return [row for row in rows if row.trial < first[row.cell]]
+        ended_trials.setdefault(row.cell, set()).add(row.trial)
+    first_gap = {
+        cell: next(n for n in range(len(trials) + 1) if n not in trials)
+        for cell, trials in ended_trials.items()
+    }
+    return [row for row in rows if row.trial < first_gap[row.cell]]
 
 
 def _until(config: TrialsConfig, rows: Sequence[Trial]) -> str:

@@ -1,7 +1,6 @@
 """Rates of failure, `fail` of `n` trials: intervals, comparisons and numbers of trials, exact at any n.
 
-Only `chi2_p`, and `runs_p` beyond MOST_EXACT trials, rest on a limit for many trials. Fisher's test is in
-integers: importing scipy.stats for it takes 0.9 s of CPU, and has no strata.
+Fisher's test is in integers: importing scipy.stats for it takes 0.9 s of CPU, and has no strata.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import numpy as np
 
 from lab.stats.means import beta_cdf, turning_point
 
-MOST_EXACT = 10_000  # trials of the exact test of runs
 MOST_TRIALS = 400  # `trials_per_cell` says None beyond
 # log of the factor of a block in which one failed; rows: shares of the baseline, columns: it or the cell.
 _SHARES = np.log(2 * np.array([[share, 1 - share] for share in (*(np.arange(11, 20) / 20), 0.998)]))
@@ -133,61 +131,6 @@ def trials_per_cell(
     return None
 
 
-def chi2_p(fails: Sequence[int], trials: Sequence[int]) -> float:
-    """p-value that some groups (GPUs, nodes) fail at one rate: chi-squared, a limit for many trials.
-
-    Two groups get Yates' correction for continuity. 1.0 below two groups with trials, or where nothing or
-    everything failed.
-    """
-    k, n = (np.asarray(side, dtype=float) for side in (fails, trials))
-    k, n = k[n > 0], n[n > 0]
-    if len(n) < 2 or k.sum() in (0, n.sum()):
-        return 1.0
-    rate = k.sum() / n.sum()
-    off = np.abs(k - n * rate)
-    if len(n) == 2:
-        off = np.maximum(0, off - 0.5)
-    return _chi2_tail(float((off**2 / (n * rate * (1 - rate))).sum()), len(n) - 1)
-
-
-def runs_p(sequences: Sequence[Sequence[bool]]) -> tuple[float, bool]:
-    """Two-sided p-value that trials, in the order of each cell, fail independently of earlier ones.
-
-    Exact up to MOST_EXACT trials of both results, beyond by the normal limit.
-
-    -> p, and whether failures cluster (fewer runs than expected). Counted are runs of equal results over all
-    cells, given each cell's failures; 1.0 where nothing or everything failed. Source: Wald and Wolfowitz,
-    Annals of Mathematical Statistics 11 (1940) 147-162.
-    """
-    cells = [np.asarray(sequence, dtype=bool) for sequence in sequences]
-    mixed = [cell for cell in cells if 0 < cell.sum() < len(cell)]
-    runs = sum(1 + int((cell[1:] != cell[:-1]).sum()) for cell in mixed)
-    counts = [(int(cell.sum()), len(cell) - int(cell.sum())) for cell in mixed]
-    if sum(map(len, mixed)) > MOST_EXACT:
-        products = [(2 * a * b, a + b) for a, b in counts]
-        off = runs - sum(1 + ab / n for ab, n in products)
-        spread = math.sqrt(sum(ab * (ab - n) / (n * n * (n - 1)) for ab, n in products))
-        return math.erfc(abs(off) / spread / math.sqrt(2)) if spread else 1.0, off < 0
-    chances = np.ones(1)
-    for a, b in counts:
-        chances = np.convolve(chances, _runs(a, b))
-    few, many = float(chances[: runs + 1].sum()), float(chances[runs:].sum())
-    return min(1.0, 2 * min(few, many)), few < many
-
-
-def _runs(a: int, b: int) -> np.ndarray:
-    """Chances of 0, 1, 2... runs in a random order of `a` and `b` things, a, b > 0; shape (a + b + 1,)."""
-    in_a, in_b = _log_choose(a - 1), _log_choose(b - 1)  # ways to cut them into 1, 2... pieces
-    pairs = min(a, b)
-    logs = np.full(a + b + 1, -np.inf)
-    logs[2 * np.arange(1, pairs + 1)] = math.log(2) + in_a[:pairs] + in_b[:pairs]
-    for outer, inner in ((in_a, in_b), (in_b, in_a)):
-        k = np.arange(1, min(len(outer) - 1, len(inner)) + 1)
-        logs[2 * k + 1] = np.logaddexp(logs[2 * k + 1], outer[k] + inner[k - 1])
-    chances: np.ndarray = np.exp(logs - _log_choose(a + b)[a])
-    return chances
-
-
 def _check(fail: int, n: int) -> None:
     if not 0 <= fail <= n:
         raise ValueError(f"{fail} failures of {n} trials is not a rate")
@@ -241,13 +184,3 @@ def _critical(choose: np.ndarray, failed: int, n: int, alpha: float) -> int:
     mass = np.exp(logs - logs.max())
     below = np.cumsum(mass) / mass.sum()
     return int(k[0]) - 1 + int((below < alpha * (1 - 1e-12)).sum())
-
-
-def _chi2_tail(value: float, freedom: int) -> float:
-    """P(chi-squared >= value), by the finite sums for whole degrees of freedom."""
-    half = value / 2
-    if half <= 0:
-        return 1.0
-    powers = np.arange(freedom % 2 / 2, freedom / 2).tolist()
-    total = sum(math.exp(-half + k * math.log(half) - math.lgamma(k + 1)) for k in powers)
-    return min(1.0, total + (math.erfc(math.sqrt(half)) if freedom % 2 else 0.0))

@@ -68,16 +68,16 @@ def ended_rows(run: Run) -> list[Trial]:
 
     The row of a trial whose driver was killed before it knew does not count: that trial runs again.
     """
-    known = {record.step.name: record for record in run.manifest.steps if record.outcome is not None}
-    rows = [row for row in read_trials(run.root / "steps") if row.step in known and _is_ok(known[row.step])]
-    left = known.keys() - {row.step for row in rows}
-    return rows + [_without_result(known[name].step) for name in sorted(left)]
+    ended = {record.step.name: record for record in run.manifest.steps if record.outcome is not None}
+    rows = [row for row in read_trials(run.root / "steps") if row.step in ended and _is_ok(ended[row.step])]
+    left = ended.keys() - {row.step for row in rows}
+    return rows + [_without_result(ended[name].step) for name in sorted(left)]
 
 
 def rows_of_cell(run: Run, cell: str) -> list[Trial]:
     """The rows of one cell's trials that have ended."""
-    mine = (one for one in run.manifest.steps if one.step.labels["cell"] == cell and _is_ok(one))
-    return _readable(run.folder(one.step) for one in mine)
+    records = (one for one in run.manifest.steps if one.step.labels["cell"] == cell and _is_ok(one))
+    return _readable(run.folder(one.step) for one in records)
 
 
 def _is_ok(record: StepRecord) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
 from lab.errors import MissingError, not_here
@@ -15,8 +13,6 @@ PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?\Z")
 SHELLS = ("sh", "bash", "dash")
 NO_PATH = ("dash", "busybox")  # shells that look for a script in their folder only
 PROGRAM = b"\x7fELF"  # how a program of the system begins; a wrapper script may change folder before it runs
-MOST_NAMES = 20_000  # of programs, among which one is looked for that was meant
-ALIKE = 0.8  # of difflib
 PER_TRIAL = re.compile(r"\{(seed|trial)\}")  # a word with one of these is another file in every trial
 
 
@@ -33,7 +29,7 @@ def refuse_missing(words: Sequence[str], env: Mapping[str, str], cwd: Path, cell
         raise MissingError(
             f"the command{of_cell} cannot start: {problem}",
             location=words[0] if "/" in words[0] else f"PATH={os.pathsep.join(folders)}",
-            fix=_meant(words[0], folders, cwd) or "check the name, or give its path",
+            fix="check the name, or give its path",
         )
     script = script_of(words)
     if script is None or PER_TRIAL.search(script) or (cwd / script).exists():
@@ -50,8 +46,8 @@ def refuse_missing(words: Sequence[str], env: Mapping[str, str], cwd: Path, cell
 
 def _interpreter(program: str, folders: Sequence[str], cwd: Path) -> Path | None:
     """The file that runs, links followed; None where it is a script, which may do anything before."""
-    found = [cwd / program] if "/" in program else _on_path(program, folders, cwd)
-    runs = next((one.resolve() for one in found if os.access(one, os.X_OK)), None)
+    candidates = [cwd / program] if "/" in program else _on_path(program, folders, cwd)
+    runs = next((one.resolve() for one in candidates if os.access(one, os.X_OK)), None)
     if runs is None:
         return None
     try:
@@ -71,10 +67,12 @@ def why_not_run(program: str, folders: Sequence[str], cwd: Path) -> str:
     if not program:
         return "its name is empty"
     if "/" not in program:
-        found = _on_path(program, folders, cwd)
-        if not found:
+        candidates = _on_path(program, folders, cwd)
+        if not candidates:
             return f"no program {program!r} on PATH"
-        return "" if any(os.access(one, os.X_OK) for one in found) else f"{found[0]} is not executable"
+        return (
+            "" if any(os.access(one, os.X_OK) for one in candidates) else f"{candidates[0]} is not executable"
+        )
     path = cwd / program
     if not path.exists():
         return f"no file {program!r}"
@@ -89,10 +87,14 @@ def _on_path(name: str, folders: Sequence[str], cwd: Path) -> list[Path]:
 
 def script_of(words: Sequence[str]) -> str | None:
     """The file that `python`, `sh` or `bash` is told to run; None where there is none, or it is not known."""
-    name, rest = Path(words[0]).name, iter(words[1:])
+    name, words_after = Path(words[0]).name, iter(words[1:])
     if PYTHON.match(name):
-        return _script(rest, ends="cmVh?", takes="WX", long=("--check-hash-based-pycs",))
-    return _script(rest, ends="cs", takes="oO", long=("--rcfile", "--init-file")) if name in SHELLS else None
+        return _script(words_after, ends="cmVh?", takes="WX", long=("--check-hash-based-pycs",))
+    return (
+        _script(words_after, ends="cs", takes="oO", long=("--rcfile", "--init-file"))
+        if name in SHELLS
+        else None
+    )
 
 
 def _script(words: Iterator[str], *, ends: str, takes: str, long: Sequence[str]) -> str | None:
@@ -108,12 +110,12 @@ def _script(words: Iterator[str], *, ends: str, takes: str, long: Sequence[str])
         if word[:1] not in ("-", "+") or len(word) == 1:
             return None if word == "-" else word
         letters = word[1:]
-        first = next((at for at, letter in enumerate(letters) if letter in ends + takes), None)
-        if first is None:
+        position = next((at for at, letter in enumerate(letters) if letter in ends + takes), None)
+        if position is None:
             continue
-        if letters[first] in ends:
+        if letters[position] in ends:
             return None
-        if first == len(letters) - 1:
+        if position == len(letters) - 1:
             next(words, None)
     return None
 
@@ -122,36 +124,13 @@ def loses_arguments(words: Sequence[str]) -> bool:
     """Whether words after these reach no program: `sh -c TEXT` keeps them as $0, $1... and may read none."""
     if Path(words[0]).name not in SHELLS:
         return False
-    rest = iter(words[1:])
-    for word in rest:
+    words_after = iter(words[1:])
+    for word in words_after:
         if re.match(r"-[a-z]*c\Z", word):
-            text = next(rest, "$@")
+            text = next(words_after, "$@")
             return not re.search(r"\$(?:[@*0-9]|\{[@*0-9])", text)
         if not word.startswith(("-", "+")):
             return False  # a script, which gets them
         if re.match(r"[-+]\w*[oO]\Z", word):
-            next(rest, None)  # -o pipefail
+            next(words_after, None)  # -o pipefail
     return False
-
-
-def _meant(program: str, folders: Sequence[str], cwd: Path) -> str:
-    """The program whose name is nearest, as a question."""
-    if "/" in program:
-        path = cwd / program
-        names = _names(path.parent)
-        found = [
-            str(Path(program).parent / one) for one in difflib.get_close_matches(path.name, names, 1, ALIKE)
-        ]
-    else:
-        # An exact name in the caller's folder first: the shell's `./` was forgotten.
-        here = [f"./{program}"] if (cwd / program).is_file() else []
-        every = dict.fromkeys(name for folder in folders for name in _names(cwd / (folder or ".")))
-        found = here or difflib.get_close_matches(program, list(every), 1, ALIKE)
-    return f"did you mean {found[0]!r}?" if found else ""
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [one.name for one in islice(os.scandir(folder), MOST_NAMES)]
-    except OSError:
-        return []

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from lab.compare.same.judge import judge
-from lab.compare.same.recording import read
 from lab.compare.same.text import text
+from lab.workload.recorder.format import read
 
 
 def row(i, op, ck, *, sample=(1.0, 2.0), l2=3.0, nan=0, module="a", kind="op", **more):

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from lab.compare.same.cli import same
-from lab.compare.same.recording import read
 from lab.errors import BadDataError, MissingError
+from lab.workload.recorder.format import read
 from tests.compare.same.made import write
 
 ROW = {
@@ -23,7 +23,7 @@ END = {"end": {"rows": 1, "grads": 0, "error": ""}}
 
 def test_a_file_without_its_end_mark_is_not_complete(tmp_path):
     assert read(write(tmp_path / "a", [META, ROW, END])).lacks == ()
-    assert "no end mark" in read(write(tmp_path / "b", [META, ROW])).lacks[0]
+    assert "cut off" in read(write(tmp_path / "b", [META, ROW])).lacks[0]
     assert "its end mark says 1" in read(write(tmp_path / "c", [META, ROW, ROW, END])).lacks[0]
     failed = {"end": {"rows": 1, "error": "RuntimeError"}}
     assert "ended with RuntimeError" in read(write(tmp_path / "d", [META, ROW, failed])).lacks[0]
@@ -34,7 +34,7 @@ def test_equal_bits_of_an_incomplete_recording_are_no_all_clear(tmp_path):
     assert CliRunner().invoke(same, [str(whole), str(whole)]).exit_code == 0
     done = CliRunner().invoke(same, [str(whole), str(torn)])
     assert done.exit_code == 3
-    assert "undecided" in done.output and "no end mark" in done.output
+    assert "undecided" in done.output and "cut off" in done.output
 
 
 DAMAGED = {
@@ -44,7 +44,6 @@ DAMAGED = {
     "a list": b"[1]\n",
     "no version": b'{"meta": {}}\n{"op": 1}\n',
     "a line of 2 MiB": b'{"meta": {}}\n' + b"x" * (1 << 21),
-    "nothing but meta": b'{"meta": {}}\n',
     "no checksum": json.dumps(META).encode() + b"\n" + json.dumps({**ROW, "ck": ""}).encode(),
     "a count below 0": json.dumps(META).encode() + b"\n" + json.dumps({**ROW, "nan": -3}).encode(),
     "too many samples": json.dumps(META).encode()
@@ -59,6 +58,12 @@ def test_what_cannot_be_read_is_an_error_with_its_place(tmp_path, content):
     with pytest.raises(BadDataError) as caught:
         read(tmp_path / "a")
     assert caught.value.location == str(tmp_path / "a")
+
+
+def test_a_recording_of_nothing_is_an_error(tmp_path):
+    path = write(tmp_path / "a", [META])
+    done = CliRunner().invoke(same, [str(path), str(path)])
+    assert isinstance(done.exception, BadDataError) and "has no rows" in str(done.exception)
 
 
 def test_a_missing_file_and_a_folder_are_missing(tmp_path):

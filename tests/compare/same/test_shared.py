@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lab.compare.same.judge import judge
-from lab.compare.same.recording import read
 from lab.errors import UsageError
+from lab.workload.recorder.format import read
 from tests.compare.same.made import SHARED, lines, shared, write
 
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared recordings are not here")
@@ -29,7 +29,10 @@ def test_the_same_program_twice_is_equal_bit_by_bit(base):
 def test_two_threads_differ_in_28_outputs_and_stay_within_the_noise(base):
     found = against(base, "fp32_2threads")
     assert (found.outcome, found.bits.differ) == ("within noise", 28)
-    assert (found.bits.first.i, found.bits.first.op) == (175, "aten.native_layer_norm_backward.default")
+    assert (found.bits.first_place.i, found.bits.first_place.op) == (
+        175,
+        "aten.native_layer_norm_backward.default",
+    )
     assert found.values.largest_ratio == pytest.approx(0.87, abs=0.01)
     assert found.made_by == []
 
@@ -37,18 +40,18 @@ def test_two_threads_differ_in_28_outputs_and_stay_within_the_noise(base):
 def test_one_op_cut_to_10_mantissa_bits_is_the_first_named_and_the_only_culprit(base):
     found = against(base, "fault_tf32")
     assert (found.outcome, found.bits.differ) == ("differs", 325)
-    assert (found.values.first.i, found.values.first.op) == (91, "aten.addmm.default")
-    assert found.values.first.ratio == pytest.approx(1334, rel=0.01)
+    assert (found.values.first_place.i, found.values.first_place.op) == (91, "aten.addmm.default")
+    assert found.values.first_place.ratio == pytest.approx(1334, rel=0.01)
     assert [(one.i, one.side) for one in found.made_by] == [(91, "B")]
-    assert found.made_by[0].own == pytest.approx(4.15e-4, rel=0.01)
+    assert found.made_by[0].own_error == pytest.approx(4.15e-4, rel=0.01)
 
 
 def test_one_flipped_bit_outside_the_samples_is_found_by_the_ops_own_error(base):
     found = against(base, "fault_bitflip")
-    assert (found.outcome, found.bits.differ, found.bits.first.i) == ("differs", 4, 195)
-    assert (found.values.largest_ratio, found.values.first) == (0.0, None)
+    assert (found.outcome, found.bits.differ, found.bits.first_place.i) == ("differs", 4, 195)
+    assert (found.values.largest_ratio, found.values.first_place) == (0.0, None)
     assert [one.i for one in found.made_by] == [195]
-    assert found.made_by[0].own == pytest.approx(1.33e-3, rel=0.01)
+    assert found.made_by[0].own_error == pytest.approx(1.33e-3, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["bf16", "f64_ref"])
@@ -69,7 +72,7 @@ def test_without_a_floor_other_bits_are_undecided_and_a_culprit_still_named(base
 
 def test_the_float64_reference_alone_is_a_floor(base):
     a, reference = base[0], read(shared("f64_ref"))
-    assert judge(a, read(shared("fault_tf32")), [], reference).values.first.i == 91
+    assert judge(a, read(shared("fault_tf32")), [], reference).values.first_place.i == 91
     assert judge(a, read(shared("fp32_2threads")), [], reference).outcome == "within noise"
 
 
@@ -110,8 +113,8 @@ def test_nan_on_one_side_is_beyond_any_floor(base, tmp_path):
     rows = lines(shared("fp32_a"))
     rows[100] |= {"nan": 3, "l2": None, "absmax": None, "ck": "0"}
     found = judge(base[0], read(write(tmp_path / "b.gz", rows)), [], None)
-    assert (found.outcome, found.values.first.i) == ("differs", rows[100]["i"])
-    assert found.values.first.why == "0 NaN and 0 infinities in A, 3 and 0 in B"
+    assert (found.outcome, found.values.first_place.i) == ("differs", rows[100]["i"])
+    assert found.values.first_place.explanation == "0 NaN and 0 infinities in A, 3 and 0 in B"
 
 
 def test_a_floor_of_lower_precision_or_without_noise_and_a_reference_in_float32_are_refused(base):
@@ -131,8 +134,8 @@ def test_samples_at_other_places_are_not_compared_and_the_norms_are(base, tmp_pa
         row["sample_at"] = [place + 1 for place in row["sample_at"]]
         row["sample"] = [1e6 for _ in row["sample"]]
     found = judge(base[0], read(write(tmp_path / "b.gz", rows)), base[1], None)
-    assert found.bits.first.ulps is None
-    assert found.bits.first.relative < 1e-6
+    assert found.bits.first_place.ulps is None
+    assert found.bits.first_place.relative < 1e-6
     assert found.outcome == "within noise"
 
 
@@ -147,8 +150,11 @@ def test_one_huge_element_outside_the_samples_shows_in_the_norms(base, tmp_path)
     rows = lines(shared("fp32_a"))
     rows[100] |= {"absmax": 2 * rows[100]["absmax"], "l2": 1.01 * rows[100]["l2"], "ck": "0"}
     found = judge(base[0], read(write(tmp_path / "b.gz", rows)), base[1], None)
-    assert (found.values.beyond, found.values.first.i) == (1, rows[100]["i"])
-    assert found.values.first.why == "in the norm of all elements or the largest one, not in single ones"
+    assert (found.values.beyond, found.values.first_place.i) == (1, rows[100]["i"])
+    assert (
+        found.values.first_place.explanation
+        == "in the norm of all elements or the largest one, not in single ones"
+    )
 
 
 @pytest.mark.parametrize("floors", [[2], [3], [2, 3]])

@@ -42,6 +42,6 @@ def test_the_verdict_says_why_trials_are_in_no_rate_and_what_they_depend_on():
     text = "\n".join(
         findings.sentences(findings.decide(trials, ["none"], "none", stop=False, until=None), found)
     )
-    assert "Failures alternate with passes (p 2.2e-05): trials depend on those before them" in text
+    assert "Failures alternate with passes (p 0.002): trials depend on those before them" in text
     assert "The wall clock was set back by 3,600 s before none-0009: order and durations" in text
     assert "1 trial ended in error and is in no rate (of none: ran past --trial-timeout)." in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -214,3 +215,13 @@ def test_a_preset_beside_a_persons_own_change_is_not_called_without_effect():
     for more in ("env: {A: 1}", "args: [--slow]", "seed: 3", "gpu: 0", "node: n1", "image: cpu"):
         assert not cell(f"{{name: x, mitigations: [tf32_off], {more}}}").read_by
     assert cell("{mitigations: [flash_off], env: {A: 1}}").settings == ("flash_off",)  # is made in any case
+
+
+def test_settings_of_a_run_of_an_earlier_version_can_be_read(tmp_path):
+    """Its cells have the fields of control arms, which went."""
+    from lab.rooms.trials.rows import read_settings
+
+    cell = {"name": "none", "slow_as": None, "paused": None}
+    settings = {"command": ["x"], "cells": [cell], "baseline": "none", "trials": 1, "fail": "exit!=0"}
+    (tmp_path / "trials.json").write_text(json.dumps(settings))
+    assert read_settings(tmp_path / "trials.json").cells[0].name == "none"

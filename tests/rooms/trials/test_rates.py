@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import numpy as np
 import pytest
 
-from lab.rooms.trials import rates as rates_module
 from lab.rooms.trials.rates import (
-    _chi2_tail,
     anytime_interval,
-    chi2_p,
     e_path,
     exact_interval,
     fisher_less_p,
     fisher_p,
-    runs_p,
     stratified_p,
     trials_per_cell,
 )
@@ -95,16 +88,6 @@ def test_trials_per_cell(base, cell, at_80, at_90):
 def test_trials_to_see_a_halving_and_where_there_is_no_answer():
     assert (trials_per_cell(0.41, 0.205), trials_per_cell(0.35, 0.175)) == (71, 87)
     assert trials_per_cell(0.2, 0.2) is None and trials_per_cell(0.01, 0.009) is None
-
-
-def test_chi2_against_its_tables():
-    # 3.841459 and 5.991465 are the 5 % points of 1 and 2 degrees of freedom.
-    assert chi2_p([10, 10], [20, 20]) == pytest.approx(1.0)
-    assert chi2_p([15, 5], [20, 20]) == pytest.approx(math.erfc(math.sqrt(8.1 / 2)), rel=1e-9)
-    assert chi2_p([19, 20], [81, 112]) == pytest.approx(0.439, abs=5e-4)
-    assert chi2_p([0, 0], [20, 20]) == 1.0 and chi2_p([3], [20]) == 1.0
-    for freedom, point in enumerate((3.841459, 5.991465, 7.814728, 9.487729, 11.070498), start=1):
-        assert _chi2_tail(point, freedom) == pytest.approx(0.05, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -204,33 +187,3 @@ def test_the_evidence_is_the_mean_of_its_likelihood_ratios():
 
 def test_a_cell_that_fails_more_often_is_no_cure():
     assert min(e_path([(False, True)] * 50)) == 1.0
-
-
-def test_runs_have_the_chances_of_every_order_counted():
-    """All orders of 4 failures and 3 passes, and of 2 and 2 beside them."""
-
-    def runs(one):
-        return 1 + sum(a != b for a, b in itertools.pairwise(one))
-
-    orders = [sorted({*itertools.permutations([True] * a + [False] * b)}) for a, b in ((4, 3), (2, 2))]
-    sums = [runs(one) + runs(other) for one in orders[0] for other in orders[1]]
-    for one, other in ((orders[0][3], orders[1][0]), (orders[0][20], orders[1][2])):
-        seen = runs(one) + runs(other)
-        few, many = (np.mean([s <= seen for s in sums]), np.mean([s >= seen for s in sums]))
-        assert runs_p([one, other]) == (pytest.approx(min(1, 2 * min(few, many))), few < many)
-    assert runs_p([[True] * 5, [False] * 3]) == (1.0, False)
-
-
-def test_the_limit_for_many_trials_agrees_with_the_exact_test(monkeypatch):
-    random = np.random.default_rng(4)
-    cells = [random.random(n) < rate for n, rate in ((900, 0.3), (700, 0.5), (400, 0.1))]
-    cells[0][:60] = np.arange(60) % 2 == 0
-    exact, few = runs_p(cells)
-    monkeypatch.setattr(rates_module, "MOST_EXACT", 0)
-    assert runs_p(cells) == (pytest.approx(exact, abs=0.001), few) and 1e-3 < exact < 0.9
-
-
-def test_independent_failures_are_hardly_ever_called_dependent():
-    random = np.random.default_rng(8)
-    found = [runs_p([random.random(40) < 0.3, random.random(40) < 0.1])[0] <= 0.05 for _ in range(500)]
-    assert np.mean(found) <= 0.05

@@ -62,13 +62,12 @@ def test_what_may_start_is_let_through(place, words):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (("tarin",), "did you mean 'train'?"),
-        (("pyhton3", "train.py"), "did you mean 'python3'?"),
+        (("tarin",), "no program 'tarin' on PATH"),
         (("dead",), "is not executable"),
         (("./run.sh",), "is not executable (chmod +x)"),
-        (("run.sh",), "did you mean './run.sh'?"),
+        (("run.sh",), "no program 'run.sh' on PATH"),
         (("./bin",), "is a folder"),
-        (("./bin/trian",), "did you mean 'bin/train'?"),
+        (("./bin/trian",), "no file './bin/trian'"),
         (("",), "its name is empty"),
         (("python3", "trian.py"), "did you mean"),
         (("python3", "-B", "nothing.py", "train.py"), "nothing.py"),
@@ -76,7 +75,7 @@ def test_what_may_start_is_let_through(place, words):
         (("sh", "-o", "pipefail", "nothing.sh"), "nothing.sh"),
     ],
 )
-def test_what_cannot_start_is_named_with_what_was_meant(place, words, says):
+def test_what_cannot_start_is_named(place, words, says):
     assert says in refused(place, *words)
 
 

@@ -46,8 +46,10 @@ class Visit(msgspec.Struct, frozen=True):
     host: str = ""
     started_utc: str = ""
     checks: tuple[Check, ...] = ()
-    before: dict[str, float | None] = {}  # clocks in MHz, temperature in C, throttle bits
-    after: dict[str, float | None] = {}
+    state_before: dict[str, float | None] = msgspec.field(
+        default_factory=dict, name="before"
+    )  # clocks in MHz, temperature in C, throttle bits
+    state_after: dict[str, float | None] = msgspec.field(default_factory=dict, name="after")
     error: str = ""
 
 
@@ -63,14 +65,14 @@ class Visits(msgspec.Struct, frozen=True):
 
 def read_gpus(path: Path) -> GpusConfig:
     """Raises BadDataError."""
-    found: GpusConfig = _read(path, GpusConfig)
-    return found
+    config: GpusConfig = _read(path, GpusConfig)
+    return config
 
 
 def read_visits(path: Path) -> Visits:
     """Raises BadDataError."""
-    found: Visits = _read(path, Visits)
-    return found
+    visits: Visits = _read(path, Visits)
+    return visits
 
 
 def _read(path: Path, kind: type[msgspec.Struct]) -> Any:

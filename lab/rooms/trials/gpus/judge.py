@@ -34,7 +34,7 @@ class Suspect:
 
     uuid: str
     kind: str
-    why: str
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ def judge(rounds: Sequence[Visits]) -> Finding:
     rows: list[Row] = []
     open_pairs: list[str] = []
     for kind in dict.fromkeys((v.name, v.device, v.torch) for v in visits if v.checks):
-        mine = [v for v in visits if (v.name, v.device, v.torch) == kind]
-        for check in dict.fromkeys(c.name for v in mine for c in v.checks):
-            made, named, pair = _of_check(check, mine)
-            rows += made
+        of_kind = [v for v in visits if (v.name, v.device, v.torch) == kind]
+        for check in dict.fromkeys(c.name for v in of_kind for c in v.checks):
+            rows_of_check, named, pair = _of_check(check, of_kind)
+            rows += rows_of_check
             suspects += named
             open_pairs += pair
     suspects += [one for one in _slow(rows) if one.uuid in tested]
@@ -69,50 +69,52 @@ def _of_check(check: str, visits: Sequence[Visit]) -> tuple[list[Row], list[Susp
     for visit in visits:
         per_gpu.setdefault(visit.uuid, []).extend(c for c in visit.checks if c.name == check)
     # Each GPU has one vote, its most frequent bits: a GPU visited more often weighs no more.
-    seen = {uuid: Counter(bits for one in checks for bits in one.bits) for uuid, checks in per_gpu.items()}
-    votes = Counter(counts.most_common(1)[0][0] for counts in seen.values() if counts)
+    counts_of = {
+        uuid: Counter(bits for one in checks for bits in one.bits) for uuid, checks in per_gpu.items()
+    }
+    votes = Counter(counts.most_common(1)[0][0] for counts in counts_of.values() if counts)
     if not votes:
         errors = [(uuid, next((c.error for c in checks if c.error), "")) for uuid, checks in per_gpu.items()]
         name = visits[0].name
         return [Row(uuid, name, check, 0, 0, 0, None, None, error) for uuid, error in errors], [], []
-    (usual, most), *others = votes.most_common()
-    sure = not others or others[0][1] < most
+    (usual, num_usual), *runners_up = votes.most_common()
+    sure = not runners_up or runners_up[0][1] < num_usual
     medians = {u: _median([ms for c in checks for ms in c.ms]) for u, checks in per_gpu.items()}
     rows, suspects = [], []
     for uuid, checks in per_gpu.items():
-        counts = seen[uuid]
+        counts = counts_of[uuid]
         odd = sum(n for bits, n in counts.items() if bits != usual)
-        rest = [ms for other, ms in medians.items() if other != uuid and ms is not None]
-        mine = medians[uuid]
-        ratio = mine / statistics.median(rest) if mine and rest else None
+        elsewhere_ms = [ms for other, ms in medians.items() if other != uuid and ms is not None]
+        own_ms = medians[uuid]
+        ratio = own_ms / statistics.median(elsewhere_ms) if own_ms and elsewhere_ms else None
         error = next((c.error for c in checks if c.error), "")
         total = counts.total()
-        rows.append(Row(uuid, visits[0].name, check, total, odd, len(counts), mine, ratio, error))
+        rows.append(Row(uuid, visits[0].name, check, total, odd, len(counts), own_ms, ratio, error))
         if len(counts) > 1:
             less = total - counts.most_common(1)[0][1]
-            why = f"{check}: {less} of {plural(total, 'repeat')} gave other bits than its own usual ones"
-            suspects.append(Suspect(uuid, "itself", why))
+            evidence = f"{check}: {less} of {plural(total, 'repeat')} gave other bits than its own usual ones"
+            suspects.append(Suspect(uuid, "itself", evidence))
         elif odd and sure:
-            why = f"{check}: its bits differ from those of {plural(most, 'equal GPU')}"
-            suspects.append(Suspect(uuid, "bits", why))
-    pair = [] if sure else [f"{check}: {' and '.join(sorted(seen))} differ, and which is wrong is open"]
+            evidence = f"{check}: its bits differ from those of {plural(num_usual, 'equal GPU')}"
+            suspects.append(Suspect(uuid, "bits", evidence))
+    pair = [] if sure else [f"{check}: {' and '.join(sorted(counts_of))} differ, and which is wrong is open"]
     return rows, suspects, pair
 
 
 def _median(values: Sequence[float]) -> float | None:
-    known = [one for one in values if math.isfinite(one) and one > 0]
-    return statistics.median(known) if known else None
+    positive = [one for one in values if math.isfinite(one) and one > 0]
+    return statistics.median(positive) if positive else None
 
 
 def _errors(visits: Sequence[Visit]) -> list[Suspect]:
-    found = [Suspect(v.uuid, "error", f"round {v.round}: {v.error}") for v in visits if v.error]
+    suspects = [Suspect(v.uuid, "error", f"round {v.round}: {v.error}") for v in visits if v.error]
     for visit in visits:
-        found += [
+        suspects += [
             Suspect(visit.uuid, "error", f"round {visit.round}, {c.name}: {c.error}")
             for c in visit.checks
             if c.error
         ]
-    return found
+    return suspects
 
 
 def _slow(rows: Sequence[Row]) -> list[Suspect]:
@@ -125,15 +127,15 @@ def _slow(rows: Sequence[Row]) -> list[Suspect]:
 
 
 def _counters(rounds: Sequence[Visits], visited: set[str]) -> list[Suspect]:
-    found: dict[tuple[str, str], Suspect] = {}
-    for one in rounds:
-        for uuid, numbers in one.health.items():
+    suspects: dict[tuple[str, str], Suspect] = {}
+    for visits in rounds:
+        for uuid, numbers in visits.health.items():
             for words in concerns(numbers) if uuid in visited else ():
-                found[uuid, words] = Suspect(uuid, "counters", words)
-        for uuid, events in _xids(one).items():
+                suspects[uuid, words] = Suspect(uuid, "counters", words)
+        for uuid, events in _xids(visits).items():
             for event in events if uuid in visited else ():
-                found[uuid, event] = Suspect(uuid, "counters", f"Xid {event}")
-    return list(found.values())
+                suspects[uuid, event] = Suspect(uuid, "counters", f"Xid {event}")
+    return list(suspects.values())
 
 
 def _xids(visits: Visits) -> Mapping[str, Sequence[str]]:

@@ -103,9 +103,9 @@ def sentences(finding: Finding, rounds: Sequence[Visits]) -> list[str]:
         return [f"No GPU was tested ({times}).", *_why(finding)]
     lines = []
     for uuid in dict.fromkeys(one.uuid for one in finding.suspects):
-        whys = [printable(one.why) for one in finding.suspects if one.uuid == uuid]
-        more = f" (and {len(whys) - 3} more)" if len(whys) > 3 else ""
-        lines.append(f"Suspect: {printable(uuid)}: {'; '.join(whys[:3])}{more}.")
+        whys = [printable(one.evidence) for one in finding.suspects if one.uuid == uuid]
+        further = f" (and {len(whys) - 3} more)" if len(whys) > 3 else ""
+        lines.append(f"Suspect: {printable(uuid)}: {'; '.join(whys[:3])}{further}.")
     lines += [f"{one}." for one in finding.open_pairs]
     checked = sum(row.repeats for row in finding.rows)
     if not lines:
@@ -116,22 +116,22 @@ def sentences(finding: Finding, rounds: Sequence[Visits]) -> list[str]:
 
 
 def _why(finding: Finding) -> list[str]:
-    return [f"{printable(one.uuid)}: {printable(one.why)}." for one in finding.suspects[:5]]
+    return [f"{printable(one.uuid)}: {printable(one.evidence)}." for one in finding.suspects[:5]]
 
 
 def _counters(rounds: Sequence[Visits]) -> list[str]:
-    last = rounds[-1]
+    latest = rounds[-1]
     lines = [
         f"{uuid}: " + ", ".join(f"{name} {value}" for name, value in sorted(numbers.items()))
-        for uuid, numbers in last.health.items()
+        for uuid, numbers in latest.health.items()
     ]
-    if last.no_health:
-        lines.append(f"ECC, remapped rows and slowdowns: not read ({last.no_health}).")
-    if last.xids is None:
-        lines.append(f"Xid events: not read ({last.no_xids or 'no kernel log'}).")
+    if latest.no_health:
+        lines.append(f"ECC, remapped rows and slowdowns: not read ({latest.no_health}).")
+    if latest.xids is None:
+        lines.append(f"Xid events: not read ({latest.no_xids or 'no kernel log'}).")
     else:
-        lines += [f"{where}: Xid {event}" for where, events in last.xids.items() for event in events]
-        if not last.xids:
+        lines += [f"{where}: Xid {event}" for where, events in latest.xids.items() for event in events]
+        if not latest.xids:
             lines.append("Xid events: none in the kernel's log that is kept.")
     return [printable(one) for one in lines]
 
@@ -139,21 +139,23 @@ def _counters(rounds: Sequence[Visits]) -> list[str]:
 def answer(finding: Finding) -> dict[str, Any]:
     return {
         "tested": finding.tested,
-        "suspects": [asdict(one) for one in finding.suspects],
+        "suspects": [{"uuid": s.uuid, "kind": s.kind, "why": s.evidence} for s in finding.suspects],
         "open": finding.open_pairs,
     }
 
 
 def _checks(finding: Finding) -> pd.DataFrame:
-    made: pd.DataFrame = pd.DataFrame([asdict(one) for one in finding.rows])
+    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in finding.rows])
     return (
-        made if len(made) else pd.DataFrame(columns=["uuid", "check", "repeats", "odd", "median_ms", "ratio"])
+        frame
+        if len(frame)
+        else pd.DataFrame(columns=["uuid", "check", "repeats", "odd", "median_ms", "ratio"])
     )
 
 
 def _suspects(finding: Finding) -> pd.DataFrame:
-    made: pd.DataFrame = pd.DataFrame([asdict(one) for one in finding.suspects])
-    return made
+    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in finding.suspects])
+    return frame
 
 
 def _visits(rounds: Sequence[Visits]) -> pd.DataFrame:
@@ -165,15 +167,15 @@ def _visits(rounds: Sequence[Visits]) -> pd.DataFrame:
             "name": v.name,
             "host": v.host,
             "started_utc": v.started_utc,
-            "sm_mhz_before": v.before.get("sm_clock_mhz"),
-            "sm_mhz_after": v.after.get("sm_clock_mhz"),
-            "temperature_c_before": v.before.get("temperature_c"),
-            "temperature_c_after": v.after.get("temperature_c"),
-            "throttle_bits_after": v.after.get("throttle_bits"),
+            "sm_mhz_before": v.state_before.get("sm_clock_mhz"),
+            "sm_mhz_after": v.state_after.get("sm_clock_mhz"),
+            "temperature_c_before": v.state_before.get("temperature_c"),
+            "temperature_c_after": v.state_after.get("temperature_c"),
+            "throttle_bits_after": v.state_after.get("throttle_bits"),
             "error": v.error,
         }
-        for one in rounds
-        for v in one.visits
+        for visits in rounds
+        for v in visits.visits
     ]
-    made: pd.DataFrame = pd.DataFrame(rows)
-    return made
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame

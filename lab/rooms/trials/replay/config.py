@@ -1,4 +1,4 @@
-"""The settings of a replay."""
+"""The settings of a replay, and its steps: one per run of the command."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from lab.core.plan import Plan, Site
+from lab.core.step import SOURCE, Step
 from lab.errors import BadDataError
+from lab.workload.recorder.format import OF_STEPS
 
 CONFIG = "replay.json"
+WORKLOAD = "lab.rooms.trials.workload.replay.main"
+SETTINGS = "LAB_REPLAY"  # OUT|STEPS|REPEATS|LEVEL|LEAVE
+START = "lab.rooms.trials.workload.replay.training:start_from_env"
 
 
 class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,3 +38,34 @@ def read_replay(path: Path) -> ReplayConfig:
         return msgspec.json.decode(path.read_bytes(), type=ReplayConfig)
     except (OSError, msgspec.DecodeError) as error:
         raise BadDataError(f"not the settings of a replay: {error}", location=path) from error
+
+
+def plan(config: ReplayConfig, site: Site) -> Plan:
+    """Every run gets all GPUs that were picked, one run after the other. Pure."""
+    notes = []
+    if config.runs == 1 and config.against is None:
+        notes.append("one run: steps are repeated inside it, and nothing says whether a second run agrees")
+    if config.level == "module":
+        notes.append("--level module: modules are named, operators are not")
+    return Plan(
+        steps=tuple(_step(config, number, len(site.gpus)) for number in range(config.runs)),
+        inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
+        config=msgspec.to_builtins(config),
+        notes=tuple(notes),
+    )
+
+
+def _step(config: ReplayConfig, number: int, num_gpus: int) -> Step:
+    name = f"run-{number}"
+    folder = f"steps/{name}"
+    cwd = SOURCE if config.cwd and config.in_image else config.cwd
+    in_folder = ("--cwd", cwd) if cwd else ()
+    return Step(
+        name=name,
+        source=config.cwd if config.in_image else None,
+        folder=folder,
+        num_gpus=num_gpus,
+        argv=("python", "-m", WORKLOAD, "--config", CONFIG, "--out", folder, *in_folder),
+        expects=(f"{folder}/{OF_STEPS}",),
+        labels={"run": number},
+    )

@@ -1,4 +1,4 @@
-"""The page, the tables and the lines of a replay."""
+"""The page, the tables and the lines of a replay; `lab same` prints the lines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,29 @@ import pandas as pd
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.step import Status as StepStatus
-from lab.core.words import plural
+from lab.core.words import plural, printable
 from lab.errors import BadDataError
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.trials.replay.compare import PLACES, Divergence, Finding, compare
+from lab.rooms.trials.replay.compare import Divergence, Finding, Record, compare
 from lab.rooms.trials.replay.config import CONFIG, ReplayConfig, read_replay
-from lab.rooms.trials.replay.read import End, Record, files, read, shown
+from lab.workload.recorder.format import files_of, read
 
-STATUS: dict[str, Status] = {"bitwise": "ok", "nothing seen": "fail"}
+MOST_SHOWN = 200  # characters of a name from a record
+KINDS = {
+    "random": "random numbers",
+    "weight": "weights",
+    "buffer": "buffers",
+    "input": "batch",
+    "module": "output",
+    "op": "operator",
+    "grad": "gradient",
+    "reduced": "gradient after the reduction",
+    "used": "gradient that the update uses",
+    "comm": "collective",
+}
 FOOTNOTES = (
     "Checksums cover every bit of a tensor and its place; -0.0 differs from 0.0. Different tensors have "
     "equal checksums with a chance of 2^-64.",
@@ -39,90 +51,102 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
     lacking += missing(finding, records, config)
     verdict = sentences(finding, records)
     divergences, ranks = _divergences(finding.divergences), _ranks(records)
-    tables = [write_csv(ranks, out / "tables/records.csv")]
+    files = [write_csv(ranks, out / "tables/records.csv")]
     sections = [Section("Records", [Table(ranks, "One row per run and rank", "tables/records.csv")])]
     if finding.divergences:
-        tables.append(write_csv(divergences, out / "tables/divergences.csv"))
-        found = Table(
-            divergences, "The first place of each comparison, earliest first", "tables/divergences.csv"
-        )
-        sections.insert(0, Section("First divergences", [found]))
+        files.append(write_csv(divergences, out / "tables/divergences.csv"))
+        caption = "The first place of each comparison, earliest first"
+        table = Table(divergences, caption, "tables/divergences.csv")
+        sections.insert(0, Section("First divergences", [table]))
     if agreeing := [group for group in finding.groups if len(group) > 1]:
-        agree = [f"Agree in every bit: {', '.join(group)}." for group in agreeing]
-        sections.append(Section("Runs that agree", [Points(agree)]))
-    notes = [
-        f"{one.run}, rank {one.head.rank}: {shown(text)}"
-        for one in records
-        if one.end
-        for text in (*_unwritten(one.end), *one.end.notes)
-    ]
-    if notes:
+        points = [f"Agree in every bit: {', '.join(group)}." for group in agreeing]
+        sections.append(Section("Runs that agree", [Points(points)]))
+    if notes := [f"{name_of(r)}: {shown(text)}" for r in records for text in notes_of(r)]:
         sections.append(Section("Notes", [Points(notes[:40])]))
-    status: Status = STATUS.get(finding.verdict, "fail")
+    is_equal = finding.verdict == "bitwise"
+    status: Status = "fail" if not is_equal else "warn" if lacking else "ok"
     page = Page(
         title=f"Replay {run.manifest.id if run else folder.resolve().name}",
         question="Does the same step give the same bits again, and where is the first that differs?",
         verdict=verdict,
-        status="warn" if status == "ok" and lacking else status,
+        status=status,
         cards=_cards(finding),
         sections=sections,
         provenance=provenance(folder, run.manifest if run else None),
         footnotes=FOOTNOTES,
         room="trials",
-        badge="" if finding.verdict == "bitwise" and not lacking else finding.verdict,
+        badge="" if is_equal and not lacking else finding.verdict,
     )
-    tables.append(write_page(page, out / "report.html"))
-    lines = [*verdict, "", f"report: {tables[-1]}"]
+    files.append(write_page(page, out / "report.html"))
+    lines = [*verdict, "", f"report: {files[-1]}"]
     if len(finding.divergences) > 1:
         columns = ["step", "rank", "direction", "module", "what", "compared"]
         lines[-1:-1] = [terminal_table(divergences[columns].head(6), width=140), ""]
-    terminal = "\n".join(lines)
-    return Findings(verdict, page.status, tables, terminal, lacking, answer=answer(finding, records))
+    return Findings(verdict, status, files, "\n".join(lines), lacking, answer=answer(finding, records))
+
+
+def compare_folders(folders: Sequence[Path]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """For `lab same`: what scripts rely on, the verdict's sentences, and what it does not cover."""
+    records, lacking = [], []
+    for folder in folders:
+        of_folder, problems = gather(folder, None, None)
+        prefix = f"{folder.name}/" if len(folders) > 1 else ""
+        records += [record._replace(run=f"{prefix}{record.run}") for record in of_folder]
+        lacking += problems
+    finding = compare(records)
+    lacking += missing(finding, records, None)
+    return answer(finding, records), sentences(finding, records), lacking
 
 
 def gather(folder: Path, run: Run | None, config: ReplayConfig | None) -> tuple[list[Record], list[str]]:
     """Records of the run's steps and of the replay that it is held against, and what cannot be read."""
-    found: list[Record] = []
+    records: list[Record] = []
     problems: list[str] = []
-    for name, place in _places(folder, run, config, problems):
-        mine = []
-        for path in files(place):
+    for name, place in _folders(folder, run, config, problems):
+        of_run = []
+        for path in files_of(place):
             try:
-                mine.append(read(path, name))
+                of_run.append(Record.of(name, read(path)))
             except BadDataError as error:
                 problems.append(f"{name}: {path.name}: {error.problem}")
-        if not mine:
+        if not of_run:
             problems.append(f"{name}: no record of it")
             continue
-        world = max(one.head.world for one in mine)
-        here = {one.head.rank for one in mine}
-        if lost := sorted({*range(world)} - here):
-            problems.append(
-                f"{name}: no record of {plural(len(lost), 'rank')}: {', '.join(map(str, lost[:16]))}"
-            )
-        found += mine
-    if not found:
+        absent = sorted({*range(max(r.recording.world for r in of_run))} - {r.rank for r in of_run})
+        if absent:
+            numbers = ", ".join(map(str, absent[:16]))
+            problems.append(f"{name}: no record of {plural(len(absent), 'rank')}: {numbers}")
+        records += of_run
+    if not records:
         raise BadDataError(
             "no record of bits", location=folder, fix="see the steps' logs: did a model train?"
         )
-    return found, problems + [text for one in found for text in one.problems]
+    return records, problems + [f"{name_of(r)}: {text}" for r in records for text in r.recording.lacks]
 
 
-def _places(
+def _folders(
     folder: Path, run: Run | None, config: ReplayConfig | None, problems: list[str]
 ) -> list[tuple[str, Path]]:
     if run is not None:
         for record in run.manifest.steps:
             if record.outcome is None or record.outcome.status is not StepStatus.ok:
                 problems.append(f"{record.step.name} did not end well")
-        places = [(record.step.name, run.folder(record.step)) for record in run.manifest.steps]
+        folders = [(record.step.name, run.folder(record.step)) for record in run.manifest.steps]
     else:
-        steps = sorted(one for one in (folder / "steps").glob("*") if one.is_dir())
-        places = [(one.name, one) for one in steps] or [(folder.resolve().name, folder)]
+        steps = sorted(step for step in (folder / "steps").glob("*") if step.is_dir())
+        folders = [(step.name, step) for step in steps] or [(folder.resolve().name, folder)]
     if config is not None and config.against:
-        other = Path(config.against)
-        places += [(f"{other.name}/{one.name}", one) for one in sorted((other / "steps").glob("*"))]
-    return places
+        earlier = Path(config.against)
+        folders += [(f"{earlier.name}/{step.name}", step) for step in sorted((earlier / "steps").glob("*"))]
+    return folders
+
+
+def name_of(record: Record) -> str:
+    return f"{record.run}, rank {record.rank}"
+
+
+def shown(text: object) -> str:
+    return printable(str(text))[:MOST_SHOWN]
 
 
 def missing(finding: Finding, records: Sequence[Record], config: ReplayConfig | None) -> list[str]:
@@ -134,155 +158,158 @@ def missing(finding: Finding, records: Sequence[Record], config: ReplayConfig | 
         lines.append(f"{finding.steps} of {plural(config.steps, 'step')} recorded in every run")
     if config is not None and config.repeats and finding.verdict != "nothing seen" and not finding.repeats:
         lines.append("no step was run again inside its process (see Notes)")
-    for one in records:
-        if one.end and one.end.left_out:
-            lines.append(f"{one.run}, rank {one.head.rank}: {plural(one.end.left_out, 'event')} left out")
-        if one.end and one.end.unseen:
-            kinds = ", ".join(shown(kind) for kind in list(one.end.unseen)[:4])
-            lines.append(f"{one.run}, rank {one.head.rank}: tensors without readable bits: {kinds}")
-    runs = {one.run for one in records}
+    for record in records:
+        end = record.recording.end
+        if end.get("left_out"):
+            lines.append(f"{name_of(record)}: {shown(end['left_out'])} rows left out")
+        if unseen := end.get("unseen"):
+            lines.append(
+                f"{name_of(record)}: tensors without readable bits: {', '.join(map(shown, [*unseen][:4]))}"
+            )
+    runs = {record.run for record in records}
     if len(runs) < 2 and (config is None or config.runs > 1):
         lines.append("only one run has a record: nothing to compare it with")
-    worlds = {run: max(one.head.world for one in records if one.run == run) for run in runs}
-    if len(set(worlds.values())) > 1:
+    if len({max(r.recording.world for r in records if r.run == run) for run in runs}) > 1:
         lines.append("the runs have different numbers of ranks")
     return lines
 
 
-def _unwritten(end: End) -> list[str]:
-    """What no verdict rests on: it holds what was in memory before."""
-    if not end.unwritten:
-        return []
-    outputs = plural(sum(end.unwritten.values()), "output")
-    names = ", ".join(f"{count:,} of {shown(name)}" for name, count in list(end.unwritten.items())[:10])
-    return [f"{outputs} that nobody need write were not compared: {names}"]
+def notes_of(record: Record) -> list[str]:
+    """What no verdict rests on, because it holds what was in memory before; then the recorder's notes."""
+    unwritten, notes = record.recording.unwritten, record.recording.end.get("notes")
+    lines = []
+    if unwritten:
+        outputs = plural(sum(unwritten.values()), "output")
+        names = ", ".join(f"{count:,} of {shown(name)}" for name, count in list(unwritten.items())[:10])
+        lines = [f"{outputs} that need not be written were not compared: {names}"]
+    return [*lines, *(map(str, notes) if isinstance(notes, list) else ())]
 
 
 def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
     """The verdict first, then where, why and what to switch."""
-    runs = len({one.run for one in records})
-    ranks = len({one.head.rank for one in records})
-    seen = f"{plural(finding.steps, 'step')} of {plural(runs, 'run')} on {plural(ranks, 'rank')}"
+    runs = len({record.run for record in records})
+    ranks = len({record.rank for record in records})
+    covered = f"{plural(finding.steps, 'step')} of {plural(runs, 'run')} on {plural(ranks, 'rank')}"
     again = f", {plural(finding.repeats, 'repeat')} of steps" if finding.repeats else ""
     if finding.verdict == "nothing seen":
         return ["Nothing was seen: no training step was recorded."]
-    first = finding.first
-    if first is None:
+    place = finding.first_place
+    if place is None:
         drawn = ", ".join(finding.random_differs)
+        unseeded = f"Random numbers of {drawn} are not seeded; nothing that was recorded drew them."
         return [
-            f"bitwise: {seen}{again} agree in {plural(finding.events, 'event')}.",
+            f"bitwise: {covered}{again} agree in {plural(finding.rows, 'tensor')}.",
             f"A rate of differing runs of up to {1 - 0.05 ** (1 / max(1, runs)):.0%} stays possible.",
-            *(
-                [f"Random numbers of {drawn} are not seeded; nothing that was recorded drew them."]
-                if drawn
-                else []
-            ),
+            *([unseeded] if drawn else []),
         ]
-    lines = [f"{finding.verdict}: first difference at {where(first)}."]
-    lines.append(f"Compared: {first.between[0]} with {first.between[1]} ({seen}{again}).")
-    lines += _cause(finding, first)
+    lines = [f"{finding.verdict}: first difference at {place_text(place)}."]
+    lines.append(f"Compared: {place.between[0]} with {place.between[1]} ({covered}{again}).")
+    lines += _cause(finding, place)
     if len(finding.groups) > 1 and runs > 2:
         agree = [f"{', '.join(group)} agree" for group in finding.groups if len(group) > 1]
         lines.append(f"{'; '.join(agree) or 'No two runs agree'}.")
     if finding.deterministic is not None:
         did = "repeat" if finding.deterministic else "still differ"
         lines.append(f"With deterministic algorithms the repeats of step 1 {did}.")
-    if finding.repeats_agree and first.kind == "runs":
-        lines.append(_of_repeats(first))
+    if finding.repeats_agree and place.kind == "runs":
+        lines.append(_of_repeats(place))
     return lines
 
 
-def _of_repeats(first: Divergence) -> str:
+def _of_repeats(place: Divergence) -> str:
     """What it says that the repeats inside one process agree: of the model's forward and backward alone."""
-    is_repeated = first.direction == "forward" or (
-        first.direction == "backward" and first.equal_inputs is True
+    is_repeated = place.direction == "forward" or (
+        place.direction == "backward" and place.equal_inputs is True
     )
     if not is_repeated:
         return (
             "Forward and backward repeat inside one process; what comes before and after them (data, loss, "
             "collectives, update) does not run again."
         )
-    hint = " (such as the order of a set: PYTHONHASHSEED=0)" if first.equal_inputs is False else ""
+    hint = " (such as the order of a set: PYTHONHASHSEED=0)" if place.equal_inputs is False else ""
     return f"Inside one process the same step repeats: the difference needs another process{hint}."
 
 
-def where(one: Divergence) -> str:
+def place_text(place: Divergence) -> str:
     """`step 2, rank 1, blocks.0.attn, backward: operator aten.index_add in IndexAddBackward0`."""
-    event = one.event
-    what = PLACES.get(event.kind, event.kind)
-    name = "" if event.kind == "input" else f" {shown(event.name)}" if event.kind != "module" else ""
-    node = f" in {shown(event.node)}" if event.node else ""
-    return (
-        f"step {one.step}, rank {one.rank}, {shown(event.m) or 'model'}, {one.direction}: {what}{name}{node}"
-    )
+    row = place.row
+    name = f" {shown(row.op)}" if row.kind not in ("input", "module") else ""
+    node = f" in {shown(row.node)}" if row.node else ""
+    module = shown(row.module) or "model"
+    return f"step {place.step}, rank {place.rank}, {module}, {place.direction}: {_kind(place)}{name}{node}"
 
 
-def _cause(finding: Finding, first: Divergence) -> list[str]:
-    lines = []
-    if first.other:
+def _kind(place: Divergence) -> str:
+    row = place.row
+    if row.kind == "module" and row.phase == "bwd":
+        return "gradient of the output"
+    return KINDS.get(row.kind, shown(row.kind))
+
+
+def _cause(finding: Finding, place: Divergence) -> list[str]:
+    row, lines = place.row, []
+    if place.instead:
         lines.append("The other run did something else here: its control flow differs.")
-    lines += _of_inputs(finding, first)
+    lines += _of_inputs(finding, place)
     if finding.verdict == "input pipeline":
         same = "the same batches in another order" if finding.same_batches else "other batches"
         lines.append(f"The runs were given {same}; weights were equal until then.")
-    if first.event.kind == "weight" and first.event.p == "start":
+    if row.kind == "weight" and row.phase == "start":
         lines.append(
             "The weights differed before the first step: their initialisation or checkpoint differs."
-            if first.step == 1
+            if place.step == 1
             else "The weights were changed after the update before, by something other than the optimizer."
         )
-    if first.event.kind == "weight" and first.event.p == "update" and first.kind == "runs":
+    if row.kind == "weight" and row.phase == "update" and place.kind == "runs":
         lines.append(
             "The gradients of this update had equal bits: the optimizer's settings (its rate, say) or state "
             "differ, or its own operators do not repeat."
         )
-    if first.event.kind == "used":
+    if row.kind == "used":
         lines.append(
             "It was changed between the backward and the update, by code that is not recorded there: "
-            "clipping, the program itself, or a collective that is not torch.distributed's." + _of_used(first)
+            "clipping, the program itself, or a collective that is not torch.distributed's." + _of_used(place)
         )
-    drawn = [one for one in finding.random_differs if first.event.kind == "input" or one in ("torch", "cuda")]
-    if drawn and (first.event.random or first.event.kind in ("input", "weight")):
+    drawn = [name for name in finding.random_differs if row.kind == "input" or name in ("torch", "cuda")]
+    if drawn and (row.random or row.kind in ("input", "weight")):
         lines.append(f"Random numbers of {', '.join(drawn)} differed when that step began: not seeded.")
-    elif finding.random_differs and first.equal_inputs is False and first.kind == "runs":
+    elif finding.random_differs and place.equal_inputs is False and place.kind == "runs":
         names = ", ".join(finding.random_differs)
         lines.append(
             f"Random numbers of {names} differed when that step began, not seeded: perhaps one of them."
         )
-    made_here = first.equal_inputs is not False
-    if made_here and (source := first.source) is not None:
-        lines.append(f"Known: {source.why}. Switch: {source.switch}.")
-    elif made_here and first.event.kind in ("op", "comm"):
+    if place.equal_inputs is not False and place.source is not None:
+        lines.append(f"Known: {place.source.reason}. Switch: {place.source.switch}.")
+    elif place.equal_inputs is not False and row.kind in ("op", "comm"):
         lines.append("No known source of differences: a custom operator, a race, or a fault of the hardware.")
-    if first.kind == "ranks":
-        lines.append(
-            "Replicas must agree here"
-            + ("." if "others" in first.between[1] else "; which of two is wrong is open.")
-        )
-    elif any(one.once and one.event == first.event for one in finding.divergences):
+    if place.kind == "ranks":
+        is_open = "others" not in place.between[1]
+        lines.append(f"Replicas must agree here{'; which of two is wrong is open' if is_open else ''}.")
+    elif any(place.once and place.row == row for place in finding.divergences):
         lines.append(
             "It happened once: the step's repeats agree with each other. A flipped bit, a race or a hook."
         )
     return lines
 
 
-def _of_inputs(finding: Finding, first: Divergence) -> list[str]:
+def _of_inputs(finding: Finding, place: Divergence) -> list[str]:
     """Whether the difference came in or was made here."""
-    if first.inputs_of:
+    is_collective = place.row.kind == "comm"
+    if place.inputs_of:
         return [
-            f"It is a collective whose inputs differed on {_on(first.inputs_of, first.ranks)}: the "
+            f"It is a collective whose inputs differed on {_on(place.inputs_of, place.ranks)}: the "
             "difference is made there, in code before it that is not seen, and reaches the others through it."
         ]
-    if first.equal_inputs and first.event.kind == "comm" and first.ranks > 1:
+    if place.equal_inputs and is_collective and place.ranks > 1:
         return [
-            f"The inputs of all {first.ranks} ranks had equal bits and the output differs on "
-            f"{_on(first.outputs_of, first.ranks)}: the difference is made in the collective."
+            f"The inputs of all {place.ranks} ranks had equal bits and the output differs on "
+            f"{_on(place.outputs_of, place.ranks)}: the difference is made in the collective."
         ]
-    if first.equal_inputs:
+    if place.equal_inputs:
         return ["Its inputs had equal bits, so the difference is made here."]
-    if first.equal_inputs is None:
+    if place.equal_inputs is None:
         unknown = "Whether the inputs of all ranks were equal is not known: some ranks have no record of it."
-        return [unknown] if first.event.kind == "comm" else []
+        return [unknown] if is_collective else []
     lines = [
         "Its inputs differed already: the difference is made in code before it that is not seen: numpy, "
         "Python, a clock or a library gave a number, or nothing had written its memory (torch.empty)."
@@ -300,107 +327,95 @@ def _on(ranks: Sequence[int], of: int) -> str:
     return f"rank {few} alone" if len(ranks) == 1 else f"ranks {few}"
 
 
-def _of_used(first: Divergence) -> str:
-    if first.ranks < 2:
+def _of_used(place: Divergence) -> str:
+    if place.ranks < 2:
         return ""
-    if len(first.outputs_of) == first.ranks:
-        return f" It differs on all {first.ranks} ranks: on which of them that began is not seen."
-    return f" It differs on {_on(first.outputs_of, first.ranks)}."
+    if len(place.outputs_of) == place.ranks:
+        return f" It differs on all {place.ranks} ranks: on which of them that began is not seen."
+    return f" It differs on {_on(place.outputs_of, place.ranks)}."
 
 
 def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
     """What scripts rely on."""
-    first = finding.first
-    place = None
-    if first is not None:
-        source = first.source if first.equal_inputs is not False else None
-        place = {
-            "step": first.step,
-            "rank": first.rank,
-            "module": first.event.m,
-            "direction": first.direction,
-            "kind": first.event.kind,
-            "op": first.event.name,
-            "node": first.event.node,
-            "equal_inputs": first.equal_inputs,
-            "inputs_differ_on": list(first.inputs_of),
-            "outputs_differ_on": list(first.outputs_of),
-            "compared": first.kind,
-            "why": source.why if source else None,
+    place, fields = finding.first_place, None
+    if place is not None:
+        source = place.source if place.equal_inputs is not False else None
+        fields = {
+            "step": place.step,
+            "rank": place.rank,
+            "module": place.row.module,
+            "direction": place.direction,
+            "kind": place.row.kind,
+            "op": place.row.op,
+            "node": place.row.node,
+            "equal_inputs": place.equal_inputs,
+            "inputs_differ_on": list(place.inputs_of),
+            "outputs_differ_on": list(place.outputs_of),
+            "compared": place.kind,
+            "why": source.reason if source else None,
             "switch": source.switch if source else None,
         }
     return {
         "replay": finding.verdict,
-        "first": place,
+        "first": fields,
         "deterministic": finding.deterministic,
-        "runs": len({one.run for one in records}),
-        "ranks": len({one.head.rank for one in records}),
+        "runs": len({record.run for record in records}),
+        "ranks": len({record.rank for record in records}),
         "steps": finding.steps,
         "repeats": finding.repeats,
-        "events": finding.events,
+        "events": finding.rows,
     }
 
 
-def _divergences(found: Sequence[Divergence]) -> pd.DataFrame:
+def _divergences(places: Sequence[Divergence]) -> pd.DataFrame:
     rows = [
         {
-            "step": one.step,
-            "rank": one.rank,
-            "direction": one.direction,
-            "module": shown(one.event.m),
-            "what": f"{PLACES.get(one.event.kind, one.event.kind)} {shown(one.event.name)}",
-            "node": shown(one.event.node),
-            "shape": shown(one.event.shape),
-            "inputs": _inputs(one),
-            "compared": " / ".join(one.between),
-            "switch": one.source.switch if one.source else "",
+            "step": place.step,
+            "rank": place.rank,
+            "direction": place.direction,
+            "module": shown(place.row.module),
+            "what": f"{_kind(place)} {shown(place.row.op)}",
+            "node": shown(place.row.node),
+            "shape": f"{shown(place.row.dtype)}[{','.join(map(str, place.row.shape))}]",
+            "inputs": _inputs(place),
+            "compared": " / ".join(place.between),
+            "switch": place.source.switch if place.source else "",
         }
-        for one in found
+        for place in places
     ]
-    made: pd.DataFrame = pd.DataFrame(rows)
-    return made
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
 
 
-def _inputs(one: Divergence) -> str:
-    if one.inputs_of:
-        return f"differ on {_on(one.inputs_of, one.ranks)}"
-    return {True: "equal", False: "differ", None: "not recorded"}[one.equal_inputs]
+def _inputs(place: Divergence) -> str:
+    if place.inputs_of:
+        return f"differ on {_on(place.inputs_of, place.ranks)}"
+    return {True: "equal", False: "differ", None: "not recorded"}[place.equal_inputs]
 
 
 def _ranks(records: Sequence[Record]) -> pd.DataFrame:
+    names = ("host", "device", "uuid", "torch", "threads", "model", "level")
     rows = [
         {
-            "run": one.run,
-            "rank": one.head.rank,
-            "host": shown(one.head.host),
-            "device": shown(one.head.device),
-            "uuid": shown(one.head.uuid),
-            "torch": shown(one.head.torch),
-            "threads": one.head.threads,
-            "model": shown(one.head.model),
-            "level": shown(one.head.level),
-            "steps": one.end.steps if one.end else None,
-            "events": len(one.events),
+            "run": record.run,
+            "rank": record.rank,
+            **{name: shown(record.fact(name)) for name in names},
+            "steps": record.recording.end.get("steps"),
+            "tensors": len(record.recording.rows),
         }
-        for one in records
+        for record in records
     ]
-    made: pd.DataFrame = pd.DataFrame(rows)
-    return made
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
 
 
 def _cards(finding: Finding) -> list[Card]:
     cards = [Card("Verdict", finding.verdict, "tables/records.csv")]
-    if finding.first is not None:
-        first = finding.first
-        note = f"{first.event.m or 'model'}, {first.direction}"
-        cards.append(
-            Card(
-                "First difference",
-                f"step {first.step}, rank {first.rank}",
-                "tables/divergences.csv",
-                note=note,
-            )
-        )
+    if finding.first_place is not None:
+        place = finding.first_place
+        note = f"{place.row.module or 'model'}, {place.direction}"
+        text = f"step {place.step}, rank {place.rank}"
+        cards.append(Card("First difference", text, "tables/divergences.csv", note=note))
     cards.append(Card("Steps", str(finding.steps), "tables/records.csv", note=f"{finding.repeats} repeats"))
-    cards.append(Card("Events", f"{finding.events:,}", "tables/records.csv"))
+    cards.append(Card("Tensors", f"{finding.rows:,}", "tables/records.csv"))
     return cards

@@ -16,7 +16,7 @@ class Source(NamedTuple):
     """`ops`: regular expression on the operator's name without its library, or the name of an event."""
 
     ops: str
-    why: str
+    reason: str
     switch: str
 
 
@@ -97,8 +97,8 @@ _COMPILED = [(re.compile(rf"(?:{one.ops})_?"), one) for one in SOURCES]
 
 def source_of(name: str) -> Source | None:
     """The known source behind `aten.index_add_.default` or `mylib.atomic_add.default`; None: none known."""
-    library, _, rest = name.partition(".")
-    word = rest.split(".")[0] if rest else library
+    library, _, operator = name.partition(".")
+    word = operator.split(".")[0] if operator else library
     for pattern, source in _COMPILED:
         if pattern.fullmatch(word):
             return source

@@ -23,11 +23,11 @@ def apply() -> None:
     """Make the settings and leave the witness when the process ends; a child process leaves its own."""
     asked = json.loads(os.environ[EFFECTS])
     path = Path(asked["out"]) / f"{os.getpid()}.json"
-    made = {name: SETTINGS[name]() for name in asked["settings"]}
+    effects = {name: SETTINGS[name]() for name in asked["settings"]}
 
     def leave() -> None:
-        found = {"settings": made, "loaded": [one for one in asked["read_by"] if loaded(one)]}
-        path.write_text(json.dumps(found))
+        witness = {"settings": effects, "loaded": [one for one in asked["read_by"] if loaded(one)]}
+        path.write_text(json.dumps(witness))
 
     leave()  # a program that ends by os._exit or a signal has this one at least
     atexit.register(leave)
@@ -37,17 +37,17 @@ def effect_of(settings: Sequence[str], read_by: Sequence[str], folder: Path) -> 
     """ "yes", or why the cell changed nothing; "" where nothing is known of it."""
     if not settings and not read_by:
         return ""
-    found = []
+    witnesses = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(json.loads(path.read_text()))
+            witnesses.append(json.loads(path.read_text()))
         except (OSError, ValueError):  # killed while it wrote: no witness
             continue
-    if not found:
+    if not witnesses:
         return "no Python process of the command imported torch" if settings else ""
-    if failed := [name for name in settings if not any(one["settings"].get(name) for one in found)]:
+    if failed := [name for name in settings if not any(one["settings"].get(name) for one in witnesses)]:
         return f"torch does not have the setting {failed[0]}"
-    if read_by and not any(one["loaded"] for one in found):
+    if read_by and not any(one["loaded"] for one in witnesses):
         return f"no library that reads its variables was loaded ({', '.join(read_by)})"
     return "yes"
 

@@ -39,9 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_gpus(args.config)
         health, no_health = read_health()
         xids, no_xids = read_xids()
-        known = None if xids is None else {where: tuple(events) for where, events in xids.items()}
-        found = Visits(visits(config, args.round), health, no_health, known, no_xids)
-        write_atomic(args.out / VISITS, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        events_of = None if xids is None else {where: tuple(events) for where, events in xids.items()}
+        round_of_visits = Visits(visits(config, args.round), health, no_health, events_of, no_xids)
+        write_atomic(
+            args.out / VISITS, msgspec.json.format(msgspec.json.encode(round_of_visits), indent=1) + b"\n"
+        )
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         return error.exit_code
@@ -66,8 +68,8 @@ def given() -> list[dict[str, str]]:
 
 def _seen() -> int:
     code = "import torch; print(torch.cuda.device_count())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdecimal() else 0
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return int(process.stdout) if process.returncode == 0 and process.stdout.strip().isdecimal() else 0
 
 
 def _visit(config: GpusConfig, number: int, order: int, mask: dict[str, str]) -> Visit:
@@ -78,7 +80,7 @@ def _visit(config: GpusConfig, number: int, order: int, mask: dict[str, str]) ->
         path = Path(folder) / "visit.json"
         words = ["--repeats", str(config.repeats), "--seed", str(config.seed), "--out", str(path)]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-m", ONE, *words],
                 env={**os.environ, **mask},
                 timeout=config.limit_s,
@@ -87,16 +89,16 @@ def _visit(config: GpusConfig, number: int, order: int, mask: dict[str, str]) ->
                 errors="replace",
                 check=False,
             )
-            print(f"round {number}, {label}:", (done.stdout + done.stderr).strip()[-4000:], flush=True)
+            print(f"round {number}, {label}:", (process.stdout + process.stderr).strip()[-4000:], flush=True)
             if not path.exists():
-                last = (done.stderr.strip() or "no message").splitlines()[-1][:300]
-                return Visit(label, error=f"ended with exit code {done.returncode}: {last}", **about)  # type: ignore[arg-type]
-            found: Visit = msgspec.json.decode(path.read_bytes(), type=Visit)
+                last_line = (process.stderr.strip() or "no message").splitlines()[-1][:300]
+                return Visit(label, error=f"ended with exit code {process.returncode}: {last_line}", **about)  # type: ignore[arg-type]
+            visit: Visit = msgspec.json.decode(path.read_bytes(), type=Visit)
         except subprocess.TimeoutExpired:
             return Visit(label, error=f"ran past {config.limit_s:g} s", **about)  # type: ignore[arg-type]
         except (OSError, msgspec.DecodeError) as error:
             raise BadDataError(f"the visit of {label} cannot be read: {error}") from error
-    return msgspec.structs.replace(found, uuid=found.uuid or label, **about)
+    return msgspec.structs.replace(visit, uuid=visit.uuid or label, **about)
 
 
 if __name__ == "__main__":

@@ -34,16 +34,16 @@ class Memory:
 
     def __init__(self, root: Path = CGROUPS, proc: Path = PROC) -> None:
         self._proc, self._folder = proc, memory_group(root, proc)
-        self._before, self._shared = self._counts(), self._is_shared()
+        self._counts_before, self._shared = self._counts(), self._is_shared()
 
     def kills(self) -> Kills:
         """Since it was made."""
-        now, then = self._counts(), self._before
-        kills, hits, host = (_rise(then[name], now[name]) for name in ("kills", "hits", "host"))
+        present, past = self._counts(), self._counts_before
+        kills, hits, host = (_rise(past[name], present[name]) for name in ("kills", "hits", "host"))
         if kills is None:
             return Kills(of_host=host)
-        found = Kills(kills, bool(hits) or self._is_full(), self._limit(), self._shared, host)
-        return replace(found, shared=found.shared or self._is_shared())
+        killed = Kills(kills, bool(hits) or self._is_full(), self._limit(), self._shared, host)
+        return replace(killed, shared=killed.shared or self._is_shared())
 
     def _counts(self) -> dict[str, int | None]:
         events = {} if self._folder is None else _fields(self._folder / "memory.events")
@@ -66,8 +66,8 @@ class Memory:
     def _is_shared(self) -> bool:
         if self._folder is None:
             return False
-        others = [pid for pid in text_of(self._folder / "cgroup.procs").split() if pid != str(os.getpid())]
-        return any(OURS in bytes_of(self._proc / pid / "cmdline") for pid in others)
+        pids = [pid for pid in text_of(self._folder / "cgroup.procs").split() if pid != str(os.getpid())]
+        return any(OURS in bytes_of(self._proc / pid / "cmdline") for pid in pids)
 
 
 def blame(kills: Kills) -> tuple[str, str]:
@@ -97,8 +97,8 @@ def who_killed(kills: Kills) -> str:
     return "killed from outside, by itself or for memory: nothing here says which"
 
 
-def _rise(then: int | None, now: int | None) -> int | None:
-    return None if then is None or now is None else now - then
+def _rise(past: int | None, present: int | None) -> int | None:
+    return None if past is None or present is None else present - past
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -20,7 +20,7 @@ from lab.core.files import write_atomic
 from lab.errors import LabError
 from lab.gpus.meters import NvmlMeter
 from lab.rooms.trials.gpus.config import Check, Visit
-from lab.rooms.trials.workload.bits import Sums
+from lab.workload.recorder.bits import Sums
 
 PATTERN_SHARE = 0.2  # of the free memory that the memory check writes and reads
 
@@ -34,10 +34,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     uuid, name = about(device)
-    before = state(uuid)
+    state_before = state(uuid)
     checks = tuple(run(device, name, work, args) for name, work in CHECKS.items())
     visit = Visit(
-        uuid, 0, 0, name, device.type, str(torch.__version__), checks=checks, before=before, after=state(uuid)
+        uuid,
+        0,
+        0,
+        name,
+        device.type,
+        str(torch.__version__),
+        checks=checks,
+        state_before=state_before,
+        state_after=state(uuid),
     )
     write_atomic(args.out, msgspec.json.encode(visit))
 
@@ -46,9 +54,9 @@ def about(device: torch.device) -> tuple[str, str]:
     """(UUID as nvidia-smi writes it or "", name)."""
     if device.type != "cuda":
         return "cpu", "cpu"
-    found = torch.cuda.get_device_properties(device)
-    uuid = str(getattr(found, "uuid", ""))
-    return (uuid if uuid.startswith(("GPU-", "MIG-")) or not uuid else f"GPU-{uuid}"), found.name
+    properties = torch.cuda.get_device_properties(device)
+    uuid = str(getattr(properties, "uuid", ""))
+    return (uuid if uuid.startswith(("GPU-", "MIG-")) or not uuid else f"GPU-{uuid}"), properties.name
 
 
 def state(uuid: str) -> dict[str, float | None]:

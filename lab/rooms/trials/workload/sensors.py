@@ -67,17 +67,17 @@ def summary(samples: Sequence[Mapping[str, float | None]]) -> dict[str, float | 
 
 def lost(env: Mapping[str, str]) -> str:
     """Which of the trial's GPUs the driver no longer has; "" where all are there, or nobody can be asked."""
-    mine = _uuids(env)
-    if not mine or shutil.which("nvidia-smi") is None:
+    uuids = _uuids(env)
+    if not uuids or shutil.which("nvidia-smi") is None:
         return ""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    gone = [one for one in mine if one not in done.stdout]
-    is_said = not done.returncode or GONE.search(done.stdout + done.stderr)
+    gone = [one for one in uuids if one not in process.stdout]
+    is_said = not process.returncode or GONE.search(process.stdout + process.stderr)
     return f"{', '.join(gone)} is no longer there, says nvidia-smi" if gone and is_said else ""
 
 

@@ -51,7 +51,7 @@ def test_equal_gpus_are_no_suspects():
 def test_one_gpu_with_other_bits_is_named_by_its_uuid():
     finding = judge(rounds(("GPU-a", {}), ("GPU-b", {"bits": "bad"}), ("GPU-c", {})))
     assert kinds(finding) == {("GPU-b", "bits")}
-    assert "differ from those of 2 equal GPUs" in finding.suspects[0].why
+    assert "differ from those of 2 equal GPUs" in finding.suspects[0].evidence
 
 
 def test_a_gpu_that_does_not_repeat_itself_is_named_even_alone_or_among_two():

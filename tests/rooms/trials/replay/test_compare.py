@@ -9,12 +9,17 @@ import pytest
 
 pytest.importorskip("pandas")
 from lab.errors import BadDataError
-from lab.rooms.trials.replay.compare import compare
+from lab.rooms.trials.replay.compare import Record, compare
 from lab.rooms.trials.replay.page import answer, gather, missing, report, sentences
-from lab.rooms.trials.replay.read import read
 from lab.rooms.trials.replay.sources import source_of
+from lab.workload.recorder.format import read
 
 OPS = ("aten.mm.default", "aten.index_add_.default", "aten.add.Tensor")
+
+
+def line(step, attempt, phase, kind, op, ck, module="", in_ck=()):
+    row = {"step": step, "attempt": attempt, "phase": phase, "kind": kind, "op": op, "ck": ck}
+    return {**row, "module": module, "in_ck": list(in_ck)}
 
 
 def write(
@@ -22,48 +27,42 @@ def write(
 ):
     """Two steps of three operators; `change`: (step, attempt, place) whose bits differ."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = {"format": 1, "rank": rank, "world": world, "host": host, "uuid": uuid, "replicated": replicated}
-    lines = [{"head": head}]
+    meta = {"format": 2, "rank": rank, "world": world, "host": host, "uuid": uuid, "replicated": replicated}
+    lines = [{"meta": meta}]
     spread = False
     for step in (1, 2):
         for attempt in (0, *repeats):
-            base = {"s": step, "k": attempt}
             if attempt == 0:
-                lines.append(
-                    {**base, "p": "start", "kind": "input", "name": "batch", "m": "", "out": [f"b{step}"]}
-                )
+                lines.append(line(step, 0, "start", "input", "batch", f"b{step}"))
             last = f"b{step}"
             for at, op in enumerate(OPS):
-                changed = (step, attempt, at) in change
-                spread |= changed
+                spread |= (step, attempt, at) in change
                 out = f"{step}{at}{'x' + host + str(rank) if spread else ''}"
-                lines.append(
-                    {
-                        **base,
-                        "p": "forward",
-                        "kind": "op",
-                        "name": op,
-                        "m": "blocks.0",
-                        "in": [last],
-                        "out": [out],
-                    }
-                )
+                lines.append(line(step, attempt, "fwd", "op", op, out, "blocks.0", [last]))
                 last = out
             if attempt:
                 spread = False
-        lines.append(
-            {"s": step, "k": 0, "p": "update", "kind": "weight", "name": "w", "m": "", "out": [last]}
-        )
+        lines.append(line(step, 0, "update", "weight", "w", last))
     lines += more
     if end:
-        lines.append({"end": {"events": len(lines) - 1, "steps": 2}})
+        lines.append({"end": {"rows": len(lines) - 1, "steps": 2}})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
+def record(path, run):
+    return Record.of(run, read(path))
+
+
 def of(tmp_path, *runs):
     names = [given.pop("run", f"run-{n}") for n, given in enumerate(runs)]
-    return [read(write(tmp_path / f"{n}.jsonl", **given), names[n]) for n, given in enumerate(runs)]
+    return [record(write(tmp_path / f"{n}.jsonl", **given), names[n]) for n, given in enumerate(runs)]
+
+
+def changed(records, number, position, **columns):
+    """The same records with one row of the program's own first step changed."""
+    rows = records[number].attempts[1, 0]
+    rows[position] = msgspec.structs.replace(rows[position], **columns)
 
 
 def test_equal_records_are_bitwise(tmp_path):
@@ -74,45 +73,37 @@ def test_equal_records_are_bitwise(tmp_path):
 def test_the_operator_that_differs_on_equal_inputs_is_named_with_its_switch(tmp_path):
     records = of(tmp_path, {}, {"change": [(2, 0, 1)]})
     finding = compare(records)
-    assert finding.verdict == "run-to-run" and finding.first.equal_inputs is True
-    assert (finding.first.step, finding.first.event.m) == (2, "blocks.0")
+    assert finding.verdict == "run-to-run" and finding.first_place.equal_inputs is True
+    assert (finding.first_place.step, finding.first_place.row.module) == (2, "blocks.0")
     assert any("use_deterministic_algorithms" in text for text in sentences(finding, records))
 
 
 def test_an_operator_that_was_given_other_numbers_is_not_blamed_for_them(tmp_path):
     """What came from numpy, a clock or unwritten memory is met first by an innocent index_add."""
     records = of(tmp_path, {}, {})
-    given = msgspec.structs.replace(records[1].events[2], given=("other",), out=("other",))
-    records[1].events[2] = given
+    changed(records, 1, 2, in_ck=("other",), ck="other")
     finding = compare(records)
     text = " ".join(sentences(finding, records))
-    assert finding.first.event.name == OPS[1] and finding.first.equal_inputs is False
+    assert finding.first_place.row.op == OPS[1] and finding.first_place.equal_inputs is False
     assert "made in code before it that is not seen" in text and "Known:" not in text
     assert answer(finding, records)["first"]["switch"] is None
-    state = {"s": 1, "k": 0, "p": "start", "kind": "random", "name": "python", "m": ""}
-    drawn = of(tmp_path, *({"more": [{**state, "out": [str(n)]}]} for n in range(2)))
-    drawn[1].events[2] = given
+    drawn = of(tmp_path, *({"more": [line(1, 0, "start", "random", "python", str(n))]} for n in range(2)))
+    changed(drawn, 1, 2, in_ck=("other",), ck="other")
     text = " ".join(sentences(compare(drawn), drawn))
     assert "Random numbers of python differed when that step began, not seeded: perhaps one of them" in text
 
 
 def test_what_repeats_do_not_run_again_is_not_said_to_need_another_process(tmp_path):
     """The loss lies outside of the model, and so do data and update: only forward and backward run again."""
-    for event, again in (
-        (
-            {"p": "backward", "kind": "op", "name": "aten.mul.Tensor", "m": "", "in": ["N"], "out": ["N"]},
-            False,
-        ),
-        ({"p": "forward", "kind": "op", "name": "aten.mul.Tensor", "m": "", "in": ["N"], "out": ["N"]}, True),
-        (
-            {"p": "backward", "kind": "op", "name": "aten.mul.Tensor", "m": "", "in": ["1"], "out": ["N"]},
-            True,
-        ),
-        ({"p": "start", "kind": "input", "name": "batch", "m": "", "out": ["N"]}, False),
-        ({"p": "update", "kind": "weight", "name": "v", "m": "", "out": ["N"]}, False),
+    for (phase, kind, op, in_ck), again in (
+        (("bwd", "op", "aten.mul.Tensor", ["N"]), False),
+        (("fwd", "op", "aten.mul.Tensor", ["N"]), True),
+        (("bwd", "op", "aten.mul.Tensor", ["1"]), True),
+        (("start", "input", "batch", []), False),
+        (("update", "weight", "v", []), False),
     ):
-        text = json.dumps({"s": 1, "k": 0, **event})
-        runs = [{"repeats": (1,), "more": [json.loads(text.replace("N", str(n)))]} for n in range(2)]
+        text = json.dumps(line(1, 0, phase, kind, op, "N", in_ck=in_ck))
+        runs = [{"repeats": (1,), "more": [json.loads(text.replace('"N"', f'"{n}"'))]} for n in range(2)]
         records = of(tmp_path, *runs)
         told = " ".join(sentences(compare(records), records))
         assert ("needs another process" in told) == again and ("does not run again" in told) != again
@@ -120,8 +111,7 @@ def test_what_repeats_do_not_run_again_is_not_said_to_need_another_process(tmp_p
 
 
 def test_a_generator_that_nothing_drew_from_and_nobody_seeded_is_said(tmp_path):
-    state = {"s": 1, "k": 0, "p": "start", "kind": "random", "name": "numpy", "m": ""}
-    records = of(tmp_path, *({"more": [{**state, "out": [str(n)]}]} for n in range(2)))
+    records = of(tmp_path, *({"more": [line(1, 0, "start", "random", "numpy", str(n))]} for n in range(2)))
     finding = compare(records)
     assert finding.verdict == "bitwise" and "numpy are not seeded" in " ".join(sentences(finding, records))
 
@@ -137,39 +127,43 @@ def test_a_repeat_that_differs_on_one_machine_is_run_to_run_though_machines_diff
     records = of(tmp_path, {"repeats": (1, 2)}, {"host": "b", "repeats": (1, 2), "change": [(1, 1, 2)]})
     finding = compare(records)
     assert finding.verdict == "run-to-run" and finding.repeats_agree is False
-    assert finding.first.kind == "repeats" and finding.first.event.name == "aten.add.Tensor"
+    assert finding.first_place.kind == "repeats" and finding.first_place.row.op == "aten.add.Tensor"
 
 
 def test_a_replica_whose_weights_differ_is_named_without_a_second_run(tmp_path):
     ranks = [{"rank": r, "world": 3, "replicated": True, "run": "run-0"} for r in range(3)]
     ranks[2]["change"] = [(2, 0, 2)]
     finding = compare(of(tmp_path, *ranks))
-    assert (finding.verdict, finding.first.kind, finding.first.rank) == ("machine-to-machine", "ranks", 2)
+    assert (finding.verdict, finding.first_place.kind, finding.first_place.rank) == (
+        "machine-to-machine",
+        "ranks",
+        2,
+    )
 
 
 def test_another_operator_in_one_run_is_a_difference(tmp_path):
-    extra = {"s": 2, "k": 0, "p": "forward", "kind": "op", "name": "aten.mul.Tensor", "m": "", "out": ["1"]}
+    extra = line(2, 0, "fwd", "op", "aten.mul.Tensor", "1")
     for order in ((0, 1), (1, 0)):
         runs = [{}, {"more": [extra]}]
         finding = compare(of(tmp_path, *(dict(runs[at]) for at in order)))
-        assert finding.first.event.name == "aten.mul.Tensor" and finding.first.other
+        assert finding.first_place.row.op == "aten.mul.Tensor" and finding.first_place.instead
 
 
 def test_the_same_batches_in_another_order_are_told_from_other_batches(tmp_path):
     a = write(tmp_path / "a.jsonl")
     b = tmp_path / "b.jsonl"
     b.write_text(a.read_text().replace('"b1"', '"B"').replace('"b2"', '"b1"').replace('"B"', '"b2"'))
-    finding = compare([read(a, "run-0"), read(b, "run-1")])
+    finding = compare([record(a, "run-0"), record(b, "run-1")])
     assert finding.verdict == "input pipeline" and finding.same_batches
     b.write_text(a.read_text().replace('"b2"', '"other"'))
-    finding = compare([read(a, "run-0"), read(b, "run-1")])
-    assert finding.verdict == "input pipeline" and finding.first.step == 2 and not finding.same_batches
+    finding = compare([record(a, "run-0"), record(b, "run-1")])
+    assert finding.verdict == "input pipeline" and finding.first_place.step == 2 and not finding.same_batches
 
 
 def test_records_without_a_value_are_nothing_seen_and_no_all_clear(tmp_path):
     path = tmp_path / "bits_rank0.jsonl"
-    path.write_text('{"head":{"format":1,"rank":0}}\n{"end":{"events":0,"steps":0}}\n')
-    records = [read(path, "run-0")]
+    path.write_text('{"meta":{"format":2,"rank":0}}\n{"end":{"rows":0,"steps":0}}\n')
+    records = [record(path, "run-0")]
     finding = compare(records)
     assert finding.verdict == "nothing seen"
     assert "nothing was seen: no training step of a model was recorded" in missing(finding, records, None)
@@ -177,13 +171,13 @@ def test_records_without_a_value_are_nothing_seen_and_no_all_clear(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}\n", "[]", "\x00\xff", '{"head": {"format": 1, "rank": 99999999}}\n']
+    "text", ["", "{}\n", "[]", "\x00\xff", '{"meta": {"format": 2, "rank": 99999999}}\n']
 )
 def test_a_file_that_is_no_record_is_refused(tmp_path, text):
     path = tmp_path / "bits_rank0.jsonl"
     path.write_text(text)
     with pytest.raises(BadDataError):
-        read(path, "run-0")
+        read(path)
 
 
 def test_a_record_that_is_cut_off_or_lacks_a_rank_is_said(tmp_path):
@@ -214,19 +208,12 @@ def reduced(tmp_path, given, out, ranks=(0, 1), world=2):
     runs = []
     for run in range(2):
         for rank in ranks:
-            event = {
-                "s": 1,
-                "k": 0,
-                "p": "update",
-                "kind": "comm",
-                "name": "c10d.allreduce_.default",
-                "m": "",
-            }
-            event |= {"in": [given.get((run, rank), "same")], "out": [out.get((run, rank), "same")]}
+            in_ck, ck = given.get((run, rank), "same"), out.get((run, rank), "same")
+            event = line(1, 0, "update", "comm", "c10d.allreduce_.default", ck, in_ck=[in_ck])
             runs.append({"rank": rank, "world": world, "run": f"run-{run}", "more": [event]})
     records = of(tmp_path, *runs)
     finding = compare(records)
-    return finding.first, " ".join(sentences(finding, records)), answer(finding, records)["first"]
+    return finding.first_place, " ".join(sentences(finding, records)), answer(finding, records)["first"]
 
 
 def test_a_collective_that_gets_other_numbers_from_one_rank_is_not_blamed_on_the_others(tmp_path):
@@ -266,7 +253,7 @@ def test_of_a_collective_without_the_record_of_a_rank_the_inputs_are_not_known(t
     ],
 )
 def test_known_sources_are_matched(op, word):
-    assert word in source_of(op).why
+    assert word in source_of(op).reason
 
 
 @pytest.mark.parametrize("op", ["aten.add.Tensor", "mylib.atomic_add.default", "aten.relu.default", ""])

@@ -1,1 +1,1 @@
-"""What a program under `lab run replay` records: the bits of its first steps, and of their repeats."""
+"""The recorder inside a training program, and the process that starts the program under it."""

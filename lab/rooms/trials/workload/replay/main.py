@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.errors import LabError, MissingError
-from lab.rooms.trials.replay.config import read_replay
+from lab.rooms.trials.failure import shell_code
+from lab.rooms.trials.replay.config import SETTINGS, START, read_replay
 from lab.rooms.trials.workload.main import callers_environment
-from lab.rooms.trials.workload.replay.hook import SETTINGS, START
 from lab.workload.hook import hooked
+from lab.workload.recorder.format import files_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(path: Path, out: Path, cwd: str | None) -> int:
     """The command in its own folder, recorded in every Python process that imports torch."""
     config = read_replay(path)
-    for old in out.glob("bits_rank*.jsonl"):  # of an attempt that was ended
-        old.unlink()
+    for leftover in files_of(out):  # of an attempt that was ended
+        leftover.unlink()
     leave = "0" if config.to_the_end else "1"
     words = (str(out), str(config.steps), str(config.repeats), config.level, leave)
     env = hooked({**callers_environment(), SETTINGS: "|".join(words)}, START)
@@ -50,9 +51,9 @@ def run(path: Path, out: Path, cwd: str | None) -> int:
             location=cwd,
             fix="check the program and the folder",
         ) from error
-    if not [*out.glob("bits_rank*.jsonl")]:
+    if not files_of(out):
         print("no record: no process of the command trained a model in a Python that loads torch", flush=True)
-    return code if code >= 0 else 128 - code
+    return shell_code(code)
 
 
 if __name__ == "__main__":

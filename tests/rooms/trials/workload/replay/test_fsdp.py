@@ -12,7 +12,7 @@ if not hasattr(fsdp, "fully_shard"):
 from torch import nn  # noqa: E402
 
 from lab.rooms.trials.replay.compare import compare  # noqa: E402
-from lab.rooms.trials.workload.replay.recorder import Recorder  # noqa: E402
+from lab.rooms.trials.workload.replay.training import Training  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 from tests.rooms.trials.workload.replay.test_planted import records  # noqa: E402
 
@@ -38,7 +38,7 @@ def train(out, rank: int, *, disturbed: bool, level: str) -> None:
         return made + 1e-3 if disturbed and now[0] == STEP else made
 
     model[3].register_forward_hook(disturb)
-    recorder = Recorder(out, steps=3, repeats=1, level=level, leave=False)
+    recorder = Training(out, steps=3, repeats=1, level=level, leave=False)
     recorder.start()
     try:
         for number in range(3):
@@ -68,17 +68,17 @@ def test_sharded_models_are_compared_and_the_first_place_of_a_disturbed_rank_is_
     clean = compare(records(tmp_path / "clean"))
     assert (clean.verdict, clean.first, clean.steps, clean.repeats) == ("bitwise", None, 3, 2 * 2 * 3)
     for name in ("planted", "coarse"):
-        first = compare(records(tmp_path / name)).first
+        first = compare(records(tmp_path / name)).first_place
         assert (first.step, first.rank, first.direction) == (STEP, 1, "forward"), name
-        assert first.event.m == "3", name
-    names = {event.name for one in records(tmp_path / "clean") for event in one.events}
+        assert first.row.module == "3", name
+    names = {row.op for one in records(tmp_path / "clean") for row in one.recording.rows}
     # What is gathered and scattered is seen as it is written, and never a buffer before it is.
     assert {"c10d._allgather_base_.default", "c10d._reduce_scatter_base_.default"} <= names
     assert {"fsdp.split_with_sizes_copy.default", "fsdp.chunk_cat.default"} <= names
 
 
 def test_a_checksum_leaves_a_storage_resizable_and_skips_one_that_is_freed():
-    from lab.rooms.trials.workload.bits import dense, host_sum
+    from lab.workload.recorder.bits import dense, host_sum
 
     one = torch.arange(7.0)
     before = host_sum(one)

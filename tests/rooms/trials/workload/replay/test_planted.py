@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lab.rooms.trials.replay.compare import compare  # noqa: E402
-from lab.rooms.trials.replay.page import sentences, where  # noqa: E402
-from lab.rooms.trials.replay.read import files, read  # noqa: E402
+from lab.rooms.trials.replay.compare import Record, compare  # noqa: E402
+from lab.rooms.trials.replay.page import place_text, sentences  # noqa: E402
+from lab.workload.recorder.format import files_of, read  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 from tests.rooms.trials.workload.replay.trainee import PLANTS, expected, train  # noqa: E402
 
@@ -21,13 +21,14 @@ CASES = [
 
 
 def records(folder, runs=2):
-    return [read(path, f"run-{run}") for run in range(runs) for path in files(folder / f"run-{run}")]
+    folders = [(f"run-{run}", folder / f"run-{run}") for run in range(runs)]
+    return [Record.of(name, read(path)) for name, place in folders for path in files_of(place)]
 
 
 def named(finding):
-    first = finding.first
-    event = first.event
-    return finding.verdict, first.step, first.rank, event.m, first.direction, event.kind, event.name
+    first = finding.first_place
+    row = first.row
+    return finding.verdict, first.step, first.rank, row.module, first.direction, row.kind, row.op
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def test_a_job_without_a_plant_is_bitwise_and_its_repeats_too(tmp_path):
     for run in range(3):
         train(tmp_path / f"run-{run}", "none", where=0, step=1, seed=7, run=run, repeats=2)
     finding = compare(records(tmp_path, 3))
-    assert finding.verdict == "bitwise" and finding.first is None and finding.repeats_agree
+    assert finding.verdict == "bitwise" and finding.first_place is None and finding.repeats_agree
     assert (
         finding.steps == 3
         and finding.repeats == 3 * 3 * 2
@@ -60,7 +61,7 @@ def test_a_job_without_a_plant_is_bitwise_and_its_repeats_too(tmp_path):
 def test_nothing_stays_behind_and_the_numbers_are_those_without_a_recorder(tmp_path):
     from torch import nn
 
-    from lab.rooms.trials.workload.replay.recorder import Recorder
+    from lab.rooms.trials.workload.replay.training import Training
 
     before = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
 
@@ -78,21 +79,22 @@ def test_nothing_stays_behind_and_the_numbers_are_those_without_a_recorder(tmp_p
         return [one.detach().clone() for one in (*model.parameters(), *model.buffers())], model
 
     plain, _ = trained(None)
-    recorder = Recorder(tmp_path, steps=3, repeats=2, level="op", leave=False)
+    recorder = Training(tmp_path, steps=3, repeats=2, level="op", leave=False)
     seen, model = trained(recorder)
     assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
     assert (nn.Module.__call__, torch.autograd.backward, torch.autograd.grad) == before
     assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
-    (path,) = files(tmp_path)
-    record = read(path, "run-0")
-    assert record.end.steps == 3 and not record.end.notes and compare([record]).repeats_agree
+    (path,) = files_of(tmp_path)
+    record = Record.of("run-0", read(path))
+    assert record.recording.end["steps"] == 3 and not record.recording.end["notes"]
+    assert compare([record]).repeats_agree
 
 
 def test_repeats_with_deterministic_algorithms_are_judged_though_runs_differ_too(tmp_path):
     for run in range(2):
         train(tmp_path / f"run-{run}", "atomic", where=0, step=1, seed=2, run=run)
     finding = compare(records(tmp_path))
-    assert finding.first.kind == "runs" and finding.repeats_agree is False
+    assert finding.first_place.kind == "runs" and finding.repeats_agree is False
     assert finding.deterministic is False  # the planted operator knows nothing of the switch
 
 
@@ -109,13 +111,13 @@ def test_a_gradient_that_is_changed_before_the_update_is_named_there_and_not_a_s
     """Between backward and update nothing is recorded: a collective by hand, clipping, the program itself."""
     from torch import nn
 
-    from lab.rooms.trials.workload.replay.recorder import Recorder
+    from lab.rooms.trials.workload.replay.training import Training
 
     for run in range(2):
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        recorder = Recorder(tmp_path / f"run-{run}", steps=3, repeats=1, level=level, leave=False)
+        recorder = Training(tmp_path / f"run-{run}", steps=3, repeats=1, level=level, leave=False)
         recorder.start()
         for step in range(1, 5):
             optimizer.zero_grad()
@@ -158,7 +160,7 @@ def _by_hand(rank, port, folder, world=2):
     """Data parallel as a stranger writes it: an all_reduce per gradient after the backward."""
     from torch import distributed, nn
 
-    from lab.rooms.trials.workload.replay.recorder import Recorder
+    from lab.rooms.trials.workload.replay.training import Training
 
     torch.set_num_threads(1)
     where = f"tcp://127.0.0.1:{port}"
@@ -170,7 +172,7 @@ def _by_hand(rank, port, folder, world=2):
             model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             out = folder / plant / f"run-{run}"
-            recorder = Recorder(out, steps=3, repeats=1, level="op", leave=False)
+            recorder = Training(out, steps=3, repeats=1, level="op", leave=False)
             recorder.start()
             for step in range(1, 4):
                 bad = run == 1 and step == 2 and rank == 1
@@ -204,4 +206,4 @@ def test_of_an_all_reduce_by_hand_the_rank_is_named_on_which_the_difference_bega
         text = " ".join(sentences(found, records(tmp_path / name)))
         wanted = {"before": "inputs differed on rank 1 alone", "after": "It differs on rank 1 alone"}[name]
         assert wanted in text
-        assert ("allreduce" in where(found.first)) == (name == "before")
+        assert ("allreduce" in place_text(found.first_place)) == (name == "before")

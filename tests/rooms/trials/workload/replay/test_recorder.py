@@ -13,13 +13,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from lab.rooms.trials.replay.compare import compare  # noqa: E402
-from lab.rooms.trials.replay.page import _unwritten, missing, sentences  # noqa: E402
-from lab.rooms.trials.replay.read import files, read  # noqa: E402
-from lab.rooms.trials.workload.bits import dense, host_sum  # noqa: E402
-from lab.rooms.trials.workload.replay import recorder as recorder_module  # noqa: E402
-from lab.rooms.trials.workload.replay.ops import _read  # noqa: E402
-from lab.rooms.trials.workload.replay.recorder import Recorder  # noqa: E402
+from lab.rooms.trials.replay.compare import Record, compare  # noqa: E402
+from lab.rooms.trials.replay.page import missing, notes_of, sentences  # noqa: E402
+from lab.rooms.trials.workload.replay import training as recorder_module  # noqa: E402
+from lab.rooms.trials.workload.replay.training import Training  # noqa: E402
+from lab.workload.recorder.bits import dense, host_sum  # noqa: E402
+from lab.workload.recorder.format import files_of, read  # noqa: E402
+from lab.workload.recorder.recorder import Recorder  # noqa: E402
 from tests.workload.attention import Attention, efficient_attention_on_a_cpu  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -29,13 +29,14 @@ def twice(tmp_path, job, *, level="op", repeats=1, runs=2):
     for run in range(runs):
         torch.manual_seed(0)
         random.seed(0)
-        recorder = Recorder(tmp_path / f"run-{run}", steps=2, repeats=repeats, level=level, leave=False)
+        recorder = Training(tmp_path / f"run-{run}", steps=2, repeats=repeats, level=level, leave=False)
         recorder.start()
         try:
             job()
         finally:
             recorder.stop(ended=True)
-    records = [read(path, f"run-{n}") for n in range(runs) for path in files(tmp_path / f"run-{n}")]
+    folders = [(f"run-{n}", tmp_path / f"run-{n}") for n in range(runs)]
+    records = [Record.of(name, read(path)) for name, folder in folders for path in files_of(folder)]
     return compare(records), records
 
 
@@ -140,7 +141,10 @@ def evaluation_between():
 )
 def test_equal_runs_agree_and_every_step_repeats(job, tmp_path):
     finding, records = twice(tmp_path, job)
-    assert finding.verdict == "bitwise" and finding.repeats == 2 * 2, (finding.first, records[0].end)
+    assert finding.verdict == "bitwise" and finding.repeats == 2 * 2, (
+        finding.first_place,
+        records[0].recording.end,
+    )
     assert finding.repeats_agree and finding.steps == 2
 
 
@@ -189,7 +193,7 @@ def no_optimizer():
 def test_a_step_that_cannot_run_again_alone_is_not_repeated_and_that_is_said(job, why, tmp_path):
     finding, records = twice(tmp_path, job)
     assert finding.verdict == "bitwise" and finding.repeats == 0
-    assert any(why in text for text in records[0].end.notes)
+    assert any(why in text for text in notes_of(records[0]))
 
 
 def test_a_program_that_calls_its_model_from_threads_is_not_disturbed(tmp_path):
@@ -202,7 +206,7 @@ def test_a_program_that_calls_its_model_from_threads_is_not_disturbed(tmp_path):
             return sum(pool.map(lambda value: model(value).sum(), [x() for _ in range(8)]))
 
     _, records = twice(tmp_path, lambda: loop(model, loss), runs=1)
-    assert records[0].end.steps == 2 and not records[0].problems
+    assert records[0].recording.end["steps"] == 2 and not records[0].recording.lacks
 
 
 def test_gradients_without_dense_bits_are_counted_and_the_verdict_is_incomplete(tmp_path):
@@ -227,7 +231,7 @@ def test_gradients_without_dense_bits_are_counted_and_the_verdict_is_incomplete(
 
 def test_another_process_records_nothing(tmp_path, monkeypatch):
     """A forked worker of a data loader has the recorder in its memory: it must neither write nor close."""
-    recorder = Recorder(tmp_path, steps=2, repeats=1, level="op", leave=False)
+    recorder = Training(tmp_path, steps=2, repeats=1, level="op", leave=False)
     recorder.start()
     try:
         recorder._pid += 1  # as if this were the child
@@ -238,7 +242,7 @@ def test_another_process_records_nothing(tmp_path, monkeypatch):
     finally:
         recorder._pid -= 1
         recorder.stop(ended=True)
-    assert not files(tmp_path)
+    assert not files_of(tmp_path)
 
 
 def test_seeds_that_no_attention_wrote_are_left_out_and_named(tmp_path):
@@ -252,9 +256,9 @@ def test_seeds_that_no_attention_wrote_are_left_out_and_named(tmp_path):
         finding, records = twice(tmp_path, job)
     assert (finding.verdict, finding.divergences) == ("bitwise", [])
     names = [f"_scaled_dot_product_efficient_attention philox_{one}" for one in ("seed", "offset")]
-    assert [one.end.unwritten for one in records] == [dict.fromkeys(names, 2)] * 2  # of two steps
-    assert _unwritten(records[0].end) == [
-        f"4 outputs that nobody need write were not compared: 2 of {names[0]}, 2 of {names[1]}"
+    assert [one.recording.unwritten for one in records] == [dict.fromkeys(names, 2)] * 2  # of two steps
+    assert notes_of(records[0]) == [
+        f"4 outputs that need not be written were not compared: 2 of {names[0]}, 2 of {names[1]}"
     ]
 
 
@@ -266,8 +270,8 @@ def test_seeds_of_an_attention_that_drops_out_are_recorded(tmp_path, dropout, ou
 
     with efficient_attention_on_a_cpu():
         _, records = twice(tmp_path, job, repeats=0, runs=1)
-    made = [one.out for one in records[0].events if one.name.endswith("efficient_attention.default")]
-    assert [len(one) for one in made] == [outputs] * 2 and all(map(all, made))
+    made = [one for one in records[0].recording.rows if one.op.endswith("efficient_attention.default")]
+    assert [one.step for one in made] == [1] * outputs + [2] * outputs and all(one.ck for one in made)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +292,7 @@ def test_an_operator_reads_its_inputs_and_not_what_it_only_writes(op, args, read
     def of(value):
         return [of(one) for one in value] if isinstance(value, list) else tensors[value]
 
-    found = _read(SimpleNamespace(unwritten={}), object(), op, tuple(of(one) for one in args), {})
+    found = Recorder.read_by(SimpleNamespace(_unwritten={}), object(), op, tuple(of(one) for one in args), {})
     assert [next(at for at, one in enumerate(tensors) if one is each) for each in found] == read
 
 
@@ -317,7 +321,7 @@ class Split(nn.Module):
 def test_outputs_whose_gradients_cannot_be_seen_are_named(tmp_path):
     model = Halves()
     _, records = twice(tmp_path, lambda: loop(model, lambda: model(x(2))), runs=1)
-    (note,) = [one for one in records[0].end.notes if "were not seen" in one]
+    (note,) = [one for one in notes_of(records[0]) if "were not seen" in one]
     assert note.startswith("the gradients of 2 outputs were not seen: torch refuses a hook on split:0")
 
 
@@ -378,8 +382,8 @@ def once(tmp_path, *names):
 
 def test_an_operator_that_turns_deterministic_only_where_torch_may_raise_is_seen_to_repeat(tmp_path):
     finding, (record,) = once(tmp_path, "flashy")
-    assert finding.first.event.name == "strict.flashy.default" and finding.repeats_agree is False
-    assert finding.deterministic is True and not record.end.notes
+    assert finding.first_place.row.op == "strict.flashy.default" and finding.repeats_agree is False
+    assert finding.deterministic is True and not notes_of(record)
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -388,11 +392,10 @@ def test_an_operator_that_turns_deterministic_only_where_torch_may_raise_is_seen
 def test_where_an_operator_refuses_torch_only_warns_and_the_record_says_which(name, says, tmp_path):
     finding, (record,) = once(tmp_path, "flashy", name)
     assert finding.deterministic is False  # flashy heeds no warning
-    (note,) = record.end.notes
+    (note,) = notes_of(record)
     assert "only where there are any (warn_only)" in note and says in note
-    tries = {(one.s, one.k) for one in record.events}
-    assert {(1, 100), (1, 101)} <= tries and record.end.steps == 2
-    assert len({sum(one.k == k for one in record.events if one.s == 1) for k in (100, 101)}) == 1
+    assert {(1, 100), (1, 101)} <= record.attempts.keys() and record.recording.end["steps"] == 2
+    assert len({len(record.attempts[1, attempt]) for attempt in (100, 101)}) == 1
 
 
 def test_a_factor_that_changes_is_an_input_and_no_fault_of_the_operator(tmp_path):
@@ -415,7 +418,7 @@ def test_a_factor_that_changes_is_an_input_and_no_fault_of_the_operator(tmp_path
             optimizer.step()
 
     finding, _ = twice(tmp_path, job, repeats=0)
-    assert finding.first.event.name == "aten.mul.Tensor" and finding.first.equal_inputs is False
+    assert finding.first_place.row.op == "aten.mul.Tensor" and finding.first_place.equal_inputs is False
 
 
 def test_weights_that_something_else_changes_between_steps_are_named_as_weights(tmp_path):
@@ -432,8 +435,8 @@ def test_weights_that_something_else_changes_between_steps_are_named_as_weights(
                 model[3].weight += next(poke)
 
     finding, records = twice(tmp_path, job)
-    first = finding.first
-    assert (first.step, first.event.kind, first.event.name, first.direction) == (
+    first = finding.first_place
+    assert (first.step, first.row.kind, first.row.op, first.direction) == (
         2,
         "weight",
         "3.weight",
@@ -463,17 +466,15 @@ def test_without_operators_every_checksum_is_that_of_its_tensor(changes, tmp_pat
     """Gradients are read many at a time and shared outputs once: the bits are those that were there."""
     monkeypatch.setattr(recorder_module, "TOGETHER", 2)
     asked = []
-    plain = Recorder.bits_of
-    monkeypatch.setattr(Recorder, "bits_of", lambda self, given: asked.extend(given) or plain(self, given))
+    plain = Training.bits
+    monkeypatch.setattr(Training, "bits", lambda self, given: asked.extend(given) or plain(self, given))
     model, wanted = Chain(changes), {}
     for name, module in model.named_modules():
         module.register_forward_hook(
-            lambda _, __, out, name=name: wanted.setdefault(("module", name or "Chain"), []).append(
-                text_of(out)
-            )
+            lambda _, __, out, name=name: wanted.setdefault(("module", name), []).append(text_of(out))
         )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder = Recorder(tmp_path, steps=2, repeats=0, level="module", leave=False)
+    recorder = Training(tmp_path, steps=2, repeats=0, level="module", leave=False)
     recorder.start()
     for _ in range(2):
         for _ in range(2):  # micro-batches: gradients are added to
@@ -483,12 +484,13 @@ def test_without_operators_every_checksum_is_that_of_its_tensor(changes, tmp_pat
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
     recorder.stop(ended=True)
-    record = read(files(tmp_path)[0], "run")
+    record = read(files_of(tmp_path)[0])
     found = {}
-    for one in record.events:
-        if one.kind in ("module", "grad"):
-            found.setdefault((one.kind, one.m if one.kind == "module" else one.name), []).append(one.out[0])
-    assert found == wanted and not record.end.unseen and record.end.steps == 2
+    for one in record.rows:
+        if (one.kind, one.phase) in (("module", "fwd"), ("grad", "bwd")):
+            name = one.module if one.kind == "module" else one.op
+            found.setdefault((one.kind, name), []).append(one.ck)
+    assert found == wanted and not record.end["unseen"] and record.end["steps"] == 2
     outputs = sum(one.grad_fn is not None for one in asked)
     assert outputs == 3 * 4  # of 5 modules: two containers give what their last module gave
 
@@ -511,7 +513,7 @@ def test_a_teacher_in_inference_mode_does_not_end_the_program(level, tmp_path):
 
     model = Taught()
     finding, records = twice(tmp_path, lambda: loop(model, lambda: model(x())), level=level, runs=1)
-    assert finding.verdict == "bitwise" and finding.repeats == 2, records[0].end
+    assert finding.verdict == "bitwise" and finding.repeats == 2, records[0].recording.end
 
 
 def test_a_gradient_that_changes_before_it_is_read_is_unseen_and_not_another_number(tmp_path):
@@ -523,12 +525,12 @@ def test_a_gradient_that_changes_before_it_is_read_is_unseen_and_not_another_num
         second.weight.grad.mul_(2)
 
     first.register_full_backward_hook(double)
-    recorder = Recorder(tmp_path, steps=1, repeats=0, level="module", leave=False)
+    recorder = Training(tmp_path, steps=1, repeats=0, level="module", leave=False)
     recorder.start()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(x().requires_grad_()).sum().backward()
     optimizer.step()
     recorder.stop(ended=True)
-    record = read(files(tmp_path)[0], "run")
-    assert record.end.unseen == {"gradients that were changed inside the backward": 1}
-    assert [one.out for one in record.events if (one.kind, one.name) == ("grad", "1.weight")] == [("",)]
+    record = read(files_of(tmp_path)[0])
+    assert record.end["unseen"] == {"gradients that were changed inside the backward": 1}
+    assert [one.ck for one in record.rows if (one.kind, one.op) == ("grad", "1.weight")] == [""]

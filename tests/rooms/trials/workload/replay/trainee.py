@@ -7,7 +7,7 @@ import os
 import torch
 from torch import nn
 
-from lab.rooms.trials.workload.replay.recorder import Recorder
+from lab.rooms.trials.workload.replay.training import Training
 
 STEPS = 3
 _library = torch.library.Library("planted", "DEF")
@@ -95,7 +95,7 @@ def train(out, plant, *, where, step, seed, run, rank=0, odd_rank=0, world=1, le
                 result.detach().numpy().reshape(-1)[0] += 1e-3
 
         net.blocks[where].act.register_forward_hook(disturb)
-    recorder = Recorder(out, steps=STEPS, repeats=repeats, level=level, leave=False)
+    recorder = Training(out, steps=STEPS, repeats=repeats, level=level, leave=False)
     recorder.start()
     try:
         for number in range(STEPS):
@@ -113,7 +113,7 @@ def train(out, plant, *, where, step, seed, run, rank=0, odd_rank=0, world=1, le
 
 def expected(plant, *, where, step, odd_rank=0, world=1):
     """(verdict, step, rank, module, direction, kind, op) of the first difference."""
-    prefix = "module." if world > 1 else ""
+    prefix = ""
     block = f"{prefix}blocks.{where}"
     # Data order is every rank's; which is named first does not matter.
     return {

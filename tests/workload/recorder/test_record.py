@@ -17,10 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from lab import same  # noqa: E402
 from lab.compare.same.judge import judge  # noqa: E402
-from lab.compare.same.recording import read  # noqa: E402
 from lab.compare.same.text import text  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
-from lab.workload.same import _aliases, facts, sample_places  # noqa: E402
+from lab.workload.recorder.bits import dense, host_sum  # noqa: E402
+from lab.workload.recorder.format import read  # noqa: E402
+from lab.workload.recorder.recorder import _aliases  # noqa: E402
+from lab.workload.recorder.rows import facts, sample_places  # noqa: E402
 from tests.workload.attention import Attention, efficient_attention_on_a_cpu  # noqa: E402
 
 
@@ -238,7 +240,7 @@ def test_planted_ops_are_the_first_named_each_of_them_also_under_upstream_noise(
             b = step(model, tmp_path / "b.gz")
     found = judge(a, b, floors, None)
     assert found.outcome == "differs"
-    assert (found.values.first.op, found.values.first.module) == ("aten.addmm.default", "3")
+    assert (found.values.first_place.op, found.values.first_place.module) == ("aten.addmm.default", "3")
     assert [(one.op, one.module, one.side) for one in found.made_by] == [
         ("aten.addmm.default", "3", "B"),
         ("aten.mm.default", "0", "B"),
@@ -288,19 +290,19 @@ def test_the_checksum_sees_swaps_signs_and_one_bit_and_not_the_layout(dtype):
     x[0, 0], x[0, 1] = 1, 0
     swapped = x.clone()
     swapped[0, 0], swapped[0, 1] = x[0, 1], x[0, 0]
-    ck = facts(x)["ck"]
-    assert facts(x.t().contiguous().t())["ck"] == ck
-    assert facts(swapped)["ck"] != ck
+    ck = host_sum(dense(x))
+    assert host_sum(dense(x.t().contiguous().t())) == ck
+    assert host_sum(dense(swapped)) != ck
     if x.is_floating_point():
         flipped = x.clone()
         flipped[3, 3], flipped[4, 4] = -flipped[3, 3], -flipped[4, 4]
-        assert facts(flipped)["ck"] != ck
+        assert host_sum(dense(flipped)) != ck
 
 
 def test_constant_tensors_do_not_collide():
-    sums = {facts(torch.full((64,), value))["ck"] for value in (0.0, -0.0, 1.0, 7.0)}
+    sums = {host_sum(dense(torch.full((64,), value))) for value in (0.0, -0.0, 1.0, 7.0)}
     assert len(sums) == 4
-    assert facts(torch.zeros(64))["ck"] != facts(torch.zeros(65))["ck"]
+    assert host_sum(dense(torch.zeros(64))) != host_sum(dense(torch.zeros(65)))
 
 
 def test_sampled_places_are_the_same_for_a_size_distinct_and_spread():
@@ -326,16 +328,16 @@ def test_lines_are_json_without_nan(tmp_path):
 
 
 def test_norms_cover_all_elements_of_a_tensor_larger_than_a_part(monkeypatch):
-    monkeypatch.setattr("lab.workload.same.CHUNK", 7)
+    monkeypatch.setattr("lab.workload.recorder.rows.CHUNK", 7)
     torch.manual_seed(5)
     x = torch.randn(5, 10)
     x[4, 9] = -50.0
     found = facts(x)
     assert found["l2"] == pytest.approx(float(x.double().norm()), rel=1e-12)
     assert (found["absmax"], found["nan"], found["inf"]) == (50.0, 0, 0)
-    parts = found["ck"]
-    monkeypatch.setattr("lab.workload.same.CHUNK", 1000)
-    assert facts(x)["ck"] == parts
+    parts = found["signed"]
+    monkeypatch.setattr("lab.workload.recorder.rows.CHUNK", 1000)
+    assert facts(x)["signed"] == pytest.approx(parts)
     x[0, 0], x[0, 1] = float("nan"), float("inf")
     found = facts(x)
     assert (found["nan"], found["inf"]) == (1, 1)
@@ -395,7 +397,7 @@ def test_elements_that_swap_places_outside_the_samples_are_no_noise(tmp_path):
         0.0
     }
     found = judge(a, b, floors, None)
-    assert (found.outcome, found.values.beyond, found.values.first.op) == ("differs", 1, "table.weight")
+    assert (found.outcome, found.values.beyond, found.values.first_place.op) == ("differs", 1, "table.weight")
 
 
 def test_sums_under_signs_estimate_the_change_whatever_elements_changed():
@@ -544,7 +546,7 @@ def test_seeds_of_an_attention_that_drops_out_are_compared(tmp_path):
         model.zero_grad(set_to_none=True)
         with same.record(model, tmp_path / "c"):
             model(x).square().sum().backward()
-    first = judge(a, read(tmp_path / "c"), [], None).bits.first
+    first = judge(a, read(tmp_path / "c"), [], None).bits.first_place
     assert (first.op, first.out) == ("aten._scaled_dot_product_efficient_attention.default", 2)
 
 

@@ -14,22 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.workload.recorder.recorder import tensors_in
+
 MOST_INPUT_BYTES = 4 << 30
-
-
-def tensors_in(value: Any, depth: int = 0) -> list[Tensor]:
-    """All tensors in nested lists, tuples, dicts and what looks like one (a ModelOutput), in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if depth > 8:
-        return []
-    if isinstance(value, dict):
-        return [one for inner in value.values() for one in tensors_in(inner, depth + 1)]
-    if isinstance(value, (list, tuple)):
-        return [one for inner in value for one in tensors_in(inner, depth + 1)]
-    if hasattr(value, "__dataclass_fields__"):
-        return [one for inner in vars(value).values() for one in tensors_in(inner, depth + 1)]
-    return []
 
 
 def copied(value: Any, depth: int = 0) -> Any:
@@ -39,9 +26,9 @@ def copied(value: Any, depth: int = 0) -> Any:
     if depth > 8:
         return value
     if type(value) is dict:
-        return {key: copied(one, depth + 1) for key, one in value.items()}
+        return {key: copied(inner, depth + 1) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(copied(one, depth + 1) for one in value)
+        return type(value)(copied(inner, depth + 1) for inner in value)
     return value
 
 
@@ -50,19 +37,19 @@ def outermost(outputs: Sequence[Tensor], wanted: Sequence[int]) -> list[int]:
 
     The gradient that reached the logits came through the loss; given to both, it would count twice.
     """
-    nodes = {outputs[at].grad_fn: at for at in wanted if outputs[at].grad_fn is not None}
+    nodes = {outputs[index].grad_fn: index for index in wanted if outputs[index].grad_fn is not None}
     inner: set[int] = set()
-    for at in wanted:
-        seen, left = set(), [outputs[at].grad_fn]
-        while left:
-            node = left.pop()
-            if node is None or node in seen:
+    for index in wanted:
+        visited, pending = set(), [outputs[index].grad_fn]
+        while pending:
+            node = pending.pop()
+            if node is None or node in visited:
                 continue
-            seen.add(node)
-            if node in nodes and nodes[node] != at:
+            visited.add(node)
+            if node in nodes and nodes[node] != index:
                 inner.add(nodes[node])
-            left += [one for one, _ in node.next_functions]
-    return [at for at in wanted if at not in inner]
+            pending += [source for source, _ in node.next_functions]
+    return [index for index in wanted if index not in inner]
 
 
 def random_state() -> dict[str, Any]:
@@ -86,14 +73,10 @@ def set_random(state: dict[str, Any]) -> None:
 
 def digests(state: dict[str, Any]) -> dict[str, str]:
     """A hash per generator."""
-    plain = {
-        name: [one.numpy().tobytes() for one in value]
-        if name == "cuda"
-        else value.numpy().tobytes()
-        if name == "torch"
-        else value
-        for name, value in state.items()
-    }
+    plain = dict(state)
+    plain["torch"] = state["torch"].numpy().tobytes()
+    if "cuda" in state:
+        plain["cuda"] = [generator.numpy().tobytes() for generator in state["cuda"]]
     return {name: hashlib.sha256(pickle.dumps(value, 4)).hexdigest()[:16] for name, value in plain.items()}
 
 
@@ -116,28 +99,28 @@ class Saved:
 
 
 def save(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved:
-    size = sum(one.numel() * one.element_size() for one in tensors_in((args, kwargs)))
-    known = size <= MOST_INPUT_BYTES
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in((args, kwargs)))
+    fits = size <= MOST_INPUT_BYTES
     return Saved(
         root,
-        copied(args) if known else (),
-        copied(kwargs) if known else {},
+        copied(args) if fits else (),
+        copied(kwargs) if fits else {},
         random_state(),
-        [(one, one.detach().clone()) for one in root.buffers()],
+        [(buffer, buffer.detach().clone()) for buffer in root.buffers()],
         _autocast(),
-        [one.grad is None for one in root.parameters()],
+        [weight.grad is None for weight in root.parameters()],
         getattr(root, "require_backward_grad_sync", None),
-        why_not="" if known else "its inputs are larger than 4 GiB",
+        why_not="" if fits else "its inputs are larger than 4 GiB",
     )
 
 
 @contextlib.contextmanager
 def as_it_was(saved: Saved) -> Iterator[None]:
-    """The state before the step's forward; afterwards the state of now, in place."""
-    now = random_state()
+    """The state before the step's forward; afterwards the present state, in place."""
+    present = random_state()
     weights = list(saved.root.parameters())
-    grads = [(one, one.grad, None if one.grad is None else one.grad.detach().clone()) for one in weights]
-    buffers = [(one, one.detach().clone()) for one, _ in saved.buffers]
+    grads = [(w, w.grad, None if w.grad is None else w.grad.detach().clone()) for w in weights]
+    buffers = [(buffer, buffer.detach().clone()) for buffer, _ in saved.buffers]
     synced = getattr(saved.root, "require_backward_grad_sync", None)
     try:
         for weight, fresh in zip(weights, saved.fresh, strict=True):
@@ -153,7 +136,7 @@ def as_it_was(saved: Saved) -> Iterator[None]:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
             yield
     finally:
-        set_random(now)
+        set_random(present)
         _put(buffers)
         if synced is not None:
             setattr(saved.root, "require_backward_grad_sync", synced)  # noqa: B010
@@ -166,8 +149,8 @@ def as_it_was(saved: Saved) -> Iterator[None]:
 
 def _put(buffers: list[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
-        for one, value in buffers:
-            one.copy_(value)
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 def _autocast() -> list[tuple[str, Any, bool]]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 KEY = 0x1E3779B97F4A7C15
-FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 CHUNK_WORDS = 1 << 20  # that torch's own operators mix at a time: they need temporaries
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 NOTHING = np.zeros(0, np.uint8)
@@ -28,8 +28,8 @@ def dense(value: Tensor) -> Tensor | None:
     """The plain tensor that holds all bits of `value` that are here (a rank's part); None: it has none."""
     if type(value) not in _ORDINARY:
         local = getattr(value, "_local_tensor", None)  # a DTensor; `full_tensor` would be a collective
-        if local is None:
-            local = getattr(value, "elem", None)  # an AsyncCollectiveTensor, waited for before
+        if local is None and hasattr(value, "elem") and hasattr(value, "wait"):
+            local = value.wait()  # an AsyncCollectiveTensor
         return dense(local) if isinstance(local, Tensor) and local is not value else None
     if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
         return None
@@ -41,25 +41,18 @@ def dense(value: Tensor) -> Tensor | None:
     return value.contiguous()
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a dense tensor, without a copy, shape (nbytes,)."""
-    return tensor.reshape(-1).view(torch.uint8)
-
-
 def plain_sum(tensor: Tensor) -> Tensor:
     """The checksum of a dense tensor by torch's operators: a 0-dimensional int64 on its device."""
-    raw = as_bytes(tensor)
-    size = raw.numel()
+    raw = tensor.reshape(-1).view(torch.uint8)
     total = torch.zeros((), dtype=torch.int64, device=raw.device)
-    for start in range(0, size, 8 * CHUNK_WORDS):
+    for start in range(0, raw.numel(), 8 * CHUNK_WORDS):
         part = raw[start : start + 8 * CHUNK_WORDS]
         if part.numel() % 8 or part.data_ptr() % 8:
-            whole = torch.zeros(-(-part.numel() // 8) * 8, dtype=torch.uint8, device=raw.device)
-            whole[: part.numel()] = part
-            part = whole
+            padded = torch.zeros(-(-part.numel() // 8) * 8, dtype=torch.uint8, device=raw.device)
+            padded[: part.numel()] = part
+            part = padded
         words = part.view(torch.int64)
-        first = start // 8
-        place = torch.arange(first, first + words.numel(), dtype=torch.int64, device=raw.device)
+        place = torch.arange(start // 8, start // 8 + words.numel(), dtype=torch.int64, device=raw.device)
         total += mix64(words ^ (place * KEY)).sum()
     return total
 
@@ -78,16 +71,16 @@ def host_sum(tensor: Tensor) -> int:
             part = np.concatenate([part, np.zeros(-len(part) % 8, np.uint8)])
         place = np.arange(start // 8, start // 8 + len(part) // 8, dtype=np.uint64)
         z = part.view(np.uint64) ^ (place * np.uint64(KEY))
-        z = (z ^ (z >> _30)) * np.uint64(FIRST)
-        z = (z ^ (z >> _27)) * np.uint64(SECOND)
+        z = (z ^ (z >> _30)) * np.uint64(FACTORS[0])
+        z = (z ^ (z >> _27)) * np.uint64(FACTORS[1])
         total += int((z ^ (z >> _31)).sum(dtype=np.uint64))
     return total % 2**64
 
 
 def mix64(z: Tensor) -> Tensor:
     """A bijection of 64-bit words (int64, wrapping); shifts are logical by a mask."""
-    z = (z ^ ((z >> 30) & (2**34 - 1))) * (FIRST - 2**64)
-    z = (z ^ ((z >> 27) & (2**37 - 1))) * (SECOND - 2**64)
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * (FACTORS[0] - 2**64)
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * (FACTORS[1] - 2**64)
     return z ^ ((z >> 31) & (2**33 - 1))
 
 
@@ -99,33 +92,32 @@ class Sums:
 
     def __init__(self, device: torch.device, slots: int = 1 << 15) -> None:
         self.device, self._size = device, slots
-        self._begin()
         self.kernel = _kernel() if device.type == "cuda" else None
+        self._begin()
 
     def _begin(self) -> None:
         self._count = self._used = 0
+        self._on_host: list[int] = []
         self._full: list[Tensor] = []
-        self._here: list[int] = []
-        self._now = torch.zeros(
-            0 if self.device.type == "cpu" else self._size, dtype=torch.int64, device=self.device
-        )
+        size = 0 if self.device.type == "cpu" else self._size
+        self._table = torch.zeros(size, dtype=torch.int64, device=self.device)
 
     def add(self, tensors: Sequence[Tensor]) -> list[int]:
         """Dense tensors of this device -> their slots."""
-        first = self._count
+        slots = list(range(self._count, self._count + len(tensors)))
         self._count += len(tensors)
         if self.device.type == "cpu":
-            self._here += [host_sum(one) for one in tensors]
-            return list(range(first, self._count))
+            self._on_host += [host_sum(tensor) for tensor in tensors]
+            return slots
         for start in range(0, len(tensors), self._size):
             self._sum(tensors[start : start + self._size])
-        return list(range(first, self._count))
+        return slots
 
     def _sum(self, tensors: Sequence[Tensor]) -> None:
         if self._used + len(tensors) > self._size:
-            self._full.append(self._now[: self._used])
-            self._now, self._used = torch.zeros_like(self._now), 0
-        room = self._now[self._used : self._used + len(tensors)]
+            self._full.append(self._table[: self._used])
+            self._table, self._used = torch.zeros_like(self._table), 0
+        room = self._table[self._used : self._used + len(tensors)]
         self._used += len(tensors)
         if self.kernel is not None:
             self.kernel.launch(tensors, room)
@@ -135,8 +127,8 @@ class Sums:
 
     def read(self) -> list[str]:
         """All checksums so far, by slot; begins anew."""
-        there = torch.cat([*self._full, self._now[: self._used]]).cpu().tolist()
-        words = self._here + [word % 2**64 for word in there]
+        on_device = torch.cat([*self._full, self._table[: self._used]]).cpu().tolist()
+        words = self._on_host + [word % 2**64 for word in on_device]
         self._begin()
         return [f"{word:016x}" for word in words]
 
@@ -144,8 +136,8 @@ class Sums:
 def _kernel() -> Any:
     """The fused kernel's module; None where there is no Triton: torch's operators then, and slower."""
     try:
-        from lab.rooms.trials.workload import bits_kernel
+        from lab.workload.recorder import kernel
     except ImportError as error:
         print(f"lab: checksums by torch's operators, which is slower: {error}", file=sys.stderr)
         return None
-    return bits_kernel
+    return kernel

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lab.rooms.trials.workload.bits import Sums, as_bytes, dense, host_sum, plain_sum  # noqa: E402
+from lab.workload.recorder.bits import Sums, dense, host_sum, plain_sum  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -39,13 +39,14 @@ def of(tensor) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.complex64])
 def test_the_sum_is_that_of_plain_python(size, dtype):
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
-    assert of(tensor) == by_hand(bytes(as_bytes(dense(tensor)).numpy().tobytes()))
+    raw = dense(tensor).reshape(-1).view(torch.uint8).numpy().tobytes()
+    assert of(tensor) == by_hand(raw)
 
 
 def test_chunks_add_up(monkeypatch):
     tensor = torch.randn(10_001, generator=torch.Generator().manual_seed(1))
     whole = of(tensor)
-    monkeypatch.setattr("lab.rooms.trials.workload.bits.CHUNK_WORDS", 64)
+    monkeypatch.setattr("lab.workload.recorder.bits.CHUNK_WORDS", 64)
     assert of(tensor) == whole
 
 
@@ -91,8 +92,8 @@ def test_what_has_no_dense_bits_here_is_none():
 
 PROGRAM = """
 import torch
-from lab.rooms.trials.workload import bits_kernel  # noqa: E402
-from lab.rooms.trials.workload.bits import plain_sum  # noqa: E402
+from lab.workload.recorder import kernel as bits_kernel  # noqa: E402
+from lab.workload.recorder.bits import plain_sum  # noqa: E402
 bits_kernel.BLOCK = 64
 make = torch.Generator().manual_seed(0)
 for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.float64):

@@ -42,43 +42,43 @@ def _part(data, size, part, parts, BLOCK: tl.constexpr):  # type: ignore[no-unty
         total += tl.where(keep, mixed, tl.zeros([BLOCK], tl.uint64))
         # The last bytes, fewer than a word, in the first lanes: their sum is the padded word.
         byte = data.to(tl.pointer_type(tl.uint8), bitcast=True) + words * 8 + lane
-        last = tl.load(byte, mask=(lane < 8) & (words * 8 + lane < size), other=0).to(tl.uint64)
-        word = tl.sum(tl.where(lane < 8, last << ((lane % 8) * 8).to(tl.uint64), 0), 0)
+        tail = tl.load(byte, mask=(lane < 8) & (words * 8 + lane < size), other=0).to(tl.uint64)
+        word = tl.sum(tl.where(lane < 8, tail << ((lane % 8) * 8).to(tl.uint64), 0), 0)
         padded = _mix(tl.full([BLOCK], 0, tl.uint64) + word ^ (words.to(tl.uint64) * key))
         total += tl.where((lane == 0) & (words * 8 < size), padded, tl.zeros([BLOCK], tl.uint64))
     return tl.sum(total, 0).to(tl.int64, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sum(pointers, sizes, found, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """found[tensor] += checksum; grid (tensors, parts); sizes in bytes, pointers on whole words."""
+def _sum(pointers, sizes, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """sums[tensor] += checksum; grid (tensors, parts); sizes in bytes, pointers on whole words."""
     tensor = tl.program_id(0)
     data = tl.multiple_of(tl.load(pointers + tensor).to(tl.pointer_type(tl.uint64)), 16)
     part, parts = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
-    tl.atomic_add(found + tensor, _part(data, tl.load(sizes + tensor), part, parts, BLOCK))
+    tl.atomic_add(sums + tensor, _part(data, tl.load(sizes + tensor), part, parts, BLOCK))
 
 
 @triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
-def _sum_one(data, size, found, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum_one(data, size, total, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The same of one tensor, whose address needs no table; grid (parts,)."""
     part, parts = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     data = data.to(tl.pointer_type(tl.uint64), bitcast=True)
-    tl.atomic_add(found, _part(data, size.to(tl.int64), part, parts, BLOCK))
+    tl.atomic_add(total, _part(data, size.to(tl.int64), part, parts, BLOCK))
 
 
-def launch(tensors: Sequence[Tensor], found: Tensor) -> None:
-    """Add the checksums of dense tensors to `found`, int64 zeros of shape (len(tensors),)."""
+def launch(tensors: Sequence[Tensor], sums: Tensor) -> None:
+    """Add the checksums of dense tensors to `sums`, int64 zeros of shape (len(tensors),)."""
     # Words are read two at a time: a view that begins between them is copied first.
     held = [one if one.data_ptr() % 16 == 0 else one.clone() for one in tensors]
     sizes = [one.numel() * one.element_size() for one in held]
     parts = parts_for(max(sizes, default=0), len(held))
     if len(held) == 1:
         if sizes[0]:
-            _sum_one[(parts,)](held[0].reshape(-1).view(torch.uint8), sizes[0], found, BLOCK)
+            _sum_one[(parts,)](held[0].reshape(-1).view(torch.uint8), sizes[0], sums, BLOCK)
         return
     table = torch.tensor([[one.data_ptr() for one in held], sizes], dtype=torch.int64)
-    on_gpu = table.pin_memory().to(found.device, non_blocking=True) if found.is_cuda else table
-    _sum[(len(held), parts)](on_gpu[0], on_gpu[1], found, BLOCK)
+    on_gpu = table.pin_memory().to(sums.device, non_blocking=True) if sums.is_cuda else table
+    _sum[(len(held), parts)](on_gpu[0], on_gpu[1], sums, BLOCK)
 
 
 def parts_for(most_bytes: int, tensors: int) -> int:

@@ -1,0 +1,332 @@
+"""A run on several ranks against its one-rank twin: the first module that differs beyond rounding.
+
+Parts of a tensor are put together by their placements: sums under random signs of its elements, each at its
+place in the whole, add up over the parts, and no element has to leave its rank. A DTensor says what its parts
+are. A plain tensor is a replica where it has the twin's shape, and a part along the one dimension in which it
+is shorter by the number of ranks.
+
+Rounding: with floors or a float64 reference of the twin, BEYOND times what they move the tensor. Without,
+ROUNDING half ulps of its type times the square root of how many module outputs came before: rounding errors
+of a chain add up like a random walk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from lab.compare.same.judge import BEYOND
+from lab.compare.same.numbers import EPS, LEAST, moved
+from lab.core.words import plural
+from lab.workload.recorder.format import Recording, Row
+
+ROUNDING = 16.0
+CANCELS = 1e-3  # of its peers' size: a tensor below is held against this, because only rounding is left of it
+EXACT = 0.01  # of a scale that is named, and of the mean's factor in the gradients of a part of the batch
+LISTED = 20
+KINDS = ("input", "weight", "module", "grad")
+Key = tuple[object, ...]
+
+
+class Place(msgspec.Struct, kw_only=True):
+    """A tensor of the twin that the ranks do not have.
+
+    relative, threshold: the L2 norm of the difference over the tensor's.
+    """
+
+    step: int
+    kind: str
+    phase: str
+    module: str
+    op: str
+    relative: float | None
+    threshold: float
+    ranks: tuple[int, ...]  # whose parts or replicas are off; all of them for parts of a sum
+    explanation: str = msgspec.field(default="", name="why")
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """outcome: within rounding | differs | undecided | not comparable."""
+
+    outcome: str
+    reason: str
+    world: int
+    compared: int
+    measured: bool  # whether the threshold rests on floors or a reference
+    largest_ratio: float  # of a difference over its threshold
+    first_place: Place | None = msgspec.field(name="first")
+    places: list[Place]
+    not_compared: dict[str, int]
+    problems: list[str]
+
+
+class _Whole(NamedTuple):
+    """A tensor as some ranks have it together."""
+
+    signed: tuple[float, ...]
+    squares: float | None  # None: the norm of a sum does not follow from its parts
+    bad: tuple[int, int]  # NaN and infinities
+    ranks: tuple[int, ...]
+
+
+def judge_parallel(
+    twin: Recording, ranks: Sequence[Recording], floors: Sequence[Recording], reference: Recording | None
+) -> Verdict:
+    """Compare in the order in which the twin computed. Pure."""
+    tables = {recording.rank: dict(_keyed(recording.rows)) for recording in ranks}
+    world = ranks[0].world
+    rows = _in_time(dict(_keyed(twin.rows)))
+    noise = [*floors, *([reference] if reference else [])]
+    limits = _Limits(rows, [dict(_keyed(recording.rows)) for recording in noise])
+    mean_factor = _mean_factor(rows, tables, world)
+    places: list[Place] = []
+    partial: list[Place] = []  # parts of a sum that nothing has added up yet
+    left_out: Counter[str] = Counter()
+    compared, largest = 0, 0.0
+    for key, row in rows.items():
+        parts = {rank: table[key] for rank, table in tables.items() if key in table}
+        if not parts:
+            left_out["the ranks do not have it"] += 1
+            continue
+        if len(parts) < len(tables):
+            absent = tuple(sorted(tables.keys() - parts.keys()))
+            explanation = f"rank {', '.join(map(str, absent))} never computed it"
+            places.append(_place(row, None, limits.of(key, row, row), absent, explanation))
+            continue
+        wholes = list(_wholes(row, parts, world))
+        if not wholes:
+            left_out["its parts have no known place"] += 1
+            continue
+        compared += 1
+        some_part = next(iter(parts.values()))
+        is_of_batch = row.phase == "bwd" and some_part.shape[:1] != row.shape[:1]
+        factor = mean_factor if is_of_batch else 1.0
+        limit, size = limits.of(key, row, some_part), limits.size(row)
+        off = [(_relative(row, whole, factor, size), whole) for whole in wholes]
+        worst = max(relative for relative, _ in off)
+        largest = max(largest, worst / limit)
+        if worst <= limit:
+            partial = []
+            continue
+        beyond = tuple(sorted({rank for relative, whole in off if relative > limit for rank in whole.ranks}))
+        place = _place(row, worst, limit, beyond, _explain(row, off, limit, world))
+        if _is_sum(row, parts, limit, size):
+            place.explanation = "each rank has a part of the sum: an all-reduce is missing"
+            partial.append(place)
+            continue
+        # A module whose parts the next one was to add up is where it began.
+        places += [*partial, place]
+        partial = []
+    places += partial if partial and not places else []
+    problems = [f"rank {r.rank}: {lack}" for r in ranks for lack in r.lacks]
+    problems += [f"twin: {lack}" for lack in twin.lacks]
+    if absent_ranks := sorted({*range(world)} - tables.keys()):
+        problems.append(f"no recording of rank {', '.join(map(str, absent_ranks))}")
+    verdict = Verdict(
+        outcome="",
+        reason="",
+        world=world,
+        compared=compared,
+        measured=bool(noise),
+        largest_ratio=largest if math.isfinite(largest) else 1e300,
+        first_place=places[0] if places else None,
+        places=places[:LISTED],
+        not_compared=dict(left_out),
+        problems=problems,
+    )
+    verdict.outcome, verdict.reason = _outcome(verdict, len(rows))
+    return verdict
+
+
+def _outcome(verdict: Verdict, rows: int) -> tuple[str, str]:
+    if 2 * verdict.compared < rows and not verdict.first_place:
+        return "not comparable", f"{verdict.compared:,} of the twin's {rows:,} tensors have a partner"
+    if verdict.first_place:
+        return "differs", f"first in {place_text(verdict.first_place)}"
+    if verdict.problems:
+        return "undecided", "; ".join(verdict.problems)
+    return "within rounding", f"{plural(verdict.compared, 'tensor')} of {plural(verdict.world, 'rank')}"
+
+
+def _keyed(rows: Sequence[Row]) -> Iterator[tuple[Key, Row]]:
+    """Rows that both can have, by what and the how-manieth they are."""
+    count: Counter[Key] = Counter()
+    for row in rows:
+        if row.kind in KINDS and (row.l2 is not None or row.nan or row.inf):
+            name = row.op if row.kind in ("weight", "grad") else ""
+            key = (row.step, row.kind, row.phase, row.module, name, row.out)
+            count[key] += 1
+            yield (*key, count[key]), row
+
+
+def _in_time(rows: Mapping[Key, Row]) -> dict[Key, Row]:
+    """As computed: gradients of weights, which are read at the end, from the last module to the first."""
+    ordered: list[tuple[Key, Row]] = []
+    for is_grad, group in itertools.groupby(rows.items(), key=lambda item: item[1].kind == "grad"):
+        items = list(group)
+        ordered += items[::-1] if is_grad else items
+    return dict(ordered)
+
+
+def _wholes(row: Row, parts: Mapping[int, Row], world: int) -> Iterator[_Whole]:
+    """Each set of ranks that together has the tensor; none where that is not known."""
+    some_part = next(iter(parts.values()))
+    if some_part.place:
+        groups: dict[tuple[int, ...], dict[int, Row]] = defaultdict(dict)
+        for rank, part in parts.items():
+            pairs = zip(part.place, part.coordinate, strict=False)
+            groups[tuple(index for name, index in pairs if name == "R")][rank] = part
+        is_known = all(name in ("R", "P") or name[0] == "S" for name in some_part.place) and some_part.signed
+        if is_known and some_part.full_shape == row.shape:
+            is_sum = "P" in some_part.place
+            yield from (_added(g, [part.signed for part in g.values()], is_sum) for g in groups.values())
+    elif some_part.shape == row.shape:
+        yield from (_added({rank: part}, [part.signed], False) for rank, part in parts.items())
+    else:
+        shorter = [
+            d for d, pair in enumerate(zip(some_part.shape, row.shape, strict=False)) if len({*pair}) > 1
+        ]
+        if len(some_part.shape) == len(row.shape) and len(shorter) == 1:
+            dimension = shorter[0]
+            if all(p.shape[dimension] * world == row.shape[dimension] and p.sharded for p in parts.values()):
+                yield _added(parts, [part.sharded[dimension] for part in parts.values()], False)
+
+
+def _added(parts: Mapping[int, Row], sums: Sequence[Sequence[float | None]], is_sum: bool) -> _Whole:
+    signed = tuple(sum(math.nan if v is None else v for v in column) for column in zip(*sums, strict=True))
+    squares = sum((part.l2 if part.l2 is not None else math.nan) ** 2 for part in parts.values())
+    bad = sum(part.nan for part in parts.values()), sum(part.inf for part in parts.values())
+    return _Whole(signed, None if is_sum else squares, bad, tuple(parts))
+
+
+def _relative(row: Row, together: _Whole, factor: float, size: float) -> float:
+    """The difference to the twin's tensor, by sums under signs and by the norm, over `size`."""
+    if together.bad != (row.nan, row.inf):
+        return math.inf
+    if row.l2 is None:
+        return 0.0  # NaN or infinities in both, equally many
+    twin_sums = [math.nan if value is None else value for value in row.signed]
+    off = [factor * sums - twin_sum for sums, twin_sum in zip(together.signed, twin_sums, strict=True)]
+    change = math.sqrt(sum(value * value for value in off) / len(off)) if off else 0.0
+    if together.squares is not None:
+        change = max(change, abs(factor * math.sqrt(together.squares) - row.l2))
+    relative = change / size if size else (0.0 if change == 0 else math.inf)
+    return relative if math.isfinite(relative) else math.inf
+
+
+def _is_sum(row: Row, parts: Mapping[int, Row], limit: float, size: float) -> bool:
+    """Whether replicas are parts of a sum instead: together they are the twin's tensor."""
+    if row.kind != "module" or any(part.place or part.shape != row.shape for part in parts.values()):
+        return False
+    added = _added(parts, [part.signed for part in parts.values()], True)
+    return len(parts) > 1 and _relative(row, added, 1.0, size) <= limit
+
+
+def _explain(row: Row, off: Sequence[tuple[float, _Whole]], limit: float, world: int) -> str:
+    if row.kind == "weight":
+        return "weights differ before the step" if row.phase == "start" else "weights differ after the update"
+    apart = [together for relative, together in off if relative > limit]
+    texts = [] if len(apart) == len(off) else ["the other ranks have it right"]
+    twin_sums = [value or 0.0 for value in row.signed]
+    squares = sum(value * value for value in twin_sums)
+    sums = apart[0].signed
+    if squares and row.l2 and len(apart) == len(off):
+        scale = sum(a * b for a, b in zip(sums, twin_sums, strict=True)) / squares
+        left = sum((a - scale * b) ** 2 for a, b in zip(sums, twin_sums, strict=True)) / squares
+        if math.isfinite(left) and left < EXACT**4 and abs(scale - 1) > EXACT:
+            texts.append(f"{scale:.4g} times the twin's")
+    return "; ".join(texts)
+
+
+class _Limits:
+    """What rounding may move each tensor of the twin by, relative to its size."""
+
+    def __init__(self, rows: Mapping[Key, Row], noise: Sequence[Mapping[Key, Row]]) -> None:
+        self._noise, self._rows = noise, rows
+        self._depth: dict[Key, int] = {}
+        modules = 0
+        rms: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for key, row in rows.items():
+            modules += row.kind == "module"
+            self._depth[key] = modules + 1
+            if row.l2:
+                rms[row.kind, row.phase].append(row.l2 / math.sqrt(math.prod(row.shape) or 1))
+        self._rms = {kind: median(values) for kind, values in rms.items()}
+
+    def size(self, row: Row) -> float:
+        peers = self._rms.get((row.kind, row.phase), 0.0) * math.sqrt(math.prod(row.shape) or 1)
+        return max(row.l2 or 0.0, CANCELS * peers)
+
+    def of(self, key: Key, row: Row, part: Row) -> float:
+        eps = max(EPS.get(row.dtype, 0.0), EPS.get(part.dtype, 0.0))
+        if row.kind == "input" or (row.kind == "weight" and row.phase == "start" and row.step == 1):
+            return max(LEAST, eps if row.dtype != part.dtype else 0.0)  # copies, perhaps to another type
+        floors = [float(moved([row], [table[key]])[0]) for table in self._noise if key in table]
+        finite = [
+            floor * (row.l2 or 0.0) / (self.size(row) or 1.0) for floor in floors if math.isfinite(floor)
+        ]
+        if finite:
+            return BEYOND * max(*finite, eps, LEAST)
+        return ROUNDING * max(eps, LEAST) * math.sqrt(self._depth[key])
+
+
+def _mean_factor(rows: Mapping[Key, Row], tables: Mapping[int, Mapping[Key, Row]], world: int) -> float:
+    """What makes gradients of a rank's mean over its part of the batch those of the mean over all of it."""
+    for key, row in rows.items():
+        parts = {rank: table[key] for rank, table in tables.items() if key in table}
+        if row.kind == "module" and row.phase == "bwd" and len(parts) == world and row.l2:
+            wholes = list(_wholes(row, parts, world))
+            if len(wholes) == 1 and wholes[0].squares and parts[min(parts)].shape[:1] != row.shape[:1]:
+                ratio = math.sqrt(wholes[0].squares) / row.l2
+                return 1 / world if abs(ratio / world - 1) < EXACT else 1.0
+    return 1.0
+
+
+def _place(row: Row, relative: float | None, limit: float, ranks: Sequence[int], explanation: str) -> Place:
+    return Place(
+        step=row.step,
+        kind=row.kind,
+        phase=row.phase,
+        module=row.module,
+        op=row.op,
+        relative=relative if relative is not None and math.isfinite(relative) else None,
+        threshold=limit,
+        ranks=tuple(ranks),
+        explanation=explanation,
+    )
+
+
+def place_text(place: Place) -> str:
+    """`module blocks.1.down, forward, step 1: relative 0.5, 2.1e-06 by rounding, on ranks 0, 1 (...)`."""
+    names = {"module": f"module {place.module or '(the model)'}", "input": "the model's input"}
+    name = names.get(place.kind, f"{'gradient of ' if place.kind == 'grad' else 'weight '}{place.op}")
+    phase = {"fwd": ", forward", "bwd": ", backward (gradient at its output)"}.get(place.phase, "")
+    relative = "not finite" if place.relative is None else f"{place.relative:.2g}"
+    off = (
+        ""
+        if "never computed" in place.explanation
+        else f": relative {relative}, {place.threshold:.1e} by rounding"
+    )
+    ranks = f", on rank{'s' if len(place.ranks) > 1 else ''} {', '.join(map(str, place.ranks))}"
+    explanation = f" ({place.explanation})" if place.explanation else ""
+    return f"{name}{phase}, step {place.step}{off}{ranks}{explanation}"
+
+
+def text(verdict: Verdict, top: int) -> str:
+    """The verdict in lines."""
+    source = "measured" if verdict.measured else "derived from the type, because no floor was measured"
+    lines = [
+        f"{verdict.outcome}: {verdict.reason}",
+        f"largest difference {verdict.largest_ratio:.2g} times its threshold ({source})",
+    ]
+    if len(verdict.places) > 1:
+        lines.append("next, which may follow from the first:")
+        lines += [f"  {place_text(place)}" for place in verdict.places[1 : top + 1]]
+    lines += [f"not compared: {plural(n, 'tensor')}, {why}" for why, n in verdict.not_compared.items()]
+    return "\n".join([*lines, *(f"! {problem}" for problem in verdict.problems)])

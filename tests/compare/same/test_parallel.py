@@ -1,0 +1,345 @@
+"""Two ranks of gloo against their one-rank twin: planted faults are named at their module, equal runs not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+tensor = pytest.importorskip("torch.distributed.tensor")
+pytestmark = pytest.mark.torch
+
+from torch import distributed, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from lab import same  # noqa: E402
+from lab.compare.same.parallel import judge_parallel, text  # noqa: E402
+from lab.workload.recorder.format import OF_RANKS, Recording, Row, files_of, read  # noqa: E402
+from tests.conftest import free_port  # noqa: E402
+
+WORLD, WIDTH, HIDDEN, ROWS, STEPS = 2, 16, 32, 8, 2
+
+
+class Copy(torch.autograd.Function):
+    """To every rank; in the backward the sum over ranks."""
+
+    @staticmethod
+    def forward(ctx, value, reduces):
+        ctx.reduces = reduces
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        if ctx.reduces:
+            distributed.all_reduce(grad)
+        return grad, None
+
+
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        value = value.clone()
+        distributed.all_reduce(value)
+        return value
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def sharded(weight, mesh, dimension):
+    if mesh is None:
+        return nn.Parameter(weight.detach())
+    place = tensor.Replicate() if dimension is None else tensor.Shard(dimension)
+    return nn.Parameter(tensor.distribute_tensor(weight.detach(), mesh, [place]))
+
+
+def local(weight):
+    return weight.to_local() if isinstance(weight, tensor.DTensor) else weight
+
+
+class Column(nn.Module):
+    def __init__(self, mesh, plant):
+        super().__init__()
+        whole = nn.Linear(WIDTH, HIDDEN)
+        self.weight, self.bias = sharded(whole.weight, mesh, 0), sharded(whole.bias, mesh, 0)
+        self.mesh, self.plant = mesh, plant
+        if plant == "wrong_slice" and mesh is not None:
+            with torch.no_grad():
+                self.weight.to_local().copy_(whole.weight[: HIDDEN // WORLD])
+
+    def forward(self, x):
+        if self.mesh is not None:
+            x = Copy.apply(x, self.plant != "no_backward_reduce")
+        return functional.linear(x, local(self.weight), local(self.bias))
+
+
+class Middle(nn.Module):
+    """Divides by the RMS of all hidden numbers, of which a rank has a part."""
+
+    def __init__(self, mesh, plant):
+        super().__init__()
+        self.mesh, self.plant = mesh, plant
+
+    def forward(self, x):
+        squares = x.square().sum(-1, keepdim=True)
+        if self.mesh is not None and self.plant != "local_norm":
+            squares = Copy.apply(Reduce.apply(squares), True)
+        count = HIDDEN // WORLD if self.mesh is not None and self.plant == "local_norm" else HIDDEN
+        return x * (squares / count + 1e-6).rsqrt()
+
+
+class Down(nn.Module):
+    def __init__(self, mesh, plant):
+        super().__init__()
+        whole = nn.Linear(HIDDEN, WIDTH)
+        self.weight, self.bias = sharded(whole.weight, mesh, 1), sharded(whole.bias, mesh, None)
+        self.mesh, self.plant = mesh, plant
+
+    def forward(self, x):
+        y = functional.linear(x, local(self.weight))
+        if self.mesh is None:
+            return y + self.bias
+        if self.plant == "double_bias":
+            y = y + local(self.bias)
+        if self.plant != "no_reduce":
+            y = Reduce.apply(y)
+        y = y / WORLD if self.plant == "wrong_scale" else y
+        return y if self.plant == "double_bias" else y + local(self.bias)
+
+
+class Head(nn.Module):
+    """Its outputs are gathered from all ranks."""
+
+    def __init__(self, mesh, plant):
+        super().__init__()
+        self.weight, self.mesh, self.plant = sharded(nn.Linear(WIDTH, 4).weight, mesh, 0), mesh, plant
+
+    def forward(self, x):
+        if self.mesh is None:
+            return functional.linear(x, self.weight)
+        part = functional.linear(Copy.apply(x, True), local(self.weight))
+        parts = [torch.empty_like(part) for _ in range(WORLD)]
+        distributed.all_gather(parts, part.detach().contiguous())
+        parts[distributed.get_rank()] = part
+        return torch.cat(parts[::-1] if self.plant == "wrong_order" else parts, -1)
+
+
+class Block(nn.Module):
+    def __init__(self, mesh, plant):
+        super().__init__()
+        self.norm, self.up, self.act = nn.LayerNorm(WIDTH), Column(mesh, plant), nn.GELU()
+        self.middle, self.down = Middle(mesh, plant), Down(mesh, plant)
+
+    def forward(self, x):
+        return x + self.down(self.middle(self.act(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    def __init__(self, mesh=None, plant="", block=0, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.blocks = nn.ModuleList(Block(mesh, plant if at == block else "") for at in range(2))
+        self.head = Head(mesh, plant)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def batches(seed):
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return [torch.randn(2 * ROWS, WIDTH, generator=generator) for _ in range(STEPS)]
+
+
+def tensor_parallel(path, plant, block, seed, mesh=None):
+    """Every rank has the whole batch and a part of the weights; without a mesh the twin."""
+    model = Net(mesh, plant, block, seed)
+    stale = plant == "stale_weight" and mesh is not None and distributed.get_rank() == 1
+    left_out = f"blocks.{block}.norm.weight" if stale else ""
+    updated = [weight for name, weight in model.named_parameters() if name != left_out]
+    optimizer = torch.optim.SGD(updated, lr=0.05)
+    with same.record(model, path, level="module"):
+        for x in batches(seed):
+            model(x).square().mean().backward()
+            optimizer.step()
+            model.zero_grad()
+
+
+def data_parallel(path, plant, seed, rank=None, wrap=None):
+    """Every rank has its part of each of two micro-batches; without a rank the twin."""
+    model = Net(seed=seed)
+    whole_model = model
+    if wrap is not None:
+        model = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with same.record(model, path, level="module"):
+        for batch in batches(seed):
+            for number, micro in enumerate(batch.split(ROWS)):
+                if rank is not None:
+                    part = 0 if plant == "wrong_batch" else rank
+                    micro = micro.chunk(WORLD)[part]
+                    if plant == "dropped_batch" and rank == 1 and number == 1:
+                        continue
+                loss = model(micro).square().mean()
+                loss = loss * (len(micro) if plant == "summed_loss" and rank == 1 else 1)
+                loss.backward()
+            if rank is not None and wrap is None:
+                for name, weight in whole_model.named_parameters():
+                    if plant != "no_gradient_reduce" or name != "blocks.1.up.weight":
+                        distributed.all_reduce(weight.grad)
+                        weight.grad /= 1 if plant == "summed_gradients" else WORLD
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+# Plant -> what is named: (kind, module, phase).
+OF_TENSORS = {
+    "no_reduce": ("module", "blocks.{}.down", "fwd"),
+    "wrong_scale": ("module", "blocks.{}.down", "fwd"),
+    "double_bias": ("module", "blocks.{}.down", "fwd"),
+    "local_norm": ("module", "blocks.{}.middle", "fwd"),
+    "wrong_order": ("module", "head", "fwd"),
+    "wrong_slice": ("weight", "blocks.{}.up", "start"),
+    "stale_weight": ("weight", "blocks.{}.norm", "update"),
+    "no_backward_reduce": ("module", "blocks.{}.norm", "bwd"),
+}
+OF_DATA = {
+    "no_gradient_reduce": ("grad", "blocks.1.up", "end"),
+    "summed_gradients": ("grad", "head", "end"),
+    "dropped_batch": ("input", "", "fwd"),
+    "wrong_batch": ("input", "", "fwd"),
+    "summed_loss": ("module", "head", "bwd"),
+}
+SEEDS = (0, 1)
+
+
+def colwise(mesh, seed):
+    """Megatron's layout by torch's own parallelize_module: sequential, its outputs plain tensors."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.LayerNorm(WIDTH), nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH), nn.Tanh()
+    )
+    plan = {"1": ColwiseParallel(), "3": RowwiseParallel()}
+    return model if mesh is None else parallelize_module(model, mesh, plan)
+
+
+def torchs_own(path, seed, mesh=None):
+    model = colwise(mesh, seed)
+    with same.record(model, path, level="module"):
+        for x in batches(seed):
+            model(x).square().mean().backward()
+
+
+def fsdp(model):
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def _rank(rank, port, folder):
+    torch.set_num_threads(1)
+    where = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=WORLD)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (WORLD,))
+    for number, plant in enumerate(OF_TENSORS):
+        tensor_parallel(folder / plant, plant, number % 2, 0, mesh)
+    for plant in OF_DATA:
+        data_parallel(folder / plant, plant, 0, rank)
+    for seed in SEEDS:
+        tensor_parallel(folder / f"tensor{seed}", "", 0, seed, mesh)
+        data_parallel(folder / f"data{seed}", "", seed, rank)
+        torchs_own(folder / f"torch{seed}", seed, mesh)
+        data_parallel(folder / f"ddp{seed}", "", seed, rank, nn.parallel.DistributedDataParallel)
+        data_parallel(folder / f"fsdp{seed}", "", seed, rank, fsdp)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """All recordings; of one rank in `twins`."""
+    folder = tmp_path_factory.mktemp("parallel")
+    torch.multiprocessing.spawn(_rank, args=(free_port(), folder), nprocs=WORLD)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for seed in SEEDS:
+        tensor_parallel(folder / f"twin_tensor{seed}", "", 0, seed)
+        data_parallel(folder / f"twin_data{seed}", "", seed)
+        torchs_own(folder / f"twin_torch{seed}", seed)
+    torch.set_num_threads(threads)
+    return folder
+
+
+def judged(folder, name, twin):
+    ranks = [read(path) for path in files_of(folder / name, OF_RANKS)]
+    return judge_parallel(read(folder / f"twin_{twin}"), ranks, [], None)
+
+
+@pytest.mark.parametrize("plant", [*OF_TENSORS, *OF_DATA], ids=lambda plant: plant)
+def test_a_planted_fault_is_named_at_its_module(runs, plant):
+    verdict = judged(runs, plant, "tensor0" if plant in OF_TENSORS else "data0")
+    kind, module, phase = OF_TENSORS.get(plant) or OF_DATA[plant]
+    module = module.format(list(OF_TENSORS).index(plant) % 2) if plant in OF_TENSORS else module
+    place = verdict.first_place
+    assert verdict.outcome == "differs"
+    assert (place.kind, place.module, place.phase, place.step) == (kind, module, phase, 1), text(verdict, 5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["tensor", "data", "torch", "ddp", "fsdp"])
+def test_equal_runs_are_within_rounding(runs, name, seed):
+    twin = "data" if name in ("ddp", "fsdp") else name
+    verdict = judged(runs, f"{name}{seed}", f"{twin}{seed}")
+    assert verdict.outcome == "within rounding", text(verdict, 5)
+    assert not verdict.not_compared and verdict.compared > 20
+
+
+def test_what_is_wrong_is_said(runs):
+    assert "rank 1 never computed it" in text(judged(runs, "dropped_batch", "data0"), 3)
+    assert "2 times the twin's" in text(judged(runs, "summed_gradients", "data0"), 3)
+    stale = judged(runs, "stale_weight", "tensor0").first_place
+    assert stale.ranks == (1,) and stale.explanation == "weights differ after the update"
+
+
+def row(kind, module, values, **more):
+    return Row(
+        op="", ck="0", dtype="float32", kind=kind, module=module, phase="fwd", shape=(len(values),),
+        l2=sum(v * v for v in values) ** 0.5, absmax=max(values), signed=(sum(values), values[0] - values[1]),
+        **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("next_sums", "outcome"), [(True, "within rounding"), (False, "differs")])
+def test_parts_of_a_sum_are_a_fault_where_the_next_module_does_not_add_them_up(next_sums, outcome):
+    def recording(rank, world, rows):
+        meta = {"format": 2, "rank": rank, "world": world}
+        return Recording(Path("x"), meta, tuple(rows), (), {"rows": len(rows)})
+
+    first, second = [3.0, 1.0], [5.0, 2.0]
+    twin = recording(0, 1, [row("module", "a.product", first), row("module", "a", second)])
+    ranks = [
+        recording(rank, 2, [
+            row("module", "a.product", [share * value for value in first]),
+            row("module", "a", second if next_sums else [share * value for value in second]),
+        ])
+        for rank, share in enumerate((0.25, 0.75))
+    ]  # fmt: skip
+    verdict = judge_parallel(twin, ranks, [], None)
+    assert verdict.outcome == outcome
+    if not next_sums:
+        assert verdict.first_place.module == "a.product"
+        assert "an all-reduce is missing" in text(verdict, 3)
+
+
+def test_a_rank_without_a_recording_is_no_all_clear(runs):
+    ranks = [read(path) for path in files_of(runs / "tensor0", OF_RANKS)]
+    verdict = judge_parallel(read(runs / "twin_tensor0"), ranks[:1], [], None)
+    assert verdict.outcome != "within rounding" and "no recording of rank 1" in verdict.problems
