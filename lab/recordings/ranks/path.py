@@ -45,10 +45,8 @@ def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> 
     until = ends[place]
     while True:
         played = step.ranks[rank]
-        call = int(played.call[place])
-        if call >= 0:  # from the last arrival on it moves data, before that its last rank counts
-            last_rank = outcome.last_rank[call]
-            last_place = place if last_rank == rank else int((step.ranks[last_rank].call == call).argmax())
+        if (rank, place) in outcome.last:  # from the last arrival on it moves data, before that the last rank
+            last_rank, last_place = outcome.last[rank, place]
             start_ns = outcome.start[last_rank][last_place]
             pieces.append(Piece(rank, TRANSFER, start_ns - origin, until - origin, int(played.key[place])))
             rank, place, played = last_rank, last_place, step.ranks[last_rank]
