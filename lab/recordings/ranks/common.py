@@ -16,6 +16,8 @@ from lab.stats.robust import column_medians
 HOST_STEPS, GPU_STEPS, WHOLE = "host", "gpu", "whole recording"
 # GPU work of a step that ends so much of it later spills into the next step.
 SPILLS = 0.05
+# A first step with so much work from before it is no whole step.
+CUT_SHARE = 0.05
 UNKNOWN = -1
 
 
@@ -41,7 +43,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Together:
-    """The ranks of one recording. windows[i] are rows (number, begin, end) on rank i's own clock."""
+    """The ranks of one recording. windows[i] are rows (number, begin, end) on rank i's own clock.
+
+    cut_step: the first step, where it holds work that was launched before the recording began.
+    """
 
     works: tuple[RankWork, ...]
     pairs: Pairs
@@ -49,6 +54,7 @@ class Together:
     windows: tuple[np.ndarray, ...]
     window_kind: str
     origin_ns: int
+    cut_step: int | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -89,7 +95,8 @@ def together(works: Mapping[int, RankWork]) -> Together:
     pairs = replace(pairs, problems=(*pairs.problems, *renumbered))
     windows, kind = _windows(ordered)
     origin = min((int(work.start.min()) for work in ordered if len(work)), default=0)
-    return Together(ordered, pairs, _calls(ordered, pairs), windows, kind, origin)
+    cut = next((number for work in ordered for number in _cut_step(work)), None)
+    return Together(ordered, pairs, _calls(ordered, pairs), windows, kind, origin, cut)
 
 
 def _one_numbering(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[tuple[RankWork, ...], list[str]]:
@@ -212,6 +219,18 @@ def _last_ends(work: RankWork) -> np.ndarray:
     step = _step_of_launch(work)
     np.maximum.at(ends, step[step >= 0], work.end[step >= 0])
     return ends
+
+
+def _cut_step(work: RankWork) -> Iterator[int]:
+    """The number of the first of several steps, where work from before it takes some of its time."""
+    if len(work.steps) < 2:
+        return
+    number, begin, end = work.steps[0].tolist()
+    launched = (work.call_begin >= begin) & (work.call_begin < end)
+    first_start = work.start[launched].min(initial=end)
+    earlier = ~launched & (work.start >= begin) & (work.start < first_start)
+    if (work.end - work.start)[earlier].sum() > CUT_SHARE * (end - begin):
+        yield int(number)
 
 
 def _spills(work: RankWork) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN, Together, launched_in
-from lab.recordings.ranks.hosts import HostWait, host_waits
+from lab.recordings.ranks.hosts import HostWait, host_waits, usual_pace
 from lab.recordings.ranks.work import RankWork
 from lab.stats import robust
 from lab.stats.columns import distinct
@@ -101,21 +101,28 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of all ranks, ready to be replayed. since: where its length counts from, on the common clock.
+    """One step of all ranks, ready to be replayed.
 
-    spills: GPU work of the step before reaches into it, so a rank begins it where that ends on its own GPU,
-    and its length counts from the end of that on all GPUs.
+    after: where GPU work of the step before reaches into it, the end of that on all GPUs, from which the
+    length counts; a rank begins where that work ends on its own GPU. None: from the first begin on.
     """
 
     number: int
     ranks: dict[int, Played]
     recorded_ns: float
-    since: float
-    spills: bool = False
+    after: float | None = None
+
+    @property
+    def spills(self) -> bool:
+        return self.after is not None
 
     @property
     def begin(self) -> float:
         return min(played.begin for played in self.ranks.values())
+
+    @property
+    def since(self) -> float:
+        return self.begin if self.after is None else self.after
 
     @property
     def size(self) -> int:
@@ -135,9 +142,9 @@ def steps_of(together: Together) -> list[Step]:
                 ranks[work.rank] = played
         if len(ranks) == len(together.works):
             spills = together.window_kind == GPU_STEPS and number != together.steps[0]
-            since = (max if spills else min)(played.begin for played in ranks.values())
+            step = Step(number, ranks, 0.0, max(played.begin for played in ranks.values()) if spills else None)
             end = max(float(played.end.max()) for played in ranks.values())
-            steps.append(Step(number, ranks, end - since, since, spills))
+            steps.append(replace(step, recorded_ns=end - step.since))
     return steps
 
 
@@ -464,17 +471,21 @@ def length_ms(step: Step, outcome: Outcome | None = None) -> float:
 def hosts_as_others(step: Step, fixed: Sequence[int]) -> Step | None:
     """The step with the hosts of these ranks, and their entry, as the median of the others.
 
-    None where no other rank launches the same operations.
+    Of others that launch the same operations, else at their pace but never later than recorded.
     """
     peers = [played for rank, played in step.ranks.items() if rank not in fixed]
     ranks = dict(step.ranks)
     for rank in fixed:
         played = ranks[rank]
         alike = [peer for peer in peers if signature(peer) == signature(played)]
-        if not alike:
+        models = alike or peers
+        begin = robust.median([peer.begin for peer in (models if step.spills else peers)])
+        busy = usual_pace(played.busy, [peer.busy for peer in models])
+        if busy is None:
             return None
-        begin = robust.median([peer.begin for peer in peers])
-        ready = begin + np.median([peer.busy for peer in alike], axis=0)
+        ready = begin + busy
+        if not alike:
+            ready = np.minimum(ready, played.begin + played.busy)
         # A host whose launches wait for nothing: each wait is over as it begins, after the launch before it.
         launched = [(wait, float(ready[wait.place - 1])) for wait in played.waits]
         ranks[rank] = replace(
