@@ -45,7 +45,7 @@ def _match_group(rows: CallRows, group: int) -> Match:
 def _unnamed(rows: CallRows, members: np.ndarray) -> np.ndarray:
     """Calls (m,) of sends and receives without partners: told where two ranks end all of them together."""
     nothing = np.full(len(members), -1, dtype=np.int64)
-    if len(distinct(rows.rank_index[members])) != 2 or not rows.p2p.sum() == len(members):
+    if len(distinct(rows.rank_index[members])) != 2 or rows.p2p.sum() != len(members):
         return nothing
     rows.blocking[members] = True
     call, _ = _by_order(rows, members)

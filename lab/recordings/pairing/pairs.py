@@ -29,8 +29,8 @@ class Pairs:
     instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched; of several
     sends and receives in one kernel the first), all_in_ns (when the last of those it waits for had come),
     awaited (that one's rank, -1 where it cannot be told), wait_us until then, and ts_ns corrected by
-    offsets_ns. legs: instance and collective_id of every send and receive, and whether it waits (a send that
-    NCCL buffered does not).
+    offsets_ns. legs: of every paired send and receive its instance and collective_id, the ranks that it goes
+    from and to, and whether it waits (a send that NCCL buffered does not).
     clocks: each rank's clock against the reference rank's, with bounds; offsets_ns: what was subtracted from
     each rank's times in the middle of the recording, if they were impossible. problems: sentences.
     """
@@ -89,7 +89,7 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
     wait = np.where(call >= 0, (all_in - start) / 1e3, np.nan)
     # Of the rows of one kernel the one that all the others are in before stands for it.
     order = np.lexsort((call < 0, -all_in, rows.source))
-    of_kernel = order[np.searchsorted(rows.source[order], np.arange(len(order)))][: _num_kernels(rows)]
+    of_kernel = order[np.searchsorted(rows.source[order], np.arange(_num_kernels(rows)))]
     named = np.full(_num_kernels(rows), np.iinfo(np.int64).max)
     np.minimum.at(named, rows.source[call >= 0], call[call >= 0])
     instances = {
@@ -102,10 +102,13 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
         "wait_us": wait[of_kernel],
     }
     is_leg = np.flatnonzero(rows.p2p & (call >= 0))
+    routes = np.array([route or UNNAMED for route in rows.routes], dtype=np.int64).reshape(-1, 2)
     legs = {
         "instance": rows.source[is_leg],
         "collective_id": call[is_leg],
-        "waits": ~(np.append(table.last_start, 0)[call] >= start + rows.dur)[is_leg],
+        "source": routes[rows.group[is_leg], 0],
+        "target": routes[rows.group[is_leg], 1],
+        "waits": ~rows.buffered[is_leg],
     }
     return Pairs(
         ranks=rows.ranks,

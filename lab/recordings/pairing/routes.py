@@ -52,11 +52,21 @@ def match_route(rows: CallRows, members: np.ndarray, route: Sequence[int]) -> np
     call[sends] = call[receives] = np.arange(len(sends))
     for side in (sends, receives):
         rows.blocking[members[side[fits[best].waited]]] = True
+    rows.buffered[members[sends]] = _buffered(rows, members[sends], members[receives])
     return call
 
 
+def _buffered(rows: CallRows, sends: np.ndarray, receives: np.ndarray) -> np.ndarray:
+    """Which sends (m,) wait for no receive: if one ended before its receive began, all as short as it."""
+    ends = rows.start[sends] + rows.dur[sends]
+    if not (ends < rows.start[receives]).any():
+        return np.zeros(len(sends), dtype=bool)
+    is_short: np.ndarray = rows.dur[sends] <= rows.dur[sends].min() * WAITED_RATIO + WAITED_NS
+    return is_short
+
+
 def _shifted(source: np.ndarray, target: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sends and receives (k,) that pair where the last receive belongs to the send `shift` before the last."""
+    """Sends and receives (k,) that pair; the last receive belongs to the send `shift` before the last."""
     sends = source[: len(source) - shift] if shift > 0 else source
     receives = target[: len(target) + shift] if shift < 0 else target
     count = min(len(sends), len(receives))

@@ -23,7 +23,8 @@ UNNAMED: Route = (-1, -1)
 class CallRows:
     """All rows of all ranks in one table, with small integers for what is compared often.
 
-    A kernel of several sends and receives has one row for each; `source` is the kernel's row.
+    A kernel of several sends and receives has one row for each; `source` is the kernel's row. Pairing marks
+    in `buffered` the sends that wait for no receive.
     """
 
     def __init__(self, ranks: Mapping[int, Table]) -> None:
@@ -47,6 +48,7 @@ class CallRows:
         self.kinds = [kind_of_call[pair] for pair in calls]
         self.blocking = np.array([blocking[pair] for pair in calls], dtype=bool)
         self.p2p = np.array([kind == "p2p" for kind in self.kinds], dtype=bool)
+        self.buffered = np.zeros(len(calls), dtype=bool)
         self.signature = numbered(self._signatures())[0]
         keys, self.renamed = one_name(list(self._groups()), self.rank_index.tolist(), self.ranks)
         routes = [route if p2p else () for route, p2p in zip(routes, self.p2p.tolist(), strict=True)]
@@ -58,7 +60,8 @@ class CallRows:
 
     def _legs(self, kernel_rank: Sequence[int]) -> tuple[np.ndarray, list[Route]]:
         """The kernel (n,) of each row, and from which rank to which it goes."""
-        source, routes = [], []
+        source: list[int] = []
+        routes: list[Route] = []
         texts = self.kernels.get("exchanges", np.full(len(kernel_rank), "")).tolist()
         for kernel, (rank, text) in enumerate(zip(kernel_rank, texts, strict=True)):
             legs = [leg for leg in parse(text) if leg[1] != rank] if text else []

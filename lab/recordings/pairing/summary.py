@@ -29,13 +29,10 @@ class CallSummary:
         self.last_start = start[self._last_rows()]
 
     def all_in(self) -> np.ndarray:
-        """When the last of those that each row (n,) waits for had come; its own start where that is unknown.
-
-        A send that ended before its receive began had been buffered: it waited for no partner.
-        """
+        """When the last that each row (n,) waits for had come; its own start where that is unknown."""
         last = np.append(self.last_start, np.iinfo(np.int64).min)[self._call]
-        is_buffered = self._rows.p2p & (last >= self._ends)
-        return np.where((self._call < 0) | is_buffered, self._start, np.maximum(last, self._start))
+        waits = (self._call >= 0) & ~self._rows.buffered
+        return np.where(waits, np.maximum(last, self._start), self._start)
 
     def collectives(self, confidence: Sequence[str]) -> Table:
         rows, lead = self._rows, self._index[self._offset]

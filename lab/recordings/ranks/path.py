@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.replay import Outcome, Step
 
-ENTERED, HOST_TIME, COMPUTE, TRANSFER, COPY, GAP = (
-    "entered late",
-    "host",
-    "compute",
-    "transfer",
-    "copy",
-    "gap",
-)
+ENTERED, BEFORE, HOST_TIME = "entered late", "work of the step before", "host"
+COMPUTE, TRANSFER, COPY, GAP = "compute", "transfer", "copy", "gap"
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> 
     played = step.ranks[rank]
     pieces.append(Piece(rank, HOST_TIME, played.begin - origin, start_ns - origin))
     if played.begin > origin:
-        pieces.append(Piece(rank, ENTERED, 0.0, played.begin - origin))
+        pieces.append(Piece(rank, BEFORE if step.spills else ENTERED, 0.0, played.begin - origin))
     return [piece for piece in reversed(pieces) if piece.ns > 0]
 
 

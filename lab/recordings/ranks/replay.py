@@ -142,7 +142,9 @@ def steps_of(together: Together) -> list[Step]:
                 ranks[work.rank] = played
         if len(ranks) == len(together.works):
             spills = together.window_kind == GPU_STEPS and number != together.steps[0]
-            step = Step(number, ranks, 0.0, max(played.begin for played in ranks.values()) if spills else None)
+            step = Step(
+                number, ranks, 0.0, max(played.begin for played in ranks.values()) if spills else None
+            )
             end = max(float(played.end.max()) for played in ranks.values())
             steps.append(replace(step, recorded_ns=end - step.since))
     return steps
@@ -438,7 +440,7 @@ class _Lane:
         before = [op for op in (self._previous[place], *self._awaited[place]) if op >= 0]
         for operation in before:
             if math.isnan(self.end[operation]):
-                return operation
+                return int(operation)
         start, held_by = self._launch_ns[place], self.held_by[place]
         if self._floor[place] + STREAM_NS > start:
             start = self._floor[place] + STREAM_NS

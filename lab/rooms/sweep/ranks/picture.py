@@ -16,6 +16,7 @@ from lab.recordings.ranks.labels import (
     TAIL,
     TRANSFER,
     UNEXPLAINED,
+    UNPAIRED,
     WAIT,
 )
 from lab.report.figures import stacked_panels, timeline
@@ -24,6 +25,7 @@ ROLES = {
     COMPUTE: ("compute", "computation"),
     TRANSFER: ("transfer", "communication"),
     WAIT: ("wait for a rank", "idle"),
+    UNPAIRED: ("unpaired", "warn"),
     COPYING: ("copy", "memcpy"),
     LAUNCH_LATE: ("launched late", "fail"),
     LAUNCH_GAP: ("launch gap", "muted"),
@@ -33,7 +35,7 @@ ROLES = {
 PART_ROLES = dict(
     zip(
         PARTS,
-        ("computation", "ok", "communication", "idle", "memcpy", "fail", "muted", "rule", "unknown"),
+        ("computation", "ok", "communication", "idle", "warn", "memcpy", "fail", "muted", "rule", "unknown"),
         strict=True,
     )
 )

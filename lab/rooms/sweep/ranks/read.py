@@ -135,8 +135,21 @@ def not_told(found: Explained, world: int) -> list[str]:
     """What the account of the ranks that could be read lacks, world: as many as the job has."""
     why = not_joined(found.account)
     loose = [f"{why}: who waits for whom is not told"] if why else []
-    holes = [*loose, *_steps_not_shared(found), *_lost_calls(found, world)]
+    holes = [*(loose or _loose_exchanges(found)), *_steps_not_shared(found), *_lost_calls(found, world)]
     return [*holes, *_without_launches(found), *_without_length(found)]
+
+
+def _loose_exchanges(found: Explained) -> list[str]:
+    """Sends and receives without a partner in whole steps; cut steps have some."""
+    together, lines = found.account.together, []
+    for index, work in enumerate(together.works):
+        window = together.window(index, together.cut_step) if together.cut_step is not None else None
+        start = work.start[together.calls[index].row[together.calls[index].loose]]
+        count = int((start >= (window or together.windows[index][0, 1:])[-1 if window else 0]).sum())
+        if count:
+            calls = plural(count, "send or receive", "sends or receives")
+            lines.append(f"rank {work.rank}: {calls} without a partner: who waits in them is not told")
+    return lines
 
 
 def gpus_of(account: Account, state: GpuState | None) -> list[dict[str, Any]]:

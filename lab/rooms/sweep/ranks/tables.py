@@ -20,6 +20,7 @@ WAITS = column_names("step rank for because wait_ns")
 CLOCKS = column_names("rank offset_us low_us high_us drift_ppm corrected plausible")
 FINDINGS = column_names("rank cause binding cost_ms saves_ms steps finding")
 WHAT_IF = column_names("step change length_ms recorded_ms saves_ms")
+BUBBLES = column_names("pipeline stage rank step step_ns compute_ns warm_up_ns steady_ns cool_down_ns")
 PATH = column_names("step rank kind begin_us length_us op")
 
 
@@ -62,7 +63,17 @@ def tables(one: Explained) -> dict[str, pd.DataFrame]:
             columns=WHAT_IF,
         ),
         "path": path_table(one),
+        **({"pipeline": pd.DataFrame(bubble_rows(one), columns=BUBBLES)} if one.pipelines else {}),
     }
+
+
+def bubble_rows(one: Explained) -> list[dict[str, Any]]:
+    """One row per pipeline, stage and step: what the stage computes, and waits in each phase."""
+    return [
+        {"pipeline": number, **{name: getattr(bubbles, name) for name in BUBBLES[1:]}}
+        for number, pipeline in enumerate(one.pipelines)
+        for bubbles in sorted(pipeline.bubbles, key=lambda row: (row.stage, row.step))
+    ]
 
 
 def account_table(one: Explained) -> pd.DataFrame:
@@ -166,6 +177,15 @@ def as_json(one: Explained) -> dict[str, Any]:
             }
             for row in one.what_if
         ],
+        "pipelines": [
+            {
+                "ranks": list(pipeline.ranks),
+                "schedule": pipeline.schedule,
+                "microbatches": pipeline.num_microbatches,
+            }
+            for pipeline in one.pipelines
+        ],
+        "bubbles": bubble_rows(one),
         "windows": account.together.window_kind,
         "withheld": list(one.withheld),
         "notes": list(one.notes),

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
 from lab.core.words import plural, ranks_text
-from lab.recordings.ranks.account import Account
+from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import GPU_STEPS, WHOLE
-from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED
+from lab.recordings.ranks.explained import EVEN, READY, READY_FREE, RECORDED
 from lab.recordings.ranks.path import shares
-from lab.recordings.ranks.stragglers import SLOW_KERNELS
+from lab.recordings.ranks.stragglers import HOST_LATE, SLOW_KERNELS
 from lab.recordings.ranks.words import host_bound, is_whole, ranks_in_words, steps_text
 from lab.rooms.sweep.ranks.read import Setting
 
 LOWER_CLOCK = 0.02  # a GPU's clock below the others' that is worth a sentence
 FITS = 0.5  # a clock that explains so much of what kernels take longer fits them
-CAUSED_MS = 0.5  # smallest wait per step and rank worth a sentence
+WORTH_SHARE = 0.01  # what a repair must save of a step to be worth a sentence
+FULL = ("GPipe", "1F1B")  # schedules whose stages all idle (stages - 1) / (microbatches + stages - 1)
 
 
 def sentences(setting: Setting) -> list[str]:
@@ -28,11 +29,11 @@ def sentences(setting: Setting) -> list[str]:
     return [
         sentence
         for sentence in (
-            host_bound(one),
+            None if any(f.cause == HOST_LATE and f.binding for f in one.findings) else host_bound(one),
             *(f"{finding.text[:1].upper()}{finding.text[1:]}." for finding in one.findings),
             None if one.findings else _nobody(setting),
             _where_time_goes(setting),
-            _caused(setting),
+            *pipeline_sentences(setting),
             _what_if(setting),
             _path(setting),
             *gpu_sentences(setting),
@@ -59,8 +60,12 @@ def _alone(setting: Setting) -> list[str]:
     if setting.world_size > 1:
         where = " Waiting cannot be told from transfer: that needs the other ranks' traces."
     parts = account.rows
-    names = {"compute_ns": "compute", "transfer_ns": "collectives", "launch_late_ns": "late launches"}
-    medians = {words: np.median([row.parts[name] for row in parts]) / 1e6 for name, words in names.items()}
+    names = {"compute": ("compute_ns",), "collectives": ("transfer_ns", "unpaired_ns")}
+    names["late launches"] = ("launch_late_ns",)
+    medians = {
+        words: np.median([sum(row.parts[part] for part in of_part) for row in parts]) / 1e6
+        for words, of_part in names.items()
+    }
     busy = ", ".join(f"{words} {ms:.2f} ms" for words, ms in medians.items())
     step = np.median([row.step_ns for row in parts]) / 1e6
     return [
@@ -86,49 +91,42 @@ def _where_time_goes(setting: Setting) -> str:
     def part(name: str) -> str:
         return f"{np.median([row.parts[name] for row in rows]) / 1e6:.2f}"
 
+    unpaired = f"unpaired sends and receives {part('unpaired_ns')}, " if _has(rows, "unpaired_ns") else ""
     over = "ranks" if is_whole(setting.account.together.steps) else "ranks and steps"
     return (
         f"{_a_step(setting.account)} takes {step:.2f} ms (median over {over}): compute {part('compute_ns')}, "
         f"contention {part('contention_ns')}, transfer {part('transfer_ns')}, waiting for others "
-        f"{part('wait_ns')}, "
+        f"{part('wait_ns')}, {unpaired}"
         f"late launches {part('launch_late_ns')}, copies {part('copy_ns')} ms."
     )
 
 
-def _caused(setting: Setting) -> str | None:
-    """Who is waited for, and because of what."""
-    account = setting.account
-    caused: Counter[int] = Counter()
-    why: dict[int, Counter[str]] = {}
-    for wait in account.waits:
-        caused[wait.awaited] += wait.ns
-        why.setdefault(wait.awaited, Counter())[wait.because] += wait.ns
-    num_steps = max(1, len(account.together.steps))
-    named = [
-        rank for rank, ns in caused.most_common(4) if ns / 1e6 / num_steps / len(account.ranks) > CAUSED_MS
-    ]
-    if not named:
-        return None
-    parts = []
-    for rank in named:
-        causes = ", ".join(
-            f"{ns / 1e6 / num_steps:.1f} {_BECAUSE[name]}" for name, ns in why[rank].most_common(2)
+def _has(rows: Sequence[Row], part: str) -> bool:
+    return any(row.parts[part] for row in rows)
+
+
+def pipeline_sentences(setting: Setting) -> list[str]:
+    """Of each pipeline its schedule, the bubbles of its stages, and what even stages would give."""
+    one, found = setting.explained, []
+    for pipeline in one.pipelines:
+        stages = [[b for b in pipeline.bubbles if b.rank == rank] for rank in pipeline.ranks]
+        shares = [sum(b.ns for b in rows) / sum(b.step_ns for b in rows) for rows in stages]
+        num_stages, num_batches = len(stages), pipeline.num_microbatches
+        ideal = (num_stages - 1) / (num_batches + num_stages - 1)
+        slowest = max(stages, key=lambda rows: sum(b.compute_ns for b in rows))[0]
+        recorded, even = one.length_ms(RECORDED), one.length_ms(EVEN)
+        gain = (
+            f"; with even stages a step takes {even:.1f} for {recorded:.1f} ms" if even and recorded else ""
         )
-        parts.append(f"rank {rank} causes {caused[rank] / 1e6 / num_steps:.1f} ms ({causes})")
-    each = "" if is_whole(account.together.steps) else " per step"
-    return f"Waiting{each}, summed over ranks: {'; '.join(parts)}."
-
-
-_BECAUSE = {
-    "work": "because of its work",
-    "launch": "because of its launches",
-    "link": "because of its transfers",
-    "copy": "because of its copies",
-    "chain": "while it waits itself",
-    "clock": "by a clock that is wrong",
-    "entered_late": "before it entered the step",
-    "unexplained": "unexplained",
-}
+        ideal_text = f", {100 * ideal:.0f} % where stages are even" if pipeline.schedule in FULL else ""
+        spent = ", ".join(f"{100 * share:.0f}" for share in shares)
+        schedule = f"{pipeline.schedule} pipeline" if pipeline.schedule else "A pipeline"
+        found.append(
+            f"{schedule} of {ranks_text(pipeline.ranks)}, {plural(num_batches, 'microbatch')}: "
+            f"by stage {spent} % of a step are bubbles{ideal_text}; stage {slowest.stage} "
+            f"(rank {slowest.rank}) computes longest{gain}."
+        )
+    return found
 
 
 def _what_if(setting: Setting) -> str | None:
@@ -137,15 +135,16 @@ def _what_if(setting: Setting) -> str | None:
     if recorded is None or ready is None or free is None:
         return None
     repairs = [row for row in one.what_if if len(row.ranks) == 1]
-    first = max(repairs, key=lambda row: row.recorded_ms - row.length_ms, default=None)
+    best = max(repairs, key=lambda row: row.recorded_ms - row.length_ms, default=None)
     alone = ""
-    if first is not None:
-        lengths = f"{first.length_ms:.1f} for {first.recorded_ms:.1f} ms"
-        alone = f" With {first.change}, {steps_text([first.step])} takes {lengths};"
+    if best is not None and best.recorded_ms - best.length_ms > WORTH_SHARE * best.recorded_ms:
+        lengths = f"{best.length_ms:.1f} for {best.recorded_ms:.1f} ms"
+        alone = f" with {best.change}, {steps_text([best.step])} takes {lengths};"
     each = "it" if is_whole(one.account.together.steps) else "a step"
+    off_ms = max(abs(row.recorded_ms - row.length_ms) for row in one.what_if if row.change == RECORDED)
     return (
-        f"Replayed from its launches:{alone} with all hosts ready {each} takes {ready:.1f} ms, without "
-        f"contention {free:.1f} ms, for {recorded:.1f} ms as recorded."
+        f"Replayed from its launches (unchanged it is off by {off_ms:.2f} ms):{alone} with all hosts ready "
+        f"{each} takes {ready:.1f} ms, without contention {free:.1f} ms, for {recorded:.1f} ms as recorded."
     )
 
 
