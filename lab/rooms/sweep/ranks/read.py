@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lab.core.words import first_few, plural, ranks_text
 from lab.errors import BadDataError, LabError
@@ -35,12 +37,13 @@ MOST_UNLAUNCHED = 0.5
 
 @dataclass(frozen=True)
 class Job:
-    """One trace to read."""
+    """One trace to read. is_named: its rank is `rank`, whatever the trace says."""
 
     path: Path
     rank: int | None
     config: int
     salvage: bool
+    is_named: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Read:
     problems: tuple[str, ...]
     lost: tuple[str, ...]
     about: dict[str, str] = field(default_factory=dict)
+    start_ns: int | None = None  # of the session from which its times count, None where they are absolute
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,11 @@ class Setting:
 
 
 def setting_name(config: ConfigDir) -> str:
+    window = f", {config.window}" if config.window else ""
     if config.threads is None and config.channels is None:
-        return config.notes[0] if config.notes and config.repeat > 1 else config.path.name
+        return (config.notes[0] if config.notes and config.repeat > 1 else config.path.name) + window
     repeat = f", repeat {config.repeat}" if config.repeat > 1 else ""
-    return long_name(*config.key.knobs) + repeat
+    return long_name(*config.key.knobs) + repeat + window
 
 
 def read_settings(
@@ -98,9 +103,10 @@ def read_settings(
 
     Raises MissingError where there are no traces, BadDataError where none of them can be read.
     """
-    configs = configs_of(folder, ranks=ranks)
+    found_configs = configs_of(folder, ranks=ranks)
+    configs = [window for config in found_configs for window in config.windows()]
     jobs = [
-        Job(trace.path, trace.rank, number, salvage)
+        Job(trace.path, trace.rank, number, salvage, trace.is_named)
         for number, config in enumerate(configs)
         for trace in config.traces
     ]
@@ -116,7 +122,7 @@ def read_settings(
         else:
             why = first_few(missing, 3, between="; ") if missing else "no trace is here"
             left_out.append(f"{setting_name(config)} is left out: {why}")
-    collected[0][3].extend(left_out)
+    collected[0][3].extend([*left_out, *found_configs[0].left_out()] if ranks else left_out)
     explained = explain([account_of(works) for _, works, *_ in collected])
     return [
         Setting(
@@ -187,7 +193,15 @@ def read_work(job: Job) -> list[Read]:
     """
     traces = rank_captures(load_capture(job.path, salvage=job.salvage))
     found = [
-        Read(work_of(trace, job.rank), trace.meta.world_size, *_doubts(trace), about(trace))
+        Read(
+            replace(work_of(trace, job.rank), rank=job.rank)
+            if job.is_named and job.rank is not None and len(traces) == 1
+            else work_of(trace, job.rank),
+            trace.meta.world_size,
+            *_doubts(trace),
+            about(trace),
+            int(start) if (start := trace.info.get("session_start_ns")) else None,
+        )
         for trace in traces
     ]
     if not any(len(one.work) for one in found):
@@ -220,6 +234,9 @@ def _collect(
             missing.append(f"{job.path.name}: {result.problem}")
         else:
             read += [(job, one) for one in result]
+    starts_ns = {one.start_ns for _, one in read}
+    if len(starts_ns) > 1 and None not in starts_ns:  # sessions that began at different times
+        read = [(job, replace(one, work=_shifted(one.work, one.start_ns or 0))) for job, one in read]
     # Ranks that say who they are come first, so that a trace without a rank takes no one's number.
     for job, one in sorted(read, key=lambda pair: pair[1].work.rank < 0):
         rank = one.work.rank
@@ -230,7 +247,7 @@ def _collect(
         if rank < 0:
             rank = next(number for number in range(len(works) + 1) if number not in works)
             problems.append(f"{job.path.name}: the trace names no rank; counted as rank {rank}")
-        works[rank] = _renamed(one.work, rank)
+        works[rank] = replace(one.work, rank=rank)
         abouts[rank] = one.about
         world = max(world, one.world_size or 0)
         problems += [f"rank {rank}: {text}" for text in one.problems]
@@ -260,8 +277,17 @@ def _steps_not_shared(one: Explained) -> list[str]:
     ]
 
 
-def _renamed(work: RankWork, rank: int) -> RankWork:
-    return RankWork(**{**vars(work), "rank": rank})
+def _shifted(work: RankWork, shift_ns: int) -> RankWork:
+    """The work with its times on the clock on which its session began at shift_ns."""
+    names = ("start", "end", "blocking_calls", "calls", "host_ops")
+    calls = {name: getattr(work, name) for name in ("call_begin", "call_end")}
+    return replace(
+        work,
+        **{name: getattr(work, name) + shift_ns for name in names},
+        **{name: np.where(times < 0, times, times + shift_ns) for name, times in calls.items()},
+        steps=work.steps + np.array([0, shift_ns, shift_ns]),
+        collectives=work.collectives.with_columns(ts_ns=work.collectives.ts_ns + shift_ns),
+    )
 
 
 def _without_launches(one: Explained) -> list[str]:

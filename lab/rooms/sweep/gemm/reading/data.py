@@ -119,7 +119,7 @@ def _together(
         rows=rows,
         ranks=by_setting,
         files=[one.file for ranks in read for one in ranks if one.file],
-        missing=_missing(rows),
+        missing=[*_missing(rows), *(text for config in configs for text in config.left_out())],
         problems=_problems(rows),
         incomplete=[
             f"{one.figures.path.name} of rank {one.figures.rank}: {text}"
