@@ -124,8 +124,8 @@ def find_configs(folder: Path | str, *, ranks: re.Pattern[str] | None = None) ->
         raise MissingError(
             "neither configurations nor traces here",
             location=folder,
-            fix="give a folder with {T}thread/nccl_{C}channels/torch_profiler/rank{r}/, a folder of ranks, or "
-            "with lab ranks say by --ranks which part of a path is the rank",
+            fix="give a folder with {T}thread/nccl_{C}channels/torch_profiler/rank{r}/, or ranks; "
+            "with lab ranks, --ranks says which part of a path is the rank",
         )
     return sorted(configs, key=lambda config: config.key)
 
@@ -145,6 +145,13 @@ def configs_of(
         if may_be_empty and sweep.is_dir():
             return []
         raise
+
+
+def sweep_beside(analysis: Path) -> Path | None:
+    """The sweep whose analysis folder this is, if its traces lie where a sweep keeps them."""
+    parent = analysis.resolve().parent
+    configs = (config for folder in _config_dirs(parent) for config in _repeat_dirs(folder))
+    return parent if any(_config(config).traces for config in configs) else None
 
 
 def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:

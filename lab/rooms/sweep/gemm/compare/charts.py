@@ -1,18 +1,26 @@
-"""The comparison's two charts."""
+"""The comparison's charts, and the plots of each sweep's variance side by side."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from html import escape
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lab.report.figures import SERIES
-from lab.report.parts import Chart, Prose, Series, Table
+from lab.errors import MissingError
+from lab.report.figures import SERIES, save
+from lab.report.parts import Chart, Figure, Prose, Series, Table
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
+from lab.rooms.sweep.gemm.plots import DRAWINGS, settings_of
+from lab.rooms.sweep.gemm.variance.groups import groups
+from lab.rooms.sweep.gemm.variance.top import TOP_FILE, top_rows
 from lab.rooms.sweep.names import name_of, short_name
 from lab.rooms.sweep.tables import SETTING, column_names
 
+PLOTS, TOP_K = "comparison/plots", 5
 METRICS = {
     "total_time_ms": "total time, ms",
     "computation_time_ms": "computation, ms",
@@ -94,6 +102,34 @@ def gemm_blocks(gemm: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Any]:
     shown = gemm[GEMM_COLUMNS].copy()
     shown.insert(1, "configuration", [name_of(row) for row in gemm.itertuples()])
     return [chart, Table(shown, "GEMMs, most time changed per rank first", "comparison/gemm.csv")]
+
+
+def variance_blocks(sweeps: Sequence[Sweep], out: Path) -> list[Any]:
+    """The five plots of the original pipeline, of all sweeps side by side; each is a file in PLOTS, too."""
+    drawn: dict[str, list[tuple[str, str, str]]] = {name: [] for name in DRAWINGS[TOP_FILE]}
+    for number, one in enumerate(sweeps):
+        folder = f"{PLOTS}/{number}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', one.label)[:60]}"
+        if one.data is None:
+            continue
+        try:
+            top = top_rows(groups(one.data), TOP_K)
+        except MissingError:
+            continue
+        traces = pd.DataFrame(one.data.rows["timeline"], columns=[*SETTING, "rank"])
+        for name, draw in DRAWINGS[TOP_FILE].items():
+            figure = draw(top, settings_of(top, traces)) if len(top) else None
+            if figure is not None:
+                svg = save(figure, out / folder, name)
+                svg = re.sub(rf'(#|id="){name}-', rf"\g<1>{name}-{number}-", svg)  # unique on the page
+                drawn[name].append((one.label, svg, f"{folder}/{name}.png"))
+    blocks: list[Any] = []
+    for name, plots in drawn.items():
+        if plots:
+            columns = "".join(f"<div><p>{escape(label)}</p>{svg}</div>" for label, svg, _ in plots)
+            pair = f'<div style="display:grid;grid-auto-flow:column;gap:1rem;overflow-x:auto">{columns}</div>'
+            caption = f"{name.replace('_', ' ').capitalize()}: {', '.join(label for label, *_ in plots)}."
+            blocks.append(Figure(pair, caption, plots[0][2], "comparison/gemm.csv"))
+    return blocks or [Prose("No sweep has a GEMM that ran more than once: there is no variance to draw.")]
 
 
 def _tip(row: Any) -> str:

@@ -17,7 +17,7 @@ from lab.report.parts import Card, Page, Section, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes
-from lab.rooms.sweep.gemm.compare.charts import config_chart, gemm_blocks
+from lab.rooms.sweep.gemm.compare.charts import PLOTS, config_chart, gemm_blocks, variance_blocks
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments, read_for_comparison
 from lab.rooms.sweep.gemm.report import Report
@@ -57,8 +57,9 @@ def write_comparison(
     labels: Sequence[str] = (),
     workers: int = 2,
     progress: Callable[[int, int, Path], None] | None = None,
+    page_path: Path | None = None,
 ) -> Report:
-    """Write `out/sweep_comparison.html` and its tables for two or more sweeps (or folders of ranks).
+    """Write `out/sweep_comparison.html` (page_path instead), its tables and plots for two or more sweeps.
 
     labels: names of the sweeps on the page. Raises UsageError for fewer than two sweeps or a wrong number of
     labels, MissingError where a folder holds no traces.
@@ -86,12 +87,16 @@ def write_comparison(
         verdict=[*verdict, *missing],
         status=_status(configs, missing),
         cards=_cards(configs, environment),
-        sections=_sections(sweeps, configs, gemm, environment),
+        sections=[
+            *_sections(sweeps, configs, gemm, environment),
+            Section("How GEMM times vary", variance_blocks(sweeps, out)),
+        ],
         provenance=_provenance(sweeps),
         footnotes=FOOTNOTES,
         room="gemm compare",
     )
-    files.append(write_page(page, out / PAGE))
+    files += sorted((out / PLOTS).rglob("*.png"))
+    files.append(write_page(page, page_path or out / PAGE))
     problems = [f"{one.label}: {what}" for one in sweeps for what in one.tables.problems["what"]]
     return Report(
         files=files, missing=missing, problems=problems, incomplete=_incomplete(sweeps), findings=verdict

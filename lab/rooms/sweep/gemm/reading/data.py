@@ -6,15 +6,16 @@ What cannot be read is a row with its reason; the rest is analysed all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.errors import LabError
+from lab.errors import LabError, MissingError
 from lab.recordings.integrity.words import sentences
 from lab.recordings.pool import map_traces, raise_if_none_read
 from lab.rooms.sweep.assemble import Rows, sweep_rows, tables_of
+from lab.rooms.sweep.gemm.options import Selection
 from lab.rooms.sweep.gemm.reading.rank import RankJob, RankTables, read_rank_tables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, configs_of
@@ -74,14 +75,26 @@ def read_sweep(
     salvage: bool = False,
     expected: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
+    only: Selection | None = None,
 ) -> SweepData:
-    """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once.
+    """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once; only: some of them.
 
     workbooks: folder for the Excel report of each rank, None for none. expected: rows of the run's manifest,
     as in `analyze`. progress is called with (done, total, path). Raises MissingError without traces, and
     BadDataError where none can be read and there are no such rows.
     """
-    configs = configs_of(sweep, may_be_empty=bool(expected))
+    only = only or Selection()
+    configs = [
+        replace(config, traces=tuple(trace for trace in config.traces if only.has_rank(trace.rank)))
+        for config in configs_of(sweep, may_be_empty=bool(expected))
+        if only.has(config.threads, config.channels)
+    ]
+    if not any(config.traces for config in configs) and only != Selection():
+        raise MissingError(
+            "no trace is of these threads, channels and ranks",
+            location=sweep,
+            fix="leave out --threads, --channels or --ranks to see what is there",
+        )
     jobs = [
         RankJob(trace, number, config.key, workbooks, salvage)
         for number, config in enumerate(configs)
@@ -93,7 +106,8 @@ def read_sweep(
         raise_if_none_read(results)
     read: list[list[RankTables]] = [[] for _ in configs]
     for job, result in zip(jobs, results, strict=True):
-        read[job.config] += [_unread(job, result)] if isinstance(result, LabError) else result
+        tables = [_unread(job, result)] if isinstance(result, LabError) else result
+        read[job.config] += [one for one in tables if only.has_rank(one.figures.rank)]
     return _together(sweep, configs, read, expected)
 
 
