@@ -189,16 +189,23 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
     if waits:
         worst = max(waits, key=lambda key: waits[key])
         one = settings[worst]
-        for step in one.account.together.steps[:2]:
+        for step in one.account.together.steps[:1]:
             name = f"ranks_step_{step}"
             svg = save(partial(step_picture, one, step), out / "figures", name)
             caption = f"{long_name(*worst.knobs)}, step {step}. {SPAN_CAPTION}"
             blocks.append(Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
     blocks.append(
-        Table(shown(gpus), "Clocks, power and temperature beside each run", "tables/gpu_clocks.csv")
+        Table(
+            shown(gpus), "Clocks, power and temperature beside each run", "tables/gpu_clocks.csv", open_rows=0
+        )
     )
     blocks.append(
-        Table(shown(account), "Every rank and step, ns; the parts sum to the step", "tables/ranks.csv")
+        Table(
+            shown(account),
+            "Every rank and step, ns; the parts sum to the step",
+            "tables/ranks.csv",
+            open_rows=0,
+        )
     )
     return Section(
         "Which rank makes the others wait", [b for b in blocks if not isinstance(b, Table) or len(b.frame)]

@@ -32,7 +32,9 @@ def size_text(size_bytes: float) -> str:
     if not size_bytes > 0:
         return "?"
     power = min(3, int(math.log2(size_bytes) // 10))
-    return f"{size_bytes / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+    value = size_bytes / 1024**power
+    digits = f"{value:.0f}" if value >= 100 else f"{value:.3g}"  # never 1e+03
+    return f"{digits} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def shape_name(shape: tuple[Any, ...]) -> str:

@@ -79,7 +79,7 @@ def _effective_table(effective: pd.DataFrame) -> Table:
         rows.append({**row, "channels in log": _span(case["log_channels"]), "ranks": case["rank"].nunique()})
     caption = "Requested and effective per collective and message size; the worst verdict over ranks"
     frame = pd.DataFrame(rows).apply(lambda column: pd.to_numeric(column) if _all_digits(column) else column)
-    return Table(frame, caption, "tables/effective.csv", pills=PILLS, open_rows=40)
+    return Table(frame, caption, "tables/effective.csv", pills=PILLS, open_rows=0)
 
 
 def _worst(verdicts: pd.Series) -> str:

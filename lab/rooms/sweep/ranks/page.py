@@ -21,7 +21,8 @@ from lab.rooms.sweep.ranks.tables import tables
 from lab.rooms.sweep.ranks.words import sentences
 
 QUESTION = "Which rank makes the others wait, why, and what would a repair give?"
-MOST_STEPS = 4
+MOST_STEPS = 2
+FOLDED = 8  # rows above which a table starts folded
 SPAN_CAPTION = (
     "Ranks by time on one clock. Arrows point from a rank that waits to the rank it waits for, at the end of "
     "the longest waits."
@@ -106,14 +107,31 @@ def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], 
         files.append(folder / f"{name}.png")
         blocks.append(Figure(svg, SPAN_CAPTION, f"{base}{name}.png", f"{base}account.csv"))
     blocks += [
-        Table(_in_ms(frames["account"]), "Parts of every rank and step", f"{base}account.csv"),
+        Table(
+            _in_ms(frames["account"]), "Parts of every rank and step", f"{base}account.csv", open_rows=FOLDED
+        ),
         Table(_matrix(frames["waits"]), "Who waits for whom, ms over all steps", f"{base}waits.csv"),
         Table(frames["findings"], "Findings", f"{base}findings.csv"),
-        Table(frames["what_if"], "What if: steps replayed with one change", f"{base}what_if.csv"),
-        Table(frames.get("pipeline", pd.DataFrame()), "Bubbles of each stage", f"{base}pipeline.csv"),
-        Table(frames["clocks"], "Clocks against the median rank, with bounds", f"{base}clocks.csv"),
+        Table(
+            frames["what_if"],
+            "What if: steps replayed with one change",
+            f"{base}what_if.csv",
+            open_rows=FOLDED,
+        ),
+        Table(
+            frames.get("pipeline", pd.DataFrame()),
+            "Bubbles of each stage",
+            f"{base}pipeline.csv",
+            open_rows=FOLDED,
+        ),
+        Table(
+            frames["clocks"],
+            "Clocks against the median rank, with bounds",
+            f"{base}clocks.csv",
+            open_rows=FOLDED,
+        ),
         Table(gpus, "Each rank's GPU beside the recording", f"{base}gpu_clocks.csv"),
-        Table(frames["path"], "Critical path over ranks", f"{base}path.csv", limit=200),
+        Table(frames["path"], "Critical path over ranks", f"{base}path.csv", limit=200, open_rows=FOLDED),
     ]
     return files, [block for block in blocks if not isinstance(block, Table) or len(block.frame)]
 

@@ -132,9 +132,9 @@ def who_wins(table: pd.DataFrame) -> str | None:
     alike = lead < ALIKE * first["without_waits_ms"]
     overlap = _overlap(first, second)
     best_ms, second_ms = (f"{row['without_waits_ms']:.1f} ms" for row in (first, second))
-    what = f"{name} is fastest with {best_ms}, {lead:.1f} ms before {_name(second)}"
+    what = f"{name} takes {best_ms} per step, {lead:.1f} ms less than {_name(second)}"
     if alike:
-        what = f"{name} and {_name(second)} take {best_ms} and {second_ms}"
+        what = f"{name} and {_name(second)} take {best_ms} and {second_ms} per step"
     sure = "one run each, so neither order is proven" if overlap is None else overlap
     same = (
         "the same as measured"
