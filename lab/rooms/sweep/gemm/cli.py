@@ -17,7 +17,7 @@ from lab.terminal.options import option, with_options
 
 @click.group(cls=Group)
 def gemm() -> None:
-    """Why GEMM times vary: reports, variance, overlap with collectives, causes, plots, merged traces.
+    """Why GEMM times vary: reports, variance, overlap with collectives, plots, merged traces.
 
     SWEEP is a sweep, a folder of ranks, or one trace. A run of lab gets its analysis inside; any other
     recording is left untouched, with results in experiments/NAME_analysis (see --out and --in-place).
@@ -69,11 +69,11 @@ def report(sweep: Path, salvage: bool, **shared: Any) -> None:
 @gemm.command()
 @with_options(*PLACE, TOP_K, *SELECT, *COMMON)
 def variance(sweep: Path, top_k: int, **shared: Any) -> None:
-    """The GEMMs whose time varies most, when their extremes ran, what overlapped them, the causes, plots.
+    """The GEMMs whose time varies most, when their extremes ran, what overlapped them, plots.
 
     Writes top5_gemm_kernels_time_variance.csv, ..._with_timestamps.csv, ..._with_collective_overlap.csv,
     gemm_groups.csv, gemm_instances.parquet, gemm_overlap_effect.csv, gemm_overlap_splits.csv,
-    gemm_variance_causes.csv, and plots/*.png: also of the tables that `report` wrote there before. SWEEP may
+    and plots/*.png: also of the tables that `report` wrote there before. SWEEP may
     be a tracelens_analysis folder: its sweep is read where the traces lie beside it, else its workbooks.
     """
     with needs("analysis"):

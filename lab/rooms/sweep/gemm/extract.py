@@ -64,9 +64,7 @@ def write_extract(folder: Path, out: Path, *, top_k: int, only: Selection) -> Re
     report.files.append(write_csv(top, out / TOP_FILE.format(k=top_k)))
     plots = draw_plots(out, table, top_k=top_k, only=(TOP_FILE,))
     report.files.extend(plots.files)
-    report.problems.append(
-        f"{plural(len(tables), 'workbook')} read; their traces are not here: no overlap, no causes"
-    )
+    report.problems.append(f"{plural(len(tables), 'workbook')} read; their traces are not here: no overlap")
     report.findings.extend(findings_of(top))
     return report
 

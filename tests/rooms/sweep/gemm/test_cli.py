@@ -32,7 +32,6 @@ KNOWN = (
     "top5_gemm_kernels_time_variance_with_timestamps.csv",
     "top5_gemm_kernels_time_variance_with_collective_overlap.csv",
     "gemm_overlap_effect.csv",
-    "gemm_variance_causes.csv",
     "plots/variance_by_threads_boxplot.png",
     "plots/variance_by_channels_boxplot.png",
     "plots/variance_by_ranks_boxplot.png",
