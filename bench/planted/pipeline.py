@@ -27,7 +27,7 @@ class Job:
     def __init__(self, options: argparse.Namespace) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         stages, copies, parts = options.shape
-        self.stage, rest = divmod(self.rank, copies * parts)
+        self.stage, _ = divmod(self.rank, copies * parts)
         self.num_stages = stages
         self.device = torch.device("cuda", self.rank) if options.gpu else torch.device("cpu")
         mesh = torch.arange(self.world).reshape(stages, copies, parts)
