@@ -102,9 +102,9 @@ def rccl_documents(rows: Sequence[Any]) -> list[dict[str, Any]]:
             "nwrong": row.get("wrong"),
         }
         result = {name: row.get(name) for name in ("size", "type", "redop")}
-        last = document["results"][-1] if document["results"] else None
-        if last and place not in last and all(last[name] == result[name] for name in result):
-            last[place] = times
+        latest = document["results"][-1] if document["results"] else None
+        if latest and place not in latest and all(latest[name] == result[name] for name in result):
+            latest[place] = times
         else:
             document["results"].append({**result, place: times})
     return [*documents.values()]

@@ -30,9 +30,9 @@ class CallSummary:
 
     def all_in(self) -> np.ndarray:
         """When the last that each row (n,) waits for had come; its own start where that is unknown."""
-        last = np.append(self.last_start, np.iinfo(np.int64).min)[self._call]
+        last_start_ns = np.append(self.last_start, np.iinfo(np.int64).min)[self._call]
         waits = (self._call >= 0) & ~self._rows.buffered
-        return np.where(waits, np.maximum(last, self._start), self._start)
+        return np.where(waits, np.maximum(last_start_ns, self._start), self._start)
 
     def collectives(self, confidence: Sequence[str]) -> Table:
         rows, lead = self._rows, self._index[self._offset]

@@ -158,14 +158,14 @@ def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
                 loose=p2p[of_rank] & alone[of_rank],
                 legs={
                     int(work_row): legs.get(instance, ((call,), (call,)))
-                    for work_row, instance, call, told in zip(
+                    for work_row, instance, call, is_known in zip(
                         row.tolist(),
                         of_rank.tolist(),
                         number[of_rank].tolist(),
                         is_told.tolist(),
                         strict=True,
                     )
-                    if told
+                    if is_known
                 },
             )
         )

@@ -54,8 +54,8 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
     pipelines = pipelines_of(account)
     rows = [row for pair in played.values() for row in _what_if(account, *pair, pipelines, withheld)]
     if account.together.cut_step is not None:
-        first = steps_text([account.together.cut_step])
-        learnt.append(f"{first} begins with work from before the recording: findings leave it out")
+        cut_text = steps_text([account.together.cut_step])
+        learnt.append(f"{cut_text} begins with work from before the recording: findings leave it out")
     return Explained(
         account=account,
         findings=tuple(findings_of(account, played)),

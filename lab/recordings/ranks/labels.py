@@ -62,8 +62,8 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     computes, talks, copies = (
         runs(work.start[work.kind == k], work.end[work.kind == k]) for k in (COMP, COMM, COPY)
     )
-    told = ~call.loose
-    moves = runs(call.all_in[told], work.end[call.row[told]])
+    is_paired = ~call.loose
+    moves = runs(call.all_in[is_paired], work.end[call.row[is_paired]])
     loose = runs(work.start[call.row[call.loose]], work.end[call.row[call.loose]])
     wait_index = np.searchsorted(waits[0], begin, side="right") - 1
     in_wait = (

@@ -39,8 +39,11 @@ def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> 
     until = ends[place]
     while True:
         played = step.ranks[rank]
-        if (rank, place) in outcome.last:  # from the last arrival on it moves data, before that the last rank
-            last_rank, last_place = outcome.last[rank, place]
+        if (
+            rank,
+            place,
+        ) in outcome.latest_of:  # data moves from the last arrival on; before it counts that rank
+            last_rank, last_place = outcome.latest_of[rank, place]
             start_ns = outcome.start[last_rank][last_place]
             pieces.append(Piece(rank, TRANSFER, start_ns - origin, until - origin, int(played.key[place])))
             rank, place, played = last_rank, last_place, step.ranks[last_rank]

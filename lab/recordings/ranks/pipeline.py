@@ -103,11 +103,11 @@ def _messages(account: Account, rank: int, step: int) -> list[_Message]:
         row = int(instances.row[legs.instance[leg]])
         ends.setdefault(row, []).append((source == rank, target if source == rank else source))
     launched = launched_in(together, index, step)
-    known = {*call.row.tolist()}
+    call_rows = {*call.row.tolist()}
     return [
         _Message(row, is_send, peer)
         for row in launched.tolist()
-        if row in known
+        if row in call_rows
         for is_send, peer in sorted(ends.get(row, ()))
         if peer in account.ranks
     ]
@@ -115,8 +115,10 @@ def _messages(account: Account, rank: int, step: int) -> list[_Message]:
 
 def _chains(account: Account, step: int) -> list[tuple[list[int], bool]]:
     """Ranks by stage of each pipeline in a step, and whether its last stage sends on to the first."""
-    messages = {rank: found for rank in account.ranks if (found := _messages(account, rank, step))}
-    starters = [rank for rank, found in messages.items() if found[0].is_send and not _receives_at_once(found)]
+    messages = {rank: of_rank for rank in account.ranks if (of_rank := _messages(account, rank, step))}
+    starters = [
+        rank for rank, of_rank in messages.items() if of_rank[0].is_send and not _receives_at_once(of_rank)
+    ]
     chains = []
     for rank in starters:
         ranks, is_ring = [rank], False
@@ -147,20 +149,20 @@ def _kinds(ranks: Sequence[int], stage: int, messages: Sequence[_Message]) -> li
     """FORWARD or BACKWARD of each message (n,): activations go up by one stage, gradients down."""
     kinds = []
     for message in messages:
-        other = ranks.index(message.peer) if message.peer in ranks else stage
-        up = (other - stage) % len(ranks) == 1 if len(ranks) > 2 else other > stage
+        peer_stage = ranks.index(message.peer) if message.peer in ranks else stage
+        up = (peer_stage - stage) % len(ranks) == 1 if len(ranks) > 2 else peer_stage > stage
         kinds.append(FORWARD if up == message.is_send else BACKWARD)
     return kinds
 
 
 def _letters(stage: int, num_stages: int, messages: Sequence[_Message], kinds: Sequence[str]) -> str:
     """The passes of a stage in order, each told by what it receives, or sends where it receives nothing."""
-    told = {FORWARD: stage == 0, BACKWARD: stage == num_stages - 1}  # by its sends
+    by_sends = {FORWARD: stage == 0, BACKWARD: stage == num_stages - 1}  # by its sends
     if any(not m.is_send and kind == FORWARD for m, kind in zip(messages, kinds, strict=True)):
-        told[FORWARD] = False
+        by_sends[FORWARD] = False
     if any(not m.is_send and kind == BACKWARD for m, kind in zip(messages, kinds, strict=True)):
-        told[BACKWARD] = False
-    return "".join(kind for m, kind in zip(messages, kinds, strict=True) if m.is_send == told[kind])
+        by_sends[BACKWARD] = False
+    return "".join(kind for m, kind in zip(messages, kinds, strict=True) if m.is_send == by_sends[kind])
 
 
 def _schedule(letters: Sequence[str], *, is_ring: bool, late_gemms: bool) -> str:

@@ -89,13 +89,13 @@ class Outcome:
     """Start and end (n,) of every rank's operations, and what held each start.
 
     held_by: whether that was the host, and which operation's end, UNKNOWN for a launch that waited for none.
-    last: by rank and place of a collective, rank and place of the one that came last.
+    latest_of: by rank and place of a collective, rank and place of the one that came last.
     """
 
     start: dict[int, list[float]]
     end: dict[int, list[float]]
     held_by: dict[int, list[tuple[bool, int]]]
-    last: dict[tuple[int, int], tuple[int, int]]
+    latest_of: dict[tuple[int, int], tuple[int, int]]
     finish: float
 
 
@@ -103,18 +103,18 @@ class Outcome:
 class Step:
     """One step of all ranks, ready to be replayed.
 
-    after: where GPU work of the step before reaches into it, the end of that on all GPUs, from which the
+    spill_end: where GPU work of the step before reaches into it, the end of that on all GPUs, from which the
     length counts; a rank begins where that work ends on its own GPU. None: from the first begin on.
     """
 
     number: int
     ranks: dict[int, Played]
     recorded_ns: float
-    after: float | None = None
+    spill_end: float | None = None
 
     @property
     def spills(self) -> bool:
-        return self.after is not None
+        return self.spill_end is not None
 
     @property
     def begin(self) -> float:
@@ -122,7 +122,7 @@ class Step:
 
     @property
     def since(self) -> float:
-        return self.begin if self.after is None else self.after
+        return self.begin if self.spill_end is None else self.spill_end
 
     @property
     def size(self) -> int:
@@ -332,7 +332,7 @@ def play(step: Step) -> Outcome | None:
         start={lane.rank: lane.start for lane in lanes},
         end={lane.rank: lane.end for lane in lanes},
         held_by={lane.rank: lane.held_by for lane in lanes},
-        last=player.last,
+        latest_of=player.latest_of,
         finish=max(max(lane.end) for lane in lanes),
     )
 
@@ -351,7 +351,7 @@ class _Player:
 
     def __init__(self, step: Step) -> None:
         self.lanes = {rank: _Lane(played) for rank, played in step.ranks.items()}
-        self.last: dict[tuple[int, int], tuple[int, int]] = {}
+        self.latest_of: dict[tuple[int, int], tuple[int, int]] = {}
         self._gates: dict[int, _Gate] = {}
         self._todo: list[tuple[_Lane, int, bool]] = []  # an operation and whether it has started
         for played in step.ranks.values():
@@ -401,7 +401,7 @@ class _Player:
         all_in = lane.start[place]
         if gates:
             latest = max(gate.latest for gate in gates)
-            self.last[lane.rank, place] = latest[1:]
+            self.latest_of[lane.rank, place] = latest[1:]
             all_in = max(all_in, latest[0])
         lane.end[place] = all_in + lane.dur[place]
         self._todo += [(lane, blocked, False) for blocked in lane.blocked.pop(place, ())]
@@ -437,14 +437,14 @@ class _Lane:
 
     def begin(self, place: int) -> int:
         """Start a launched operation; the one that must end first, UNKNOWN if none holds it."""
-        before = [op for op in (self._previous[place], *self._awaited[place]) if op >= 0]
-        for operation in before:
+        blockers = [op for op in (self._previous[place], *self._awaited[place]) if op >= 0]
+        for operation in blockers:
             if math.isnan(self.end[operation]):
                 return int(operation)
         start, held_by = self._launch_ns[place], self.held_by[place]
         if self._floor[place] + STREAM_NS > start:
             start = self._floor[place] + STREAM_NS
-        for operation in before:
+        for operation in blockers:
             if self.end[operation] + STREAM_NS > start:
                 start, held_by = self.end[operation] + STREAM_NS, (False, operation)
         self.start[place], self.held_by[place] = start + self._delay[place], held_by

@@ -306,7 +306,9 @@ def _config(
     if not is_named and (threads is None or channels is None):
         notes = (*notes, "the folder's name gives no threads and channels: 0 stands for unknown")
     parts = (path.resolve(), *path.resolve().parents)
-    how = next((how_in(part.name) for part in parts if _CHANNELS.fullmatch(part.name)), ("", ""))
+    algorithm_protocol = next(
+        (how_in(part.name) for part in parts if _CHANNELS.fullmatch(part.name)), ("", "")
+    )
     return ConfigDir(
         path=path,
         threads=threads,
@@ -315,8 +317,8 @@ def _config(
         traces=tuple(traces),
         nccl_logs=tuple(sorted(path.glob("*.log"))),
         notes=notes,
-        algorithm=how[0],
-        protocol=how[1],
+        algorithm=algorithm_protocol[0],
+        protocol=algorithm_protocol[1],
         earlier=tuple(earlier),
     )
 

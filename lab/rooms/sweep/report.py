@@ -53,7 +53,7 @@ def report(
     title: str,
     provenance: dict[str, dict[str, str]],
     kind: str = "measured",
-    more: Sequence[Section] = (),
+    further: Sequence[Section] = (),
     ranks: Settings | None = None,
     outcome: Sequence[str] = (),
 ) -> Findings:
@@ -73,7 +73,7 @@ def report(
         verdict=sentences[:MOST_SENTENCES],
         status=status,
         cards=cards(tables, ranked),
-        sections=[*_more_findings(sentences), *_sections(tables, out / "figures"), *more],
+        sections=[*_more_findings(sentences), *_sections(tables, out / "figures"), *further],
         provenance=provenance,
         footnotes=[*FOOTNOTES, *_unlinked(tables.timeline), *_not_complete(tables.timeline)],
         room="sweep",
@@ -103,9 +103,9 @@ def report(
 
 def _more_findings(sentences: Sequence[str]) -> list[Section]:
     """What the verdict has no room for, folded."""
-    rest = pd.DataFrame({"finding": sentences[MOST_SENTENCES:]})
-    table = Table(rest, "More findings", "tables/findings.csv", open_rows=0)
-    return [Section("More findings", [table])] if len(rest) else []
+    remaining = pd.DataFrame({"finding": sentences[MOST_SENTENCES:]})
+    table = Table(remaining, "More findings", "tables/findings.csv", open_rows=0)
+    return [Section("More findings", [table])] if len(remaining) else []
 
 
 def _verdict(
@@ -180,7 +180,7 @@ def _status(tables: SweepTables, ranked: list[Contender]) -> Status:
 
 
 def _sections(tables: SweepTables, folder: Path) -> list[Section]:
-    found = [
+    sections = [
         Section("Where the time goes", time_blocks(tables, folder)),
         Section("Requested and effective", effective_blocks(tables, folder)),
         Section("GEMMs", gemm_blocks(tables.gemm, folder)),
@@ -188,8 +188,8 @@ def _sections(tables: SweepTables, folder: Path) -> list[Section]:
     ]
     if len(tables.problems):
         caption = "What could not be read, and other problems"
-        found.append(Section("Problems", [Table(shown(tables.problems), caption, "tables/problems.csv")]))
-    return [section for section in found if section.blocks]
+        sections.append(Section("Problems", [Table(shown(tables.problems), caption, "tables/problems.csv")]))
+    return [section for section in sections if section.blocks]
 
 
 def _unlinked(timeline: pd.DataFrame) -> list[str]:

@@ -95,10 +95,10 @@ def _shown(values: pd.Series) -> str:
 
 def _span(values: pd.Series) -> str:
     """`27`, or `27–28` if ranks or repeats differ, or a dash if unknown."""
-    known = values[values > 0]
-    if known.empty:
+    positive = values[values > 0]
+    if positive.empty:
         return "–"
-    low, high = int(known.min()), int(known.max())
+    low, high = int(positive.min()), int(positive.max())
     return str(low) if low == high else f"{low}–{high}"
 
 

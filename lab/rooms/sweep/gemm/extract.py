@@ -94,7 +94,7 @@ def _table(path: Path, names: dict[str, Any]) -> pd.DataFrame:
     missing = [statistic for statistic in ("min", "max") if statistic not in headings]
     if missing:
         raise BadDataError(f"no column Kernel Time (µs)_{missing[0]}", location=path)
-    known = {f"col_{name}": sheet[name] for name in sheet if name not in EXTRAS}
+    sheet_columns = {f"col_{name}": sheet[name] for name in sheet if name not in EXTRAS}
     details = sheet.get("kernel_details__summarize_kernel_stats", pd.Series("", index=sheet.index))
     kernels = [match[2] if (match := _KERNEL.search(str(text))) else "" for text in details]
     times = {name: sheet[headings[key]] for key, name in _STATISTICS.items() if key in headings}
@@ -105,7 +105,7 @@ def _table(path: Path, names: dict[str, Any]) -> pd.DataFrame:
     table: pd.DataFrame = pd.DataFrame(
         {
             **names,
-            **known,
+            **sheet_columns,
             **times,
             **shape,
             **extras,

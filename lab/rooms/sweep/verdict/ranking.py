@@ -36,8 +36,8 @@ def contenders(configs: pd.DataFrame) -> list[Contender]:
     complete = configs[(configs["status"] == "ok") & configs["total_time_ms"].notna()]
     complete = complete.drop(copies(configs).index)
     groups = complete.groupby(SETTING, sort=True)["total_time_ms"]
-    found = [Contender(Knobs(*key), tuple(map(float, totals))) for key, totals in groups]
-    return sorted(found, key=lambda one: one.median_ms)
+    ranked = [Contender(Knobs(*key), tuple(map(float, totals))) for key, totals in groups]
+    return sorted(ranked, key=lambda contender: contender.median_ms)
 
 
 def tied(ranked: list[Contender]) -> bool:
@@ -72,9 +72,9 @@ def headline(ranked: list[Contender], steps: int = 1) -> str:
     )
 
 
-def _interval(one: Contender, steps: int) -> str:
+def _interval(contender: Contender, steps: int) -> str:
     """` (10.1 to 10.4)`: 95 % of the mean over repeats; "" for one run."""
-    _, low, high = mean_interval([total_ms / steps for total_ms in one.totals_ms])
+    _, low, high = mean_interval([total_ms / steps for total_ms in contender.totals_ms])
     return "" if math.isnan(low) else f" ({low:.1f} to {high:.1f})"
 
 
@@ -84,10 +84,10 @@ def certainty(ranked: list[Contender]) -> str | None:
         return None
     runs = [len(one.totals_ms) for one in ranked[:2]]
     if min(runs) == 1:
-        which = "These are one run each"
+        subject = "These are one run each"
         if max(runs) > 1:
-            which = "One of the first two has only one complete run"
-        return f"{which}: the order may be chance, so no claim of significance can be made without repeats."
+            subject = "One of the first two has only one complete run"
+        return f"{subject}: the order may be chance, so no claim of significance can be made without repeats."
     spans = [f"{min(one.totals_ms):.1f} to {max(one.totals_ms):.1f} ms" for one in ranked[:2]]
     counted = f"{runs[0]} repeats of the first range over {spans[0]}, {runs[1]} of the second over {spans[1]}"
     if tied(ranked):

@@ -37,13 +37,13 @@ GEMM_COLUMNS = column_names(
 def config_chart(sweeps: Sequence[Sweep]) -> Chart:
     """Per configuration and sweep the median with the range over ranks, and each rank beside it."""
     settings = sorted(
-        {tuple(key) for one in sweeps for key in one.tables.configs[SETTING].to_numpy().tolist()}
+        {tuple(key) for sweep in sweeps for key in sweep.tables.configs[SETTING].to_numpy().tolist()}
     )
     series = []
-    for at, one in enumerate(sweeps):
-        offset = (at - (len(sweeps) - 1) / 2) * 0.5 / max(1, len(sweeps) - 1)
-        points = [_metric_points(one, settings, metric, offset) for metric in METRICS]
-        series.append(Series(one.label, SERIES[at % len(SERIES)], points))
+    for index, sweep in enumerate(sweeps):
+        offset = (index - (len(sweeps) - 1) / 2) * 0.5 / max(1, len(sweeps) - 1)
+        points = [_metric_points(sweep, settings, metric, offset) for metric in METRICS]
+        series.append(Series(sweep.label, SERIES[index % len(SERIES)], points))
     names = [short_name(*setting) for setting in settings]
     caption = (
         "Large dots are medians over ranks, with the range from the fastest to the slowest; small dots are "
@@ -65,7 +65,7 @@ def _metric_points(
 ) -> list[tuple[Any, ...]]:
     points: list[tuple[Any, ...]] = []
     groups = dict(list(sweep.tables.timeline.groupby(SETTING)))
-    for at, setting in enumerate(settings):
+    for index, setting in enumerate(settings):
         rows = groups.get(setting)
         if rows is None:
             continue
@@ -73,10 +73,10 @@ def _metric_points(
         name = f"{sweep.label}, {short_name(*setting)}"
         for value, rank, repeat in zip(values, rows["rank"], rows["repeat"], strict=True):
             tip = f"{name}\nrank {rank}, repeat {repeat}: {value:.2f} ms"
-            points.append((round(at + offset + 0.08, 4), round(float(value), 4), tip))
+            points.append((round(index + offset + 0.08, 4), round(float(value), 4), tip))
         low, middle, high = float(values.min()), float(values.median()), float(values.max())
         tip = f"{name}\nmedian {middle:.2f} ms over {len(values)} ranks\n{low:.2f} to {high:.2f} ms"
-        points.append((round(at + offset, 4), round(middle, 4), tip, round(low, 4), round(high, 4)))
+        points.append((round(index + offset, 4), round(middle, 4), tip, round(low, 4), round(high, 4)))
     return points
 
 
@@ -84,9 +84,9 @@ def gemm_blocks(gemm: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Any]:
     if gemm.empty:
         return [Prose("The sweeps have no GEMM shape in common, or no GEMM could be linked to its operator.")]
     series = []
-    for at, (other, rows) in enumerate(gemm.groupby("other", sort=False), start=1):
+    for index, (head_label, rows) in enumerate(gemm.groupby("other", sort=False), start=1):
         points = [(row.median_base_us, row.median_other_us, _tip(row)) for row in rows.itertuples()]
-        series.append(Series(str(other), SERIES[at % len(SERIES)], [points]))
+        series.append(Series(str(head_label), SERIES[index % len(SERIES)], [points]))
     caption = (
         "Median time of every GEMM shape and configuration in both sweeps; above the dashed line is slower."
     )
@@ -107,21 +107,21 @@ def gemm_blocks(gemm: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Any]:
 def variance_blocks(sweeps: Sequence[Sweep], out: Path) -> list[Any]:
     """The five plots of the original pipeline, of all sweeps side by side; each is a file in PLOTS, too."""
     drawn: dict[str, list[tuple[str, str, str]]] = {name: [] for name in DRAWINGS[TOP_FILE]}
-    for number, one in enumerate(sweeps):
-        folder = f"{PLOTS}/{number}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', one.label)[:60]}"
-        if one.data is None:
+    for number, sweep in enumerate(sweeps):
+        folder = f"{PLOTS}/{number}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', sweep.label)[:60]}"
+        if sweep.data is None:
             continue
         try:
-            top = top_rows(groups(one.data), TOP_K)
+            top = top_rows(groups(sweep.data), TOP_K)
         except MissingError:
             continue
-        traces = pd.DataFrame(one.data.rows["timeline"], columns=[*SETTING, "rank"])
+        traces = pd.DataFrame(sweep.data.rows["timeline"], columns=[*SETTING, "rank"])
         for name, draw in DRAWINGS[TOP_FILE].items():
             figure = draw(top, settings_of(top, traces)) if len(top) else None
             if figure is not None:
                 svg = save(figure, out / folder, name)
                 svg = re.sub(rf'(#|id="){name}-', rf"\g<1>{name}-{number}-", svg)  # unique on the page
-                drawn[name].append((one.label, svg, f"{folder}/{name}.png"))
+                drawn[name].append((sweep.label, svg, f"{folder}/{name}.png"))
     blocks: list[Any] = []
     for name, plots in drawn.items():
         if plots:

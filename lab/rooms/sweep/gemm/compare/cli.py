@@ -40,9 +40,9 @@ def compare(
     progress = show_progress(Console(quiet=quiet).detail)
     page = out if out.suffix.lower() in (".html", ".htm") else None
     out = out.parent if page else out
-    done = write_comparison(
+    report = write_comparison(
         sweeps, out, labels=labels, workers=workers or num_workers(), progress=progress, page_path=page
     )
-    finish(done, out, files=done.files, as_json=as_json)
+    finish(report, out, files=report.files, as_json=as_json)
     if require == "complete":
-        raise_unless_complete(done.incomplete, out)
+        raise_unless_complete(report.incomplete, out)

@@ -92,11 +92,11 @@ def _from_manifest(manifest: Manifest) -> dict[str, str]:
         "highest SM clock, MHz": ", ".join(sorted({f"{gpu.max_sm_mhz}" for gpu in gpus})) or "none",
         "power limit, W": ", ".join(sorted({f"{gpu.power_limit_w}" for gpu in gpus})) or "none",
     }
-    for title, found in (
+    for title, entries in (
         ("host", manifest.host),
         ("version", manifest.versions),
         ("env", manifest.env),
         ("config", manifest.config),
     ):
-        facts |= {f"{title} {name}": str(value) for name, value in found.items()}
+        facts |= {f"{title} {name}": str(value) for name, value in entries.items()}
     return facts

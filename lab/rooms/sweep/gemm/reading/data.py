@@ -100,7 +100,7 @@ def read_sweep(
         for number, config in enumerate(configs)
         for trace in config.traces
     ]
-    on_done = None if progress is None else lambda done, total, job: progress(done, total, job.path)
+    on_done = None if progress is None else lambda num_done, total, job: progress(num_done, total, job.path)
     results = map_traces(read_rank_tables, jobs, workers=workers, progress=on_done)
     if not expected:  # a run has a row for each of its steps in any case
         raise_if_none_read(results)
@@ -122,24 +122,26 @@ def _together(
     expected: Sequence[Mapping[str, Any]],
 ) -> SweepData:
     folder = sweep.parent if sweep.is_file() else sweep
-    figures = [sorted((one.figures for one in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read]
+    figures = [
+        sorted((tables.figures for tables in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read
+    ]
     rows = sweep_rows(folder, configs, figures, expected)
     by_setting: dict[Key, dict[int, RankTables]] = {}
     for config, ranks in zip(configs, read, strict=True):
-        good = [one for one in ranks if one.gemm is not None]
-        by_setting[config.key] = {one.figures.rank: one for one in sorted(good, key=_by_rank)}
+        good = [tables for tables in ranks if tables.gemm is not None]
+        by_setting[config.key] = {tables.figures.rank: tables for tables in sorted(good, key=_by_rank)}
     return SweepData(
         folder=folder,
         rows=rows,
         ranks=by_setting,
-        files=[one.file for ranks in read for one in ranks if one.file],
+        files=[tables.file for ranks in read for tables in ranks if tables.file],
         missing=[*_missing(rows), *(text for config in configs for text in config.left_out())],
         problems=_problems(rows),
         incomplete=[
-            f"{one.figures.path.name} of rank {one.figures.rank}: {text}"
+            f"{tables.figures.path.name} of rank {tables.figures.rank}: {text}"
             for ranks in read
-            for one in ranks
-            for text in sentences(one.figures.lacks)
+            for tables in ranks
+            for text in sentences(tables.figures.lacks)
         ],
     )
 
@@ -167,8 +169,8 @@ def _problems(rows: Rows) -> list[str]:
     ]
 
 
-def _by_rank(one: RankTables) -> tuple[int, str]:
-    return one.figures.rank, str(one.figures.path)
+def _by_rank(tables: RankTables) -> tuple[int, str]:
+    return tables.figures.rank, str(tables.figures.path)
 
 
 def _name(row: Mapping[Any, Any]) -> str:

@@ -69,11 +69,11 @@ def read_rank_tables(job: RankJob) -> list[RankTables]:
 
 def _tables_of(job: RankJob, trace: Capture) -> RankTables:
     figures = figures_of(job.trace, trace)
-    found = launches(trace)
+    launched = launches(trace)
     collectives = views.collective_instances(trace)
-    gemm = gemm_table(found, collectives)
-    groups = gemm_sheet(found, gemm)
-    sheets = perf_sheets(found, groups, coll_analysis(collectives, figures.rank))
+    gemm = gemm_table(launched, collectives)
+    groups = gemm_sheet(launched, gemm)
+    sheets = perf_sheets(launched, groups, coll_analysis(collectives, figures.rank))
     file = None
     if job.workbooks:
         from lab.report.excel import write_workbook

@@ -11,7 +11,9 @@ from lab.rooms.sweep.layout import configs_of
 def states_of(data: SweepData) -> dict[Key, GpuState]:
     """The samples of every run that has some."""
     if "states" not in data.memo:
-        found = {config.key: read_state(config.path) for config in configs_of(data.folder, may_be_empty=True)}
-        data.memo["states"] = {key: state for key, state in found.items() if state is not None}
-    known: dict[Key, GpuState] = data.memo["states"]
-    return known
+        sampled = {
+            config.key: read_state(config.path) for config in configs_of(data.folder, may_be_empty=True)
+        }
+        data.memo["states"] = {key: state for key, state in sampled.items() if state is not None}
+    states: dict[Key, GpuState] = data.memo["states"]
+    return states

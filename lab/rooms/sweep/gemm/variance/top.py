@@ -63,8 +63,8 @@ def top_rows(table: pd.DataFrame, top_k: int) -> pd.DataFrame:
 
 def with_timestamps(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
     """The rows with STAMPS appended."""
-    where = top[[*KEY, "rank"]].itertuples(index=False, name=None)
-    base_ns = np.array([data.ranks[Key(*key)][rank].base_ns for *key, rank in where], dtype=np.int64)
+    rank_keys = top[[*KEY, "rank"]].itertuples(index=False, name=None)
+    base_ns = np.array([data.ranks[Key(*key)][rank].base_ns for *key, rank in rank_keys], dtype=np.int64)
     low_ms = (top["min_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     high_ms = (top["max_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     values = (low_ms, high_ms, np.abs(high_ms - low_ms), top["kernel_time_min_us"], top["kernel_time_max_us"])
