@@ -129,6 +129,10 @@ _COMM_COLUMNS = {
     "pg_desc_id": np.int32,
     "pg_ranks_id": np.int32,
     "seq": np.int64,
+    # Of a send or a receive, -1 otherwise: its partner in the job, and as the profiler's `Rank` has it.
+    "dst_rank": np.int64,
+    "src_rank": np.int64,
+    "group_rank": np.int64,
 }
 COLLECTIVE_COLUMNS = {"kernel": np.int64, **_COMM_COLUMNS}  # kernel: a row of `ops`
 COMM_OP_COLUMNS = {"op": np.int64, **_COMM_COLUMNS}  # op: a row of `operators`

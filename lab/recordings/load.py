@@ -37,6 +37,8 @@ _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 # Names of its tracks and arguments; torch.profiler writes neither.
 _OLD_ROCPROF = (b'"BeginNs"', b' CPU HIP API"', b' CPU HSA API"')
+# What merges write before every name of a rank's events, also those of the original sweep.
+_RANK_PREFIX = re.compile(r"\[R\d{1,6}\] (?!rank )")
 _SDK_KEY = re.compile(rb'\{\s*"rocprofiler-sdk-tool"')
 
 
@@ -190,7 +192,10 @@ def _loaded(sample: Sample, *, salvage: bool = False) -> Capture:
     if kind.load is None:
         raise BadDataError(kind.title, location=sample.path, fix=kind.advice)
     load = partial(read_kineto, salvage=True) if salvage and kind.name == "kineto" else kind.load
-    return without_untimed(replace(load(sample.plain), source=sample.path))
+    capture = replace(load(sample.plain), source=sample.path)
+    if any(map(_RANK_PREFIX.match, capture.strings)):
+        capture = replace(capture, strings=[_RANK_PREFIX.sub("", text) for text in capture.strings])
+    return without_untimed(capture)
 
 
 def format_of(path: Path | str) -> Format:

@@ -99,8 +99,15 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
         return _no_stall(dumps, missing, unreadable)
     if cycle := _cycle(stalls):
         return _deadlock(stalls, cycle, missing)
-    stalls.sort(key=lambda stall: min((entry.created_ns for entry in stall.entries.values()), default=0))
     victims = {rank for stall in stalls if stall.awaited for rank in stall.waiting}
+
+    def order(stall: _Stall) -> tuple[bool, int]:
+        """A rank whose dump shows that it waits for nobody says more than a dump that is missing."""
+        is_shown = any(rank in dumps and rank not in victims for rank in stall.absent)
+        created_ns = min((entry.created_ns for entry in stall.entries.values()), default=0)
+        return not is_shown, created_ns
+
+    stalls.sort(key=order)
     roots = [stall for stall in stalls if not victims.issuperset(stall.awaited)]
     return _of_stall(dumps, (roots or stalls)[0], victims if roots else set(), missing, unreadable)
 
@@ -332,7 +339,12 @@ def _of_stall(
         dumped = tuple(rank for rank in absent if rank in dumps)
         gone = tuple(rank for rank in absent if rank not in (*dumps, *unreadable))
         if dumped:
-            return verdict(NOT_JOINED, (*dumped, *gone), f"{ranks_text(dumped)} never entered {context}")
+            return verdict(NOT_JOINED, dumped, f"{ranks_text(dumped)} never entered {context}")
+        idle = tuple(rank for rank, dump in dumps.items() if all(map(_has_ended, dump.entries)))
+        if gone and idle:
+            text = f"nothing shows {ranks_text(gone)} in {context}; {ranks_text(idle)}, with a dump, "
+            text += f"{'is' if len(idle) == 1 else 'are'} in no call either: who is to blame cannot be told"
+            return verdict(UNKNOWN, (), text)
         if gone:
             return verdict(NOT_JOINED, gone, f"nothing shows {ranks_text(gone)} in {context}")
         return verdict(UNKNOWN, absent, f"it is not known whether {ranks_text(absent)} entered {context}")

@@ -347,7 +347,7 @@ class Columns:
             return
         offset = len(self._tables[of]) - len(fields)
         columns = {row: index + offset}
-        for name in ("in_nelems", "out_nelems", "group_size", "seq"):
+        for name in ("in_nelems", "out_nelems", "group_size", "seq", "dst_rank", "src_rank", "group_rank"):
             columns[name] = chosen.ints(name)
         for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks"):
             columns[f"{name}_id"] = chosen.texts(name)

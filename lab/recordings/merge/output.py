@@ -79,7 +79,11 @@ class Ranks(Generic[Loaded]):
 
 @contextmanager
 def packed(target: Path) -> Iterator[IO[bytes]]:
-    """A gzip file that appears once it is complete; no name or time in it: equal input, equal bytes."""
+    """A file that appears once it is complete, gzip where its name ends so; equal input, equal bytes."""
+    if target.suffix != ".gz":
+        with replacing(target) as file:
+            yield file
+        return
     with (
         replacing(target) as file,
         packer.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=2, mtime=0) as gz,

@@ -10,6 +10,7 @@ from typing import Any
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.nccl.evidence import Document, Evidence
 from lab.recordings.nccl.inspector import inspector_evidence, is_inspector
+from lab.recordings.nccl.printed import documents_in, is_rccl, rccl_documents, rows_in
 from lab.recordings.nccl.ras import is_ras, ras_evidence
 from lab.recordings.nccl.speed import is_speed, speed_evidence
 
@@ -75,17 +76,22 @@ def _kind_index(value: Any, path: Path) -> int:
             fix="use `lab ranks hang FOLDER`",
         )
     raise BadDataError(
-        "JSON of no kind that is known here",
+        "neither nccl-tests' nor rccl-tests' results, nor JSON of NCCL Inspector or RAS",
         location=path,
-        fix="give nccl-tests' -J file, NCCL Inspector's dump, or `ncclras -f json`",
+        fix="give nccl-tests' output or -J file, NCCL Inspector's dump, or `ncclras -f json`",
     )
 
 
 def _values(path: Path) -> list[Any]:
-    """Every JSON value in a file, whether it has one, one per line, or one list of them."""
+    """Every JSON value in a file, whether it has one, one per line, or one list of them; of what nccl-tests
+    and rccl-tests print or write otherwise, the same as nccl-tests' JSON."""
     if path.stat().st_size > MOST_BYTES:
         raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB", location=path, fix="split the file")
     text = path.read_bytes().decode("utf-8", "replace").lstrip("\ufeff")
+    if printed := documents_in(text, path.name):
+        return list(printed)
+    if rows := rows_in(text):
+        return list(rccl_documents(rows))
     decoder, offset = json.JSONDecoder(), 0
     values: list[Any] = []
     while True:
@@ -104,9 +110,9 @@ def _values(path: Path) -> list[Any]:
             raise BadDataError(
                 f"not JSON ({error})" if isinstance(error, ValueError) else "JSON nested too deep",
                 location=path,
-                fix="nccl-tests writes JSON with -J FILE",
+                fix="give what nccl-tests prints or writes with -J FILE, or rccl-tests with -Z json -x FILE",
             ) from error
         values += value if isinstance(value, list) else [value]
     if not values:
         raise BadDataError("the file is empty", location=path, fix="give a file with JSON")
-    return values
+    return list(rccl_documents(values)) if is_rccl(values[0]) else values

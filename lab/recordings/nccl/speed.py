@@ -133,9 +133,11 @@ def _summary(document: dict[str, Any], collective: str, num_ranks: int, rows: Se
     env = part(document, "env")
     names = sorted(name for name in env if _SHOWN_ENV.match(str(name)))[:6]
     settings = ", ".join(f"{text(name)}={text(env[name])}" for name in names)
+    version = text(document.get("nccl_version", "?"))
+    library = f"; NCCL {version}" if version != "?" else ""
     return (
         f"{collective or 'an unknown collective'} over {plural(num_ranks, 'rank')}, "
         f"{plural(len(rows), 'result')} from {min(sizes)} to "
-        f"{max(sizes)} bytes{best}; NCCL {text(document.get('nccl_version', '?'))}"
+        f"{max(sizes)} bytes{best}{library}"
         f"{'; ' + settings if settings else ''}"
     )

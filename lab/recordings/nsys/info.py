@@ -59,6 +59,10 @@ def read_info(export: Export) -> dict[str, str]:
     for name, value in export.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")):
         if name == "NvDriverVersion" and value:
             info["driver"] = str(value)
+    # Times count from the session's begin, which differs between the ranks of a job.
+    starts = [start for (start,) in export.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)) if start]
+    if len(starts) == 1:
+        info["session_start_ns"] = str(starts[0])
     return info
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from lab.recordings.pairing.align import MEET_NS, align_ranks
 from lab.recordings.pairing.clocks import clock_line
-from lab.recordings.pairing.rows import CallRows, Match, numbered, running_count
+from lab.recordings.pairing.routes import match_route
+from lab.recordings.pairing.rows import UNNAMED, CallRows, Match, numbered, running_count
 from lab.stats.columns import distinct
 
 # Ends of one call agree within some tens of us, those of neighbouring calls lie ms apart.
@@ -30,15 +31,28 @@ def match_calls(rows: CallRows) -> list[Match]:
 
 def _match_group(rows: CallRows, group: int) -> Match:
     members = rows.of_group(group)
+    route = rows.routes[group]
+    if route and route != UNNAMED:
+        return Match(match_route(rows, members, route), "order")
+    if route:
+        return Match(_unnamed(rows, members), "order")
     if (rows.seq[members] >= 0).all():
         return Match(_by_seq(rows, members), "seq")
-    p2p = rows.p2p[members]
-    call = np.full(len(members), -1, dtype=np.int64)
-    call[~p2p], confidence = _by_order(rows, members[~p2p])
-    if p2p.any() and len(distinct(rows.rank_index[members[p2p]])) == 2:
-        pairs, _ = _by_order(rows, members[p2p])
-        call[p2p] = np.where(pairs >= 0, pairs + call.max(initial=-1) + 1, -1)
+    call, confidence = _by_order(rows, members)
     return Match(call, confidence if rows.groups[group][2] == "" else "stream")
+
+
+def _unnamed(rows: CallRows, members: np.ndarray) -> np.ndarray:
+    """Calls (m,) of sends and receives without partners: told where two ranks end all of them together."""
+    nothing = np.full(len(members), -1, dtype=np.int64)
+    if len(distinct(rows.rank_index[members])) != 2 or rows.p2p.sum() != len(members):
+        return nothing
+    rows.blocking[members] = True
+    call, _ = _by_order(rows, members)
+    if (call >= 0).any() and _all_met(rows, members, call, rows.start[members]):
+        return call
+    rows.blocking[members] = False
+    return nothing
 
 
 def _by_order(rows: CallRows, members: np.ndarray) -> tuple[np.ndarray, str]:
@@ -129,15 +143,10 @@ def _all_met(rows: CallRows, members: np.ndarray, call: np.ndarray, start: np.nd
 
 def _by_seq(rows: CallRows, members: np.ndarray) -> np.ndarray:
     """Calls by sequence number; those that share one (a coalesced batch) by their order in it."""
-    p2p = rows.p2p[members].astype(np.int64)
-    key = rows.seq[members] * 2 + p2p
+    key = rows.seq[members]
     nth = running_count(numbered(zip(rows.rank_index[members].tolist(), key.tolist(), strict=True))[0])
     _, call = np.unique(np.stack([key, nth]), axis=1, return_inverse=True)
-    call = call.ravel()
-    # A send and its receive are a pair only where two ranks exchange.
-    if len(distinct(rows.rank_index[members[p2p > 0]])) > 2:
-        call[p2p > 0] = -1
-    return call
+    return np.asarray(call.ravel())
 
 
 def _per_rank(rows: CallRows, members: np.ndarray) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 from lab.core.words import plural
 from lab.recordings.pairing.clocks import Clock, clocks_of
 from lab.recordings.pairing.match import match_calls
-from lab.recordings.pairing.rows import CallRows, Match
+from lab.recordings.pairing.rows import UNNAMED, CallRows, Match
 from lab.recordings.pairing.summary import CallSummary
 from lab.recordings.tables import Table
 
@@ -26,8 +26,11 @@ class Pairs:
     mean_wait_us, straggler_rank (started last), first_rank, algbw_gb_s, busbw_gb_s (GB = 1e9 bytes; NaN where
     unknown), stream, step, confidence (`seq`, `order`, `lcs` or, without metadata, `stream`). A call seen on
     one rank alone has NaN skews and straggler_rank -1.
-    instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched), wait_us (how
-    long this rank waited for the last one) and ts_ns corrected by offsets_ns.
+    instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched; of several
+    sends and receives in one kernel the first), all_in_ns (when the last of those it waits for had come),
+    awaited (that one's rank, -1 where it cannot be told), wait_us until then, and ts_ns corrected by
+    offsets_ns. legs: of every paired send and receive its instance and collective_id, the ranks that it goes
+    from and to, and whether it waits (a send that NCCL buffered does not).
     clocks: each rank's clock against the reference rank's, with bounds; offsets_ns: what was subtracted from
     each rank's times in the middle of the recording, if they were impossible. problems: sentences.
     """
@@ -35,6 +38,7 @@ class Pairs:
     ranks: tuple[int, ...]
     collectives: Table
     instances: Table
+    legs: Table
     offsets_ns: dict[int, int]
     problems: tuple[str, ...]
     clocks: tuple[Clock, ...] = ()
@@ -77,18 +81,48 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
     call, confidence = _in_order_of_time(call, confidence, start)
     table = CallSummary(rows, call, start)
     collectives = table.collectives(confidence)
-    wait = np.full(len(call), np.nan)
-    if len(confidence):
-        wait = np.where(call >= 0, (table.last_start[call] - start) / 1e3, np.nan)
-    instances = {"rank": rows.rank, "collective_id": call, **rows.columns, "ts_ns": start, "wait_us": wait}
+    all_in = table.all_in()
+    straggler = np.append(collectives.straggler_rank, -1)[call] if len(confidence) else call
+    blocks = np.append(collectives.blocks.astype(bool), False)[call] if len(confidence) else call >= 0
+    awaited = np.where(rows.p2p | blocks, straggler, -1)
+    awaited = np.where((awaited >= 0) & (all_in <= start), rows.rank, awaited)
+    wait = np.where(call >= 0, (all_in - start) / 1e3, np.nan)
+    # Of the rows of one kernel the one that all the others are in before stands for it.
+    order = np.lexsort((call < 0, -all_in, rows.source))
+    of_kernel = order[np.searchsorted(rows.source[order], np.arange(_num_kernels(rows)))]
+    named = np.full(_num_kernels(rows), np.iinfo(np.int64).max)
+    np.minimum.at(named, rows.source[call >= 0], call[call >= 0])
+    instances = {
+        "rank": rows.rank[of_kernel],
+        "collective_id": np.where(named == np.iinfo(np.int64).max, -1, named),
+        **rows.kernels,
+        "ts_ns": start[of_kernel],
+        "all_in_ns": all_in[of_kernel],
+        "awaited": awaited[of_kernel],
+        "wait_us": wait[of_kernel],
+    }
+    is_leg = np.flatnonzero(rows.p2p & (call >= 0))
+    routes = np.array([route or UNNAMED for route in rows.routes], dtype=np.int64).reshape(-1, 2)
+    legs = {
+        "instance": rows.source[is_leg],
+        "collective_id": call[is_leg],
+        "source": routes[rows.group[is_leg], 0],
+        "target": routes[rows.group[is_leg], 1],
+        "waits": ~rows.buffered[is_leg],
+    }
     return Pairs(
         ranks=rows.ranks,
         collectives=collectives,
         instances=Table(instances),
+        legs=Table(legs),
         offsets_ns={one.rank: round(one.offset_ns) if one.corrected else 0 for one in clocks},
         problems=tuple(_problems_of(rows, call, collectives, clocks)),
         clocks=clocks,
     )
+
+
+def _num_kernels(rows: CallRows) -> int:
+    return int(rows.source[-1]) + 1 if len(rows.source) else 0
 
 
 def _in_order_of_time(
@@ -105,10 +139,13 @@ def _in_order_of_time(
 def _problems_of(
     rows: CallRows, call: np.ndarray, collectives: Table, clocks: Sequence[Clock]
 ) -> Iterator[str]:
-    unmatched, num = int((call < 0).sum()), len(collectives)
+    num = len(collectives)
     yield from rows.renamed
-    if unmatched:
-        yield f"sends and receives in groups of more than two ranks are not paired: {unmatched}"
+    is_loose = (call < 0) & rows.p2p
+    loose, unnamed = int(is_loose.sum()), np.array([route == UNNAMED for route in rows.routes], dtype=bool)
+    if loose:
+        reason = "their partners are not named" if unnamed[rows.group[is_loose]].all() else "no partner fits"
+        yield f"{plural(loose, 'send or receive', 'sends or receives')} not paired: {reason}"
     incomplete = int((~collectives.complete).sum()) if num else 0
     if incomplete:
         yield f"{incomplete} of {num} collectives are incomplete: not every rank of the group recorded them"

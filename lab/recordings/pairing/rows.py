@@ -1,4 +1,4 @@
-"""The recorded calls of all ranks in one table, and which of them belong together."""
+"""The recorded calls of all ranks in one table, and which of them can belong together."""
 
 from __future__ import annotations
 
@@ -11,23 +11,33 @@ import numpy as np
 
 from lab.recordings.pairing.kinds import SAME_SIZES, is_blocking, kind_of
 from lab.recordings.tables import Table
+from lab.recordings.views.exchanges import parse
 
 # (ranks, name, "") of a process group; without metadata ("", "", the ordinal of the stream).
 GroupKey = tuple[str, str, Any]
+# Ranks that a send goes from and to; () for collectives, UNNAMED for sends and receives of unknown partners.
+Route = tuple[int, ...]
+UNNAMED: Route = (-1, -1)
 
 
 class CallRows:
-    """All rows of all ranks in one table, with small integers for what is compared often."""
+    """All rows of all ranks in one table, with small integers for what is compared often.
+
+    A kernel of several sends and receives has one row for each; `source` is the kernel's row. Pairing marks
+    in `buffered` the sends that wait for no receive.
+    """
 
     def __init__(self, ranks: Mapping[int, Table]) -> None:
         self.ranks = tuple(sorted(ranks))
         tables = [ranks[rank] for rank in self.ranks]
         filled = [table for table in tables if len(table)] or tables[:1]
         names = list(filled[0]) if filled else []
-        self.columns = {name: np.concatenate([getattr(t, name) for t in filled]) for name in names}
+        self.kernels = {name: np.concatenate([getattr(t, name) for t in filled]) for name in names}
         lengths = [len(table) for table in tables]
-        self.rank_index = np.repeat(np.arange(len(tables)), lengths)
-        self.rank = np.repeat(np.array(self.ranks, dtype=np.int64), lengths)
+        kernel_rank = np.repeat(np.array(self.ranks, dtype=np.int64), lengths)
+        self.source, routes = self._legs(kernel_rank.tolist())
+        self.rank = kernel_rank[self.source]
+        self.rank_index = np.repeat(np.arange(len(tables)), lengths)[self.source]
         self.start = self.column("ts_ns")
         self.dur = self.column("dur_ns")
         self.seq = self.column("seq")
@@ -38,19 +48,39 @@ class CallRows:
         self.kinds = [kind_of_call[pair] for pair in calls]
         self.blocking = np.array([blocking[pair] for pair in calls], dtype=bool)
         self.p2p = np.array([kind == "p2p" for kind in self.kinds], dtype=bool)
+        self.buffered = np.zeros(len(calls), dtype=bool)
         self.signature = numbered(self._signatures())[0]
         keys, self.renamed = one_name(list(self._groups()), self.rank_index.tolist(), self.ranks)
-        self.group, self.groups = numbered(keys)
+        routes = [route if p2p else () for route, p2p in zip(routes, self.p2p.tolist(), strict=True)]
+        self.group, groups = numbered(zip(keys, routes, strict=True))
+        self.groups, self.routes = [key for key, _ in groups], [route for _, route in groups]
         self.num_groups = len(self.groups)
         self._by_group = np.split(*self._launch_order())
         self.not_aligned = 0
 
+    def _legs(self, kernel_rank: Sequence[int]) -> tuple[np.ndarray, list[Route]]:
+        """The kernel (n,) of each row, and from which rank to which it goes."""
+        source: list[int] = []
+        routes: list[Route] = []
+        texts = self.kernels.get("exchanges", np.full(len(kernel_rank), "")).tolist()
+        for kernel, (rank, text) in enumerate(zip(kernel_rank, texts, strict=True)):
+            legs = [leg for leg in parse(text) if leg[1] != rank] if text else []
+            routes += [(rank, peer) if sends else (peer, rank) for sends, peer in legs] or [UNNAMED]
+            source += [kernel] * max(len(legs), 1)
+        return np.array(source, dtype=np.int64), routes
+
     def column(self, name: str) -> np.ndarray:
-        return self.columns.get(name, np.empty(0, dtype=np.int64))
+        values = self.kernels.get(name, np.empty(0, dtype=np.int64))
+        return values[self.source] if len(values) else values
 
     def of_group(self, group: int) -> np.ndarray:
         """Rows (m,) of a group, rank by rank, each rank's in the order of their launch."""
         return self._by_group[group]
+
+    def members_of(self, group: int) -> list[int]:
+        """The ranks that take part in the calls of a group."""
+        route = self.routes[group]
+        return sorted({*route}) if route and route != UNNAMED else ranks_of(self.groups[group][0], self.ranks)
 
     def _list(self, name: str) -> Any:
         return self.column(name).tolist()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lab.recordings.pairing.kinds import bus_factor
-from lab.recordings.pairing.rows import CallRows, ranks_of, running_count
+from lab.recordings.pairing.rows import CallRows, running_count
 from lab.recordings.tables import Table
 from lab.stats.columns import objects
 
@@ -17,7 +17,7 @@ class CallSummary:
     """One row per call from the rows that belong to it."""
 
     def __init__(self, rows: CallRows, call: np.ndarray, start: np.ndarray) -> None:
-        self._rows = rows
+        self._rows, self._call = rows, call
         order = np.lexsort((rows.rank, start, call))
         self._index = order[call[order] >= 0]
         call_of_row = call[self._index]
@@ -27,6 +27,12 @@ class CallSummary:
         self._start = start
         self._ends = start + rows.dur
         self.last_start = start[self._last_rows()]
+
+    def all_in(self) -> np.ndarray:
+        """When the last that each row (n,) waits for had come; its own start where that is unknown."""
+        last_start_ns = np.append(self.last_start, np.iinfo(np.int64).min)[self._call]
+        waits = (self._call >= 0) & ~self._rows.buffered
+        return np.where(waits, np.maximum(last_start_ns, self._start), self._start)
 
     def collectives(self, confidence: Sequence[str]) -> Table:
         rows, lead = self._rows, self._index[self._offset]
@@ -51,7 +57,7 @@ class CallSummary:
         num_ranks = len(rows.ranks)
         is_member = np.zeros((self._num, num_ranks), dtype=bool)
         is_member[np.repeat(np.arange(self._num), self._size), rows.rank_index[self._index]] = True
-        expected = [ranks_of(key[0], rows.ranks) for key in rows.groups]
+        expected = [rows.members_of(group) for group in range(rows.num_groups)]
         group = rows.group[lead]
         texts: dict[tuple[int, bytes], str] = {}
         missing = []
@@ -61,7 +67,8 @@ class CallSummary:
                 members = {rank for rank, is_there in zip(rows.ranks, mask.tolist(), strict=True) if is_there}
                 texts[key] = ", ".join(str(rank) for rank in expected[g] if rank not in members)
             missing.append(texts[key])
-        size = self._reduce(np.maximum, rows.column("group_size"))
+        is_p2p = np.array([bool(route) for route in rows.routes], dtype=bool)[group]
+        size = np.where(is_p2p, 2, self._reduce(np.maximum, rows.column("group_size")))
         expected_size = np.array([len(expected[g]) for g in group.tolist()], dtype=np.int64)
         nothing_missing = np.array([text == "" for text in missing], dtype=bool)
         complete = nothing_missing & (self._size >= np.maximum(size, 1))
@@ -77,7 +84,7 @@ class CallSummary:
         alone = self._size < 2
         first_row, last_row = self._index[self._offset], self._last_rows()
         end_first, end_last = self._reduce(np.minimum, self._ends), self._reduce(np.maximum, self._ends)
-        waits = self.last_start.repeat(self._size) - self._start[self._index]
+        waits = (self.all_in() - self._start)[self._index]
         mean_wait = np.add.reduceat(waits, self._offset) / self._size if self._num else np.empty(0)
         return {
             "ts_ns": self._start[first_row],

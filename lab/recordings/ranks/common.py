@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lab.recordings.pairing import Clock, Pairs, pair_collectives
+from lab.recordings.pairing.kinds import kind_of
 from lab.recordings.ranks.work import RankWork
+from lab.recordings.tables import Table
 from lab.stats.robust import column_medians
 
 HOST_STEPS, GPU_STEPS, WHOLE = "host", "gpu", "whole recording"
 # GPU work of a step that ends so much of it later spills into the next step.
 SPILLS = 0.05
+# A first step with so much work from before it is no whole step.
+CUT_SHARE = 0.05
 UNKNOWN = -1
 
 
 @dataclass(frozen=True)
 class Call:
-    """The collectives of one rank: row of its operations, number of the call, and when all were in.
+    """The communication of one rank: row of its operations, number of the call, and when all were in.
 
-    all_in is on the rank's own clock; last_index: which rank came last, UNKNOWN where this cannot
-    be told (a kind that does not block, or no partner). late_ns: how much later than the median rank this one
-    left (NaN alone).
+    all_in is on the rank's own clock; last_index: which rank came last, UNKNOWN where this cannot be told (a
+    kind that does not block, or no partner). late_ns: how much later than the median rank this one left (NaN
+    where ranks need not leave together). loose: sends and receives without their partner, so that neither
+    their waiting nor their transfer is known. legs: by row, the calls that it takes part in, and of these
+    the ones that it waits for.
     """
 
     row: np.ndarray
@@ -31,11 +37,16 @@ class Call:
     all_in: np.ndarray
     last_index: np.ndarray
     late_ns: np.ndarray
+    loose: np.ndarray
+    legs: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class Together:
-    """The ranks of one recording. windows[i] are rows (number, begin, end) on rank i's own clock."""
+    """The ranks of one recording. windows[i] are rows (number, begin, end) on rank i's own clock.
+
+    cut_step: the first step, where it holds work that was launched before the recording began.
+    """
 
     works: tuple[RankWork, ...]
     pairs: Pairs
@@ -43,6 +54,7 @@ class Together:
     windows: tuple[np.ndarray, ...]
     window_kind: str
     origin_ns: int
+    cut_step: int | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -83,7 +95,8 @@ def together(works: Mapping[int, RankWork]) -> Together:
     pairs = replace(pairs, problems=(*pairs.problems, *renumbered))
     windows, kind = _windows(ordered)
     origin = min((int(work.start.min()) for work in ordered if len(work)), default=0)
-    return Together(ordered, pairs, _calls(ordered, pairs), windows, kind, origin)
+    cut = next((number for work in ordered for number in _cut_step(work)), None)
+    return Together(ordered, pairs, _calls(ordered, pairs), windows, kind, origin, cut)
 
 
 def _one_numbering(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[tuple[RankWork, ...], list[str]]:
@@ -115,42 +128,62 @@ def _one_numbering(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[tuple[Ran
 
 
 def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
-    rows = pairs.instances
-    if not len(rows):
-        nothing = np.empty(0, dtype=np.int64)
-        return tuple(Call(nothing, nothing, nothing, nothing, nothing.astype(float)) for _ in works)
+    rows, collectives = pairs.instances, pairs.collectives
     ranks = np.array([work.rank for work in works])
     index, number = np.searchsorted(ranks, rows.rank), rows.collective_id
     paired = np.flatnonzero(number >= 0)
-    start, end = rows.ts_ns, rows.ts_ns + rows.dur_ns
-    origin = int(end.min())
-    ends = np.full((len(works), len(pairs.collectives)), np.nan)
+    end = rows.ts_ns + rows.dur_ns
+    origin = int(end.min()) if len(end) else 0
+    ends = np.full((len(works), len(collectives)), np.nan)
     ends[index[paired], number[paired]] = end[paired] - origin
     late = end - origin - np.append(column_medians(ends), np.nan)[number]
-    last_start = np.full(len(pairs.collectives) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(last_start, number[paired], start[paired])
-    last_index = np.append(np.searchsorted(ranks, pairs.collectives.straggler_rank), UNKNOWN)
-    tells = np.append(pairs.collectives.blocks.astype(bool) & (pairs.collectives.num_ranks > 1), False)[
-        number
-    ]
+    p2p = np.array([kind_of(*names) == "p2p" for names in _names(rows)], dtype=bool)
+    alone = np.append(collectives.num_ranks < 2, True)[number] if len(rows) else p2p
+    legs = _legs(pairs)
     calls = []
     for i, work in enumerate(works):
         of_rank = np.flatnonzero(index == i)
-        call, is_told = number[of_rank], tells[of_rank]
-        begin = work.start[rows.row[of_rank]]
-        common = np.where(is_told, last_start[call], start[of_rank])
+        row, start = rows.row[of_rank], rows.ts_ns[of_rank]
+        begin, is_told = work.start[row], (rows.awaited[of_rank] >= 0) & ~alone[of_rank]
         # The correction is an integer per row, so a rank's own time of the last arrival is exact.
-        all_in = np.maximum(begin, common + (begin - start[of_rank]))
+        all_in = np.where(is_told, rows.all_in_ns[of_rank], start) + (begin - start)
+        together = is_told & ~p2p[of_rank]
         calls.append(
             Call(
-                row=rows.row[of_rank],
-                call=call,
-                all_in=np.minimum(all_in, work.end[rows.row[of_rank]]),
-                last_index=np.where(is_told, last_index[call], UNKNOWN),
-                late_ns=np.where(is_told, late[of_rank], np.nan),
+                row=row,
+                call=number[of_rank],
+                all_in=np.minimum(all_in, work.end[row]),
+                last_index=np.where(is_told, np.searchsorted(ranks, rows.awaited[of_rank]), UNKNOWN),
+                late_ns=np.where(together, late[of_rank], np.nan),
+                loose=p2p[of_rank] & alone[of_rank],
+                legs={
+                    int(work_row): legs.get(instance, ((call,), (call,)))
+                    for work_row, instance, call, is_known in zip(
+                        row.tolist(),
+                        of_rank.tolist(),
+                        number[of_rank].tolist(),
+                        is_told.tolist(),
+                        strict=True,
+                    )
+                    if is_known
+                },
             )
         )
     return tuple(calls)
+
+
+def _names(rows: Table) -> Iterator[tuple[str, str]]:
+    return zip(rows.collective.tolist(), rows.kernel.tolist(), strict=True)
+
+
+def _legs(pairs: Pairs) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """By row of `instances`: the calls of its sends and receives, and those that it waits for."""
+    legs: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    columns = (getattr(pairs.legs, name).tolist() for name in ("instance", "collective_id", "waits"))
+    for instance, call, waits in zip(*columns, strict=True):
+        entered, awaited = legs.get(instance, ((), ()))
+        legs[instance] = (*entered, call), (*awaited, call) if waits else awaited
+    return legs
 
 
 def _windows(works: tuple[RankWork, ...]) -> tuple[tuple[np.ndarray, ...], str]:
@@ -186,6 +219,18 @@ def _last_ends(work: RankWork) -> np.ndarray:
     step = _step_of_launch(work)
     np.maximum.at(ends, step[step >= 0], work.end[step >= 0])
     return ends
+
+
+def _cut_step(work: RankWork) -> Iterator[int]:
+    """The number of the first of several steps, where work from before it takes some of its time."""
+    if len(work.steps) < 2:
+        return
+    number, begin, end = work.steps[0].tolist()
+    launched = (work.call_begin >= begin) & (work.call_begin < end)
+    first_start = work.start[launched].min(initial=end)
+    earlier = ~launched & (work.start >= begin) & (work.start < first_start)
+    if (work.end - work.start)[earlier].sum() > CUT_SHARE * (end - begin):
+        yield int(number)
 
 
 def _spills(work: RankWork) -> bool:

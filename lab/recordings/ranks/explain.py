@@ -14,9 +14,10 @@ from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.binding import not_joined
-from lab.recordings.ranks.explained import FREE, READY, READY_FREE, RECORDED, Explained, WhatIf
+from lab.recordings.ranks.explained import EVEN, FREE, READY, READY_FREE, RECORDED, Explained, WhatIf
 from lab.recordings.ranks.findings import findings_of
 from lab.recordings.ranks.path import Piece
+from lab.recordings.ranks.pipeline import Pipeline, pipelines_of
 from lab.recordings.ranks.replay import Outcome, Step
 from lab.recordings.ranks.words import joined, steps_text
 from lab.recordings.ranks.work import COMP, COPY
@@ -50,7 +51,11 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
             )
         else:
             played[step.number] = (step, outcome)
-    rows = [row for pair in played.values() for row in _what_if(account, *pair, withheld)]
+    pipelines = pipelines_of(account)
+    rows = [row for pair in played.values() for row in _what_if(account, *pair, pipelines, withheld)]
+    if account.together.cut_step is not None:
+        cut_text = steps_text([account.together.cut_step])
+        learnt.append(f"{cut_text} begins with work from before the recording: findings leave it out")
     return Explained(
         account=account,
         findings=tuple(findings_of(account, played)),
@@ -64,6 +69,7 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
         withheld=tuple(withheld),
         steps=tuple(step for step, _ in played.values()),
         notes=tuple(learnt),
+        pipelines=tuple(pipelines),
     )
 
 
@@ -137,7 +143,9 @@ def _path_of(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
     return paths.critical_path(step, outcome, kinds)
 
 
-def _what_if(account: Account, step: Step, outcome: Outcome, withheld: list[str]) -> list[WhatIf]:
+def _what_if(
+    account: Account, step: Step, outcome: Outcome, pipelines: Sequence[Pipeline], withheld: list[str]
+) -> list[WhatIf]:
     """The lengths of a step with something changed; why one is not given goes to `withheld`."""
     recorded = step.recorded_ns / 1e6
     rows = [WhatIf(step.number, RECORDED, (), replay.length_ms(step, outcome), recorded)]
@@ -161,7 +169,25 @@ def _what_if(account: Account, step: Step, outcome: Outcome, withheld: list[str]
     add(FREE, replay.shorter(step, free))
     add(READY, ready)
     add(READY_FREE, replay.shorter(ready, free))
+    even_ms = (
+        replay.length_ms(replay.shorter(step, _uneven(account, step, pipelines))) if pipelines else np.inf
+    )
+    if even_ms <= rows[0].length_ms:
+        rows.append(WhatIf(step.number, EVEN, (), even_ms, recorded))
     return rows
+
+
+def _uneven(account: Account, step: Step, pipelines: Sequence[Pipeline]) -> dict[int, np.ndarray]:
+    """What each stage's kernels take beyond the mean over the stages of their pipeline (n,), by rank."""
+    beyond = {}
+    for pipeline in pipelines:
+        compute_ns = {b.rank: b.compute_ns for b in pipeline.bubbles if b.step == step.number}
+        mean_ns = sum(compute_ns.values()) / len(compute_ns)
+        for rank, own_ns in compute_ns.items():
+            played, work = step.ranks[rank], account.together.works[account.ranks.index(rank)]
+            share = 1 - mean_ns / max(own_ns, 1)
+            beyond[rank] = np.where(work.kind[played.rows] == COMP, played.dur * share, 0.0)
+    return beyond
 
 
 def _contention(account: Account, step: Step) -> dict[int, np.ndarray]:

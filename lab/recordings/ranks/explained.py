@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.path import Piece
+from lab.recordings.ranks.pipeline import Pipeline
 from lab.recordings.ranks.replay import Step
 from lab.stats import robust
 
 RECORDED, READY, READY_FREE = "as recorded", "all hosts ready", "all hosts ready, no contention"
-FREE = "no contention"
+FREE, EVEN = "no contention", "work even over stages"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class WhatIf:
 class Explained:
     """One account with its replays. withheld says why a step has no what-if; steps are those that have.
 
-    notes say where a replay rests on more than was recorded.
+    notes say where a replay rests on more than was recorded. pipelines: stages, schedules and bubbles.
     """
 
     account: Account
@@ -56,6 +57,7 @@ class Explained:
     withheld: tuple[str, ...]
     steps: tuple[Step, ...] = ()
     notes: tuple[str, ...] = ()
+    pipelines: tuple[Pipeline, ...] = ()
 
     def length_ms(self, change: str) -> float | None:
         """The median length over steps with this change, None where it is not known."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from lab.recordings.ranks.common import Together, launched_in
+from lab.recordings.ranks.common import GPU_STEPS, Together, launched_in
 from lab.recordings.ranks.work import RankWork
 from lab.stats.intervals import overlap
 
@@ -50,18 +51,41 @@ def host_waits(work: RankWork, rows: np.ndarray) -> list[HostWait]:
 def host_lateness_ns(together: Together, step: int) -> dict[int, float]:
     """Rank -> ns by which its host falls behind the median of the others' in a step, its waits left out.
 
-    Only ranks with a launch for every operation, and with others that launch as many, have one.
+    Behind those that launch as many operations; where none does, behind the others' pace. In steps that
+    reach into each other hosts are compared since the recording's first step. Only ranks with a launch for
+    every operation have one.
     """
     launched_ns: dict[int, np.ndarray] = {}
     for index, work in enumerate(together.works):
         window, rows = together.window(index, step), launched_in(together, index, step)
         if window is None or not len(rows) or (work.call_end[rows] < 0).any():
             continue
-        until = np.stack([np.full(len(rows), window[0]), work.call_begin[rows]], axis=1)
-        launched_ns[work.rank] = work.call_end[rows] - window[0] - overlap(until, work.blocking_calls)
-    lateness_ns = {}
-    for rank, of_rank in launched_ns.items():
-        peers_ns = [ns for peer, ns in launched_ns.items() if peer != rank and len(ns) == len(of_rank)]
-        if peers_ns:
-            lateness_ns[rank] = max(0.0, float((of_rank - np.median(peers_ns, axis=0)).max()))
-    return lateness_ns
+        spills = together.window_kind == GPU_STEPS
+        begin = int(work.steps[0, 1]) if spills else window[0]
+        until = np.stack([np.full(len(rows), begin), work.call_begin[rows]], axis=1)
+        launched_ns[work.rank] = work.call_end[rows] - begin - overlap(until, work.blocking_calls)
+        if spills:
+            launched_ns[work.rank] += int(together.common(index, np.array([begin]))[0]) - together.origin_ns
+    return {
+        rank: max(0.0, float((of_rank - usual_ns).max()))
+        for rank, of_rank in launched_ns.items()
+        if (usual_ns := usual_pace(of_rank, [ns for peer, ns in launched_ns.items() if peer != rank]))
+        is not None
+    }
+
+
+def usual_pace(own_ns: np.ndarray, peers_ns: Sequence[np.ndarray]) -> np.ndarray | None:
+    """When a host would have launched each operation (n,) at the pace of the others; None without any.
+
+    Of others that launch a different number each is taken to need as much for one launch as it does there.
+    """
+    alike = [ns for ns in peers_ns if len(ns) == len(own_ns)]
+    if alike:
+        usual: np.ndarray = np.median(alike, axis=0)
+        return usual
+    share = np.arange(1, len(own_ns) + 1) / len(own_ns)
+    scaled = []
+    for ns in peers_ns:
+        of_peer = np.interp(share, np.arange(1, len(ns) + 1) / len(ns), ns - ns[0])
+        scaled.append(ns[0] + of_peer * max(1.0, len(own_ns) / len(ns)))
+    return np.median(scaled, axis=0) if scaled else None

@@ -10,8 +10,11 @@ from lab.recordings.ranks.common import UNKNOWN, Call
 from lab.recordings.ranks.work import COMM, COMP, COPY, RankWork
 from lab.stats.columns import distinct
 
-COMPUTE, TRANSFER, WAIT, COPYING, LAUNCH_LATE, LAUNCH_GAP, TAIL, UNEXPLAINED = range(8)
-LABELS = ("compute", "transfer", "wait", "copy", "launch_late", "launch_gap", "tail", "unexplained")
+COMPUTE, TRANSFER, WAIT, UNPAIRED, COPYING, LAUNCH_LATE, LAUNCH_GAP, TAIL, UNEXPLAINED = range(9)
+LABELS = (
+    *("compute", "transfer", "wait", "unpaired", "copy"),
+    *("launch_late", "launch_gap", "tail", "unexplained"),
+)
 _FAR = np.iinfo(np.int64).max
 
 
@@ -59,7 +62,9 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     computes, talks, copies = (
         runs(work.start[work.kind == k], work.end[work.kind == k]) for k in (COMP, COMM, COPY)
     )
-    moves = runs(call.all_in, work.end[call.row])
+    is_paired = ~call.loose
+    moves = runs(call.all_in[is_paired], work.end[call.row[is_paired]])
+    loose = runs(work.start[call.row[call.loose]], work.end[call.row[call.loose]])
     wait_index = np.searchsorted(waits[0], begin, side="right") - 1
     in_wait = (
         (wait_index >= 0) & (begin < waits[1][np.maximum(wait_index, 0)])
@@ -67,7 +72,8 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
         else np.zeros(len(begin), bool)
     )
     awaited = np.where(in_wait, waits[2][np.maximum(wait_index, 0)] if len(waits[2]) else UNKNOWN, UNKNOWN)
-    unpaired = talks & ~moves & ~in_wait  # a collective without a row here: it moves data, as far as known
+    # A collective without a row here moves data, as far as known.
+    without_row = talks & ~moves & ~in_wait & ~loose
     order = np.argsort(work.start, kind="stable")
     coming = np.searchsorted(work.start[order], begin, side="right")
     is_followed = coming < len(order)
@@ -82,8 +88,9 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     label[idle & (returned > begin)] = LAUNCH_LATE
     label[idle & (next_start >= windows[window, 2])] = TAIL
     label[copies] = COPYING
-    label[talks] = WAIT
-    label[moves & talks | unpaired] = TRANSFER
+    label[talks & loose] = UNPAIRED
+    label[talks & in_wait] = WAIT
+    label[moves & talks | without_row] = TRANSFER
     label[computes] = COMPUTE
     return Segments(
         begin,

@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.replay import Outcome, Step
 
-ENTERED, HOST_TIME, COMPUTE, TRANSFER, COPY, GAP = (
-    "entered late",
-    "host",
-    "compute",
-    "transfer",
-    "copy",
-    "gap",
-)
+ENTERED, BEFORE, HOST_TIME = "entered late", "work of the step before", "host"
+COMPUTE, TRANSFER, COPY, GAP = "compute", "transfer", "copy", "gap"
 
 
 @dataclass(frozen=True)
@@ -45,10 +39,11 @@ def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> 
     until = ends[place]
     while True:
         played = step.ranks[rank]
-        call = int(played.call[place])
-        if call >= 0:  # from the last arrival on it moves data, before that its last rank counts
-            last_rank = outcome.last_rank[call]
-            last_place = place if last_rank == rank else int((step.ranks[last_rank].call == call).argmax())
+        if (
+            rank,
+            place,
+        ) in outcome.latest_of:  # data moves from the last arrival on; before it counts that rank
+            last_rank, last_place = outcome.latest_of[rank, place]
             start_ns = outcome.start[last_rank][last_place]
             pieces.append(Piece(rank, TRANSFER, start_ns - origin, until - origin, int(played.key[place])))
             rank, place, played = last_rank, last_place, step.ranks[last_rank]
@@ -66,7 +61,7 @@ def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> 
     played = step.ranks[rank]
     pieces.append(Piece(rank, HOST_TIME, played.begin - origin, start_ns - origin))
     if played.begin > origin:
-        pieces.append(Piece(rank, ENTERED, 0.0, played.begin - origin))
+        pieces.append(Piece(rank, BEFORE if step.spills else ENTERED, 0.0, played.begin - origin))
     return [piece for piece in reversed(pieces) if piece.ns > 0]
 
 

@@ -10,14 +10,14 @@ was what was waited for at least once.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.recordings.ranks.common import UNKNOWN, Together, launched_in
-from lab.recordings.ranks.hosts import HostWait, host_waits
+from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN, Together, launched_in
+from lab.recordings.ranks.hosts import HostWait, host_waits, usual_pace
 from lab.recordings.ranks.work import RankWork
 from lab.stats import robust
 from lab.stats.columns import distinct
@@ -34,6 +34,7 @@ ACCEPTED_SHARE = 0.002
 MOST_OPERATIONS = 400_000
 
 Waits = tuple[tuple[int, ...], ...]  # by operation: the places of those that it waits for
+Legs = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Played:
     """The operations of one rank in one step, in the order of their launch, on the common clock.
 
     ready is when the launch call returned, lag what start then takes at most; dur is a collective's transfer.
-    previous and awaited are the operations (places) that must have ended; call is -1 for no collective.
+    previous and awaited are the operations (places) that must have ended; call is -1 for no collective. legs:
+    by place, the calls that it takes part in, and those that it waits for.
     awaited is as the profiler recorded it, or mined where it recorded no waits of streams; mined is what the
     recordings show. waits are the host's, for its own operations. delay is what starts take beyond (n,).
     held: whether its stream held it back for an event that is not known.
@@ -63,6 +65,7 @@ class Played:
     delay: np.ndarray
     held: np.ndarray
     awaited: Waits
+    legs: Mapping[int, Legs]
     mined: Waits = ()
     waits: tuple[HostWait, ...] = ()
 
@@ -86,26 +89,40 @@ class Outcome:
     """Start and end (n,) of every rank's operations, and what held each start.
 
     held_by: whether that was the host, and which operation's end, UNKNOWN for a launch that waited for none.
+    latest_of: by rank and place of a collective, rank and place of the one that came last.
     """
 
     start: dict[int, list[float]]
     end: dict[int, list[float]]
     held_by: dict[int, list[tuple[bool, int]]]
-    last_rank: dict[int, int]
+    latest_of: dict[tuple[int, int], tuple[int, int]]
     finish: float
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of all ranks, ready to be replayed."""
+    """One step of all ranks, ready to be replayed.
+
+    spill_end: where GPU work of the step before reaches into it, the end of that on all GPUs, from which the
+    length counts; a rank begins where that work ends on its own GPU. None: from the first begin on.
+    """
 
     number: int
     ranks: dict[int, Played]
     recorded_ns: float
+    spill_end: float | None = None
+
+    @property
+    def spills(self) -> bool:
+        return self.spill_end is not None
 
     @property
     def begin(self) -> float:
         return min(played.begin for played in self.ranks.values())
+
+    @property
+    def since(self) -> float:
+        return self.begin if self.spill_end is None else self.spill_end
 
     @property
     def size(self) -> int:
@@ -124,16 +141,22 @@ def steps_of(together: Together) -> list[Step]:
             if (played := _played(together, index, number)) is not None:
                 ranks[work.rank] = played
         if len(ranks) == len(together.works):
-            begin = min(played.begin for played in ranks.values())
+            spills = together.window_kind == GPU_STEPS and number != together.steps[0]
+            step = Step(
+                number, ranks, 0.0, max(played.begin for played in ranks.values()) if spills else None
+            )
             end = max(float(played.end.max()) for played in ranks.values())
-            steps.append(Step(number, ranks, end - begin))
+            steps.append(replace(step, recorded_ns=end - step.since))
     return steps
 
 
 def _played(together: Together, index: int, number: int) -> Played | None:
     work, window = together.works[index], together.window(index, number)
     rows = launched_in(together, index, number)
+    call_rows = together.calls[index]
     if window is None or not len(rows) or (work.call_end[rows] < 0).any():
+        return None
+    if np.isin(rows, call_rows.row[call_rows.loose]).any():
         return None
     origin = together.origin_ns
     start, end, ready = (
@@ -142,7 +165,6 @@ def _played(together: Together, index: int, number: int) -> Played | None:
     )
     call = np.full(len(work), UNKNOWN, dtype=np.int64)
     moved = np.zeros(len(work))
-    call_rows = together.calls[index]
     call[call_rows.row] = np.where(call_rows.last_index != UNKNOWN, call_rows.call, UNKNOWN)
     moved[call_rows.row] = work.end[call_rows.row] - call_rows.all_in
     place = np.full(len(work), UNKNOWN, dtype=np.int64)
@@ -168,6 +190,7 @@ def _played(together: Together, index: int, number: int) -> Played | None:
         delay=np.zeros(len(rows)),
         held=np.isin(rows, work.held),
         awaited=_recorded(work, place, len(rows)),
+        legs={int(place[row]): legs for row, legs in call_rows.legs.items() if place[row] >= 0},
         waits=tuple(waits),
     )
 
@@ -300,84 +323,132 @@ def with_delays(step: Step, most_ns: float = DELAY_NS) -> Step:
 
 def play(step: Step) -> Outcome | None:
     """The step from its launches; None where the orders of collectives contradict each other."""
-    members: Counter[int] = Counter()
-    for played in step.ranks.values():
-        members.update(played.call[played.call >= 0].tolist())
-    lanes = {rank: _Lane(played) for rank, played in step.ranks.items()}
-    entered: dict[int, list[tuple[float, int, int]]] = {}
-    todo = True
-    while todo:
-        todo = False
-        for lane in lanes.values():
-            todo |= lane.advance(entered)
-        for call in [call for call, ins in entered.items() if len(ins) == members[call]]:
-            latest = max(entered[call])
-            for _, rank, place in entered.pop(call):
-                lanes[rank].leave(place, latest[0], latest[1])
-            todo = True
-    if any(lane.index < len(lane.start) or lane.inside != UNKNOWN for lane in lanes.values()):
+    player = _Player(step)
+    player.run()
+    lanes = player.lanes.values()
+    if any(math.isnan(end) for lane in lanes for end in lane.end):
         return None
-    ends = {rank: lane.end for rank, lane in lanes.items()}
     return Outcome(
-        start={rank: lane.start for rank, lane in lanes.items()},
-        end=ends,
-        held_by={rank: lane.held_by for rank, lane in lanes.items()},
-        last_rank={call: rank for lane in lanes.values() for call, rank in lane.last_of.items()},
-        finish=max(max(end) for end in ends.values()),
+        start={lane.rank: lane.start for lane in lanes},
+        end={lane.rank: lane.end for lane in lanes},
+        held_by={lane.rank: lane.held_by for lane in lanes},
+        latest_of=player.latest_of,
+        finish=max(max(lane.end) for lane in lanes),
     )
 
 
+class _Gate:
+    """A call that some must enter before those who wait for it go on. latest: (start, rank, place)."""
+
+    def __init__(self) -> None:
+        self.members = 0
+        self.latest = (-math.inf, UNKNOWN, UNKNOWN)
+        self.waiting: list[tuple[_Lane, int]] = []
+
+
+class _Player:
+    """Plays all ranks: each operation starts and ends as soon as what it waits for has."""
+
+    def __init__(self, step: Step) -> None:
+        self.lanes = {rank: _Lane(played) for rank, played in step.ranks.items()}
+        self.latest_of: dict[tuple[int, int], tuple[int, int]] = {}
+        self._gates: dict[int, _Gate] = {}
+        self._todo: list[tuple[_Lane, int, bool]] = []  # an operation and whether it has started
+        for played in step.ranks.values():
+            for entered, _ in played.legs.values():
+                for call in entered:
+                    self._gates.setdefault(call, _Gate()).members += 1
+
+    def run(self) -> None:
+        for lane in self.lanes.values():
+            self._launch(lane)
+        while self._todo:
+            lane, place, has_started = self._todo.pop()
+            if place == UNKNOWN:
+                self._launch(lane)
+            elif has_started:
+                self._end(lane, place)
+            else:
+                self._start(lane, place)
+
+    def _launch(self, lane: _Lane) -> None:
+        """Go on with a host until it waits for an operation that has not ended."""
+        while lane.index < len(lane.start):
+            if (blocker := lane.launch()) != UNKNOWN:
+                lane.blocked.setdefault(blocker, []).append(UNKNOWN)
+                return
+            lane.index += 1
+            self._start(lane, lane.index - 1)
+
+    def _start(self, lane: _Lane, place: int) -> None:
+        if (blocker := lane.begin(place)) != UNKNOWN:
+            lane.blocked.setdefault(blocker, []).append(place)
+            return
+        for call in lane.legs.get(place, ((), ()))[0]:
+            gate = self._gates[call]
+            gate.members -= 1
+            gate.latest = max(gate.latest, (lane.start[place], lane.rank, place))
+            if not gate.members:
+                self._todo += [(waiting, waiting_place, True) for waiting, waiting_place in gate.waiting]
+        self._end(lane, place)
+
+    def _end(self, lane: _Lane, place: int) -> None:
+        gates = [self._gates[call] for call in lane.legs.get(place, ((), ()))[1]]
+        for gate in gates:
+            if gate.members:
+                gate.waiting.append((lane, place))
+                return
+        all_in = lane.start[place]
+        if gates:
+            latest = max(gate.latest for gate in gates)
+            self.latest_of[lane.rank, place] = latest[1:]
+            all_in = max(all_in, latest[0])
+        lane.end[place] = all_in + lane.dur[place]
+        self._todo += [(lane, blocked, False) for blocked in lane.blocked.pop(place, ())]
+
+
 class _Lane:
-    """One rank while it is played."""
+    """One rank while it is played; blocked: by operation, the places (UNKNOWN: the host) that wait for it."""
 
     def __init__(self, played: Played) -> None:
         count = len(played.rows)
-        self.index, self.inside = 0, UNKNOWN
-        self.rank = played.rank
-        self.start, self.end = [0.0] * count, [0.0] * count
+        self.index, self.rank, self.legs = 0, played.rank, played.legs
+        self.start, self.end = [math.nan] * count, [math.nan] * count
         self.held_by = [(True, UNKNOWN)] * count
-        self.last_of: dict[int, int] = {}
+        self.blocked: dict[int, list[int]] = {}
+        self.dur = np.maximum(played.dur, 0).tolist()
         self._launch_ns = (played.ready + played.lag).tolist()
         self._waits = {wait.place: wait for wait in played.waits}
         self._later, self._held_by = 0.0, UNKNOWN  # what the host's waits add, and the last that held it
         self._floor = played.floor.tolist()
         self._delay = played.delay.tolist()
         self._previous, self._awaited = played.previous.tolist(), played.awaited or ((),) * count
-        self._dur, self._call = played.dur.tolist(), played.call.tolist()
 
-    def advance(self, entered: dict[int, list[tuple[float, int, int]]]) -> bool:
-        """Play on until a collective, whose partners may not be there yet."""
-        start_index = self.index
-        while self.index < len(self.start) and self.inside == UNKNOWN:
-            self._begin(self.index)
-            if self._call[self.index] >= 0:
-                self.inside = self.index
-                entered.setdefault(self._call[self.index], []).append(
-                    (self.start[self.index], self.rank, self.index)
-                )
-            else:
-                self.end[self.index] = self.start[self.index] + self._dur[self.index]
-            self.index += 1
-        return self.index > start_index
+    def launch(self) -> int:
+        """Launch the next operation; the one that the host waits for first, UNKNOWN if none holds it."""
+        wait = self._waits.get(self.index)
+        if wait is not None:
+            if math.isnan(self.end[wait.on]):
+                return int(wait.on)
+            self._wait(wait)
+        self._launch_ns[self.index] += self._later
+        self.held_by[self.index] = (True, self._held_by)
+        return UNKNOWN
 
-    def leave(self, place: int, all_in: float, last_rank: int) -> None:
-        self.end[place] = max(all_in + self._dur[place], self.start[place])
-        self.last_of[self._call[place]] = last_rank
-        self.inside = UNKNOWN
-
-    def _begin(self, place: int) -> None:
-        if place in self._waits:
-            self._wait(self._waits[place])
-        start, held_by = self._launch_ns[place] + self._later, (True, self._held_by)
+    def begin(self, place: int) -> int:
+        """Start a launched operation; the one that must end first, UNKNOWN if none holds it."""
+        blockers = [op for op in (self._previous[place], *self._awaited[place]) if op >= 0]
+        for operation in blockers:
+            if math.isnan(self.end[operation]):
+                return int(operation)
+        start, held_by = self._launch_ns[place], self.held_by[place]
         if self._floor[place] + STREAM_NS > start:
             start = self._floor[place] + STREAM_NS
-        previous = self._previous[place]
-        if previous >= 0 and self.end[previous] + STREAM_NS > start:
-            start, held_by = self.end[previous] + STREAM_NS, (False, previous)
-        for awaited in self._awaited[place]:
-            if self.end[awaited] + STREAM_NS > start:
-                start, held_by = self.end[awaited] + STREAM_NS, (False, awaited)
+        for operation in blockers:
+            if self.end[operation] + STREAM_NS > start:
+                start, held_by = self.end[operation] + STREAM_NS, (False, operation)
         self.start[place], self.held_by[place] = start + self._delay[place], held_by
+        return UNKNOWN
 
     def _wait(self, wait: HostWait) -> None:
         """The host goes on when the operation has ended, or at once where it already had."""
@@ -394,25 +465,29 @@ def error_share(step: Step, outcome: Outcome) -> float:
 
 
 def length_ms(step: Step, outcome: Outcome | None = None) -> float:
-    """From the first begin over ranks to the last end, in ms; NaN where it cannot be played."""
+    """From the step's begin to the last end over ranks, in ms; NaN where it cannot be played."""
     outcome = outcome or play(step)
-    return float("nan") if outcome is None else (outcome.finish - step.begin) / 1e6
+    return float("nan") if outcome is None else (outcome.finish - step.since) / 1e6
 
 
 def hosts_as_others(step: Step, fixed: Sequence[int]) -> Step | None:
     """The step with the hosts of these ranks, and their entry, as the median of the others.
 
-    None where no other rank launches the same operations.
+    Of others that launch the same operations, else at their pace but never later than recorded.
     """
     peers = [played for rank, played in step.ranks.items() if rank not in fixed]
     ranks = dict(step.ranks)
     for rank in fixed:
         played = ranks[rank]
         alike = [peer for peer in peers if signature(peer) == signature(played)]
-        if not alike:
+        models = alike or peers
+        begin = robust.median([peer.begin for peer in (models if step.spills else peers)])
+        busy = usual_pace(played.busy, [peer.busy for peer in models])
+        if busy is None:
             return None
-        begin = robust.median([peer.begin for peer in peers])
-        ready = begin + np.median([peer.busy for peer in alike], axis=0)
+        ready = begin + busy
+        if not alike:
+            ready = np.minimum(ready, played.begin + played.busy)
         # A host whose launches wait for nothing: each wait is over as it begins, after the launch before it.
         launched = [(wait, float(ready[wait.place - 1])) for wait in played.waits]
         ranks[rank] = replace(
@@ -441,11 +516,11 @@ def entry_as_others(step: Step, rank: int) -> Step:
 
 def hosts_ready(step: Step) -> Step:
     """The step with everything launched at its begin: what the GPUs alone need."""
-    begin = step.begin
 
     def ready(played: Played) -> Played:
-        at_begin, no_floor = np.full(len(played.ready), begin), np.full(len(played.floor), -np.inf)
-        return replace(played, begin=begin, ready=at_begin, floor=no_floor, waits=())
+        begin = played.begin if step.spills else step.begin
+        floor = played.floor if step.spills else np.full(len(played.floor), -np.inf)
+        return replace(played, begin=begin, ready=np.full(len(played.ready), begin), floor=floor, waits=())
 
     return step.changed(ready)
 

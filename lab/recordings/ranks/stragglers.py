@@ -14,7 +14,7 @@ import numpy as np
 from lab.core.words import printable
 from lab.recordings.names import kernel_class
 from lab.recordings.ranks.account import Account, Row
-from lab.recordings.ranks.common import UNKNOWN
+from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN
 from lab.recordings.ranks.hosts import host_lateness_ns
 from lab.recordings.ranks.work import COMM, COMP, COPY
 from lab.stats import robust
@@ -48,7 +48,7 @@ def excesses_of(account: Account) -> list[Excess]:
     excesses: list[Excess] = []
     for step in account.together.steps:
         rows = [row for row in account.rows if row.step == step]
-        if len(rows) > 1:
+        if len(rows) > 1 and step != account.together.cut_step:
             for excesses_by_cause in (_late_hosts, _copies, _compute, _links, _entered_late):
                 excesses += excesses_by_cause(account, rows)
     return excesses
@@ -90,10 +90,15 @@ def _late_hosts(account: Account, rows: Sequence[Row]) -> list[Excess]:
     """Ranks whose GPUs idle because their hosts launch later than the others' hosts.
 
     A GPU also idles more where the others' hosts got ahead while they waited for it: then its own host is as
-    theirs, and not named.
+    theirs, and not named. In steps that reach into each other a GPU whose stage is early or late in the step
+    idles for its place alone, so only its host is compared.
     """
-    late = _over(rows, [row.parts["launch_late_ns"] for row in rows], HOST_LATE)
-    behind = host_lateness_ns(account.together, rows[0].step) if late else {}
+    idle_ns = [row.parts["launch_late_ns"] for row in rows]
+    if account.together.window_kind == GPU_STEPS:
+        late = [Excess(row.step, row.rank, HOST_LATE, ns) for row, ns in zip(rows, idle_ns, strict=True)]
+    else:
+        late = _over(rows, idle_ns, HOST_LATE)
+    behind = host_lateness_ns(account.together, rows[0].step) if any(idle_ns) else {}
     excesses = [replace(excess, ns=min(excess.ns, behind.get(excess.rank, excess.ns))) for excess in late]
     return [excess for excess in excesses if excess.ns > _threshold_ns(rows)]
 
@@ -115,6 +120,8 @@ def _entered_late(account: Account, rows: Sequence[Row]) -> list[Excess]:
     A clock that no collective bounds may be what is late instead.
     """
     late = _over(rows, [row.entered_ns for row in rows], ENTERED_LATE)
+    if account.together.window_kind == GPU_STEPS:
+        return []  # where one step reaches into the next, ranks begin it when their own GPUs are ready
     bounded = {clock.rank for clock in account.clocks if not np.isnan(clock.high_ns)}
     previous = _step_before(account, rows[0].step)
     tails = _over(previous, [row.parts["tail_ns"] for row in previous], "") if len(previous) > 1 else []

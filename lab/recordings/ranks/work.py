@@ -10,7 +10,7 @@ import numpy as np
 
 from lab.recordings import views
 from lab.recordings.capture import Capture
-from lab.recordings.phase_names import step_number
+from lab.recordings.phase_names import is_step, step_number
 from lab.recordings.tables import Table
 from lab.stats.columns import distinct, distinct_rows
 
@@ -187,6 +187,12 @@ def _keys(trace: Capture, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str
     return key.ravel(), keys
 
 
+def _named_number(text: str) -> int:
+    """7 of `train step 7`, as programs name steps for nsys; -1 for anything else."""
+    digits = re.search(r"\d{1,9}$", text)
+    return int(digits[0]) if digits and is_step(text) else -1
+
+
 def _host_spans(trace: Capture, launches: np.ndarray) -> dict[str, np.ndarray]:
     """What the threads that launch kernels did."""
     runtime, ops = trace.api, trace.operators
@@ -204,9 +210,11 @@ def _host_spans(trace: Capture, launches: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _steps(trace: Capture) -> np.ndarray:
-    """(number, begin, end) of each ProfilerStep#N of the host, by begin."""
-    numbers = np.array([*(step_number(text) for text in trace.strings), -1])
+    """(number, begin, end) of each ProfilerStep#N of the host, else of each named step, by begin."""
     ranges = trace.annotations
+    numbers = np.array([*(step_number(text) for text in trace.strings), -1])
+    if not (numbers[ranges.name_id] >= 0).any():
+        numbers = np.array([*(_named_number(text) for text in trace.strings), -1])
     steps = ranges.where(numbers[ranges.name_id] >= 0)
     rows = np.stack([numbers[steps.name_id], steps.start_ns, steps.end_ns], axis=1)
     rows = distinct_rows(rows.astype(np.int64))[0]

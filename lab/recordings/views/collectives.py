@@ -14,6 +14,7 @@ from lab.perfmodel.dtypes import item_bytes
 from lab.recordings.capture import Capture, once
 from lab.recordings.owners import first_index
 from lab.recordings.tables import Table
+from lab.recordings.views.exchanges import exchanges_of
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
 from lab.recordings.views.timeline import COMM, GLOO_PREFIX, classify, is_gloo
 from lab.stats.columns import objects
@@ -26,7 +27,7 @@ def collective_instances(trace: Capture) -> Table:
     Columns: collective ("" where not recorded), in_nelems, out_nelems, dtype, group_size,
     msg_bytes (the total S of nccl-tests: the larger of both buffers), pg_name, pg_desc, pg_ranks, seq, ts_ns,
     dur_ns, stream, correlation, grid_x, block_x, step, kernel (name), row (of `ops`, or of `annotations`),
-    in_split and out_split (JSON lists as text).
+    in_split and out_split (JSON lists as text), exchanges (the partners of sends and receives, `exchanges`).
     """
     columns = _collectives_on_gpu(trace) if device_of(trace) == "gpu" else _collectives_on_cpu(trace)
     nelems = np.maximum(columns["in_nelems"], columns["out_nelems"])
@@ -38,7 +39,8 @@ def collective_instances(trace: Capture) -> Table:
 
 def _collectives_on_gpu(trace: Capture) -> dict[str, np.ndarray]:
     rows = np.flatnonzero(classify(trace) == COMM)
-    kernels, metadata = trace.ops.take(rows), _comm_metadata(trace, rows)
+    exchanges, first_op = exchanges_of(trace, rows)
+    kernels, metadata = trace.ops.take(rows), _comm_metadata(trace, rows, first_op)
     columns = {name: metadata(name) for name in ("in_nelems", "out_nelems", "group_size", "seq")}
     texts = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "in_split", "out_split")
     columns |= {name: trace.text(metadata(f"{name}_id")) for name in texts}
@@ -49,6 +51,7 @@ def _collectives_on_gpu(trace: Capture) -> dict[str, np.ndarray]:
         "correlation": kernels.corr,
         "step": kernel_steps(trace)[rows],
         "kernel": trace.text(kernels.name_id),
+        "exchanges": exchanges,
         "row": rows,
     }
 
@@ -88,15 +91,17 @@ def _telling_op(trace: Capture, op: int) -> str:
     return ""
 
 
-def _comm_metadata(trace: Capture, rows: np.ndarray) -> Callable[[str], np.ndarray]:
+def _comm_metadata(trace: Capture, rows: np.ndarray, first_op: np.ndarray) -> Callable[[str], np.ndarray]:
     """Columns of metadata for `rows` of `kernels`, -1 where not recorded.
 
-    Older recordings have them only at the op that launched the collective.
+    Older recordings have them only at the op that launched the collective; first_op (n,): the row of
+    `comm_ops` that stands for a kernel of several sends and receives.
     """
     of_kernel = first_index(rows, trace.collectives.kernel)
     of_op = np.full(len(rows), -1)
     if len(trace.comm_ops) and (of_kernel < 0).any():
         of_op = first_index(link_ops(trace)[rows], trace.comm_ops.op)
+        of_op = np.where(of_op < 0, first_op, of_op)
 
     def column(name: str) -> np.ndarray:
         values = np.full(len(rows), -1)
@@ -128,7 +133,7 @@ def _collectives_on_cpu(trace: Capture) -> dict[str, np.ndarray]:
         "out_nelems": np.array(gathered, dtype=np.int64),
         "dtype": column_of([str(calls[0]) if calls else "" for calls in dtypes]),
         "group_size": np.full(len(rows), group_size),
-        **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split"), nothing),
+        **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split", "exchanges"), nothing),
         **dict.fromkeys(("seq", "stream", "correlation", "grid_x", "block_x"), unknown),
         "ts_ns": calls.start_ns,
         "dur_ns": calls.dur_ns,

@@ -18,32 +18,32 @@ def about(trace: Capture) -> dict[str, str]:
     meta = trace.meta
     used = distinct(trace.ops.device)
     names = {meta.devices[at] for at in used.tolist() if 0 <= at < len(meta.devices)}
-    found = {
+    facts = {
         "GPU": " and ".join(sorted(names)),
         "torch": meta.torch_version or "",
         "NCCL or RCCL": meta.nccl_version or "",
         "CUDA": str(meta.cuda_version or ""),
         "HIP": str(meta.hip_version or ""),
     }
-    return {name: printable(value)[:80] for name, value in found.items() if value}
+    return {name: printable(value)[:80] for name, value in facts.items() if value}
 
 
 def differences(ranks: Mapping[int, About]) -> list[str]:
     """One sentence per fact in which ranks differ: the few against the many."""
-    found = []
+    sentences = []
     for name in dict.fromkeys(name for one in ranks.values() for name in one):
         values = {rank: one[name] for rank, one in ranks.items() if name in one}
         counts = Counter(values.values())
         if len(counts) < 2:
             continue
         usual = counts.most_common(1)[0][0]
-        others = [
+        minorities = [
             f"{ranks_in_words(_with(values, value), 'has', 'have')} {value}"
             for value in counts
             if value != usual
         ]
-        found.append(f"ranks differ in their {name}: {', '.join(others)}, the others {usual}")
-    return found
+        sentences.append(f"ranks differ in their {name}: {', '.join(minorities)}, the others {usual}")
+    return sentences
 
 
 def _with(values: Mapping[int, str], value: str) -> list[int]:

@@ -34,7 +34,9 @@ def analyze(
     """
     configs = configs_of(folder, may_be_empty=bool(expected))
     traces = [trace for config in configs for trace in config.traces]
-    on_done = None if progress is None else lambda done, total, trace: progress(done, total, trace.path)
+    on_done = (
+        None if progress is None else lambda num_done, total, trace: progress(num_done, total, trace.path)
+    )
     results = map_traces(read_rank, traces, workers=workers, progress=on_done)
     by_path: dict[Path, RankFigures] = {}
     for trace, result in zip(traces, results, strict=True):

@@ -92,18 +92,18 @@ def _of_config(
     config: ConfigDir, ranks: list[RankFigures], expected: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
     key = config.key._asdict()
-    from_log, said, log_problem = _from_log(config)
-    said = said.of_calls(
+    from_log, log_choices, log_problem = _from_log(config)
+    log_choices = log_choices.of_calls(
         (NAMES.get(row["kind"], ""), row["msg_bytes"], row["group_size"])
-        for one in ranks
-        for row in one.collectives
+        for figures in ranks
+        for row in figures.collectives
     )
     effective = [
-        _effective_row({**key, "rank": one.rank}, row, from_log, said)
-        for one in ranks
-        for row in one.collectives
+        _effective_row({**key, "rank": figures.rank}, row, from_log, log_choices)
+        for figures in ranks
+        for row in figures.collectives
     ]
-    good = [one for one in ranks if one.timeline]
+    good = [figures for figures in ranks if figures.timeline]
     summary = {
         **key,
         **_status(config, ranks, _find(expected, key)),
@@ -117,7 +117,7 @@ def _of_config(
     return {
         "timeline": [{**key, "rank": o.rank, **(o.timeline or {}), "file": str(o.path)} for o in good],
         "effective": effective,
-        "gemm": [{**key, "rank": one.rank, **row} for one in ranks for row in one.gemm],
+        "gemm": [{**key, "rank": figures.rank, **row} for figures in ranks for row in figures.gemm],
         "configs": [summary],
         "problems": [*log_problem, *_problem_rows(config, ranks, key)],
     }
@@ -157,9 +157,9 @@ def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, A
 def _twice(config: ConfigDir, ranks: list[RankFigures]) -> list[str]:
     """A sentence for each rank that several traces say they are: at most one of them can be."""
     files: dict[int, list[str]] = {}
-    for one in ranks:
-        if one.timeline and one.rank >= 0:
-            files.setdefault(one.rank, []).append(os.path.relpath(one.path, config.path))
+    for figures in ranks:
+        if figures.timeline and figures.rank >= 0:
+            files.setdefault(figures.rank, []).append(os.path.relpath(figures.path, config.path))
     return [
         f"rank {rank} is in {plural(len(names), 'trace')}: {first_few(names)}"
         for rank, names in files.items()
@@ -181,28 +181,28 @@ def _problem_rows(
 ) -> Iterable[dict[str, Any]]:
     for note in config.notes:
         yield {**key, "rank": -1, "file": str(config.path), "what": note, "fix": ""}
-    for text in differences({one.rank: one.about for one in ranks if one.timeline}):
+    for text in differences({figures.rank: figures.about for figures in ranks if figures.timeline}):
         yield {**key, "rank": -1, "file": str(config.path), "what": text, "fix": ""}
-    seen: Counter[int] = Counter(one.rank for one in ranks if one.timeline)
-    for one in ranks:
-        row = {**key, "rank": one.rank, "file": str(one.path)}
-        if one.error:
-            yield {**row, "what": one.error[0], "fix": one.error[1]}
-        for problem in one.problems:
+    traces_of_rank: Counter[int] = Counter(figures.rank for figures in ranks if figures.timeline)
+    for figures in ranks:
+        row = {**key, "rank": figures.rank, "file": str(figures.path)}
+        if figures.error:
+            yield {**row, "what": figures.error[0], "fix": figures.error[1]}
+        for problem in figures.problems:
             yield {**row, "what": problem, "fix": ""}
-        if seen[one.rank] > 1:
-            what = f"{seen[one.rank]} traces say that they are rank {one.rank}"
-            yield {**row, "what": what, "fix": "keep one trace per rank"}
+        if traces_of_rank[figures.rank] > 1:
+            conflict_text = f"{traces_of_rank[figures.rank]} traces say that they are rank {figures.rank}"
+            yield {**row, "what": conflict_text, "fix": "keep one trace per rank"}
 
 
 def _never_seen(
     configs: Sequence[ConfigDir], expected: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, list[dict[str, Any]]]]:
     """Rows for what is in the manifest but not in the folder."""
-    seen = {config.key for config in configs}
+    keys = {config.key for config in configs}
     parts = []
     for planned in expected:
-        if _key_of(planned) in seen:
+        if _key_of(planned) in keys:
             continue
         is_ok = planned.get("status", "ok") == "ok"
         reason = "succeeded according to the manifest, but its folder is gone" if is_ok else _reason(planned)
@@ -227,9 +227,13 @@ def _from_log(config: ConfigDir) -> tuple[int, Said, list[dict[str, Any]]]:
         )
 
 
-def _effective_row(key: dict[str, Any], row: Mapping[str, Any], from_log: int, said: Said) -> dict[str, Any]:
+def _effective_row(
+    key: dict[str, Any], row: Mapping[str, Any], from_log: int, log_choices: Said
+) -> dict[str, Any]:
     channels, threads, kind = row["effective_channels"], row["effective_threads"], row["kind"]
-    how = how_of(said, kind, row["msg_bytes"], kernel=row["kernel"], block=threads, threads=key["threads"])
+    choice = how_of(
+        log_choices, kind, row["msg_bytes"], kernel=row["kernel"], block=threads, threads=key["threads"]
+    )
     algorithm = key["algorithm"] if serves(key["algorithm"], kind) else ""
     protocol = key["protocol"] if kind in NAMES else ""
     return {
@@ -241,12 +245,12 @@ def _effective_row(key: dict[str, Any], row: Mapping[str, Any], from_log: int, s
         "channels_verdict": channels_verdict(key["channel"], channels, from_log),
         "threads_verdict": threads_verdict(key["threads"], threads),
         "requested_algorithm": algorithm,
-        "effective_algorithm": how.algorithm,
-        "algorithm_verdict": word_verdict(algorithm, how.algorithm),
+        "effective_algorithm": choice.algorithm,
+        "algorithm_verdict": word_verdict(algorithm, choice.algorithm),
         "requested_protocol": protocol,
-        "effective_protocol": how.protocol,
-        "protocol_verdict": word_verdict(protocol, how.protocol),
-        "evidence": how.evidence,
+        "effective_protocol": choice.protocol,
+        "protocol_verdict": word_verdict(protocol, choice.protocol),
+        "evidence": choice.evidence,
     }
 
 
@@ -273,8 +277,8 @@ def _key_of(row: Mapping[str, Any]) -> Key:
 def _relative(rows: Rows, folder: Path) -> Rows:
     """Make file names relative to `folder`, so that a recording gives the same tables wherever it lies."""
     # At the start of a text, or in the brackets of an error.
-    before = re.compile(rf"(^|(?<=\()){re.escape(str(folder))}/")
+    prefix = re.compile(rf"(^|(?<=\()){re.escape(str(folder))}/")
     for name, columns in (("timeline", ["file"]), ("problems", ["file", "what"])):
         for row in rows[name]:
-            row.update({column: before.sub("", row[column]) for column in columns})
+            row.update({column: prefix.sub("", row[column]) for column in columns})
     return rows

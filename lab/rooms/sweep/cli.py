@@ -115,9 +115,9 @@ def run_sweep(
     from lab.rooms.sweep.plan import inherited_notes, plan
 
     if tuner:  # its rows say the channels
-        given = {name: ctx.get_parameter_source(name) for name in ("channels", "threads")}
-        channels = [0] if given["channels"] == ParameterSource.DEFAULT else channels
-        threads = [0] if given["threads"] == ParameterSource.DEFAULT else threads
+        sources = {name: ctx.get_parameter_source(name) for name in ("channels", "threads")}
+        channels = [0] if sources["channels"] == ParameterSource.DEFAULT else channels
+        threads = [0] if sources["threads"] == ParameterSource.DEFAULT else threads
     config = msgspec.convert(
         {
             "channels": channels,
@@ -135,9 +135,9 @@ def run_sweep(
         raise UsageError("--nodes above 1 needs a scheduler", fix="lab run --engine slurm sweep --nodes ...")
 
     def make_plan(site: Site, root: Path) -> Plan:
-        made = plan(config, site, root, skip_existing=skip_existing)
+        sweep_plan = plan(config, site, root, skip_existing=skip_existing)
         inherited = inherited_notes(os.environ) if site.vendor != "none" else ()
-        return msgspec.structs.replace(made, notes=(*made.notes, *inherited))
+        return msgspec.structs.replace(sweep_plan, notes=(*sweep_plan.notes, *inherited))
 
     return Experiment(
         "sweep", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing)

@@ -39,8 +39,8 @@ def design_note(num_settings: int, repeats: int) -> str | None:
         )
     # With a residual of 1 %, which is usual for GPU-bound steps, so many repeats show 2 %.
     needed = next((n for n in range(2, 100) if detectable_sd(num_settings, n) <= 2), 100)
-    more = f"; {needed} repeats show 2 % where runs scatter by 1 %" if needed > repeats else ""
+    advice = f"; {needed} repeats show 2 % where runs scatter by 1 %" if needed > repeats else ""
     return (
         f"{repeats} repeats of {num_settings} settings in blocks show differences above {limit:.1f} sd of a "
-        f"run against one setting named beforehand{more}"
+        f"run against one setting named beforehand{advice}"
     )

@@ -44,16 +44,16 @@ def verdict_over_sizes(verdicts: Iterable[tuple[int, str]]) -> str:
             by_size.setdefault(msg_bytes, set()).add(verdict)
     if not by_size:
         return "unknown"
-    every = sorted(set().union(*by_size.values()))
-    if len(every) == 1:
-        return every[0]
+    all_values = sorted(set().union(*by_size.values()))
+    if len(all_values) == 1:
+        return all_values[0]
     sizes = sorted(by_size)
     good = [by_size[size] == {"honoured"} for size in sizes]
-    first = good.index(True) if True in good else len(sizes)
-    if first < len(sizes) and all(good[first:]):
-        below = sorted(set().union(*(by_size[size] for size in sizes[:first])) - {"honoured"})
-        return f"honoured for >= {_mib(sizes[first])}, {' or '.join(below)} below"
-    return f"mixed: {', '.join(every)}; honoured for {sum(good)} of {len(sizes)} sizes"
+    first_good = good.index(True) if True in good else len(sizes)
+    if first_good < len(sizes) and all(good[first_good:]):
+        below = sorted(set().union(*(by_size[size] for size in sizes[:first_good])) - {"honoured"})
+        return f"honoured for >= {_mib(sizes[first_good])}, {' or '.join(below)} below"
+    return f"mixed: {', '.join(all_values)}; honoured for {sum(good)} of {len(sizes)} sizes"
 
 
 def log_channels(logs: Iterable[Path]) -> int:

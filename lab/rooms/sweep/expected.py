@@ -39,17 +39,18 @@ def interrupted_blocks(run: Run | None) -> list[str]:
         span = _span_s(record.outcome)
         if span is not None:
             blocks.setdefault(int(record.step.labels["repeat"]), []).append((*span, record.step.name))
-    found = []
+    sentences = []
     for repeat, steps in sorted(blocks.items()):
         ordered = sorted(steps)
-        for (_, end, before), (begin, _, after) in itertools.pairwise(ordered):
+        for (_, end, repeat_before), (begin, _, next_repeat) in itertools.pairwise(ordered):
             if begin - end > LONG_PAUSE_S:
                 pause = f"{(begin - end) / 3600:.1f} h"
-                found.append(
-                    f"Block {repeat} paused for {pause} between {before} and {after}: what changed on the "
+                sentences.append(
+                    f"Block {repeat} paused for {pause} between {repeat_before} and {next_repeat}: "
+                    "what changed on the "
                     "machine meanwhile is part of their comparison."
                 )
-    return found
+    return sentences
 
 
 def _span_s(outcome: Outcome | None) -> tuple[float, float] | None:

@@ -49,61 +49,61 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
 
     Traces of GPUs go through the whole GEMM pipeline, as in `lab gemm all`; its main findings join the page.
     """
-    where = within(folder, out)
-    if on_gpu(where):
-        data, done = run_pipeline(where, run, progress)
+    places = within(folder, out)
+    if on_gpu(places):
+        data, pipeline = run_pipeline(places, run, progress)
         tables = data.tables
         explained, states = explained_of(data), states_of(data)
     else:
         explained, states = {}, {}
         expected, show = expected_rows(run), show_progress(progress)
-        tables, done = analyze(folder, expected=expected, workers=num_workers(), progress=show), None
+        tables, pipeline = analyze(folder, expected=expected, workers=num_workers(), progress=show), None
     manifest = run.manifest if run else None
     steps = unprofiled_table(configs_of(folder, may_be_empty=True))
     write_csv(steps, out / "tables" / "unprofiled.csv")
-    found = report(
+    page_findings = report(
         tables,
         out=out,
         title=f"Sweep {folder.resolve().name}",
         provenance=provenance(folder, manifest),
         kind=manifest.kind.value if manifest else "measured",
-        more=[rank_section(explained, states, out), gemm_section(done, out)] if done else (),
+        further=[rank_section(explained, states, out), gemm_section(pipeline, out)] if pipeline else (),
         ranks=explained,
         outcome=[*sentences(steps), *interrupted_blocks(run)],
     )
-    more = [*(text.rstrip(".") for text in left_out(steps)), *(() if run else not_looked_at(folder))]
-    found = msgspec.structs.replace(found, lacking=[*found.lacking, *more])
-    return joined(found, done) if done else found
+    other_lacks = [*(text.rstrip(".") for text in left_out(steps)), *(() if run else not_looked_at(folder))]
+    page_findings = msgspec.structs.replace(page_findings, lacking=[*page_findings.lacking, *other_lacks])
+    return joined(page_findings, pipeline) if pipeline else page_findings
 
 
 def run_pipeline(
-    where: Places, run: Run | None, progress: Callable[[str], None]
+    places: Places, run: Run | None, progress: Callable[[str], None]
 ) -> tuple[SweepData, GemmReport]:
     """Read every trace and run the whole GEMM pipeline on them -> what was read, and what was written."""
     data = read_sweep(
-        where.sweep,
+        places.sweep,
         workers=num_workers(),
-        workbooks=where.analysis,
+        workbooks=places.analysis,
         expected=expected_rows(run),
         progress=show_progress(progress),
     )
     progress("  GEMM pipeline: reports, variance, overlap, cause, plots, merged traces")
-    return data, run_all(where, data, MergeOptions(workers=num_workers()))
+    return data, run_all(places, data, MergeOptions(workers=num_workers()))
 
 
 def gemm_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> PlanFindings:
     """Run the GEMM pipeline alone. Raises MissingError where no trace has a GEMM on a GPU."""
-    where = within(folder, out)
-    if not on_gpu(where):
+    places = within(folder, out)
+    if not on_gpu(places):
         raise MissingError(
             "no trace here has GPU work, so there are no GEMMs to look at",
             location=folder,
             fix="record on a GPU, with its kernels traced and record_shapes=True",
         )
-    data, pipeline = run_pipeline(where, run, progress)
+    data, pipeline = run_pipeline(places, run, progress)
     missing = list(dict.fromkeys(pipeline.missing))
     lines = [f"- {text}" for text in pipeline.findings]
-    lines += [f"wrote {path}" for path in (where.analysis, where.merged) if path.exists()]
+    lines += [f"wrote {path}" for path in (places.analysis, places.merged) if path.exists()]
     return PlanFindings(
         pipeline.findings,
         "warn" if missing else "ok",
@@ -143,17 +143,17 @@ def rank_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[
 def not_looked_at(folder: Path) -> list[str]:
     """Recordings beside the traces that are of another format, and so of no sweep."""
     beside = sorted(folder.iterdir()) if folder.is_dir() else []
-    others = [path for path in beside if path.is_file() and named_as_recording(path)]
+    foreign = [path for path in beside if path.is_file() and named_as_recording(path)]
     return [
         f"{printable(path.name)} is not looked at: a sweep is made of Kineto traces (analyze it by itself)"
-        for path in others
+        for path in foreign
         if not path.name.endswith((".json", ".json.gz"))
     ]
 
 
-def on_gpu(where: Places) -> bool:
+def on_gpu(places: Places) -> bool:
     """Whether the first readable trace has GPU rows; the analysis reports what cannot be read."""
-    for config in configs_of(where.sweep, may_be_empty=True):
+    for config in configs_of(places.sweep, may_be_empty=True):
         for trace in config.traces:
             try:
                 return device_of(load_torch_trace(trace.path)) == "gpu"
@@ -167,15 +167,15 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
     gpus = pd.DataFrame(
         [
             {**key._asdict(), **row}
-            for key, one in settings.items()
-            for row in gpus_of(one.account, states.get(key))
+            for key, explained in settings.items()
+            for row in gpus_of(explained.account, states.get(key))
         ]
     )
     if len(gpus):
         write_csv(gpus, out / "tables" / "gpu_clocks.csv")
     table = ranking(settings)
     write_csv(table, out / "tables" / "ranking.csv")
-    frames = [account_table(one).assign(**key._asdict()) for key, one in settings.items()]
+    frames = [account_table(explained).assign(**key._asdict()) for key, explained in settings.items()]
     account = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     write_csv(account, out / "tables" / "ranks.csv")
     blocks: list[Block] = [
@@ -185,43 +185,50 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
             "tables/ranking.csv",
         )
     ]
-    waits = {key: sum(wait.ns for wait in one.account.waits) for key, one in settings.items()}
+    waits = {key: sum(wait.ns for wait in explained.account.waits) for key, explained in settings.items()}
     if waits:
         worst = max(waits, key=lambda key: waits[key])
-        one = settings[worst]
-        for step in one.account.together.steps[:2]:
+        explained = settings[worst]
+        for step in explained.account.together.steps[:1]:
             name = f"ranks_step_{step}"
-            svg = save(partial(step_picture, one, step), out / "figures", name)
+            svg = save(partial(step_picture, explained, step), out / "figures", name)
             caption = f"{long_name(*worst.knobs)}, step {step}. {SPAN_CAPTION}"
             blocks.append(Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
     blocks.append(
-        Table(shown(gpus), "Clocks, power and temperature beside each run", "tables/gpu_clocks.csv")
+        Table(
+            shown(gpus), "Clocks, power and temperature beside each run", "tables/gpu_clocks.csv", open_rows=0
+        )
     )
     blocks.append(
-        Table(shown(account), "Every rank and step, ns; the parts sum to the step", "tables/ranks.csv")
+        Table(
+            shown(account),
+            "Every rank and step, ns; the parts sum to the step",
+            "tables/ranks.csv",
+            open_rows=0,
+        )
     )
     return Section(
         "Which rank makes the others wait", [b for b in blocks if not isinstance(b, Table) or len(b.frame)]
     )
 
 
-def gemm_section(done: GemmReport, out: Path) -> Section:
+def gemm_section(pipeline: GemmReport, out: Path) -> Section:
     """What the pipeline found, and its files: tables by name, the many others by folder."""
-    tables = [(str(path.relative_to(out)), "") for path in done.files if path.suffix == ".csv"]
-    folders = Counter(path.parent for path in done.files if path.suffix != ".csv")
+    tables = [(str(path.relative_to(out)), "") for path in pipeline.files if path.suffix == ".csv"]
+    folders = Counter(path.parent for path in pipeline.files if path.suffix != ".csv")
     entries = [
         (f"{path.relative_to(out)}/", plural(count, "file")) for path, count in sorted(folders.items())
     ]
-    sentences = [f"{finding[:1].upper()}{finding[1:]}." for finding in done.findings]
+    sentences = [f"{finding[:1].upper()}{finding[1:]}." for finding in pipeline.findings]
     links = Files("Tables, Excel reports, plots and merged traces", [*tables, *entries])
     return Section("Why GEMM times vary", [Points(sentences), links])
 
 
-def joined(found: Findings, done: GemmReport) -> Findings:
+def joined(page_findings: Findings, pipeline: GemmReport) -> Findings:
     """The page's findings with the pipeline's files, and with what only the pipeline found missing."""
-    known = set(found.lacking)
+    page_lacks = set(page_findings.lacking)
     return msgspec.structs.replace(
-        found,
-        files=[*found.files, *done.files],
-        lacking=[*found.lacking, *(text for text in done.missing if text not in known)],
+        page_findings,
+        files=[*page_findings.files, *pipeline.files],
+        lacking=[*page_findings.lacking, *(text for text in pipeline.missing if text not in page_lacks)],
     )

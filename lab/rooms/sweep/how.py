@@ -28,19 +28,20 @@ class How(NamedTuple):
     evidence: str = ""
 
 
-def how_of(said: Said, kind: str, num_bytes: int, *, kernel: str, block: int, threads: int) -> How:
+def how_of(log_choices: Said, kind: str, num_bytes: int, *, kernel: str, block: int, threads: int) -> How:
     """How the calls of a kind and size ran, by the log of NCCL or RCCL, otherwise by their kernel's block.
 
     said: the log's choices by whole calls; threads: those requested.
     """
-    found = said.choices.get((NAMES.get(kind, kind), num_bytes))
-    if found:
-        return How(_joined({one.algorithm for one in found}), _joined({one.protocol for one in found}), LOG)
-    choice = by_block(kernel, block, threads, said)
+    from_log = log_choices.choices.get((NAMES.get(kind, kind), num_bytes))
+    if from_log:
+        algorithms, protocols = {c.algorithm for c in from_log}, {c.protocol for c in from_log}
+        return How(_joined(algorithms), _joined(protocols), LOG)
+    choice = by_block(kernel, block, threads, log_choices)
     return How(choice.algorithm, choice.protocol, BLOCK) if choice else How()
 
 
-def by_block(kernel: str, block: int, threads: int, said: Said) -> Choice | None:
+def by_block(kernel: str, block: int, threads: int, log_choices: Said) -> Choice | None:
     """How calls ran by their kernel's block, where the log has no tuning lines; None where that is no proof.
 
     A kernel's name does not tell: AllGather_RING_LL stands for every algorithm and protocol. A block of 640
@@ -48,7 +49,7 @@ def by_block(kernel: str, block: int, threads: int, said: Said) -> Choice | None
     warp more are the ring's with the simple protocol.
     """
     algorithm = "tree" if "_TREE_" in kernel else "ring"
-    if block == MOST_THREADS and said.nvls == 0:
+    if block == MOST_THREADS and log_choices.nvls == 0:
         return Choice(algorithm, "ll128")
     if threads > 0 and block == threads + NCCL_EXTRA_THREADS and algorithm == "ring":
         return Choice(algorithm, "simple")

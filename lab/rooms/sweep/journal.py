@@ -60,21 +60,21 @@ class Journal:
             file.write(f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}\n")
 
 
-def summary_text(records: Iterable[StepRecord], now: datetime) -> str:
+def summary_text(records: Iterable[StepRecord], written_at: datetime) -> str:
     """The summary: one row per run, a blank line after each group of threads, then the folders."""
     ordered = sorted(records, key=lambda record: _order(record.step))
-    how = any(_how(record.step) for record in ordered)
+    has_how = any(_how(record.step) for record in ordered)
     lines = [
         "NCCL Channel & Thread Sweep Summary",
-        f"Generated: {now:%a %b %d %H:%M:%S %Y}",
+        f"Generated: {written_at:%a %b %d %H:%M:%S %Y}",
         "",
-        (_ROW % ("THREADS", "CHANNELS", "STATUS", "DURATION(s)")) + ("ALGO PROTO" if how else ""),
+        (_ROW % ("THREADS", "CHANNELS", "STATUS", "DURATION(s)")) + ("ALGO PROTO" if has_how else ""),
         "-" * 52,
     ]
     for index, record in enumerate(ordered):
         labels = record.step.labels
         cells = (labels["threads"], labels["channels"], _word(record.outcome), _seconds(record.outcome))
-        words = [str(labels.get(name) or "auto") for name in ("algorithm", "protocol")] if how else []
+        words = [str(labels.get(name) or "auto") for name in ("algorithm", "protocol")] if has_how else []
         lines.append((_ROW % cells + " ".join(words)).rstrip())
         following = ordered[index + 1].step.labels["threads"] if index + 1 < len(ordered) else None
         if following != labels["threads"]:

@@ -74,14 +74,14 @@ def serves(algorithm: str, kind: str) -> bool:
 
 def folder_of(knobs: Knobs) -> str:
     """`256thread/nccl_28channels_ring_ll128`, the original sweep's names with what else is requested."""
-    how = "".join(f"_{word}" for word in (knobs.algorithm, knobs.protocol) if word)
-    return f"{knobs.threads}thread/nccl_{knobs.channel}channels{how}"
+    suffix = "".join(f"_{word}" for word in (knobs.algorithm, knobs.protocol) if word)
+    return f"{knobs.threads}thread/nccl_{knobs.channel}channels{suffix}"
 
 
 def how_in(folder_name: str) -> tuple[str, str]:
     """(algorithm, protocol) in the name of a configuration's folder, "" where it names none."""
-    found = _FOLDER.fullmatch(folder_name)
-    return (found["algorithm"] or "", found["protocol"] or "") if found else ("", "")
+    match = _FOLDER.fullmatch(folder_name)
+    return (match["algorithm"] or "", match["protocol"] or "") if match else ("", "")
 
 
 def variables(knobs: Knobs) -> dict[str, str]:
@@ -90,16 +90,16 @@ def variables(knobs: Knobs) -> dict[str, str]:
     An algorithm other than ring is set only for the collectives that it serves: alone it would forbid all
     others, and NCCL ends a job that broadcasts its weights. This syntax needs NCCL or RCCL 2.24.
     """
-    found = {}
+    env = {}
     if knobs.algorithm:
         kinds = _SERVES.get(knobs.algorithm)
         word = SPELLED[knobs.algorithm]
-        found["NCCL_ALGO"] = ";".join(f"{FUNCTIONS[kind]}:{word}" for kind in kinds) if kinds else word
+        env["NCCL_ALGO"] = ";".join(f"{FUNCTIONS[kind]}:{word}" for kind in kinds) if kinds else word
     if knobs.algorithm.startswith("collnet"):
-        found["NCCL_COLLNET_ENABLE"] = "1"
+        env["NCCL_COLLNET_ENABLE"] = "1"
     if knobs.protocol:
-        found["NCCL_PROTO"] = SPELLED[knobs.protocol]
-    return found
+        env["NCCL_PROTO"] = SPELLED[knobs.protocol]
+    return env
 
 
 def refusal(knobs: Knobs, kinds: Collection[str], *, vendor: str, nodes: int, ranks: int) -> str | None:

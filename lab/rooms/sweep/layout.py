@@ -7,12 +7,14 @@ original sweep (ROCm/aorta), and single folders of ranks. Names decide, not date
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from lab.core.words import plural, ranks_text
 from lab.errors import MissingError, UsageError, not_here
+from lab.recordings.load import named_as_recording
 from lab.rooms.sweep.knobs import Key, how_in
 
 _THREADS = re.compile(r"(\d+)threads?")
@@ -20,28 +22,38 @@ _CHANNELS = re.compile(r"nccl_(\d+)channels?(?:[_-].*)?")
 _REPEAT = re.compile(r"repeat_?(\d+)")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE)
+_NODE = re.compile(r"(?:node|host|machine)[_-]?(\d+)", re.IGNORECASE)
 _WORKER = re.compile(r"worker[_-]?(\d+)", re.IGNORECASE)
 # A tree of traces in no known layout is searched so deep, and up to so many files.
 _DEEPEST, _MOST_FILES = 8, 20_000
-_TRACE = re.compile(r".+\.json(\.gz)?")
+_JSON = re.compile(r".+\.json(\.gz)?")
 _PT_TRACE = (".pt.trace.json", ".pt.trace.json.gz")
-_STEP = re.compile(r"(?:^|_)step_?(\d+)\.json(?:\.gz)?$")
+_STEP = re.compile(r"(?:^|_)step_?(\d+)(?:\.[a-z-]+)+$")
 _STAMP = re.compile(r"\.(\d+)\.pt\.trace\.json(?:\.gz)?$")
+# What lies beside recordings and is none; anything else may be one, whatever its name ends in.
+_BESIDE = ("log", "txt", "jsonl", "csv", "yaml", "yml", "toml", "md", "html", "png", "xlsx", "parquet")
+_BESIDE_NAME = re.compile(rf"\.({'|'.join(_BESIDE)}|py|sh|out|err|pkl|json5?)(\.gz)?$|^[.]")
 
 
 @dataclass(frozen=True)
 class TraceFile:
-    """The trace to read for one rank. rank and step are those in the path, None if they are not in it."""
+    """One rank's trace. rank and step are those in the path, None if they are not in it.
+
+    is_named: a pattern says which rank it is, whatever the trace says.
+    """
 
     rank: int | None
     path: Path
     step: int | None
+    is_named: bool = False
 
 
 @dataclass(frozen=True)
 class ConfigDir:
     """One configuration and repeat. threads and channels are None if no folder name gives them.
 
+    traces are each rank's newest; earlier: of each rank with several, the others, oldest first; window: the
+    name of these traces where they are one of several. unmatched: traces that the pattern leaves out.
     algorithm and protocol are "" where none was requested.
     """
 
@@ -54,36 +66,68 @@ class ConfigDir:
     notes: tuple[str, ...]
     algorithm: str = ""
     protocol: str = ""
+    earlier: tuple[tuple[TraceFile, ...], ...] = ()
+    window: str = ""
+    unmatched: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
         """Setting and repeat; 0 where no folder name gives the number."""
         return Key(self.threads or 0, self.channels or 0, self.algorithm, self.protocol, self.repeat)
 
+    def windows(self) -> list[ConfigDir]:
+        """One configuration per window that the profiler recorded, in order of time."""
+        num_windows = 1 + max(map(len, self.earlier), default=0)
+        by_rank = {files[0].rank: files for files in self.earlier}
+        windows = []
+        for number in range(num_windows):
+            traces = []
+            for newest in self.traces:
+                files = (*by_rank.get(newest.rank, ()), newest)
+                index = number - (num_windows - len(files))
+                traces += [files[index]] if index >= 0 else []
+            name = traces[0].path.name.split(".")[0] if num_windows > 1 else ""
+            windows.append(replace(self, traces=tuple(traces), earlier=(), window=name))
+        return windows
+
+    def left_out(self) -> list[str]:
+        """What an analysis of the newest traces alone leaves out."""
+        texts = []
+        if files := [trace.path.name for traces in self.earlier for trace in traces]:
+            ranks = ranks_text([traces[0].rank or 0 for traces in self.earlier])
+            older = plural(len(files), "older trace")
+            texts.append(f"{older} of {ranks} left out ({files[0]}): lab ranks reads them too")
+        if self.unmatched:
+            texts.append(
+                f"{plural(len(self.unmatched), 'trace')} not matched by --ranks: {self.unmatched[0]}"
+            )
+        return texts
+
 
 def find_configs(folder: Path | str, *, ranks: re.Pattern[str] | None = None) -> list[ConfigDir]:
     """All configurations below `folder`, ordered by number: threads, channels, repeat.
 
     folder may be a sweep, one {T}thread, one nccl_{C}channels, one torch_profiler, any folder of ranks, or a
-    tree that holds such folders. ranks: a pattern for the path of a trace below `folder`, whose first group
-    is the rank; what else differs between paths tells runs apart. A configuration without traces is listed
-    too. Raises MissingError without a folder or traces.
+    tree that holds such folders. ranks: a pattern for the path of a trace below `folder`, whose group is the
+    rank, or whose two groups are node and local rank; what else differs between paths tells runs apart. A
+    configuration without traces is listed too. Raises MissingError without a folder or traces.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise not_here("no such folder", folder, "give the folder of a sweep")
     if ranks is not None:
-        found = _by_pattern(folder, ranks)
+        configs = _by_pattern(folder, ranks)
     else:
-        found = [_config(path) for config in _config_dirs(folder) for path in _repeat_dirs(config)]
-        found = _numbered_apart(found) or [_config(path) for path in _folders_of_ranks(folder)]
-    if not found:
+        configs = [_config(path) for config in _config_dirs(folder) for path in _repeat_dirs(config)]
+        configs = _numbered_apart(configs) or _by_node(folder) or _numbered_apart(_folders_of_ranks(folder))
+    if not configs:
         raise MissingError(
             "neither configurations nor traces here",
             location=folder,
-            fix="give a folder with {T}thread/nccl_{C}channels/torch_profiler/rank{r}/, or a folder of ranks",
+            fix="give a folder with {T}thread/nccl_{C}channels/torch_profiler/rank{r}/, or ranks; "
+            "with lab ranks, --ranks says which part of a path is the rank",
         )
-    return sorted(found, key=lambda config: config.key)
+    return sorted(configs, key=lambda config: config.key)
 
 
 def configs_of(
@@ -103,14 +147,25 @@ def configs_of(
         raise
 
 
-def newest_trace(paths: Iterable[Path]) -> tuple[Path, int | None] | None:
-    """The trace with the highest step; without steps the highest time stamp, then the last name."""
-    traces = [path for path in paths if _TRACE.fullmatch(path.name)]
-    if not traces:
-        return None
-    best = max(traces, key=lambda path: (_step(path), _stamp(path), ".pt.trace." in path.name, path.name))
-    step = _step(best)
-    return best, step if step >= 0 else None
+def sweep_beside(analysis: Path) -> Path | None:
+    """The sweep whose analysis folder this is, if its traces lie where a sweep keeps them."""
+    parent = analysis.resolve().parent
+    configs = (config for folder in _config_dirs(parent) for config in _repeat_dirs(folder))
+    return parent if any(_config(config).traces for config in configs) else None
+
+
+def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
+    """Each trace of one rank with its step, oldest first: by step, else by time stamp, then by name.
+
+    Of traces without both the last one alone counts, because they may be copies.
+    """
+    paths = list(paths)
+    traces = [path for path in paths if _JSON.fullmatch(path.name)]
+    traces = traces or [path for path in paths if not _BESIDE_NAME.search(path.name)]
+    traces.sort(key=lambda path: (_step(path), _stamp(path), ".pt.trace." in path.name, path.name))
+    dated = [path for path in traces if _step(path) >= 0 or _stamp(path) >= 0]
+    steps = [(path, _step(path)) for path in dated or traces[-1:]]
+    return [(path, step if step >= 0 else None) for path, step in steps]
 
 
 def _config_dirs(folder: Path) -> list[Path]:
@@ -120,13 +175,13 @@ def _config_dirs(folder: Path) -> list[Path]:
     if channels:
         return channels
     is_config = bool(_CHANNELS.fullmatch(folder.resolve().name))
-    return [folder] if is_config or _subfolders(folder, _REPEAT) or _traces(folder) else []
+    return [folder] if is_config or _subfolders(folder, _REPEAT) or _by_rank(folder) else []
 
 
-def _numbered_apart(configs: list[ConfigDir]) -> list[ConfigDir]:
+def _numbered_apart(configs: Sequence[ConfigDir]) -> list[ConfigDir]:
     """The configurations, where two of one setting (`nccl_28channels_slow5`) are told apart."""
     taken: set[Key] = set()
-    found = []
+    numbered = []
     for config in configs:
         repeat = config.repeat
         while config.key._replace(repeat=repeat) in taken:
@@ -134,51 +189,83 @@ def _numbered_apart(configs: list[ConfigDir]) -> list[ConfigDir]:
         taken.add(config.key._replace(repeat=repeat))
         note = f"{config.path.name}: counted as repeat {repeat} of its setting"
         notes = config.notes if repeat == config.repeat else (*config.notes, note)
-        found.append(replace(config, repeat=repeat, notes=notes))
-    return found
+        numbered.append(replace(config, repeat=repeat, notes=notes))
+    return numbered
 
 
-def _folders_of_ranks(folder: Path) -> list[Path]:
+def _by_node(folder: Path) -> list[ConfigDir]:
+    """One run of several nodes, whose folders (node0, node1) hold ranks that each node numbers from 0."""
+    nodes = _subfolders(folder, _NODE)
+    of_nodes = [_by_rank(path) for path in nodes]
+    if len(nodes) < 2 or not all(of_nodes) or any(None in by_rank for by_rank in of_nodes):
+        return []
+    num_local = 1 + max(rank for by_rank in of_nodes for rank in by_rank if rank is not None)
+    numbers = [{*by_rank} for by_rank in of_nodes]
+    repeats = any(numbers[0] & ranks for ranks in numbers[1:])
+    by_rank: dict[int | None, list[Path]] = {}
+    for node, files in enumerate(of_nodes):
+        for rank, paths in files.items():
+            by_rank[(rank or 0) + (node * num_local if repeats else 0)] = paths
+    note = f"{plural(len(nodes), 'node')} of {plural(num_local, 'rank')}: numbered node by node"
+    return [_config(folder, by_rank, (note,) if repeats else ())]
+
+
+def _folders_of_ranks(folder: Path) -> list[ConfigDir]:
     """Folders below `folder` that hold the traces of one run, the topmost of each branch."""
-    found, todo = [], [(folder, 0)]
+    runs: list[Path] = []
+    todo = [(folder, 0)]
     while todo:
-        here, depth = todo.pop()
-        if _traces(here):
-            found.append(here)
+        path, depth = todo.pop()
+        if _by_rank(path):
+            runs.append(path)
         elif depth < _DEEPEST:
-            todo += [(path, depth + 1) for path in here.iterdir() if path.is_dir() and not path.is_symlink()]
-    return sorted(found)
+            todo += [(sub, depth + 1) for sub in path.iterdir() if sub.is_dir() and not sub.is_symlink()]
+    return [replace(_config(path), repeat=1) for path in sorted(runs)]
 
 
 def _by_pattern(folder: Path, pattern: re.Pattern[str]) -> list[ConfigDir]:
-    """One configuration for each way in which paths differ beside the rank that the pattern's group gives."""
-    runs: dict[str, dict[int, list[Path]]] = {}
+    """One configuration for each way in which paths differ beside the rank that the pattern's groups give."""
+    runs: dict[str, dict[tuple[int, ...], list[Path]]] = {}
+    unmatched: list[str] = []
     for path in islice(_below(folder), _MOST_FILES):
         name = path.relative_to(folder).as_posix()
         match = pattern.search(name)
-        if match is None or not _TRACE.fullmatch(path.name):
-            continue
-        try:
-            rank = int(match.group(1))
-        except (IndexError, ValueError) as error:
-            raise UsageError(
-                f"--ranks {pattern.pattern!r} has no group that is a rank in {name}",
-                fix=r"put the rank's digits in brackets, for example 'host\d+/gpu(\d+)/'",
-            ) from error
-        run = str(Path(name[: match.start(1)] + "*" + name[match.end(1) :]).parent)
-        runs.setdefault(run, {}).setdefault(rank, []).append(path)
-    return [
-        ConfigDir(
-            path=folder,
-            threads=_number_above(paths[min(paths)][0].parent, _THREADS),
-            channels=_number_above(paths[min(paths)][0].parent, _CHANNELS),
-            repeat=number,
-            traces=tuple(trace for rank in sorted(paths) for trace in _pick(rank, paths[rank])),
-            nccl_logs=(),
-            notes=(f"run {run}",) if len(runs) > 1 else (),
-        )
-        for number, (run, paths) in enumerate(sorted(runs.items()), start=1)
-    ]
+        if match is None:
+            unmatched += [name] if _is_trace(path.name) else []
+        elif not _BESIDE_NAME.search(path.name) or _JSON.fullmatch(path.name):
+            try:
+                number = tuple(int(group) for group in match.groups()[:2])
+            except (TypeError, ValueError):
+                number = ()
+            if not number:
+                raise UsageError(
+                    f"--ranks {pattern.pattern!r} has no group that is a rank in {name}",
+                    fix=r"put digits in brackets: 'gpu(\d+)/', or node and local rank: 'host(\d+)/gpu(\d+)/'",
+                )
+            run = name
+            for group in reversed(range(1, len(number) + 1)):
+                run = run[: match.start(group)] + "*" + run[match.end(group) :]
+            runs.setdefault(str(Path(run).parent), {}).setdefault(number, []).append(path)
+    configs = []
+    for repeat, (run, paths) in enumerate(sorted(runs.items()), start=1):
+        notes = [f"run {run}"] if len(runs) > 1 else []
+        by_rank: dict[int | None, list[Path]] = {
+            _rank_of(parts, paths): files for parts, files in sorted(paths.items())
+        }
+        config = _config(folder, by_rank, tuple(notes), is_named=True)
+        example = paths[min(paths)][0].parent
+        threads, channels = _number_above(example, _THREADS), _number_above(example, _CHANNELS)
+        config = replace(config, threads=threads, channels=channels, repeat=repeat, nccl_logs=())
+        configs.append(replace(config, unmatched=tuple(unmatched)))
+    return configs
+
+
+def _rank_of(parts: tuple[int, ...], paths: Mapping[tuple[int, ...], object]) -> int:
+    """The rank of the groups' numbers: one is the rank, two are the node and the rank on it."""
+    if len(parts) == 1:
+        return parts[0]
+    num_local = 1 + max(key[1] for key in paths)
+    return sorted({key[0] for key in paths}).index(parts[0]) * num_local + parts[1]
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -192,65 +279,91 @@ def _below(folder: Path) -> Iterator[Path]:
 def _repeat_dirs(folder: Path) -> list[Path]:
     """The first repeat lies in the folder itself, unless it has a folder of its own."""
     repeats = _subfolders(folder, _REPEAT)
-    numbers = [int(_REPEAT.fullmatch(path.name).group(1)) for path in repeats]  # type: ignore[union-attr]
+    numbers = [_number(_REPEAT, path) for path in repeats]
     return repeats if min(numbers, default=2) < 2 else [folder, *repeats]
 
 
-def _config(path: Path) -> ConfigDir:
+def _config(
+    path: Path,
+    by_rank: Mapping[int | None, list[Path]] | None = None,
+    notes: tuple[str, ...] = (),
+    *,
+    is_named: bool = False,
+) -> ConfigDir:
     threads, channels = _number_above(path, _THREADS), _number_above(path, _CHANNELS)
-    repeat = _REPEAT.fullmatch(path.name)
-    algorithm, protocol = _how_above(path)
-    traces = _traces(path)
-    notes = [] if traces else ["no traces here"]
-    if threads is None or channels is None:
-        notes.append("the folder's name gives no threads and channels: 0 stands for unknown")
+    by_rank = _by_rank(path) if by_rank is None else by_rank
+    traces: list[TraceFile] = []
+    earlier: list[tuple[TraceFile, ...]] = []
+    for rank, paths in by_rank.items():
+        if rank is None:  # any of these files may be a rank; its trace says which
+            traces += [TraceFile(None, file, None) for file in paths]
+            continue
+        files = [TraceFile(rank, file, step, is_named) for file, step in in_order(paths)]
+        traces += files[-1:]
+        earlier += [tuple(files[:-1])] if len(files) > 1 else []
+    if not traces:
+        notes = (*notes, "no traces here")
+    if not is_named and (threads is None or channels is None):
+        notes = (*notes, "the folder's name gives no threads and channels: 0 stands for unknown")
+    parts = (path.resolve(), *path.resolve().parents)
+    algorithm_protocol = next(
+        (how_in(part.name) for part in parts if _CHANNELS.fullmatch(part.name)), ("", "")
+    )
     return ConfigDir(
         path=path,
         threads=threads,
         channels=channels,
-        repeat=int(repeat.group(1)) if repeat else 1,
+        repeat=_number(_REPEAT, path) if _REPEAT.fullmatch(path.name) else 1,
         traces=tuple(traces),
         nccl_logs=tuple(sorted(path.glob("*.log"))),
-        notes=tuple(notes),
-        algorithm=algorithm,
-        protocol=protocol,
+        notes=notes,
+        algorithm=algorithm_protocol[0],
+        protocol=algorithm_protocol[1],
+        earlier=tuple(earlier),
     )
 
 
-def _traces(config: Path) -> list[TraceFile]:
+def _by_rank(config: Path) -> dict[int | None, list[Path]]:
+    """The files of each rank in a configuration's folder; None: any of them may be a rank."""
     recorded = config / "torch_profiler"
     home = recorded if recorded.is_dir() else config
     by_rank: dict[int | None, list[Path]] = {}
     for folder in _subfolders(home, _RANK):
-        rank = int(_RANK.fullmatch(folder.name).group(1))  # type: ignore[union-attr]
-        by_rank.setdefault(rank, []).extend(_files(folder))
-    if not by_rank:
-        for path in _files(home):
-            named = _RANK_IN_NAME.search(path.name)
-            worker = _WORKER.match(path.name)  # of several, each is a rank
-            key = int(named.group(1)) if named else None
-            if key is None and worker and path.name.endswith(_PT_TRACE):
-                key = int(worker.group(1))
-            if key is not None or path.name.endswith(_PT_TRACE):
-                by_rank.setdefault(key, []).append(path)
-    return [trace for rank, paths in by_rank.items() for trace in _pick(rank, paths)]
+        if files := [
+            file for file in _files(folder) if not _BESIDE_NAME.search(file.name) or _is_trace(file.name)
+        ]:
+            by_rank.setdefault(_number(_RANK, folder), []).extend(files)
+    if by_rank:
+        return by_rank
+    for path in _files(home):
+        if not _is_trace(path.name) and _BESIDE_NAME.search(path.name):
+            continue
+        named = _RANK_IN_NAME.search(path.name)
+        worker = _WORKER.match(path.name)  # of several, each is a rank
+        rank = int(named.group(1)) if named else None
+        if rank is None and worker and path.name.endswith(_PT_TRACE):
+            rank = int(worker.group(1))
+        if rank is not None or path.name.endswith(_PT_TRACE):
+            by_rank.setdefault(rank, []).append(path)
+    return by_rank
 
 
-def _pick(rank: int | None, paths: list[Path]) -> list[TraceFile]:
-    if rank is None:  # any of these files may be a rank; its trace says which
-        return [TraceFile(None, path, None) for path in paths]
-    newest = newest_trace(paths)
-    return [TraceFile(rank, *newest)] if newest else []
+def _is_trace(name: str) -> bool:
+    return bool(_JSON.fullmatch(name)) or named_as_recording(Path(name))
 
 
 def _subfolders(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    found = [path for path in folder.iterdir() if name.fullmatch(path.name) and path.is_dir()]
-    numbers = {path: int(name.fullmatch(path.name).group(1)) for path in found}  # type: ignore[union-attr]
-    return sorted(found, key=lambda path: (numbers[path], path.name))
+    paths = [path for path in folder.iterdir() if name.fullmatch(path.name) and path.is_dir()]
+    return sorted(paths, key=lambda path: (_number(name, path), path.name))
+
+
+def _number(name: re.Pattern[str], path: Path) -> int:
+    match = name.fullmatch(path.name)
+    return int(match.group(1)) if match else 0
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _TRACE.fullmatch(path.name) and path.is_file())
+    return sorted(path for path in folder.iterdir() if path.is_file())
 
 
 def _number_above(path: Path, name: re.Pattern[str]) -> int | None:
@@ -259,12 +372,6 @@ def _number_above(path: Path, name: re.Pattern[str]) -> int | None:
         if match:
             return int(match.group(1))
     return None
-
-
-def _how_above(path: Path) -> tuple[str, str]:
-    """(algorithm, protocol) that the configuration's folder names."""
-    parts = (path.resolve(), *path.resolve().parents)
-    return next((how_in(part.name) for part in parts if _CHANNELS.fullmatch(part.name)), ("", ""))
 
 
 def _step(path: Path) -> int:

@@ -11,15 +11,15 @@ from lab.rooms.sweep.tables import GEMM_SHAPE, SETTING
 
 def long_name(threads: int, channel: int, algorithm: str = "", protocol: str = "") -> str:
     """`256 threads, 28 channels, ring ll128`; 0 and "" mean unknown, or left to the library."""
-    known = [plural(int(value), noun) for value, noun in ((threads, "thread"), (channel, "channel")) if value]
-    how = " ".join(filter(None, (algorithm, protocol)))
-    return ", ".join([*known, *([how] if how else [])]) or "default or unnamed setting"
+    parts = [plural(int(value), noun) for value, noun in ((threads, "thread"), (channel, "channel")) if value]
+    request = " ".join(filter(None, (algorithm, protocol)))
+    return ", ".join([*parts, *([request] if request else [])]) or "default or unnamed setting"
 
 
 def short_name(threads: int, channel: int, algorithm: str = "", protocol: str = "") -> str:
     """`256t 28ch ring ll128`, for axes and table cells."""
-    known = [f"{int(value)}{unit}" for value, unit in ((threads, "t"), (channel, "ch")) if value]
-    return " ".join([*known, *filter(None, (algorithm, protocol))]) or "default or unnamed"
+    parts = [f"{int(value)}{unit}" for value, unit in ((threads, "t"), (channel, "ch")) if value]
+    return " ".join([*parts, *filter(None, (algorithm, protocol))]) or "default or unnamed"
 
 
 def name_of(row: Any) -> str:
@@ -32,7 +32,9 @@ def size_text(size_bytes: float) -> str:
     if not size_bytes > 0:
         return "?"
     power = min(3, int(math.log2(size_bytes) // 10))
-    return f"{size_bytes / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+    value = size_bytes / 1024**power
+    digits = f"{value:.0f}" if value >= 100 else f"{value:.3g}"  # never 1e+03
+    return f"{digits} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def shape_name(shape: tuple[Any, ...]) -> str:

@@ -45,12 +45,14 @@ def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = F
     planned_steps(train, ranks * config.nodes)
     settings, refused = _settings(config, train, site)
     steps = tuple(_step(config, train, site, key) for key in _order(config, settings))
-    done = {step.name: "its traces exist already" for step in steps if skip_existing and complete(root, step)}
+    recorded = {
+        step.name: "its traces exist already" for step in steps if skip_existing and complete(root, step)
+    }
     return Plan(
         steps=steps,
         inputs={TRAIN_CONFIG: dump_train_config(train), **_tuner_input(config)},
         config=msgspec.to_builtins(config),
-        skipped=done,
+        skipped=recorded,
         notes=_notes(config, train, site, len(settings), refused),
     )
 
@@ -89,7 +91,7 @@ def complete(root: Path, step: Step) -> bool:
 def _settings(config: SweepConfig, train: TrainConfig, site: Site) -> tuple[list[Knobs], list[str]]:
     """Every setting to run, threads outside and channels inside as users know it; and what is refused."""
     lists = (config.threads, config.channels, config.algorithms, config.protocols)
-    every = [Knobs(*values) for values in itertools.product(*lists)]
+    combinations = [Knobs(*values) for values in itertools.product(*lists)]
     reasons = {
         knobs: refusal(
             knobs,
@@ -98,20 +100,20 @@ def _settings(config: SweepConfig, train: TrainConfig, site: Site) -> tuple[list
             nodes=config.nodes,
             ranks=config.ranks or 1,
         )
-        for knobs in every
+        for knobs in combinations
     }
     refused = [
         f"{' '.join(filter(None, knobs[2:]))} is left out: {reason}"
         for knobs, reason in reasons.items()
         if reason
     ]
-    kept = [knobs for knobs in every if reasons[knobs] is None]
-    if not kept:
+    accepted = [knobs for knobs in combinations if reasons[knobs] is None]
+    if not accepted:
         raise UsageError(
             "no setting is left to run:\n" + "\n".join(f"  {text}" for text in dict.fromkeys(refused)),
             fix="change --algorithms or --protocols; tree needs a training that all-reduces (-f encoder20)",
         )
-    return kept, list(dict.fromkeys(refused))
+    return accepted, list(dict.fromkeys(refused))
 
 
 def _kinds(train: TrainConfig) -> tuple[str, ...]:
@@ -134,9 +136,9 @@ def _order(config: SweepConfig, settings: Sequence[Knobs]) -> list[Key]:
 def _step(config: SweepConfig, train: TrainConfig, site: Site, key: Key) -> Step:
     knobs, repeat = key.knobs, key.repeat
     folder = folder_of(knobs) + (f"/repeat{repeat}" if repeat > 1 else "")
-    how = [word for word in (knobs.algorithm, knobs.protocol) if word]
+    words = [word for word in (knobs.algorithm, knobs.protocol) if word]
     name = "_".join(
-        [f"{knobs.threads}t_{knobs.channel}ch", *how, *([f"repeat{repeat}"] if repeat > 1 else [])]
+        [f"{knobs.threads}t_{knobs.channel}ch", *words, *([f"repeat{repeat}"] if repeat > 1 else [])]
     )
     ranks = config.ranks or 1
     world_size = ranks * config.nodes
@@ -164,9 +166,9 @@ def _step(config: SweepConfig, train: TrainConfig, site: Site, key: Key) -> Step
 
 def _labels(key: Key) -> dict[str, str | int]:
     """What a step runs; algorithm and protocol only where they are requested."""
-    how = {"algorithm": key.algorithm, "protocol": key.protocol}
-    known = {name: word for name, word in how.items() if word}
-    return {"threads": key.threads, "channels": key.channel, **known, "repeat": key.repeat}
+    words = {"algorithm": key.algorithm, "protocol": key.protocol}
+    labels = {name: word for name, word in words.items() if word}
+    return {"threads": key.threads, "channels": key.channel, **labels, "repeat": key.repeat}
 
 
 def torchrun(ranks: int, name: str, nodes: int = 1) -> tuple[str, ...]:
@@ -221,11 +223,12 @@ def _tuner_env(config: SweepConfig, site: Site) -> dict[str, str]:
 
 def inherited_notes(env: Mapping[str, str]) -> tuple[str, ...]:
     """What the caller's own environment requests of NCCL, where a setting leaves it to the library."""
-    found = [f"{name}={printable(env[name])[:60]}" for name in INHERITED if name in env]
-    if not found:
+    inherited = [f"{name}={printable(env[name])[:60]}" for name in INHERITED if name in env]
+    if not inherited:
         return ()
     return (
-        f"your environment has {', '.join(found)}: without a container a step inherits it, also where its "
+        f"your environment has {', '.join(inherited)}: without a container a step inherits it, also where "
+        "its "
         "setting says auto or 0",
     )
 

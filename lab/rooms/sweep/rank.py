@@ -42,23 +42,23 @@ class RankFigures:
     about: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_rank(found: TraceFile) -> RankFigures:
+def read_rank(file: TraceFile) -> RankFigures:
     """Figures of one trace; raises LabError if it cannot be read."""
-    return figures_of(found, load_torch_trace(found.path))
+    return figures_of(file, load_torch_trace(file.path))
 
 
-def figures_of(found: TraceFile, trace: Capture) -> RankFigures:
+def figures_of(file: TraceFile, trace: Capture) -> RankFigures:
     """Figures of a trace that has been read. Raises BadDataError if it holds no events: that is no rank."""
     if not len(trace.ops) and not len(trace.operators):
         fix = "record this rank again, or leave its file out"
-        raise BadDataError("the trace holds no events: it is no readable rank", location=found.path, fix=fix)
-    named = UNKNOWN_RANK if found.rank is None else found.rank
+        raise BadDataError("the trace holds no events: it is no readable rank", location=file.path, fix=fix)
+    named = UNKNOWN_RANK if file.rank is None else file.rank
     problems = list(trace.problems)
     rank = trace.meta.rank if trace.meta.rank is not None else named
     if named >= 0 and rank != named:
         problems.append(f"the folder says rank {named}, the trace says rank {rank}: {rank} is used")
     return RankFigures(
-        path=found.path,
+        path=file.path,
         rank=rank,
         world_size=trace.meta.world_size,
         timeline=_timeline_row(trace),
@@ -70,11 +70,11 @@ def figures_of(found: TraceFile, trace: Capture) -> RankFigures:
     )
 
 
-def unread(found: TraceFile, error: LabError) -> RankFigures:
+def unread(file: TraceFile, error: LabError) -> RankFigures:
     """A trace that could not be read: the rank that its path names, and the reason."""
-    where = f" ({error.location})" if error.location else ""
-    rank = UNKNOWN_RANK if found.rank is None else found.rank
-    return RankFigures(found.path, rank, error=(f"{error.problem}{where}", error.fix or ""))
+    place_text = f" ({error.location})" if error.location else ""
+    rank = UNKNOWN_RANK if file.rank is None else file.rank
+    return RankFigures(file.path, rank, error=(f"{error.problem}{place_text}", error.fix or ""))
 
 
 def _timeline_row(trace: Capture) -> dict[str, Any]:
@@ -99,27 +99,27 @@ def _bounds(lacks: Sequence[Lack]) -> str:
 
 
 def _collective_rows(trace: Capture) -> list[dict[str, Any]]:
-    found = views.collective_instances(trace)
+    instances = views.collective_instances(trace)
     names = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
-    first, group = grouped_rows([getattr(found, name) for name in names])
-    count = np.bincount(group, minlength=len(first))
-    largest = np.full(len(first), np.iinfo(np.int64).min)
-    np.maximum.at(largest, group, found.group_size)
-    columns = {name: getattr(found, name)[first].tolist() for name in names}
+    first_rows, group = grouped_rows([getattr(instances, name) for name in names])
+    count = np.bincount(group, minlength=len(first_rows))
+    largest = np.full(len(first_rows), np.iinfo(np.int64).min)
+    np.maximum.at(largest, group, instances.group_size)
+    columns = {name: getattr(instances, name)[first_rows].tolist() for name in names}
     rows = []
-    for at, kernel in enumerate(found.kernel[first].tolist()):
-        collective = columns["collective"][at]
+    for index, kernel in enumerate(instances.kernel[first_rows].tolist()):
+        collective = columns["collective"][index]
         rows.append(
             {
                 "collective": collective or "(no metadata)",
-                "in_nelems": columns["in_nelems"][at],
-                "dtype": columns["dtype"][at],
-                "msg_bytes": columns["msg_bytes"][at],
-                "effective_channels": columns["grid_x"][at],
-                "effective_threads": columns["block_x"][at],
-                "count": int(count[at]),
+                "in_nelems": columns["in_nelems"][index],
+                "dtype": columns["dtype"][index],
+                "msg_bytes": columns["msg_bytes"][index],
+                "effective_channels": columns["grid_x"][index],
+                "effective_threads": columns["block_x"][index],
+                "count": int(count[index]),
                 "kernel": kernel,
-                "group_size": int(largest[at]),
+                "group_size": int(largest[index]),
                 "kind": kind_of(collective, kernel),
             }
         )
@@ -127,13 +127,13 @@ def _collective_rows(trace: Capture) -> list[dict[str, Any]]:
 
 
 def _gemm_rows(trace: Capture) -> list[dict[str, Any]]:
-    found = views.gemm_instances(trace)
+    instances = views.gemm_instances(trace)
     names = [*GEMM_KEY, "strides"]
-    first, group = grouped_rows([getattr(found, name) for name in names])
-    keys = zip(*(getattr(found, name)[first].tolist() for name in names), strict=True)
+    first_rows, group = grouped_rows([getattr(instances, name) for name in names])
+    keys = zip(*(getattr(instances, name)[first_rows].tolist() for name in names), strict=True)
     dur_us = np.split(
-        found.dur_ns[np.argsort(group, kind="stable")] / 1000,
-        np.cumsum(np.bincount(group, minlength=len(first)))[:-1],
+        instances.dur_ns[np.argsort(group, kind="stable")] / 1000,
+        np.cumsum(np.bincount(group, minlength=len(first_rows)))[:-1],
     )
     rows = []
     for key, mine_us in zip(keys, dur_us, strict=False):

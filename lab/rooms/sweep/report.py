@@ -26,6 +26,7 @@ from lab.rooms.sweep.verdict.time import copied, cpu_only, exposed_share, left_o
 
 QUESTION = "Which NCCL or RCCL setting starves the GEMMs, why, and did the setting take effect at all?"
 TABLES = ("timeline", "effective", "gemm", "configs", "problems")
+MOST_SENTENCES = 5
 TERMINAL_MS = ["computation_time_ms", "exposed_comm_time_ms", "idle_time_ms", "total_time_ms"]
 FOOTNOTES = (
     "Computation, exposed communication, exposed copies and idle time add up to the total time of a rank: "
@@ -52,7 +53,7 @@ def report(
     title: str,
     provenance: dict[str, dict[str, str]],
     kind: str = "measured",
-    more: Sequence[Section] = (),
+    further: Sequence[Section] = (),
     ranks: Settings | None = None,
     outcome: Sequence[str] = (),
 ) -> Findings:
@@ -65,13 +66,14 @@ def report(
     files = [write_csv(getattr(tables, name), out / "tables" / f"{name}.csv") for name in TABLES]
     ranked = contenders(tables.configs)
     sentences, status = _verdict(tables, ranked, kind, ranks or {}, outcome), _status(tables, ranked)
+    files.append(write_csv(pd.DataFrame({"finding": sentences}), out / "tables" / "findings.csv"))
     page = Page(
         title=title,
         question=QUESTION,
-        verdict=sentences,
+        verdict=sentences[:MOST_SENTENCES],
         status=status,
         cards=cards(tables, ranked),
-        sections=[*_sections(tables, out / "figures"), *more],
+        sections=[*_more_findings(sentences), *_sections(tables, out / "figures"), *further],
         provenance=provenance,
         footnotes=[*FOOTNOTES, *_unlinked(tables.timeline), *_not_complete(tables.timeline)],
         room="sweep",
@@ -99,23 +101,40 @@ def report(
     )
 
 
+def _more_findings(sentences: Sequence[str]) -> list[Section]:
+    """What the verdict has no room for, folded."""
+    remaining = pd.DataFrame({"finding": sentences[MOST_SENTENCES:]})
+    table = Table(remaining, "More findings", "tables/findings.csv", open_rows=0)
+    return [Section("More findings", [table])] if len(remaining) else []
+
+
 def _verdict(
     tables: SweepTables, ranked: list[Contender], kind: str, ranks: Settings, outcome: Sequence[str]
 ) -> list[str]:
+    """All sentences; the first MOST_SENTENCES are the page's verdict.
+
+    One setting is called fastest once: by steps without the profiler where there are enough of them.
+    """
     headlines = _headlines(tables, ranked)
+    by_steps = any("ms per step" in text for text in outcome)
+    gpu = not on_cpu(tables.timeline)
+    of_ranks = stragglers(ranks)
+    of_settings = _of_settings(tables) if gpu else []
+    incomplete = [*left_out(tables.configs), *copied(tables.configs)]
+    incomplete += [f"{text}." for text in unproven(tables.effective, tables.configs)]
     sentences = [
         bound_by_hosts(ranks),  # before any comparison of settings
-        *outcome,
-        headlines[0],
+        *(outcome[:1] if by_steps else headlines[:1]),
         origin(kind),
-        *headlines[1:],
+        incomplete[0] if incomplete else None,
+        of_ranks[0] if of_ranks else None,
+        *of_settings[:1],
+        *(outcome[1:] if by_steps else [*headlines[1:], *outcome]),
         who_wins(ranking(ranks)),
         exposed_share(tables.configs),
-        *([] if on_cpu(tables.timeline) else _of_settings(tables)),
-        *stragglers(ranks),
-        *left_out(tables.configs),
-        *copied(tables.configs),
-        *(f"{text}." for text in unproven(tables.effective, tables.configs)),
+        *of_settings[1:],
+        *of_ranks[1:],
+        *incomplete[1:],
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -133,7 +152,8 @@ def _headlines(tables: SweepTables, ranked: list[Contender]) -> list[str | None]
     if ranked and on_cpu(tables.timeline):
         return [*cpu_only(ranked)]
     uneven = uneven_steps(tables.timeline, tables.configs)
-    return [uneven] if uneven else [headline(ranked), certainty(ranked)]
+    steps = int(max(tables.timeline["steps"], default=1)) or 1
+    return [uneven] if uneven else [headline(ranked, steps), certainty(ranked)]
 
 
 def _best(tables: SweepTables, ranked: list[Contender]) -> Contender | None:
@@ -160,7 +180,7 @@ def _status(tables: SweepTables, ranked: list[Contender]) -> Status:
 
 
 def _sections(tables: SweepTables, folder: Path) -> list[Section]:
-    found = [
+    sections = [
         Section("Where the time goes", time_blocks(tables, folder)),
         Section("Requested and effective", effective_blocks(tables, folder)),
         Section("GEMMs", gemm_blocks(tables.gemm, folder)),
@@ -168,8 +188,8 @@ def _sections(tables: SweepTables, folder: Path) -> list[Section]:
     ]
     if len(tables.problems):
         caption = "What could not be read, and other problems"
-        found.append(Section("Problems", [Table(shown(tables.problems), caption, "tables/problems.csv")]))
-    return [section for section in found if section.blocks]
+        sections.append(Section("Problems", [Table(shown(tables.problems), caption, "tables/problems.csv")]))
+    return [section for section in sections if section.blocks]
 
 
 def _unlinked(timeline: pd.DataFrame) -> list[str]:

@@ -40,22 +40,26 @@ def unprofiled_table(configs: Iterable[ConfigDir]) -> pd.DataFrame:
     drift: the last third's median over the first third's, minus 1. profile_cost: the profiled steps' median
     over the unprofiled ones'. NaN where there are no such steps.
     """
-    found = [(config, _steps(sorted(config.path.glob("rank_*_metrics.jsonl")))) for config in configs]
-    rows = [_row(config, steps) for config, steps in found] if any(steps for _, steps in found) else []
+    runs = [(config, _steps(sorted(config.path.glob("rank_*_metrics.jsonl")))) for config in configs]
+    rows = [_row(config, steps) for config, steps in runs] if any(steps for _, steps in runs) else []
     table: pd.DataFrame = pd.DataFrame(rows, columns=COLUMNS)
     return table
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
     """Which setting is fastest without the profiler, how steady its steps are, and what the profile costs."""
-    known = table[table["unprofiled_steps"] >= FEWEST_STEPS]
-    if known.empty:
+    enough = table[table["unprofiled_steps"] >= FEWEST_STEPS]
+    if enough.empty:
         few = int(table["unprofiled_steps"].max()) if len(table) else 0
-        why = f"at most {few} per run" if few else "none after warm-up"
-        said = f"Unprofiled steps are too few to compare settings by ({why}): the times below are profiled."
-        return [said] if len(table) else []
+        reason = f"at most {few} per run" if few else "none after warm-up"
+        too_few = (
+            f"Unprofiled steps are too few to compare settings by ({reason}): the times below are profiled."
+        )
+        return [too_few] if len(table) else []
     return [
-        text for text in (_fastest(_comparable(known)), *left_out(table), _cost(table), _drift(known)) if text
+        text
+        for text in (_fastest(_comparable(enough)), *left_out(table), _cost(table), _drift(enough))
+        if text
     ]
 
 
@@ -76,38 +80,38 @@ def left_out(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def _comparable(known: pd.DataFrame) -> pd.DataFrame:
+def _comparable(enough: pd.DataFrame) -> pd.DataFrame:
     """The runs of whole blocks, in which every setting has its steps; all where there is no whole block."""
-    num_settings = len(known[SETTING].drop_duplicates())
-    whole = known.groupby("repeat")["repeat"].transform("size") == num_settings
-    rows: pd.DataFrame = known[whole] if whole.any() else known
+    num_settings = len(enough[SETTING].drop_duplicates())
+    is_whole = enough.groupby("repeat")["repeat"].transform("size") == num_settings
+    rows: pd.DataFrame = enough[is_whole] if is_whole.any() else enough
     return rows
 
 
-def _fastest(known: pd.DataFrame) -> str:
+def _fastest(enough: pd.DataFrame) -> str:
     """The fastest setting with its interval, and what the blocks allow to say about the others."""
     rows = []
-    for setting, runs in grouped(known, SETTING):
+    for setting, runs in grouped(enough, SETTING):
         rows.append((*mean_interval(runs["unprofiled_ms"].tolist()), long_name(*setting)))
     rows.sort()
     mean, low, high, name = rows[0]
     edges = "" if math.isnan(low) else f" ({low:.1f} to {high:.1f})"
     if len(rows) == 1:
         return f"Without the profiler {name} takes {mean:.1f} ms per step{edges}."
-    said = f"Without the profiler {name} is fastest: {mean:.1f} ms per step{edges}"
-    other, _, _, second = rows[1]
-    return f"{said}, {second} takes {other:.1f} ms; {_judged(known)}."
+    headline = f"Without the profiler {name} is fastest: {mean:.1f} ms per step{edges}"
+    second_ms, _, _, second = rows[1]
+    return f"{headline}, {second} takes {second_ms:.1f} ms; {_judged(enough)}."
 
 
-def _judged(known: pd.DataFrame) -> str:
+def _judged(enough: pd.DataFrame) -> str:
     """What the repeats prove; each is a block, a pass over all settings. Logs compare shares."""
-    table = known.pivot_table(index="repeat", columns=SETTING, values="unprofiled_ms").dropna()
+    table = enough.pivot_table(index="repeat", columns=SETTING, values="unprofiled_ms").dropna()
     if len(table) < 2:
         return "with one run each this order may be chance"
-    found = best_of(np.log(table.to_numpy()))
-    lead, needed = (f"{100 * math.expm1(value):.1f} %" for value in (found.lead, found.needed))
+    best = best_of(np.log(table.to_numpy()))
+    lead, needed = (f"{100 * math.expm1(value):.1f} %" for value in (best.lead, best.needed))
     blocks = plural(len(table), "block")
-    names = [long_name(*table.columns[at]) for at in found.candidates]
+    names = [long_name(*table.columns[at]) for at in best.candidates]
     may = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else f"{names[0]} alone"
     return f"{may} may be the best (a lead of {lead}, {needed} needed over {blocks})"
 
@@ -125,12 +129,12 @@ def _cost(table: pd.DataFrame) -> str | None:
     )
 
 
-def _drift(known: pd.DataFrame) -> str | None:
-    moving = known[known["drift"].abs() > NOTABLE_DRIFT]
+def _drift(enough: pd.DataFrame) -> str | None:
+    moving = enough[enough["drift"].abs() > NOTABLE_DRIFT]
     if moving.empty:
         return None
     worst = float(moving["drift"].loc[moving["drift"].abs().idxmax()])
-    return f"Steps drift within {len(moving)} of {len(known)} runs, by {100 * worst:+.0f} % at most."
+    return f"Steps drift within {len(moving)} of {len(enough)} runs, by {100 * worst:+.0f} % at most."
 
 
 def _row(config: ConfigDir, steps: dict[int, tuple[float, str]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from lab.recordings.flight import rank_in_name, read_dumps, verdict_of
 from lab.recordings.flight.verdict import Verdict
+from tests.simulator import hangs
 
 RECORDED = [
     ("flight_recorder_gloo", "ok", "none", (), -1, ""),
@@ -285,3 +286,20 @@ def test_sizes_that_were_not_recorded_are_no_mismatch(tmp_path, sizes):
     assert (found.kind, found.ranks, found.seq) == ("not_joined", (1,), 2)
     other = made(tmp_path, {0: [entry(1, "nccl:broadcast", input_sizes=sizes)], 1: [entry(1)]}, {"0": [0, 1]})
     assert other.kind == "mismatched"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_simulated_hangs_accuse_nobody_who_is_a_victim(tmp_path, seed):
+    """Pipelines x data x tensor parallelism: a dead rank, swapped orders, other sizes, missing dumps."""
+    hang = hangs.draw(seed)
+    if not hangs.write_dumps(hang, tmp_path):
+        return  # the orders that were swapped meet no one
+    (dumps,) = read_dumps(tmp_path).values()
+    found = verdict_of(dumps)
+    if hang.kind in (hangs.SIZES, hangs.SWAPPED):
+        kind = "mismatched" if hang.kind == hangs.SIZES else "order_deadlock"
+        assert found.kind == kind and hang.culprit in found.ranks
+    elif hang.kind == hangs.INNOCENT_GONE and found.kind == "unknown":
+        assert "cannot be told" in found.text
+    else:
+        assert (found.kind, found.ranks) == ("not_joined", (hang.culprit,))

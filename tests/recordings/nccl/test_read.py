@@ -107,9 +107,9 @@ def test_ras_says_who_is_gone_or_in_trouble(tmp_path):
         (b"", "empty"),
         (b"nope", "not JSON"),
         (b"[" * 100_000, "nested"),
-        (b"3", "no kind"),
+        (b"3", "neither"),
         (b'{"entries": [], "pg_config": {}}', "flight recorder"),
-        (b'{"a": 1}', "no kind"),
+        (b'{"a": 1}', "neither"),
     ],
 )
 def test_what_is_none_of_these_is_said(tmp_path, data, text):
@@ -335,3 +335,75 @@ def test_more_than_is_read_is_an_error_and_not_left_out(tmp_path, monkeypatch, l
     monkeypatch.setattr(f"lab.recordings.nccl.read.MOST_{limit}", 1)
     with pytest.raises(BadDataError, match=text):
         read_evidence([tmp_path] if limit == "FILES" else [tmp_path / "a.json"])
+
+
+PRINTED = """nThread 1 nGpus 2 minBytes 8 maxBytes 16 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+#
+# Using devices
+#   Rank  0 Pid  12 on node-a device  0 [0x07] NVIDIA A100-SXM4-80GB
+#   Rank  1 Pid  12 on node-a device  1 [0x0f] NVIDIA A100-SXM4-80GB
+#
+#   size  count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+       8      2  float    sum    -1  {first}   0.00   0.00  {wrong}  10.53   0.00   0.00      0
+          16             4     float     sum      -1    11.28    0.00    0.00    N/A    10.
+# Out of bounds values : {wrong} {verdict}
+"""
+
+
+@pytest.mark.parametrize("command", ["", "mpirun -np 2 ./build/all_gather_perf -b 8 -e 16\n"])
+def test_what_nccl_tests_prints_is_read_as_its_json(tmp_path, command):
+    path = tmp_path / ("run.txt" if command else "all_gather_perf.log")
+    path.write_text(command + "# " + PRINTED.format(first=10.66, wrong=0, verdict="OK"))
+    found = _one(path)
+    assert found.speeds == {("all_gather", 8, 2): 10.66, ("all_gather", 16, 2): 11.28}
+    assert [row["wrong"] for row in found.rows] == [0, 0, -1, -1]
+
+
+def test_wrong_values_in_what_nccl_tests_prints_are_said(tmp_path):
+    path = tmp_path / "all_reduce_perf.txt"
+    path.write_text("# " + PRINTED.format(first=10.66, wrong=2, verdict="FAILED"))
+    found = _one(path)
+    assert found.speeds[("all_reduce", 8, 2)] == 10.53
+    assert "all_reduce_perf.txt: nccl-tests says that results are out of bounds" in found.missing
+
+
+@pytest.mark.parametrize("form", ["json", "lines", "csv"])
+def test_rows_of_rccl_tests_are_read_with_their_number_of_gpus(tmp_path, form):
+    gpus = {"ranks": 4, "gpusPerRank": 2} if form == "json" else {"gpus": 8}
+    rows = [
+        {
+            "numCycle": 0,
+            "name": "AllToAllv",
+            **gpus,
+            "size": size,
+            "type": "float",
+            "redop": "none",
+            "inPlace": place,
+        }
+        | {"time": size / 100 + place, "algBw": 1.0, "busBw": 0.9, "wrong": "0"}
+        for size in (1024, 2048)
+        for place in (0, 1)
+    ]
+    texts = {
+        "json": json.dumps(rows),
+        "lines": "\n".join(map(json.dumps, rows)),
+        "csv": "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]),
+    }
+    (tmp_path / "out").write_text(texts[form])
+    found = _one(tmp_path / "out")
+    assert (
+        found.speeds == {("all_to_all", 1024, 8): 10.24, ("all_to_all", 2048, 8): 20.48}
+        and len(found.rows) == 4
+    )
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["all_reduce_perf.txt", "with_version.txt", "rccl_tests.json"])
+def test_made_outputs_give_the_planted_times(shared_data, name):
+    folder = shared_data / "cases/ranks"
+    truth = json.loads((folder / "truth.json").read_text())["import"][name]
+    found = _one(folder / "import" / name)
+    collective = truth["collective"].split()[0]
+    wanted = {(collective, int(size), truth["ranks"]): us for size, us in truth["out_of_place_us"].items()}
+    assert found.speeds == wanted and not found.missing

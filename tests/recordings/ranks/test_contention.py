@@ -54,7 +54,7 @@ def _rank(rank: int, factor: float, cost: float, beside: bool) -> RankWork:
 
 def cost_us(factors: list[float], costs: list[float]) -> list[float]:
     none = np.empty(0, dtype=np.int64)
-    calls = [Call(none, none, none, none, none.astype(float)) for _ in factors]
+    calls = [Call(none, none, none, none, none.astype(float), none.astype(bool), {}) for _ in factors]
     return [one.cost_ns.sum() / US for one in contention_of(works(factors, costs), calls)]
 
 

@@ -73,13 +73,16 @@ def test_other_blocking_calls_are_the_hosts_own_time(change):
     assert host_waits(work, launched_in(account_of(works).together, 0, 5)) == []
 
 
-def test_a_rank_without_launches_or_with_nobody_alike_has_no_lateness():
+def test_a_rank_without_launches_has_no_lateness():
     works = Job(ranks=3).play()
     lost = np.full(len(works[0]), -1)
     works[0] = replace(works[0], call_begin=lost, call_end=lost)
     assert set(host_lateness_ns(account_of(works).together, 6)) == {1, 2}
-    odd = Job(ranks=3, extra={2: 1}).play()
-    assert set(host_lateness_ns(account_of(odd).together, 6)) == {0, 1}
+
+
+def test_a_host_that_launches_more_at_the_others_pace_is_not_late():
+    together = account_of(Job(ranks=3, extra={2: 1}).play()).together
+    assert max(host_lateness_ns(together, 6).values()) < 0.3 * MS
 
 
 def test_a_wait_is_seen_where_launches_after_it_were_not_recorded():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.sweep.layout import find_configs, newest_trace
+from lab.rooms.sweep.layout import find_configs, in_order
 
 
 def touch(root: Path, *names: str) -> None:
@@ -50,11 +50,52 @@ def test_ranks_are_ordered_as_numbers(tmp_path):
 )
 def test_of_several_traces_the_newest_step_wins(tmp_path, names, chosen, step):
     touch(tmp_path, *names)
-    assert newest_trace(tmp_path.iterdir()) == (tmp_path / chosen, step)
+    assert in_order(tmp_path.iterdir())[-1] == (tmp_path / chosen, step)
 
 
 def test_no_trace_among_the_files_is_none(tmp_path):
-    assert newest_trace([tmp_path / "rank0.log", tmp_path / "rank_00_metrics.jsonl"]) is None
+    assert in_order([tmp_path / "rank0.log", tmp_path / "rank_00_metrics.jsonl"]) == []
+
+
+def test_windows_of_the_profiler_are_kept_in_order_and_named_where_only_the_newest_counts(tmp_path):
+    for rank, steps in ((0, (7, 19)), (1, (7, 19)), (2, (19,))):
+        touch(tmp_path, *(config(256, 28, f"torch_profiler/rank{rank}/trace_step{n}.json") for n in steps))
+    (whole,) = find_configs(tmp_path)
+    assert [trace.step for trace in whole.traces] == [19, 19, 19]
+    assert [[(t.rank, t.step) for t in window.traces] for window in whole.windows()] == [
+        [(0, 7), (1, 7)],
+        [(0, 19), (1, 19), (2, 19)],
+    ]
+    (text,) = whole.left_out()
+    assert text == "2 older traces of ranks 0, 1 left out (trace_step7.json): lab ranks reads them too"
+
+
+@pytest.mark.parametrize(
+    "name", ["rank{}.sqlite", "rank{}/profile.nsys-rep", "rank{}.pftrace", "trace_rank{}.out2"]
+)
+def test_a_rank_may_be_a_file_of_any_recorder(tmp_path, name):
+    touch(tmp_path, name.format(0), name.format(1), "rank0.log")
+    (run,) = find_configs(tmp_path)
+    assert [trace.rank for trace in run.traces] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["node{}/rank{}.json", "host_{}/torch_profiler/rank{}/trace_step3.json.gz"])
+def test_local_ranks_of_several_nodes_are_numbered_node_by_node(tmp_path, name):
+    touch(tmp_path, *(name.format(node, rank) for node in (0, 1) for rank in (0, 1)))
+    (run,) = find_configs(tmp_path)
+    assert [trace.rank for trace in run.traces] == [0, 1, 2, 3] and "2 nodes of 2 ranks" in run.notes[0]
+
+
+def test_a_pattern_of_two_groups_is_node_and_local_rank(tmp_path):
+    touch(tmp_path, *(f"job/box{node}/gpu{gpu}/t.sqlite" for node in (3, 5) for gpu in (0, 1)), "rank0.json")
+    (run,) = find_configs(tmp_path, ranks=re.compile(r"box(\d+)/gpu(\d+)/"))
+    assert [(trace.rank, trace.path.parts[-3:-1]) for trace in run.traces] == [
+        (0, ("box3", "gpu0")),
+        (1, ("box3", "gpu1")),
+        (2, ("box5", "gpu0")),
+        (3, ("box5", "gpu1")),
+    ]
+    assert run.left_out() == ["1 trace not matched by --ranks: rank0.json"]
 
 
 def test_later_repeats_lie_in_folders_of_their_own_beside_the_first(tmp_path):

@@ -29,7 +29,7 @@ enum {
     EXTERNAL_ID, SEQUENCE, RF_ID, DEVICE, STREAM, ORIGINAL_STREAM, KERNEL, CORRELATION, GRAPH, GRAPH_NODE, REGS,
     SMEM_BYTES, BYTES, COPY_KIND, SRC_KIND, DST_KIND, GRID_X, GRID_Y, GRID_Z, BLOCK_X, BLOCK_Y, BLOCK_Z,
     COLLECTIVE, IN_NELEMS, OUT_NELEMS, GROUP_SIZE, DTYPE, IN_SPLIT, OUT_SPLIT, PG_NAME, PG_DESC, PG_RANKS, SEQ,
-    CONCRETE, TYPES, STRIDES, DIMS, EV_IDX, NUM_COLUMNS
+    DST_RANK, SRC_RANK, GROUP_RANK, CONCRETE, TYPES, STRIDES, DIMS, EV_IDX, NUM_COLUMNS
 };
 enum {
     PID_TEXT = 1, TID_TEXT = 2, DEVICE_TEXT = 4, STREAM_TEXT = 8, ORIGINAL_STREAM_TEXT = 16, BYTES_TEXT = 32,
@@ -59,7 +59,7 @@ enum {
 #define SLICES TS_NS, DUR_NS, PID, TID, NAME, MARKS
 #define SIZES_OF GRID_X, GRID_Y, GRID_Z, BLOCK_X, BLOCK_Y, BLOCK_Z, SMEM_BYTES
 #define COMMS ROW, COLLECTIVE, IN_NELEMS, OUT_NELEMS, GROUP_SIZE, DTYPE, IN_SPLIT, OUT_SPLIT, PG_NAME, PG_DESC, \
-              PG_RANKS, SEQ
+              PG_RANKS, SEQ, DST_RANK, SRC_RANK, GROUP_RANK
 static const struct { int count; uint8_t columns[MOST_COLUMNS]; } TABLES[NUM_TABLES] = {
     [T_KERNELS] = {23, {SLICES, CAT, DEVICE, STREAM, ORIGINAL_STREAM, CORRELATION, EXTERNAL_ID, BYTES, REGS, GRAPH,
                         GRAPH_NODE, SIZES_OF}},
@@ -68,8 +68,8 @@ static const struct { int count; uint8_t columns[MOST_COLUMNS]; } TABLES[NUM_TAB
     [T_RANGES] = {9, {SLICES, CAT, DIMS, TYPES}},
     [T_MODULES] = {6, {SLICES}},
     [T_ARROWS] = {6, {TS_NS, PID, TID, MARKS, ID, PH}},
-    [T_KERNEL_COMMS] = {12, {COMMS}},
-    [T_OP_COMMS] = {12, {COMMS}},
+    [T_KERNEL_COMMS] = {15, {COMMS}},
+    [T_OP_COMMS] = {15, {COMMS}},
     [T_LAUNCHES] = {8, {CORRELATION, SIZES_OF}},
     [T_COPIES] = {4, {ROW, COPY_KIND, SRC_KIND, DST_KIND}},
     [T_OPERATOR_INDICES] = {1, {EV_IDX}},
@@ -111,6 +111,7 @@ static const Field ARGS_FIELDS[] = {
     FIELD("In split size", IN_SPLIT, RAW, 0), FIELD("Out split size", OUT_SPLIT, RAW, 0),
     FIELD("Process Group Name", PG_NAME, TEXT, 0), FIELD("Process Group Description", PG_DESC, TEXT, 0),
     FIELD("Process Group Ranks", PG_RANKS, TEXT, 0), FIELD("Seq", SEQ, INT, 0),
+    FIELD("Dst Rank", DST_RANK, INT, 0), FIELD("Src Rank", SRC_RANK, INT, 0), FIELD("Rank", GROUP_RANK, INT, 0),
     FIELD("Concrete Inputs", CONCRETE, RAW, 0), FIELD("Input type", TYPES, RAW, 0),
     FIELD("Input Strides", STRIDES, RAW, 0), FIELD("Input Dims", DIMS, RAW, 0),
     FIELD("Ev Idx", EV_IDX, INT_OR_TEXT, EV_IDX_TEXT),
@@ -123,8 +124,8 @@ static const int64_t DEFAULTS[NUM_COLUMNS] = {
     [SMEM_BYTES] = -1, [BYTES] = -1, [COPY_KIND] = -1, [SRC_KIND] = -1, [DST_KIND] = -1, [GRID_X] = -1,
     [GRID_Y] = -1, [GRID_Z] = -1, [BLOCK_X] = -1, [BLOCK_Y] = -1, [BLOCK_Z] = -1, [COLLECTIVE] = -1,
     [IN_NELEMS] = -1, [OUT_NELEMS] = -1, [GROUP_SIZE] = -1, [DTYPE] = -1, [IN_SPLIT] = -1, [OUT_SPLIT] = -1,
-    [PG_NAME] = -1, [PG_DESC] = -1, [PG_RANKS] = -1, [SEQ] = -1, [CONCRETE] = -1, [TYPES] = -1, [STRIDES] = -1,
-    [DIMS] = -1, [EV_IDX] = -1,
+    [PG_NAME] = -1, [PG_DESC] = -1, [PG_RANKS] = -1, [SEQ] = -1, [DST_RANK] = -1, [SRC_RANK] = -1, [GROUP_RANK] = -1,
+    [CONCRETE] = -1, [TYPES] = -1, [STRIDES] = -1, [DIMS] = -1, [EV_IDX] = -1,
 };
 
 /* Distinct byte strings, numbered from 0 in the order in which they were first seen. */

@@ -42,7 +42,7 @@ _NAMES = (
     "ph pid tid ts_ns dur_ns name cat id start stop row marks external_id sequence rf_id device stream "
     "original_stream kernel correlation graph graph_node regs smem_bytes bytes_ copy_kind src_kind dst_kind "
     "grid_x grid_y grid_z block_x block_y block_z collective in_nelems out_nelems group_size dtype in_split "
-    "out_split pg_name pg_desc pg_ranks seq concrete types strides dims ev_idx"
+    "out_split pg_name pg_desc pg_ranks seq dst_rank src_rank group_rank concrete types strides dims ev_idx"
 )
 COLUMNS = {name: at for at, name in enumerate(_NAMES.split())}
 # The same. comms are rows that describe a collective, launches the calls with a grid, copies the kernels with

@@ -19,9 +19,11 @@ def merge_json(
     offsets_ns: Mapping[int, int] | None = None,
     cpu_ops: bool = True,
     salvage: bool = False,
+    with_prefix: bool = False,
 ) -> Merged:
-    """Merge `traces`, pairs of (rank as the path says or None, file), into the gzip file `target`.
+    """Merge `traces`, pairs of (rank as the path says or None, file), into `target`, gzip if it ends in .gz.
 
+    with_prefix: every event's name begins with its rank, `[R3] `, as the original sweep writes it.
     offsets_ns (rank -> ns) is added to a rank's times beyond its base. cpu_ops=False leaves out CPU
     operators. A trace that cannot be read is left out and named in problems; nothing is written if none can
     be read. The same input gives the same bytes. Raises StorageError where `target` cannot be written.
@@ -38,9 +40,14 @@ def merge_json(
     with packed(target) as file:
         file.write(b'{"traceEvents":[')
         for recording in ranks:
-            RankEvents(recording, shifts[recording.rank], numbers, cpu_ops=cpu_ops, salvage=salvage).write(
-                file
-            )
+            RankEvents(
+                recording,
+                shifts[recording.rank],
+                numbers,
+                cpu_ops=cpu_ops,
+                salvage=salvage,
+                with_prefix=with_prefix,
+            ).write(file)
         file.write(b"\n],\n" + ENCODER.encode(_document_frame(ranks, base_ns, shifts, numbers))[1:] + b"\n")
     return Merged(
         path=target,

@@ -66,8 +66,16 @@ class RankEvents:
     """Writes one rank: a first pass collects rows, names and flows, a second one writes the events."""
 
     def __init__(
-        self, recording: Recording, shift_ns: int, numbers: Counters, *, cpu_ops: bool, salvage: bool
+        self,
+        recording: Recording,
+        shift_ns: int,
+        numbers: Counters,
+        *,
+        cpu_ops: bool,
+        salvage: bool,
+        with_prefix: bool = False,
     ) -> None:
+        self._prefix = b'"[R%d] ' % recording.rank if with_prefix else b""
         self._path, self._rank, self._numbers = recording.path, recording.rank, numbers
         self._cpu_ops, self._salvage = cpu_ops, salvage
         self._shift_us = Decimal(shift_ns) / 1000
@@ -218,6 +226,9 @@ class RankEvents:
         if phase == b'"X"' and category in GPU_CATEGORIES:
             lane, self._next_lane = self._lanes[self._next_lane], self._next_lane + 1
             event["tid"] = self._lane_tids.get((pid, tid, lane), event["tid"])
+        name = bytes(event.get("name", b""))
+        if self._prefix and name.startswith(b'"'):
+            event["name"] = Raw(self._prefix + name[1:])
         if self._shift_us and "ts" in event:
             event["ts"] = self._shifted(event["ts"])
         return True

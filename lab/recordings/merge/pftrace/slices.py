@@ -22,7 +22,7 @@ CATEGORIES = (
 )
 _GEOMETRY = tuple(f"{shape}_{axis}" for shape in ("grid", "block") for axis in "xyz")
 _KERNEL_DETAILS = ("device", "stream", "correlation", "external_id", *_GEOMETRY, "bytes")
-_COLLECTIVE_NUMBERS = ("in_nelems", "out_nelems", "group_size", "seq")
+_COLLECTIVE_NUMBERS = ("in_nelems", "out_nelems", "group_size", "seq", "dst_rank", "src_rank", "group_rank")
 _COLLECTIVE_TEXTS = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks")
 _OP_TEXTS = ("dims", "types", "strides")
 DETAILS = (*_KERNEL_DETAILS, *_COLLECTIVE_NUMBERS, *_COLLECTIVE_TEXTS, *_OP_TEXTS)

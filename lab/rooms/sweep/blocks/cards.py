@@ -16,10 +16,10 @@ def cards(tables: SweepTables, ranked: list[Contender]) -> list[Card]:
     runs = Card("Complete runs", f"{complete} of {len(configs)}", "tables/configs.csv")
     if not ranked:
         return [runs]
-    best, last = ranked[0], ranked[-1]
+    best, slowest = ranked[0], ranked[-1]
     return [
         Card("Shortest total time", f"{best.median_ms:.1f}", "tables/configs.csv", "ms", best.name),
-        Card("Longest total time", f"{last.median_ms:.1f}", "tables/configs.csv", "ms", last.name),
+        Card("Longest total time", f"{slowest.median_ms:.1f}", "tables/configs.csv", "ms", slowest.name),
         *_share_card(configs, best),
         *_gemm_card(tables.gemm),
         *(card for knob in knobs_of(tables.effective) for card in _honoured_card(tables.effective, knob)),
@@ -48,8 +48,8 @@ def _gemm_card(gemm: pd.DataFrame) -> list[Card]:
 
 
 def _honoured_card(effective: pd.DataFrame, knob: str) -> list[Card]:
-    known = effective[effective[f"{knob}_verdict"] != "unknown"]
-    cases = known.groupby([*SETTING, "collective", "msg_bytes"])[f"{knob}_verdict"]
+    judged = effective[effective[f"{knob}_verdict"] != "unknown"]
+    cases = judged.groupby([*SETTING, "collective", "msg_bytes"])[f"{knob}_verdict"]
     if not len(cases):
         return []
     honoured = int(cases.apply(lambda verdicts: bool((verdicts == "honoured").all())).sum())

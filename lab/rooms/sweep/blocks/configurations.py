@@ -19,4 +19,4 @@ def configs_table(configs: pd.DataFrame) -> Table:
     ranks = [f"{row.ranks_found} of {row.ranks_expected}" for row in configs.itertuples()]
     shown = configs[CONFIG_COLUMNS].assign(ranks=ranks).rename(columns={"log_channels": "channels in log"})
     filled = [name for name in shown if not (shown[name].isna() | (shown[name] == "")).all()]
-    return Table(shown[filled], caption, "tables/configs.csv", pills=PILLS, open_rows=80)
+    return Table(shown[filled], caption, "tables/configs.csv", pills=PILLS, open_rows=12)

@@ -79,7 +79,7 @@ def _effective_table(effective: pd.DataFrame) -> Table:
         rows.append({**row, "channels in log": _span(case["log_channels"]), "ranks": case["rank"].nunique()})
     caption = "Requested and effective per collective and message size; the worst verdict over ranks"
     frame = pd.DataFrame(rows).apply(lambda column: pd.to_numeric(column) if _all_digits(column) else column)
-    return Table(frame, caption, "tables/effective.csv", pills=PILLS, open_rows=40)
+    return Table(frame, caption, "tables/effective.csv", pills=PILLS, open_rows=0)
 
 
 def _worst(verdicts: pd.Series) -> str:
@@ -95,10 +95,10 @@ def _shown(values: pd.Series) -> str:
 
 def _span(values: pd.Series) -> str:
     """`27`, or `27–28` if ranks or repeats differ, or a dash if unknown."""
-    known = values[values > 0]
-    if known.empty:
+    positive = values[values > 0]
+    if positive.empty:
         return "–"
-    low, high = int(known.min()), int(known.max())
+    low, high = int(positive.min()), int(positive.max())
     return str(low) if low == high else f"{low}–{high}"
 
 

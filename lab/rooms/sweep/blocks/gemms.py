@@ -59,4 +59,4 @@ def _gemm_table(gemm: pd.DataFrame) -> Table:
     rows.insert(0, "configuration", [short_name(*pair) for pair in rows[SETTING].itertuples(index=False)])
     rows = rows.drop(columns=SETTING).sort_values(["op", "M", "N", "K", "configuration"])
     headings = {"tflops_median": Heading("median rate", "TFLOP/s"), "n": Heading("n per rank", "")}
-    return Table(rows, "GEMMs by shape, medians over ranks", "tables/gemm.csv", headings)
+    return Table(rows, "GEMMs by shape, medians over ranks", "tables/gemm.csv", headings, open_rows=0)

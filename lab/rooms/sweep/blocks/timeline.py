@@ -35,7 +35,9 @@ def time_blocks(tables: SweepTables, folder: Path) -> list[Block]:
     return [
         Figure(bars, BARS_CAPTION, "figures/timeline.png", "tables/timeline.csv"),
         Figure(panels, PANELS_CAPTION, "figures/timeline_ranks.png", "tables/timeline.csv"),
-        Table(shown(timeline.drop(columns=["file"])), "Time of every rank", "tables/timeline.csv"),
+        Table(
+            shown(timeline.drop(columns=["file"])), "Time of every rank", "tables/timeline.csv", open_rows=0
+        ),
     ]
 
 

@@ -9,10 +9,10 @@ from lab.errors import ConfigError
 from lab.rooms.sweep.config.train import ProfilingConfig, TrainConfig
 
 
-def check_train_config(config: TrainConfig, where: str | None = None) -> None:
+def check_train_config(config: TrainConfig, config_name: str | None = None) -> None:
     """Raise ConfigError for the first pair of keys that contradict each other."""
     for contradiction, fix in _contradictions(config):
-        raise ConfigError(contradiction, location=where, fix=fix)
+        raise ConfigError(contradiction, location=config_name, fix=fix)
 
 
 def planned_steps(config: TrainConfig, world_size: int) -> tuple[int, int]:
@@ -43,9 +43,9 @@ def profiler_steps(profiling: ProfilingConfig) -> int:
 def ignored_keys(config: TrainConfig) -> list[str]:
     """Dotted keys that the config sets and that have no effect here, in the order of the schema."""
     keys = ("output_dir", "additional_compute_streams", "lightweight_op_waves")
-    found = [f"training.{key}" for key in keys if getattr(config.training, key) is not None]
+    ignored = [f"training.{key}" for key in keys if getattr(config.training, key) is not None]
     sections = ("streams", "dataloader", "tracelens")
-    return found + [name for name in sections if getattr(config, name) is not None]
+    return ignored + [name for name in sections if getattr(config, name) is not None]
 
 
 def _contradictions(config: TrainConfig) -> Iterator[tuple[str, str]]:

@@ -31,13 +31,13 @@ def load_train_config(source: str | Path, overrides: Sequence[str] = ()) -> Trai
     _refuse_unknown(data, TrainConfig, "$", path)
     for override in overrides:
         _apply_override(data, override)
-    where = f"{path} (with overrides)" if overrides else str(path)
+    config_name = f"{path} (with overrides)" if overrides else str(path)
     try:
         # Not strict: YAML 1.1 reads 2e-4 as a string.
         config = msgspec.convert(data, TrainConfig, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"does not fit the schema: {error}", location=where) from error
-    check_train_config(config, where)
+        raise ConfigError(f"does not fit the schema: {error}", location=config_name) from error
+    check_train_config(config, config_name)
     return config
 
 
@@ -89,28 +89,30 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _apply_override(data: dict[str, Any], override: str) -> None:
     """Set one `dotted.key=value` in `data`, in place; the value is read as YAML."""
-    where = f"override {override!r}"
+    config_name = f"override {override!r}"
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(
-            "not an override of the form dotted.key=value", location=where, fix="e.g. training.max_steps=20"
+            "not an override of the form dotted.key=value",
+            location=config_name,
+            fix="e.g. training.max_steps=20",
         )
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError("the value is not valid YAML", location=where) from error
+        raise ConfigError("the value is not valid YAML", location=config_name) from error
     nested: Any = value
     for part in reversed(parts):
         nested = {part: nested}
-    _refuse_unknown(nested, TrainConfig, "$", where)
+    _refuse_unknown(nested, TrainConfig, "$", config_name)
     for part in parts[:-1]:
         child = data.get(part)
         data[part] = data = dict(child) if isinstance(child, Mapping) else {}
     data[parts[-1]] = value
 
 
-def _refuse_unknown(data: Any, struct: type[msgspec.Struct], at: str, where: str | Path) -> None:
+def _refuse_unknown(data: Any, struct: type[msgspec.Struct], key_path: str, config_name: str | Path) -> None:
     """Raise ConfigError for the first key of `data` that `struct` or its sections do not have."""
     if not isinstance(data, Mapping):
         return  # msgspec reports this, with the type that it expected
@@ -118,10 +120,10 @@ def _refuse_unknown(data: Any, struct: type[msgspec.Struct], at: str, where: str
     for key, value in data.items():
         if key not in hints:
             fix = f"keys here: {', '.join(hints)}{_did_you_mean(str(key), list(hints))}"
-            raise ConfigError(f"unknown key {key!r} at `{at}`", location=where, fix=fix)
+            raise ConfigError(f"unknown key {key!r} at `{key_path}`", location=config_name, fix=fix)
         section = _struct_in(hints[key])
         if section is not None:
-            _refuse_unknown(value, section, f"{at}.{key}", where)
+            _refuse_unknown(value, section, f"{key_path}.{key}", config_name)
 
 
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
@@ -130,6 +132,6 @@ def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
     return next((o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None)
 
 
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=2)
+def _did_you_mean(word: str, keys: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, keys, n=2)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -9,7 +9,7 @@ import click
 
 from lab.errors import needs
 from lab.rooms.sweep.gemm.compare.cli import compare
-from lab.rooms.sweep.gemm.options import COMMON, PLACE, SALVAGE, TOP_K
+from lab.rooms.sweep.gemm.options import COMMON, PLACE, SALVAGE, SELECT, TOP_K, Selection
 from lab.rooms.sweep.gemm.session import Session, finish
 from lab.terminal.group import Group
 from lab.terminal.options import option, with_options
@@ -17,7 +17,7 @@ from lab.terminal.options import option, with_options
 
 @click.group(cls=Group)
 def gemm() -> None:
-    """Why GEMM times vary: reports, variance, overlap with collectives, causes, plots, merged traces.
+    """Why GEMM times vary: reports, variance, overlap with collectives, plots, merged traces.
 
     SWEEP is a sweep, a folder of ranks, or one trace. A run of lab gets its analysis inside; any other
     recording is left untouched, with results in experiments/NAME_analysis (see --out and --in-place).
@@ -67,19 +67,30 @@ def report(sweep: Path, salvage: bool, **shared: Any) -> None:
 
 
 @gemm.command()
-@with_options(*PLACE, TOP_K, *COMMON)
+@with_options(*PLACE, TOP_K, *SELECT, *COMMON)
 def variance(sweep: Path, top_k: int, **shared: Any) -> None:
-    """The GEMMs whose time varies most, when their extremes ran, what overlapped them, the causes, plots.
+    """The GEMMs whose time varies most, when their extremes ran, what overlapped them, plots.
 
     Writes top5_gemm_kernels_time_variance.csv, ..._with_timestamps.csv, ..._with_collective_overlap.csv,
     gemm_groups.csv, gemm_instances.parquet, gemm_overlap_effect.csv, gemm_overlap_splits.csv,
-    gemm_variance_causes.csv, and plots/*.png: also of the tables that `report` wrote there before.
+    and plots/*.png: also of the tables that `report` wrote there before. SWEEP may
+    be a tracelens_analysis folder: its sweep is read where the traces lie beside it, else its workbooks.
     """
     with needs("analysis"):
+        from lab.rooms.sweep.gemm.extract import is_analysis, write_extract
         from lab.rooms.sweep.gemm.steps import run_variance
+        from lab.rooms.sweep.layout import sweep_beside
 
+    only = Selection.taken(shared)
+    if is_analysis(sweep) and (beside := sweep_beside(sweep)):
+        sweep = beside
+    elif is_analysis(sweep):
+        session = Session(sweep, **shared)
+        session.finish(write_extract(sweep, session.places.analysis, top_k=top_k, only=only))
+        return
     session = Session(sweep, **shared)
-    session.finish(run_variance(session.read(), session.places.analysis, top_k=top_k))
+    data = session.read(only=only if only != Selection() else None)
+    session.finish(run_variance(data, session.places.analysis, top_k=top_k))
 
 
 @gemm.command()
@@ -88,15 +99,26 @@ def variance(sweep: Path, top_k: int, **shared: Any) -> None:
     option(
         "--format",
         "form",
-        type=click.Choice(["json", "pftrace"]),
+        type=click.Choice(["json", "original", "pftrace"]),
         default="json",
-        help="Chrome's JSON, which every viewer reads, or Perfetto's own, which is smaller and opens faster.",
+        help="Chrome's JSON; the same as the original sweep writes it (unpacked, [R0] before each name); or "
+        "Perfetto's own, which is smaller and opens faster.",
     ),
+    option("-n", "--num-ranks", type=click.IntRange(min=1), help="Only the N lowest ranks. [default: all]"),
+    option("--trace-name", metavar="FILE", help="Each rank's file of this name. [default: the newest]"),
     click.option("--cpu-ops/--no-cpu-ops", default=True, help="Keep CPU operators. [default: yes]"),
     SALVAGE,
     *COMMON,
 )
-def merge(sweep: Path, form: str, cpu_ops: bool, salvage: bool, **shared: Any) -> None:
+def merge(
+    sweep: Path,
+    form: str,
+    num_ranks: int | None,
+    trace_name: str | None,
+    cpu_ops: bool,
+    salvage: bool,
+    **shared: Any,
+) -> None:
     """All ranks of a configuration on one timeline for Perfetto -> merged_traces/.
 
     Written beside tracelens_analysis, as SWEEP/merged_traces; with --out, into OUT/merged_traces.
@@ -107,7 +129,7 @@ def merge(sweep: Path, form: str, cpu_ops: bool, salvage: bool, **shared: Any) -
     session = Session(sweep, **shared)
     if shared["require"]:
         session.read(salvage=salvage)
-    options = MergeOptions(form, cpu_ops=cpu_ops, salvage=salvage, workers=session.workers)
+    options = MergeOptions(form, num_ranks, trace_name, cpu_ops, salvage, session.workers)
     session.finish(merge_ranks(session.places, options, progress=session.progress))
 
 

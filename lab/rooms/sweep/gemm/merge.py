@@ -26,14 +26,19 @@ from lab.rooms.sweep.layout import ConfigDir, TraceFile, configs_of
 if TYPE_CHECKING:
     from lab.rooms.sweep.tables import Progress
 
-SUFFIXES = {"json": ".json.gz", "pftrace": ".pftrace.gz"}
+SUFFIXES = {"json": ".json.gz", "original": ".json", "pftrace": ".pftrace.gz"}
 
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """form is json or pftrace."""
+    """form is json, original or pftrace.
+
+    num_ranks: only so many ranks, the lowest; trace_name: the file of each rank, where there are several.
+    """
 
     form: str = "json"
+    num_ranks: int | None = None
+    trace_name: str | None = None
     cpu_ops: bool = True
     salvage: bool = False
     workers: int = 2
@@ -45,13 +50,21 @@ def merge_ranks(places: Places, options: MergeOptions, *, progress: Progress | N
     A configuration without readable traces is in `missing`. Raises MissingError where there is nothing to
     read.
     """
-    jobs = [
-        MergeJob(config.traces, places.merged / f"{_name(config)}{SUFFIXES[options.form]}", options)
-        for config in configs_of(places.sweep)
-    ]
+    report = Report()
+    jobs = []
+    for config in configs_of(places.sweep):
+        traces = _chosen(config, options)
+        if options.trace_name and len(traces) < len(config.traces):
+            lacking = ranks_text(
+                [t.rank or 0 for t in config.traces if t.rank not in {c.rank for c in traces}]
+            )
+            report.missing.append(f"{_name(config)}: no {options.trace_name} of {lacking}")
+        target = places.merged / f"{_name(config)}{SUFFIXES[options.form]}"
+        jobs.append(MergeJob(traces[: options.num_ranks], target, options))
+        if not options.trace_name:
+            report.missing.extend(f"{_name(config)}: {text}" for text in config.left_out())
     on_done = None if progress is None else lambda count, total, job: progress(count, total, job.target)
     results = map_traces(merge_one, jobs, workers=options.workers, progress=on_done)
-    report = Report()
     for job, result in zip(jobs, results, strict=True):
         _add_result(report, job, result)
     return report
@@ -79,7 +92,12 @@ def merge_one(job: MergeJob) -> tuple[Merged, list[str]]:
         merged = merge_pftrace(traces, job.target, load=load, offsets_ns=offsets_ns, cpu_ops=options.cpu_ops)
     else:
         merged = merge_json(
-            traces, job.target, offsets_ns=offsets_ns, cpu_ops=options.cpu_ops, salvage=options.salvage
+            traces,
+            job.target,
+            offsets_ns=offsets_ns,
+            cpu_ops=options.cpu_ops,
+            salvage=options.salvage,
+            with_prefix=options.form == "original",
         )
     return merged, torn
 
@@ -115,8 +133,17 @@ def _add_result(report: Report, job: MergeJob, result: tuple[Merged, list[str]] 
         return
     report.files.append(merged.path)
     report.missing.extend(torn)
-    if merged.missing:
+    if merged.missing and job.options.num_ranks is None:
         report.missing.append(f"{name}: without {ranks_text(merged.missing)}")
+
+
+def _chosen(config: ConfigDir, options: MergeOptions) -> tuple[TraceFile, ...]:
+    """Each rank's trace: the newest, or the one of the name that was asked for."""
+    if options.trace_name is None:
+        return config.traces
+    files = [*config.traces, *(trace for traces in config.earlier for trace in traces)]
+    named = [trace for trace in files if trace.path.name in (options.trace_name, f"{options.trace_name}.gz")]
+    return tuple(sorted(named, key=lambda trace: trace.rank or 0))
 
 
 def _name(config: ConfigDir) -> str:

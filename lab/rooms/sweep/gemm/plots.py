@@ -28,13 +28,18 @@ _LINE = ["threads", "algorithm", "protocol"]
 UNKNOWN = "unknown"
 
 
-def draw_plots(out: Path, traces: pd.DataFrame, *, top_k: int = 5) -> Report:
+def draw_plots(
+    out: Path, traces: pd.DataFrame, *, top_k: int = 5, only: tuple[str, ...] | None = None
+) -> Report:
     """Draw every plot whose CSV file is in the analysis folder `out` into `out/plots`.
 
-    traces: setting and rank of each trace that was read. top_k: which of the variance lists to draw.
+    traces: setting and rank of each trace that was read. top_k: which of the variance lists to draw. only:
+    plots of these files alone.
     """
     report = Report()
     for source, drawings in DRAWINGS.items():
+        if only is not None and source not in only:
+            continue
         path = out / source.format(k=top_k)
         if not path.exists():
             report.problems.append(f"{', '.join(drawings)}: not drawn, because there is no {path.name}")

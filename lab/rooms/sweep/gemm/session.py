@@ -13,6 +13,7 @@ import msgspec
 
 from lab.core.run import Run
 from lab.errors import StepFailed, needs
+from lab.rooms.sweep.gemm.options import Selection
 from lab.rooms.sweep.gemm.places import places
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_unless_complete
@@ -44,8 +45,9 @@ class Session:
         self._require = require
         self._incomplete: list[str] = []
 
-    def read(self, *, salvage: bool = False, workbooks: bool = False) -> Any:
-        """The sweep in memory; a configuration that is only in the manifest has a row too."""
+    def read(self, *, salvage: bool = False, workbooks: bool = False, only: Selection | None = None) -> Any:
+        """The sweep in memory; a configuration that is only in the manifest has a row too, unless only some
+        are wanted."""
         with needs("analysis"):
             from lab.rooms.sweep.expected import expected_rows
             from lab.rooms.sweep.gemm.reading.data import read_sweep
@@ -56,8 +58,9 @@ class Session:
             workers=self.workers,
             workbooks=self.places.analysis if workbooks else None,
             salvage=salvage,
-            expected=expected_rows(Run.open(sweep) if Run.is_run(sweep) else None),
+            expected=expected_rows(Run.open(sweep) if Run.is_run(sweep) and not only else None),
             progress=self.progress,
+            only=only,
         )
         self._incomplete = data.incomplete
         return data

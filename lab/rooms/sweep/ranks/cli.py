@@ -44,12 +44,12 @@ def ranks() -> None:
     help="Traces by their path below FOLDER; the first group is the rank, as in 'node0/gpu(\\d+)/'.",
 )
 @READING
-def account(folder: Path, pattern: str | None, **given: Any) -> None:
+def account(folder: Path, pattern: str | None, **options: Any) -> None:
     """Account for every step of every rank: work, launches, waiting for whom and why, transfer, contention.
 
     With --json nothing is written, unless --out is given.
     """
-    asked = Reading(**given)
+    asked = Reading(**options)
     target = asked.target(folder)
     writes = not asked.as_json or asked.out is not None
     settings = asked.settings(folder, keep_in=folder if writes else None, ranks=_regex(pattern))
@@ -77,15 +77,18 @@ def hang(folder: Path, as_json: bool) -> None:
     ranks = {id(error): rank_in_name(Path(str(error.location))) for error in unread}
     damaged = [error for error in unread if ranks[id(error)] is not None]
     lost = {rank for rank in ranks.values() if rank is not None}
-    found = {name: verdict_of(dumps, lost) for name, dumps in sets.items()}
+    verdicts = {name: verdict_of(dumps, lost) for name, dumps in sets.items()}
     if as_json:
         import msgspec
 
-        parts = [{**({"case": name} if name else {}), **_verdict_json(one)} for name, one in found.items()]
+        parts = [
+            {**({"case": name} if name else {}), **_verdict_json(verdict)}
+            for name, verdict in verdicts.items()
+        ]
         click.echo(msgspec.json.encode(parts[0] if len(parts) == 1 else {"cases": parts}).decode())
     else:
-        for name, one in found.items():
-            click.echo(f"{name + ': ' if name else ''}{one.kind.replace('_', ' ')}: {one.text}")
+        for name, verdict in verdicts.items():
+            click.echo(f"{name + ': ' if name else ''}{verdict.kind.replace('_', ' ')}: {verdict.text}")
         for error in unread:
             click.echo(f"note: {Path(str(error.location)).name} is left out: {error.problem}")
     if damaged:
@@ -95,10 +98,10 @@ def hang(folder: Path, as_json: bool) -> None:
             location=folder,
             fix="the verdict rests on the others; dump these ranks again, or take the files away",
         )
-    unsure = [one for one in found.values() if one.kind == "unknown" or one.missing]
+    unsure = [verdict for verdict in verdicts.values() if verdict.kind == "unknown" or verdict.missing]
     if unsure:
         raise StepFailed(
-            "the dumps do not tell everything:\n" + "\n".join(f"  {one.text}" for one in unsure),
+            "the dumps do not tell everything:\n" + "\n".join(f"  {verdict.text}" for verdict in unsure),
             location=folder,
             fix="dump every rank; a rank that leaves no dump is dead or was not asked",
         )
@@ -108,16 +111,16 @@ ranks.add_command(tuner)
 ranks.add_command(import_evidence)
 
 
-def _verdict_json(one: Any) -> dict[str, Any]:
+def _verdict_json(verdict: Any) -> dict[str, Any]:
     return {
-        "class": one.kind,
-        "ranks": list(one.ranks),
-        "group": one.group,
-        "seq": one.seq,
-        "collective": one.collective,
-        "frame": one.frame,
-        "text": one.text,
-        "missing": list(one.missing),
+        "class": verdict.kind,
+        "ranks": list(verdict.ranks),
+        "group": verdict.group,
+        "seq": verdict.seq,
+        "collective": verdict.collective,
+        "frame": verdict.frame,
+        "text": verdict.text,
+        "missing": list(verdict.missing),
     }
 
 
@@ -125,33 +128,33 @@ def _show(settings: Any, files: list[Path], *, as_json: bool) -> None:
     from lab.rooms.sweep.ranks.tables import as_json as encoded
     from lab.rooms.sweep.ranks.words import sentences
 
-    missing = [f"{one.name}: {text}" for one in settings for text in one.missing]
+    missing = [f"{setting.name}: {text}" for setting in settings for text in setting.missing]
     if as_json:
         import msgspec
 
         parts = [
             {
-                "threads": one.config.threads,
-                "channels": one.config.channels,
-                **({"algorithm": one.config.algorithm} if one.config.algorithm else {}),
-                **({"protocol": one.config.protocol} if one.config.protocol else {}),
-                "repeat": one.config.repeat,
-                **encoded(one.explained),
-                "lacking": one.missing,
-                "gpus": one.gpus,
-                "problems": [*one.problems, *one.account.together.pairs.problems],
+                "threads": setting.config.threads,
+                "channels": setting.config.channels,
+                **({"algorithm": setting.config.algorithm} if setting.config.algorithm else {}),
+                **({"protocol": setting.config.protocol} if setting.config.protocol else {}),
+                "repeat": setting.config.repeat,
+                **encoded(setting.explained),
+                "lacking": setting.missing,
+                "gpus": setting.gpus,
+                "problems": [*setting.problems, *setting.account.together.pairs.problems],
             }
-            for one in settings
+            for setting in settings
         ]
         document = parts[0] if len(parts) == 1 else {"settings": parts}
         click.echo(msgspec.json.encode({**document, "files": [str(path) for path in files]}).decode())
     else:
-        for one in settings:
+        for setting in settings:
             if len(settings) > 1:
-                click.echo(f"{one.name}:")
-            for sentence in sentences(one):
+                click.echo(f"{setting.name}:")
+            for sentence in sentences(setting):
                 click.echo(f"- {sentence}")
-            for problem in one.problems[:8]:
+            for problem in setting.problems[:8]:
                 click.echo(f"note: {problem}")
         for path in files:
             if path.suffix == ".html" or len(files) <= 12:

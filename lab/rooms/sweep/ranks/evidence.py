@@ -38,22 +38,24 @@ def import_evidence(files: tuple[Path, ...], folder: Path | None, out: Path | No
     from lab.core.words import first_few
     from lab.recordings.nccl import read_evidence
 
-    found = read_evidence(files)
-    beside, unknown = _beside(folder, found) if folder else ([], [])
-    written = _write(found, out) if out else []
+    evidence = read_evidence(files)
+    beside, unknown = _beside(folder, evidence) if folder else ([], [])
+    written = _write(evidence, out) if out else []
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.encode(_document(found, beside, written)).decode())
+        click.echo(msgspec.json.encode(_document(evidence, beside, written)).decode())
     else:
-        for one in found:
-            for sentence in one.sentences:
-                click.echo(f"- {one.kind}: {sentence}.")
+        for kind_evidence in evidence:
+            for sentence in kind_evidence.sentences:
+                click.echo(f"- {kind_evidence.kind}: {sentence}.")
         for row in beside:
             click.echo(f"- {row['text']}.")
         for path in written:
             click.echo(f"wrote {path}")
-    missing = [f"{one.kind}: {text}" for one in found for text in one.missing]
+    missing = [
+        f"{kind_evidence.kind}: {text}" for kind_evidence in evidence for text in kind_evidence.missing
+    ]
     if folder and not beside:
         missing.append(
             "no collective of the recording has a kind, size and number of ranks that was measured"
@@ -81,7 +83,7 @@ def alone_us(speeds: Mapping[tuple[str, int, int], float], kind: str, num_bytes:
     return float(low * (high / low) ** share) if low > 0 and high > 0 else math.nan
 
 
-def _beside(folder: Path, found: Sequence[Any]) -> tuple[list[dict[str, Any]], list[str]]:
+def _beside(folder: Path, evidence: Sequence[Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """One row per class of the recording that was measured alone, and the classes that were not."""
     with needs("analysis"):
         from lab.rooms.sweep.ranks.read import read_settings
@@ -91,10 +93,12 @@ def _beside(folder: Path, found: Sequence[Any]) -> tuple[list[dict[str, Any]], l
     rows, unknown = [], []
     for setting in read_settings(folder):
         for name, cost in costs_of(setting.explained).items():
-            alone, best = _best(found, name.kind, name.num_bytes, name.num_ranks)
-            what = f"{setting.name}: {name.kind} of {size_text(name.num_bytes)} over {name.num_ranks} ranks"
+            alone, best = _best(evidence, name.kind, name.num_bytes, name.num_ranks)
+            class_text = (
+                f"{setting.name}: {name.kind} of {size_text(name.num_bytes)} over {name.num_ranks} ranks"
+            )
             if math.isnan(alone) or not cost.latency_us > 0:
-                unknown.append(what)
+                unknown.append(class_text)
                 continue
             ratio = cost.latency_us / alone
             allowed = "the fabric allows" if best == ALONE else "it was there"
@@ -108,44 +112,48 @@ def _beside(folder: Path, found: Sequence[Any]) -> tuple[list[dict[str, Any]], l
                     "transfer_us": cost.latency_us,
                     "alone_us": alone,
                     "ratio": ratio,
-                    "text": f"{what} takes {cost.latency_us:.0f} us after the last arrival, {alone:.0f} us "
+                    "text": f"{class_text} takes {cost.latency_us:.0f} us after the last arrival, "
+                    f"{alone:.0f} us "
                     f"{best} ({ratio:.2f} times){judged}",
                 }
             )
     return rows, unknown
 
 
-def _best(found: Sequence[Any], kind: str, num_bytes: int, ranks: int) -> tuple[float, str]:
+def _best(evidence: Sequence[Any], kind: str, num_bytes: int, ranks: int) -> tuple[float, str]:
     """The time of nccl-tests, or else the least that Inspector saw, which is none of a collective alone."""
-    for one in found:  # nccl-tests come first
-        if not math.isnan(us := alone_us(one.speeds, kind, num_bytes, ranks)) and us > 0:
-            return us, ALONE if one.kind == "nccl-tests" else "at best under NCCL Inspector"
+    for kind_evidence in evidence:  # nccl-tests come first
+        if not math.isnan(us := alone_us(kind_evidence.speeds, kind, num_bytes, ranks)) and us > 0:
+            return us, ALONE if kind_evidence.kind == "nccl-tests" else "at best under NCCL Inspector"
     return math.nan, ""
 
 
-def _write(found: Sequence[Any], out: Path) -> list[Path]:
+def _write(evidence: Sequence[Any], out: Path) -> list[Path]:
     with needs("analysis"):
         import pandas as pd
     from lab.report.tables import write_csv
 
     return [
-        write_csv(pd.DataFrame(one.rows), out / f"{one.kind.lower().replace(' ', '_').replace('-', '_')}.csv")
-        for one in found
-        if one.rows
+        write_csv(
+            pd.DataFrame(kind_evidence.rows),
+            out / f"{kind_evidence.kind.lower().replace(' ', '_').replace('-', '_')}.csv",
+        )
+        for kind_evidence in evidence
+        if kind_evidence.rows
     ]
 
 
-def _document(found: Sequence[Any], beside: list[dict[str, Any]], written: list[Path]) -> dict[str, Any]:
+def _document(evidence: Sequence[Any], beside: list[dict[str, Any]], written: list[Path]) -> dict[str, Any]:
     return {
         "evidence": [
             {
-                "kind": one.kind,
-                "sentences": one.sentences,
-                "late_ranks": [{"rank": rank, "ms": ms} for rank, ms in one.late_ranks],
-                "rows": one.rows,
-                "lacking": one.missing,
+                "kind": kind_evidence.kind,
+                "sentences": kind_evidence.sentences,
+                "late_ranks": [{"rank": rank, "ms": ms} for rank, ms in kind_evidence.late_ranks],
+                "rows": kind_evidence.rows,
+                "lacking": kind_evidence.missing,
             }
-            for one in found
+            for kind_evidence in evidence
         ],
         "beside": beside,
         "files": [str(path) for path in written],

@@ -21,7 +21,8 @@ from lab.rooms.sweep.ranks.tables import tables
 from lab.rooms.sweep.ranks.words import sentences
 
 QUESTION = "Which rank makes the others wait, why, and what would a repair give?"
-MOST_STEPS = 4
+MOST_STEPS = 2
+FOLDED = 8  # rows above which a table starts folded
 SPAN_CAPTION = (
     "Ranks by time on one clock. Arrows point from a rank that waits to the rank it waits for, at the end of "
     "the longest waits."
@@ -53,8 +54,8 @@ class Written:
 
 def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Written:
     """Write CSV files, pictures and ranks.html below `out`. Raises StorageError if that fails."""
-    done = Written()
-    first: list[str] = []  # what is most important in each of several settings
+    account = Written()
+    headlines: list[str] = []  # what is most important in each of several settings
     sections: list[Section] = []
     for setting in settings:
         several = len(settings) > 1
@@ -62,20 +63,20 @@ def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Wr
         files, blocks = _of_setting(setting, folder, out)
         if not several:  # its sentences are the page's verdict already
             blocks = blocks[1:]
-        done.files += files
+        account.files += files
         prefix = f"{setting.name}: " if several else ""
-        told = [f"{prefix}{text}" for text in sentences(setting)]
-        first += told[:2]
-        done.findings += told
-        done.missing += [f"{prefix}{text}" for text in setting.missing]
-        done.problems += [f"{prefix}{text}" for text in setting.problems]
+        setting_sentences = [f"{prefix}{text}" for text in sentences(setting)]
+        headlines += setting_sentences[:2]
+        account.findings += setting_sentences
+        account.missing += [f"{prefix}{text}" for text in setting.missing]
+        account.problems += [f"{prefix}{text}" for text in setting.problems]
         sections.append(Section(setting.name if several else "The account", blocks))
     named = any(setting.explained.findings for setting in settings)
     page = Page(
         title=f"Ranks of {source.resolve().name}",
         question=QUESTION,
-        verdict=[*(done.findings if len(settings) == 1 else first), *done.missing],
-        status="warn" if named or done.missing else "ok",
+        verdict=[*(account.findings if len(settings) == 1 else headlines), *account.missing],
+        status="warn" if named or account.missing else "ok",
         cards=[card for setting in settings[:1] for card in _cards(setting)],
         sections=sections,
         provenance=provenance(source, None),
@@ -83,8 +84,8 @@ def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Wr
         room="sweep",
         kind="measured",
     )
-    done.files.append(write_page(page, out / "ranks.html"))
-    return done
+    account.files.append(write_page(page, out / "ranks.html"))
+    return account
 
 
 def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], list[Block]]:
@@ -93,8 +94,8 @@ def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], 
     if len(gpus):
         frames["gpu_clocks"] = gpus
     files = [write_csv(frame, folder / f"{name}.csv") for name, frame in frames.items()]
-    at = folder.relative_to(out).as_posix()
-    base = "" if at == "." else f"{at}/"
+    subfolder = folder.relative_to(out).as_posix()
+    base = "" if subfolder == "." else f"{subfolder}/"
     blocks: list[Block] = [Points(sentences(setting))]
     if setting.account.rows:
         files.append(folder / "account.png")
@@ -106,13 +107,31 @@ def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], 
         files.append(folder / f"{name}.png")
         blocks.append(Figure(svg, SPAN_CAPTION, f"{base}{name}.png", f"{base}account.csv"))
     blocks += [
-        Table(_in_ms(frames["account"]), "Parts of every rank and step", f"{base}account.csv"),
+        Table(
+            _in_ms(frames["account"]), "Parts of every rank and step", f"{base}account.csv", open_rows=FOLDED
+        ),
         Table(_matrix(frames["waits"]), "Who waits for whom, ms over all steps", f"{base}waits.csv"),
         Table(frames["findings"], "Findings", f"{base}findings.csv"),
-        Table(frames["what_if"], "What if: steps replayed with one change", f"{base}what_if.csv"),
-        Table(frames["clocks"], "Clocks against the median rank, with bounds", f"{base}clocks.csv"),
+        Table(
+            frames["what_if"],
+            "What if: steps replayed with one change",
+            f"{base}what_if.csv",
+            open_rows=FOLDED,
+        ),
+        Table(
+            frames.get("pipeline", pd.DataFrame()),
+            "Bubbles of each stage",
+            f"{base}pipeline.csv",
+            open_rows=FOLDED,
+        ),
+        Table(
+            frames["clocks"],
+            "Clocks against the median rank, with bounds",
+            f"{base}clocks.csv",
+            open_rows=FOLDED,
+        ),
         Table(gpus, "Each rank's GPU beside the recording", f"{base}gpu_clocks.csv"),
-        Table(frames["path"], "Critical path over ranks", f"{base}path.csv", limit=200),
+        Table(frames["path"], "Critical path over ranks", f"{base}path.csv", limit=200, open_rows=FOLDED),
     ]
     return files, [block for block in blocks if not isinstance(block, Table) or len(block.frame)]
 

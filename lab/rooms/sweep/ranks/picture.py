@@ -16,6 +16,7 @@ from lab.recordings.ranks.labels import (
     TAIL,
     TRANSFER,
     UNEXPLAINED,
+    UNPAIRED,
     WAIT,
 )
 from lab.report.figures import stacked_panels, timeline
@@ -24,6 +25,7 @@ ROLES = {
     COMPUTE: ("compute", "computation"),
     TRANSFER: ("transfer", "communication"),
     WAIT: ("wait for a rank", "idle"),
+    UNPAIRED: ("unpaired", "warn"),
     COPYING: ("copy", "memcpy"),
     LAUNCH_LATE: ("launched late", "fail"),
     LAUNCH_GAP: ("launch gap", "muted"),
@@ -33,7 +35,7 @@ ROLES = {
 PART_ROLES = dict(
     zip(
         PARTS,
-        ("computation", "ok", "communication", "idle", "memcpy", "fail", "muted", "rule", "unknown"),
+        ("computation", "ok", "communication", "idle", "warn", "memcpy", "fail", "muted", "rule", "unknown"),
         strict=True,
     )
 )
@@ -43,36 +45,36 @@ MOST_ARROWS = 24
 CLOSEST_IN = 1 / 750
 
 
-def step_picture(one: Explained, step: int, width_in: float) -> Drawing:
+def step_picture(explained: Explained, step: int, width_in: float) -> Drawing:
     """Every rank's labels over one step on the common clock, in ms since the first begin."""
-    account = one.account
+    account = explained.account
     edges = [_edges(account, index, step) for index in _with(account, step)]
     origin = min(begin for begin, _ in edges)
     closest_ms = CLOSEST_IN / width_in * (max(end for _, end in edges) - origin) / 1e6
     parts: dict[tuple[str, str], list[np.ndarray]] = {}
     arrows: list[tuple[float, float, int, int]] = []
-    last = 0.0
+    last_ms = 0.0
     for row, index in enumerate(_with(account, step)):
         segments = account.segments[index]
         window = account.together.windows[index][:, 0]
-        mine = np.flatnonzero(window[segments.window] == step)
-        begin = (account.together.common(index, segments.begin[mine]) - origin) / 1e6
-        length = segments.length[mine] / 1e6
-        last = max(last, float((begin + length).max(initial=0)))
+        in_step = np.flatnonzero(window[segments.window] == step)
+        begin = (account.together.common(index, segments.begin[in_step]) - origin) / 1e6
+        length = segments.length[in_step] / 1e6
+        last_ms = max(last_ms, float((begin + length).max(initial=0)))
         for label, role in ROLES.items():
-            chosen = segments.label[mine] == label
+            chosen = segments.label[in_step] == label
             if chosen.any():
                 bars = _merged(begin[chosen], length[chosen], closest_ms)
                 parts.setdefault(role, []).append(
                     np.column_stack([np.full(len(bars), row), bars, np.ones(len(bars))])
                 )
-        arrows += _waits(account, index, row, mine, begin, length, step)
+        arrows += _waits(account, index, row, in_step, begin, length, step)
     arrows.sort(reverse=True)
     order = [role for role in ROLES.values() if role in parts]
     return timeline(
         [f"rank {account.ranks[index]}" for index in _with(account, step)],
         {role: np.concatenate(parts[role]) for role in order},
-        span=(0.0, max(last, 1e-3)),
+        span=(0.0, max(last_ms, 1e-3)),
         bands=(),
         shades=(),
         axis="ms since the first rank began the step",
@@ -81,10 +83,10 @@ def step_picture(one: Explained, step: int, width_in: float) -> Drawing:
     )
 
 
-def account_picture(one: Explained, width_in: float) -> Drawing:
+def account_picture(explained: Explained, width_in: float) -> Drawing:
     """The parts of every rank and step as stacked bars, ms."""
     titles, labels, parts = [], [], []
-    account = one.account
+    account = explained.account
     for step in account.together.steps[:12]:
         rows = [row for row in account.rows if row.step == step]
         titles.append(f"step {step}" if step >= 0 else "whole recording")
@@ -108,28 +110,28 @@ def _merged(begin: np.ndarray, length: np.ndarray, closest: float = 1e-9) -> np.
     """Bars (m, 2) of start and length, where neighbours that touch, or nearly, are one."""
     end = begin + length
     opens = np.append(True, begin[1:] > end[:-1] + closest)
-    first = np.flatnonzero(opens)
-    ends = np.append(end[first[1:] - 1], end[-1])
-    return np.column_stack([begin[first], ends - begin[first]])
+    run_starts = np.flatnonzero(opens)
+    ends = np.append(end[run_starts[1:] - 1], end[-1])
+    return np.column_stack([begin[run_starts], ends - begin[run_starts]])
 
 
 def _waits(
     account: Account,
     index: int,
     row: int,
-    mine: np.ndarray,
+    in_step: np.ndarray,
     begin: np.ndarray,
     length: np.ndarray,
     step: int,
 ) -> list[tuple[float, float, int, int]]:
     """(ms waited, time of the end of the wait, row, row of who is waited for)."""
     places = {one: at for at, one in enumerate(_with(account, step))}
-    awaited = account.segments[index].awaited[mine]
+    awaited = account.segments[index].awaited[in_step]
     chosen = np.flatnonzero(awaited != UNKNOWN)
-    found: list[tuple[float, float, int, int]] = []
-    for who in np.unique(awaited[chosen]).tolist():
-        if who in places:
-            theirs = chosen[awaited[chosen] == who]
-            bars = _merged(begin[theirs], length[theirs])
-            found += [(ms, at + ms, row, places[who]) for at, ms in bars.tolist()]
-    return found
+    waits: list[tuple[float, float, int, int]] = []
+    for awaited_index in np.unique(awaited[chosen]).tolist():
+        if awaited_index in places:
+            of_awaited = chosen[awaited[chosen] == awaited_index]
+            bars = _merged(begin[of_awaited], length[of_awaited])
+            waits += [(ms, at + ms, row, places[awaited_index]) for at, ms in bars.tolist()]
+    return waits

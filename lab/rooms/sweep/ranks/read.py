@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lab.core.words import first_few, plural, ranks_text
 from lab.errors import BadDataError, LabError
@@ -35,12 +37,13 @@ MOST_UNLAUNCHED = 0.5
 
 @dataclass(frozen=True)
 class Job:
-    """One trace to read."""
+    """One trace to read. is_named: its rank is `rank`, whatever the trace says."""
 
     path: Path
     rank: int | None
     config: int
     salvage: bool
+    is_named: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Read:
     problems: tuple[str, ...]
     lost: tuple[str, ...]
     about: dict[str, str] = field(default_factory=dict)
+    start_ns: int | None = None  # of the session from which its times count, None where they are absolute
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,11 @@ class Setting:
 
 
 def setting_name(config: ConfigDir) -> str:
+    window = f", {config.window}" if config.window else ""
     if config.threads is None and config.channels is None:
-        return config.notes[0] if config.notes and config.repeat > 1 else config.path.name
+        return (config.notes[0] if config.notes and config.repeat > 1 else config.path.name) + window
     repeat = f", repeat {config.repeat}" if config.repeat > 1 else ""
-    return long_name(*config.key.knobs) + repeat
+    return long_name(*config.key.knobs) + repeat + window
 
 
 def read_settings(
@@ -98,45 +103,63 @@ def read_settings(
 
     Raises MissingError where there are no traces, BadDataError where none of them can be read.
     """
-    configs = configs_of(folder, ranks=ranks)
+    found_configs = configs_of(folder, ranks=ranks)
+    configs = [window for config in found_configs for window in config.windows()]
     jobs = [
-        Job(trace.path, trace.rank, number, salvage)
+        Job(trace.path, trace.rank, number, salvage, trace.is_named)
         for number, config in enumerate(configs)
         for trace in config.traces
     ]
-    on_done = None if progress is None else lambda done, total, job: progress(done, total, job.path)
+    on_done = None if progress is None else lambda num_done, total, job: progress(num_done, total, job.path)
     results = map_traces(read_work, jobs, workers=workers, progress=on_done)
     raise_if_none_read(results)
     collected, left_out = [], []
     for number, config in enumerate(configs):
-        mine = [(job, result) for job, result in zip(jobs, results, strict=True) if job.config == number]
-        works, world, missing, problems = _collect(mine)
+        of_config = [(job, result) for job, result in zip(jobs, results, strict=True) if job.config == number]
+        works, world, missing, problems = _collect(of_config)
         if works:
             collected.append((config, works, world, missing, problems))
         else:
-            why = first_few(missing, 3, between="; ") if missing else "no trace is here"
-            left_out.append(f"{setting_name(config)} is left out: {why}")
-    collected[0][3].extend(left_out)
+            reason = first_few(missing, 3, between="; ") if missing else "no trace is here"
+            left_out.append(f"{setting_name(config)} is left out: {reason}")
+    collected[0][3].extend([*left_out, *found_configs[0].left_out()] if ranks else left_out)
     explained = explain([account_of(works) for _, works, *_ in collected])
     return [
         Setting(
             config,
-            found,
+            explanation,
             world,
-            [*missing, *not_told(found, world)],
+            [*missing, *not_told(explanation, world)],
             problems,
             read_state(config.path) if config.path.is_dir() else None,
         )
-        for (config, _, world, missing, problems), found in zip(collected, explained, strict=True)
+        for (config, _, world, missing, problems), explanation in zip(collected, explained, strict=True)
     ]
 
 
-def not_told(found: Explained, world: int) -> list[str]:
+def not_told(explained: Explained, world: int) -> list[str]:
     """What the account of the ranks that could be read lacks, world: as many as the job has."""
-    why = not_joined(found.account)
-    loose = [f"{why}: who waits for whom is not told"] if why else []
-    holes = [*loose, *_steps_not_shared(found), *_lost_calls(found, world)]
-    return [*holes, *_without_launches(found), *_without_length(found)]
+    reason = not_joined(explained.account)
+    loose = [f"{reason}: who waits for whom is not told"] if reason else []
+    holes = [
+        *(loose or _loose_exchanges(explained)),
+        *_steps_not_shared(explained),
+        *_lost_calls(explained, world),
+    ]
+    return [*holes, *_without_launches(explained), *_without_length(explained)]
+
+
+def _loose_exchanges(explained: Explained) -> list[str]:
+    """Sends and receives without a partner in whole steps; cut steps have some."""
+    together, lines = explained.account.together, []
+    for index, work in enumerate(together.works):
+        window = together.window(index, together.cut_step) if together.cut_step is not None else None
+        start = work.start[together.calls[index].row[together.calls[index].loose]]
+        count = int((start >= (window or together.windows[index][0, 1:])[-1 if window else 0]).sum())
+        if count:
+            calls = plural(count, "send or receive", "sends or receives")
+            lines.append(f"rank {work.rank}: {calls} without a partner: who waits in them is not told")
+    return lines
 
 
 def gpus_of(account: Account, state: GpuState | None) -> list[dict[str, Any]]:
@@ -149,18 +172,18 @@ def gpus_of(account: Account, state: GpuState | None) -> list[dict[str, Any]]:
     )
 
 
-def _lost_calls(one: Explained, world: int) -> list[str]:
+def _lost_calls(explained: Explained, world: int) -> list[str]:
     """What ranks lack of calls that others recorded in steps that all recorded: the pairing has holes there.
 
     A rank without any recording is said where ranks are counted, so it is left out here.
     """
-    ranks, together = one.account.ranks, one.account.together
+    ranks, together = explained.account.ranks, explained.account.together
     if len(ranks) < 2:
         return []
     shared = set.intersection(*({int(number) for number in rows[:, 0]} for rows in together.windows))
     return [
         finding.text
-        for finding in one.findings
+        for finding in explained.findings
         if finding.cause == MISSING
         and (finding.rank in ranks or finding.rank >= world)
         and (shared & set(finding.steps) or together.window_kind == WHOLE)
@@ -173,73 +196,87 @@ def read_work(job: Job) -> list[Read]:
     Raises LabError if it cannot be read or holds no events.
     """
     traces = rank_captures(load_capture(job.path, salvage=job.salvage))
-    found = [
-        Read(work_of(trace, job.rank), trace.meta.world_size, *_doubts(trace), about(trace))
+    reads = [
+        Read(
+            replace(work_of(trace, job.rank), rank=job.rank)
+            if job.is_named and job.rank is not None and len(traces) == 1
+            else work_of(trace, job.rank),
+            trace.meta.world_size,
+            *_doubts(trace),
+            about(trace),
+            int(start) if (start := trace.info.get("session_start_ns")) else None,
+        )
         for trace in traces
     ]
-    if not any(len(one.work) for one in found):
+    if not any(len(one.work) for one in reads):
         raise BadDataError(
             "the trace holds no events: it is no readable rank",
             location=job.path,
             fix="record this rank again, or leave its file out",
         )
-    return [one for one in found if len(one.work)]
+    return [one for one in reads if len(one.work)]
 
 
 def _doubts(trace: Capture) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What is odd about a trace, and what it has lost of the axes that the account rests on."""
     lost = [lack for lack in holes(trace.lacks) if lack.axis in ("gpu", "host")]
-    rest = [lack for lack in trace.lacks if lack not in lost]
+    minor = [lack for lack in trace.lacks if lack not in lost]
     cut = ("the trace is truncated: only its readable part is accounted for",) if trace.truncated else ()
-    return (*trace.problems, *sentences(rest)), (*cut, *sentences(lost))
+    return (*trace.problems, *sentences(minor)), (*cut, *sentences(lost))
 
 
 def _collect(
-    found: Sequence[tuple[Job, list[Read] | LabError]],
+    results: Sequence[tuple[Job, list[Read] | LabError]],
 ) -> tuple[dict[int, RankWork], int, list[str], list[str]]:
     """(works by rank, world size, what is missing, problems) of one setting."""
     works: dict[int, RankWork] = {}
     missing, problems, world = [], [], 0
     abouts: dict[int, dict[str, str]] = {}
     read: list[tuple[Job, Read]] = []
-    for job, result in found:
+    for job, result in results:
         if isinstance(result, LabError):
             missing.append(f"{job.path.name}: {result.problem}")
         else:
-            read += [(job, one) for one in result]
+            read += [(job, rank_read) for rank_read in result]
+    starts_ns = {rank_read.start_ns for _, rank_read in read}
+    if len(starts_ns) > 1 and None not in starts_ns:  # sessions that began at different times
+        read = [
+            (job, replace(rank_read, work=_shifted(rank_read.work, rank_read.start_ns or 0)))
+            for job, rank_read in read
+        ]
     # Ranks that say who they are come first, so that a trace without a rank takes no one's number.
-    for job, one in sorted(read, key=lambda pair: pair[1].work.rank < 0):
-        rank = one.work.rank
+    for job, rank_read in sorted(read, key=lambda pair: pair[1].work.rank < 0):
+        rank = rank_read.work.rank
         if rank in works:
-            where = "/".join(job.path.parts[-2:])
-            missing.append(f"{where}: another trace says rank {rank} too; left out")
+            short_path = "/".join(job.path.parts[-2:])
+            missing.append(f"{short_path}: another trace says rank {rank} too; left out")
             continue
         if rank < 0:
             rank = next(number for number in range(len(works) + 1) if number not in works)
             problems.append(f"{job.path.name}: the trace names no rank; counted as rank {rank}")
-        works[rank] = _renamed(one.work, rank)
-        abouts[rank] = one.about
-        world = max(world, one.world_size or 0)
-        problems += [f"rank {rank}: {text}" for text in one.problems]
-        missing += [f"rank {rank}: {text}" for text in one.lost]
+        works[rank] = replace(rank_read.work, rank=rank)
+        abouts[rank] = rank_read.about
+        world = max(world, rank_read.world_size or 0)
+        problems += [f"rank {rank}: {text}" for text in rank_read.problems]
+        missing += [f"rank {rank}: {text}" for text in rank_read.lost]
     gone = sorted(set(range(world)) - set(works)) if len(works) > 1 else []
     if gone:
         missing.append(f"{len(works)} of {world} ranks are here; missing: {', '.join(map(str, gone))}")
     return works, world, missing, [*differences(abouts), *problems]
 
 
-def _steps_not_shared(one: Explained) -> list[str]:
+def _steps_not_shared(explained: Explained) -> list[str]:
     """Steps that only some ranks recorded: nobody can tell who was waited for in them."""
-    together = one.account.together
-    own = {work.rank: set(work.steps[:, 0].tolist()) for work in together.works}
-    bare = [rank for rank, steps in sorted(own.items()) if not steps]
-    if bare and len(bare) < len(own):
+    together = explained.account.together
+    steps_of_rank = {work.rank: set(work.steps[:, 0].tolist()) for work in together.works}
+    bare = [rank for rank, steps in sorted(steps_of_rank.items()) if not steps]
+    if bare and len(bare) < len(steps_of_rank):
         return [f"{ranks_text(bare)} recorded no steps, so the recording is not told step by step"]
-    every = set().union(*own.values())
+    all_steps = set().union(*steps_of_rank.values())
     lacking: dict[tuple[int, ...], list[int]] = {}
-    for rank, steps in sorted(own.items()):
-        if steps != every:
-            lacking.setdefault(tuple(sorted(every - steps)), []).append(rank)
+    for rank, steps in sorted(steps_of_rank.items()):
+        if steps != all_steps:
+            lacking.setdefault(tuple(sorted(all_steps - steps)), []).append(rank)
     return [
         f"{ranks_text(ranks)} recorded no step {first_few([str(step) for step in steps], limit=8)}, which "
         "others did: waiting in it is not told"
@@ -247,35 +284,44 @@ def _steps_not_shared(one: Explained) -> list[str]:
     ]
 
 
-def _renamed(work: RankWork, rank: int) -> RankWork:
-    return RankWork(**{**vars(work), "rank": rank})
+def _shifted(work: RankWork, shift_ns: int) -> RankWork:
+    """The work with its times on the clock on which its session began at shift_ns."""
+    names = ("start", "end", "blocking_calls", "calls", "host_ops")
+    calls = {name: getattr(work, name) for name in ("call_begin", "call_end")}
+    return replace(
+        work,
+        **{name: getattr(work, name) + shift_ns for name in names},
+        **{name: np.where(times < 0, times, times + shift_ns) for name, times in calls.items()},
+        steps=work.steps + np.array([0, shift_ns, shift_ns]),
+        collectives=work.collectives.with_columns(ts_ns=work.collectives.ts_ns + shift_ns),
+    )
 
 
-def _without_launches(one: Explained) -> list[str]:
+def _without_launches(explained: Explained) -> list[str]:
     """Ranks whose launches were not recorded, so that nobody can tell whether their hosts are late."""
-    found = []
-    for work in one.account.together.works:
-        idle_ns = sum(row.parts["unexplained_ns"] for row in one.account.rows if row.rank == work.rank)
+    sentences = []
+    for work in explained.account.together.works:
+        idle_ns = sum(row.parts["unexplained_ns"] for row in explained.account.rows if row.rank == work.rank)
         lost = float((work.call_begin < 0).mean())
         if lost > MOST_UNLAUNCHED and idle_ns > 0:
-            found.append(
+            sentences.append(
                 f"rank {work.rank}: {100 * lost:.0f} % of its operations have no recorded launch, so "
                 f"{idle_ns / 1e6:.1f} ms of idle time are unexplained: whether its host is late is not told"
             )
-    return found
+    return sentences
 
 
-def _without_length(one: Explained) -> list[str]:
+def _without_length(explained: Explained) -> list[str]:
     """Ranks some of whose collectives are 0 ns long: neither their waiting nor their transfer is known."""
-    found = []
-    for work in one.account.together.works:
+    sentences = []
+    for work in explained.account.together.works:
         num_lost = int((work.collectives.dur_ns == 0).sum())
         if num_lost:
             calls = plural(len(work.collectives), "collective")
             are = "is" if num_lost == 1 else "are"
             lost = "their length was lost, and with it waiting and transfer"
-            found.append(f"rank {work.rank}: {num_lost} of {calls} {are} 0 ns long: {lost}")
-    return found
+            sentences.append(f"rank {work.rank}: {num_lost} of {calls} {are} 0 ns long: {lost}")
+    return sentences
 
 
 def by_setting(

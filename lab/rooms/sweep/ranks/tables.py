@@ -20,21 +20,22 @@ WAITS = column_names("step rank for because wait_ns")
 CLOCKS = column_names("rank offset_us low_us high_us drift_ppm corrected plausible")
 FINDINGS = column_names("rank cause binding cost_ms saves_ms steps finding")
 WHAT_IF = column_names("step change length_ms recorded_ms saves_ms")
+BUBBLES = column_names("pipeline stage rank step step_ns compute_ns warm_up_ns steady_ns cool_down_ns")
 PATH = column_names("step rank kind begin_us length_us op")
 
 
-def tables(one: Explained) -> dict[str, pd.DataFrame]:
+def tables(explained: Explained) -> dict[str, pd.DataFrame]:
     """account, waits, clocks, findings, what_if and path of one setting."""
     return {
-        "account": account_table(one),
+        "account": account_table(explained),
         "waits": pd.DataFrame(
             [
                 {"step": w.step, "rank": w.rank, "for": w.awaited, "because": w.because, "wait_ns": w.ns}
-                for w in one.account.waits
+                for w in explained.account.waits
             ],
             columns=WAITS,
         ),
-        "clocks": pd.DataFrame(clock_rows(one), columns=CLOCKS),
+        "clocks": pd.DataFrame(clock_rows(explained), columns=CLOCKS),
         "findings": pd.DataFrame(
             [
                 {
@@ -44,7 +45,7 @@ def tables(one: Explained) -> dict[str, pd.DataFrame]:
                     "steps": ", ".join(map(str, f.steps)),
                     "finding": f.text,
                 }
-                for f in one.findings
+                for f in explained.findings
             ],
             columns=FINDINGS,
         ),
@@ -57,15 +58,27 @@ def tables(one: Explained) -> dict[str, pd.DataFrame]:
                     "recorded_ms": row.recorded_ms,
                     "saves_ms": row.recorded_ms - row.length_ms,
                 }
-                for row in one.what_if
+                for row in explained.what_if
             ],
             columns=WHAT_IF,
         ),
-        "path": path_table(one),
+        "path": path_table(explained),
+        **(
+            {"pipeline": pd.DataFrame(bubble_rows(explained), columns=BUBBLES)} if explained.pipelines else {}
+        ),
     }
 
 
-def account_table(one: Explained) -> pd.DataFrame:
+def bubble_rows(explained: Explained) -> list[dict[str, Any]]:
+    """One row per pipeline, stage and step: what the stage computes, and waits in each phase."""
+    return [
+        {"pipeline": number, **{name: getattr(bubbles, name) for name in BUBBLES[1:]}}
+        for number, pipeline in enumerate(explained.pipelines)
+        for bubbles in sorted(pipeline.bubbles, key=lambda row: (row.stage, row.step))
+    ]
+
+
+def account_table(explained: Explained) -> pd.DataFrame:
     """One row per step and rank, ns; the parts sum to step_ns."""
     rows = [
         {
@@ -78,17 +91,17 @@ def account_table(one: Explained) -> pd.DataFrame:
             "contention_beside_waiting_ns": row.beside_wait_ns,
             "entered_late_ns": row.entered_ns,
         }
-        for row in one.account.rows
+        for row in explained.account.rows
     ]
     table: pd.DataFrame = pd.DataFrame(rows, columns=ACCOUNT).astype({"wait_for": "Int64"})
     return table
 
 
-def path_table(one: Explained) -> pd.DataFrame:
+def path_table(explained: Explained) -> pd.DataFrame:
     """The critical path of each step, piece by piece; op is the operation's op or kernel, "" for the host."""
-    account = one.account
+    account = explained.account
     rows = []
-    for step, pieces in one.path.items():
+    for step, pieces in explained.path.items():
         for piece in pieces:
             work = account.together.works[account.ranks.index(piece.rank)]
             op, _, _, kernel, _ = work.keys[piece.key] if piece.key >= 0 else ("", "", "", "", "")
@@ -106,7 +119,7 @@ def path_table(one: Explained) -> pd.DataFrame:
     return table
 
 
-def clock_rows(one: Explained) -> list[dict[str, Any]]:
+def clock_rows(explained: Explained) -> list[dict[str, Any]]:
     """One row per rank in us; None where no collective bounds its clock."""
     return [
         {
@@ -118,13 +131,13 @@ def clock_rows(one: Explained) -> list[dict[str, Any]]:
             "corrected": clock.corrected,
             "plausible": clock.plausible,
         }
-        for clock in one.account.clocks
+        for clock in explained.account.clocks
     ]
 
 
-def as_json(one: Explained) -> dict[str, Any]:
+def as_json(explained: Explained) -> dict[str, Any]:
     """What scripts rely on (docs/RANKS.md)."""
-    account = one.account
+    account = explained.account
     steps = [
         {
             "step": row.step,
@@ -139,7 +152,7 @@ def as_json(one: Explained) -> dict[str, Any]:
     return {
         "steps": steps,
         "collectives": {"calls": account.num_calls, "complete": account.num_complete},
-        "clocks": clock_rows(one),
+        "clocks": clock_rows(explained),
         "findings": [
             {
                 "rank": f.rank,
@@ -150,7 +163,7 @@ def as_json(one: Explained) -> dict[str, Any]:
                 "saves_ms": f.saves_ms,
                 "text": f.text,
             }
-            for f in one.findings
+            for f in explained.findings
         ],
         "waits": [
             {"step": w.step, "rank": w.rank, "for": w.awaited, "because": w.because, "ns": w.ns}
@@ -164,11 +177,20 @@ def as_json(one: Explained) -> dict[str, Any]:
                 "length_ms": row.length_ms,
                 "recorded_ms": row.recorded_ms,
             }
-            for row in one.what_if
+            for row in explained.what_if
         ],
+        "pipelines": [
+            {
+                "ranks": list(pipeline.ranks),
+                "schedule": pipeline.schedule,
+                "microbatches": pipeline.num_microbatches,
+            }
+            for pipeline in explained.pipelines
+        ],
+        "bubbles": bubble_rows(explained),
         "windows": account.together.window_kind,
-        "withheld": list(one.withheld),
-        "notes": list(one.notes),
+        "withheld": list(explained.withheld),
+        "notes": list(explained.notes),
     }
 
 

@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
 from lab.core.words import plural, ranks_text
-from lab.recordings.ranks.account import Account
+from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import GPU_STEPS, WHOLE
-from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED
+from lab.recordings.ranks.explained import EVEN, READY, READY_FREE, RECORDED
 from lab.recordings.ranks.path import shares
-from lab.recordings.ranks.stragglers import SLOW_KERNELS
+from lab.recordings.ranks.stragglers import HOST_LATE, SLOW_KERNELS
 from lab.recordings.ranks.words import host_bound, is_whole, ranks_in_words, steps_text
 from lab.rooms.sweep.ranks.read import Setting
 
 LOWER_CLOCK = 0.02  # a GPU's clock below the others' that is worth a sentence
 FITS = 0.5  # a clock that explains so much of what kernels take longer fits them
-CAUSED_MS = 0.5  # smallest wait per step and rank worth a sentence
+WORTH_SHARE = 0.01  # what a repair must save of a step to be worth a sentence
+FULL = ("GPipe", "1F1B")  # schedules whose stages all idle (stages - 1) / (microbatches + stages - 1)
 
 
 def sentences(setting: Setting) -> list[str]:
     """What the setting's account says."""
-    one, account = setting.explained, setting.account
+    explanation, account = setting.explained, setting.account
     if len(account.ranks) < 2:
         return _alone(setting)
+    has_late_host = any(f.cause == HOST_LATE and f.binding for f in explanation.findings)
     return [
         sentence
         for sentence in (
-            host_bound(one),
-            *(f"{finding.text[:1].upper()}{finding.text[1:]}." for finding in one.findings),
-            None if one.findings else _nobody(setting),
+            None if has_late_host else host_bound(explanation),
+            *(f"{finding.text[:1].upper()}{finding.text[1:]}." for finding in explanation.findings),
+            None if explanation.findings else _nobody(setting),
             _where_time_goes(setting),
-            _caused(setting),
+            *pipeline_sentences(setting),
             _what_if(setting),
             _path(setting),
             *gpu_sentences(setting),
             *_clocks(setting),
             _windows(setting),
-            *(f"Withheld: {text}." for text in one.withheld),
-            *(f"{text[:1].upper()}{text[1:]}." for text in one.notes),
+            *(f"Withheld: {text}." for text in explanation.withheld),
+            *(f"{text[:1].upper()}{text[1:]}." for text in explanation.notes),
             *(
                 f"{text[:1].upper()}{text[1:]}."
                 for text in account.together.pairs.problems
@@ -55,16 +57,20 @@ def _alone(setting: Setting) -> list[str]:
     if not account.ranks:
         return ["No rank has operations."]
     of = f" of a job of {setting.world_size} ranks" if setting.world_size > 1 else ""
-    where = ""
+    limit = ""
     if setting.world_size > 1:
-        where = " Waiting cannot be told from transfer: that needs the other ranks' traces."
+        limit = " Waiting cannot be told from transfer: that needs the other ranks' traces."
     parts = account.rows
-    names = {"compute_ns": "compute", "transfer_ns": "collectives", "launch_late_ns": "late launches"}
-    medians = {words: np.median([row.parts[name] for row in parts]) / 1e6 for name, words in names.items()}
+    names = {"compute": ("compute_ns",), "collectives": ("transfer_ns", "unpaired_ns")}
+    names["late launches"] = ("launch_late_ns",)
+    medians = {
+        words: np.median([sum(row.parts[part] for part in of_part) for row in parts]) / 1e6
+        for words, of_part in names.items()
+    }
     busy = ", ".join(f"{words} {ms:.2f} ms" for words, ms in medians.items())
     step = np.median([row.step_ns for row in parts]) / 1e6
     return [
-        f"This is one trace, of rank {account.ranks[0]}{of}.{where}",
+        f"This is one trace, of rank {account.ranks[0]}{of}.{limit}",
         f"{_a_step(account)} takes {step:.2f} ms: {busy}.",
     ]
 
@@ -74,9 +80,9 @@ def _a_step(account: Account) -> str:
 
 
 def _nobody(setting: Setting) -> str:
-    seen = " in what was recorded" if setting.missing else ""
+    scope = " in what was recorded" if setting.missing else ""
     ranks = plural(len(setting.account.ranks), "rank")
-    return f"No rank stands out{seen}: none of {ranks} has more than the others."
+    return f"No rank stands out{scope}: none of {ranks} has more than the others."
 
 
 def _where_time_goes(setting: Setting) -> str:
@@ -86,66 +92,62 @@ def _where_time_goes(setting: Setting) -> str:
     def part(name: str) -> str:
         return f"{np.median([row.parts[name] for row in rows]) / 1e6:.2f}"
 
+    unpaired = f"unpaired sends and receives {part('unpaired_ns')}, " if _has(rows, "unpaired_ns") else ""
     over = "ranks" if is_whole(setting.account.together.steps) else "ranks and steps"
     return (
         f"{_a_step(setting.account)} takes {step:.2f} ms (median over {over}): compute {part('compute_ns')}, "
         f"contention {part('contention_ns')}, transfer {part('transfer_ns')}, waiting for others "
-        f"{part('wait_ns')}, "
+        f"{part('wait_ns')}, {unpaired}"
         f"late launches {part('launch_late_ns')}, copies {part('copy_ns')} ms."
     )
 
 
-def _caused(setting: Setting) -> str | None:
-    """Who is waited for, and because of what."""
-    account = setting.account
-    caused: Counter[int] = Counter()
-    why: dict[int, Counter[str]] = {}
-    for wait in account.waits:
-        caused[wait.awaited] += wait.ns
-        why.setdefault(wait.awaited, Counter())[wait.because] += wait.ns
-    num_steps = max(1, len(account.together.steps))
-    named = [
-        rank for rank, ns in caused.most_common(4) if ns / 1e6 / num_steps / len(account.ranks) > CAUSED_MS
-    ]
-    if not named:
-        return None
-    parts = []
-    for rank in named:
-        causes = ", ".join(
-            f"{ns / 1e6 / num_steps:.1f} {_BECAUSE[name]}" for name, ns in why[rank].most_common(2)
+def _has(rows: Sequence[Row], part: str) -> bool:
+    return any(row.parts[part] for row in rows)
+
+
+def pipeline_sentences(setting: Setting) -> list[str]:
+    """Of each pipeline its schedule, the bubbles of its stages, and what even stages would give."""
+    explanation, texts = setting.explained, []
+    for pipeline in explanation.pipelines:
+        stages = [[b for b in pipeline.bubbles if b.rank == rank] for rank in pipeline.ranks]
+        shares = [sum(b.ns for b in rows) / sum(b.step_ns for b in rows) for rows in stages]
+        num_stages, num_batches = len(stages), pipeline.num_microbatches
+        ideal = (num_stages - 1) / (num_batches + num_stages - 1)
+        slowest = max(stages, key=lambda rows: sum(b.compute_ns for b in rows))[0]
+        recorded, even = explanation.length_ms(RECORDED), explanation.length_ms(EVEN)
+        gain = (
+            f"; with even stages a step takes {even:.1f} for {recorded:.1f} ms" if even and recorded else ""
         )
-        parts.append(f"rank {rank} causes {caused[rank] / 1e6 / num_steps:.1f} ms ({causes})")
-    each = "" if is_whole(account.together.steps) else " per step"
-    return f"Waiting{each}, summed over ranks: {'; '.join(parts)}."
-
-
-_BECAUSE = {
-    "work": "because of its work",
-    "launch": "because of its launches",
-    "link": "because of its transfers",
-    "copy": "because of its copies",
-    "chain": "while it waits itself",
-    "clock": "by a clock that is wrong",
-    "entered_late": "before it entered the step",
-    "unexplained": "unexplained",
-}
+        ideal_text = f", {100 * ideal:.0f} % where stages are even" if pipeline.schedule in FULL else ""
+        spent = ", ".join(f"{100 * share:.0f}" for share in shares)
+        schedule = f"{pipeline.schedule} pipeline" if pipeline.schedule else "A pipeline"
+        texts.append(
+            f"{schedule} of {ranks_text(pipeline.ranks)}, {plural(num_batches, 'microbatch')}: "
+            f"by stage {spent} % of a step are bubbles{ideal_text}; stage {slowest.stage} "
+            f"(rank {slowest.rank}) computes longest{gain}."
+        )
+    return texts
 
 
 def _what_if(setting: Setting) -> str | None:
-    one = setting.explained
-    recorded, ready, free = (one.length_ms(name) for name in (RECORDED, READY, READY_FREE))
+    explanation = setting.explained
+    recorded, ready, free = (explanation.length_ms(name) for name in (RECORDED, READY, READY_FREE))
     if recorded is None or ready is None or free is None:
         return None
-    repairs = [row for row in one.what_if if len(row.ranks) == 1]
-    first = max(repairs, key=lambda row: row.recorded_ms - row.length_ms, default=None)
+    repairs = [row for row in explanation.what_if if len(row.ranks) == 1]
+    best = max(repairs, key=lambda row: row.recorded_ms - row.length_ms, default=None)
     alone = ""
-    if first is not None:
-        lengths = f"{first.length_ms:.1f} for {first.recorded_ms:.1f} ms"
-        alone = f" With {first.change}, {steps_text([first.step])} takes {lengths};"
-    each = "it" if is_whole(one.account.together.steps) else "a step"
+    if best is not None and best.recorded_ms - best.length_ms > WORTH_SHARE * best.recorded_ms:
+        lengths = f"{best.length_ms:.1f} for {best.recorded_ms:.1f} ms"
+        alone = f" with {best.change}, {steps_text([best.step])} takes {lengths};"
+    subject = "it" if is_whole(explanation.account.together.steps) else "a step"
+    unchanged = [row for row in explanation.what_if if row.change == RECORDED]
+    off_ms = max(abs(row.recorded_ms - row.length_ms) for row in unchanged)
     return (
-        f"Replayed from its launches:{alone} with all hosts ready {each} takes {ready:.1f} ms, without "
-        f"contention {free:.1f} ms, for {recorded:.1f} ms as recorded."
+        f"Replayed from its launches (unchanged it is off by {off_ms:.2f} ms):{alone} with all hosts ready "
+        f"{subject} takes {ready:.1f} ms, without contention {free:.1f} ms, for {recorded:.1f} ms as "
+        "recorded."
     )
 
 
@@ -163,32 +165,32 @@ def gpu_sentences(setting: Setting) -> list[str]:
     slow = {finding.rank for finding in setting.explained.findings if finding.cause == SLOW_KERNELS}
     on_gpu = any(work.device == "gpu" for work in setting.account.together.works)
     rows = [row for row in setting.gpus if row["samples"] and row["sm_clock_mhz"] > 0]
-    found = (
+    texts = (
         [f"GPU clocks are not all known: {text}." for text in setting.state.reasons] if setting.state else []
     )
     if not rows:
         whose = ranks_text(sorted(slow))
         text = f"Clocks were not sampled beside the run, so why the kernels of {whose} are slower"
-        return [*found, f"{text} is not seen."] if slow and on_gpu else found
+        return [*texts, f"{text} is not seen."] if slow and on_gpu else texts
     clock = {row["rank"]: row["sm_clock_mhz"] for row in rows}
     for row in rows:
-        others = [mhz for rank, mhz in clock.items() if rank != row["rank"]]
-        usual = float(np.median(others)) if others else row["sm_clock_mhz"]
+        peers_mhz = [mhz for rank, mhz in clock.items() if rank != row["rank"]]
+        usual = float(np.median(peers_mhz)) if peers_mhz else row["sm_clock_mhz"]
         lower = 1 - row["sm_clock_mhz"] / usual
         if lower > LOWER_CLOCK:
-            why = f" ({row['slowed_by']} of samples)" if row["slowed_by"] else ""
+            slow_reason = f" ({row['slowed_by']} of samples)" if row["slowed_by"] else ""
             explains = _explains(setting, row["rank"], usual / row["sm_clock_mhz"])
             mhz = f"{row['sm_clock_mhz']:.0f} MHz, the others at {usual:.0f} MHz"
-            found.append(f"The GPU of rank {row['rank']} ran at {mhz}{why}{explains}.")
+            texts.append(f"The GPU of rank {row['rank']} ran at {mhz}{slow_reason}{explains}.")
         elif row["rank"] in slow:
             mhz = f"{row['sm_clock_mhz']:.0f} MHz as the others ({usual:.0f} MHz)"
             slower = f"The kernels of rank {row['rank']} are slower"
-            found.append(f"{slower} though its GPU ran at {mhz}: the cause is not seen.")
+            texts.append(f"{slower} though its GPU ran at {mhz}: the cause is not seen.")
     cost = setting.state.cost_share if setting.state else float("nan")
     if not np.isnan(cost):
-        every = f"{setting.state.interval_s:g} s" if setting.state else ""
-        found.append(f"Sampling clocks every {every} took {100 * cost:.1f} % of one CPU core.")
-    return found
+        interval = f"{setting.state.interval_s:g} s" if setting.state else ""
+        texts.append(f"Sampling clocks every {interval} took {100 * cost:.1f} % of one CPU core.")
+    return texts
 
 
 def _explains(setting: Setting, rank: int, clock_ratio: float) -> str:
@@ -209,33 +211,35 @@ def _explains(setting: Setting, rank: int, clock_ratio: float) -> str:
 
 
 def _clocks(setting: Setting) -> list[str]:
-    found = []
+    texts = []
     for clock in setting.account.clocks:
         bounds = f"between {clock.low_ns / 1e3:.0f} and {clock.high_ns / 1e3:.0f} us"
         drift = f", and it drifts by {clock.drift_ppm:.1f} ppm" if clock.drift_ppm else ""
         if not clock.plausible:
-            found.append(
+            texts.append(
                 f"The clock of rank {clock.rank} contradicts the collectives ({bounds}); do not trust it."
             )
         elif clock.corrected:
-            found.append(
+            texts.append(
                 f"The clock of rank {clock.rank} is {clock.offset_ns / 1e3:.1f} us ahead ({bounds}{drift}): "
                 "corrected."
             )
     loose = [clock.rank for clock in setting.account.clocks if np.isnan(clock.high_ns)]
     if loose and len(setting.account.clocks) > 1:
         whose = f"clock{'s' if len(loose) > 1 else ''} of {ranks_in_words(loose, 'is', 'are')}"
-        found.append(f"The {whose} as recorded: no collective with the others tells how far off.")
+        texts.append(f"The {whose} as recorded: no collective with the others tells how far off.")
     wide = [
         clock.rank
         for clock in setting.account.clocks
         if clock.high_ns - clock.low_ns > 1e6 and not clock.corrected
     ]
     if wide:
-        most = max(c.high_ns - c.low_ns for c in setting.account.clocks if c.rank in wide) / 1e6
+        widest_ms = max(c.high_ns - c.low_ns for c in setting.account.clocks if c.rank in wide) / 1e6
         clocks = f"clock{'s' if len(wide) > 1 else ''} of {ranks_in_words(wide, 'is', 'are')}"
-        found.append(f"The {clocks} bounded only to within {most:.1f} ms: a smaller error would not show.")
-    return found
+        texts.append(
+            f"The {clocks} bounded only to within {widest_ms:.1f} ms: a smaller error would not show."
+        )
+    return texts
 
 
 def _windows(setting: Setting) -> str | None:

@@ -41,7 +41,7 @@ def tuner(
     verify: bool,
     plugin: str | None,
     recorded: Path | None,
-    given: Path | None,
+    own_file: Path | None,
     **options: Any,
 ) -> None:
     """Write what a sweep proves to be best as the configuration of NCCL's tuner plugin or of RCCL's tuner.
@@ -60,7 +60,7 @@ def tuner(
     missing, judged, files = _judged(sweep, library, asked)
     proofs: list[Any] | None = None
     if verify or recorded:
-        file = given or files[0]
+        file = own_file or files[0]
         recorded, proofs = _proven(sweep, file, recorded, plugin, judged.threads, asked)
     _show(judged, files, proofs, as_json=asked.as_json, missing=missing, times=_times(sweep, recorded))
 
@@ -120,10 +120,10 @@ def _run_again(sweep: Path, file: Path, plugin: str | None, threads: int | None,
     command += ["--ranks", str(manifest.config["ranks"])] if manifest.config.get("ranks") else []
     command += ["--tuner-plugin", plugin] if plugin else []
     console.detail(f"running the sweep's step under {file.name}: {target}")
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
-    if done.returncode:
+    process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    if process.returncode:
         raise StepFailed(
-            f"the run under the tuner's file ended with exit code {done.returncode}: nothing is proven",
+            f"the run under the tuner's file ended with exit code {process.returncode}: nothing is proven",
             location=target,
             fix="its run_output.log says why",
         )
@@ -136,8 +136,8 @@ def _proofs(rows: Any, settings: Any, run: Path) -> list[Any]:
     from lab.rooms.sweep.tuner.verify import prove
 
     grids: dict[Class, Counter[int]] = {}
-    for one in settings:
-        pairs = one.account.together.pairs
+    for setting in settings:
+        pairs = setting.account.together.pairs
         calls, rows_of = pairs.collectives, pairs.instances
         paired = rows_of.where(rows_of.collective_id >= 0)
         keys = zip(calls.kind.tolist(), calls.msg_bytes.tolist(), calls.group_size.tolist(), strict=True)
@@ -157,11 +157,11 @@ def _times(sweep: Path, run: Path | None) -> str | None:
 
     if run is None:
         return None
-    tuned, known = (unprofiled_table(configs_of(folder, may_be_empty=True)) for folder in (run, sweep))
-    tuned, known = (table.dropna(subset=["unprofiled_ms"]) for table in (tuned, known))
-    if tuned.empty or known.empty:
+    tuned, base = (unprofiled_table(configs_of(folder, may_be_empty=True)) for folder in (run, sweep))
+    tuned, base = (table.dropna(subset=["unprofiled_ms"]) for table in (tuned, base))
+    if tuned.empty or base.empty:
         return None
-    means = known.groupby(SETTING)["unprofiled_ms"].mean().sort_values()
+    means = base.groupby(SETTING)["unprofiled_ms"].mean().sort_values()
     best, worst = long_name(*means.index[0]), long_name(*means.index[-1])
     return (
         f"Without the profiler a step takes {tuned['unprofiled_ms'].mean():.2f} ms under the file; in the "
@@ -187,14 +187,15 @@ def _show(
 
         click.echo(msgspec.json.encode(_document(judged, files, proofs)).decode())
     else:
-        for one in judged.decisions:
-            told = " (algorithm and protocol told by the block size)" if one.inferred else ""
-            what = (
-                f"{_channels(one.row)}{one.row.algorithm} {one.row.protocol}{told}: {one.reason}"
-                if one.row
-                else f"left at default: {one.reason}"
+        for decision in judged.decisions:
+            source = " (algorithm and protocol told by the block size)" if decision.inferred else ""
+            effect = (
+                f"{_channels(decision.row)}{decision.row.algorithm} {decision.row.protocol}{source}: "
+                f"{decision.reason}"
+                if decision.row
+                else f"left at default: {decision.reason}"
             )
-            click.echo(f"- {class_text(one.name)}: {what}.")
+            click.echo(f"- {class_text(decision.name)}: {effect}.")
         threads = "left at default" if judged.threads is None else f"{judged.threads} per block"
         click.echo(f"- Threads: {threads}: {judged.thread_reason}.")
         for proof in proofs or ():
@@ -206,7 +207,11 @@ def _show(
     missing = [
         *missing,
         *judged.left_out,
-        *(f"{class_text(one.name)}: {one.reason}" for one in judged.decisions if not one.looked),
+        *(
+            f"{class_text(decision.name)}: {decision.reason}"
+            for decision in judged.decisions
+            if not decision.looked
+        ),
         *([] if judged.decisions else ["the recording has no collectives"]),
         *(f"{proof.verdict}: {proof.text}" for proof in proofs or () if proof.verdict != TOOK_EFFECT),
         *(["no row is set, so there is nothing to prove"] if proofs == [] else []),
@@ -228,27 +233,29 @@ def _document(judged: Any, files: list[Path], proofs: list[Any] | None) -> dict[
 
     classes = [
         {
-            "collective": one.name.kind,
-            "msg_bytes": one.name.num_bytes,
-            "ranks": one.name.num_ranks,
-            "set": row_json(one.row) if one.row else None,
-            "reason": one.reason,
-            "looked": one.looked,
-            "inferred": one.inferred,
+            "collective": decision.name.kind,
+            "msg_bytes": decision.name.num_bytes,
+            "ranks": decision.name.num_ranks,
+            "set": row_json(decision.row) if decision.row else None,
+            "reason": decision.reason,
+            "looked": decision.looked,
+            "inferred": decision.inferred,
             "settings": [
                 {
                     "threads": knobs.threads,
                     "channels": knobs.channel,
                     "algorithm": knobs.algorithm,
                     "protocol": knobs.protocol,
-                    "cost_ms": round(one.cost.means[at], 6) if one.cost else None,
-                    "without_waiting_ms": round(one.least.means[at], 6) if one.least else None,
-                    "may_be_best": at in one.cost.candidates if one.cost else None,
+                    "cost_ms": round(decision.cost.means[index], 6) if decision.cost else None,
+                    "without_waiting_ms": round(decision.least_cost.means[index], 6)
+                    if decision.least_cost
+                    else None,
+                    "may_be_best": index in decision.cost.candidates if decision.cost else None,
                 }
-                for at, knobs in enumerate(one.settings)
+                for index, knobs in enumerate(decision.settings)
             ],
         }
-        for one in judged.decisions
+        for decision in judged.decisions
     ]
     return {
         "classes": classes,
@@ -257,6 +264,9 @@ def _document(judged: Any, files: list[Path], proofs: list[Any] | None) -> dict[
         "left_out": list(judged.left_out),
         "proofs": None
         if proofs is None
-        else [{"row": row_json(one.row), "verdict": one.verdict, "text": one.text} for one in proofs],
+        else [
+            {"row": row_json(decision.row), "verdict": decision.verdict, "text": decision.text}
+            for decision in proofs
+        ],
         "files": [str(path) for path in files],
     }

@@ -103,21 +103,21 @@ def read_rows(path: Path) -> list[Row]:
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        where = f"{path}:{number}"
+        place = f"{path}:{number}"
         if len(line) > LONGEST_LINE:
-            raise BadDataError(f"a line of {len(line)} characters, which NCCL reads as two", location=where)
-        row = _row(line, where)
+            raise BadDataError(f"a line of {len(line)} characters, which NCCL reads as two", location=place)
+        row = _row(line, place)
         wrong = problem_of(row)
         if wrong:
-            raise BadDataError(wrong, location=where, fix="a tuner may take this row for another collective")
+            raise BadDataError(wrong, location=place, fix="a tuner may take this row for another collective")
         rows.append(row)
     return rows
 
 
-def _row(line: str, where: str) -> Row:
+def _row(line: str, place: str) -> Row:
     parts = [part.strip() for part in line.split(",")]
     numbers = [parts[at] for at in (1, 2, 5, 6, 7)] if 8 <= len(parts) <= 10 else []
     if not numbers or not all(part.lstrip("-").isdecimal() and len(part) <= 20 for part in numbers):
-        raise BadDataError("a row must be " + HEADER, location=where)
+        raise BadDataError("a row must be " + HEADER, location=place)
     low, high, channels, nodes, ranks = (int(part) for part in numbers)
     return Row(parts[0], low, high, parts[3], parts[4], channels, nodes, ranks)

@@ -30,8 +30,8 @@ class Set(NamedTuple):
 
     def __str__(self) -> str:
         channels = plural(self.channels, "channel") if self.channels else ""
-        how = " ".join(filter(None, (self.algorithm, self.protocol)))
-        return ", ".join(filter(None, (channels, how))) or "the library's own choice"
+        request = " ".join(filter(None, (self.algorithm, self.protocol)))
+        return ", ".join(filter(None, (channels, request))) or "the library's own choice"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Decision:
     """One class of collectives. row is what to set, None where it stays at default, for the reason.
 
     settings are those compared, in the order of the judgements: with all that the collectives cost other
-    kernels (cost), and without what they cost while they only waited (least). looked is False where something
+    kernels (cost), and without what they cost while they only waited (least_cost). looked is False where
+    something
     that a judgement needs was not recorded, so that no answer is no all-clear.
     """
 
@@ -47,7 +48,7 @@ class Decision:
     settings: tuple[Knobs, ...]
     blocks: int
     cost: Best | None
-    least: Best | None
+    least_cost: Best | None
     row: Row | None
     reason: str
     looked: bool = True
@@ -80,17 +81,17 @@ def judge(runs: Sequence[Ran]) -> Judged:
 
 def _left_out(runs: Sequence[Ran]) -> Iterator[str]:
     """Repeats that a setting lacks, and runs that could not be replayed: blocks with them do not count."""
-    every = {ran.repeat for ran in runs}
+    all_repeats = {ran.repeat for ran in runs}
     for key in sorted({ran.knobs for ran in runs}):
-        lacking = sorted(every - {ran.repeat for ran in runs if ran.knobs == key})
+        lacking = sorted(all_repeats - {ran.repeat for ran in runs if ran.knobs == key})
         if lacking:
             repeats = first_few([str(repeat) for repeat in lacking])
             yield f"{short_name(*key)} has no repeat {repeats}, which others have: left out of the judgement"
     for ran in runs:
         if ran.ready_ms is None and not _is_gloo(ran):
-            why = f" ({ran.withheld[0]})" if ran.withheld else ""
+            reason_text = f" ({ran.withheld[0]})" if ran.withheld else ""
             name = f"repeat {ran.repeat} of {short_name(*ran.knobs)}"
-            yield f"{name} could not be replayed{why}: left out of the judgement"
+            yield f"{name} could not be replayed{reason_text}: left out of the judgement"
 
 
 def _is_gloo(ran: Ran) -> bool:
@@ -104,16 +105,18 @@ def class_text(name: Class) -> str:
 
 
 def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) -> Decision:
-    seen = {(ran.knobs, ran.repeat): ran.classes[name] for ran in runs if name in ran.classes}
-    played = {key: one for key, one in seen.items() if math.isfinite(one.cost.cost_ms + one.cost.least_ms)}
-    settings, repeats = _complete(seen, played)
+    observed = {(ran.knobs, ran.repeat): ran.classes[name] for ran in runs if name in ran.classes}
+    played = {
+        key: ran for key, ran in observed.items() if math.isfinite(ran.cost.cost_ms + ran.cost.least_ms)
+    }
+    settings, repeats = _complete(observed, played)
 
     def left(
-        reason: str, *, looked: bool = True, cost: Best | None = None, least: Best | None = None
+        reason: str, *, looked: bool = True, cost: Best | None = None, least_best: Best | None = None
     ) -> Decision:
-        return Decision(name, settings, len(repeats), cost, least, None, reason, looked)
+        return Decision(name, settings, len(repeats), cost, least_best, None, reason, looked)
 
-    if all(one.cost.kernel.startswith(GLOO_PREFIX) for one in seen.values()):
+    if all(one.cost.kernel.startswith(GLOO_PREFIX) for one in observed.values()):
         return left("gloo has neither channels nor threads")
     if name.kind not in NAMES:
         return left("a tuner's file has no such collective")
@@ -121,33 +124,33 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         return left("its calls are empty")
     if bounds is None:
         return left("its size was not recorded", looked=False)
-    if not all(one.cost.blocks for one in seen.values()):
+    if not all(one.cost.blocks for one in observed.values()):
         return left("ranks may leave it early, so that waiting cannot be taken out", looked=False)
     sets = [_set_of(knobs, name.kind) for knobs in settings]
     if len(set(sets)) < 2:
         return left("nothing that a row can set for it was varied in every repeat")
     values = [
-        np.array([[getattr(seen[key, repeat].cost, part) for key in settings] for repeat in repeats])
+        np.array([[getattr(observed[key, repeat].cost, part) for key in settings] for repeat in repeats])
         for part in ("cost_ms", "least_ms")
     ]
     if not repeats:
         return left("runs could not be replayed, so that waiting cannot be taken out", looked=False)
-    cost, least = best_of(values[0]), best_of(values[1])
+    cost, least_best = best_of(values[0]), best_of(values[1])
     if len(repeats) < 2:
-        first = f"{short_name(*settings[cost.lowest])} leads by {cost.lead:.3f} ms a step"
-        return left(f"one run of each setting proves nothing ({first})", cost=cost, least=least)
-    reason = _not_alone(sets, cost, least)
+        leader = f"{short_name(*settings[cost.lowest])} leads by {cost.lead:.3f} ms a step"
+        return left(f"one run of each setting proves nothing ({leader})", cost=cost, least_best=least_best)
+    reason = _not_alone(sets, cost, least_best)
     if reason:
-        return left(reason, cost=cost, least=least)
+        return left(reason, cost=cost, least_best=least_best)
     best = sets[cost.lowest]
     if not any(best):
-        return left(f"the library's own choice is best, {_why(sets, cost)}", cost=cost, least=least)
-    mine = [seen[settings[at], repeat] for at in cost.candidates for repeat in repeats]
-    reason, looked = _not_honoured(mine, best)
-    choice = _choice(mine)
+        return left(f"the library's own choice is best, {_why(sets, cost)}", cost=cost, least_best=least_best)
+    best_runs = [observed[settings[at], repeat] for at in cost.candidates for repeat in repeats]
+    reason, looked = _not_honoured(best_runs, best)
+    choice = _choice(best_runs)
     if reason or choice is None:
-        why = reason or _no_choice(mine)
-        return left(why, looked=looked and choice is not None, cost=cost, least=least)
+        reason_text = reason or _no_choice(best_runs)
+        return left(reason_text, looked=looked and choice is not None, cost=cost, least_best=least_best)
     hosts = {ran.hosts for ran in runs}
     nodes = hosts.pop() if len(hosts) == 1 else -1
     row = Row(
@@ -159,8 +162,10 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         nodes,
         name.num_ranks,
     )
-    told = any(one.inferred for one in mine)
-    return Decision(name, settings, len(repeats), cost, least, row, _why(sets, cost), inferred=told)
+    is_inferred = any(one.inferred for one in best_runs)
+    return Decision(
+        name, settings, len(repeats), cost, least_best, row, _why(sets, cost), inferred=is_inferred
+    )
 
 
 def _set_of(knobs: Knobs, kind: str) -> Set:
@@ -169,26 +174,27 @@ def _set_of(knobs: Knobs, kind: str) -> Set:
 
 
 def _complete(
-    seen: Mapping[tuple[Knobs, int], Observed], played: Mapping[tuple[Knobs, int], Observed]
+    observed: Mapping[tuple[Knobs, int], Observed], played: Mapping[tuple[Knobs, int], Observed]
 ) -> tuple[tuple[Knobs, ...], list[int]]:
     """The settings that ran, and the repeats (blocks) in which every one of them could be replayed."""
-    settings = sorted({key for key, _ in seen})
-    repeats = sorted({repeat for _, repeat in seen})
-    whole = [repeat for repeat in repeats if all((key, repeat) in played for key in settings)]
-    return tuple(settings), whole
+    settings = sorted({key for key, _ in observed})
+    repeats = sorted({repeat for _, repeat in observed})
+    complete_repeats = [repeat for repeat in repeats if all((key, repeat) in played for key in settings)]
+    return tuple(settings), complete_repeats
 
 
-def _not_alone(sets: Sequence[Set], cost: Best, least: Best) -> str | None:
+def _not_alone(sets: Sequence[Set], cost: Best, least_best: Best) -> str | None:
     """Why nothing that a row can set is proven to be best, None if one is."""
-    for judged in (cost, least):
+    for judged in (cost, least_best):
         several = sorted({sets[at] for at in judged.candidates})
         if len(several) > 1:
             lead = f"{_lead(sets, judged):.3f} ms a step"
             needed = f"{judged.needed:.3f} ms would be needed"
             return f"{_together(several)} cannot be told apart: the lead is {lead}, and {needed}"
-    if sets[cost.lowest] != sets[least.lowest]:
+    if sets[cost.lowest] != sets[least_best.lowest]:
         return (
-            f"{sets[cost.lowest]} is best with all that waiting collectives cost GEMMs, {sets[least.lowest]} "
+            f"{sets[cost.lowest]} is best with all that waiting collectives cost GEMMs, "
+            f"{sets[least_best.lowest]} "
             "without: the recording does not tell which holds once nobody is late"
         )
     return None
@@ -212,60 +218,62 @@ def _others(sets: Sequence[Set], judged: Best) -> list[float]:
     return [mean for at, mean in enumerate(judged.means) if sets[at] != sets[judged.lowest]]
 
 
-def _not_honoured(mine: Sequence[Observed], best: Set) -> tuple[str, bool]:
+def _not_honoured(candidates: Sequence[Observed], best: Set) -> tuple[str, bool]:
     """(why the runs did not use what was requested, whether the recording shows it)."""
     for word in ("algorithm", "protocol"):
         requested = getattr(best, word)
-        got = sorted({getattr(one.choice, word) for one in mine if one.choice})
+        got = sorted({getattr(one.choice, word) for one in candidates if one.choice})
         if requested and got and got != [requested]:
             return f"{requested} was requested and {first_few(got)} used at this size", True
-    used, channels = sorted({one.cost.grid for one in mine}), best.channels
+    used, channels = sorted({one.cost.grid for one in candidates}), best.channels
     if channels == 0 or used == [channels]:
         return "", True
     if used[0] < 0:
         return "the trace has no grid, so the channels that it used are unknown", False
-    found = first_few([str(count) for count in used])
-    return f"{channels} channels were requested and {found} used at this size", True
+    counts = first_few([str(count) for count in used])
+    return f"{channels} channels were requested and {counts} used at this size", True
 
 
-def _choice(mine: Sequence[Observed]) -> Choice | None:
+def _choice(candidates: Sequence[Observed]) -> Choice | None:
     """The algorithm and protocol that all of these runs used."""
-    found = {(one.choice.algorithm, one.choice.protocol) if one.choice else None for one in mine}
-    return Choice(*only) if len(found) == 1 and (only := found.pop()) else None
+    choices = {(one.choice.algorithm, one.choice.protocol) if one.choice else None for one in candidates}
+    return Choice(*only) if len(choices) == 1 and (only := choices.pop()) else None
 
 
-def _no_choice(mine: Sequence[Observed]) -> str:
+def _no_choice(candidates: Sequence[Observed]) -> str:
     """Why no algorithm and protocol can be named."""
-    known = sorted({f"{one.choice.algorithm} {one.choice.protocol}" for one in mine if one.choice})
-    if len(known) > 1:
-        return f"its runs used {' and '.join(known)}, so no algorithm and protocol can be named"
+    choices_text = sorted(
+        {f"{one.choice.algorithm} {one.choice.protocol}" for one in candidates if one.choice}
+    )
+    if len(choices_text) > 1:
+        return f"its runs used {' and '.join(choices_text)}, so no algorithm and protocol can be named"
     return "algorithm and protocol are unknown (record with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
 
 
 def _why(sets: Sequence[Set], cost: Best) -> str:
     means = _others(sets, cost)
-    others = sorted({f"{mean:.2f}" for mean in (min(means), max(means))})
-    what = "other channels" if len({one[1:] for one in sets}) == 1 else "other settings"
+    extremes = sorted({f"{mean:.2f}" for mean in (min(means), max(means))})
+    alternatives = "other channels" if len({one[1:] for one in sets}) == 1 else "other settings"
     return (
-        f"{cost.means[cost.lowest]:.2f} ms a step, {what} {' to '.join(others)} ms; "
+        f"{cost.means[cost.lowest]:.2f} ms a step, {alternatives} {' to '.join(extremes)} ms; "
         f"lead {_lead(sets, cost):.3f} ms, {cost.needed:.3f} needed"
     )
 
 
 def _threads(runs: Sequence[Ran]) -> tuple[int | None, str]:
     """The best threads per block by the step with nobody late; a tuner's file cannot set them."""
-    seen = {(ran.knobs, ran.repeat): ran.ready_ms for ran in runs}
-    settings = sorted({key for key, _ in seen})
+    ready_of_run = {(ran.knobs, ran.repeat): ran.ready_ms for ran in runs}
+    settings = sorted({key for key, _ in ready_of_run})
     if len({knobs.threads for knobs in settings}) < 2:
         return None, "one number of threads was run"
     repeats = [
         repeat
-        for repeat in sorted({repeat for _, repeat in seen})
-        if all(seen.get((key, repeat)) is not None for key in settings)
+        for repeat in sorted({repeat for _, repeat in ready_of_run})
+        if all(ready_of_run.get((key, repeat)) is not None for key in settings)
     ]
     if len(repeats) < 2:
         return None, "too few complete repeats to tell threads apart"
-    values = np.array([[seen[key, repeat] for key in settings] for repeat in repeats], dtype=float)
+    values = np.array([[ready_of_run[key, repeat] for key in settings] for repeat in repeats], dtype=float)
     judged = best_of(np.log(values))
     several = sorted({settings[at][0] for at in judged.candidates})
     best = short_name(*settings[judged.lowest])

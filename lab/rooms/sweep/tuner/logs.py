@@ -55,35 +55,35 @@ class Said:
         split = [(kind, size, ranks) for kind, size, ranks in calls if kind in _IN_PARTS and ranks > 1]
         if all((kind, size) in self.choices for kind, size, _ in split):
             return self
-        choices = {key: found for key, found in self.choices.items() if key[0] not in _IN_PARTS}
+        choices = {key: choice for key, choice in self.choices.items() if key[0] not in _IN_PARTS}
         for kind, size, ranks in split:
-            if found := self.choices.get((kind, size // ranks)):
-                choices[kind, size] = found
+            if choice := self.choices.get((kind, size // ranks)):
+                choices[kind, size] = choice
         return replace(self, choices=choices)
 
     def choice(self, kind: str, num_bytes: int) -> Choice | None:
         """What most calls of this size used, None where the log has none."""
-        found = self.choices.get((kind, num_bytes))
-        return found.most_common(1)[0][0] if found else None
+        from_log = self.choices.get((kind, num_bytes))
+        return from_log.most_common(1)[0][0] if from_log else None
 
 
 def read_logs(paths: Iterable[Path]) -> Said:
     """What the logs say; lines that say nothing here are passed over."""
-    said = Said()
+    log_choices = Said()
     for path in paths:
         for line in _lines(path):
             if b" -> Algo " in line and (match := _CALL.search(line)):
                 high = match["high"]
                 channels = int(high) - int(match["low"]) + 1 if high else -1
-                _count(said.choices, match, channels)
+                _count(log_choices.choices, match, channels)
             elif b"Applied config" in line and (match := _APPLIED.search(line)):
                 channels = int(match["channels"]) if match["channels"].isdigit() else -1
-                _count(said.applied, match, channels)
+                _count(log_choices.applied, match, channels)
             elif b"TUNER/Plugin" in line and (match := _PLUGIN.search(line)):
-                said.plugin[match["what"].decode("ascii").strip()] += 1
+                log_choices.plugin[match["what"].decode("ascii").strip()] += 1
             elif b"nvls channels" in line and (match := _NVLS.search(line)):
-                said.nvls = max(said.nvls, int(match[1]))
-    return said
+                log_choices.nvls = max(log_choices.nvls, int(match[1]))
+    return log_choices
 
 
 def _lines(path: Path) -> Iterator[bytes]:

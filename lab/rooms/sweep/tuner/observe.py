@@ -36,29 +36,29 @@ class Ran:
 
 def observe(settings: Iterable[Setting]) -> list[Ran]:
     """Every run of the sweep with what its collectives cost."""
-    found = []
-    for one in settings:
-        knobs = one.config.key.knobs
-        costs = costs_of(one.explained)
+    observed = []
+    for setting in settings:
+        knobs = setting.config.key.knobs
+        costs = costs_of(setting.explained)
         calls = [(NAMES.get(name.kind, name.kind), name.num_bytes, name.num_ranks) for name in costs]
-        said = read_logs(one.config.nccl_logs).of_calls(calls)
+        log_choices = read_logs(setting.config.nccl_logs).of_calls(calls)
         classes = {}
         for name, cost in costs.items():
-            choice = said.choice(NAMES.get(name.kind, name.kind), name.num_bytes)
-            told = choice or by_block(cost.kernel, cost.block, knobs.threads, said)
-            classes[name] = Observed(cost, told, choice is None)
-        names = {work.host for work in one.account.together.works}
-        found.append(
+            choice = log_choices.choice(NAMES.get(name.kind, name.kind), name.num_bytes)
+            inferred = choice or by_block(cost.kernel, cost.block, knobs.threads, log_choices)
+            classes[name] = Observed(cost, inferred, choice is None)
+        names = {work.host for work in setting.account.together.works}
+        observed.append(
             Ran(
                 knobs=knobs,
-                repeat=one.config.repeat,
-                ready_ms=one.explained.length_ms(READY),
+                repeat=setting.config.repeat,
+                ready_ms=setting.explained.length_ms(READY),
                 hosts=-1 if "" in names else len(names),
                 classes=classes,
-                withheld=one.explained.withheld,
+                withheld=setting.explained.withheld,
             )
         )
-    return found
+    return observed
 
 
 def sizes_of(runs: Sequence[Ran]) -> list[Class]:

@@ -25,57 +25,59 @@ class Proof:
     text: str
 
 
-def prove(rows: Sequence[Row], grids: dict[Class, Counter[int]], said: Said) -> list[Proof]:
+def prove(rows: Sequence[Row], grids: dict[Class, Counter[int]], log_choices: Said) -> list[Proof]:
     """One proof per row. grids: how many kernels of each class ran on how many blocks; said: the run's logs.
 
     A row took effect if the log says that a tuner applied it, NCCL's own line gives its algorithm and
     protocol, and every kernel of its sizes ran on as many blocks as it has channels.
     """
-    said = said.of_calls((NAMES.get(one.kind, ""), one.num_bytes, one.num_ranks) for one in grids)
-    return [_prove(row, grids, said) for row in rows]
+    log_choices = log_choices.of_calls(
+        (NAMES.get(name.kind, ""), name.num_bytes, name.num_ranks) for name in grids
+    )
+    return [_prove(row, grids, log_choices) for row in rows]
 
 
-def _prove(row: Row, grids: dict[Class, Counter[int]], said: Said) -> Proof:
-    mine = {
-        name: found
-        for name, found in grids.items()
+def _prove(row: Row, grids: dict[Class, Counter[int]], log_choices: Said) -> Proof:
+    grid_counts = {
+        name: num_calls
+        for name, num_calls in grids.items()
         if row.matches(NAMES.get(name.kind, ""), name.num_bytes, name.num_ranks)
     }
-    if not mine:
+    if not grid_counts:
         return Proof(row, UNPROVEN, f"no collective of the run is in its range: {row.text()}")
     wrong: list[str] = []
     open_: list[str] = []
-    for name, found in mine.items():
+    for name, num_calls in grid_counts.items():
         text = class_text(name)
-        used = ", ".join(f"{count} on {blocks}" for blocks, count in sorted(found.items()))
-        if set(found) == {-1}:
+        used = ", ".join(f"{count} on {blocks}" for blocks, count in sorted(num_calls.items()))
+        if set(num_calls) == {-1}:
             open_.append(f"{text}: its kernels have no grid in the trace")
-        elif row.channels > 0 and set(found) != {row.channels}:
+        elif row.channels > 0 and set(num_calls) != {row.channels}:
             wrong.append(f"{text}: {row.channels} channels are set, kernels ran {used} blocks")
         key = row.collective, name.num_bytes
-        choices = said.choices.get(key)
+        choices = log_choices.choices.get(key)
         if not choices:
             open_.append(f"{text}: the log has no line on its algorithm and protocol")
         elif any((one.algorithm, one.protocol) != (row.algorithm, row.protocol) for one in choices):
             wrong.append(f"{text}: {row.algorithm} {row.protocol} is set, the log says {_words(choices)}")
-        if not said.applied.get(key):
+        if not log_choices.applied.get(key):
             open_.append(f"{text}: no line of the log says that a tuner applied it")
     if wrong:
         return Proof(row, REFUTED, "; ".join(wrong))
     if open_:
-        return Proof(row, UNPROVEN, "; ".join([*open_, *_plugin(said)]))
-    kernels = sum(sum(found.values()) for found in mine.values())
-    lines = sum(sum(said.applied[row.collective, name.num_bytes].values()) for name in mine)
-    names = ", ".join(class_text(name) for name in mine)
+        return Proof(row, UNPROVEN, "; ".join([*open_, *_plugin(log_choices)]))
+    kernels = sum(sum(num_calls.values()) for num_calls in grid_counts.values())
+    lines = sum(sum(log_choices.applied[row.collective, name.num_bytes].values()) for name in grid_counts)
+    names = ", ".join(class_text(name) for name in grid_counts)
     blocks = f"{plural(kernels, 'kernel')} on {row.channels} blocks" if row.channels > 0 else "channels kept"
-    how = f"{row.algorithm} {row.protocol} by the log, applied by the tuner in {plural(lines, 'line')}"
-    return Proof(row, TOOK_EFFECT, f"{names}: {blocks}, {how}")
+    evidence = f"{row.algorithm} {row.protocol} by the log, applied by the tuner in {plural(lines, 'line')}"
+    return Proof(row, TOOK_EFFECT, f"{names}: {blocks}, {evidence}")
 
 
 def _words(choices: Counter[Choice]) -> str:
     return " and ".join(sorted({f"{one.algorithm} {one.protocol}" for one in choices}))
 
 
-def _plugin(said: Said) -> list[str]:
+def _plugin(log_choices: Said) -> list[str]:
     """What the log says about the plugin, where that may be the reason."""
-    return [f"the log says: {text}" for text, _ in said.plugin.most_common(2)]
+    return [f"the log says: {text}" for text, _ in log_choices.plugin.most_common(2)]

@@ -34,12 +34,12 @@ INPUT = column_names(
 
 def variables(library: str, judged: Judged, file: str, plugin: str | None = None) -> dict[str, str]:
     """The variables that make a job use the file; without NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS."""
-    found = {"NCCL_TUNER_CONFIG_FILE": file}
+    env = {"NCCL_TUNER_CONFIG_FILE": file}
     if library == "nccl":
-        found["NCCL_TUNER_PLUGIN"] = plugin or "PATH/libnccl-tuner-example.so"
+        env["NCCL_TUNER_PLUGIN"] = plugin or "PATH/libnccl-tuner-example.so"
     if judged.threads is not None:
-        found[THREADS[library]] = str(judged.threads)
-    return found
+        env[THREADS[library]] = str(judged.threads)
+    return env
 
 
 def write_tuner(runs: Sequence[Ran], judged: Judged, library: str, out: Path, *, source: str) -> list[Path]:
@@ -69,41 +69,44 @@ def write_tuner(runs: Sequence[Ran], judged: Judged, library: str, out: Path, *,
 
 def _notes(judged: Judged) -> list[str]:
     left = [one for one in judged.decisions if one.row is None]
-    why = [f"{class_text(one.name)}: {one.reason}." for one in left]
-    notes = ["Left at default:", *why] if why else []
+    reasons = [f"{class_text(one.name)}: {one.reason}." for one in left]
+    notes = ["Left at default:", *reasons] if reasons else []
     return [*notes, *(f"{text}." for text in judged.left_out)]
 
 
-def _evidence(one: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:
-    found = []
-    for at, knobs in enumerate(one.settings):
-        mine = [ran.classes[one.name] for ran in runs if ran.knobs == knobs and one.name in ran.classes]
-        first = mine[0]
-        found.append(
+def _evidence(decision: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:
+    rows = []
+    for index, knobs in enumerate(decision.settings):
+        observed = [
+            ran.classes[decision.name] for ran in runs if ran.knobs == knobs and decision.name in ran.classes
+        ]
+        example = observed[0]
+        rows.append(
             {
-                "collective": NAMES.get(one.name.kind, one.name.kind),
-                "msg_bytes": one.name.num_bytes,
-                "ranks": one.name.num_ranks,
+                "collective": NAMES.get(decision.name.kind, decision.name.kind),
+                "msg_bytes": decision.name.num_bytes,
+                "ranks": decision.name.num_ranks,
                 "threads": knobs.threads,
                 "channels": knobs.channel,
                 "requested_algorithm": knobs.algorithm,
                 "requested_protocol": knobs.protocol,
-                "runs": len(mine),
-                "cost_ms": _mean([each.cost.cost_ms for each in mine]),
-                "without_waiting_ms": _mean([each.cost.least_ms for each in mine]),
-                "latency_us": _mean([each.cost.latency_us for each in mine]),
-                "used_channels": first.cost.grid,
-                "used_threads": first.cost.block,
-                "algorithm": first.choice.algorithm if first.choice else "",
-                "protocol": first.choice.protocol if first.choice else "",
-                "inferred": first.inferred,
-                "may_be_best": None if one.cost is None else at in one.cost.candidates,
-                "needed_ms": math.nan if one.cost is None else round(one.cost.needed, 4),
-                "set": one.row is not None and at in (one.cost.candidates if one.cost else ()),
-                "reason": one.reason,
+                "runs": len(observed),
+                "cost_ms": _mean([each.cost.cost_ms for each in observed]),
+                "without_waiting_ms": _mean([each.cost.least_ms for each in observed]),
+                "latency_us": _mean([each.cost.latency_us for each in observed]),
+                "used_channels": example.cost.grid,
+                "used_threads": example.cost.block,
+                "algorithm": example.choice.algorithm if example.choice else "",
+                "protocol": example.choice.protocol if example.choice else "",
+                "inferred": example.inferred,
+                "may_be_best": None if decision.cost is None else index in decision.cost.candidates,
+                "needed_ms": math.nan if decision.cost is None else round(decision.cost.needed, 4),
+                "set": decision.row is not None
+                and index in (decision.cost.candidates if decision.cost else ()),
+                "reason": decision.reason,
             }
         )
-    return found
+    return rows
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -112,28 +115,33 @@ def _mean(values: Sequence[float]) -> float:
 
 def _inputs(ran: Ran) -> list[dict[str, Any]]:
     """One row per class of a run, where algorithm and protocol are known."""
-    found = []
-    for name, one in ran.classes.items():
-        if one.choice is None or name.kind not in NAMES or not one.cost.latency_us > 0 or name.num_bytes <= 0:
+    rows = []
+    for name, observation in ran.classes.items():
+        if (
+            observation.choice is None
+            or name.kind not in NAMES
+            or not observation.cost.latency_us > 0
+            or name.num_bytes <= 0
+        ):
             continue
-        algorithm_bw = name.num_bytes / one.cost.latency_us / 1e3
-        found.append(
+        algorithm_bw = name.num_bytes / observation.cost.latency_us / 1e3
+        rows.append(
             {
                 "collective": NAMES[name.kind],
                 "size_bytes": name.num_bytes,
-                "algorithm": one.choice.algorithm,
-                "protocol": one.choice.protocol,
-                "channels": one.cost.grid,
+                "algorithm": observation.choice.algorithm,
+                "protocol": observation.choice.protocol,
+                "channels": observation.cost.grid,
                 "nodes": ran.hosts,
                 "ranks": name.num_ranks,
                 "pipeOps": -1,
                 "regBuff": -1,
-                "cost_metric": round(one.cost.cost_ms, 4),
+                "cost_metric": round(observation.cost.cost_ms, 4),
                 "bandwidth_gbps": round(algorithm_bw * bus_factor(name.kind, name.num_ranks), 2),
-                "latency_us": round(one.cost.latency_us, 3),
+                "latency_us": round(observation.cost.latency_us, 3),
             }
         )
-    return found
+    return rows
 
 
 def row_json(row: Row) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def gemm_change(gemm: pd.DataFrame, configs: pd.DataFrame) -> str | None:
 
 def starved(gemm: pd.DataFrame, configs: pd.DataFrame) -> list[str]:
     """For each number, how many GEMM shapes its highest value slows against its lowest, all else equal."""
-    found = []
+    sentences = []
     for knob in ("threads", "channel"):
         by_value = [*GEMM_SHAPE, *(name for name in SETTING if name != knob), knob]
         median_us = (
@@ -41,8 +41,8 @@ def starved(gemm: pd.DataFrame, configs: pd.DataFrame) -> list[str]:
         ratio = (median_us[high] / median_us[low]).dropna().groupby(GEMM_SHAPE, dropna=False).median()
         if len(ratio):
             noun = "channels" if knob == "channel" else knob
-            found.append(f"With {high} instead of {low} {noun}, {_ratio_words(ratio)}.")
-    return found
+            sentences.append(f"With {high} instead of {low} {noun}, {_ratio_words(ratio)}.")
+    return sentences
 
 
 def _worst_shape(rows: pd.DataFrame) -> str:
@@ -69,10 +69,10 @@ def _ratio_words(ratio: pd.Series) -> str:
         return f"none of {plural(len(ratio), 'GEMM shape')} changes by {limit}"
     clauses = []
     if longer:
-        verb, most = "takes" if longer == 1 else "take", 100 * (ratio.max() - 1)
+        verb, most_percent = "takes" if longer == 1 else "take", 100 * (ratio.max() - 1)
         shapes = plural(len(ratio), "GEMM shape")
-        clauses.append(f"{longer} of {shapes} {verb} {limit} longer (at most {most:.0f} %)")
+        clauses.append(f"{longer} of {shapes} {verb} {limit} longer (at most {most_percent:.0f} %)")
     if shorter:
-        verb, most = "takes" if shorter == 1 else "take", 100 * (1 - ratio.min())
-        clauses.append(f"{shorter} of {len(ratio)} {verb} {limit} less (at most {most:.0f} %)")
+        verb, most_percent = "takes" if shorter == 1 else "take", 100 * (1 - ratio.min())
+        clauses.append(f"{shorter} of {len(ratio)} {verb} {limit} less (at most {most_percent:.0f} %)")
     return " and ".join(clauses)

@@ -27,16 +27,16 @@ def unproven(effective: pd.DataFrame, configs: pd.DataFrame) -> list[str]:
 
     Settings that were not analysed completely are said elsewhere.
     """
-    found = []
-    done = configs[configs["status"] == "ok"]
-    for setting, _ in grouped(done, SETTING):
+    sentences = []
+    complete = configs[configs["status"] == "ok"]
+    for setting, _ in grouped(complete, SETTING):
         knobs = Knobs(*setting)
         rows = effective[(effective[SETTING] == list(knobs)).all(axis=1)]
         for word in WORDS:
             requested = getattr(knobs, word)
-            if requested and (why := _not_proven(rows, word, requested)):
-                found.append(f"{long_name(*knobs)}: {word} {requested} is not proven: {why}")
-    return found
+            if requested and (reason := _not_proven(rows, word, requested)):
+                sentences.append(f"{long_name(*knobs)}: {word} {requested} is not proven: {reason}")
+    return sentences
 
 
 def _not_proven(rows: pd.DataFrame, word: str, requested: str) -> str | None:
@@ -46,10 +46,10 @@ def _not_proven(rows: pd.DataFrame, word: str, requested: str) -> str | None:
         return "no collective that it could reach is in the traces"
     if asked["kernel"].str.startswith(GLOO_PREFIX).all():
         return f"gloo has no {word}s to choose"
-    other = asked[asked[f"{word}_verdict"] == "ignored"]
-    if len(other):
-        used = first_few(sorted(set(other[f"effective_{word}"])))
-        return f"{used} was used at {_sizes_text(tuple(sorted(other['msg_bytes'].unique())))}"
+    ignored = asked[asked[f"{word}_verdict"] == "ignored"]
+    if len(ignored):
+        used = first_few(sorted(set(ignored[f"effective_{word}"])))
+        return f"{used} was used at {_sizes_text(tuple(sorted(ignored['msg_bytes'].unique())))}"
     unknown = asked[asked[f"{word}_verdict"] == "unknown"]
     if len(unknown):
         sizes = _sizes_text(tuple(sorted(unknown["msg_bytes"].unique())))
@@ -82,12 +82,12 @@ def _pattern_sentence(
 
 
 def _clause(knob: str, verdict: str, sizes: tuple[float, ...], rows: pd.DataFrame) -> str:
-    at = _sizes_text(sizes)
+    sizes_text = _sizes_text(sizes)
     if verdict == "unknown":
-        why = "neither log nor kernels tell it" if knob in WORDS else "the trace holds no launch sizes"
-        return f"unknown at {at}, because {why}"
+        reason = "neither log nor kernels tell it" if knob in WORDS else "the trace holds no launch sizes"
+        return f"unknown at {sizes_text}, because {reason}"
     if verdict == "honoured":
-        return f"honoured at {at}"
+        return f"honoured at {sizes_text}"
     columns = [f"requested_{knob}", f"effective_{knob}"]
     rows = rows[rows[f"{knob}_verdict"] == verdict]
     if knob == "channels":  # without a grid the log has told
@@ -96,7 +96,7 @@ def _clause(knob: str, verdict: str, sizes: tuple[float, ...], rows: pd.DataFram
     pairs = rows[columns].drop_duplicates().sort_values(columns)
     arrows = first_few([f"{before} -> {after}" for before, after in pairs.to_numpy()])
     in_log = knob == "channels" and bool((rows["log_channels"] >= rows["requested_channels"]).all())
-    return f"{verdict} ({arrows}{', though the log reports all of them' if in_log else ''}) at {at}"
+    return f"{verdict} ({arrows}{', though the log reports all of them' if in_log else ''}) at {sizes_text}"
 
 
 def _sizes_text(sizes: tuple[float, ...]) -> str:

@@ -12,6 +12,7 @@ from lab.core.words import plural
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import SETTING, copies, of_complete
+from lab.stats.means import mean_interval
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ def contenders(configs: pd.DataFrame) -> list[Contender]:
     complete = configs[(configs["status"] == "ok") & configs["total_time_ms"].notna()]
     complete = complete.drop(copies(configs).index)
     groups = complete.groupby(SETTING, sort=True)["total_time_ms"]
-    found = [Contender(Knobs(*key), tuple(map(float, totals))) for key, totals in groups]
-    return sorted(found, key=lambda one: one.median_ms)
+    ranked = [Contender(Knobs(*key), tuple(map(float, totals))) for key, totals in groups]
+    return sorted(ranked, key=lambda contender: contender.median_ms)
 
 
 def tied(ranked: list[Contender]) -> bool:
@@ -45,27 +46,36 @@ def tied(ranked: list[Contender]) -> bool:
     return repeated and max(ranked[0].totals_ms) >= min(ranked[1].totals_ms)
 
 
-def headline(ranked: list[Contender]) -> str:
-    """Which configuration is fastest and by how much."""
+def headline(ranked: list[Contender], steps: int = 1) -> str:
+    """Which configuration is fastest and by how much, in ms per step with the interval of its repeats.
+
+    steps: how many each trace holds.
+    """
     if not ranked:
         return "No configuration was analysed completely, so there is no result."
-    best = ranked[0]
+    best, best_ms = ranked[0], f"{ranked[0].median_ms / steps:.1f} ms per step{_interval(ranked[0], steps)}"
     if len(ranked) == 1:
         return (
-            f"Only {best.name} was analysed completely: {best.median_ms:.1f} ms total time (median over "
-            "ranks), with nothing to compare it to."
+            f"Only {best.name} was analysed completely: {best_ms} (median over ranks), with nothing to "
+            "compare it to."
         )
-    second = ranked[1]
+    second, second_ms = ranked[1], f"{ranked[1].median_ms / steps:.1f} ms"
     if tied(ranked):
         return (
-            f"{best.name} is within noise of {second.name}: {best.median_ms:.1f} ms and "
-            f"{second.median_ms:.1f} ms total time are inside the spread of their repeats."
+            f"{best.name} is within noise of {second.name}: {best_ms} and {second_ms} are inside the spread "
+            "of their repeats."
         )
     gap_percent = 100 * (second.median_ms / best.median_ms - 1)
     return (
-        f"{best.name} is fastest: {best.median_ms:.1f} ms total time (median over ranks); the next, "
-        f"{second.name}, takes {gap_percent:.1f} % longer ({second.median_ms:.1f} ms)."
+        f"{best.name} is fastest: {best_ms} (median over ranks); the next, {second.name}, takes "
+        f"{gap_percent:.1f} % longer ({second_ms})."
     )
+
+
+def _interval(contender: Contender, steps: int) -> str:
+    """` (10.1 to 10.4)`: 95 % of the mean over repeats; "" for one run."""
+    _, low, high = mean_interval([total_ms / steps for total_ms in contender.totals_ms])
+    return "" if math.isnan(low) else f" ({low:.1f} to {high:.1f})"
 
 
 def certainty(ranked: list[Contender]) -> str | None:
@@ -74,10 +84,10 @@ def certainty(ranked: list[Contender]) -> str | None:
         return None
     runs = [len(one.totals_ms) for one in ranked[:2]]
     if min(runs) == 1:
-        which = "These are one run each"
+        subject = "These are one run each"
         if max(runs) > 1:
-            which = "One of the first two has only one complete run"
-        return f"{which}: the order may be chance, so no claim of significance can be made without repeats."
+            subject = "One of the first two has only one complete run"
+        return f"{subject}: the order may be chance, so no claim of significance can be made without repeats."
     spans = [f"{min(one.totals_ms):.1f} to {max(one.totals_ms):.1f} ms" for one in ranked[:2]]
     counted = f"{runs[0]} repeats of the first range over {spans[0]}, {runs[1]} of the second over {spans[1]}"
     if tied(ranked):

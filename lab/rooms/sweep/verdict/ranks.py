@@ -35,8 +35,8 @@ def ranking(settings: Settings) -> pd.DataFrame:
     run there is none.
     """
     by_setting: dict[Knobs, list[Explained]] = {}
-    for key, one in settings.items():
-        by_setting.setdefault(key.knobs, []).append(one)
+    for key, explained in settings.items():
+        by_setting.setdefault(key.knobs, []).append(explained)
     rows = []
     for knobs, runs in by_setting.items():
         lengths = {name: _of_runs(runs, name) for name in (RECORDED, READY, READY_FREE)}
@@ -85,15 +85,16 @@ def bound_by_hosts(settings: Settings) -> str | None:
     several = len({key.knobs for key in settings}) > 1
     compares = " Comparing settings by the recorded time compares hosts." if several else ""
     late = sorted({rank for ranks in bound.values() for rank in ranks})
-    every = late == sorted({rank for key in bound for _, rank in settings[key].host_ms})
+    are_all = late == sorted({rank for key in bound for _, rank in settings[key].host_ms})
     return (
-        f"{_whose(late, every)} {_where([*bound], settings)}: a step takes {_span(recorded)} ms as recorded "
-        f"and {_span(ready)} ms once all hosts are ready.{compares} {LIGHTER if every else DIFFERS}"
+        f"{_whose(late, are_all)} {_where([*bound], settings)}: a step takes {_span(recorded)} ms as "
+        "recorded "
+        f"and {_span(ready)} ms once all hosts are ready.{compares} {LIGHTER if are_all else DIFFERS}"
     )
 
 
-def _whose(late: Sequence[int], every: bool) -> str:
-    if every:
+def _whose(late: Sequence[int], are_all: bool) -> str:
+    if are_all:
         return "The hosts set the pace"
     if len(late) == 1:
         return f"The host of rank {late[0]} sets the pace"
@@ -105,10 +106,10 @@ def _where(bound: Sequence[Key], settings: Settings) -> str:
     if len(bound) == len(settings):
         return "in every setting"
     runs = Counter(key.knobs for key in settings)
-    found = Counter(key.knobs for key in bound)
+    bound_runs = Counter(key.knobs for key in bound)
     names = [
         short_name(*knobs) + ("" if count == runs[knobs] else f" ({count} of {plural(runs[knobs], 'run')})")
-        for knobs, count in sorted(found.items())
+        for knobs, count in sorted(bound_runs.items())
     ]
     return f"in {first_few(names)}"
 
@@ -121,31 +122,31 @@ def _span(values_ms: Sequence[float]) -> str:
 
 def who_wins(table: pd.DataFrame) -> str | None:
     """Both rankings in a sentence, where there are two settings or more to rank."""
-    known = table.dropna(subset=["measured_ms", "without_waits_ms"])
-    if len(known) < 2:
+    measured_rows = table.dropna(subset=["measured_ms", "without_waits_ms"])
+    if len(measured_rows) < 2:
         return None
-    first = known.iloc[0]
-    measured = known.sort_values("measured_ms", kind="stable").iloc[0]
-    name, recorded = _name(first), _name(measured)
-    second = known.iloc[1]
-    lead = second["without_waits_ms"] - first["without_waits_ms"]
-    alike = lead < ALIKE * first["without_waits_ms"]
-    overlap = _overlap(first, second)
-    best_ms, second_ms = (f"{row['without_waits_ms']:.1f} ms" for row in (first, second))
-    what = f"{name} is fastest with {best_ms}, {lead:.1f} ms before {_name(second)}"
+    best = measured_rows.iloc[0]
+    measured = measured_rows.sort_values("measured_ms", kind="stable").iloc[0]
+    name, recorded = _name(best), _name(measured)
+    second = measured_rows.iloc[1]
+    lead = second["without_waits_ms"] - best["without_waits_ms"]
+    alike = lead < ALIKE * best["without_waits_ms"]
+    overlap = _overlap(best, second)
+    best_ms, second_ms = (f"{row['without_waits_ms']:.1f} ms" for row in (best, second))
+    outcome = f"{name} takes {best_ms} per step, {lead:.1f} ms less than {_name(second)}"
     if alike:
-        what = f"{name} and {_name(second)} take {best_ms} and {second_ms}"
+        outcome = f"{name} and {_name(second)} take {best_ms} and {second_ms} per step"
     sure = "one run each, so neither order is proven" if overlap is None else overlap
     same = (
         "the same as measured"
         if name == recorded
         else f"as measured {recorded} is ({measured['measured_ms']:.1f} ms)"
     )
-    return f"With waiting for late ranks taken out, {what}; {same}; {sure}."
+    return f"With waiting for late ranks taken out, {outcome}; {same}; {sure}."
 
 
-def _overlap(first: pd.Series, second: pd.Series) -> str | None:
-    edges = [first["without_waits_high_ms"], second["without_waits_low_ms"]]
+def _overlap(best: pd.Series, second: pd.Series) -> str | None:
+    edges = [best["without_waits_high_ms"], second["without_waits_low_ms"]]
     if any(math.isnan(edge) for edge in edges):
         return None
     return "the intervals overlap" if edges[0] >= edges[1] else "the intervals do not overlap"
@@ -153,21 +154,21 @@ def _overlap(first: pd.Series, second: pd.Series) -> str | None:
 
 def stragglers(settings: Settings) -> list[str]:
     """The rank that binds most in each setting, then how many more causes bind, and what is hidden."""
-    said: list[str] = []
+    sentences: list[str] = []
     hidden: list[str] = []
-    more = 0
+    num_further = 0
     runs = Counter(key.knobs for key in settings)
-    for key, one in settings.items():
+    for key, explained in settings.items():
         name = short_name(*key.knobs) + (f" (repeat {key.repeat})" if runs[key.knobs] > 1 else "")
-        binding = [finding for finding in one.findings if finding.binding]
-        hidden += [f"{name} {f.text}" for f in one.findings if not f.binding]
-        more += max(0, len(binding) - 1)
+        binding = [finding for finding in explained.findings if finding.binding]
+        hidden += [f"{name} {f.text}" for f in explained.findings if not f.binding]
+        num_further += max(0, len(binding) - 1)
         if binding:
-            said.append(f"The others wait in {name}: {binding[0].text}.")
-    rest = [f"{plural(more, 'further cause')} of waiting below" if more else ""]
-    rest.append(f"{len(hidden)} hidden behind them, such as {hidden[0]}" if hidden else "")
-    tail = "; ".join(filter(None, rest))
-    return [*said, *([f"{tail[:1].upper()}{tail[1:]}."] if tail else [])]
+            sentences.append(f"The others wait in {name}: {binding[0].text}.")
+    tail_parts = [f"{plural(num_further, 'further cause')} of waiting below" if num_further else ""]
+    tail_parts.append(f"{len(hidden)} hidden behind them, such as {hidden[0]}" if hidden else "")
+    tail = "; ".join(filter(None, tail_parts))
+    return [*sentences, *([f"{tail[:1].upper()}{tail[1:]}."] if tail else [])]
 
 
 def _name(row: pd.Series) -> str:

@@ -59,9 +59,9 @@ def check_torch_can_run(config: TrainConfig, device: torch.device) -> None:
         (without_fsdp, "FSDP on a CPU needs fully_shard (torch >= 2.6)", "set distributed.mode=ddp"),
         (old and config.compile.enabled, "torch.compile needs torch >= 2", "set compile.enabled=false"),
     ]
-    for unsupported, what, fix in checks:
+    for unsupported, feature, fix in checks:
         if unsupported:
-            raise ConfigError(what, location=f"torch {torch.__version__} on {device.type}", fix=fix)
+            raise ConfigError(feature, location=f"torch {torch.__version__} on {device.type}", fix=fix)
 
 
 def choose_parallel(config: TrainConfig) -> str:
@@ -74,11 +74,11 @@ def choose_parallel(config: TrainConfig) -> str:
 def allocate(config: TrainConfig, device: torch.device, parallel: str) -> nn.Module:
     """The model with its initial weights on `device`; empty on meta if FSDP2 shards it first."""
     devices: dict[str, Device] = {"meta": "meta", "cpu": "cpu", "cuda": device}
-    where = devices[config.fsdp.param_init_device]
-    if where == "meta" and parallel == "fsdp2":
-        return build_model(config.model, where)
+    init_device = devices[config.fsdp.param_init_device]
+    if init_device == "meta" and parallel == "fsdp2":
+        return build_model(config.model, init_device)
     # Only FSDP2 gains from meta: the others hold the whole model on the device in any case.
-    model = build_model(config.model, device if where == "meta" else where)
+    model = build_model(config.model, device if init_device == "meta" else init_device)
     init_weights(model)
     return model.to(device)
 
@@ -150,10 +150,10 @@ def wrap_fsdp1(model: nn.Module, config: TrainConfig, device: torch.device) -> n
         "limit_all_gathers": options.limit_all_gathers,
         "use_orig_params": options.use_orig_params,
     }
-    known = inspect.signature(fsdp.FullyShardedDataParallel.__init__).parameters
-    if missing := sorted(wanted.keys() - known.keys()):
+    signature_names = inspect.signature(fsdp.FullyShardedDataParallel.__init__).parameters
+    if missing := sorted(wanted.keys() - signature_names.keys()):
         log.info("FSDP1 of torch %s does not support: %s", torch.__version__, ", ".join(missing))
-    present: dict[str, Any] = {key: value for key, value in wanted.items() if key in known}
+    present: dict[str, Any] = {key: value for key, value in wanted.items() if key in signature_names}
     return fsdp.FullyShardedDataParallel(model, **present)
 
 
@@ -165,11 +165,11 @@ def compile_options(config: TrainConfig) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def gradient_sync(wrapped: Any, last: bool) -> Iterator[None]:
+def gradient_sync(wrapped: Any, is_last: bool) -> Iterator[None]:
     """Reduce gradients over the ranks only in the last micro-step of an optimizer step."""
     if hasattr(wrapped, "set_requires_gradient_sync"):
-        wrapped.set_requires_gradient_sync(last)
-    with contextlib.nullcontext() if last or not hasattr(wrapped, "no_sync") else wrapped.no_sync():
+        wrapped.set_requires_gradient_sync(is_last)
+    with contextlib.nullcontext() if is_last or not hasattr(wrapped, "no_sync") else wrapped.no_sync():
         yield
 
 

@@ -50,7 +50,7 @@ class Trainer:
         micro_steps = self.config.training.gradient_accumulation
         lr = self.scheduler.get_last_lr()[0]
         self.clock.start()
-        losses = [self._micro_step(last=index == micro_steps - 1) for index in range(micro_steps)]
+        losses = [self._micro_step(is_last=index == micro_steps - 1) for index in range(micro_steps)]
         with self.clock.range("optimizer"):
             self.scaler.unscale_(self.optimizer)
             grad_norm = self._clip()
@@ -66,7 +66,7 @@ class Trainer:
             "mem_peak_bytes": torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
         }
 
-    def _micro_step(self, last: bool) -> Tensor:
+    def _micro_step(self, is_last: bool) -> Tensor:
         config, clock = self.config, self.clock
         # FSDP casts by its own policy.
         dtype = DTYPES[config.training.mixed_precision] if self.model.parallel == "ddp" else torch.float32
@@ -76,7 +76,7 @@ class Trainer:
             batch = make_batch(
                 config.model, config.dataset, config.training.batch_size, self.device, self.generator
             )
-        with gradient_sync(self.model.wrapped, last):
+        with gradient_sync(self.model.wrapped, is_last):
             with clock.range("forward"), autocast:
                 loss = batch_loss(self.model.called, batch)
             with clock.range("backward"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import json
@@ -14,6 +15,8 @@ from click.testing import CliRunner
 
 from lab.cli.main import cli
 from lab.errors import MissingError, StepFailed
+from lab.recordings.load import load_capture
+from lab.recordings.processes import rank_captures
 from tests.rooms.sweep.gemm.recorded import write_sweep
 from tests.tracegen import TraceWriter
 
@@ -29,7 +32,6 @@ KNOWN = (
     "top5_gemm_kernels_time_variance_with_timestamps.csv",
     "top5_gemm_kernels_time_variance_with_collective_overlap.csv",
     "gemm_overlap_effect.csv",
-    "gemm_variance_causes.csv",
     "plots/variance_by_threads_boxplot.png",
     "plots/variance_by_channels_boxplot.png",
     "plots/variance_by_ranks_boxplot.png",
@@ -190,3 +192,55 @@ def test_what_an_earlier_analysis_left_of_a_configuration_that_is_gone_is_named(
     (left,) = [text for text in json.loads(gemm(*words))["problems"] if "left from before" in text]
     old = [name for name in state(tmp_path / "out") if "256thread" in name or "across_threads" in name]
     assert len(old) == 6 and f": 6 files: {', '.join(sorted(old)[:4])} and 2 more" in left
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_variance_takes_the_settings_and_ranks_it_is_given(sweep: Path, tmp_path: Path) -> None:
+    only = ("--threads", "256", "--channels", "28", "--ranks", "1")
+    gemm("variance", sweep, "-o", tmp_path / "some", "-w", "1", *only)
+    gemm("variance", sweep, "-o", tmp_path / "every", "-w", "1")
+    some, every = (rows_of(tmp_path / name / KNOWN[7]) for name in ("some", "every"))
+    wanted = [row for row in every if (row["threads"], row["channel"], row["rank"]) == ("256", "28", "1")]
+    assert some == wanted and 0 < len(some) < len(every)
+    with pytest.raises(MissingError, match="no trace is of these"):
+        gemm("variance", sweep, "-o", tmp_path / "none", "--threads", "7")
+
+
+def test_an_analysis_folder_gives_its_sweeps_table_with_and_without_the_traces(
+    sweep: Path, tmp_path: Path
+) -> None:
+    gemm("all", sweep, "--in-place", "-w", "1")
+    table = rows_of(sweep / "tracelens_analysis" / KNOWN[7])
+    gemm("variance", sweep / "tracelens_analysis", "-o", tmp_path / "beside", "-w", "1")
+    assert rows_of(tmp_path / "beside" / KNOWN[7]) == table
+    alone = shutil.copytree(sweep / "tracelens_analysis", tmp_path / "alone/tracelens_analysis")
+    gemm("variance", alone, "-o", tmp_path / "extracted")
+    extracted = rows_of(tmp_path / "extracted" / KNOWN[7])
+    for name in ("threads", "channel", "rank", "kernel_name", "op", "M", "N", "K", "n"):
+        assert [row[name] for row in extracted] == [row[name] for row in table]
+    for name in ("kernel_time_min_us", "kernel_time_max_us", "time_diff_us", "median_us"):
+        assert [float(row[name]) for row in extracted] == pytest.approx([float(row[name]) for row in table])
+    assert {name for name in extracted[0] if name.startswith("col_")} == {
+        name for name in table[0] if name.startswith("col_")
+    }
+    assert (tmp_path / "extracted" / KNOWN[-1]).is_file()
+
+
+def test_merge_writes_the_original_sweeps_form(sweep: Path, tmp_path: Path) -> None:
+    gemm("merge", sweep, "-o", tmp_path / "out", "-w", "1", "--format", "original")
+    path = tmp_path / "out/merged_traces/256thread_28ch_merged.json"
+    slices = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["name"][:5] for event in slices} == {f"[R{event['args']['rank']}] " for event in slices}
+    assert {event["args"]["rank"] for event in slices} == {0, 1}
+    ranks = rank_captures(load_capture(path))
+    assert [trace.meta.rank for trace in ranks] == [0, 1]
+    assert not any(text.startswith("[R0] aten") for text in ranks[0].strings)
+    gemm("merge", sweep, "-o", tmp_path / "one", "-w", "1", "--format", "original", "-n", "1")
+    (first,) = rank_captures(load_capture(tmp_path / "one/merged_traces/256thread_28ch_merged.json"))
+    assert len(first.ops) == len(ranks[0].ops)
+    with pytest.raises(StepFailed, match=r"no other\.json of ranks 0, 1"):
+        gemm("merge", sweep, "-o", tmp_path / "two", "-w", "1", "--trace-name", "other.json")

@@ -482,7 +482,7 @@ def test_sends_that_cannot_be_paired_are_known_to_the_exit_code(tmp_path: Path) 
     done = call(folder, "--json", ok=False)
     found = json.loads(done.stdout)
     assert isinstance(done.exception, StepFailed) and found["what_if"] == []
-    loose = f"{3 * STEPS * CALLS} sends or receives of more than two ranks not paired"
+    loose = f"{3 * STEPS * CALLS} sends or receives of 18 calls not paired"
     assert found["lacking"] == [f"{loose}: who waits for whom is not told"]
     (late,) = (one for one in found["findings"] if one["cause"] == "host_late")
     assert late["rank"] == 1 and "whether it holds the others up is unknown" in late["text"]
@@ -497,3 +497,31 @@ def test_the_page_of_a_sweep_begins_with_the_first_finding_of_every_setting(tmp_
     for channels, rank in ((28, 1), (42, 2)):
         sentences = [text for text in re.findall(r">([^<]+)<", head) if f"{channels} channels: " in text]
         assert len(sentences) == 2 and f"Rank {rank}: its host launches late" in sentences[1]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("case", "options", "found"),
+    [
+        ("two_traces_per_rank", (), [[(3, "host_late")], [(1, "host_late")]]),
+        ("all_say_rank0", ("--ranks", r"gpu(\d+)/"), [[(3, "host_late")]]),
+        ("nsys_slow", (), [[(2, "slow_kernels")]]),
+    ],
+)
+def test_ranks_are_read_however_they_arrive(shared_data, case, options, found) -> None:
+    document = json.loads(call(shared_data / "cases/ranks" / case, *options, "--json").stdout)
+    settings = document.get("settings", [document])
+    assert [[(f["rank"], f["cause"]) for f in one["findings"]] for one in settings] == found
+    truth = json.loads((shared_data / "cases/ranks/truth.json").read_text())[case]
+    for rank, parts in truth.get("ranks", {}).items():
+        rows = [row for row in settings[0]["steps"] if row["rank"] == int(rank)]
+        for name, ms in parts.items():
+            ns = sum(row[f"{name}_ns"] + (row["contention_ns"] if name == "compute" else 0) for row in rows)
+            assert ns / 1e6 == pytest.approx(ms, rel=0.02, abs=0.02)
+
+
+def test_traces_that_a_pattern_leaves_out_are_known_to_the_exit_code(tmp_path: Path) -> None:
+    folder = write_job(tmp_path, late={1: 2500.0})
+    done = call(folder, "--ranks", r"rank([01])\b", "--json", ok=False)
+    lacking = json.loads(done.stdout)["lacking"]
+    assert any("1 trace not matched by --ranks" in text for text in lacking)

@@ -36,87 +36,87 @@ GEMM_FIGURES = column_names(
 )
 
 
-def config_changes(base: Sweep, others: Sequence[Sweep]) -> pd.DataFrame:
+def config_changes(base: Sweep, heads: Sequence[Sweep]) -> pd.DataFrame:
     """One row per configuration of the base or another sweep: medians, change, interval over ranks, and over
     repeats an interval and p, which is corrected over all sweeps and configurations (Holm)."""
-    frame: pd.DataFrame = pd.concat([_changes(base, other) for other in others], ignore_index=True)
-    p = frame["p_value"].mask(frame["other"].isin([one.label for one in others if steps_differ(base, one)]))
+    frame: pd.DataFrame = pd.concat([_changes(base, other) for other in heads], ignore_index=True)
+    p = frame["p_value"].mask(frame["other"].isin([one.label for one in heads if steps_differ(base, one)]))
     frame["p_value"] = p  # of other numbers of steps no test says anything
     frame["p_holm"] = holm(p.to_numpy(dtype=float))
     tested = int(p.notna().sum())
     pairs = zip(frame["repeats_base"], frame["repeats_other"], strict=True)
-    least = np.array([min(1.0, tested * least_p(*pair)) for pair in pairs])
-    frame["least_p_holm"] = np.where(p.notna(), least, np.nan)  # untested: nothing to reach
+    least_p_holm = np.array([min(1.0, tested * least_p(*pair)) for pair in pairs])
+    frame["least_p_holm"] = np.where(p.notna(), least_p_holm, np.nan)  # untested: nothing to reach
     frame["judgement"] = [_judge(row) for row in frame.itertuples()]
     return frame
 
 
-def steps_differ(base: Sweep, other: Sweep) -> bool:
+def steps_differ(base: Sweep, head: Sweep) -> bool:
     """Whether the two profiled different numbers of steps, so that no total time compares."""
-    return len({*base.tables.timeline["steps"], *other.tables.timeline["steps"]}) > 1
+    return len({*base.tables.timeline["steps"], *head.tables.timeline["steps"]}) > 1
 
 
-def shared_repeats(base: Sweep, other: Sweep) -> int:
+def shared_repeats(base: Sweep, head: Sweep) -> int:
     """Repeats of `other` whose total time is that of a repeat of `base`, to the last digit: copies of it."""
-    sides = [_totals(one.tables) for one in (base, other)]
+    sides = [_totals(one.tables) for one in (base, head)]
     none = np.empty(0)
     return sum(
-        int(np.isin(found.repeats, sides[0][key].repeats if key in sides[0] else none).sum())
-        for key, found in sides[1].items()
+        int(np.isin(head_repeats.repeats, sides[0][key].repeats if key in sides[0] else none).sum())
+        for key, head_repeats in sides[1].items()
     )
 
 
-def copied_repeats(one: Sweep) -> int:
+def copied_repeats(sweep: Sweep) -> int:
     """Repeats of a sweep whose total time is that of an earlier one of their setting, to the last digit."""
-    return len(copies(one.tables.configs))
+    return len(copies(sweep.tables.configs))
 
 
-def _changes(base: Sweep, other: Sweep) -> pd.DataFrame:
+def _changes(base: Sweep, head: Sweep) -> pd.DataFrame:
     rows = []
-    sides = [_totals(one.tables) for one in (base, other)]
+    sides = [_totals(one.tables) for one in (base, head)]
     for setting in sorted(set(sides[0]) | set(sides[1])):
-        before, after = (side.get(setting, _NO_TOTALS) for side in sides)
+        base_values, head_values = (side.get(setting, _NO_TOTALS) for side in sides)
         rows.append(
             {
                 "base": base.label,
-                "other": other.label,
+                "other": head.label,
                 **dict(zip(SETTING, setting, strict=True)),
-                "repeats_base": len(before.repeats),
-                "repeats_other": len(after.repeats),
-                "total_base_ms": _median(before.repeats),
-                "total_other_ms": _median(after.repeats),
-                "change_percent": _change(_median(before.repeats), _median(after.repeats)),
-                **_interval(before.ranks, after.ranks),
-                **_between_repeats(before.repeats, after.repeats),
-                "p_value": _p(before.repeats, after.repeats),
+                "repeats_base": len(base_values.repeats),
+                "repeats_other": len(head_values.repeats),
+                "total_base_ms": _median(base_values.repeats),
+                "total_other_ms": _median(head_values.repeats),
+                "change_percent": _change(_median(base_values.repeats), _median(head_values.repeats)),
+                **_interval(base_values.ranks, head_values.ranks),
+                **_between_repeats(base_values.repeats, head_values.repeats),
+                "p_value": _p(base_values.repeats, head_values.repeats),
             }
         )
     frame: pd.DataFrame = pd.DataFrame(rows, columns=CONFIG_FIGURES)
     return frame
 
 
-def gemm_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
+def gemm_changes(base: Sweep, head: Sweep) -> pd.DataFrame:
     """One row per configuration and GEMM shape of both sweeps, most time changed first."""
     key = [*SETTING, *GEMM_SHAPE]
-    groups = [dict(list(_fresh_gemms(one.tables).groupby(key, dropna=False))) for one in (base, other)]
+    groups = [dict(list(_fresh_gemms(one.tables).groupby(key, dropna=False))) for one in (base, head)]
     rows = []
     for shape in sorted(set(groups[0]) & set(groups[1]), key=str):
-        before, after = (group[shape] for group in groups)
-        old_us, new_us = float(before["median_us"].median()), float(after["median_us"].median())
-        per_rank = after["n"].sum() / len(after)
+        base_values, head_values = (group[shape] for group in groups)
+        old_us, new_us = float(base_values["median_us"].median()), float(head_values["median_us"].median())
+        per_rank = head_values["n"].sum() / len(head_values)
         rows.append(
             {
                 "base": base.label,
-                "other": other.label,
+                "other": head.label,
                 **dict(zip(key, shape, strict=True)),
                 "gemm": shape_name(shape[len(SETTING) :]),
-                "n_base": int(before["n"].sum()),
-                "n_other": int(after["n"].sum()),
+                "n_base": int(base_values["n"].sum()),
+                "n_other": int(head_values["n"].sum()),
                 "median_base_us": old_us,
                 "median_other_us": new_us,
                 "change_percent": _change(old_us, new_us),
                 "changed_us": (new_us - old_us) * per_rank,
-                **_interval(before["median_us"].to_numpy(), after["median_us"].to_numpy()),
+                **_interval(base_values["median_us"].to_numpy(), head_values["median_us"].to_numpy()),
             }
         )
     frame = pd.DataFrame(rows, columns=["base", "other", *key, *GEMM_FIGURES])
@@ -125,14 +125,14 @@ def gemm_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
     return ordered
 
 
-def gemms_in_one(base: Sweep, other: Sweep) -> int:
+def gemms_in_one(base: Sweep, head: Sweep) -> int:
     """How many GEMMs, by configuration and shape, one of the two has alone, of configurations in both."""
     key = [*SETTING, *GEMM_SHAPE]
     sides = [
-        set(one.tables.gemm[key].astype(str).itertuples(index=False, name=None)) for one in (base, other)
+        set(sweep.tables.gemm[key].astype(str).itertuples(index=False, name=None)) for sweep in (base, head)
     ]
-    both = set.intersection(*({one[: len(SETTING)] for one in side} for side in sides))
-    return sum(one[: len(SETTING)] in both for one in sides[0] ^ sides[1])
+    shared_keys = set.intersection(*({gemm_key[: len(SETTING)] for gemm_key in side} for side in sides))
+    return sum(gemm_key[: len(SETTING)] in shared_keys for gemm_key in sides[0] ^ sides[1])
 
 
 def least_p(repeats_base: int, repeats_other: int) -> float:
@@ -193,31 +193,33 @@ def _fresh_gemms(tables: SweepTables) -> pd.DataFrame:
     return rows
 
 
-def _interval(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
-    enough = min(len(before), len(after)) >= FEWEST_RANKS
-    low, high = median_ratio_ci(before, after) if enough else (math.nan, math.nan)
+def _interval(base_values: np.ndarray, head_values: np.ndarray) -> dict[str, float]:
+    enough = min(len(base_values), len(head_values)) >= FEWEST_RANKS
+    low, high = median_ratio_ci(base_values, head_values) if enough else (math.nan, math.nan)
     return {"ci_low_percent": 100 * (low - 1), "ci_high_percent": 100 * (high - 1)}
 
 
-def _between_repeats(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+def _between_repeats(base_values: np.ndarray, head_values: np.ndarray) -> dict[str, float]:
     """The change's 95 % interval over repeats, which are what a change is judged by; Welch on their logs."""
     low, high = math.nan, math.nan
-    if min(len(before), len(after)) > 1:
-        samples = (Sample.of(np.log(side).tolist()) for side in (after, before))
+    if min(len(base_values), len(head_values)) > 1:
+        samples = (Sample.of(np.log(side).tolist()) for side in (head_values, base_values))
         low, high = (100 * math.expm1(edge) for edge in difference_ci(*samples))
     return {"repeats_low_percent": low, "repeats_high_percent": high}
 
 
-def _p(before: np.ndarray, after: np.ndarray) -> float:
-    if min(len(before), len(after)) < 2:
+def _p(base_values: np.ndarray, head_values: np.ndarray) -> float:
+    if min(len(base_values), len(head_values)) < 2:
         return math.nan
-    treated = np.repeat([False, True], [len(before), len(after)])
-    return permutation_p(np.concatenate([before, after]), treated, np.zeros(len(treated), dtype=int))
+    treated = np.repeat([False, True], [len(base_values), len(head_values)])
+    return permutation_p(
+        np.concatenate([base_values, head_values]), treated, np.zeros(len(treated), dtype=int)
+    )
 
 
 def _median(values: np.ndarray) -> float:
     return float(np.median(values)) if len(values) else math.nan
 
 
-def _change(before: float, after: float) -> float:
-    return 100 * (after / before - 1) if before else math.nan
+def _change(base_value: float, head_value: float) -> float:
+    return 100 * (head_value / base_value - 1) if base_value else math.nan

@@ -16,7 +16,10 @@ from lab.terminal.options import out, with_options
 
 @click.command()
 @click.argument("sweeps", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="A B [C...]")
-@out("Folder of sweep_comparison.html and its tables.", default=Path("experiments/comparison"))
+@out(
+    "Folder of sweep_comparison.html and its tables, or the page FILE.html itself.",
+    default=Path("experiments/comparison"),
+)
 @click.option(
     "-l", "--label", "labels", multiple=True, help="Name of each sweep on the page. [default: its folder]"
 )
@@ -35,7 +38,11 @@ def compare(
         from lab.rooms.sweep.gemm.compare.page import write_comparison
 
     progress = show_progress(Console(quiet=quiet).detail)
-    done = write_comparison(sweeps, out, labels=labels, workers=workers or num_workers(), progress=progress)
-    finish(done, out, files=done.files, as_json=as_json)
+    page = out if out.suffix.lower() in (".html", ".htm") else None
+    out = out.parent if page else out
+    report = write_comparison(
+        sweeps, out, labels=labels, workers=workers or num_workers(), progress=progress, page_path=page
+    )
+    finish(report, out, files=report.files, as_json=as_json)
     if require == "complete":
-        raise_unless_complete(done.incomplete, out)
+        raise_unless_complete(report.incomplete, out)

@@ -17,7 +17,7 @@ from lab.report.parts import Card, Page, Section, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes
-from lab.rooms.sweep.gemm.compare.charts import config_chart, gemm_blocks
+from lab.rooms.sweep.gemm.compare.charts import PLOTS, config_chart, gemm_blocks, variance_blocks
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments, read_for_comparison
 from lab.rooms.sweep.gemm.report import Report
@@ -57,8 +57,9 @@ def write_comparison(
     labels: Sequence[str] = (),
     workers: int = 2,
     progress: Callable[[int, int, Path], None] | None = None,
+    page_path: Path | None = None,
 ) -> Report:
-    """Write `out/sweep_comparison.html` and its tables for two or more sweeps (or folders of ranks).
+    """Write `out/sweep_comparison.html` (page_path instead), its tables and plots for two or more sweeps.
 
     labels: names of the sweeps on the page. Raises UsageError for fewer than two sweeps or a wrong number of
     labels, MissingError where a folder holds no traces.
@@ -70,28 +71,32 @@ def write_comparison(
         read_for_comparison(folder, name, workers, progress)
         for folder, name in zip(folders, names, strict=True)
     ]
-    base, others = sweeps[0], sweeps[1:]
-    configs = rounded(config_changes(base, others))
-    gemm = rounded(pd.concat([gemm_changes(base, other) for other in others], ignore_index=True))
+    base, heads = sweeps[0], sweeps[1:]
+    configs = rounded(config_changes(base, heads))
+    gemm = rounded(pd.concat([gemm_changes(base, other) for other in heads], ignore_index=True))
     environment = environments(sweeps)
     by_rank = rounded(_by_rank(sweeps))
     tables = {"configurations": configs, "gemm": gemm, "environment": environment, "ranks": by_rank}
     files = [write_csv(table, out / "comparison" / f"{name}.csv") for name, table in tables.items()]
     missing = [f"{one.label}: {sentence}" for one in sweeps for sentence in left_out(one.tables.configs)]
-    missing += not_compared(base, others, configs)
-    verdict = compared_in_words(configs, gemm, environment, base, others)
+    missing += not_compared(base, heads, configs)
+    verdict = compared_in_words(configs, gemm, environment, base, heads)
     page = Page(
         title=" · ".join(names),
         question=QUESTION,
         verdict=[*verdict, *missing],
         status=_status(configs, missing),
         cards=_cards(configs, environment),
-        sections=_sections(sweeps, configs, gemm, environment),
+        sections=[
+            *_sections(sweeps, configs, gemm, environment),
+            Section("How GEMM times vary", variance_blocks(sweeps, out)),
+        ],
         provenance=_provenance(sweeps),
         footnotes=FOOTNOTES,
         room="gemm compare",
     )
-    files.append(write_page(page, out / PAGE))
+    files += sorted((out / PLOTS).rglob("*.png"))
+    files.append(write_page(page, page_path or out / PAGE))
     problems = [f"{one.label}: {what}" for one in sweeps for what in one.tables.problems["what"]]
     return Report(
         files=files, missing=missing, problems=problems, incomplete=_incomplete(sweeps), findings=verdict
@@ -107,9 +112,9 @@ def rounded(frame: pd.DataFrame) -> pd.DataFrame:
 def _incomplete(sweeps: Sequence[Sweep]) -> list[str]:
     """A sentence per trace whose recording is not, or not known to be, complete."""
     return [
-        f"{one.label}: {name_of(row)} rank {row.rank}: the recording is {row.recording}"
-        for one in sweeps
-        for row in one.tables.timeline.itertuples()
+        f"{sweep.label}: {name_of(row)} rank {row.rank}: the recording is {row.recording}"
+        for sweep in sweeps
+        for row in sweep.tables.timeline.itertuples()
         if row.recording != "complete"
     ]
 
@@ -135,11 +140,11 @@ def _status(configs: pd.DataFrame, missing: Sequence[str]) -> Any:
 
 def _cards(configs: pd.DataFrame, environment: pd.DataFrame) -> list[Card]:
     source = "comparison/configurations.csv"
-    both = configs["change_percent"].dropna()
-    cards = [Card("Configurations in both", f"{len(both)} of {len(configs)}", source)]
-    if len(both):
-        low, high = both.min(), both.max()
-        value = f"{low:+.1f}" if len(both) == 1 else f"{low:+.1f} to {high:+.1f}"
+    changes = configs["change_percent"].dropna()
+    cards = [Card("Configurations in both", f"{len(changes)} of {len(configs)}", source)]
+    if len(changes):
+        low, high = changes.min(), changes.max()
+        value = f"{low:+.1f}" if len(changes) == 1 else f"{low:+.1f} to {high:+.1f}"
         cards.insert(0, Card("Change of total time", value, source, "%", "medians, all configurations"))
     proven = int(configs["judgement"].isin(["faster", "slower"]).sum())
     differs = int((environment["state"] == "differs").sum())
@@ -185,7 +190,8 @@ def _by_rank(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
 def _provenance(sweeps: Sequence[Sweep]) -> dict[str, dict[str, str]]:
     identity = lab_identity()
-    found = {
-        one.label: {"folder": str(one.folder), "traces read": str(len(one.tables.timeline))} for one in sweeps
+    entries = {
+        sweep.label: {"folder": str(sweep.folder), "traces read": str(len(sweep.tables.timeline))}
+        for sweep in sweeps
     }
-    return found | {"Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}
+    return entries | {"Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}

@@ -10,17 +10,10 @@ import pandas as pd
 
 from lab.core.manifest import Manifest
 from lab.core.run import Run
-from lab.errors import LabError
 from lab.recordings.capture import Meta
-from lab.recordings.load import load_torch_trace
-from lab.recordings.pool import map_traces
-from lab.recordings.ranks import RankWork, work_of
-from lab.rooms.sweep.assemble import sweep_tables
 from lab.rooms.sweep.expected import expected_rows
-from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.layout import TraceFile, find_configs
-from lab.rooms.sweep.rank import RankFigures, figures_of, unread
-from lab.rooms.sweep.ranks.read import by_setting
+from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
+from lab.rooms.sweep.gemm.reading.pairs import explained_of
 from lab.rooms.sweep.tables import SweepTables
 from lab.rooms.sweep.verdict.ranks import bound_by_hosts
 
@@ -34,6 +27,7 @@ class Sweep:
     tables: SweepTables
     environment: dict[str, str]
     host_bound: str = ""  # where the hosts, not the GPUs, set the pace of its steps
+    data: SweepData | None = None
 
 
 def read_for_comparison(
@@ -42,32 +36,12 @@ def read_for_comparison(
     workers: int,
     progress: Callable[[int, int, Path], None] | None = None,
 ) -> Sweep:
-    """Tables and environment of one sweep, each trace read once."""
+    """What one sweep says, and its environment; each trace is read once."""
     run = Run.open(folder) if Run.is_run(folder) else None
-    expected = expected_rows(run)
-    configs = find_configs(folder)
-    jobs = [(number, trace) for number, config in enumerate(configs) for trace in config.traces]
-    on_done = None if progress is None else lambda done, total, job: progress(done, total, job[1].path)
-    results = map_traces(_read, jobs, workers=workers, progress=on_done)
-    read: list[list[RankFigures]] = [[] for _ in configs]
-    metas: list[Meta] = []
-    works: dict[Key, dict[int, RankWork]] = {}
-    for (number, trace), result in zip(jobs, results, strict=True):
-        if isinstance(result, LabError):
-            read[number].append(unread(trace, result))
-        else:
-            read[number].append(result[0])
-            metas.append(result[1])
-            works.setdefault(configs[number].key, {})[result[0].rank] = result[2]
-    tables = sweep_tables(folder, configs, read, expected)
-    environment = _environment(run.manifest if run else None, metas, tables)
-    return Sweep(label, folder, tables, environment, bound_by_hosts(by_setting(works)) or "")
-
-
-def _read(job: tuple[int, TraceFile]) -> tuple[RankFigures, Meta, RankWork]:
-    trace = load_torch_trace(job[1].path)
-    figures = figures_of(job[1], trace)
-    return figures, trace.meta, work_of(trace, figures.rank)
+    data = read_sweep(folder, workers=workers, expected=expected_rows(run), progress=progress)
+    metas = [one.meta for ranks in data.ranks.values() for one in ranks.values()]
+    environment = _environment(run.manifest if run else None, metas, data.tables)
+    return Sweep(label, folder, data.tables, environment, bound_by_hosts(explained_of(data)) or "", data)
 
 
 def environments(sweeps: Sequence[Sweep]) -> pd.DataFrame:
@@ -118,11 +92,11 @@ def _from_manifest(manifest: Manifest) -> dict[str, str]:
         "highest SM clock, MHz": ", ".join(sorted({f"{gpu.max_sm_mhz}" for gpu in gpus})) or "none",
         "power limit, W": ", ".join(sorted({f"{gpu.power_limit_w}" for gpu in gpus})) or "none",
     }
-    for title, found in (
+    for title, entries in (
         ("host", manifest.host),
         ("version", manifest.versions),
         ("env", manifest.env),
         ("config", manifest.config),
     ):
-        facts |= {f"{title} {name}": str(value) for name, value in found.items()}
+        facts |= {f"{title} {name}": str(value) for name, value in entries.items()}
     return facts

@@ -6,15 +6,16 @@ What cannot be read is a row with its reason; the rest is analysed all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.errors import LabError
+from lab.errors import LabError, MissingError
 from lab.recordings.integrity.words import sentences
 from lab.recordings.pool import map_traces, raise_if_none_read
 from lab.rooms.sweep.assemble import Rows, sweep_rows, tables_of
+from lab.rooms.sweep.gemm.options import Selection
 from lab.rooms.sweep.gemm.reading.rank import RankJob, RankTables, read_rank_tables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, configs_of
@@ -74,26 +75,39 @@ def read_sweep(
     salvage: bool = False,
     expected: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
+    only: Selection | None = None,
 ) -> SweepData:
-    """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once.
+    """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once; only: some of them.
 
     workbooks: folder for the Excel report of each rank, None for none. expected: rows of the run's manifest,
     as in `analyze`. progress is called with (done, total, path). Raises MissingError without traces, and
     BadDataError where none can be read and there are no such rows.
     """
-    configs = configs_of(sweep, may_be_empty=bool(expected))
+    only = only or Selection()
+    configs = [
+        replace(config, traces=tuple(trace for trace in config.traces if only.has_rank(trace.rank)))
+        for config in configs_of(sweep, may_be_empty=bool(expected))
+        if only.has(config.threads, config.channels)
+    ]
+    if not any(config.traces for config in configs) and only != Selection():
+        raise MissingError(
+            "no trace is of these threads, channels and ranks",
+            location=sweep,
+            fix="leave out --threads, --channels or --ranks to see what is there",
+        )
     jobs = [
         RankJob(trace, number, config.key, workbooks, salvage)
         for number, config in enumerate(configs)
         for trace in config.traces
     ]
-    on_done = None if progress is None else lambda done, total, job: progress(done, total, job.path)
+    on_done = None if progress is None else lambda num_done, total, job: progress(num_done, total, job.path)
     results = map_traces(read_rank_tables, jobs, workers=workers, progress=on_done)
     if not expected:  # a run has a row for each of its steps in any case
         raise_if_none_read(results)
     read: list[list[RankTables]] = [[] for _ in configs]
     for job, result in zip(jobs, results, strict=True):
-        read[job.config] += [_unread(job, result)] if isinstance(result, LabError) else result
+        tables = [_unread(job, result)] if isinstance(result, LabError) else result
+        read[job.config] += [one for one in tables if only.has_rank(one.figures.rank)]
     return _together(sweep, configs, read, expected)
 
 
@@ -108,24 +122,26 @@ def _together(
     expected: Sequence[Mapping[str, Any]],
 ) -> SweepData:
     folder = sweep.parent if sweep.is_file() else sweep
-    figures = [sorted((one.figures for one in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read]
+    figures = [
+        sorted((tables.figures for tables in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read
+    ]
     rows = sweep_rows(folder, configs, figures, expected)
     by_setting: dict[Key, dict[int, RankTables]] = {}
     for config, ranks in zip(configs, read, strict=True):
-        good = [one for one in ranks if one.gemm is not None]
-        by_setting[config.key] = {one.figures.rank: one for one in sorted(good, key=_by_rank)}
+        good = [tables for tables in ranks if tables.gemm is not None]
+        by_setting[config.key] = {tables.figures.rank: tables for tables in sorted(good, key=_by_rank)}
     return SweepData(
         folder=folder,
         rows=rows,
         ranks=by_setting,
-        files=[one.file for ranks in read for one in ranks if one.file],
-        missing=_missing(rows),
+        files=[tables.file for ranks in read for tables in ranks if tables.file],
+        missing=[*_missing(rows), *(text for config in configs for text in config.left_out())],
         problems=_problems(rows),
         incomplete=[
-            f"{one.figures.path.name} of rank {one.figures.rank}: {text}"
+            f"{tables.figures.path.name} of rank {tables.figures.rank}: {text}"
             for ranks in read
-            for one in ranks
-            for text in sentences(one.figures.lacks)
+            for tables in ranks
+            for text in sentences(tables.figures.lacks)
         ],
     )
 
@@ -153,8 +169,8 @@ def _problems(rows: Rows) -> list[str]:
     ]
 
 
-def _by_rank(one: RankTables) -> tuple[int, str]:
-    return one.figures.rank, str(one.figures.path)
+def _by_rank(tables: RankTables) -> tuple[int, str]:
+    return tables.figures.rank, str(tables.figures.path)
 
 
 def _name(row: Mapping[Any, Any]) -> str:

@@ -19,7 +19,7 @@ UNFINISHED_SHARE = 0.9
 FOUND_BY_KERNEL = ("GEMM", "triton", "other", "")
 
 
-def gemm_table(found: Launches, collectives: Table) -> Table:
+def gemm_table(launched: Launches, collectives: Table) -> Table:
     """One row per executed GEMM, in order of time: the columns of views.gemm_instances, and ours.
 
     end_ns ends the op's last kernel; [ts_ns, end_ns) is its window on the device. comm_ns and
@@ -29,11 +29,11 @@ def gemm_table(found: Launches, collectives: Table) -> Table:
     (compiled ones, and those launched before the window) are found by their name, with sizes -1 and the
     op's arguments in dims.
     """
-    trace = found.trace
-    known = views.gemm_instances(trace)
-    end_ns, own_ns = _windows(found, known)
-    known = with_columns(known, end_ns=end_ns, own_ns=own_ns, dims=_unknown_dims(trace, known))
-    table = _concat(known, _by_kernel(found, known))
+    trace = launched.trace
+    instances = views.gemm_instances(trace)
+    end_ns, own_ns = _windows(launched, instances)
+    instances = with_columns(instances, end_ns=end_ns, own_ns=own_ns, dims=_unknown_dims(trace, instances))
+    table = _concat(instances, _by_kernel(launched, instances))
     window = np.stack([table.ts_ns, table.end_ns], axis=1)
     comm_ns = overlap(window, spans(collectives.ts_ns, collectives.dur_ns))
     share = comm_ns / np.maximum(table.end_ns - table.ts_ns, 1)
@@ -58,32 +58,39 @@ def gemm_table(found: Launches, collectives: Table) -> Table:
     )
 
 
-def _windows(found: Launches, gemm: Table) -> tuple[np.ndarray, np.ndarray]:
+def _windows(launched: Launches, gemm: Table) -> tuple[np.ndarray, np.ndarray]:
     """Where each GEMM's last kernel ends (n,), and the sum of its kernels' time (n,)."""
-    trace = found.trace
+    trace = launched.trace
     if views.device_of(trace) == "cpu":
         return gemm.ts_ns + gemm.dur_ns, gemm.dur_ns
-    rows = np.flatnonzero((found.launcher >= 0) & (trace.ops.kind == KERNEL))
-    end_ns = np.zeros(len(found.launchers), dtype=np.int64)
-    own_ns = np.zeros(len(found.launchers), dtype=np.int64)
+    rows = np.flatnonzero((launched.launcher >= 0) & (trace.ops.kind == KERNEL))
+    end_ns = np.zeros(len(launched.launchers), dtype=np.int64)
+    own_ns = np.zeros(len(launched.launchers), dtype=np.int64)
     kernels = trace.ops.take(rows)
-    np.maximum.at(end_ns, found.launcher[rows], kernels.end_ns)
-    np.add.at(own_ns, found.launcher[rows], kernels.dur_ns)
-    at = np.searchsorted(found.launchers, gemm.op_row)
-    return end_ns[at], own_ns[at]
+    np.maximum.at(end_ns, launched.launcher[rows], kernels.end_ns)
+    np.add.at(own_ns, launched.launcher[rows], kernels.dur_ns)
+    position = np.searchsorted(launched.launchers, gemm.op_row)
+    return end_ns[position], own_ns[position]
 
 
-def _by_kernel(found: Launches, known: Table) -> Table:
+def _by_kernel(launched: Launches, instances: Table) -> Table:
     """GEMM kernels that no GEMM op launched, one row per kernel, with the columns of `known`."""
-    trace = found.trace
+    trace = launched.trace
     is_gemm = np.zeros(len(trace.strings) + 1, dtype=bool)
     for name_id in set(trace.ops.name_id.tolist()):
         is_gemm[name_id] = name_id >= 0 and bool(families.family(trace.strings[name_id]))
-    other = np.isin(found.kernel_category.astype(str), FOUND_BY_KERNEL) if len(found.link) else found.link > 0
-    rows = np.flatnonzero(
-        (trace.ops.kind == KERNEL) & is_gemm[trace.ops.name_id] & other & ~np.isin(found.link, known.op_row)
+    is_loose = (
+        np.isin(launched.kernel_category.astype(str), FOUND_BY_KERNEL)
+        if len(launched.link)
+        else launched.link > 0
     )
-    kernels, link = trace.ops.take(rows), found.link[rows]
+    rows = np.flatnonzero(
+        (trace.ops.kind == KERNEL)
+        & is_gemm[trace.ops.name_id]
+        & is_loose
+        & ~np.isin(launched.link, instances.op_row)
+    )
+    kernels, link = trace.ops.take(rows), launched.link[rows]
     n, ops = len(rows), trace.operators.take(np.maximum(link, 0)) if len(trace.operators) else None
     names = trace.text(ops.name_id) if ops else _texts([""] * n)
     dims = trace.text(ops.dims_id) if ops else _texts([""] * n)
@@ -105,7 +112,7 @@ def _by_kernel(found: Launches, known: Table) -> Table:
         "op_row": link,
         "tid": np.where(link >= 0, ops.tid, -1) if ops else unknown,
     }
-    return Table({name: columns[name] for name in known})
+    return Table({name: columns[name] for name in instances})
 
 
 def _unknown_dims(trace: Capture, gemm: Table) -> np.ndarray:
@@ -124,9 +131,9 @@ def _odd_steps(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return step == numbers[0], (step == numbers[-1]) & is_short
 
 
-def _concat(first: Table, second: Table) -> Table:
-    both = Table({name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in first})
-    return both.take(np.argsort(both.ts_ns, kind="stable"))
+def _concat(top: Table, second: Table) -> Table:
+    joined = Table({name: np.concatenate([getattr(top, name), getattr(second, name)]) for name in top})
+    return joined.take(np.argsort(joined.ts_ns, kind="stable"))
 
 
 def with_columns(table: Table, **columns: np.ndarray) -> Table:
@@ -135,5 +142,5 @@ def with_columns(table: Table, **columns: np.ndarray) -> Table:
 
 def _texts(values: list[str]) -> np.ndarray:
     """An object array (n,) in which equal texts are one object, so that it is small between processes."""
-    one: dict[str, str] = {}
-    return objects([one.setdefault(value, value) for value in values])
+    cache: dict[str, str] = {}
+    return objects([cache.setdefault(value, value) for value in values])

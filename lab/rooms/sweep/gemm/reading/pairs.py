@@ -22,8 +22,8 @@ def pairs_of(data: SweepData) -> dict[Key, Pairs]:
             for setting, ranks in data.ranks.items()
             if ranks
         }
-    found: dict[Key, Pairs] = data.memo["pairs"]
-    return found
+    pairs: dict[Key, Pairs] = data.memo["pairs"]
+    return pairs
 
 
 def explained_of(data: SweepData) -> dict[Key, Explained]:
@@ -34,30 +34,30 @@ def explained_of(data: SweepData) -> dict[Key, Explained]:
             for setting, ranks in data.ranks.items()
         }
         data.memo["explained"] = by_setting(works)
-    found: dict[Key, Explained] = data.memo["explained"]
-    return found
+    explained: dict[Key, Explained] = data.memo["explained"]
+    return explained
 
 
 def of_rank(pairs: Pairs, rank: int) -> Table:
     """The rank's instances in order of time, which is the order of its own table of collectives."""
-    mine = pairs.instances.where(pairs.instances.rank == rank)
-    return mine.take(np.argsort(mine.ts_ns, kind="stable"))
+    rows = pairs.instances.where(pairs.instances.rank == rank)
+    return rows.take(np.argsort(rows.ts_ns, kind="stable"))
 
 
 def times_by_rank(pairs: Pairs) -> dict[int, dict[str, np.ndarray]]:
     """For each rank ts, dur and wait in µs of every matched collective (n,), NaN where it is missing."""
     columns = {}
     for rank in sorted(set(pairs.instances.rank.tolist())):
-        mine = pairs.instances.where((pairs.instances.rank == rank) & (pairs.instances.collective_id >= 0))
-        at = index_of(pairs, mine.collective_id)
+        rows = pairs.instances.where((pairs.instances.rank == rank) & (pairs.instances.collective_id >= 0))
+        position = index_of(pairs, rows.collective_id)
         values = {
-            "ts": (mine.ts_ns - origin_ns(pairs)) / 1000,
-            "dur": mine.dur_ns / 1000,
-            "wait": mine.wait_us,
+            "ts": (rows.ts_ns - origin_ns(pairs)) / 1000,
+            "dur": rows.dur_ns / 1000,
+            "wait": rows.wait_us,
         }
         columns[rank] = {name: np.full(len(pairs.collectives), np.nan) for name in values}
         for name, value in values.items():
-            columns[rank][name][at] = value
+            columns[rank][name][position] = value
     return columns
 
 
@@ -67,8 +67,8 @@ def index_of(pairs: Pairs, collective_id: np.ndarray) -> np.ndarray:
     if not len(ids):
         return np.full(len(collective_id), -1, dtype=np.int64)
     order = np.argsort(ids)
-    at = order[np.minimum(np.searchsorted(ids[order], collective_id), len(ids) - 1)]
-    return np.where(ids[at] == collective_id, at, -1)
+    position = order[np.minimum(np.searchsorted(ids[order], collective_id), len(ids) - 1)]
+    return np.where(ids[position] == collective_id, position, -1)
 
 
 def origin_ns(pairs: Pairs) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.capture import Capture
+from lab.recordings.capture import Capture, Meta
 from lab.recordings.load import load_torch_trace
 from lab.recordings.processes import rank_captures
 from lab.recordings.ranks import RankWork, work_of
@@ -56,6 +56,7 @@ class RankTables:
     sheets: dict[str, Table] = field(default_factory=dict)
     file: Path | None = None
     work: RankWork | None = None
+    meta: Meta = field(default_factory=Meta)
 
 
 def read_rank_tables(job: RankJob) -> list[RankTables]:
@@ -68,11 +69,11 @@ def read_rank_tables(job: RankJob) -> list[RankTables]:
 
 def _tables_of(job: RankJob, trace: Capture) -> RankTables:
     figures = figures_of(job.trace, trace)
-    found = launches(trace)
+    launched = launches(trace)
     collectives = views.collective_instances(trace)
-    gemm = gemm_table(found, collectives)
-    groups = gemm_sheet(found, gemm)
-    sheets = perf_sheets(found, groups, coll_analysis(collectives, figures.rank))
+    gemm = gemm_table(launched, collectives)
+    groups = gemm_sheet(launched, gemm)
+    sheets = perf_sheets(launched, groups, coll_analysis(collectives, figures.rank))
     file = None
     if job.workbooks:
         from lab.report.excel import write_workbook
@@ -89,4 +90,5 @@ def _tables_of(job: RankJob, trace: Capture) -> RankTables:
         sheets={name: sheets[name] for name in ("gpu_timeline", "ops_summary", "coll_analysis")},
         file=file,
         work=work_of(trace, figures.rank),
+        meta=trace.meta,
     )

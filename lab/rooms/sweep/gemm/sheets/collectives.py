@@ -23,15 +23,15 @@ def coll_analysis(collectives: Table, rank: int) -> Table:
         **{f"{side} split size": splits(collectives, side.lower()) for side in ("In", "Out")},
         "stream": collectives.stream,
     }
-    first, group = grouped_rows(list(key.values()))
-    size = dtype_bytes(collectives.dtype[first])
-    stats = grouped(collectives.dur_ns / 1000, group, len(first))
+    first_rows, group = grouped_rows(list(key.values()))
+    size = dtype_bytes(collectives.dtype[first_rows])
+    stats = grouped(collectives.dur_ns / 1000, group, len(first_rows))
     return sheet(
         {
-            "rank": np.full(len(first), rank),
-            **{name: values[first] for name, values in key.items()},
+            "rank": np.full(len(first_rows), rank),
+            **{name: values[first_rows] for name, values in key.items()},
             **{
-                f"{side} msg size (MB)_first": key[f"{side} msg nelems"][first] * size / 2**20
+                f"{side} msg size (MB)_first": key[f"{side} msg nelems"][first_rows] * size / 2**20
                 for side in ("In", "Out")
             },
             **{f"dur_{how}": stats[how] for how in ("sum", "mean", "std", "min", "max")},

@@ -42,8 +42,8 @@ def ranked(table: Table, by: str) -> Table:
     return Table({**table.as_dict(), **dict(zip(CUM, (share, np.cumsum(share)), strict=True))})
 
 
-def percent(part: np.ndarray, whole: float) -> np.ndarray:
-    return 100 * part / whole if whole else np.full(len(part), np.nan)
+def percent(part: np.ndarray, total: float) -> np.ndarray:
+    return 100 * part / total if total else np.full(len(part), np.nan)
 
 
 def dtype_bytes(dtypes: np.ndarray) -> np.ndarray:

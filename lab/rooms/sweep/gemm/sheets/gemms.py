@@ -27,17 +27,17 @@ EXTRAS = column_names(
 )
 
 
-def gemm_sheet(found: Launches, gemm: Table) -> Table:
+def gemm_sheet(launched: Launches, gemm: Table) -> Table:
     """One row per GEMM shape that an op launched, most time first; `gemm` as `gemm_table` makes it.
 
     The last columns, whose names start with _, are the group's key and not for a workbook.
     """
     gemm = gemm.where(gemm.op_row >= 0)
-    first, group = in_order_of_appearance(*grouped_rows([getattr(gemm, name) for name in GEMM_GROUP]))
-    n = len(first)
-    shape = Table({name: getattr(gemm, name)[first] for name in GEMM_GROUP})
-    arguments = op_arguments(found.trace, gemm.op_row[first])
-    calls = _calls(found, gemm.op_row[first])
+    first_rows, group = in_order_of_appearance(*grouped_rows([getattr(gemm, name) for name in GEMM_GROUP]))
+    n = len(first_rows)
+    shape = Table({name: getattr(gemm, name)[first_rows] for name in GEMM_GROUP})
+    arguments = op_arguments(launched.trace, gemm.op_row[first_rows])
+    calls = _calls(launched, gemm.op_row[first_rows])
     works = [product_work(call) for call in calls]
     gflops = np.array([work.flops / 1e9 if work else np.nan for work in works])
     moved_bytes = np.array([work.num_bytes if work else np.nan for work in works])
@@ -49,7 +49,7 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
         "TB/s": grouped(moved_bytes[of] / timed_us / 1e6, of, n),
         "TFLOPS/s": grouped(gflops[of] / timed_us * 1e3, of, n),
     }
-    tid = gemm.tid[first]
+    tid = gemm.tid[first_rows]
     found_rows = sheet(
         {
             "name": shape.op,
@@ -62,24 +62,24 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
             **{
                 f"{name}_first": column
                 for name, column in who(
-                    found.trace, found.trace.operators.pid[gemm.op_row[first]], tid
+                    launched.trace, launched.trace.operators.pid[gemm.op_row[first_rows]], tid
                 ).items()
             },
             "Compute Spec": [f"matrix_{rate_name(dtype) or dtype}" for dtype in shape.dtype],
-            **_gemm_details(found, gemm, group, n),
+            **_gemm_details(launched, gemm, group, n),
             **{f"{title}_first": column for title, column in arguments.items()},
             **{f"Kernel Time (µs)_{key}": stats[key] for key in (*S5, "sum")},
             "name_count": stats["count"],
-            "UID_first": gemm.uid[first],
-            **_gemm_extras(gemm, group, first, stats),
+            "UID_first": gemm.uid[first_rows],
+            **_gemm_extras(gemm, group, first_rows, stats),
             **{f"_{name}": getattr(shape, name) for name in GEMM_GROUP},
         }
     )
     return most_first(found_rows, "Kernel Time (µs)_sum")
 
 
-def _calls(found: Launches, op_rows: np.ndarray) -> list[OpCall]:
-    trace, ops = found.trace, found.trace.operators.take(op_rows)
+def _calls(launched: Launches, op_rows: np.ndarray) -> list[OpCall]:
+    trace, ops = launched.trace, launched.trace.operators.take(op_rows)
     columns = [trace.text(getattr(ops, name)) for name in ("name_id", *ARGUMENTS.values())]
     return [OpCall.from_profiler(*texts) for texts in zip(*columns, strict=True)]
 
@@ -98,10 +98,12 @@ def _factors(calls: Sequence[OpCall], transpose: np.ndarray) -> dict[str, list[s
     return columns
 
 
-def _gemm_details(found: Launches, gemm: Table, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:
-    of_op = np.full(len(found.trace.operators) + 1, -1, dtype=np.int64)
+def _gemm_details(
+    launched: Launches, gemm: Table, group: np.ndarray, num_groups: int
+) -> dict[str, list[str]]:
+    of_op = np.full(len(launched.trace.operators) + 1, -1, dtype=np.int64)
     of_op[gemm.op_row] = group
-    details = kernel_details(found, of_op[found.link], num_groups)
+    details = kernel_details(launched, of_op[launched.link], num_groups)
     return {
         "kernel_details__summarize_kernel_stats": details["kernel_details_summary"],
         "trunc_kernel_details": details["trunc_kernel_details"],
@@ -109,7 +111,7 @@ def _gemm_details(found: Launches, gemm: Table, group: np.ndarray, num_groups: i
 
 
 def _gemm_extras(
-    gemm: Table, group: np.ndarray, first: np.ndarray, stats: dict[str, np.ndarray]
+    gemm: Table, group: np.ndarray, first_rows: np.ndarray, stats: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """Our columns: robust spread, the kernels' family, and the time with and without a collective beside."""
     n = len(stats["count"])
@@ -119,7 +121,7 @@ def _gemm_extras(
         "cv": stats["cv"],
         "p5_us": stats["p5"],
         "p95_us": stats["p95"],
-        "family": gemm.family[first],
+        "family": gemm.family[first_rows],
         "num_kernel_names": np.bincount(names[:, 0], minlength=n),
     }
     for name, chosen in (("free", gemm.comm_ns == 0), ("overlapped", gemm.comm_ns > 0)):

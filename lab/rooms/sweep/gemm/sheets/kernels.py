@@ -19,22 +19,22 @@ SHORT_US = 10.0
 BINS = 100
 
 
-def kernel_summary(found: Launches, total_us: float) -> Table:
+def kernel_summary(launched: Launches, total_us: float) -> Table:
     """One row per op, kernel and stream; kernels whose launch was not recorded have no op."""
-    kernels = found.trace.ops
+    kernels = launched.trace.ops
     rows = np.flatnonzero(kernels.kind == KERNEL)
-    link, kernels = found.link[rows], kernels.take(rows)
+    link, kernels = launched.link[rows], kernels.take(rows)
     op_name = np.where(
-        link >= 0, found.trace.operators.name_id[link] if len(found.trace.operators) else -1, -1
+        link >= 0, launched.trace.operators.name_id[link] if len(launched.trace.operators) else -1, -1
     )
     keys = np.stack([op_name, kernels.name_id, kernels.stream], axis=1)
-    distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    distinct, first_rows, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     stats = grouped(kernels.dur_ns / 1000, group.ravel(), len(distinct), (95,))
-    names = found.trace.text(distinct[:, 1])
+    names = launched.trace.text(distinct[:, 1])
     found_rows = sheet(
         {
-            "Parent op category": found.kernel_category[rows][first],
-            "Parent cpu_op": found.trace.text(distinct[:, 0]),
+            "Parent op category": launched.kernel_category[rows][first_rows],
+            "Parent cpu_op": launched.trace.text(distinct[:, 0]),
             "Kernel name": names,
             "Kernel stream": distinct[:, 2],
             **{f"Kernel duration (µs)_{key}": stats[key] for key in ("sum", "count", "mean", "min", "max")},
@@ -51,16 +51,16 @@ def short_kernel_histogram(trace: Capture) -> Table:
     """Kernels below 10 µs in 100 bins between the shortest and the longest of them."""
     dur_us = trace.ops.dur_ns[trace.ops.kind == KERNEL] / 1000
     count, edges = np.histogram(dur_us[dur_us < SHORT_US], bins=BINS)
-    some = slice(None) if count.sum() else slice(0)
-    return Table({"bin_start": edges[:-1][some], "bin_end": edges[1:][some], "count": count[some]})
+    shown = slice(None) if count.sum() else slice(0)
+    return Table({"bin_start": edges[:-1][shown], "bin_end": edges[1:][shown], "count": count[shown]})
 
 
-def short_kernels_summary(found: Launches, total_us: float) -> Table:
+def short_kernels_summary(launched: Launches, total_us: float) -> Table:
     """Kernels below 10 µs by the op that launched them and its arguments."""
-    kernels = found.trace.ops
-    is_short = (kernels.kind == KERNEL) & (kernels.dur_ns < SHORT_US * 1000) & (found.link >= 0)
+    kernels = launched.trace.ops
+    is_short = (kernels.kind == KERNEL) & (kernels.dur_ns < SHORT_US * 1000) & (launched.link >= 0)
     rows = np.flatnonzero(is_short)
-    ops, text = found.trace.operators.take(found.link[rows]), found.trace.text
+    ops, text = launched.trace.operators.take(launched.link[rows]), launched.trace.text
     keys = np.stack([ops.name_id, ops.dims_id, ops.strides_id, ops.concrete_id, kernels.name_id[rows]], 1)
     distinct, group = distinct_rows(keys)
     stats = grouped(kernels.dur_ns[rows] / 1000, group.ravel(), len(distinct))
@@ -81,30 +81,30 @@ def short_kernels_summary(found: Launches, total_us: float) -> Table:
     return most_first(found_rows, "Short Kernel duration (µs) sum")
 
 
-def kernel_details(found: Launches, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:
+def kernel_details(launched: Launches, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:
     """Columns kernel_details_summary and trunc_kernel_details: each group's kernels with their statistics.
 
     group: 0..num_groups-1 or -1 for each row of `kernels` (n,).
     """
     rows = np.flatnonzero(group >= 0)
-    kernels = found.trace.ops.take(rows)
+    kernels = launched.trace.ops.take(rows)
     keys = np.stack([group[rows], kernels.name_id, kernels.stream], axis=1)
-    distinct, which = distinct_rows(keys)
-    stats = grouped(kernels.dur_ns / 1000, which.ravel(), len(distinct))
-    names = found.trace.text(distinct[:, 1]).tolist()
+    distinct, details_of = distinct_rows(keys)
+    stats = grouped(kernels.dur_ns / 1000, details_of.ravel(), len(distinct))
+    names = launched.trace.text(distinct[:, 1]).tolist()
     long: list[list[dict[str, Any]]] = [[] for _ in range(num_groups)]
-    for at in np.argsort(-stats["sum"], kind="stable").tolist():
-        long[int(distinct[at, 0])].append(
+    for index in np.argsort(-stats["sum"], kind="stable").tolist():
+        long[int(distinct[index, 0])].append(
             {
-                "name": names[at],
-                "stream": int(distinct[at, 2]),
-                "count": int(stats["count"][at]),
-                "total_duration_us": float(stats["sum"][at]),
-                "mean_duration_us": float(stats["mean"][at]),
-                "median_duration_us": float(stats["median"][at]),
-                "std_dev_duration_us": float(stats["std"][at]),
-                "min_duration_us": float(stats["min"][at]),
-                "max_duration_us": float(stats["max"][at]),
+                "name": names[index],
+                "stream": int(distinct[index, 2]),
+                "count": int(stats["count"][index]),
+                "total_duration_us": float(stats["sum"][index]),
+                "mean_duration_us": float(stats["mean"][index]),
+                "median_duration_us": float(stats["median"][index]),
+                "std_dev_duration_us": float(stats["std"][index]),
+                "min_duration_us": float(stats["min"][index]),
+                "max_duration_us": float(stats["max"][index]),
             }
         )
     return {

@@ -44,19 +44,19 @@ def launches(trace: Capture) -> Launches:
     launchers, index = np.unique(link[linked], return_inverse=True)
     launcher = np.full(len(link), -1, dtype=np.int64)
     launcher[linked] = index
-    every = spans(trace.ops.start_ns, trace.ops.dur_ns)
+    op_spans = spans(trace.ops.start_ns, trace.ops.dur_ns)
     op, kernel = _ancestry(trace, link, launchers)
     of_kernel = _kernel_categories(trace, link)
-    first = linked[np.lexsort((trace.ops.start_ns[linked], index))]
-    first = first[np.unique(launcher[first], return_index=True)[1]]
+    first_kernels = linked[np.lexsort((trace.ops.start_ns[linked], index))]
+    first_kernels = first_kernels[np.unique(launcher[first_kernels], return_index=True)[1]]
     return Launches(
         trace=trace,
         link=link,
         launchers=launchers,
         launcher=launcher,
-        direct_us=totals(every[linked], index, len(launchers)) / 1000,
-        subtree_us=totals(every[kernel], op, len(launchers)) / 1000,
-        category=of_kernel[first],
+        direct_us=totals(op_spans[linked], index, len(launchers)) / 1000,
+        subtree_us=totals(op_spans[kernel], op, len(launchers)) / 1000,
+        category=of_kernel[first_kernels],
         kernel_category=of_kernel,
     )
 
@@ -82,9 +82,9 @@ def _ancestry(trace: Capture, link: np.ndarray, launchers: np.ndarray) -> tuple[
 def _kernel_categories(trace: Capture, link: np.ndarray) -> np.ndarray:
     """Category text of each kernel (n,), "" where its op is not known."""
     op_name = np.where(link >= 0, trace.operators.name_id[link] if len(trace.operators) else -1, -1)
-    pairs, which = distinct_rows(np.stack([op_name, trace.ops.name_id], 1))
+    pairs, pair_of_kernel = distinct_rows(np.stack([op_name, trace.ops.name_id], 1))
     texts = [
         families.category(op, kernel) if op else ""
         for op, kernel in zip(trace.text(pairs[:, 0]), trace.text(pairs[:, 1]), strict=True)
     ]
-    return np.array(texts, dtype=object)[which.ravel()] if texts else np.empty(0, dtype=object)
+    return np.array(texts, dtype=object)[pair_of_kernel.ravel()] if texts else np.empty(0, dtype=object)

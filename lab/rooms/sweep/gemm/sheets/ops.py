@@ -17,29 +17,29 @@ S5 = ("mean", "median", "std", "min", "max")
 WHO = ["process_name", "process_label", "thread_name"]
 
 
-def ops_summary_by_category(found: Launches) -> Table:
-    names, group = np.unique(found.category.astype(str), return_inverse=True)
+def ops_summary_by_category(launched: Launches) -> Table:
+    names, group = np.unique(launched.category.astype(str), return_inverse=True)
     found_rows = sheet(
         {
             "op category": names,
             "Count": np.bincount(group, minlength=len(names)),
-            "total_direct_kernel_time_ms": np.bincount(group, found.direct_us, len(names)) / 1000,
+            "total_direct_kernel_time_ms": np.bincount(group, launched.direct_us, len(names)) / 1000,
         }
     )
     return ranked(found_rows, "total_direct_kernel_time_ms")
 
 
-def ops_summary(found: Launches) -> Table:
+def ops_summary(launched: Launches) -> Table:
     """One row per name of an op that launched kernels itself."""
-    name_ids, group = np.unique(found.ops.name_id, return_inverse=True)
+    name_ids, group = np.unique(launched.ops.name_id, return_inverse=True)
     n = len(name_ids)
-    direct, subtree = (np.bincount(group, us, n) for us in (found.direct_us, found.subtree_us))
+    direct, subtree = (np.bincount(group, us, n) for us in (launched.direct_us, launched.subtree_us))
     categories: list[set[str]] = [set() for _ in range(n)]
-    for at, category in set(zip(group.tolist(), found.category.tolist(), strict=True)):
-        categories[at].add(category)
+    for index, category in set(zip(group.tolist(), launched.category.tolist(), strict=True)):
+        categories[index].add(category)
     found_rows = sheet(
         {
-            "name": found.trace.text(name_ids),
+            "name": launched.trace.text(name_ids),
             "total_direct_kernel_time_sum": direct,
             "total_subtree_kernel_time_sum": subtree,
             "total_direct_kernel_time_ms": direct / 1000,
@@ -51,32 +51,32 @@ def ops_summary(found: Launches) -> Table:
     return ranked(found_rows, "total_direct_kernel_time_ms")
 
 
-def ops_unique_args(found: Launches) -> Table:
+def ops_unique_args(launched: Launches) -> Table:
     """One row per op name, thread and set of arguments."""
-    ops, text = found.ops, found.trace.text
+    ops, text = launched.ops, launched.trace.text
     arguments = (getattr(ops, name) for name in ARGUMENTS.values())
-    first, group = grouped_rows([ops.name_id, *arguments, ops.pid, ops.tid])
-    n = len(first)
-    direct, subtree = grouped(found.direct_us, group, n), grouped(found.subtree_us, group, n)
+    first_rows, group = grouped_rows([ops.name_id, *arguments, ops.pid, ops.tid])
+    n = len(first_rows)
+    direct, subtree = grouped(launched.direct_us, group, n), grouped(launched.subtree_us, group, n)
     readable = Cached(lambda index: as_tuple(text(np.array([index]))[0]))
     pairs = {
-        f"total_{which}_kernel_time_{statistic}": stats[statistic]
+        f"total_{scope}_kernel_time_{statistic}": stats[statistic]
         for statistic in (*S5, "sum")
-        for which, stats in (("direct", direct), ("subtree", subtree))
+        for scope, stats in (("direct", direct), ("subtree", subtree))
     }
     found_rows = sheet(
         {
-            "name": text(ops.name_id[first]),
-            "op category": found.category[first],
-            **who(found.trace, ops.pid[first], ops.tid[first]),
+            "name": text(ops.name_id[first_rows]),
+            "op category": launched.category[first_rows],
+            **who(launched.trace, ops.pid[first_rows], ops.tid[first_rows]),
             **{
-                title: [readable[i] for i in getattr(ops, name)[first].tolist()]
+                title: [readable[i] for i in getattr(ops, name)[first_rows].tolist()]
                 for title, name in ARGUMENTS.items()
             },
             "operation_count": direct["count"],
             **pairs,
-            "ex_UID": ops.external_id[first],
-            **kernel_details(found, np.append(group, -1)[found.launcher], n),  # launcher -1: of no op
+            "ex_UID": ops.external_id[first_rows],
+            **kernel_details(launched, np.append(group, -1)[launched.launcher], n),  # launcher -1: of no op
         }
     )
     return ranked(found_rows, "total_direct_kernel_time_sum")
@@ -101,10 +101,10 @@ def who(trace: Capture, pid: np.ndarray, tid: np.ndarray) -> dict[str, np.ndarra
             strict=True,
         )
     )
-    where = list(zip(pid.tolist(), tid.tolist(), strict=True))
+    pid_tids = list(zip(pid.tolist(), tid.tolist(), strict=True))
     columns = [
-        [names.get(process, "") for process, _ in where],
-        [labels.get(process, "") for process, _ in where],
-        [threads.get(one, "") for one in where],
+        [names.get(process, "") for process, _ in pid_tids],
+        [labels.get(process, "") for process, _ in pid_tids],
+        [threads.get(one, "") for one in pid_tids],
     ]
     return {title: objects(column) for title, column in zip(WHO, columns, strict=True)}

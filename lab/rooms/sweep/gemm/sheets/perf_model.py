@@ -57,33 +57,33 @@ class _Instances:
     of_kernel: np.ndarray
 
 
-def perf_model_sheets(found: Launches) -> dict[str, Table]:
+def perf_model_sheets(launched: Launches) -> dict[str, Table]:
     """unified_perf_summary and the sheets of SHEETS that have a row."""
-    trace = found.trace
-    mine = _instances(found)
-    ops = trace.operators.take(mine.rows)
+    trace = launched.trace
+    instances = _instances(launched)
+    ops = trace.operators.take(instances.rows)
     keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
-    distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    distinct, first_rows, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     works = [_work(trace, key) for key in distinct[:, :5].tolist()]
     group = group.ravel()
     board = _board(trace)
-    sheets = {"unified_perf_summary": _unified(found, mine, first, group, works, board)}
+    sheets = {"unified_perf_summary": _unified(launched, instances, first_rows, group, works, board)}
     for name in SHEETS:
         chosen = [at for at, work in enumerate(works) if work is not None and work.kind == name]
         if chosen:
-            sheets[name] = _sheet(found, mine, first, group, works, chosen, board)
+            sheets[name] = _sheet(launched, instances, first_rows, group, works, chosen, board)
     return sheets
 
 
-def _instances(found: Launches) -> _Instances:
-    trace = found.trace
+def _instances(launched: Launches) -> _Instances:
+    trace = launched.trace
     owner = work_owners(trace)
     linked = np.flatnonzero(owner >= 0)
     rows, index = np.unique(owner[linked], return_inverse=True)
     of_kernel = np.full(len(owner), -1, dtype=np.int64)
     of_kernel[linked] = index.ravel()
-    every = spans(trace.ops.start_ns, trace.ops.dur_ns)
-    return _Instances(rows, totals(every[linked], of_kernel[linked], len(rows)) / 1000, of_kernel)
+    op_spans = spans(trace.ops.start_ns, trace.ops.dur_ns)
+    return _Instances(rows, totals(op_spans[linked], of_kernel[linked], len(rows)) / 1000, of_kernel)
 
 
 def _work(trace: Capture, key: Sequence[int]) -> Work | None:
@@ -93,23 +93,23 @@ def _work(trace: Capture, key: Sequence[int]) -> Work | None:
 
 
 def _unified(
-    found: Launches,
-    mine: _Instances,
-    first: np.ndarray,
+    launched: Launches,
+    instances: _Instances,
+    first_rows: np.ndarray,
     group: np.ndarray,
     works: Sequence[Work | None],
     board: Board | None,
 ) -> Table:
-    trace, n = found.trace, len(first)
-    ops = trace.operators.take(mine.rows[first])
-    stats = grouped(mine.time_us, group, n)
-    host = grouped(trace.operators.dur_ns[mine.rows] / 1000, group, n)
-    rates = _rates(mine.time_us, group, works)
-    details = kernel_details(found, _looked_up(group, mine.of_kernel), n)
+    trace, n = launched.trace, len(first_rows)
+    ops = trace.operators.take(instances.rows[first_rows])
+    stats = grouped(instances.time_us, group, n)
+    host = grouped(trace.operators.dur_ns[instances.rows] / 1000, group, n)
+    rates = _rates(instances.time_us, group, works)
+    details = kernel_details(launched, _looked_up(group, instances.of_kernel), n)
     found_rows = sheet(
         {
             "name": trace.text(ops.name_id),
-            "op category": _categories(found, mine, first),
+            "op category": _categories(launched, instances, first_rows),
             **who(trace, ops.pid, ops.tid),
             **{title: _readable(trace, getattr(ops, name)) for title, name in ARGUMENTS.items()},
             "ex_UID": ops.external_id,
@@ -136,68 +136,71 @@ def _unified(
 
 def _looked_up(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     """values[index] (n,), -1 where index is."""
-    found: np.ndarray = np.append(values, -1)[index]
-    return found
+    looked_up: np.ndarray = np.append(values, -1)[index]
+    return looked_up
 
 
 def _sheet(
-    found: Launches,
-    mine: _Instances,
-    first: np.ndarray,
+    launched: Launches,
+    instances: _Instances,
+    first_rows: np.ndarray,
     group: np.ndarray,
     works: Sequence[Work | None],
     chosen: Sequence[int],
     board: Board | None,
 ) -> Table:
     """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens."""
-    trace = found.trace
-    names = trace.text(trace.operators.name_id[mine.rows[first[list(chosen)]]])
+    trace = launched.trace
+    names = trace.text(trace.operators.name_id[instances.rows[first_rows[list(chosen)]]])
     number: dict[tuple[str, str], int] = {}
     of_group = np.full(len(works), -1, dtype=np.int64)
     leads: list[int] = []
-    for at, name in zip(chosen, names, strict=True):
-        work = works[at]
+    for lead, name in zip(chosen, names, strict=True):
+        work = works[lead]
         key = name, str(work.params if work else "")
         if key not in number:
             number[key] = len(number)
-            leads.append(at)
-        of_group[at] = number[key]
+            leads.append(lead)
+        of_group[lead] = number[key]
     row = of_group[group]
-    kept = np.flatnonzero(row >= 0)
-    own = [work for at in leads if (work := works[at]) is not None]
-    n = len(own)
-    stats = grouped(mine.time_us[kept], row[kept], n)
-    rates = _rates(mine.time_us[kept], row[kept], own)
-    rows = mine.rows[first[leads]]
+    rows_of_sheet = np.flatnonzero(row >= 0)
+    leading_works = [work for lead in leads if (work := works[lead]) is not None]
+    n = len(leading_works)
+    stats = grouped(instances.time_us[rows_of_sheet], row[rows_of_sheet], n)
+    rates = _rates(instances.time_us[rows_of_sheet], row[rows_of_sheet], leading_works)
+    rows = instances.rows[first_rows[leads]]
     ops = trace.operators.take(rows)
-    details = kernel_details(found, _looked_up(row, mine.of_kernel), n)
+    details = kernel_details(launched, _looked_up(row, instances.of_kernel), n)
     found_rows = sheet(
         {
             "name": trace.text(ops.name_id),
-            **{f"param: {name}": _cells([work.params[name] for work in own]) for name in own[0].params},
-            **{f"{name}_first": values for name, values in _amounts(own).items()},
+            **{
+                f"param: {name}": _cells([work.params[name] for work in leading_works])
+                for name in leading_works[0].params
+            },
+            **{f"{name}_first": values for name, values in _amounts(leading_works).items()},
             **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in S5},
             **{f"{name}_first": column for name, column in who(trace, ops.pid, ops.tid).items()},
-            "Compute Spec": [work.spec for work in own],
+            "Compute Spec": [work.spec for work in leading_works],
             "kernel_details__summarize_kernel_stats": details["kernel_details_summary"],
             "trunc_kernel_details": details["trunc_kernel_details"],
             **{f"{title}_first": column for title, column in op_arguments(trace, rows).items()},
             **{f"{TIMES}_{key}": stats[key] for key in (*S5, "sum")},
             "name_count": stats["count"],
             "UID_first": ops.external_id,
-            **_roofs(own, details["kernel_details_summary"], stats["mean"], board),
+            **_roofs(leading_works, details["kernel_details_summary"], stats["mean"], board),
         }
     )
     return most_first(found_rows, f"{TIMES}_sum")
 
 
-def _categories(found: Launches, mine: _Instances, first: np.ndarray) -> np.ndarray:
+def _categories(launched: Launches, instances: _Instances, first_rows: np.ndarray) -> np.ndarray:
     """The report's category of each distinct op, by its name, else by the kernels that are its own."""
-    lead = np.full(len(mine.rows), -1, dtype=np.int64)
-    order = np.flatnonzero(mine.of_kernel >= 0)[::-1]
-    lead[mine.of_kernel[order]] = order
-    names = found.trace.text(found.trace.operators.name_id[mine.rows[first]])
-    kernels = found.trace.text(found.trace.ops.name_id[lead[first]])
+    lead = np.full(len(instances.rows), -1, dtype=np.int64)
+    order = np.flatnonzero(instances.of_kernel >= 0)[::-1]
+    lead[instances.of_kernel[order]] = order
+    names = launched.trace.text(launched.trace.operators.name_id[instances.rows[first_rows]])
+    kernels = launched.trace.text(launched.trace.ops.name_id[lead[first_rows]])
     return objects([category(name, kernel) for name, kernel in zip(names, kernels, strict=True)])
 
 

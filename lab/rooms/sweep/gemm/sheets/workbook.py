@@ -24,21 +24,21 @@ ROWS_OF_TIMELINE = column_names(
 )
 
 
-def perf_sheets(found: Launches, gemm: Table, collectives: Table) -> dict[str, Table]:
+def perf_sheets(launched: Launches, gemm: Table, collectives: Table) -> dict[str, Table]:
     """Every sheet of one rank's workbook; gemm and collectives are the finished sheets of these names."""
-    timeline = gpu_timeline(found.trace)
+    timeline = gpu_timeline(launched.trace)
     total_us = 1000 * float(getattr(timeline, "time ms")[ROWS_OF_TIMELINE.index("total_time")])
-    summary = ops_summary(found)
+    summary = ops_summary(launched)
     return {
         "gpu_timeline": timeline,
-        "ops_summary_by_category": ops_summary_by_category(found),
+        "ops_summary_by_category": ops_summary_by_category(launched),
         "ops_summary": summary,
-        "ops_unique_args": ops_unique_args(found),
+        "ops_unique_args": ops_unique_args(launched),
         "GEMM": Table({k: values for k, values in gemm.as_dict().items() if not k.startswith("_")}),
-        "kernel_summary": kernel_summary(found, total_us),
-        "short_kernel_histogram": short_kernel_histogram(found.trace),
-        "short_kernels_summary": short_kernels_summary(found, total_us),
-        **perf_model_sheets(found),
+        "kernel_summary": kernel_summary(launched, total_us),
+        "short_kernel_histogram": short_kernel_histogram(launched.trace),
+        "short_kernels_summary": short_kernels_summary(launched, total_us),
+        **perf_model_sheets(launched),
         "coll_analysis": collectives,
     }
 

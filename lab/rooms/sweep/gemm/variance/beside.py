@@ -36,33 +36,33 @@ def beside(data: SweepData) -> pd.DataFrame:
         data.memo["beside"] = (
             pd.concat(parts).reindex(data.gemm.index) if parts else _nothing(data.gemm.index)
         )
-    found: pd.DataFrame = data.memo["beside"]
-    return found
+    joined: pd.DataFrame = data.memo["beside"]
+    return joined
 
 
 def _beside_rank(data: SweepData, key: Any, gemm: pd.DataFrame) -> pd.DataFrame:
     *setting, rank = key
     collectives = rank_collectives(data, Key(*setting), rank)
-    found = _nothing(gemm.index)
+    columns = _nothing(gemm.index)
     if not len(collectives):
-        return found
+        return columns
     window = gemm[["ts_ns", "end_ns"]].to_numpy(dtype=np.int64)
     query, span = meetings(window, collectives.span)
     shared = np.minimum(window[query, 1], collectives.span[span, 1]) - np.maximum(
         window[query, 0], collectives.span[span, 0]
     )
     order = np.lexsort((-shared, query))
-    at, first = np.unique(query[order], return_index=True)
-    longest = span[order][first]
+    queried, first_rows = np.unique(query[order], return_index=True)
+    longest = span[order][first_rows]
     for name in ("collective", "msg_bytes", "channels", "collective_id"):
-        column = found[name].to_numpy().copy()
-        column[at] = getattr(collectives.table, name)[longest]
-        found[name] = column
-    found["waiting_ns"] = covered(window, collectives.waiting)
-    found["transfer_ns"] = np.maximum(covered(window, collectives.span) - found["waiting_ns"], 0)
-    phase = np.where(found["waiting_ns"] > found["transfer_ns"], WAITING, TRANSFER)
-    result: pd.DataFrame = found.assign(
-        phase=np.where(found["waiting_ns"] + found["transfer_ns"] > 0, phase, "")
+        column = columns[name].to_numpy().copy()
+        column[queried] = getattr(collectives.table, name)[longest]
+        columns[name] = column
+    columns["waiting_ns"] = covered(window, collectives.waiting)
+    columns["transfer_ns"] = np.maximum(covered(window, collectives.span) - columns["waiting_ns"], 0)
+    phase = np.where(columns["waiting_ns"] > columns["transfer_ns"], WAITING, TRANSFER)
+    result: pd.DataFrame = columns.assign(
+        phase=np.where(columns["waiting_ns"] + columns["transfer_ns"] > 0, phase, "")
     )
     return result
 

@@ -1,4 +1,4 @@
-"""What slows a GEMM: the same shape with and without a collective beside it, and the causes of its variance.
+"""What slows a GEMM: the same shape with and without a collective beside it.
 
 One configuration at a time, with the instances of all its ranks, steps and repeats. If one rank never
 overlaps and the others always do, the effect of the collective cannot be told from that of the rank: the
@@ -7,7 +7,6 @@ test then takes whole ranks as its units, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,6 @@ from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.gemm.variance.beside import beside
 from lab.rooms.sweep.gemm.variance.effect import BY_RANK, effect, split_effects
 from lab.rooms.sweep.gemm.variance.groups import usable
-from lab.rooms.sweep.gemm.variance.shares import CLOCK, SHARES, Pooled, in_words, pooled, shares
-from lab.rooms.sweep.gemm.variance.states import with_clocks
-from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import SETTING, column_names, grouped
 
@@ -42,73 +38,46 @@ SPLITS = [
     *GROUP,
     *column_names("split value n median_us free_median_us free_n slowdown ci_low ci_high"),
 ]
-CAUSES = [
-    *SETTING,
-    *GROUP,
-    *column_names("n median_us std_us time_spread_us2"),
-    *SHARES,
-]
-CLOCKS = "no clocks were sampled, so their share is part of the rank's share or of the unexplained one"
 
 
 def write_causes(data: SweepData, out: Path) -> Report:
-    """Write gemm_overlap_effect.csv, gemm_overlap_splits.csv and gemm_variance_causes.csv.
+    """Write gemm_overlap_effect.csv and gemm_overlap_splits.csv.
 
     A GEMM that ran only with or only without a collective beside it has its row, with NaN and a note.
     """
-    effects, splits, causes = effect_tables(data)
-    tables = {
-        "gemm_overlap_effect": effects,
-        "gemm_overlap_splits": splits,
-        "gemm_variance_causes": causes,
-    }
+    effects, splits = effect_tables(data)
+    tables = {"gemm_overlap_effect": effects, "gemm_overlap_splits": splits}
     files = [write_csv(table, out / f"{name}.csv") for name, table in tables.items()]
-    spread = pooled_by_setting(data)
-    return Report(files, list(data.missing), list(data.problems), findings(effects, spread))
+    return Report(files, list(data.missing), list(data.problems), findings(effects))
 
 
-def effect_tables(data: SweepData) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The tables EFFECT, SPLITS and CAUSES, each by configuration, most GEMM time first."""
-    chosen = usable(data)
-    chosen = with_clocks(data, chosen.join(beside(data)[["collective", "msg_bytes", "channels", "phase"]]))
+def effect_tables(data: SweepData) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables EFFECT and SPLITS, each by configuration, most GEMM time first."""
+    chosen = usable(data).join(beside(data)[["collective", "msg_bytes", "channels", "phase"]])
     effects: list[dict[str, Any]] = []
     splits: list[dict[str, Any]] = []
-    causes: list[dict[str, Any]] = []
     weight = []
     for values, rows in chosen.groupby([*SETTING, *GROUP], observed=True, sort=True):
         key = dict(zip([*SETTING, *GROUP], values, strict=True))
         effects.append({**key, **effect(rows)})
         splits += [{**key, **row} for row in split_effects(rows)]
-        causes.append({**key, **shares(rows)})
         weight.append(float(rows["dur_ns"].sum()))
     settings = (np.array([row[name] for row in effects]) for name in reversed(SETTING))
     order = np.lexsort((-np.array(weight), *settings))
     return (
         pd.DataFrame([effects[i] for i in order], columns=EFFECT),
         pd.DataFrame(splits, columns=SPLITS),
-        pd.DataFrame([causes[i] for i in order], columns=CAUSES),
     )
 
 
-def pooled_by_setting(data: SweepData) -> dict[Knobs, Pooled]:
-    """For each configuration what the spread of all its GEMMs goes with."""
-    return {
-        Knobs(*setting): pooled(rows) for setting, rows in grouped(with_clocks(data, usable(data)), SETTING)
-    }
-
-
-def findings(effects: pd.DataFrame, spread: Mapping[Knobs, Pooled]) -> list[str]:
-    """Per configuration: how much longer GEMMs take beside a collective, and what their spread goes with."""
+def findings(effects: pd.DataFrame) -> list[str]:
+    """Per configuration: how much longer GEMMs take beside a collective."""
     sentences = []
     for setting, rows in grouped(effects, SETTING):
         compared = rows.dropna(subset=["slowdown"])
-        name = long_name(*setting)
-        if compared.empty:
-            sentences.append(f"{name}: no GEMM ran both with and without a collective beside it")
-            continue
-        sentences.append(f"{name}: {_slowdown_words(compared)}; {in_words(spread[Knobs(*setting)])}")
-    unknown = any(CLOCK not in one.shares.share for one in spread.values())
-    return [*sentences, *([CLOCKS] if sentences and unknown else [])]
+        words = "no GEMM ran both with and without a collective beside it"
+        sentences.append(f"{long_name(*setting)}: {words if compared.empty else _slowdown_words(compared)}")
+    return sentences
 
 
 def _slowdown_words(compared: pd.DataFrame) -> str:

@@ -21,8 +21,8 @@ def effect(rows: pd.DataFrame) -> dict[str, Any]:
     """What a concurrent collective does to one GEMM of one configuration; `rows` are its instances."""
     dur_us = rows["dur_ns"].to_numpy() / 1000
     kind = rows["overlap"].astype(str).to_numpy()
-    found = slowdown(rows)
-    found["p_value"], test = _p_value(rows, dur_us, found["p_value"])
+    figures = slowdown(rows)
+    figures["p_value"], test = _p_value(rows, dur_us, figures["p_value"])
     same_rank = _same_rank(rows, dur_us)
     beside_us = dur_us[kind != FREE]
     return {
@@ -32,12 +32,14 @@ def effect(rows: pd.DataFrame) -> dict[str, Any]:
         "full_n": int((kind == FULL).sum()),
         "partial_median_us": median(dur_us[kind == PARTIAL]),
         "full_median_us": median(dur_us[kind == FULL]),
-        **found,
+        **figures,
         "test": test,
         "same_rank_slowdown": median(same_rank),
         "same_rank_n": len(same_rank),
-        "excess_time_us": float((beside_us - found["free_median_us"]).sum()) if found["free_n"] else np.nan,
-        "note": _note(rows, found, test),
+        "excess_time_us": float((beside_us - figures["free_median_us"]).sum())
+        if figures["free_n"]
+        else np.nan,
+        "note": _note(rows, figures, test),
     }
 
 
@@ -95,18 +97,18 @@ def _same_rank(rows: pd.DataFrame, dur_us: np.ndarray) -> list[float]:
     is_free = (rows["overlap"] == FREE).to_numpy()
     unit = rows.groupby(["repeat", "rank"], sort=False).ngroup().to_numpy()
     return [
-        median(dur_us[(unit == one) & ~is_free]) / (median(dur_us[(unit == one) & is_free]) or np.nan)
-        for one in range(int(unit.max()) + 1)
-        if 0 < is_free[unit == one].sum() < (unit == one).sum()
+        median(dur_us[(unit == number) & ~is_free]) / (median(dur_us[(unit == number) & is_free]) or np.nan)
+        for number in range(int(unit.max()) + 1)
+        if 0 < is_free[unit == number].sum() < (unit == number).sum()
     ]
 
 
-def _note(rows: pd.DataFrame, found: dict[str, Any], test: str) -> str:
-    if not found["free_n"]:
+def _note(rows: pd.DataFrame, figures: dict[str, Any], test: str) -> str:
+    if not figures["free_n"]:
         return "never ran without a collective beside it: no control"
-    if not found["overlapped_n"]:
+    if not figures["overlapped_n"]:
         return "no collective ever ran beside it"
-    counts = {kind: found[f"{kind}_n"] for kind in ("free", "overlapped")}
+    counts = {kind: figures[f"{kind}_n"] for kind in ("free", "overlapped")}
     notes = [f"only {plural(count, f'{kind} instance')}" for kind, count in counts.items() if count < FEW]
     if test == BY_RANK:
         free = sorted(set(rows.loc[rows["overlap"] == FREE, "rank"].tolist()))

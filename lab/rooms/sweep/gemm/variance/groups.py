@@ -35,8 +35,8 @@ def groups(data: SweepData, *, keep_odd_steps: bool = True) -> pd.DataFrame:
     memo = f"groups {keep_odd_steps}"
     if memo not in data.memo:
         data.memo[memo] = _groups(data, keep_odd_steps=keep_odd_steps)
-    found: pd.DataFrame = data.memo[memo]
-    return found
+    table: pd.DataFrame = data.memo[memo]
+    return table
 
 
 def usable(data: SweepData, *, keep_odd_steps: bool = True) -> pd.DataFrame:
@@ -100,17 +100,17 @@ def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
 
 def _slowdowns(instances: pd.DataFrame, order: np.ndarray, ends: np.ndarray) -> dict[str, list[float]]:
     columns = instances[[*KEY, "rank", "step", "dur_ns", "comm_ns"]].iloc[order]
-    found = [slowdown(columns.iloc[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-    return {name: [one[name] for one in found] for name in found[0]}
+    slowdowns = [slowdown(columns.iloc[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    return {name: [one[name] for one in slowdowns] for name in slowdowns[0]}
 
 
 def _step_medians(step: np.ndarray, dur_us: np.ndarray, group: np.ndarray, n: int) -> list[str]:
     """Texts (n,) like `5: 168.448; 6: 169.137`, the median of each step."""
-    pairs, which = np.unique(np.stack([group, step], axis=1), axis=0, return_inverse=True)
-    medians_us = grouped(dur_us, which.ravel(), len(pairs))["median"]
+    pairs, pair = np.unique(np.stack([group, step], axis=1), axis=0, return_inverse=True)
+    medians_us = grouped(dur_us, pair.ravel(), len(pairs))["median"]
     texts: list[list[str]] = [[] for _ in range(n)]
-    for (at, number), us in zip(pairs.tolist(), medians_us.tolist(), strict=True):
-        texts[at].append(f"{number}: {us:.3f}")
+    for (group_index, number), us in zip(pairs.tolist(), medians_us.tolist(), strict=True):
+        texts[group_index].append(f"{number}: {us:.3f}")
     return ["; ".join(each) for each in texts]
 
 
@@ -119,9 +119,9 @@ def _kernel_names(kernels: pd.Series, group: np.ndarray, n: int) -> dict[str, An
     codes, names = pd.factorize(kernels)
     pairs, count = np.unique(np.stack([group, codes], axis=1), axis=0, return_counts=True)
     order = np.lexsort((-count, pairs[:, 0]))
-    first = order[np.unique(pairs[order, 0], return_index=True)[1]]
+    leading = order[np.unique(pairs[order, 0], return_index=True)[1]]
     return {
-        "kernel_name": np.asarray(names, dtype=object)[pairs[first, 1]],
+        "kernel_name": np.asarray(names, dtype=object)[pairs[leading, 1]],
         "num_kernel_names": np.bincount(pairs[:, 0], minlength=n),
     }
 
@@ -129,8 +129,8 @@ def _kernel_names(kernels: pd.Series, group: np.ndarray, n: int) -> dict[str, An
 def _sheet_of(data: SweepData) -> pd.DataFrame:
     """The GEMM sheets, read by header: columns col_<header>, and KEY, rank and GROUP to join them by."""
     sheet, keys = data.groups, [*KEY, "rank"]
-    known = [str(name) for name in sheet if name not in (*keys, *EXTRAS)]
-    names = {name: f"col_{name}" for name in known if not name.startswith("_")}
+    headings = [str(name) for name in sheet if name not in (*keys, *EXTRAS)]
+    names = {name: f"col_{name}" for name in headings if not name.startswith("_")}
     names |= {f"_{name}": name for name in GROUP}
     renamed: pd.DataFrame = sheet[[*keys, *names]].rename(columns=names)
     return renamed

@@ -56,8 +56,8 @@ def _of_row(data: SweepData, row: dict[Any, Any]) -> dict[str, Any]:
     setting = Key(*(row[name] for name in KEY))
     collectives = rank_collectives(data, setting, int(row["rank"]))
     window, control = (
-        np.array([[row[f"{which}_ts_ns"], row[f"{which}_end_ns"]]], dtype=np.int64)
-        for which in ("max", "min")
+        np.array([[row[f"{extreme}_ts_ns"], row[f"{extreme}_end_ns"]]], dtype=np.int64)
+        for extreme in ("max", "min")
     )
     _, met = meetings(window, collectives.span)
     clipped = np.clip(collectives.span[met], *window[0])

@@ -50,7 +50,7 @@ def write_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
         write_csv(table.drop(columns=sheet_columns(table)), out / "gemm_groups.csv"),
         _write_instances(data, out / INSTANCES_FILE),
     ]
-    return Report(files, list(data.missing), [*data.problems, *_unlinked(data)], _findings(top))
+    return Report(files, list(data.missing), [*data.problems, *_unlinked(data)], findings_of(top))
 
 
 def top_rows(table: pd.DataFrame, top_k: int) -> pd.DataFrame:
@@ -63,8 +63,8 @@ def top_rows(table: pd.DataFrame, top_k: int) -> pd.DataFrame:
 
 def with_timestamps(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
     """The rows with STAMPS appended."""
-    where = top[[*KEY, "rank"]].itertuples(index=False, name=None)
-    base_ns = np.array([data.ranks[Key(*key)][rank].base_ns for *key, rank in where], dtype=np.int64)
+    rank_keys = top[[*KEY, "rank"]].itertuples(index=False, name=None)
+    base_ns = np.array([data.ranks[Key(*key)][rank].base_ns for *key, rank in rank_keys], dtype=np.int64)
     low_ms = (top["min_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     high_ms = (top["max_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     values = (low_ms, high_ms, np.abs(high_ms - low_ms), top["kernel_time_min_us"], top["kernel_time_max_us"])
@@ -91,7 +91,8 @@ def _unlinked(data: SweepData) -> list[str]:
     ]
 
 
-def _findings(top: pd.DataFrame) -> list[str]:
+def findings_of(top: pd.DataFrame) -> list[str]:
+    """Which GEMM varies most."""
     if top.empty:
         return []
     row = top.iloc[0]
@@ -99,5 +100,5 @@ def _findings(top: pd.DataFrame) -> list[str]:
     return [
         f"{row['op']} {row['M']}x{row['N']}x{row['K']} varies most: {row['kernel_time_min_us']:.1f} to "
         f"{row['kernel_time_max_us']:.1f} µs within {rank}{long_name(*row[SETTING])} "
-        f"(median {row['median_us']:.1f} µs, MAD {row['mad_us']:.1f} µs, {plural(row['n'], 'instance')})"
+        f"(median {row['median_us']:.1f} µs, {plural(int(row['n']), 'instance')})"
     ]

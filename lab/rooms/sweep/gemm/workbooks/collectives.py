@@ -48,19 +48,19 @@ def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> Ta
     ts in µs of the aligned clock, since the first collective of the configuration; sizes in MiB.
     """
     tables = []
-    for rank, one in ranks.items():
-        if one.collectives is None:
+    for rank, rank_tables in ranks.items():
+        if rank_tables.collectives is None:
             continue
-        table, matched = one.collectives, of_rank(pairs, rank)
+        table, matched = rank_tables.collectives, of_rank(pairs, rank)
         size = dtype_bytes(table.dtype) / 2**20
-        at = index_of(pairs, matched.collective_id)
+        position = index_of(pairs, matched.collective_id)
         tables.append(
             sheet(
                 {
                     "collective_id": matched.collective_id,
-                    "index_in_group": np.where(at >= 0, pairs.collectives.index_in_group[at], -1)
+                    "index_in_group": np.where(position >= 0, pairs.collectives.index_in_group[position], -1)
                     if len(pairs.collectives)
-                    else at,
+                    else position,
                     "rank": rank,
                     **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
                     "In msg nelems": table.in_nelems,
@@ -82,9 +82,9 @@ def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> Ta
                 }
             )
         )
-    every = below(tables, list(tables[0]))
-    every = Table({**every.as_dict(), "ts": (every.ts - origin_ns(pairs)) / 1000})
-    return every.take(np.lexsort((every.rank, every.ts)))
+    all_ranks = below(tables, list(tables[0]))
+    all_ranks = Table({**all_ranks.as_dict(), "ts": (all_ranks.ts - origin_ns(pairs)) / 1000})
+    return all_ranks.take(np.lexsort((all_ranks.rank, all_ranks.ts)))
 
 
 def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> Table:
@@ -93,7 +93,7 @@ def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> Table:
     by_rank = times_by_rank(pairs)
     waits = [columns["wait"] for columns in by_rank.values()]
     wait_us = np.stack(waits) if waits else np.empty((0, len(table)))
-    known = np.isfinite(wait_us).sum(axis=0) if len(wait_us) else np.zeros(len(table))
+    num_measured = np.isfinite(wait_us).sum(axis=0) if len(wait_us) else np.zeros(len(table))
     return sheet(
         {
             "collective_id": table.collective_id,
@@ -106,7 +106,7 @@ def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> Table:
             "comm_latency": table.latency_us,
             "skew in start time": table.start_skew_us,
             "earliest arrival rank": table.first_rank,
-            "avg_wait_time": np.nansum(wait_us, axis=0) / np.maximum(known, 1),
+            "avg_wait_time": np.nansum(wait_us, axis=0) / np.maximum(num_measured, 1),
             "skew in end time": table.end_skew_us,
             "algo bw (GB/s)": table.algbw_gb_s,
             "bus bw (GB/s)": table.busbw_gb_s,
@@ -123,8 +123,8 @@ def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> Table:
 
 def _summary_long(ranks: Mapping[int, RankTables], nodes: Nodes) -> Table:
     tables = []
-    for rank, one in ranks.items():
-        table = one.sheets["coll_analysis"]
+    for rank, rank_tables in ranks.items():
+        table = rank_tables.sheets["coll_analysis"]
         spans = nodes.spans(getattr(table, "Process Group Ranks"))
         tables.append(
             sheet({**table.as_dict(), "node_id": np.full(len(table), nodes.of(rank)), "node_span": spans})
@@ -135,13 +135,13 @@ def _summary_long(ranks: Mapping[int, RankTables], nodes: Nodes) -> Table:
 def _summary_sync(sync: Table) -> Table:
     """One row per kind and size, over its collectives; latency in µs, its total in ms."""
     key = ["Collective name", "dtype", "In msg nelems", "Process Group Name", "Group size"]
-    first, group = grouped_rows([getattr(sync, name) for name in key])
-    count = np.bincount(group, minlength=len(first))
-    summary = {name: getattr(sync, name)[first] for name in key}
-    summary["Full msg size (MB)"] = _first_known(getattr(sync, "Full msg size (MB)"), group, len(first))
-    for what in SUMMED:
-        stats = _known_stats(getattr(sync, what), group, len(first))
-        summary |= {f"{what}_{how}": stats[how] for how in ("mean", "median", "min", "max")}
+    first_rows, group = grouped_rows([getattr(sync, name) for name in key])
+    count = np.bincount(group, minlength=len(first_rows))
+    summary = {name: getattr(sync, name)[first_rows] for name in key}
+    summary["Full msg size (MB)"] = _first_known(getattr(sync, "Full msg size (MB)"), group, len(first_rows))
+    for figure in SUMMED:
+        stats = _known_stats(getattr(sync, figure), group, len(first_rows))
+        summary |= {f"{figure}_{how}": stats[how] for how in ("mean", "median", "min", "max")}
     total_ms = summary["comm_latency_mean"] * count / 1000
     return most_first(
         sheet({**summary, "count": count, "Total comm latency (ms)": total_ms}), "Total comm latency (ms)"
@@ -150,13 +150,13 @@ def _summary_sync(sync: Table) -> Table:
 
 def _first_known(values: np.ndarray, group: np.ndarray, num_groups: int) -> np.ndarray:
     """The first value of each group (num_groups,) that is not NaN."""
-    found = np.full(num_groups, np.nan)
-    known = np.flatnonzero(~np.isnan(values))[::-1]
-    found[group[known]] = values[known]
-    return found
+    values_of_group = np.full(num_groups, np.nan)
+    measured = np.flatnonzero(~np.isnan(values))[::-1]
+    values_of_group[group[measured]] = values[measured]
+    return values_of_group
 
 
 def _known_stats(values: np.ndarray, group: np.ndarray, num_groups: int) -> dict[str, np.ndarray]:
     """Statistics of each group's values that are not NaN, arrays (num_groups,)."""
-    known = ~np.isnan(values)
-    return grouped(values[known], group[known], num_groups)
+    measured = ~np.isnan(values)
+    return grouped(values[measured], group[measured], num_groups)

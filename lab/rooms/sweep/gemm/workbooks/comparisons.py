@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 def write_comparisons(data: SweepData, out: Path) -> list[Path]:
     """Per channel count and rank, the timelines and op times of all thread counts side by side."""
-    found: dict[tuple[str, int], dict[int, RankTables]] = {}
+    by_channel: dict[tuple[str, int], dict[int, RankTables]] = {}
     for key, ranks in sorted(data.ranks.items(), reverse=True):
         setting = "_".join(filter(None, (f"{key.channel}ch", key.algorithm, key.protocol)))
-        for rank, one in ranks.items():
+        for rank, rank_tables in ranks.items():
             # The first repeat comes last, so it is kept.
-            found.setdefault((setting, rank), {})[key.threads] = one
+            by_channel.setdefault((setting, rank), {})[key.threads] = rank_tables
     return [
         write_workbook(
             comparison(by_threads),
             out / "comparisons" / f"compare_{setting}_rank{rank}_across_threads.xlsx",
         )
-        for (setting, rank), by_threads in found.items()
+        for (setting, rank), by_threads in by_channel.items()
         if len(by_threads) > 1
     ]
 

@@ -22,8 +22,8 @@ class Nodes:
 
     def spans(self, pg_ranks: np.ndarray) -> np.ndarray:
         """Number of hosts (n,) that each group of ranks, a text like `[0, 1]`, lies on."""
-        known: dict[str, int] = {}
+        spans_of: dict[str, int] = {}
         for text in set(pg_ranks.tolist()):
             members = [int(part) for part in text.strip("[] ").split(",") if part.strip().isdigit()]
-            known[text] = len({self.of(rank) for rank in members}) or 1
-        return np.array([known[text] for text in pg_ranks.tolist()], dtype=np.int64)
+            spans_of[text] = len({self.of(rank) for rank in members}) or 1
+        return np.array([spans_of[text] for text in pg_ranks.tolist()], dtype=np.int64)

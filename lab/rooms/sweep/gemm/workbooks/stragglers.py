@@ -40,7 +40,7 @@ def stragglers(
         summary = straggler_summary(pairs, data.ranks[setting], Nodes(data.ranks[setting]))
         ranks = summary.rank.tolist()
         times = [data.ranks[setting][rank].figures.timeline or {} for rank in ranks]
-        found = explained[setting].findings if setting in explained else ()
+        causes = explained[setting].findings if setting in explained else ()
         tables[setting] = sheet(
             {
                 **summary.as_dict(),
@@ -48,7 +48,7 @@ def stragglers(
                     name: [row.get(name, np.nan) for row in times]
                     for name in ("computation_time_ms", "idle_time_ms")
                 },
-                "verdict": ["; ".join(one.text for one in found if one.rank == rank) for rank in ranks],
+                "verdict": ["; ".join(one.text for one in causes if one.rank == rank) for rank in ranks],
             }
         )
     return over_settings(tables, STRAGGLERS)
@@ -63,20 +63,20 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Node
     by_rank = times_by_rank(pairs)
     rows = []
     for rank in ranks:
-        mine = of_rank(pairs, rank)
-        counted = mine.where(np.isin(mine.collective_id, complete.collective_id))
-        last, n = int((complete.straggler_rank == rank).sum()), len(counted)
+        own_rows = of_rank(pairs, rank)
+        counted = own_rows.where(np.isin(own_rows.collective_id, complete.collective_id))
+        num_last, n = int((complete.straggler_rank == rank).sum()), len(counted)
         wait_us = np.nan_to_num(counted.wait_us)
         rows.append(
             {
                 "rank": rank,
                 "total_wait_time_us": float(wait_us.sum()),
                 "mean_wait_time_us": float(wait_us.mean()) if n else np.nan,
-                "times_arrived_last": last,
+                "times_arrived_last": num_last,
                 "times_arrived_first": int((complete.first_rank == rank).sum()),
-                "pct_arrived_last": 100 * last / n if n else np.nan,
+                "pct_arrived_last": 100 * num_last / n if n else np.nan,
                 "num_collectives": n,
-                "total_nccl_dur_us": float(mine.dur_ns.sum() / 1000),
+                "total_nccl_dur_us": float(own_rows.dur_ns.sum() / 1000),
                 "node_id": nodes.of(rank),
                 **_caused(pairs, by_rank, rank),
             }
@@ -88,8 +88,8 @@ def straggler_findings(explained: Mapping[Key, Explained]) -> list[str]:
     """One sentence per finding, setting by setting, those that bind first."""
     return [
         f"{long_name(*key.knobs)}: {finding.text}"
-        for key, one in explained.items()
-        for finding in one.findings
+        for key, explanation in explained.items()
+        for finding in explanation.findings
     ]
 
 
@@ -99,10 +99,14 @@ def _caused(pairs: Pairs, by_rank: Mapping[int, dict[str, np.ndarray]], rank: in
         return {"caused_wait_time_us": 0.0, "end_deviation_us": 0.0}
     wait_us = np.stack([one["wait"] for one in by_rank.values()])
     end_us = np.stack([one["ts"] + one["dur"] for one in by_rank.values()])
-    there = np.isfinite(end_us).any(axis=0)
-    mine = (by_rank[rank]["ts"] + by_rank[rank]["dur"])[there] - robust.column_medians(end_us[:, there])
+    has_end = np.isfinite(end_us).any(axis=0)
+    own_end_us = (by_rank[rank]["ts"] + by_rank[rank]["dur"])[has_end] - robust.column_medians(
+        end_us[:, has_end]
+    )
     is_last = pairs.collectives.complete.astype(bool) & (pairs.collectives.straggler_rank == rank)
     return {
         "caused_wait_time_us": float(np.nansum(wait_us[:, is_last])),
-        "end_deviation_us": robust.median(mine[~np.isnan(mine)]) if np.isfinite(mine).any() else 0.0,
+        "end_deviation_us": robust.median(own_end_us[~np.isnan(own_end_us)])
+        if np.isfinite(own_end_us).any()
+        else 0.0,
     }

@@ -62,18 +62,18 @@ def write_reports(data: SweepData, out: Path) -> Report:
     tables = csv_tables(data, paired, late)
     files += [write_csv(table, out / f"{name}.csv") for name, table in tables.items()]
     problems = [
-        f"{long_name(*key.knobs)}: {what}" for key, pairs in paired.items() for what in pairs.problems
+        f"{long_name(*key.knobs)}: {problem}" for key, pairs in paired.items() for problem in pairs.problems
     ]
     missing = [*data.missing, *_not_told(data, explained)]
     return Report(files, missing, [*data.problems, *problems], straggler_findings(explained))
 
 
 def _not_told(data: SweepData, explained: Settings) -> list[str]:
-    found = []
-    for setting, one in explained.items():
+    sentences = []
+    for setting, explanation in explained.items():
         world = max((rank.figures.world_size or 0 for rank in data.ranks[setting].values()), default=0)
-        found += [f"{long_name(*setting.knobs)}: {text}" for text in not_told(one, world)]
-    return found
+        sentences += [f"{long_name(*setting.knobs)}: {text}" for text in not_told(explanation, world)]
+    return sentences
 
 
 def csv_tables(data: SweepData, paired: Mapping[Key, Pairs], late: Table) -> dict[str, Table]:

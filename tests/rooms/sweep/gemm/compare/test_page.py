@@ -16,6 +16,8 @@ from lab.errors import StepFailed, UsageError
 from lab.rooms.sweep.gemm.cli import gemm
 from lab.rooms.sweep.gemm.compare import sweeps
 from lab.rooms.sweep.gemm.compare.page import PAGE, rounded, write_comparison
+from lab.rooms.sweep.gemm.plots import DRAWINGS
+from lab.rooms.sweep.gemm.variance.top import TOP_FILE
 from tests.rooms.sweep.gemm.recorded import write_sweep
 
 
@@ -138,3 +140,19 @@ def test_the_hosts_pace_is_told_of_every_setting_and_rank_first(
     done = write_comparison([pages.parent / name for name in "ab"], tmp_path, workers=1)
     assert seen == [(2, 4), (2, 4)]
     assert done.findings[:2] == ["a: The hosts set the pace.", "b: The hosts set the pace."]
+
+
+@pytest.mark.data
+def test_the_five_plots_of_both_sweeps_stand_side_by_side_and_are_files(tmp_path, shared_data):
+    sweep = shared_data / "cases/ranks/sweep_small"
+    page = tmp_path / "out/both.html"
+    words = ["compare", str(sweep), str(sweep), "-l", "before", "-l", "after", "-o", str(page), "-w", "1"]
+    CliRunner().invoke(gemm, words)
+    text = page.read_text()
+    for name in DRAWINGS[TOP_FILE]:
+        files = sorted((tmp_path / "out/comparison/plots").glob(f"*/{name}.png"))
+        assert [path.parent.name for path in files] == ["0_before", "1_after"]
+        assert len(set(re.findall(rf'id="{name}-([01])-', text))) in (0, 2)
+    assert text.count("<div><p>before</p><svg") == text.count("<div><p>after</p><svg") == 5
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
