@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,8 +11,8 @@ from lab.core.words import plural, ranks_text
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.nan.guarded.join import Verdict, verdict_of
-from lab.rooms.nan.guarded.read import Event, Found, Op, Planted, Record
+from lab.rooms.nan.guarded.join import Verdict, process_name, status_of, verdict_of
+from lab.rooms.nan.guarded.read import Event, Job, Mark, Op, Planted, Record
 
 QUESTION = "Where in the training step is the first NaN or infinity made, and on which rank?"
 STATUS_OF: dict[str, Status] = {"clean": "ok", "partly-seen": "warn", "nothing-seen": "fail", "bad": "fail"}
@@ -34,19 +34,19 @@ FOOTNOTES = (
 
 
 def guarded_page(
-    found: Found, out: Path, title: str, provenance: dict[str, dict[str, str]]
+    job: Job, out: Path, title: str, provenance: dict[str, dict[str, str]]
 ) -> dict[str, object]:
     """Tables and report.html in `out`; {verdict, status, files, terminal, lacking} of the findings."""
-    records = [record for _, record in found.records]
-    verdict = verdict_of(records)
-    sentences = sentences_of(verdict, records, found.planted)
+    records = [record for _, record in job.records]
+    verdict = verdict_of(records, job.marks)
+    sentences = sentences_of(verdict, records, job.planted)
     frames = {
-        "ranks": _ranks(records),
+        "ranks": _ranks(records, job.marks),
         "events": _events(records),
         "headroom": _headroom(records),
     }
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in frames.items() if len(frame)]
-    lacking = [*found.problems, *missing(verdict, records)]
+    lacking = [*job.problems, *missing(verdict, records)]
     status: Status = STATUS_OF[verdict.status] if not lacking or verdict.status != "clean" else "warn"
     page = Page(
         title=title,
@@ -54,18 +54,18 @@ def guarded_page(
         verdict=sentences,
         status=status,
         cards=_cards(verdict, records),
-        sections=_sections(frames, records, found.problems),
+        sections=_sections(frames, records, job.problems),
         provenance=provenance,
         footnotes=FOOTNOTES,
         room="nan",
         badge=BADGES[verdict.status],
     )
     files.append(write_page(page, out / "report.html"))
-    shown = terminal_table(frames["ranks"][["rank", "status", "updates", "first", "unsure"]], width=140)
+    shown = terminal_table(frames["ranks"][["process", "model", "status", "updates", "first", "unsure"]], width=140)
     lines = [sentences[0], *(f"- {one}" for one in sentences[1:]), "", shown, "", f"report: {files[-1]}"]
     return {
         "verdict": sentences,
-        "status": _exit_status(verdict, found.planted, status),
+        "status": _exit_status(verdict, job.planted, status),
         "files": files,
         "terminal": "\n".join(lines),
         "lacking": lacking,
@@ -105,13 +105,17 @@ def sentences_of(verdict: Verdict, records: Sequence[Record], planted: Planted |
     found += [f"Rank {one.rank}: {one.alarm}." for one in records if one.alarm]
     near = dict.fromkeys(text for one in records for text in one.headroom_sentences)
     found += [f"{text}." for text in list(near)[:8]]
-    gaps = dict.fromkeys(text for one in records for text in one.not_seen)
+    gaps = dict.fromkeys([*verdict.gaps, *(text for one in records for text in one.not_seen)])
     found += [f"Not seen: {text}." for text in list(gaps)[:12]]
+    found += [f"{plural(len(gaps) - 12, 'more gap')}: see the page."] if len(gaps) > 12 else []
     return found
 
 
 def _headline(verdict: Verdict, records: Sequence[Record]) -> str:
-    ranks = plural(max((one.world for one in records), default=0), "rank")
+    world = max((one.world for one in records), default=0)
+    num_processes = len({one.process for one in records})
+    ranks = plural(world, "rank") if world > 1 else plural(num_processes, "process", "processes")
+    ranks = f"{ranks} with {plural(len(records), 'model')}"
     updates = plural(max((one.updates for one in records), default=0), "update")
     if verdict.first is not None:
         rank = (
@@ -126,7 +130,7 @@ def _headline(verdict: Verdict, records: Sequence[Record]) -> str:
     if verdict.status == "clean":
         return f"No NaN and no infinity in {updates} on {ranks}, in any stage."
     if verdict.status == "nothing-seen":
-        return "Nothing was seen: no forward, no gradient and no update of a guarded model."
+        return "Nothing was seen: no forward, no gradient and no update of a watched model."
     return f"No NaN and no infinity in what was seen of {updates} on {ranks}; not everything was seen."
 
 
@@ -172,31 +176,42 @@ def missing(verdict: Verdict, records: Sequence[Record]) -> list[str]:
         found.append(
             f"{ranks_text(cut, limit=16)}: the process did not end in order; the record is of its last write"
         )
+    found += verdict.gaps[:16]
     if verdict.status in ("nothing-seen", "partly-seen"):
         found.append(f"the guard's status is {verdict.status}")
     return found
 
 
-def _ranks(records: Sequence[Record]) -> pd.DataFrame:
-    rows = []
-    for one in records:
-        first = one.first
-        rows.append(
-            {
-                "rank": one.rank,
-                "host": one.host,
-                "model": one.model,
-                "status": one.status,
-                "strategy": one.strategy,
-                "updates": one.updates,
-                "first": f"step {first.step}: {first.place}" if first else "",
-                "unsure": first.unsure if first else "",
-                "seen": ", ".join(f"{stage} {count}" for stage, count in sorted(one.seen.items())),
-                "torch": one.torch,
-            }
-        )
-    made: pd.DataFrame = pd.DataFrame(rows)
-    return made
+def _ranks(records: Sequence[Record], marks: Mapping[str, Mark]) -> pd.DataFrame:
+    """One row per process and model; a process without a model has a row, too."""
+    rows = [
+        {
+            "process": process_name(marks[record.process]) if record.process in marks else f"rank {record.rank}",
+            "rank": record.rank,
+            "host": record.host,
+            "model": record.model,
+            "status": status_of(record),
+            "strategy": record.strategy,
+            "updates": record.updates,
+            "first": f"step {record.first.step}: {record.first.place}" if record.first else "",
+            "unsure": record.first.unsure if record.first else "",
+            "seen": ", ".join(f"{stage} {count}" for stage, count in sorted(record.seen.items())),
+            "torch": record.torch,
+        }
+        for record in records
+    ]
+    with_records = {record.process for record in records}
+    for key, mark in marks.items():
+        if key not in with_records and not (mark.is_idle and (mark.helper or mark.forked)):
+            status = "no model" if mark.ended else "no end"
+            row = {"process": process_name(mark), "rank": mark.rank, "model": "", "status": status}
+            rows.append({**dict.fromkeys(RANK_COLUMNS, ""), **row, "updates": mark.updates})
+    table: pd.DataFrame = pd.DataFrame(rows, columns=RANK_COLUMNS)
+    return table
+
+
+RANK_COLUMNS = ["process", "rank", "host", "model", "status", "strategy", "updates"]
+RANK_COLUMNS += ["first", "unsure", "seen", "torch"]
 
 
 def _events(records: Sequence[Record]) -> pd.DataFrame:

@@ -60,6 +60,7 @@ class Backwards:
     def __init__(self) -> None:
         self._around: tuple[tuple[Call, Call], ...] = ()
         self._lock, self._plain, self._ours = threading.RLock(), torch.autograd.backward, None
+        self.count = 0  # calls so far, of any model
 
     def add(self, enter: Call, leave: Call) -> None:
         """`before(tensors)`, then `after(tensors, what before gave)`, after an exception too."""
@@ -84,12 +85,13 @@ class Backwards:
         @passes_on
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             around, tokens = self._around, []
+            self.count += 1
             for enter, _ in around:  # a comprehension would be another frame
                 tokens.append(enter(tensors))
             try:
                 return plain(tensors, *args, **kwargs)
             finally:
-                for (_, leave), token in zip(around, tokens, strict=True):
+                for (_, leave), token in zip(reversed(around), reversed(tokens), strict=True):
                     leave(tensors, token)
 
         return backward

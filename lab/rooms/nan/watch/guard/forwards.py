@@ -47,6 +47,9 @@ class Listener(Protocol):
     def forward_was_bad(self, step: Step, forward: Forward) -> None:
         """It was counted, and something bad was made in it."""
 
+    def forward_over(self) -> None:
+        """The program goes on behind a forward that returned."""
+
     def react_if_bad(self) -> None:
         """Here a reaction may stop the program."""
 
@@ -136,6 +139,7 @@ class GuardedWatch(Watch):
     def react(self, forward: Forward) -> None:
         if not self._waiting:  # else it is clean
             self._listener.react_if_bad()
+        self._listener.forward_over()
 
     def read_weights_again(self) -> list[dict[str, Any]]:
         """What weights and buffers hold now that is bad."""

@@ -7,6 +7,7 @@ import numpy as np
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.forwards import GuardedWatch
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
+from lab.rooms.nan.watch.guard.losses import AskedLoss
 from lab.rooms.nan.watch.guard.parameters import Unhooked
 from lab.rooms.nan.watch.guard.state import WORDS, StepState, named
 from lab.rooms.nan.watch.guard.weights import Weights
@@ -56,7 +57,8 @@ class GradientEvents:
             return (*self._borders.place(taken), "")
         if taken.stage == "loss":
             place = f"in the loss ({taken.key})" if taken.key else "in the loss"
-            return "loss", "", place, self._forward_doubt(taken.step), ""
+            reason = "seen where the program asked about it" if isinstance(taken.key, AskedLoss) else ""
+            return "loss", "", place, self._forward_doubt(taken.step), reason
         name = self._weights.names.get(int(taken.key), "?")
         owners = self._weights.owners.get(int(taken.key), [""])
         module = owners[0]

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.watch.forward import Forward
+from lab.rooms.nan.watch.guard.asked import asked
+from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, BadForwards, GuardedWatch
 from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
@@ -26,7 +28,7 @@ from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.losses import Losses
 from lab.rooms.nan.watch.guard.parameters import ParameterHooks
 from lab.rooms.nan.watch.guard.reactions import GRADIENT_STAGES, Reactions
-from lab.rooms.nan.watch.guard.record import write
+from lab.rooms.nan.watch.guard.record import number_of_guard, write
 from lab.rooms.nan.watch.guard.scalers import scalers
 from lab.rooms.nan.watch.guard.scaling import is_enabled, leaves_out
 from lab.rooms.nan.watch.guard.state import Event, GuardStep, StepState, corrected, first_of
@@ -69,7 +71,7 @@ class Guard:
             )
         self.model, self.on_bad, self.out = model, on_bad, out
         self.reacts = on_bad != "keep"
-        self.index = 0  # for a program with several models that knows no guard
+        self.index = number_of_guard()
         self.state = state = StepState(model, scaler, headroom=headroom, counter=counter)
         self.scaling, self.strategy = state.scaling, state.strategy
         self.headroom, self.counter = state.headroom, state.counter
@@ -84,6 +86,7 @@ class Guard:
             state, on_bad, borders, watch, kept=self._write, stops=self.stops_the_program
         )
         self._bad_forwards = BadForwards(state, watch, weights, reactions)
+        self._replays = on_bad == "replay" and not state.strategy.no_replay
         self._handles: list[Any] = []
         self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
         self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
@@ -97,6 +100,7 @@ class Guard:
         self.weights.learn_names()
         self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
         self.watch.__enter__()
+        self.state.safely(self._write)
         self.state.safely(self.weights.begin, self.watch.weights, self.watch.sentinels)
         self.state.safely(self._attach)
         return self
@@ -113,6 +117,7 @@ class Guard:
             self._end()
 
     def _end(self) -> None:
+        local.between.end()
         self.state.ended = True
         for handle in self._handles:
             self.state.safely(handle.remove)
@@ -124,10 +129,35 @@ class Guard:
         after_update.remove(self._after_update)
         rehooked.take_off()
         backwards.remove(self.losses.begins, self.losses.ended)
+        asked.remove(self.losses.asked)
         scalers.remove(self)
         self.watch.__exit__()
         self.state.safely(self.settle)
         self.state.safely(self._write)
+
+    def abandon(self) -> None:
+        """In a forked child: end without a look or a record, for the parent has both."""
+        self.out, self.state.ended = None, True
+        self.watch.step_aside()
+        before_update.remove(self._before_update)
+        after_update.remove(self._after_update)
+        backwards.remove(self.losses.begins, self.losses.ended)
+        asked.remove(self.losses.asked)
+        scalers.remove(self)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread runs a forward of the model."""
+        return self.watch._lanes.lane.inside
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether this is one of the model's weights."""
+        return self.weights.is_one_of(tensor)
+
+    @property
+    def losses_taken(self) -> int:
+        """Backwards that made gradients of this model."""
+        return self.borders.num_taken
 
     def _attach(self) -> None:
         self.parameters.attach()
@@ -143,6 +173,7 @@ class Guard:
             kinds = {type(one) for one in self.weights.optimizers}
             self._handles += [Surrounded(kind, self._before_update, self._after_update) for kind in kinds]
         backwards.add(self.losses.begins, self.losses.ended)
+        asked.add(self.losses.asked)
         scalers.add(self, self.scaling.scaler)
 
     # What it found
@@ -219,6 +250,10 @@ class Guard:
             times = plural(self.unseen_forwards, "update")
             sentences.insert(0, f"{times} took gradients of no forward that was seen: is it compiled?")
         sentences += [reason] if (reason := self._waits()) else []
+        if losses := self.borders.unseen_losses:
+            sentences.append(
+                f"{plural(losses, 'forward')} in training met no backward, and no number made of it was asked about"
+            )
         if self.unknown:
             sentences.append(f"{plural(self.unknown, 'gradient')} overwritten before being counted")
         sentences += [
@@ -277,6 +312,9 @@ class Guard:
         forward.update = self.state.step
         if forward.phase == RECOMPUTE:
             return
+        local.between.end()
+        if self.losses.asked_waits:
+            self._take_what_was_asked()
         if len(self.borders.entered) > MOST_BORDERS:  # a program without an optimizer
             self._settle_safely()
             self.borders.step_ended()
@@ -297,6 +335,17 @@ class Guard:
         forward.time, forward.update = self.state.now(), self.state.step
         if self._unbuilt:
             self._hook_what_is_built()
+
+    @passes_on
+    def forward_over(self) -> None:
+        if self._replays and self.model.training and torch.is_grad_enabled():
+            local.between.begin()
+
+    @hidden
+    def _take_what_was_asked(self) -> None:
+        self.losses.asked_waits = False
+        self._settle_safely()
+        self.reactions.keep()
 
     @hidden
     def _hook_what_is_built(self) -> None:
@@ -319,6 +368,7 @@ class Guard:
     @hidden
     def _before_step(self, optimizer: Any) -> None:
         parameters = parameters_of(optimizer)
+        local.between.end()
         if self._is_ours(optimizer, parameters):
             self._goes_on(optimizer)
             self.state.updating, self.state.updating_weights = optimizer, parameters
@@ -540,14 +590,18 @@ class Guard:
         self.reactions.before_update(self.state.open.get(self.step))
 
     @hidden
-    def _write(self) -> None:
+    def _write(self, ended: bool | None = None) -> None:
         """The record as it is now: a job that is killed loses little."""
         if self.out is not None and not self._writing:
             self._writing = True  # the record asks for the status, which settles, which may keep another step
             try:
-                write(self, self.out)
+                write(self, self.out, ended=ended)
             finally:
                 self._writing = False
+
+    def write_now(self, *, ended: bool) -> None:
+        """Write the record as if the process ended here, or to say that it did not."""
+        self.state.safely(self._write, ended)
 
 
 def _as_list(optimizer: Any) -> list[Any]:

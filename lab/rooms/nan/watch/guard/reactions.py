@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from lab.rooms.nan.watch.explain import NOT_CALLED
+from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save
 from lab.rooms.nan.watch.guard.state import Event, GuardStep, Op, StepState, named
@@ -147,8 +148,9 @@ class Reactions:
         if event is None or event.op is not None or event.op_missing:
             return
         if event.stage == "loss":
-            event.op_missing = "the loss is computed outside the model, and its inputs are not kept"
-        elif event.stage not in ("act_grads", "param_grads"):
+            event.op, event.op_missing = local.between.first_bad()
+            return
+        if event.stage not in ("act_grads", "param_grads"):
             event.op_missing = "only forwards and backwards are run again"
         elif self._strategy.no_replay:
             event.op_missing = self._strategy.no_replay

@@ -8,6 +8,7 @@ gradients of the model's outputs, which were kept as they entered.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import sys
@@ -214,7 +215,7 @@ class _Look:
     """What is bad in some tensors."""
 
     def __init__(self, values: Any) -> None:
-        self.tensors = [one for one in _tensors(values) if one.is_floating_point() or one.is_complex()]
+        self.tensors = [one for one in tensors_in(values) if one.is_floating_point() or one.is_complex()]
         self.nan = self.inf = False
         for tensor in self.tensors:
             for part in as_counted(tensor)[0]:
@@ -263,7 +264,7 @@ if TorchDispatchMode is not None and _sequence is not None:
 
         def _judge(self, func: Any, args: Any, kwargs: Any, before: _Look | None, out: Any) -> None:
             name = str(func)
-            if name.split(".")[1 if name.startswith("aten.") else 0].startswith(UNWRITTEN):
+            if is_unwritten(name):
                 return
             after = _Look(out)
             if not (after.nan or after.inf):
@@ -288,11 +289,11 @@ if TorchDispatchMode is not None and _sequence is not None:
             return self._names[self._path[-1]] if self._path else ""
 
         def _op(self, name: str, module: str, node: Any, given: Any, inputs: str) -> Op:
-            tensors = _tensors(given)
+            tensors = tensors_in(given)
             shapes = tuple("x".join(map(str, one.shape)) or "scalar" for one in tensors)
             dtypes = tuple(str(one.dtype)[6:] for one in tensors)
             if node is None:
-                return Op(name, module, shapes, dtypes, _line(), "", inputs)
+                return Op(name, module, shapes, dtypes, user_line(), "", inputs)
             if not isinstance(node, torch.autograd.function.BackwardCFunction) and (line := _hook_line()):
                 return Op(name, module, shapes, dtypes, line, HOOK, inputs)
             return Op(name, module, shapes, dtypes, _forward_line(node), node.name(), inputs)
@@ -302,14 +303,24 @@ def _with_times(op: Op, times: int) -> Op:
     return Op(op.name, op.module, op.shapes, op.dtypes, op.line, op.node, op.inputs, times)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
-        return [one for inner in value.values() for one in _tensors(inner)]
+        return [one for inner in value.values() for one in tensors_in(inner)]
     if isinstance(value, (tuple, list)):
-        return [one for inner in value for one in _tensors(inner)]
+        return [one for inner in value for one in tensors_in(inner)]
     return []
+
+
+def has_infinite_number(value: Any) -> bool:
+    """Whether a number of Python among these is NaN or infinite."""
+    return any(not math.isfinite(number) for number in _numbers(value))
+
+
+def is_unwritten(name: str) -> bool:
+    """Whether an operator of this name gives memory as it is, or another view of it."""
+    return name.split(".")[1 if name.startswith("aten.") else 0].startswith(UNWRITTEN)
 
 
 def _numbers(value: Any) -> list[Any]:
@@ -329,7 +340,7 @@ def _is_ours(file: str) -> bool:
     return file.startswith((_TORCH, _WATCH, "<"))
 
 
-def _line() -> str:
+def user_line() -> str:
     """The program's own line that led here."""
     frame = sys._getframe(1)
     while frame is not None:
