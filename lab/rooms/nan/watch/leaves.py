@@ -1,16 +1,14 @@
 """The floating-point tensors in what a module takes or gives: in containers, dataclasses and objects too.
 
 Nothing is left out by its name, except inputs that hold the model's key/value cache: every layer gets the
-same object, so one bad layer would make the others look as if they had absorbed something. Masks and biases
-among the inputs are counted, but minus infinity is legal in them (`is_mask`). What cannot be looked into is
-named.
+same object, so one bad layer would make the others look as if they had absorbed something. What cannot be
+looked into is named.
 """
 
 from __future__ import annotations
 
 import cmath
 import dataclasses
-import re
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from operator import is_
 from types import MemberDescriptorType, SimpleNamespace
@@ -33,9 +31,6 @@ CACHES = frozenset(
     )
 )
 CACHE = "a key/value cache"
-MASKS = re.compile(
-    r"(?:^|_)masks?$|^(?:attn|attention|position|rel_pos|relative_position|alibi|score)_bias$|^alibi$"
-)
 MOST_DEPTH = 6
 SCALARS = (
     bool,
@@ -101,11 +96,6 @@ def _parts_of(value: Any) -> list[Any] | None:
         return [*value]
     held = value if isinstance(value, Mapping) else _held(value)
     return None if held is None else [*held.values()]
-
-
-def is_mask(name: str) -> bool:
-    """Whether an input of this exact name is a mask or an additive bias of attention scores."""
-    return MASKS.search(name) is not None
 
 
 def leaves(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.count import all_clean
+from lab.rooms.nan.watch.explain import Judged
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.reactions import Reactions
@@ -57,8 +60,12 @@ class Listener(Protocol):
 class GuardedWatch(Watch):
     """The guard's watch over forwards: it tells the guard when they begin, pass and end."""
 
-    def __init__(self, state: StepState, borders: Borders, listener: Listener) -> None:
-        super().__init__(state.model, counter=state.count, keep_rows=False, modules=state.modules)
+    def __init__(
+        self, state: StepState, borders: Borders, listener: Listener, allow: Sequence[str] = ()
+    ) -> None:
+        super().__init__(
+            state.model, counter=state.count, keep_rows=False, modules=state.modules, allow=allow
+        )
         self._state, self._borders, self._headroom = state, borders, state.headroom
         self._listener = listener
         self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
@@ -100,7 +107,11 @@ class GuardedWatch(Watch):
 
     def take(self, forward: Forward, counted: Seen) -> None:
         clean = all_clean(counted.counts)
-        if not clean and (counted.counts[:, :3] > 0).any():
+        if (
+            not clean
+            and (counted.counts[:, :3] > 0).any()
+            and not (self.has_loss(forward) and self._explainer.all_absorbed(counted))
+        ):
             self.name_anew()  # torch does not tell of all that leave the model or move in it
             super().take(forward, counted)
         else:
@@ -111,6 +122,16 @@ class GuardedWatch(Watch):
         if not clean and len(counted.counts) and counted.counts[:, 4].max() > 0:
             dtypes = [dtype for _, dtype in counted.shapes()]
             self._state.within(self._headroom.met_tensors, "forward", dtypes, counted.counts[:, 4])
+
+    def has_loss(self, forward: Forward) -> bool:
+        return forward.passage is not None
+
+    def wait_for_loss(self, step: Step, forward: Forward, judged: Judged) -> None:
+        def reached() -> None:
+            if step.births:
+                self._listener.forward_was_bad(step, forward)
+
+        self._state.waits_for_loss(forward.update, reached, partial(self.absorb, judged))
 
     def passing(self, forward: Forward, batch: Batch) -> None:
         if self._headroom.due(self._state.step) and len(batch.tensors) > 1:
@@ -171,6 +192,7 @@ class BadForwards:
         outside = OUTSIDE if birth.how == "given" and birth.module else ""
         unsure = birth.unsure or outside or self._maybe_another_rank(birth)
         event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)
+        event.extremes = tuple(step.extremes)
         if forward.saved is not None and birth.how not in ("given", "weights"):
             self._reactions.name_forward_op(event, birth, forward.saved)
         self._state.add(event)

@@ -27,11 +27,11 @@ from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.losses import Losses
 from lab.rooms.nan.watch.guard.parameters import ParameterHooks
-from lab.rooms.nan.watch.guard.reactions import GRADIENT_STAGES, Reactions
+from lab.rooms.nan.watch.guard.reactions import Reactions
 from lab.rooms.nan.watch.guard.record import number_of_guard, write
 from lab.rooms.nan.watch.guard.scalers import scalers
 from lab.rooms.nan.watch.guard.scaling import is_enabled, leaves_out
-from lab.rooms.nan.watch.guard.state import Event, GuardStep, StepState, corrected, first_of
+from lab.rooms.nan.watch.guard.state import GRADIENT_STAGES, Event, GuardStep, StepState, corrected, first_of
 from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
 from lab.rooms.nan.watch.guard.weights import Weights
 from lab.rooms.nan.watch.lane import RECOMPUTE
@@ -50,7 +50,7 @@ class Guard:
     GradScaler, whose skipped steps are no alarms. on_bad: "keep" goes on; "raise" raises NonFiniteError
     before the update that would have used it; "replay" runs a bad step again to name the operator; a function
     is called with the GuardStep. counter: as for `nan.watch`. headroom: look at ranges every that many steps
-    (0: never).
+    (0: never). allow: as for `nan.watch`.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Guard:
         on_bad: str | Callable[[GuardStep], None] = "keep",
         counter: str | None = None,
         headroom: int = 16,
+        allow: Sequence[str] = (),
         out: Any = None,
     ) -> None:
         if on_bad not in ("keep", "raise", "replay") and not callable(on_bad):
@@ -77,7 +78,7 @@ class Guard:
         self.headroom, self.counter = state.headroom, state.counter
         self.collector = collector = Collector(state)
         self.borders = borders = Borders(state, collector)
-        self.watch = watch = GuardedWatch(state, borders, self)
+        self.watch = watch = GuardedWatch(state, borders, self, allow)
         self.losses = Losses(state, collector, borders)
         self.weights = weights = Weights(state, _as_list(optimizer))
         self.parameters = ParameterHooks(state, collector, weights)
@@ -447,6 +448,7 @@ class Guard:
         if self.headroom.has_points(self.state.step):
             self._note_magnitudes(optimizer)
         self.state.step_ends()
+        self.state.infinities_are_gone(self.state.step)
         self.scaling.stepped(optimizer)
         self.borders.step_ended()
         if self.state.open:
@@ -576,6 +578,8 @@ class Guard:
         elif not self.state.open:  # no optimizer of torch has run, but the program may have written weights
             self.weights.read()
         self.settle()
+        self.state.infinities_stay()
+        self.state.infinities_are_gone(self.state.step + 1)
         self._decide()
 
     def stops_the_program(self) -> None:

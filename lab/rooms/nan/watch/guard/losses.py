@@ -75,6 +75,7 @@ class Losses:
             if self._passed() == start[1]:
                 return
             self._borders.backward_was_taken()
+            self._state.loss_in = self._state.step
             if len(start) > 2:
                 self._meet(start[2])
             losses = [*tensors] if isinstance(tensors, (tuple, list)) else [tensors]

@@ -11,7 +11,7 @@ from lab.rooms.nan.watch.explain import NOT_CALLED
 from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save
-from lab.rooms.nan.watch.guard.state import Event, GuardStep, Op, StepState, named
+from lab.rooms.nan.watch.guard.state import GRADIENT_STAGES, Event, GuardStep, Op, StepState, named
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError, Watch
@@ -19,7 +19,6 @@ from lab.rooms.nan.watch.watch import NonFiniteError, Watch
 MOST_STEPS = 64  # with something bad that are kept
 MOST_EXPECTED = 128  # steps whose bad gradients may turn out to be an alarm
 MOST_SAVED = 8  # forwards of a step that can be run again
-GRADIENT_STAGES = ("loss", "act_grads", "param_grads", "after_reduce", "clipped")
 OnBad = str | Callable[[GuardStep], None]
 
 

@@ -49,6 +49,9 @@ class StepState:
 
         self.steps: list[GuardStep] = []  # those with something bad that are over
         self.open: dict[int, GuardStep] = {}  # by number, over or not
+        # Forwards whose infinities reached the output, by step: what to do if they reach the loss, and if not.
+        self._waiting: dict[int, list[tuple[Callable[[], None], Callable[[], None]]]] = {}
+        self.loss_in = -1  # the last step with a loss
         self.seen: Tally[str] = Tally()  # tensors looked at, by stage
         self.notes: list[str] = []
         self.failed = 0  # times that something in the guard failed
@@ -120,6 +123,24 @@ class StepState:
         self._updated_by.add(optimizer)
         return joins
 
+    # Infinities in the output of a forward
+
+    def waits_for_loss(self, step: int, reached: Callable[[], None], gone: Callable[[], None]) -> None:
+        """Infinities reached the output of a forward of this step; its loss decides on them."""
+        self._waiting.setdefault(step, []).append((reached, gone))
+
+    def infinities_are_gone(self, before: int) -> None:
+        """Losses and gradients of all steps before this one were looked at, and only the bad ones had any."""
+        for step in [number for number in self._waiting if number < before]:
+            for _, gone in self._waiting.pop(step):
+                self.within(gone)
+
+    def infinities_stay(self) -> None:
+        """No loss was made of the last outputs: they are what counts."""
+        for step in [number for number in self._waiting if number > self.loss_in]:
+            for reached, _ in self._waiting.pop(step):
+                self.within(reached)
+
     # What was bad
 
     def event(
@@ -146,6 +167,9 @@ class StepState:
             event.shape = tensor.shape if isinstance(tensor.shape, str) else "x".join(map(str, tensor.shape))
             event.dtype = str(tensor.dtype).replace("torch.", "")
         self.add(event)
+        if stage in GRADIENT_STAGES:
+            for reached, _ in self._waiting.pop(number, ()):
+                self.within(reached)
 
     def add(self, event: Event) -> None:
         step = self.open.setdefault(event.step, GuardStep(event.step))
@@ -217,6 +241,7 @@ WORDS = {
     "opt_state": "in the optimizer's state of",
     "weights_after": "in the optimizer's update of",
 }
+GRADIENT_STAGES = ("loss", "act_grads", "param_grads", "after_reduce", "clipped")
 FROM_WEIGHTS = "from its weights"
 
 
@@ -257,9 +282,10 @@ class Event:
     why: str = ""
     op: Op | None = None
     op_missing: str = ""  # why no operator is named, after an attempt
+    extremes: tuple[str, ...] = ()  # of the last modules before it
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value not in ("", None, -1)}
+        return {key: value for key, value in asdict(self).items() if value not in ("", None, -1, ())}
 
 
 @dataclass
