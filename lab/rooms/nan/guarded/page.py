@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.core.words import plural, ranks_text
+from lab.core.words import first_few, plural, ranks_text
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
@@ -23,12 +23,16 @@ BADGES = {
     "nothing-seen": "nothing was seen",
 }
 PILLS: dict[str, str] = {**STATUS_OF}
+STEPS_BY = {
+    "weights": "Steps are counted by writes to the weights: no optimizer of torch has run.",
+    "backward": "Steps are counted by calls of backward: no optimizer of torch has run.",
+}
 FOOTNOTES = (
     "The verdict is the first stage of a step that held a bad number, then module, operator and rank; never "
     "a count. What is bad later in the same step has spread from there.",
     "A place that is marked as unsure is where the bad number was first seen; the reason is given.",
-    "Minus infinity is legal in masks. A gradient scaler's left-out steps are no faults while it finds its "
-    "scale.",
+    "Infinities that are gone before loss and gradient are no faults. A gradient scaler's left-out steps are none "
+    "while it finds its scale.",
     "Nothing is seen between two borders of modules unless the step was run again (on_bad='replay').",
 )
 
@@ -103,6 +107,12 @@ def sentences_of(verdict: Verdict, records: Sequence[Record], planted: Planted |
     if skipped:
         found.append(f"The gradient scaler left out {plural(skipped, 'step')}, as it does to find its scale.")
     found += [f"Rank {one.rank}: {one.alarm}." for one in records if one.alarm]
+    absorbed = {place: times for one in records for place, times in one.absorbed.items()}
+    if absorbed:
+        places = first_few(list(absorbed))
+        found.append(f"Infinities that were gone before loss and gradient, as of masks: {places}.")
+    if verdict.record is not None and verdict.record.steps_by in STEPS_BY:
+        found.append(STEPS_BY[verdict.record.steps_by])
     near = dict.fromkeys(text for one in records for text in one.headroom_sentences)
     found += [f"{text}." for text in list(near)[:8]]
     gaps = dict.fromkeys([*verdict.gaps, *(text for one in records for text in one.not_seen)])
@@ -152,6 +162,8 @@ def _details(first: Event) -> list[str]:
         found.append(f"Its inputs ({first.op.inputs}): {shapes or 'none that is a tensor'}")
     elif first.op_missing:
         found.append(f"No operator is named: {first.op_missing}")
+    if first.extremes:
+        found.append(f"Before it: {'; '.join(first.extremes)}")
     return found
 
 

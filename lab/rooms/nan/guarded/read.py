@@ -50,6 +50,7 @@ class Event(msgspec.Struct, frozen=True):
     why: Text = ""
     op: Op | None = None
     op_missing: Text = ""
+    extremes: tuple[Text, ...] = ()  # of the last modules before it
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -83,6 +84,8 @@ class Record(msgspec.Struct, frozen=True):
     notes: tuple[Text, ...] = ()
     headroom: tuple[dict[str, Any], ...] = ()
     headroom_sentences: tuple[Text, ...] = ()
+    absorbed: dict[str, int] = {}  # infinities that did no harm -> forwards
+    steps_by: Text = ""
 
 
 class Mark(msgspec.Struct, frozen=True):

@@ -43,6 +43,7 @@ class Judged:
     bad: np.ndarray | None
     infinities: Sequence[tuple[Label, str]] = ()
     waits: bool = False  # until the loss that is made of the output has been looked at
+    other: np.ndarray | None = None  # minus infinities as of masks: to blame if the loss is infinite and no NaN
 
 
 class Explainer:
@@ -118,7 +119,8 @@ class Explainer:
             for leaf in np.flatnonzero(leaves_of)
         ]
         new_plus = plus & ~self._was_absorbed(counted.labels, plus, POS)
-        new_minus = minus & overflowed & ~self._was_absorbed(counted.labels, minus, NEG)
+        new_any_minus = minus & ~self._was_absorbed(counted.labels, minus, NEG)
+        new_minus = new_any_minus & overflowed
         if nan.any():
             return Judged(nan | new_plus | new_minus)
         outer = np.array(
@@ -129,8 +131,7 @@ class Explainer:
             return Judged(None, infinities)
         if not has_loss:
             return Judged(plus if plus_out else minus, infinities)
-        bad = (new_plus & plus_out) | (new_minus & minus_out)
-        return Judged(bad if bad.any() else None, infinities, waits=True)
+        return Judged(new_plus & plus_out | new_minus & minus_out, infinities, waits=True, other=new_any_minus)
 
     def absorb(self, infinities: Sequence[tuple[Label, str]]) -> list[str]:
         """These did no harm, and will be no suspects here again; in words."""

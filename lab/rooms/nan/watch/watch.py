@@ -139,6 +139,27 @@ class Watch(Recorder):
             return "nothing-seen"
         return "partly-seen" if self.not_seen() else "clean"
 
+    def __str__(self) -> str:
+        """The verdict in a few lines."""
+        gaps = self.not_seen()
+        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        lines = (
+            f"watch of {type(self.model).__name__}: {self.status}",
+            self.sentence(),
+            f"infinities that did no harm: {', '.join([*self.absorbed][:3]) or 'none'}",
+            f"not seen: {gaps[0] + more if gaps else 'nothing'}",
+        )
+        return "\n".join(lines)
+
+    def sentence(self) -> str:
+        """The verdict in one line."""
+        birth, step = self.first, self.first_step
+        if birth is not None and step is not None:
+            return f"step {step.number} ({step.phase}): first bad number {birth.place}"
+        if self.weights:
+            return f"bad: the weights {self.weights[0]['name']} were bad from the start"
+        return f"{self.status}: {plural(self.forwards, 'forward')}"
+
     def not_seen(self) -> list[str]:
         """What was not seen, in sentences; caches, which are skipped by their role, are in `unseen` only."""
         self.settle()
@@ -220,14 +241,12 @@ class Watch(Recorder):
             self.recomputed += 1
             if bad is None:
                 return
-        if bad is not None:
-            self._explainer.explain(step, forward, counted, bad, self._steps, self._count)
         if judged.waits:
-            self.wait_for_loss(step, forward, judged)
-            step, bad = Step(forward.number, forward.phase, forward.query_length), None
-            forward.step = step
+            self.wait_for_loss(forward, counted, judged)
+            bad = None
         elif bad is not None:
             step.bad_leaves = int(bad.sum())
+            self._explainer.explain(step, forward, counted, bad, self._steps, self._count)
         first_of_phase = forward.phase not in self._latest_totals
         self._sum_up(step, counted, bad)
         if (bad is not None and self._num_kept < MOST_KEPT) or (self.keep_rows and first_of_phase):
@@ -247,7 +266,7 @@ class Watch(Recorder):
         """Whether a loss decides on infinities in the output, and not the output itself."""
         return False
 
-    def wait_for_loss(self, step: Step, forward: Forward, judged: Judged) -> None:
+    def wait_for_loss(self, forward: Forward, counted: Seen, judged: Judged) -> None:
         """A hook for those who look at losses."""
 
     def _note_saturated(self, counted: Seen) -> None:

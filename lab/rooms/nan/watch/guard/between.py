@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.guard.replay import (
+    BAD_NUMBER,
     TorchDispatchMode,
     has_infinite_number,
     is_unwritten,
@@ -29,7 +30,6 @@ from lab.rooms.nan.watch.shared import backwards
 
 MOST_CALLS = 1000  # of one step
 SMALL = 1 << 16  # numbers of a tensor that is copied
-INFINITE_NUMBER = "finite, but for a number of the program's that is NaN or infinite"
 BAD_ALREADY = "bad already: the batch or the model's output"
 Key = tuple[int, torch.Size, torch.dtype]  # where its numbers lie, and which
 _len_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
@@ -141,7 +141,7 @@ class Between:
             if "nan" in after and "nan" not in before:
                 return self._op(call, "infinite, no NaN"), ""
             number = call.has_infinite_number and not before
-            fallback = fallback or self._op(call, INFINITE_NUMBER if number else BAD_ALREADY)
+            fallback = fallback or self._op(call, BAD_NUMBER if number else BAD_ALREADY)
         return fallback, "" if fallback else "no recorded operator made it: its backward did, or other code"
 
     def _op(self, call: Call, inputs: str) -> Op:

@@ -126,9 +126,14 @@ class GuardedWatch(Watch):
     def has_loss(self, forward: Forward) -> bool:
         return forward.passage is not None
 
-    def wait_for_loss(self, step: Step, forward: Forward, judged: Judged) -> None:
-        def reached() -> None:
-            if step.births:
+    def wait_for_loss(self, forward: Forward, counted: Seen, judged: Judged) -> None:
+        def reached(nan: bool) -> None:
+            bad = judged.bad
+            if (bad is None or not bad.any()) and not nan:
+                bad = judged.other
+            if bad is not None and bad.any():
+                step = Step(forward.number, forward.phase, forward.query_length, int(bad.sum()))
+                self._explainer.explain(step, forward, counted, bad, self._steps, self._count)
                 self._listener.forward_was_bad(step, forward)
 
         self._state.waits_for_loss(forward.update, reached, partial(self.absorb, judged))

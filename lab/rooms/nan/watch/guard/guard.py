@@ -40,6 +40,11 @@ from lab.rooms.nan.watch.shared import Surrounded, after_update, backwards, befo
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
+STEPS_BY = {
+    "optimizer": "counted by the optimizer",
+    "weights": "counted by writes to the weights, for no optimizer of torch has run",
+    "backward": "counted by calls of backward, for no optimizer of torch has run",
+}
 WRITE_EVERY = 50  # updates between two records
 
 
@@ -48,8 +53,8 @@ class Guard:
 
     optimizer: one, several or none (then every optimizer that updates this model's weights is met). scaler: a
     GradScaler, whose skipped steps are no alarms. on_bad: "keep" goes on; "raise" raises NonFiniteError
-    before the update that would have used it; "replay" runs a bad step again to name the operator; a function
-    is called with the GuardStep. counter: as for `nan.watch`. headroom: look at ranges every that many steps
+    before the update that would have used it; "replay" runs a bad step again to name the operator; "break" does
+    that and stops at the operator: a debugger stands there; a function is called with the GuardStep. counter: as for `nan.watch`. headroom: look at ranges every that many steps
     (0: never). allow: as for `nan.watch`.
     """
 
@@ -65,10 +70,10 @@ class Guard:
         allow: Sequence[str] = (),
         out: Any = None,
     ) -> None:
-        if on_bad not in ("keep", "raise", "replay") and not callable(on_bad):
+        if on_bad not in ("keep", "raise", "replay", "break") and not callable(on_bad):
             raise UsageError(
                 f"invalid on_bad: {on_bad!r}",
-                fix='use "keep", "raise", "replay" or a function of a GuardStep',
+                fix='use "keep", "raise", "replay", "break" or a function of a GuardStep',
             )
         self.model, self.on_bad, self.out = model, on_bad, out
         self.reacts = on_bad != "keep"
@@ -87,9 +92,10 @@ class Guard:
             state, on_bad, borders, watch, kept=self._write, stops=self.stops_the_program
         )
         self._bad_forwards = BadForwards(state, watch, weights, reactions)
-        self._replays = on_bad == "replay" and not state.strategy.no_replay
+        self._replays = on_bad in ("replay", "break") and not state.strategy.no_replay
         self._handles: list[Any] = []
         self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
+        self._backwards_before = 0  # when the last step by hand was counted
         self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
 
     # Entering and leaving
@@ -266,6 +272,23 @@ class Guard:
             sentences.append(f"the guard failed {plural(self.failed, 'time')}: {'; '.join(self.notes[-3:])}")
         return sentences
 
+    def __str__(self) -> str:
+        """The verdict in five lines."""
+        seen, absorbed = self.seen, self.watch.absorbed
+        counted = STEPS_BY.get(self.state.counted_by, "no update")
+        places = ", ".join([*absorbed][:3]) or "none"
+        gaps = self.not_seen()
+        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        lines = (
+            f"guard of {type(self.model).__name__}: {self.status}",
+            self.sentence(),
+            f"looked at: {plural(self.step, 'step')} ({counted}), {plural(self.watch.forwards, 'forward')}, "
+            f"{plural(seen['loss'], 'loss', 'losses')}",
+            f"infinities that did no harm: {places}",
+            f"not seen: {gaps[0] + more if gaps else 'nothing'}",
+        )
+        return "\n".join(lines)
+
     def sentence(self) -> str:
         """The verdict in one line."""
         status, event = self.status, self.first
@@ -273,7 +296,9 @@ class Guard:
             op = f" ({event.op})" if event.op else ""
             unsure = event.unsure if event.unsure not in event.place else ""
             doubt = f"; not certain: {unsure}" if unsure else ""
-            return f"step {event.step}: first bad number {event.place}{op}{doubt}"
+            by = self.state.counted_by
+            counted = f"; steps are {STEPS_BY[by]}" if by in ("weights", "backward") else ""
+            return f"step {event.step}: first bad number {event.place}{op}{doubt}{counted}"
         if status == "bad":
             return self.scaling.alarm()
         skipped = self.skipped_steps
@@ -326,7 +351,9 @@ class Guard:
             self._decide()
         if not before_update.exists:
             self._look_for_update()
-        if self.on_bad == "replay":
+        elif self.state.counted_by != "optimizer" and self.borders.num_taken > self._backwards_before:
+            self._step_by_hand()
+        if self._replays:
             forward.saved = self.reactions.save(module, args, kwargs)
 
     @passes_on
@@ -371,6 +398,7 @@ class Guard:
         parameters = parameters_of(optimizer)
         local.between.end()
         if self._is_ours(optimizer, parameters):
+            self.state.counted_by = "optimizer"
             self._goes_on(optimizer)
             self.state.updating, self.state.updating_weights = optimizer, parameters
             self.state.within(self._look_before_update, parameters)
@@ -552,6 +580,17 @@ class Guard:
         return any(getattr(one, "running", 0) for one in self._handles)
 
     @hidden
+    def _step_by_hand(self) -> None:
+        """A forward after a backward, and no optimizer of torch has run: has the program written the weights?"""
+        self._backwards_before, state = self.borders.num_taken, self.state
+        changed = self.weights.changed_without_hooks()
+        if changed or state.counted_by != "weights":
+            state.counted_by = "weights" if changed else "backward"
+            self._settle_safely()
+            self._update_without_hooks()
+            self.borders.step_ended()
+
+    @hidden
     def _look_for_update(self) -> None:
         if not self._is_updating() and self.weights.changed_without_hooks():
             self._update_without_hooks()
@@ -561,8 +600,11 @@ class Guard:
         self.weights.updated_by(*self.weights.optimizers)
         self.weights.read()
         self.state.step += 1
+        self.state.infinities_are_gone(self.state.step)
         self.scaling.stepped(None)
         self.reactions.keep()
+        if self.state.step % WRITE_EVERY == 0:
+            self._write()
 
     def _read_what_was_updated(self) -> None:
         if not self.ended:

@@ -10,7 +10,7 @@ from torch import nn
 from lab.rooms.nan.watch.explain import NOT_CALLED
 from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save
+from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save, stop_at
 from lab.rooms.nan.watch.guard.state import GRADIENT_STAGES, Event, GuardStep, Op, StepState, named
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
@@ -43,6 +43,7 @@ class Reactions:
         self._reacted: set[int] = set()
         self._expected: list[tuple[int, list[Event]]] = []  # of the last steps that were left out
         self._saved: list[Saved] = []
+        self._named: list[tuple[Event, Saved, str]] = []  # events whose operator is known, and how to run them
 
     @hidden
     def save(self, module: nn.Module, args: Any, kwargs: Any) -> Saved:
@@ -55,6 +56,7 @@ class Reactions:
     def forget(self) -> None:
         """The step is over: its weights are no longer those of its forwards."""
         self._saved.clear()
+        self._named.clear()
 
     def keep(self) -> None:
         """Steps with something bad become part of the result, as soon as no scaler may leave them out."""
@@ -130,8 +132,10 @@ class Reactions:
             raise
 
     def _do(self, step: GuardStep) -> None:
-        if self.on_bad == "replay":
+        if self.on_bad in ("replay", "break"):
             self._state.safely(self._replay, step)
+            if self.on_bad == "break" and not self._state.ended:
+                self._break(step)
         elif self.on_bad == "raise" and not self._state.ended:
             event = step.first
             assert event is not None
@@ -156,15 +160,28 @@ class Reactions:
         elif not self._saved:
             event.op_missing = "the inputs of this step were not kept"
         for saved in reversed(self._saved if not event.op_missing else []):
-            op, event.op_missing = self._attempt(backward_op, saved, self._watch, self._borders)
+            op, event.op_missing = self._attempt(backward_op, saved, self._watch)
             if op is not None:
+                self._named.append((event, saved, ""))
                 _name_backward_op(event, op)
                 return
+
+    def _break(self, step: GuardStep) -> None:
+        """Stop at the operator of the step's first bad number, or here if it cannot be reached again."""
+        event = step.first
+        assert event is not None
+        for named_event, saved, scope in self._named:
+            if named_event is event and event.op is not None:
+                stop_at(event.op, saved, self._watch, scope)
+        op = f" ({event.op})" if event.op else ""
+        raise NonFiniteError(f"first bad number {event.place}{op}", location=f"step {event.step}")
 
     def name_forward_op(self, event: Event, birth: Birth, saved: Saved) -> None:
         scope = birth.module if birth.how != "unknown" else birth.module.rpartition(".")[0]
         op, missing = self._attempt(forward_op, saved, self._watch, scope)
         event.op, event.op_missing = op, missing
+        if op is not None:
+            self._named.append((event, saved, scope))
         if op is not None and event.unsure and NOT_CALLED not in event.unsure:  # which it does not see either
             event.module, event.place, event.unsure = op.module, f"in forward of {named(op.module)}", ""
 

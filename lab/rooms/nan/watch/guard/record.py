@@ -61,7 +61,9 @@ def record(guard: Any) -> dict[str, Any]:
             }
             for (kind, dtype), peak in headroom.peaks.items()
         ],
-        "headroom_sentences": headroom.sentences(),
+        "headroom_sentences": headroom.near_edge(),
+        "absorbed": dict(guard.watch.absorbed.most_common(20)),
+        "steps_by": guard.state.counted_by,
     }
 
 

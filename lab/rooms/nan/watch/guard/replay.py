@@ -13,7 +13,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from lab.rooms.nan.watch.guard.state import Op
 from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING
 from lab.rooms.nan.watch.leaves import leaves
 from lab.rooms.nan.watch.plain import as_counted
+from lab.rooms.nan.watch.watch import NonFiniteError
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -91,22 +92,50 @@ def forward_op(saved: Saved, watch: Any, scope: str) -> tuple[Op | None, str]:
     if reason := _not_repeatable(saved):
         return None, reason
     attempts = [_forward_once(saved, watch, scope) for _ in range(2)]
-    if attempts[0] is None and attempts[1] is None:
-        return None, "run again, the forward stays finite: a race, a hardware fault, or another random number"
-    if attempts[0] is None or attempts[1] is None or attempts[0].name != attempts[1].name:
-        return None, "run again twice, the forward fails in different ways: transient"
-    return _with_times(attempts[0], 2), ""
+    ops, came_back = [op for op, _ in attempts], [back for _, back in attempts]
+    if not any(came_back):
+        return None, f"{DID_NOT}: another random number, a race, a state that has changed or a hardware fault"
+    if not all(came_back):
+        return None, "run again twice, it came back once: a race, a state that changes or a hardware fault"
+    if ops[0] is None or ops[1] is None:
+        return None, f"{CAME_BACK}, but no operator of torch made it: a constant, a state or code outside torch"
+    if ops[0].name != ops[1].name:
+        return None, f"{CAME_BACK} by different operators: {ops[0].name} and {ops[1].name}"
+    return replace(ops[0], times=2), ""
 
 
-def _forward_once(saved: Saved, watch: Any, scope: str) -> Op | None:
+DID_NOT, CAME_BACK = "run again twice, it did not come back", "run again twice, it came back each time"
+
+
+def stop_at(op: Op, saved: Saved, watch: Any, scope: str) -> None:
+    """Run a step again up to this operator, and stand there.
+
+    Calls `sys.breakpointhook` if the program has its own or a person is there, and raises NonFiniteError: a
+    debugger that looks at the exception stands at the operator, too.
+    """
+    if op.node:
+        backward_op(saved, watch, stop=op)
+    else:
+        _forward_once(saved, watch, scope, stop=op)
+
+
+def _stand_here(op: Op) -> None:
+    if sys.breakpointhook is not sys.__breakpointhook__ or (sys.stdin is not None and sys.stdin.isatty()):
+        sys.breakpointhook()
+    raise NonFiniteError(f"{op} made the first bad number", location=op.line or op.module)
+
+
+def _forward_once(saved: Saved, watch: Any, scope: str, stop: Op | None = None) -> tuple[Op | None, bool]:
+    """(operator, whether anything was bad)"""
     with _again(saved, watch) as path, torch.set_grad_enabled(saved.grad):
-        finder = _Finder(watch, path, scope)
+        finder = _Finder(watch, path, scope, stop=stop)
         with finder:
-            saved.module(*saved.args, **saved.kwargs)
-    return finder.found()
+            outputs = saved.module(*saved.args, **saved.kwargs)
+    look = _Look([leaf for _, leaf in _outputs(outputs)])
+    return finder.op(), finder.came_back or look.nan or look.inf
 
 
-def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str]:
+def backward_op(saved: Saved, watch: Any, stop: Op | None = None) -> tuple[Op | None, str]:
     """(operator, why none) of the first bad number that backward makes from the gradients it was given."""
     if reason := _not_repeatable(saved):
         return None, reason
@@ -123,12 +152,12 @@ def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str
             return None, "the outputs that took gradients were not found again"
         inputs: list[Tensor] = [one for one in saved.module.parameters() if one.requires_grad]
         inputs += [one for one, _ in saved.versions if one.requires_grad and one.is_leaf]
-        backward = _Finder(watch, path, "", modules=forward.modules)
+        backward = _Finder(watch, path, "", modules=forward.modules, stop=stop)
         with backward, torch.autograd.set_detect_anomaly(True, check_nan=False):
             torch.autograd.grad(
                 list(modules.values()), inputs, [saved.gradients[name] for name in modules], allow_unused=True
             )
-    op, earlier = backward.found(), forward.found()
+    op, earlier = backward.op(), forward.op()
     if op is None:
         return None, "run again, backward stays finite"
     # What the same code made in forward, and swallowed before any module could show it, came first.
@@ -212,20 +241,36 @@ def _autocast_now() -> list[tuple[str, Any, bool]]:
 
 
 class _Look:
-    """What is bad in some tensors."""
+    """What is bad in some tensors and numbers."""
 
     def __init__(self, values: Any) -> None:
         self.tensors = [one for one in tensors_in(values) if one.is_floating_point() or one.is_complex()]
         self.nan = self.inf = False
+        self.is_minus = True  # all that is bad is minus infinity
+        self.places = set[int]()  # of memory with something bad
         for tensor in self.tensors:
             for part in as_counted(tensor)[0]:
-                whole = part.detach().float() if part.element_size() == 1 else part.detach()
-                self.nan |= bool(torch.isnan(whole).any())
-                self.inf |= bool(torch.isinf(whole).any())
-        self.inf |= any(
-            isinstance(one, float) and one in (float("inf"), -float("inf")) for one in _numbers(values)
-        )
-        self.nan |= any(isinstance(one, float) and one != one for one in _numbers(values))
+                values_of = part.detach().float() if part.element_size() == 1 else part.detach()
+                if bool(torch.isfinite(values_of).all()):
+                    continue
+                nan = bool(torch.isnan(values_of).any())
+                self.nan, self.inf = self.nan or nan, self.inf or bool(torch.isinf(values_of).any())
+                plus = not values_of.is_complex() and bool((values_of == float("inf")).any())
+                self.is_minus &= not nan and not plus and not values_of.is_complex()
+                self.places.add(_memory_of(part))
+        numbers = [number for number in _numbers(values) if not math.isfinite(number)]
+        self.bad_numbers = bool(numbers)
+        self.nan |= any(map(math.isnan, numbers))
+        self.inf |= any(map(math.isinf, numbers))
+
+
+def _memory_of(tensor: Tensor) -> int:
+    untyped = getattr(tensor, "untyped_storage", None)
+    return int((untyped or tensor.storage)().data_ptr())
+
+
+BAD_NUMBER = "finite, but for a number of the program's that is NaN or infinite"
+BAD_TENSOR = "bad already: a constant, a cache or another state that no operator of this forward made"
 
 
 if TorchDispatchMode is not None and _sequence is not None:
@@ -240,21 +285,30 @@ if TorchDispatchMode is not None and _sequence is not None:
             scope: str,
             *,
             modules: dict[int, str] | None = None,
+            stop: Op | None = None,
         ) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.modules = modules or {}  # sequence number of a node -> module of its forward
             self._names, self._path, self._scope = watch.modules.names, path, scope
             self._first: Op | None = None  # finite in, not finite out
+            self._is_minus = False  # and that is minus infinity alone, as for a mask
             self._nan: Op | None = None  # no NaN in, NaN out
+            self._stop = stop  # stand at this operator
+            self._brought: Op | None = None  # bad by a number or a tensor that no operator made here
+            self._made = set[int]()  # where what operators made is bad
+            self.came_back = False
 
-        def found(self) -> Op | None:
-            return self._first or self._nan
+        def op(self) -> Op | None:
+            """The operator that made the first bad number, or of minus infinity a NaN."""
+            if self._first is not None and not (self._is_minus and self._nan is not None):
+                return self._first
+            return self._nan or self._brought
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if _current_node is None or _current_node() is None:
                 self.modules[_sequence() - 1] = self._module()  # type: ignore[misc]
-            if self._first is not None:
+            if self._first is not None and not self._is_minus:
                 return func(*args, **kwargs)
             mutable = getattr(getattr(func, "_schema", None), "is_mutable", False)
             before = _Look((args, kwargs)) if mutable else None
@@ -272,11 +326,22 @@ if TorchDispatchMode is not None and _sequence is not None:
             module, node = self._where()
             if not (module == self._scope or not self._scope or module.startswith(f"{self._scope}.")):
                 return
+            self.came_back = True
             before = before or _Look((args, kwargs))
+            given = (args, kwargs)
             if not before.nan and not before.inf:
-                self._first = self._op(name, module, node, (args, kwargs), "finite")
+                if self._first is None:
+                    self._first = self._op(name, module, node, given, "finite")
+                    self._is_minus = after.is_minus
             elif after.nan and not before.nan and self._nan is None:
-                self._nan = self._op(name, module, node, (args, kwargs), "infinite, no NaN")
+                self._nan = self._op(name, module, node, given, "infinite, no NaN")
+            elif self._brought is None and (before.bad_numbers or before.places - self._made):
+                origin = BAD_NUMBER if before.bad_numbers else BAD_TENSOR
+                self._brought = self._op(name, module, node, given, origin)
+            self._made |= after.places
+            met = self.op()
+            if self._stop is not None and met is not None and (met.name, met.line) == (self._stop.name, self._stop.line):
+                _stand_here(met)
 
         def _where(self) -> tuple[str, Any]:
             node = _current_node() if _current_node is not None else None
@@ -297,10 +362,6 @@ if TorchDispatchMode is not None and _sequence is not None:
             if not isinstance(node, torch.autograd.function.BackwardCFunction) and (line := _hook_line()):
                 return Op(name, module, shapes, dtypes, line, HOOK, inputs)
             return Op(name, module, shapes, dtypes, _forward_line(node), node.name(), inputs)
-
-
-def _with_times(op: Op, times: int) -> Op:
-    return Op(op.name, op.module, op.shapes, op.dtypes, op.line, op.node, op.inputs, times)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

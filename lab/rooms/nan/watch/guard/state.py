@@ -41,6 +41,7 @@ class StepState:
         self.counter, self.count = self._chosen(device, counter)
 
         self.step = 0  # updates so far
+        self.counted_by = ""  # what steps are counted by: optimizer, weights or backward
         self.forward_since_update = False
         self.updating: Any = None  # the optimizer whose update runs
         self.updating_weights: list[Tensor] = []  # of that
@@ -49,8 +50,9 @@ class StepState:
 
         self.steps: list[GuardStep] = []  # those with something bad that are over
         self.open: dict[int, GuardStep] = {}  # by number, over or not
-        # Forwards whose infinities reached the output, by step: what to do if they reach the loss, and if not.
-        self._waiting: dict[int, list[tuple[Callable[[], None], Callable[[], None]]]] = {}
+        # Forwards whose infinities reached the output, by step: what to do if the loss or a
+        # gradient is bad (and whether by a NaN), and if not.
+        self._waiting: dict[int, list[tuple[Callable[[bool], None], Callable[[], None]]]] = {}
         self.loss_in = -1  # the last step with a loss
         self.seen: Tally[str] = Tally()  # tensors looked at, by stage
         self.notes: list[str] = []
@@ -125,7 +127,7 @@ class StepState:
 
     # Infinities in the output of a forward
 
-    def waits_for_loss(self, step: int, reached: Callable[[], None], gone: Callable[[], None]) -> None:
+    def waits_for_loss(self, step: int, reached: Callable[[bool], None], gone: Callable[[], None]) -> None:
         """Infinities reached the output of a forward of this step; its loss decides on them."""
         self._waiting.setdefault(step, []).append((reached, gone))
 
@@ -139,7 +141,7 @@ class StepState:
         """No loss was made of the last outputs: they are what counts."""
         for step in [number for number in self._waiting if number > self.loss_in]:
             for reached, _ in self._waiting.pop(step):
-                self.within(reached)
+                self.within(reached, True)
 
     # What was bad
 
@@ -169,7 +171,7 @@ class StepState:
         self.add(event)
         if stage in GRADIENT_STAGES:
             for reached, _ in self._waiting.pop(number, ()):
-                self.within(reached)
+                self.within(reached, event.nan > 0)
 
     def add(self, event: Event) -> None:
         step = self.open.setdefault(event.step, GuardStep(event.step))

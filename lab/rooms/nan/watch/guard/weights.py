@@ -183,7 +183,9 @@ class Weights:
             ("opt_state", states, rows[: len(states)]),
             ("weights_after", weights, rows[len(states) :]),
         ):
-            self._headroom.met_tensors(stage, [one.dtype for _, one in of], stage_rows[:, 4])
+            wide = [index for index, (_, tensor) in enumerate(of) if tensor.dim()]  # no counts of steps
+            if wide:
+                self._headroom.met_tensors(stage, [of[index][1].dtype for index in wide], stage_rows[wide, 4])
         if (rows[:, :3] > 0).any():
             self._judge_states(states, rows)
             self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
