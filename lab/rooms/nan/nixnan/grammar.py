@@ -56,7 +56,9 @@ LISTS = re.compile(
     r"#nixnan: (?P<listed>(?:Only|Not) instrumenting (?:kernels|functions) specified in .*)|"
     r"#nixnan: [Ii]nstrumenting all (?:kernels|functions)|#nixnan: Could not open \S+!"
 )
-VERBOSE = re.compile(r"#nixnan: (?:Inspecting function |Instrumenting |Found memory instruction )")
+VERBOSE = re.compile(
+    r"#nixnan: (?:Inspecting function |(?:Histogram i|I)nstrumenting:? |Found memory instruction )"
+)
 RULE = re.compile(r"#nixnan: -{20,}")
 REPORT_HEAD = re.compile(r"#nixnan: -+ nixnan Report -+")
 CONTEXT = re.compile(r"#nixnan: (Initializing|Finalizing) GPU context\.\.\.")

@@ -80,10 +80,24 @@ def _verdict(got: Gathered, differences: list[tuple[Cell, int, int]]) -> tuple[s
     if got.report.partial:
         return "truncated", "A report breaks off before its last section."
     if not differences:
-        return "complete", "The lines of every type and kind equal the report's unique events."
+        return "complete", f"The lines of every type and kind equal the report's unique events{_both(got)}."
     if got.report.blocks < contexts and all(have >= unique for _, have, unique in differences):
         return "truncated", f"{contexts} processes or contexts began, {got.report.blocks} wrote a report."
     return "inconsistent", _difference(differences)
+
+
+def _both(got: Gathered) -> str:
+    """How many events of -infinity the report has beyond the lines: nixnan prints such a mask as infinity."""
+    lines = cell_lines(got)
+    surplus = {
+        label: unique - lines.get((label, memory, kind), 0)
+        for (label, memory, kind), unique in got.report.unique.items()
+        if kind == "-infinity" and unique > lines.get((label, memory, kind), 0)
+    }
+    if not surplus:
+        return ""
+    counts = " and ".join(f"{count:,} of {label}" for label, count in surplus.items())
+    return f", but for -infinity: the report has {counts} more, of masks with both infinities"
 
 
 def _difference(differences: list[tuple[Cell, int, int]]) -> str:

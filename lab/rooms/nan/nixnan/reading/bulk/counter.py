@@ -14,13 +14,13 @@ from lab.rooms.nan.nixnan.grammar import TYPES
 from lab.rooms.nan.nixnan.opcodes import opcode_of
 from lab.rooms.nan.nixnan.reading.bulk.counters import Distinct, Index, Tally
 from lab.rooms.nan.nixnan.reading.bulk.hashing import Hashes, Places, Span, hashes_of, site_hashes
-from lab.rooms.nan.nixnan.reading.bulk.native import scanner
 from lab.rooms.nan.nixnan.reading.bulk.scanner import (
     KIND_RANGE,
     KIND_SETS,
     LABEL_RANGE,
     OPERAND_RANGE,
     UNPRINTED,
+    PlainScanner,
     Usual,
 )
 
@@ -38,7 +38,7 @@ class BulkCounter:
     def __init__(
         self, sites: list[tuple[str, str, int | None]], functions: list[str], function_limit: int
     ) -> None:
-        self._scanner = scanner()
+        self._scanner = PlainScanner()
         self._sites, self._functions, self._opcodes = Index(), Index(), Index()
         self.function_names, self.opcode_names, self._limit = list(functions), list[str](), function_limit
         self._sites.add(hashes_of_sites(sites))
