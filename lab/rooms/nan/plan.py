@@ -62,7 +62,9 @@ def _training(config: NanConfig, site: Site) -> Plan:
         num_gpus=len(site.gpus) if on_gpu else 0,
         argv=("python", "-m", "lab.rooms.nan.workload.train", "--config", CONFIG, "--out", folder),
         timeout_s=config.step_timeout_s,
-        expects=(f"{folder}/process_*.json" if config.train and config.train.command else f"{folder}/guard_*.json",),
+        expects=(
+            f"{folder}/process_*.json" if config.train and config.train.command else f"{folder}/guard_*.json",
+        ),
         labels={"experiment": TRAIN, "label": TRAIN},
     )
     return Plan(

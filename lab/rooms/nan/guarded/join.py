@@ -65,15 +65,17 @@ def _gaps(records: Sequence[Record], marks: Mapping[str, Mark]) -> list[str]:
     """What shows by the marks that not all was seen; then whether anything was trained at all."""
     gaps = []
     for key, mark in marks.items():
-        own = [record for record in records if record.process == key]
-        watched = sum(not record.model.startswith(("tensors of ", "a loss of ")) for record in own)
+        process_records = [record for record in records if record.process == key]
+        watched = sum(
+            not record.model.startswith(("tensors of ", "a loss of ")) for record in process_records
+        )
         if not mark.ended and not (mark.is_idle and (mark.forked or mark.helper)):
             gaps.append(f"{process_name(mark)} has no end: it was killed, or left without Python's exit")
         if watched < mark.models:
             gaps.append(f"{process_name(mark)}: {plural(mark.models - watched, 'model')} left no record")
         for kind, reason in mark.unwatched.items():
             gaps.append(f"{process_name(mark)}: a {kind} was called and not watched: {reason}")
-    if records and not any(record.updates or record.seen.get("loss") for record in records):
+    if records and not any(record.updates or record.looked_at.get("loss") for record in records):
         gaps.append("no update and no backward was seen in any process: nothing was trained")
     return gaps
 

@@ -47,7 +47,7 @@ class Event(msgspec.Struct, frozen=True):
     shape: Text = ""
     dtype: Text = ""
     unsure: Text = ""
-    why: Text = ""
+    reason: Text = ""
     op: Op | None = None
     op_missing: Text = ""
     extremes: tuple[Text, ...] = ()  # of the last modules before it
@@ -78,7 +78,7 @@ class Record(msgspec.Struct, frozen=True):
     unread_updates: int = 0  # after which weights, buffers and state were not read at once
     first: Event | None = None
     steps: tuple[Step, ...] = ()
-    seen: dict[str, int] = {}
+    looked_at: dict[str, int] = msgspec.field(default_factory=dict, name="seen")
     not_seen: tuple[Text, ...] = ()
     alarm: Text = ""
     notes: tuple[Text, ...] = ()
@@ -113,7 +113,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 class Planted(msgspec.Struct, frozen=True):
     plant: Text
-    what: Text
+    fault: Text = msgspec.field(name="what")
     step: int
     stage: Text
     module: Text

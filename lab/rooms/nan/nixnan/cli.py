@@ -35,9 +35,9 @@ QUIET = quiet()
 def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: bool) -> None:
     """Read nixnan logs (also .gz): what they hold, and whether that is all.
 
-    A folder stands for the logs in it; text files in it without a line of nixnan are named. Counts are of lines, one per distinct instruction, mask and operand; a
-    log is complete when they equal the report nixnan wrote at the end; exit code 1 unless every log is. Zero
-    events say nothing about what nixnan does not see.
+    A folder stands for the logs in it; text files in it without a line of nixnan are named. Counts are of
+    lines, one per distinct instruction, mask and operand; a log is complete when they equal the report nixnan
+    wrote at the end; exit code 1 unless every log is. Zero events say nothing about what nixnan does not see.
     """
     import msgspec
 
@@ -145,8 +145,8 @@ def logs_at(path: Path, skipped: list[tuple[Path, str]] | None = None) -> list[P
         raise MissingError(
             "no nixnan log in this folder",
             location=path,
-            fix="name the files: a folder is searched for *.nixnan and *.nnlog, and for *.log, *.txt, *.out and "
-            "*.err that begin with lines of nixnan",
+            fix="name the files: a folder is searched for *.nixnan and *.nnlog, and for *.log, *.txt, "
+            "*.out and *.err that begin with lines of nixnan",
         )
     return logs
 

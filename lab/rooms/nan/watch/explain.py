@@ -43,7 +43,9 @@ class Judged:
     bad: np.ndarray | None
     infinities: Sequence[tuple[Label, str]] = ()
     waits: bool = False  # until the loss that is made of the output has been looked at
-    other: np.ndarray | None = None  # minus infinities as of masks: to blame if the loss is infinite and no NaN
+    masks: np.ndarray | None = (
+        None  # minus infinities as of masks: to blame if the loss is infinite and no NaN
+    )
 
 
 class Explainer:
@@ -112,7 +114,10 @@ class Explainer:
         flags = np.concatenate([rows[:, :3] > 0, _overflowed(rows, counted.shapes())[:, None]], axis=1)
         flags = np.concatenate([flags, np.zeros((1, 4), bool)])[counted.index]  # -1 takes the added row
         nan, plus, minus, overflowed = flags.T
-        plus, minus = self._not_allowed(counted.labels, plus, POS), self._not_allowed(counted.labels, minus, NEG)
+        plus, minus = (
+            self._not_allowed(counted.labels, plus, POS),
+            self._not_allowed(counted.labels, minus, NEG),
+        )
         infinities = [
             (counted.labels[leaf], sign)
             for sign, leaves_of in ((POS, plus & ~nan), (NEG, minus & ~nan))
@@ -131,12 +136,17 @@ class Explainer:
             return Judged(None, infinities)
         if not has_loss:
             return Judged(plus if plus_out else minus, infinities)
-        return Judged(new_plus & plus_out | new_minus & minus_out, infinities, waits=True, other=new_any_minus)
+        return Judged(
+            new_plus & plus_out | new_minus & minus_out, infinities, waits=True, masks=new_any_minus
+        )
 
     def absorb(self, infinities: Sequence[tuple[Label, str]]) -> list[str]:
         """These did no harm, and will be no suspects here again; in words."""
         self._absorbed.update(infinities)
-        return [f"{sign} in {leaf} of {self._names[at] or 'the model itself'}" for (at, _, leaf), sign in infinities]
+        return [
+            f"{sign} in {leaf} of {self._names[module] or 'the model itself'}"
+            for (module, _, leaf), sign in infinities
+        ]
 
     def all_absorbed(self, counted: Seen) -> bool:
         """Whether there is no NaN, and infinities only where they were gone before."""
@@ -150,7 +160,9 @@ class Explainer:
         return True
 
     def _was_absorbed(self, labels: Sequence[Label], flags: np.ndarray, sign: str) -> np.ndarray:
-        return np.array([bool(flag) and (labels[n], sign) in self._absorbed for n, flag in enumerate(flags)], bool)
+        return np.array(
+            [bool(flag) and (labels[n], sign) in self._absorbed for n, flag in enumerate(flags)], bool
+        )
 
     def _not_allowed(self, labels: Sequence[Label], flags: np.ndarray, sign: str) -> np.ndarray:
         if not self.allow or not flags.any():
@@ -188,7 +200,7 @@ class Explainer:
         if self._weights_went_bad(step.births, count):
             calls, leaves = self._story(forward, counted, bad)
             step.births = births(calls, leaves)
-        if step.births and step.births[0].how in IN_CODE:
+        if step.births and step.births[0].kind in IN_CODE:
             self._read_other_weights(count)
             step.births[0] = self._doubted(step.births[0])
         if forward.failed:
@@ -205,12 +217,14 @@ class Explainer:
             if side == OUT and u >= 0 and counted.counts[u, 4] >= 0 and len(extremes) < MOST_EXTREMES:
                 name, largest = self._names[number] or "the model itself", counted.counts[u, 4]
                 share = largest / _largest(shapes[u][1])
-                extremes.setdefault(name, f"{name}: largest {largest:.4g} ({share:.1%} of {_dtype(shapes[u][1])})")
+                extremes.setdefault(
+                    name, f"{name}: largest {largest:.4g} ({share:.1%} of {_dtype(shapes[u][1])})"
+                )
         return [*reversed(extremes.values())]
 
     def _weights_went_bad(self, births: Sequence[Birth], count: Counter) -> bool:
         """Read the weights of suspected modules again: they may have changed since they were read."""
-        names = {birth.module for birth in births if birth.how in ("output", "between", "unknown")}
+        names = {birth.module for birth in births if birth.kind in ("output", "between", "unknown")}
         names |= {birth.after for birth in births} | {birth.before for birth in births}
         suspects = [
             number
@@ -248,7 +262,7 @@ class Explainer:
         if stranger := self._stranger_in(birth.module):
             return uncertain(birth, f"{stranger}, which became part of the model unseen, may have made it")
         for name in (birth.after, birth.before):
-            skipped = self._between(birth.module, name) if birth.how == "between" else ""
+            skipped = self._between(birth.module, name) if birth.kind == "between" else ""
             if skipped:
                 reason = f"{skipped} {NOT_CALLED}, though {name} was: its code may have run, and made it"
                 return uncertain(birth, reason)
@@ -287,16 +301,16 @@ class Explainer:
     ) -> tuple[list[Call], list[Leaf]]:
         calls = []
         doubt_of = {
-            at: f"{leaf} of {self._names[at] or 'the model itself'} ({reason}) was not looked into"
+            module: f"{leaf} of {self._names[module] or 'the model itself'} ({reason}) was not looked into"
             for batch in counted.batches
-            for at, leaf, reason in batch.unseen
+            for module, leaf, reason in batch.unseen
             if reason != CACHE
         }
-        for number, (at, parent, returned) in enumerate(forward.calls):
+        for number, (module, parent, returned) in enumerate(forward.calls):
             gone = not returned and forward.phase != "recompute"  # which may stop early by design
             since, doubt = forward.cached.get(number, (None, ""))
-            doubt = doubt_of.get(at, doubt)
-            calls.append(Call(self._names[at], parent, gone, at in self._weights_bad, since, doubt))
+            doubt = doubt_of.get(module, doubt)
+            calls.append(Call(self._names[module], parent, gone, module in self._weights_bad, since, doubt))
             if parent >= 0:
                 calls[parent].children.append(number)
         leaves = []

@@ -56,10 +56,10 @@ STAYS: dict[int, type] = {
 class Unseen:
     """Something that was not looked into, and why."""
 
-    __slots__ = ("why",)
+    __slots__ = ("reason",)
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
 def is_cache_name(name: str) -> bool:
@@ -99,7 +99,7 @@ def _parts_of(value: Any) -> list[Any] | None:
 
 
 def leaves(
-    value: Any, name: str, given: bool = True, depth: int = 0
+    value: Any, name: str, is_input: bool = True, depth: int = 0
 ) -> Iterator[tuple[str, Tensor | Unseen]]:
     """(name, tensor) of every floating or complex tensor; (name, Unseen) for what cannot be looked into.
 
@@ -109,7 +109,7 @@ def leaves(
         if value.is_floating_point() or value.is_complex() or "float4" in str(value.dtype):
             yield name, value
     elif isinstance(value, (float, complex)):
-        if cmath.isnan(value) or (not given and cmath.isinf(value)):
+        if cmath.isnan(value) or (not is_input and cmath.isinf(value)):
             yield (
                 name,
                 torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.complex128),
@@ -121,19 +121,19 @@ def leaves(
     elif depth >= MOST_DEPTH:
         yield name, Unseen(f"deeper than {MOST_DEPTH} levels")
     else:
-        yield from _inside(value, name, given, depth + 1)
+        yield from _inside(value, name, is_input, depth + 1)
 
 
-def _inside(value: Any, name: str, given: bool, depth: int) -> Iterator[tuple[str, Tensor | Unseen]]:
+def _inside(value: Any, name: str, is_input: bool, depth: int) -> Iterator[tuple[str, Tensor | Unseen]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if given and is_cache_name(str(key)):
+            if is_input and is_cache_name(str(key)):
                 yield f"{name}.{key}" if name else str(key), Unseen(CACHE)
             else:
-                yield from leaves(inner, f"{name}.{key}" if name else str(key), given, depth)
+                yield from leaves(inner, f"{name}.{key}" if name else str(key), is_input, depth)
     elif isinstance(value, ROWS):
         for index, inner in enumerate(value):
-            yield from leaves(inner, f"{name}[{index}]", given, depth)
+            yield from leaves(inner, f"{name}[{index}]", is_input, depth)
     elif type(value).__module__ == "numpy":
         if getattr(getattr(value, "dtype", None), "kind", "") in "fc":
             yield name, Unseen("a numpy array")
@@ -141,7 +141,7 @@ def _inside(value: Any, name: str, given: bool, depth: int) -> Iterator[tuple[st
         yield name, Unseen("a generator")
     elif (held := _held(value)) is not None:
         for key, inner in held.items():
-            yield from leaves(inner, f"{name}.{key}", given, depth)
+            yield from leaves(inner, f"{name}.{key}", is_input, depth)
     elif type(value).__module__ != "enum" and type(value) not in HARMLESS:
         yield name, Unseen(f"an object of class {type(value).__name__}")
 

@@ -115,7 +115,7 @@ class Watch(Recorder):
         if step is None:
             return None
         birth = step.births[0]
-        if birth.how != "unknown":
+        if birth.kind != "unknown":
             return birth
         later = (one.births[0] for one in self._steps if one.births and one.number > step.number)
         return next((known for known in later if _explains(known, birth, step.number)), birth)
@@ -142,12 +142,12 @@ class Watch(Recorder):
     def __str__(self) -> str:
         """The verdict in a few lines."""
         gaps = self.not_seen()
-        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        further = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         lines = (
             f"watch of {type(self.model).__name__}: {self.status}",
             self.sentence(),
             f"infinities that did no harm: {', '.join([*self.absorbed][:3]) or 'none'}",
-            f"not seen: {gaps[0] + more if gaps else 'nothing'}",
+            f"not seen: {gaps[0] + further if gaps else 'nothing'}",
         )
         return "\n".join(lines)
 
@@ -325,7 +325,7 @@ def _explains(birth: Birth, unknown: Birth, step: int) -> bool:
 
     Weights may have been updated since, by what the unknown one spoiled; so may the cache that it left.
     """
-    if birth.how == "cache" and (birth.since_step is None or birth.since_step >= step):
+    if birth.kind == "cache" and (birth.since_step is None or birth.since_step >= step):
         return False
     module, other_module = birth.module, unknown.module
     related = (
@@ -335,7 +335,7 @@ def _explains(birth: Birth, unknown: Birth, step: int) -> bool:
         or module.startswith(f"{other_module}.")
         or other_module.startswith(f"{module}.")
     )
-    return birth.how not in ("unknown", "weights") and related
+    return birth.kind not in ("unknown", "weights") and related
 
 
 def _budget(device: torch.device) -> int:

@@ -2,8 +2,8 @@
 
     python -m lab.rooms.nan.workload.train --config nan.json --out steps/train
 
-Leaves a mark of every process and a record of every model in --out, and planted.json for the tiny model. A command's exit code is
-this process's exit code.
+Leaves a mark of every process and a record of every model in --out, and planted.json for the tiny model. A
+command's exit code is this process's exit code.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ class New(NamedTuple):
     """A line that was not counted before: its bytes, and which line of the text it is (from 0)."""
 
     raw: bytes
-    index: int
+    line_index: int
 
 
 class Counts:

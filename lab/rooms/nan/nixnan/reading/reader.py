@@ -97,7 +97,7 @@ class _Reader:
             number = self.got.lines + 1 + (numbers[index] if numbers else index)
             line = read_line(raw)
             self._memo_bytes += len(raw)
-            if isinstance(line, Other) and line.what in ReportReader.LINES:
+            if isinstance(line, Other) and line.name in ReportReader.LINES:
                 ordered = True
                 self._counts.forget(raw)  # its meaning depends on the lines before it
                 continue
@@ -124,7 +124,7 @@ class _Reader:
             if isinstance(line, Event):
                 self._add_event(line, tally, lines)
             elif isinstance(line, Other):
-                words = self.got.others.setdefault(line.what, Counter())
+                words = self.got.other_lines.setdefault(line.name, Counter())
                 words[line.groups if line.groups in words or len(words) < _NAMES else ()] += lines
             elif line is FOREIGN:
                 self.got.foreign_lines += lines

@@ -1,8 +1,8 @@
 """Scalars that the program asks about before backward: `loss.item()`, `torch.isnan(loss)`, `float(loss)`.
 
 A program may throw a bad loss away and never call backward on it. Where it asks about a number that still has
-a graph, every guard is told. `torch.isnan`, `isinf` and `isfinite`, and the methods of Tensor by which a number
-leaves the graph, are surrounded while a guard lasts; nothing is put on a tensor.
+a graph, every guard is told. `torch.isnan`, `isinf` and `isfinite`, and the methods of Tensor by which a
+number leaves the graph, are surrounded while a guard lasts; nothing is put on a tensor.
 """
 
 from __future__ import annotations

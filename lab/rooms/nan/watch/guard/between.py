@@ -1,9 +1,9 @@
 """Operators that the program itself calls between a model's output and backward: of them a loss is made.
 
-With `on_bad="replay"` or "break" they pass through a dispatch mode from the end of a forward until backward, an
-update or the next forward begins. Of each only names, sizes and copies of small tensors are kept; of a large
-tensor its largest magnitude, on its own device. A bad loss then names the first operator among its ancestors whose inputs
-were finite and whose output was not.
+With `on_bad="replay"` or "break" they pass through a dispatch mode from the end of a forward until backward,
+an update or the next forward begins. Of each only names, sizes and copies of small tensors are kept; of a
+large tensor its largest magnitude, on its own device. A bad loss then names the first operator among its
+ancestors whose inputs were finite and whose output was not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.guard.replay import (
     BAD_NUMBER,
-    TorchDispatchMode,
     has_infinite_number,
     is_unwritten,
     tensors_in,
@@ -27,6 +26,11 @@ from lab.rooms.nan.watch.guard.replay import (
 from lab.rooms.nan.watch.guard.state import Op
 from lab.rooms.nan.watch.plain import in_transform, is_odd
 from lab.rooms.nan.watch.shared import backwards
+
+try:
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError:  # torch 1.12 has it in another shape
+    TorchDispatchMode = None  # type: ignore[assignment,misc]
 
 MOST_CALLS = 1000  # of one step
 SMALL = 1 << 16  # numbers of a tensor that is copied
@@ -50,7 +54,7 @@ class Between:
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
-        self._kept: list[Tensor] = []  # copies, or largest magnitudes
+        self._copies: list[Tensor] = []  # copies, or largest magnitudes
         self._newest: dict[Key, int] = {}
         self._mode: Any = None  # while it lies on torch's stack
         self._count = -1  # backwards so far, when recording began
@@ -80,7 +84,7 @@ class Between:
 
     def forget(self) -> None:
         self._calls.clear()
-        self._kept.clear()
+        self._copies.clear()
         self._newest.clear()
         self._losses.clear()
 
@@ -89,9 +93,9 @@ class Between:
         if self._calls:
             self._losses += [one.detach() for one in tensors if isinstance(one, Tensor) and not is_odd(one)]
 
-    def note(self, func: Any, given: Any, output: Any) -> None:
+    def note(self, func: Any, arguments: Any, output: Any) -> None:
         name = str(func)
-        tensors = [one for one in tensors_in(given) if _counts(one)]
+        tensors = [one for one in tensors_in(arguments) if _counts(one)]
         outputs = [one for one in tensors_in(output) if _counts(one)]
         if len(self._calls) >= MOST_CALLS or not outputs or is_unwritten(name):
             return
@@ -100,7 +104,7 @@ class Between:
         shapes = tuple("x".join(map(str, one.shape)) or "scalar" for one in tensors)
         dtypes = tuple(str(one.dtype)[6:] for one in tensors)
         self._calls.append(
-            Call(name, user_line(), inputs, places, shapes, dtypes, has_infinite_number(given))
+            Call(name, user_line(), inputs, places, shapes, dtypes, has_infinite_number(arguments))
         )
 
     def _place(self, tensor: Tensor) -> int:
@@ -109,12 +113,12 @@ class Between:
 
     def _keep(self, tensor: Tensor) -> int:
         if tensor.numel() > SMALL and tensor.dtype in NORMED:
-            self._kept.append(torch.linalg.vector_norm(tensor.detach(), float("inf")))
+            self._copies.append(torch.linalg.vector_norm(tensor.detach(), float("inf")))
         elif tensor.numel() > SMALL:
-            self._kept.append(tensor.new_zeros(1))
+            self._copies.append(tensor.new_zeros(1))
         else:
-            self._kept.append(tensor.detach().clone())
-        place = self._newest[_key(tensor)] = len(self._kept) - 1
+            self._copies.append(tensor.detach().clone())
+        place = self._newest[_key(tensor)] = len(self._copies) - 1
         return place
 
     def first_bad(self) -> tuple[Op | None, str]:
@@ -132,15 +136,15 @@ class Between:
                 wanted.update(call.inputs)
         fallback = None
         for call in reversed(ancestors):
-            after = {_bad(self._kept[place]) for place in call.outputs} - {""}
-            if not after:
+            bad_outputs = {_bad(self._copies[place]) for place in call.outputs} - {""}
+            if not bad_outputs:
                 continue
-            before = {_bad(self._kept[place]) for place in call.inputs} - {""}
-            if not before and not call.has_infinite_number:
+            bad_inputs = {_bad(self._copies[place]) for place in call.inputs} - {""}
+            if not bad_inputs and not call.has_infinite_number:
                 return self._op(call, "finite"), ""
-            if "nan" in after and "nan" not in before:
+            if "nan" in bad_outputs and "nan" not in bad_inputs:
                 return self._op(call, "infinite, no NaN"), ""
-            number = call.has_infinite_number and not before
+            number = call.has_infinite_number and not bad_inputs
             fallback = fallback or self._op(call, BAD_NUMBER if number else BAD_ALREADY)
         return fallback, "" if fallback else "no recorded operator made it: its backward did, or other code"
 

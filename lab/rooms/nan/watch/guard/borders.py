@@ -97,7 +97,9 @@ class Borders:
         if border.root_leaf is not None:
             if forward.passage is None:
                 forward.passage = self._begin_passage()
-            passage = node.metadata[PASSAGE] = forward.passage
+            passage = forward.passage
+            metadata: Any = node.metadata
+            metadata[PASSAGE] = passage
         number = tensor.output_nr
         if number != border.output_nr or tensor._backward_hooks:
             border = replace(border, output_nr=number, hooked=bool(tensor._backward_hooks))
@@ -123,7 +125,7 @@ class Borders:
 
     @property
     def unseen_losses(self) -> int:
-        """Forwards in training, between backwards, of which no backward came and no number was asked about."""
+        """Forwards in training, between backwards, without a backward or a number that was asked about."""
         return self._given_up + sum(map(self._is_unseen, self.passages))
 
     @passes_on

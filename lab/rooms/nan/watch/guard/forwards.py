@@ -130,7 +130,7 @@ class GuardedWatch(Watch):
         def reached(nan: bool) -> None:
             bad = judged.bad
             if (bad is None or not bad.any()) and not nan:
-                bad = judged.other
+                bad = judged.masks
             if bad is not None and bad.any():
                 step = Step(forward.number, forward.phase, forward.query_length, int(bad.sum()))
                 self._explainer.explain(step, forward, counted, bad, self._steps, self._count)
@@ -188,24 +188,24 @@ class BadForwards:
     def take(self, step: Step, forward: Forward) -> None:
         birth = step.births[0]
         moment = forward.time - 0.5
-        self._weights.read_what_was_updated(before=moment)
+        self._weights.read_what_was_updated(moment=moment)
         number = forward.update if forward.update >= 0 else self._state.step
-        again = self._watch.read_weights_again if birth.how == "weights" else self._watch.weights_of_others
+        again = self._watch.read_weights_again if birth.kind == "weights" else self._watch.weights_of_others
         for weight in again():
             inf = weight["posinf"] + weight["neginf"]
-            self._weights.was_bad(weight["name"], weight["nan"], inf, before=False, moment=moment - 0.25)
-        outside = OUTSIDE if birth.how == "given" and birth.module else ""
+            self._weights.was_bad(weight["name"], weight["nan"], inf, from_start=False, moment=moment - 0.25)
+        outside = OUTSIDE if birth.kind == "given" and birth.module else ""
         unsure = birth.unsure or outside or self._maybe_another_rank(birth)
         event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)
         event.extremes = tuple(step.extremes)
-        if forward.saved is not None and birth.how not in ("given", "weights"):
+        if forward.saved is not None and birth.kind not in ("given", "weights"):
             self._reactions.name_forward_op(event, birth, forward.saved)
         self._state.add(event)
 
     def _maybe_another_rank(self, birth: Birth) -> str:
         """Under sharded weights a module's output rests on other ranks too."""
         module = self._watch.module_called(birth.module)
-        if self._state.strategy.name not in SHARDED or birth.how != "output" or module is None:
+        if self._state.strategy.name not in SHARDED or birth.kind != "output" or module is None:
             return ""
         if not any(hasattr(one, "placements") for one in module.parameters()):
             return ""
@@ -218,13 +218,13 @@ class BadForwards:
 def _stage_and_place(birth: Birth, phase: str) -> tuple[str, str, str]:
     """(stage, module, place in words) of a birth that the watch found."""
     whose = named(birth.module)
-    if birth.how == "given" and birth.module:
+    if birth.kind == "given" and birth.module:
         return "forward", birth.module, f"before forward of {whose}: in {birth.leaf}, which it was given"
-    if birth.how == "given":
+    if birth.kind == "given":
         return "batch", birth.module, f"in the batch: {birth.leaf} of {whose}"
-    if birth.how == "weights":
+    if birth.kind == "weights":
         return "forward", birth.module, f"in forward of {whose}, {FROM_WEIGHTS}"
-    if birth.how in ("unknown", "cache"):
+    if birth.kind in ("unknown", "cache"):
         return "forward", birth.module, birth.place
     spots = birth.place.split(",", 1)
     between = f",{spots[1]}" if spots[1:] else ""

@@ -41,14 +41,23 @@ class GradientEvents:
             return
         self._watch.name_anew()  # what is bad is told by the names of now
         self._weights.name_anew()
-        self._weights.read_what_was_updated(before=taken[0].time)
+        self._weights.read_what_was_updated(moment=taken[0].time)
         for index in np.flatnonzero(bad):
             self._was_bad(taken[index], rows[index])
 
     def _was_bad(self, taken: Taken, row: np.ndarray) -> None:
         stage, module, place, unsure, reason = self._place(taken)
         self._state.event(
-            taken.time, stage, module, "", row, taken, unsure=unsure, why=reason, place=place, step=taken.step
+            taken.time,
+            stage,
+            module,
+            "",
+            row,
+            taken,
+            unsure=unsure,
+            reason=reason,
+            place=place,
+            step=taken.step,
         )
 
     def _place(self, taken: Taken) -> tuple[str, str, str, str, str]:

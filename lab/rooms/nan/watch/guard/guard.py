@@ -53,8 +53,9 @@ class Guard:
 
     optimizer: one, several or none (then every optimizer that updates this model's weights is met). scaler: a
     GradScaler, whose skipped steps are no alarms. on_bad: "keep" goes on; "raise" raises NonFiniteError
-    before the update that would have used it; "replay" runs a bad step again to name the operator; "break" does
-    that and stops at the operator: a debugger stands there; a function is called with the GuardStep. counter: as for `nan.watch`. headroom: look at ranges every that many steps
+    before the update that would have used it; "replay" runs a bad step again to name the operator; "break"
+    does that and stops at the operator: a debugger stands there; a function is called with the GuardStep.
+    counter: as for `nan.watch`. headroom: look at ranges every that many steps
     (0: never). allow: as for `nan.watch`.
     """
 
@@ -89,7 +90,7 @@ class Guard:
         self.parameters = ParameterHooks(state, collector, weights)
         self.gradients = GradientEvents(state, collector, borders, weights, watch)
         self.reactions = reactions = Reactions(
-            state, on_bad, borders, watch, kept=self._write, stops=self.stops_the_program
+            state, on_bad, borders, watch, result_grew=self._write, stops=self.stops_the_program
         )
         self._bad_forwards = BadForwards(state, watch, weights, reactions)
         self._replays = on_bad in ("replay", "break") and not state.strategy.no_replay
@@ -198,7 +199,7 @@ class Guard:
     @property
     def seen(self) -> Tally[str]:
         """Tensors looked at, by stage."""
-        return self.state.seen
+        return self.state.looked_at
 
     @property
     def notes(self) -> list[str]:
@@ -259,7 +260,8 @@ class Guard:
         sentences += [reason] if (reason := self._waits()) else []
         if losses := self.borders.unseen_losses:
             sentences.append(
-                f"{plural(losses, 'forward')} in training met no backward, and no number made of it was asked about"
+                f"{plural(losses, 'forward')} in training met no backward, "
+                "and no number made of it was asked about"
             )
         if self.unknown:
             sentences.append(f"{plural(self.unknown, 'gradient')} overwritten before being counted")
@@ -274,18 +276,18 @@ class Guard:
 
     def __str__(self) -> str:
         """The verdict in five lines."""
-        seen, absorbed = self.seen, self.watch.absorbed
+        looked_at, absorbed = self.seen, self.watch.absorbed
         counted = STEPS_BY.get(self.state.counted_by, "no update")
         places = ", ".join([*absorbed][:3]) or "none"
         gaps = self.not_seen()
-        more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        further = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         lines = (
             f"guard of {type(self.model).__name__}: {self.status}",
             self.sentence(),
             f"looked at: {plural(self.step, 'step')} ({counted}), {plural(self.watch.forwards, 'forward')}, "
-            f"{plural(seen['loss'], 'loss', 'losses')}",
+            f"{plural(looked_at['loss'], 'loss', 'losses')}",
             f"infinities that did no harm: {places}",
-            f"not seen: {gaps[0] + more if gaps else 'nothing'}",
+            f"not seen: {gaps[0] + further if gaps else 'nothing'}",
         )
         return "\n".join(lines)
 
@@ -581,7 +583,7 @@ class Guard:
 
     @hidden
     def _step_by_hand(self) -> None:
-        """A forward after a backward, and no optimizer of torch has run: has the program written the weights?"""
+        """A forward after a backward without an optimizer of torch: has the program written weights?"""
         self._backwards_before, state = self.borders.num_taken, self.state
         changed = self.weights.changed_without_hooks()
         if changed or state.counted_by != "weights":

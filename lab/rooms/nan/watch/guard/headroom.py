@@ -60,8 +60,8 @@ class Shares:
 class Headroom:
     """Follows the largest magnitudes of each class and samples shares every `every` steps (0: never)."""
 
-    def __init__(self, every: int) -> None:
-        self.every, self.magnitudes_every = every, max(1, every // MAGNITUDES)
+    def __init__(self, interval: int) -> None:
+        self.interval, self.magnitudes_every = interval, max(1, interval // MAGNITUDES)
         self.peaks: dict[tuple[str, str], float] = {}  # the largest magnitude of each class so far
         self.shares: dict[tuple[str, str], list[Shares]] = {}
         self.sampled_at = -1  # step of the newest shares
@@ -98,13 +98,13 @@ class Headroom:
     @passes_on
     def due(self, step: int) -> bool:
         """Whether shares are sampled in this step."""
-        if not self.every:
+        if not self.interval:
             return False
-        return step % (self.every if step <= FIRST_STEPS else self.every * SHARES) == 0
+        return step % (self.interval if step <= FIRST_STEPS else self.interval * SHARES) == 0
 
     def magnitudes_due(self, step: int) -> bool:
         """Whether largest magnitudes are counted in this step, where they cost extra: at first in each."""
-        return bool(self.every) and (step < FIRST_STEPS or step % self.magnitudes_every == 0)
+        return bool(self.interval) and (step < FIRST_STEPS or step % self.magnitudes_every == 0)
 
     def step_ends(self, guard: Any, states: Iterable[Tensor]) -> None:
         """A step is over: sample weights and gradients now and then."""

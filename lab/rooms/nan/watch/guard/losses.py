@@ -115,7 +115,7 @@ class Losses:
             if value is None and not self._state.on_gpu:
                 value = float(tensor.detach()) if tensor.is_floating_point() else None
             if value is not None and math.isfinite(value):
-                self._state.seen["loss"] += 1
+                self._state.looked_at["loss"] += 1
                 return
             made_by = AskedLoss(tensor.grad_fn.name() if tensor.grad_fn is not None else "")
             local.between.is_loss([tensor])

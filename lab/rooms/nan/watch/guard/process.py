@@ -1,8 +1,8 @@
 """Every model and optimizer of a process, and the mark by which it is known whether all was recorded.
 
-A process that imports torch leaves `process_HOST_PID_START.json` at once, and one `guard_..._N.json` per model.
-Both are written again as it goes on and when it ends: at exit, before `os._exit` (by which forked children end)
-and before another program takes its place (`exec`). What is killed leaves a mark that says "not ended".
+A process that imports torch leaves `process_HOST_PID_START.json` at once, and one `guard_..._N.json` per
+model. Both are written again as it goes on and when it ends: at exit, before `os._exit` (by which forked
+children end) and before another program takes its place (`exec`). What is killed leaves no end.
 A forked child begins anew, with a mark of its own. Optimizers whose tensors belong to no watched model, and
 losses of no watched model, are looked at here.
 """
@@ -68,7 +68,9 @@ class OwnTensors:
         rows = quiet(plain_counts, [part for _, part in parts])
         for (label, part), row in zip(parts, rows, strict=True):
             if row[:3].sum() > 0:
-                place = f"in the optimizer's update of {label} ({self.kind}), which belongs to no watched model"
+                place = (
+                    f"in the optimizer's update of {label} ({self.kind}), which belongs to no watched model"
+                )
                 self.event = {
                     "step": max(self.updates - 1, 0),
                     "stage": "weights_after",
@@ -88,7 +90,7 @@ class Process:
     def __init__(self, out: Path, on_bad: str, *, forked: bool) -> None:
         self.out, self.on_bad, self.forked = out, on_bad, forked
         self.guards: list[Guard] = []
-        self._own: dict[int, OwnTensors] = {}  # by the id of the optimizer
+        self._own_tensors: dict[int, OwnTensors] = {}  # by the id of the optimizer
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._models = self._backwards = self._updates = 0
         self._loss: dict[str, Any] | None = None  # the first bad loss of no watched model
@@ -124,7 +126,7 @@ class Process:
                 },
             )
 
-    def end(self, how: str) -> None:
+    def end(self, manner: str) -> None:
         """Write all records, newest guard first so that patches are taken back in order, then the mark."""
         if self._ended:
             return
@@ -136,14 +138,14 @@ class Process:
                     stack.push(guard)
         finally:
             self._write_own(ended=True)
-            self.mark(how)
+            self.mark(manner)
 
-    def leave(self, how: str) -> None:
+    def leave(self, manner: str) -> None:
         """Write all as it is now, as the end of this process, while everything goes on."""
         for guard in self.guards:
             guard.write_now(ended=True)
         self._write_own(ended=True)
-        self.mark(how)
+        self.mark(manner)
 
     def stay(self) -> None:
         """The process did not leave after all: `exec` failed."""
@@ -199,16 +201,16 @@ class Process:
         if reference is None or reference() is not optimizer:
             self._meet_optimizer(optimizer)
         self._updates += 1
-        if (own := self._own.get(id(optimizer))) is not None:
-            own.updated()
+        if (tensors := self._own_tensors.get(id(optimizer))) is not None:
+            tensors.updated()
 
     @hidden
     def _meet_optimizer(self, optimizer: Any) -> None:
         self._optimizers[id(optimizer)] = weakref.ref(optimizer)
         if any(not self._is_watched(tensor) for tensor in parameters_of(optimizer)):
-            self._own[id(optimizer)] = OwnTensors(optimizer, self._is_watched)
+            self._own_tensors[id(optimizer)] = OwnTensors(optimizer, self._is_watched)
         else:
-            self._own.pop(id(optimizer), None)
+            self._own_tensors.pop(id(optimizer), None)
         self.mark()
 
     def _is_watched(self, tensor: Tensor) -> bool:
@@ -244,15 +246,18 @@ class Process:
 
     def _write_own(self, *, ended: bool) -> None:
         """One record for what belongs to no watched model, if there is any."""
-        for own in self._own.values():
+        for tensors in self._own_tensors.values():
             with contextlib.suppress(Exception):
-                own.read()
-        events = [own.event for own in self._own.values() if own.event] + [self._loss] * bool(self._loss)
-        if not self._own and not events:
+                tensors.read()
+        found_bad = [*(tensors.event for tensors in self._own_tensors.values()), self._loss]
+        events = [event for event in found_bad if event is not None]
+        if not self._own_tensors and not events:
             return
-        event = min(events, key=lambda row: row["step"], default=None)
-        kinds = ", ".join(sorted({own.kind for own in self._own.values()}))
-        place = f"step {event['step']}: first bad number {event['place']}" if event else ""
+        first_event = min(events, key=lambda row: row["step"]) if events else None
+        kinds = ", ".join(sorted({tensors.kind for tensors in self._own_tensors.values()}))
+        place = ""
+        if first_event is not None:
+            place = f"step {first_event['step']}: first bad number {first_event['place']}"
         record = {
             "format": 1,
             "ended": ended,
@@ -260,12 +265,12 @@ class Process:
             "model": f"tensors of {kinds}, of no watched model" if kinds else "a loss of no watched model",
             "rank": rank(),
             "world": world(),
-            "status": "bad" if event else "clean",
-            "updates": max((own.updates for own in self._own.values()), default=0),
-            "first": event,
+            "status": "bad" if first_event else "clean",
+            "updates": max((tensors.updates for tensors in self._own_tensors.values()), default=0),
+            "first": first_event,
             "sentence": place or "clean",
             "steps": [{"step": row["step"], "events": [row]} for row in events],
-            "seen": {"weights_after": sum(len(own.labelled) for own in self._own.values())},
+            "seen": {"weights_after": sum(len(tensors.labelled) for tensors in self._own_tensors.values())},
         }
         with contextlib.suppress(OSError):
             write_record(self.out / f"guard_{identity()}_own.json", record)
@@ -332,7 +337,7 @@ def _start(out: Path, on_bad: str, *, forked: bool) -> Process:
 
 
 def start_from_env() -> Process:
-    """Guard every model from now on, in a program that `lab run nan train` began: settings are in `os.environ`."""
+    """Guard every model from now on, in a program that `lab run nan train` began, by its environment."""
     process = _start(
         Path(os.environ["LAB_NAN_GUARD"]), os.environ.get("LAB_NAN_ON_BAD", "keep"), forked=False
     )

@@ -34,16 +34,18 @@ class Reactions:
         on_bad: OnBad,
         borders: Borders,
         watch: Watch,
-        kept: Callable[[], None],
+        result_grew: Callable[[], None],
         stops: Callable[[], None],
     ) -> None:
         self._state, self.on_bad, self._borders = state, on_bad, borders
         self._strategy, self._scaling = state.strategy, state.scaling
-        self._watch, self._kept, self._stops = watch, kept, stops
+        self._watch, self._result_grew, self._stops = watch, result_grew, stops
         self._reacted: set[int] = set()
         self._expected: list[tuple[int, list[Event]]] = []  # of the last steps that were left out
         self._saved: list[Saved] = []
-        self._named: list[tuple[Event, Saved, str]] = []  # events whose operator is known, and how to run them
+        self._named: list[
+            tuple[Event, Saved, str]
+        ] = []  # events whose operator is known, and how to run them
 
     @hidden
     def save(self, module: nn.Module, args: Any, kwargs: Any) -> Saved:
@@ -67,7 +69,7 @@ class Reactions:
             if step.events and len(self._state.steps) < MOST_STEPS and not self._may_be_left_out(step):
                 self._state.steps.append(step)
                 self._react(step)
-                self._kept()
+                self._result_grew()
 
     def leave_out(self, since: int) -> None:
         """A scaler left a step out: what its gradients held is expected, unless it goes on so.
@@ -177,7 +179,7 @@ class Reactions:
         raise NonFiniteError(f"first bad number {event.place}{op}", location=f"step {event.step}")
 
     def name_forward_op(self, event: Event, birth: Birth, saved: Saved) -> None:
-        scope = birth.module if birth.how != "unknown" else birth.module.rpartition(".")[0]
+        scope = birth.module if birth.kind != "unknown" else birth.module.rpartition(".")[0]
         op, missing = self._attempt(forward_op, saved, self._watch, scope)
         event.op, event.op_missing = op, missing
         if op is not None:

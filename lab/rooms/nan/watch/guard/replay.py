@@ -98,7 +98,10 @@ def forward_op(saved: Saved, watch: Any, scope: str) -> tuple[Op | None, str]:
     if not all(came_back):
         return None, "run again twice, it came back once: a race, a state that changes or a hardware fault"
     if ops[0] is None or ops[1] is None:
-        return None, f"{CAME_BACK}, but no operator of torch made it: a constant, a state or code outside torch"
+        return (
+            None,
+            f"{CAME_BACK}, but no operator of torch made it: a constant, a state or code outside torch",
+        )
     if ops[0].name != ops[1].name:
         return None, f"{CAME_BACK} by different operators: {ops[0].name} and {ops[1].name}"
     return replace(ops[0], times=2), ""
@@ -166,7 +169,7 @@ def backward_op(saved: Saved, watch: Any, stop: Op | None = None) -> tuple[Op | 
 
 def _outputs(value: Any) -> list[tuple[str, Tensor]]:
     name = "" if isinstance(value, dict) or hasattr(value, "keys") else "output"
-    return [(name, leaf) for name, leaf in leaves(value, name, given=False) if isinstance(leaf, Tensor)]
+    return [(name, leaf) for name, leaf in leaves(value, name, is_input=False) if isinstance(leaf, Tensor)]
 
 
 def _not_repeatable(saved: Saved) -> str:
@@ -180,9 +183,9 @@ def _not_repeatable(saved: Saved) -> str:
 @contextlib.contextmanager
 def _again(saved: Saved, watch: Any) -> Iterator[list[int]]:
     """The state of then; afterwards the state of now. Gives the stack of modules."""
-    now, buffers = _random_now(), [(one, one.detach().clone()) for one, _ in saved.buffers]
+    random_state, buffers = _random_now(), [(one, one.detach().clone()) for one, _ in saved.buffers]
     lane = watch._lanes.lane
-    before = lane.mode
+    mode = lane.mode
     lane.mode, lane.path = ASIDE, []
     try:
         _set_random(saved.random)
@@ -194,8 +197,8 @@ def _again(saved: Saved, watch: Any) -> Iterator[list[int]]:
             _force_eager(stack)
             yield lane.path
     finally:
-        lane.mode, lane.path = before if before != ASIDE else EVERYTHING, None
-        _set_random(now)
+        lane.mode, lane.path = mode if mode != ASIDE else EVERYTHING, None
+        _set_random(random_state)
         _put_back(buffers)
 
 
@@ -208,8 +211,8 @@ def _force_eager(stack: contextlib.ExitStack) -> None:
 
 def _put_back(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
-        for one, value in buffers:
-            one.copy_(value)
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 def _random_now() -> Any:
@@ -234,8 +237,8 @@ def _autocast_now() -> list[tuple[str, Any, bool]]:
     if dtype_of is not None:  # since torch 2.4, which warns of the older names
         return [(kind, dtype_of(kind), torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
     try:
-        found = [("cpu", torch.get_autocast_cpu_dtype(), torch.is_autocast_cpu_enabled())]
-        return [*found, ("cuda", torch.get_autocast_gpu_dtype(), torch.is_autocast_enabled())]
+        settings = [("cpu", torch.get_autocast_cpu_dtype(), torch.is_autocast_cpu_enabled())]
+        return [*settings, ("cuda", torch.get_autocast_gpu_dtype(), torch.is_autocast_enabled())]
     except (AttributeError, RuntimeError):
         return []
 
@@ -290,57 +293,61 @@ if TorchDispatchMode is not None and _sequence is not None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.modules = modules or {}  # sequence number of a node -> module of its forward
             self._names, self._path, self._scope = watch.modules.names, path, scope
-            self._first: Op | None = None  # finite in, not finite out
+            self._op_from_finite: Op | None = None  # finite in, not finite out
             self._is_minus = False  # and that is minus infinity alone, as for a mask
             self._nan: Op | None = None  # no NaN in, NaN out
             self._stop = stop  # stand at this operator
             self._brought: Op | None = None  # bad by a number or a tensor that no operator made here
-            self._made = set[int]()  # where what operators made is bad
+            self._bad_memory = set[int]()  # where what operators made is bad
             self.came_back = False
 
         def op(self) -> Op | None:
             """The operator that made the first bad number, or of minus infinity a NaN."""
-            if self._first is not None and not (self._is_minus and self._nan is not None):
-                return self._first
+            if self._op_from_finite is not None and not (self._is_minus and self._nan is not None):
+                return self._op_from_finite
             return self._nan or self._brought
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if _current_node is None or _current_node() is None:
                 self.modules[_sequence() - 1] = self._module()  # type: ignore[misc]
-            if self._first is not None and not self._is_minus:
+            if self._op_from_finite is not None and not self._is_minus:
                 return func(*args, **kwargs)
             mutable = getattr(getattr(func, "_schema", None), "is_mutable", False)
-            before = _Look((args, kwargs)) if mutable else None
+            look = _Look((args, kwargs)) if mutable else None
             out = func(*args, **kwargs)
-            self._judge(func, args, kwargs, before, out)
+            self._judge(func, args, kwargs, look, out)
             return out
 
-        def _judge(self, func: Any, args: Any, kwargs: Any, before: _Look | None, out: Any) -> None:
+        def _judge(self, func: Any, args: Any, kwargs: Any, inputs_look: _Look | None, out: Any) -> None:
             name = str(func)
             if is_unwritten(name):
                 return
-            after = _Look(out)
-            if not (after.nan or after.inf):
+            output_look = _Look(out)
+            if not (output_look.nan or output_look.inf):
                 return
             module, node = self._where()
             if not (module == self._scope or not self._scope or module.startswith(f"{self._scope}.")):
                 return
             self.came_back = True
-            before = before or _Look((args, kwargs))
-            given = (args, kwargs)
-            if not before.nan and not before.inf:
-                if self._first is None:
-                    self._first = self._op(name, module, node, given, "finite")
-                    self._is_minus = after.is_minus
-            elif after.nan and not before.nan and self._nan is None:
-                self._nan = self._op(name, module, node, given, "infinite, no NaN")
-            elif self._brought is None and (before.bad_numbers or before.places - self._made):
-                origin = BAD_NUMBER if before.bad_numbers else BAD_TENSOR
-                self._brought = self._op(name, module, node, given, origin)
-            self._made |= after.places
+            inputs_look = inputs_look or _Look((args, kwargs))
+            arguments = (args, kwargs)
+            if not inputs_look.nan and not inputs_look.inf:
+                if self._op_from_finite is None:
+                    self._op_from_finite = self._op(name, module, node, arguments, "finite")
+                    self._is_minus = output_look.is_minus
+            elif output_look.nan and not inputs_look.nan and self._nan is None:
+                self._nan = self._op(name, module, node, arguments, "infinite, no NaN")
+            elif self._brought is None and (inputs_look.bad_numbers or inputs_look.places - self._bad_memory):
+                origin = BAD_NUMBER if inputs_look.bad_numbers else BAD_TENSOR
+                self._brought = self._op(name, module, node, arguments, origin)
+            self._bad_memory |= output_look.places
             met = self.op()
-            if self._stop is not None and met is not None and (met.name, met.line) == (self._stop.name, self._stop.line):
+            if (
+                self._stop is not None
+                and met is not None
+                and (met.name, met.line) == (self._stop.name, self._stop.line)
+            ):
                 _stand_here(met)
 
         def _where(self) -> tuple[str, Any]:
@@ -353,8 +360,8 @@ if TorchDispatchMode is not None and _sequence is not None:
         def _module(self) -> str:
             return self._names[self._path[-1]] if self._path else ""
 
-        def _op(self, name: str, module: str, node: Any, given: Any, inputs: str) -> Op:
-            tensors = tensors_in(given)
+        def _op(self, name: str, module: str, node: Any, arguments: Any, inputs: str) -> Op:
+            tensors = tensors_in(arguments)
             shapes = tuple("x".join(map(str, one.shape)) or "scalar" for one in tensors)
             dtypes = tuple(str(one.dtype)[6:] for one in tensors)
             if node is None:
@@ -426,7 +433,7 @@ def _forward_line(node: Any) -> str:
     for text in reversed(node.metadata.get("traceback_", [])):
         for line in reversed(str(text).splitlines()):
             if line.strip().startswith("File "):
-                file, _, rest = line.strip()[6:].partition('", line ')
+                file, _, tail = line.strip()[6:].partition('", line ')
                 if not _is_ours(file):
-                    return f"{file}:{rest.split(',')[0]}"
+                    return f"{file}:{tail.split(',')[0]}"
     return ""

@@ -54,7 +54,7 @@ class StepState:
         # gradient is bad (and whether by a NaN), and if not.
         self._waiting: dict[int, list[tuple[Callable[[bool], None], Callable[[], None]]]] = {}
         self.loss_in = -1  # the last step with a loss
-        self.seen: Tally[str] = Tally()  # tensors looked at, by stage
+        self.looked_at: Tally[str] = Tally()  # tensors looked at, by stage
         self.notes: list[str] = []
         self.failed = 0  # times that something in the guard failed
         self.dropped = 0  # events beyond those that a step keeps
@@ -131,9 +131,9 @@ class StepState:
         """Infinities reached the output of a forward of this step; its loss decides on them."""
         self._waiting.setdefault(step, []).append((reached, gone))
 
-    def infinities_are_gone(self, before: int) -> None:
+    def infinities_are_gone(self, first_step: int) -> None:
         """Losses and gradients of all steps before this one were looked at, and only the bad ones had any."""
-        for step in [number for number in self._waiting if number < before]:
+        for step in [number for number in self._waiting if number < first_step]:
             for _, gone in self._waiting.pop(step):
                 self.within(gone)
 
@@ -155,14 +155,14 @@ class StepState:
         tensor: Any,
         *,
         unsure: str = "",
-        why: str = "",
+        reason: str = "",
         place: str = "",
         step: int | None = None,
     ) -> None:
         """Note a bad tensor called `name`, with its counts; `place` if the name alone does not say it."""
         number = self.step if step is None else step
         event = Event(moment, number, stage, module, place or f"{WORDS[stage]} {name}", name)
-        event.unsure, event.why = unsure, why
+        event.unsure, event.reason = unsure, reason
         if row is not None:
             event.nan, event.inf = float(row[0]), float(row[1] + row[2])
         if tensor is not None:
@@ -281,7 +281,7 @@ class Event:
     shape: str = ""
     dtype: str = ""
     unsure: str = ""  # why the place is only where it was first seen
-    why: str = ""
+    reason: str = ""
     op: Op | None = None
     op_missing: str = ""  # why no operator is named, after an attempt
     extremes: tuple[str, ...] = ()  # of the last modules before it

@@ -360,7 +360,7 @@ def verdict(way):
         way(p)
     first = g.first
     assert first is not None, (g.sentence(), g.not_seen())
-    return first.step, first.stage, first.module, first.place, first.unsure, first.why, g.failed, g.notes
+    return first.step, first.stage, first.module, first.place, first.unsure, first.reason, g.failed, g.notes
 
 
 @pytest.mark.skipif(OLD, reason="this torch has no such hooks")
