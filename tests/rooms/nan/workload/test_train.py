@@ -21,6 +21,7 @@ from lab.rooms.nan.workload.train import run_command  # noqa: E402
 from tests.command import lab  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
+
 def only_record(folder):
     (path,) = folder.glob("guard_*.json")
     return json.loads(path.read_text())
@@ -100,7 +101,11 @@ def test_a_clean_script_prints_the_same_with_and_without_the_guard_and_keeps_its
 
 def test_a_command_without_torch_leaves_no_record(tmp_path):
     config = TrainConfig(command=("python", "-c", "print(1)"), cwd=str(tmp_path))
-    assert run_command(config, tmp_path) == 0 and not [*tmp_path.glob("guard_*")] and not [*tmp_path.glob("process_*")]
+    assert (
+        run_command(config, tmp_path) == 0
+        and not [*tmp_path.glob("guard_*")]
+        and not [*tmp_path.glob("process_*")]
+    )
 
 
 def test_another_sitecustomize_still_runs(tmp_path, monkeypatch, capfd):

@@ -30,8 +30,9 @@ class Asked:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self._lock, self._busy = threading.RLock(), threading.local()
-        # Made once, because torch.jit knows builtin functions by their ids: owner, name, plain, patch.
-        self._patches: list[tuple[Any, str, Any, Any]] = []
+        # Made once, because torch.jit knows builtin functions by their ids.
+        # Owner, name, plain function, whether it is the owner's own or inherited, patch.
+        self._patches: list[tuple[Any, str, Any, bool, Any]] = []
         self._is_on = False
 
     def add(self, listener: Listener) -> None:
@@ -42,7 +43,7 @@ class Asked:
             self._is_on = True
             if not self._patches:
                 self._make()
-            for owner, name, _, patch in self._patches:
+            for owner, name, _, _, patch in self._patches:
                 setattr(owner, name, patch)
 
     def remove(self, listener: Listener) -> None:
@@ -52,10 +53,10 @@ class Asked:
             if self._listeners or not self._is_on:
                 return
             self._is_on = False
-            for owner, name, plain, patch in self._patches:
+            for owner, name, plain, is_own, patch in self._patches:
                 if vars(owner).get(name) is not patch:
                     continue
-                if owner is torch:
+                if is_own:
                     setattr(owner, name, plain)
                 else:  # what Tensor has inherited shows again
                     delattr(owner, name)
@@ -63,13 +64,11 @@ class Asked:
     def _make(self) -> None:
         for owner, names in ((torch, FUNCTIONS), (Tensor, METHODS)):
             for name in names:
-                if owner is Tensor and name in vars(owner):  # Tensor's own Python: left alone
-                    continue
-                plain = getattr(owner, name)
+                plain, is_own = getattr(owner, name), name in vars(owner)
                 patch = self._around(plain)
                 if owner is torch:
                     _register_builtin(patch, f"aten::{name}")
-                self._patches.append((owner, name, plain, patch))
+                self._patches.append((owner, name, plain, is_own, patch))
 
     def _around(self, plain: Any) -> Any:
         @functools.wraps(plain)

@@ -40,7 +40,7 @@ UNWRITTEN = (
     "alias",
     "detach",
     "_unsafe_view",
-    "_to_copy_placeholder",
+    "lift",
 )
 HOOK = "a hook"  # in place of an autograd node
 MOST_BUFFER_BYTES = 256 << 20

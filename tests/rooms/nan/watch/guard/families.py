@@ -61,7 +61,11 @@ class Own(nn.Module):
 
 def inside(body, op, width=WIDTH):
     """Infinities inside one module's own code."""
-    return lambda switch: Own(switch, body, width), lambda model: model(torch.randn(6, WIDTH)).square().mean(), op
+    return (
+        lambda switch: Own(switch, body, width),
+        lambda model: model(torch.randn(6, WIDTH)).square().mean(),
+        op,
+    )
 
 
 class Logits(nn.Module):
@@ -98,7 +102,7 @@ def top_k(y, is_on):
 def max_pool(y, is_on):
     padded = F.pad(y[:, None], (1, 1), value=-INF)
     pooled = F.max_pool1d(padded, 3, 1)[:, 0]
-    return pooled - F.pad(y[:, None], (1, 1), value=-INF).amax(-1) * 0 if is_on else pooled
+    return pooled - padded.amin(-1) * 0 if is_on else pooled
 
 
 def max_of_kept(y, is_on):
@@ -147,8 +151,8 @@ def reciprocal(y, is_on):
 
 
 def clamped(y, is_on):
-    steep = y / 0
-    return steep - steep if is_on else steep.nan_to_num(nan=0.0).clamp(-1, 1)
+    steep = y.detach() / 0
+    return y + (steep - steep if is_on else steep.nan_to_num(nan=0.0).clamp(-1, 1))
 
 
 def tanh_of_infinite(y, is_on):
@@ -193,11 +197,11 @@ FAMILIES = {f"attention, argument {name}": attention_with(name) for name in NAME
     "logarithm of a mask": inside(log_mask, "aten._softmax"),
     "window by where": inside(windows, "aten._softmax"),
     "slopes of distance": inside(alibi, "aten._softmax"),
-    "logsumexp of the kept": inside(logsumexp, "aten.sub"),
+    "logsumexp of the kept": inside(logsumexp, "aten.addmm"),
     "sigmoid gate": inside(sigmoid_gate, "aten.mul"),
     "exponential gate": inside(exp_gate, "aten.mul"),
     "one over far": inside(reciprocal, "aten.div"),
-    "steep and clamped": inside(clamped, "aten.sub"),
+    "steep and clamped": inside(clamped, "aten.div"),
     "saturating tanh": inside(tanh_of_infinite, "aten.mul"),
     "sorted padding": inside(sorted_padding, "aten.mul"),
     "running maximum": inside(running_max, "aten.sub"),
