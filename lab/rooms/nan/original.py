@@ -35,7 +35,8 @@ def _crash_ranked_best(published: Sequence[Evidence]) -> str:
     kernels = plural(len(logs[fewest.label].kernels), "kernel")
     most_kernels = max(len(log.kernels) for log in logs.values())
     return (
-        f"fewest NaN lines make {fewest.label} ({kind_lines(fewest, 'NaN')}) the best at the instruction "
+        f"fewest NaN lines would make {fewest.label} ({kind_lines(fewest, 'NaN')}) the best at the "
+        "instruction "
         f"level; it {fewest.reason}, and its log names {kernels} where others name up to {most_kernels}."
     )
 

@@ -1,7 +1,7 @@
 """Twenty-five families of healthy programs with legal infinities, each with a fault to switch on.
 
-A family is (model, loss of the model, operator that a replay must name with the fault). The infinities are gone
-before loss and gradient; with the fault they are not, or a NaN is made of them.
+A family is (model, loss of the model, operator that a replay must name with the fault). The infinities are
+gone before loss and gradient; with the fault they are not, or a NaN is made of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def attention_with(name):
 
     def make(switch):
         scope = {}
-        exec(f"def forward(self, x, {name}): return self.attend(x, {name})", scope)
+        exec(f"def forward(self, x, {name}): return self.attend(x, {name})", scope)  # noqa: S102
         return type("Attention", (Attention,), scope)(switch)
 
     def loss(model):

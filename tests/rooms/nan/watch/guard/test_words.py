@@ -1,4 +1,4 @@
-"""What the guard says is so: replays, steps without an optimizer, the printed verdict, a stop at the operator."""
+"""What the guard says is so: replays, steps without an optimizer, the printed verdict, a stop."""
 
 from __future__ import annotations
 
@@ -127,6 +127,6 @@ def test_break_stands_at_the_operator(monkeypatch):
             frame = frame.f_back
 
     monkeypatch.setattr(sys, "breakpointhook", stands)
-    with pytest.raises(NonFiniteError, match="aten.div"):
+    with pytest.raises(NonFiniteError, match=r"aten\.div"):
         run("division", "break")
     assert linecache.getline(__file__, lines[0]).strip() == "y = y / 0"
