@@ -97,6 +97,7 @@ class Guard:
         self._handles: list[Any] = []
         self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
         self._backwards_before = 0  # when the last step by hand was counted
+        self._may_be_by_hand = not weights.optimizers  # that the program updates weights itself
         self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
 
     # Entering and leaving
@@ -142,6 +143,7 @@ class Guard:
         self.watch.__exit__()
         self.state.safely(self.settle)
         self.state.safely(self._write)
+        local.between.forget()
 
     def abandon(self) -> None:
         """In a forked child: end without a look or a record, for the parent has both."""
@@ -353,7 +355,7 @@ class Guard:
             self._decide()
         if not before_update.exists:
             self._look_for_update()
-        elif self.state.counted_by != "optimizer" and self.borders.num_taken > self._backwards_before:
+        elif self._may_be_by_hand and self.borders.num_taken > self._backwards_before:
             self._step_by_hand()
         if self._replays:
             forward.saved = self.reactions.save(module, args, kwargs)
@@ -585,6 +587,9 @@ class Guard:
     def _step_by_hand(self) -> None:
         """A forward after a backward without an optimizer of torch: has the program written weights?"""
         self._backwards_before, state = self.borders.num_taken, self.state
+        if state.counted_by == "optimizer" or self.scaling.scaler is not None:
+            self._may_be_by_hand = False
+            return
         changed = self.weights.changed_without_hooks()
         if changed or state.counted_by != "weights":
             state.counted_by = "weights" if changed else "backward"
