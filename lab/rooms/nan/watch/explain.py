@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lab.rooms.nan.watch.batch import Label
 from lab.rooms.nan.watch.count import KINDS, Counter, plain_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
+from lab.rooms.nan.watch.lane import RECOMPUTE
 from lab.rooms.nan.watch.leaves import (
     CACHE,
     cached_pair,
@@ -128,6 +129,9 @@ class Explainer:
         new_minus = new_any_minus & overflowed
         if nan.any():
             return Judged(nan | new_plus | new_minus)
+        if forward.phase == RECOMPUTE or not all(back for _, parent, back in forward.calls if parent < 0):
+            bad = new_plus | new_minus  # it has no end that could tell what became of them
+            return Judged(bad if bad.any() else None, infinities)
         outer = np.array(
             [side == OUT and forward.calls[call][1] < 0 for (_, side, _), call in _sides(counted)], bool
         )
