@@ -58,7 +58,7 @@ def main() -> None:
     megabytes = int(os.environ.get("LAB_BENCH_MB", "1000"))
     lines = real_lines()
     with tempfile.TemporaryDirectory() as name:
-        for what, change, bar in (("repeated", None, 10), ("varied", varied, 4)):
+        for what, change, bar in (("repeated", None, 6), ("varied", varied, 3)):
             path = made(Path(name) / f"{what}.nixnan", lines, megabytes, change)
             ours, peer = side_by_side(3, partial(cost, OURS, str(path)), partial(cost, PEER, str(path)))
             print(

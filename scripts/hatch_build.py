@@ -21,7 +21,6 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HOW = Path("lab/core/native.py")
 SOURCES = (
     Path("lab/recordings/kineto/native/scan.c"),
-    Path("lab/rooms/nan/nixnan/reading/native/lines.c"),
     Path("lab/rooms/nan/watch/native/counts.c"),
 )
 WANTED = "LAB_WHEEL"

@@ -32,7 +32,7 @@ def recognises(folder: Path) -> bool:
     """Whether `folder` holds published experiments of the tutorial's layout, or records of guards."""
     from lab.rooms.nan.published import is_published
 
-    return is_published(folder) or any(folder.glob("guard_rank*.json"))
+    return is_published(folder) or any(folder.glob("guard_*.json"))
 
 
 def watcher(run: Run) -> Silent:

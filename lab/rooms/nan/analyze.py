@@ -43,16 +43,16 @@ def analyze(evidence: Sequence[Evidence]) -> NanTables:
     """Tables of all experiments. Nothing is left out: what cannot be read is in `problems` and in its row."""
     base, problems = baseline_of(evidence), list[str]()
 
-    def read(one: Evidence, name: str) -> pd.DataFrame | None:
-        return _csv(one, name, problems)
+    def read(experiment: Evidence, name: str) -> pd.DataFrame | None:
+        return _csv(experiment, name, problems)
 
-    chains = {one.label: chain_of(one, base) for one in evidence}
-    verdicts = {one.label: verdict_of(one, chains[one.label]) for one in evidence}
+    chains = {experiment.label: chain_of(experiment, base) for experiment in evidence}
+    verdicts = {experiment.label: verdict_of(experiment, chains[experiment.label]) for experiment in evidence}
     causes = {}
-    for one in evidence:
-        calls = read(one, "calls.csv") if (one.watch or {}).get("first") else None
-        if cause := cause_of(one, calls):
-            causes[one.label] = cause
+    for experiment in evidence:
+        calls = read(experiment, "calls.csv") if (experiment.watch or {}).get("first") else None
+        if cause := cause_of(experiment, calls):
+            causes[experiment.label] = cause
     return NanTables(
         experiments=experiments_table(evidence, verdicts, causes),
         chain=_chain_table(chains),
@@ -68,12 +68,12 @@ def analyze(evidence: Sequence[Evidence]) -> NanTables:
     )
 
 
-def _csv(one: Evidence, name: str, problems: list[str]) -> pd.DataFrame | None:
-    path = (one.folder or Path()) / name
+def _csv(experiment: Evidence, name: str, problems: list[str]) -> pd.DataFrame | None:
+    path = (experiment.folder or Path()) / name
     try:
         return pd.read_csv(path, keep_default_na=False)
     except (OSError, ValueError) as error:  # pandas' parser and empty-file errors are ValueErrors
-        problems.append(f"{one.label}: {name} cannot be read: {error}")
+        problems.append(f"{experiment.label}: {name} cannot be read: {error}")
         return None
 
 
@@ -84,21 +84,21 @@ def _chain_table(chains: Mapping[str, Chain]) -> pd.DataFrame:
         for link in LINKS:
             row[link], row[f"{link}_evidence"] = getattr(chain, link)
         rows.append(row)
-    made: pd.DataFrame = pd.DataFrame(rows, columns=CHAIN)
-    return made
+    table: pd.DataFrame = pd.DataFrame(rows, columns=CHAIN)
+    return table
 
 
 def _applied_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
     """What was asked of the model beside what it shows: requested is not effective."""
     rows = []
-    for one in evidence:
-        result = one.result or {}
+    for experiment in evidence:
+        result = experiment.result or {}
         effective, proof = result.get("effective") or {}, result.get("applied") or {}
         if not effective:
             continue
         as_loaded = "twin" if result.get("skipped_quant") else "loaded as asked"
         row = {
-            "experiment": one.label,
+            "experiment": experiment.label,
             "status": proof.get("status") or as_loaded,
             "what": proof.get("what", result["asked"]),
             "dtypes": ", ".join(effective["dtypes"]),
@@ -109,45 +109,47 @@ def _applied_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
         }
         rows.append({**{name: proof.get(name) for name in APPLIED}, **row})
     frame = pd.DataFrame(rows, columns=APPLIED)
-    made: pd.DataFrame = frame.astype({"expected": "Int64", "count": "Int64", "values_changed": "Int64"})
-    return made
+    table: pd.DataFrame = frame.astype({"expected": "Int64", "count": "Int64", "values_changed": "Int64"})
+    return table
 
 
 def _births_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
     rows = [
-        {"experiment": one.label, **{name: birth[name] for name in BIRTHS[1:]}}
-        for one in evidence
-        for birth in (one.watch or {}).get("births", ())
+        {"experiment": experiment.label, **{name: birth[name] for name in BIRTHS[1:]}}
+        for experiment in evidence
+        for birth in (experiment.watch or {}).get("births", ())
     ]
-    made: pd.DataFrame = pd.DataFrame(rows, columns=BIRTHS)
-    return made
+    table: pd.DataFrame = pd.DataFrame(rows, columns=BIRTHS)
+    return table
 
 
 def _kernels_table(evidence: Sequence[Evidence], base: Evidence | None) -> pd.DataFrame:
     """Kernels whose launches differ from the baseline's: which other code an experiment really ran."""
     reference = (base.result or {}).get("kernels") if base else None
     rows = []
-    for one in evidence:
-        for phase, launches in ((one.result or {}).get("kernels") or {}).items():
-            known = (reference or {}).get(phase, {})
-            for name in sorted({*launches, *known}):
-                if one is base or launches.get(name, 0) != known.get(name, 0):
-                    rows.append((one.label, phase, name, launches.get(name, 0), known.get(name, 0)))
-    made: pd.DataFrame = pd.DataFrame(rows, columns=KERNELS)
-    return made
+    for experiment in evidence:
+        for phase, launches in ((experiment.result or {}).get("kernels") or {}).items():
+            baseline_launches = (reference or {}).get(phase, {})
+            for name in sorted({*launches, *baseline_launches}):
+                if experiment is base or launches.get(name, 0) != baseline_launches.get(name, 0):
+                    rows.append(
+                        (experiment.label, phase, name, launches.get(name, 0), baseline_launches.get(name, 0))
+                    )
+    table: pd.DataFrame = pd.DataFrame(rows, columns=KERNELS)
+    return table
 
 
 def _functions_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
     rows = []
-    for one in evidence:
-        if one.log is None:
+    for experiment in evidence:
+        if experiment.log is None:
             continue
-        sites = nan_sites(one.log)
-        for name, lines in sorted(one.log.functions.items(), key=lambda item: -item[1]):
-            nan_lines = one.log.function_kinds.get(name, {}).get("NaN", 0)
-            twin = one.log.twins.get(name, "")
+        sites = nan_sites(experiment.log)
+        for name, lines in sorted(experiment.log.functions.items(), key=lambda item: -item[1]):
+            nan_lines = experiment.log.function_kinds.get(name, {}).get("NaN", 0)
+            twin = experiment.log.twins.get(name, "")
             twin_of = shown(twin) if twin else ""
-            found = (shown(name), category(name), lines, nan_lines, sites.get(name, 0), twin_of)
-            rows.append((one.label, *found))
-    made: pd.DataFrame = pd.DataFrame(rows, columns=FUNCTIONS)
-    return made
+            cells = (shown(name), category(name), lines, nan_lines, sites.get(name, 0), twin_of)
+            rows.append((experiment.label, *cells))
+    table: pd.DataFrame = pd.DataFrame(rows, columns=FUNCTIONS)
+    return table

@@ -17,7 +17,7 @@ class Cause(NamedTuple):
     """Confidence: `certain` where the numbers leave no other explanation, `likely` where they allow this one,
     `possible` where they do not rule it out."""
 
-    what: str
+    text: str
     confidence: str
     evidence: str
 
@@ -25,22 +25,22 @@ class Cause(NamedTuple):
 NOT_KEPT = Cause("unknown", "possible", "the forward was not kept call by call")
 
 
-def cause_of(one: Evidence, calls: pd.DataFrame | None) -> Cause | None:
+def cause_of(experiment: Evidence, calls: pd.DataFrame | None) -> Cause | None:
     """The cause of the first birth; None where nothing was born."""
-    watch = one.watch
+    watch = experiment.watch
     if not watch or not watch.get("first"):
         return None
-    first = watch["first"]
-    if first["how"] == "weights":
-        bad = [_bad_weight(each) for each in watch["weights"] if each["name"].startswith(first["module"])]
+    birth = watch["first"]
+    if birth["how"] == "weights":
+        bad = [_bad_weight(each) for each in watch["weights"] if each["name"].startswith(birth["module"])]
         return Cause("a weight is not finite", "certain", ", ".join(bad))
-    if first["how"] == "cache":
-        return Cause("it was already in the key/value cache", "certain", first["place"])
-    if first["how"] == "given":
-        return Cause("it was in the model's inputs", "certain", first["place"])
+    if birth["how"] == "cache":
+        return Cause("it was already in the key/value cache", "certain", birth["place"])
+    if birth["how"] == "given":
+        return Cause("it was in the model's inputs", "certain", birth["place"])
     if calls is None or calls.empty:
         return NOT_KEPT
-    return _from_magnitudes(first, calls[calls["step"] == first["step"]])
+    return _from_magnitudes(birth, calls[calls["step"] == birth["step"]])
 
 
 def _bad_weight(weight: Mapping[str, Any]) -> str:
@@ -48,7 +48,7 @@ def _bad_weight(weight: Mapping[str, Any]) -> str:
     return f"{weight['name']}: {int(weight['nan'])} NaN, {infinite} infinite"
 
 
-def _from_magnitudes(first: Mapping[str, Any], calls: pd.DataFrame) -> Cause:
+def _from_magnitudes(birth: Mapping[str, Any], calls: pd.DataFrame) -> Cause:
     """The cause by the magnitudes before the first bad leaf.
 
     An overflow shows as a product of finite factors that the type cannot hold, a masked row as NaN without
@@ -58,14 +58,14 @@ def _from_magnitudes(first: Mapping[str, Any], calls: pd.DataFrame) -> Cause:
     if bad.empty:
         return NOT_KEPT
     leaf = bad.iloc[0]
-    before = calls[(calls["seq"] < leaf["seq"]) & (calls["side"] == "out")]
-    own = before[before["module"].str.startswith(f"{first['module']}.")]
-    peaks = {_last(name): float(peak) for name, peak in own.groupby("module")["absmax"].last().items()}
+    outputs = calls[(calls["seq"] < leaf["seq"]) & (calls["side"] == "out")]
+    inside = outputs[outputs["module"].str.startswith(f"{birth['module']}.")]
+    peaks = {_last(name): float(peak) for name, peak in inside.groupby("module")["absmax"].last().items()}
     if peaks.get("q_proj") and peaks.get("k_proj"):
         return _in_attention(leaf, peaks["q_proj"], peaks["k_proj"])
     # A product between modules takes the last two outputs, as a gated MLP does.
-    names = [_last(name) for name in own.drop_duplicates("module", keep="last")["module"]][-2:]
-    return _outside_attention(first, leaf, {name: peaks[name] for name in names})
+    names = [_last(name) for name in inside.drop_duplicates("module", keep="last")["module"]][-2:]
+    return _outside_attention(birth, leaf, {name: peaks[name] for name in names})
 
 
 def _in_attention(leaf: pd.Series, query: float, key: float) -> Cause:
@@ -86,9 +86,9 @@ def _in_attention(leaf: pd.Series, query: float, key: float) -> Cause:
     )
 
 
-def _outside_attention(first: Mapping[str, Any], leaf: pd.Series, factors: Mapping[str, float]) -> Cause:
+def _outside_attention(birth: Mapping[str, Any], leaf: pd.Series, factors: Mapping[str, float]) -> Cause:
     limit, peaks = _limit(leaf), list(factors.values())
-    if len(peaks) == 2 and peaks[0] * peaks[1] > limit and first["how"] == "between":
+    if len(peaks) == 2 and peaks[0] * peaks[1] > limit and birth["how"] == "between":
         return Cause(
             f"overflow of {_type(leaf)} in the product of {' and '.join(factors)}",
             "likely",
@@ -98,7 +98,7 @@ def _outside_attention(first: Mapping[str, Any], leaf: pd.Series, factors: Mappi
         return Cause(
             f"overflow of {_type(leaf)}",
             "likely",
-            f"finite numbers went into {first['module'] or 'the model'}, infinity came out",
+            f"finite numbers went into {birth['module'] or 'the model'}, infinity came out",
         )
     return Cause("unknown", "possible", f"NaN first in {leaf['module']} {leaf['side']} {leaf['leaf']}")
 

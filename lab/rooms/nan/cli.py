@@ -83,9 +83,9 @@ def _training(words: tuple[str, ...], settings: dict[str, Any]) -> dict[str, Any
     command = words[1:]
     if command and settings["plant"] is not None:
         raise UsageError("--plant is for the tiny model, not for a command", fix="drop one of them")
-    here = Path.cwd()
+    folder = Path.cwd()
     plant = settings["plant"] or "none"
-    return {"command": command, "cwd": str(here), "plant": plant, "on_bad": settings["on_bad"]}
+    return {"command": command, "cwd": str(folder), "plant": plant, "on_bad": settings["on_bad"]}
 
 
 def _experiment(ctx: click.Context, names: tuple[str, ...], settings: dict[str, Any]) -> Experiment:

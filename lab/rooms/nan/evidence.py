@@ -58,24 +58,24 @@ def baseline_of(evidence: Sequence[Evidence]) -> Evidence | None:
     return next((one for one in evidence if one.experiment == "baseline"), None)
 
 
-def read_log(one: Evidence, path: Path, root: Path, progress: Progress) -> None:
+def read_log(experiment: Evidence, path: Path, root: Path, progress: Progress) -> None:
     """Read the log into the evidence; why it cannot be read goes to `log_error`."""
-    progress(f"  nixnan log of {one.label}")
-    one.log_files = [str(path.relative_to(root))]
+    progress(f"  nixnan log of {experiment.label}")
+    experiment.log_files = [str(path.relative_to(root))]
     try:
-        one.log = parse(path)
+        experiment.log = parse(path)
     except LabError as error:
-        one.log_error = error.problem
+        experiment.log_error = error.problem
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(read_bytes(path))
+        value = msgspec.json.decode(read_bytes(path))
     except msgspec.DecodeError as error:
         raise BadDataError(f"{path.name} cannot be read: {error}", location=path) from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise BadDataError(f"{path.name} is not a JSON object", location=path)
-    return found
+    return value
 
 
 def read_bytes(path: Path) -> bytes:

@@ -22,54 +22,54 @@ def experiments_table(
     base, ranked = baseline_of(evidence), ranks(evidence, verdicts)
     rows = [
         {
-            "rank": ranked.get(one.label),
-            "experiment": one.label,
-            "status": one.status,
-            "verdict": verdicts[one.label],
-            **_modules(one, causes.get(one.label)),
-            **_instructions(one),
-            **_text(one, base),
-            **_quality(one),
-            **_cost(one),
-            "reason": one.reason or one.log_error,
-            "result_file": one.result_file,
-            "log_files": ", ".join(one.log_files),
+            "rank": ranked.get(experiment.label),
+            "experiment": experiment.label,
+            "status": experiment.status,
+            "verdict": verdicts[experiment.label],
+            **_modules(experiment, causes.get(experiment.label)),
+            **_instructions(experiment),
+            **_text(experiment, base),
+            **_quality(experiment),
+            **_cost(experiment),
+            "reason": experiment.reason or experiment.log_error,
+            "result_file": experiment.result_file,
+            "log_files": ", ".join(experiment.log_files),
         }
-        for one in evidence
+        for experiment in evidence
     ]
     frame = pd.DataFrame(rows, columns=EXPERIMENTS)
     frame[WHOLE_NUMBERS] = frame[WHOLE_NUMBERS].astype("Int64")
-    made: pd.DataFrame = frame.sort_values("rank", kind="stable", na_position="last").reset_index(drop=True)
-    return made
+    table: pd.DataFrame = frame.sort_values("rank", kind="stable", na_position="last").reset_index(drop=True)
+    return table
 
 
-def _modules(one: Evidence, cause: Cause | None) -> dict[str, Any]:
-    totals, first = python_totals(one), (one.watch or {}).get("first")
-    logits = (one.result or {}).get("logits")
+def _modules(experiment: Evidence, cause: Cause | None) -> dict[str, Any]:
+    totals, birth = python_totals(experiment), (experiment.watch or {}).get("first")
+    logits = (experiment.result or {}).get("logits")
     return {
         "nan": int(totals["nan"]) if totals else None,
         "inf": int(totals["posinf"] + totals["neginf"]) if totals else None,
-        "bad_leaves": bad_leaves(one) if one.watch else None,
+        "bad_leaves": bad_leaves(experiment) if experiment.watch else None,
         "bad_logit_steps": len(logits["bad_steps"]) if logits else None,
-        "first_producer": first["place"] if first else "",
-        "cause": cause.what if cause else "",
+        "first_producer": birth["place"] if birth else "",
+        "cause": cause.text if cause else "",
         "confidence": cause.confidence if cause else "",
     }
 
 
-def _instructions(one: Evidence) -> dict[str, Any]:
+def _instructions(experiment: Evidence) -> dict[str, Any]:
     """nixnan's numbers. Half is f16 and bf16 together: the tool prints bf16 apart only since August 2025."""
-    if one.log is None:
-        return {"sass_integrity": "unreadable" if one.log_files else ""}
+    if experiment.log is None:
+        return {"sass_integrity": "unreadable" if experiment.log_files else ""}
     return {
-        "sass_integrity": one.log.integrity,
-        "sass_lines": one.log.error_lines,
-        "sass_sites": one.log.site_count,
-        "sass_nan_lines": kind_lines(one, "NaN"),
-        "memory_nan_lines": memory_nan_lines(one.log),
-        **_unique_and_repeats("half_nan", reported(one, ("f16", "bf16"), "NaN")),
-        **_unique_and_repeats("float_nan", reported(one, ("f32",), "NaN")),
-        **_unique_and_repeats("half_subnormal", reported(one, ("f16", "bf16"), "subnormal")),
+        "sass_integrity": experiment.log.integrity,
+        "sass_lines": experiment.log.error_lines,
+        "sass_sites": experiment.log.site_count,
+        "sass_nan_lines": kind_lines(experiment, "NaN"),
+        "memory_nan_lines": memory_nan_lines(experiment.log),
+        **_unique_and_repeats("half_nan", reported(experiment, ("f16", "bf16"), "NaN")),
+        **_unique_and_repeats("float_nan", reported(experiment, ("f32",), "NaN")),
+        **_unique_and_repeats("half_subnormal", reported(experiment, ("f16", "bf16"), "subnormal")),
     }
 
 
@@ -78,20 +78,20 @@ def _unique_and_repeats(name: str, counts: tuple[int, int] | None) -> dict[str, 
     return {f"{name}_unique": unique, f"{name}_repeats": repeats}
 
 
-def _text(one: Evidence, base: Evidence | None) -> dict[str, Any]:
-    text, of_base = text_of(one), text_of(base)
+def _text(experiment: Evidence, base: Evidence | None) -> dict[str, Any]:
+    text, of_base = text_of(experiment), text_of(base)
     same = ""
-    if text is not None and of_base is not None and one is not base:
+    if text is not None and of_base is not None and experiment is not base:
         same = "yes" if text == of_base else "no"
     return {"same_text": same, "characters": None if text is None else len(text)}
 
 
-def _quality(one: Evidence) -> dict[str, Any]:
-    measured = (one.result or {}).get("quality") or {}
+def _quality(experiment: Evidence) -> dict[str, Any]:
+    measured = (experiment.result or {}).get("quality") or {}
     return {"kl_mean": measured.get("kl_mean"), "top1_agreement": measured.get("top1_agreement")}
 
 
-def _cost(one: Evidence) -> dict[str, Any]:
-    timing = (one.result or {}).get("timing") or {}
+def _cost(experiment: Evidence) -> dict[str, Any]:
+    timing = (experiment.result or {}).get("timing") or {}
     percent = {phase: timing.get(phase, {}).get("overhead_percent") for phase in ("prefill", "decode")}
     return {f"watch_{phase}_percent": value for phase, value in percent.items()}

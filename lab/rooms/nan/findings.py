@@ -67,26 +67,34 @@ def analyse_nan(
 
 def _guarded(folders: Sequence[Path], out: Path, runs: Sequence[Run | None]) -> Findings:
     """The page of training jobs under the guard."""
-    found = read(folders)
+    job = read(folders)
     manifests = [run.manifest if run else None for run in runs]
     title = f"NaN guard {' + '.join(folder.resolve().name for folder in folders)}"
-    page = guarded_page(found, out, title, provenance(folders, manifests))
+    page = guarded_page(job, out, title, provenance(folders, manifests))
     return Findings(**page)  # type: ignore[arg-type]
 
 
 def missing_parts(evidence: Sequence[Evidence], problems: Sequence[str], sass: bool) -> list[str]:
     """What was asked for and is missing, in sentences."""
-    found = [
-        f"{one.label}: {one.status}: {one.reason}"
-        for one in evidence
-        if one.status not in ("ok", "no-effect", "skipped") and not one.published
+    missing = [
+        f"{experiment.label}: {experiment.status}: {experiment.reason}"
+        for experiment in evidence
+        if experiment.status not in ("ok", "no-effect", "skipped") and not experiment.published
     ]
-    found += [f"{one.label}: {one.reason}" for one in evidence if one.published and one.status == "broken"]
-    found += [f"{one.label}: {one.log_error}" for one in evidence if one.log_error]
+    missing += [
+        f"{experiment.label}: {experiment.reason}"
+        for experiment in evidence
+        if experiment.published and experiment.status == "broken"
+    ]
+    missing += [
+        f"{experiment.label}: {experiment.log_error}" for experiment in evidence if experiment.log_error
+    ]
     if sass:
-        without = [one for one in evidence if one.log is None and not one.log_error]
-        found += [f"{one.label}: no log of nixnan" for one in without]
-    return [*found, *problems]
+        without = [
+            experiment for experiment in evidence if experiment.log is None and not experiment.log_error
+        ]
+        missing += [f"{experiment.label}: no log of nixnan" for experiment in without]
+    return [*missing, *problems]
 
 
 def provenance(folders: Sequence[Path], manifests: Sequence[Manifest | None]) -> dict[str, dict[str, str]]:

@@ -18,15 +18,17 @@ QUANTIZED = {"baseline": "4-bit", "8bit": "8-bit", AGAIN: "4-bit"}
 
 def gather(folders: Sequence[Path], runs: Sequence[Run | None], progress: Progress) -> list[Evidence]:
     """Evidence of every experiment in the folders; two levels of one experiment become one row."""
-    found: list[Evidence] = []
+    evidence: list[Evidence] = []
     for folder, run in zip(folders, runs, strict=True):
-        found += of_run(folder, run, progress) if run else of_published(folder, progress)
+        evidence += of_run(folder, run, progress) if run else of_published(folder, progress)
     joined: dict[str, Evidence] = {}
-    for one in found:
-        known = joined.get(one.label)
-        joined[one.label] = _both(known, one) if known else one
+    for experiment in evidence:
+        joined_before = joined.get(experiment.label)
+        joined[experiment.label] = _both(joined_before, experiment) if joined_before else experiment
     order = [*EXPERIMENTS, AGAIN]
-    return sorted(joined.values(), key=lambda one: (order.index(one.experiment), one.label))
+    return sorted(
+        joined.values(), key=lambda experiment: (order.index(experiment.experiment), experiment.label)
+    )
 
 
 def _both(a: Evidence, b: Evidence) -> Evidence:
@@ -53,37 +55,37 @@ def _both(a: Evidence, b: Evidence) -> Evidence:
 
 def of_run(folder: Path, run: Run, progress: Progress) -> list[Evidence]:
     """One experiment per step of the run, in any case."""
-    found = []
+    evidence = []
     for record in run.manifest.steps:
         name, label = str(record.step.labels["experiment"]), str(record.step.labels["label"])
-        one = Evidence(name, label, folder=folder / record.step.folder)
-        one.status, one.reason = _status_of(record.outcome)
+        experiment = Evidence(name, label, folder=folder / record.step.folder)
+        experiment.status, experiment.reason = _status_of(record.outcome)
         path = folder / record.step.folder / RESULT
         if path.exists():
-            _read_result(one, path, path.relative_to(folder))
-        elif one.status == "ok":
-            one.status, one.reason = "missing", f"no {RESULT}"
+            _read_result(experiment, path, path.relative_to(folder))
+        elif experiment.status == "ok":
+            experiment.status, experiment.reason = "missing", f"no {RESULT}"
         if "nixnan" in record.step.tools:
-            _read_log(one, folder, progress)
-        found += [one, *_skipped_quant(one)]
-    return found
+            _read_log(experiment, folder, progress)
+        evidence += [experiment, *_skipped_quant(experiment)]
+    return evidence
 
 
-def _skipped_quant(one: Evidence) -> list[Evidence]:
+def _skipped_quant(experiment: Evidence) -> list[Evidence]:
     """The quantized experiment that could not run here, beside its unquantized twin that did.
 
     The baseline's twin is what the others are compared with; the twin of 8bit repeats the baseline and is not
     ranked.
     """
-    why = (one.result or {}).get("skipped_quant")
-    if not why or not one.compared or one.experiment not in QUANTIZED:
+    skip_reason = (experiment.result or {}).get("skipped_quant")
+    if not skip_reason or not experiment.compared or experiment.experiment not in QUANTIZED:
         return []
-    reason = f"{why}; its unquantized twin ran"
-    if one.experiment == "8bit":
-        one.status, one.reason = "skipped", reason
+    reason = f"{skip_reason}; its unquantized twin ran"
+    if experiment.experiment == "8bit":
+        experiment.status, experiment.reason = "skipped", reason
         return []
-    label = f"{one.label} ({QUANTIZED[one.experiment]})"
-    return [Evidence(one.experiment, label, "skipped", reason, folder=one.folder)]
+    label = f"{experiment.label} ({QUANTIZED[experiment.experiment]})"
+    return [Evidence(experiment.experiment, label, "skipped", reason, folder=experiment.folder)]
 
 
 def _status_of(outcome: Outcome | None) -> tuple[str, str]:
@@ -92,18 +94,18 @@ def _status_of(outcome: Outcome | None) -> tuple[str, str]:
     return ("ok", "") if outcome.status is Status.ok else (outcome.status.value, outcome.reason)
 
 
-def _read_result(one: Evidence, path: Path, shown: Path) -> None:
+def _read_result(experiment: Evidence, path: Path, shown: Path) -> None:
     """Read the result; a change that took no effect lowers the status that the process left."""
     try:
-        one.result = read_json(path)
-        applied = one.result.get("applied")
+        experiment.result = read_json(path)
+        applied = experiment.result.get("applied")
     except BadDataError as error:
-        one.status, one.reason, one.result = "broken", error.problem, None
+        experiment.status, experiment.reason, experiment.result = "broken", error.problem, None
         return
-    one.result_file = str(shown)
-    if one.status == "ok" and applied and applied["status"] != "applied":
-        one.status = applied["status"]
-        one.reason = applied["reason"] or _why_not_applied(applied)
+    experiment.result_file = str(shown)
+    if experiment.status == "ok" and applied and applied["status"] != "applied":
+        experiment.status = applied["status"]
+        experiment.reason = applied["reason"] or _why_not_applied(applied)
 
 
 def _why_not_applied(applied: dict[str, Any]) -> str:
@@ -112,20 +114,20 @@ def _why_not_applied(applied: dict[str, Any]) -> str:
     return f"{applied['what']}: {applied['count']} of {applied['expected']} took the change"
 
 
-def _read_log(one: Evidence, root: Path, progress: Progress) -> None:
-    folder = one.folder or root
+def _read_log(experiment: Evidence, root: Path, progress: Progress) -> None:
+    folder = experiment.folder or root
     record, log = folder / "nixnan.json", folder / "nixnan.log"
     try:
         if record.exists():
             flags = read_json(record).get("flags")
             flags = flags if isinstance(flags, dict) else {}
-            one.inventory = bool(flags.get("inventory"))
-            one.only_kernels, one.not_kernels = (
+            experiment.inventory = bool(flags.get("inventory"))
+            experiment.only_kernels, experiment.not_kernels = (
                 tuple(map(str, flags.get(name) or ())) for name in ("only_kernels", "not_kernels")
             )
     except BadDataError as error:
-        one.log_error = error.problem
+        experiment.log_error = error.problem
     if log.exists():
-        read_log(one, log, root, progress)
+        read_log(experiment, log, root, progress)
     else:
-        one.log_error = one.log_error or "nixnan left no log"
+        experiment.log_error = experiment.log_error or "nixnan left no log"

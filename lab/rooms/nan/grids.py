@@ -66,9 +66,9 @@ def layer_blocks(tables: NanTables, folder: Path) -> list[Block]:
             rows[["nan", "posinf", "neginf", "subnormal"]].to_numpy().any() or rows["headroom"].notna().any()
         )
         if not counted:
-            where = plural(len(rows), "layer")
+            layer_count = plural(len(rows), "layer")
             blocks.append(
-                Prose(f"{label}: 0 NaN and 0 infinity in outputs of {where}; nothing else counted.")
+                Prose(f"{label}: 0 NaN and 0 infinity in outputs of {layer_count}; nothing else counted.")
             )
             continue
         name = f"layers_{number}"
@@ -88,8 +88,8 @@ def _without_placeholders(layers: pd.DataFrame) -> pd.DataFrame:
     """The table of layers for the page: no step where there was no bad one."""
     bad = layers["first_bad_step"]
     steps = bad.where(bad >= 0).astype("Int64")
-    made: pd.DataFrame = layers.drop(columns=["numel"]).assign(first_bad_step=steps)
-    return made
+    table: pd.DataFrame = layers.drop(columns=["numel"]).assign(first_bad_step=steps)
+    return table
 
 
 def _layer_grid(rows: pd.DataFrame) -> Drawing:
@@ -99,13 +99,13 @@ def _layer_grid(rows: pd.DataFrame) -> Drawing:
     # NaN and headroom always; the other kinds only where they occur.
     kinds = [kind for kind in KINDS if kind in ("nan", "headroom") or rows[kind].to_numpy().any()]
     columns = [(phase, kind) for phase in phases for kind in kinds]
-    found = rows.set_index(["layer", "phase"])
+    grid = rows.set_index(["layer", "phase"])
 
     def cell(down: int, across: int) -> Cell | None:
         phase, kind = columns[across]
-        if (names[down], phase) not in found.index:
+        if (names[down], phase) not in grid.index:
             return None
-        row, place = found.loc[(names[down], phase)], f"{names[down]}, {phase}"
+        row, place = grid.loc[(names[down], phase)], f"{names[down]}, {phase}"
         if np.isnan(float(row[kind])):
             return None
         return _headroom_cell(row, place) if kind == "headroom" else _count_cell(row, kind, place)
@@ -136,7 +136,7 @@ def _count_cell(row: pd.Series, kind: str, place: str) -> Cell:
 
 def _short(value: float) -> str:
     """`12`, `34k`, `21M`: what fits a cell."""
-    for least, unit, prefix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if value >= least:
+    for threshold, unit, prefix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if value >= threshold:
             return f"{value / unit:.3g}{prefix}"
     return f"{value:.0f}"

@@ -20,14 +20,14 @@ ReadTable = Callable[[Evidence, str], "pd.DataFrame | None"]
 def layers_table(evidence: Sequence[Evidence], read: ReadTable) -> pd.DataFrame:
     """Headroom is the largest magnitude as a share of the type's largest number."""
     parts = []
-    for one in evidence:
-        modules = _modules(one, read)
+    for experiment in evidence:
+        modules = _modules(experiment, read)
         if modules is not None and not modules.empty:
-            parts.append(_by_layer(modules).assign(experiment=one.label))
-    made: pd.DataFrame = pd.DataFrame([], columns=LAYERS)
+            parts.append(_by_layer(modules).assign(experiment=experiment.label))
+    table: pd.DataFrame = pd.DataFrame([], columns=LAYERS)
     if parts:
-        made = pd.concat(parts)[LAYERS].reset_index(drop=True)
-    return made
+        table = pd.concat(parts)[LAYERS].reset_index(drop=True)
+    return table
 
 
 def layer_of(module: str) -> str:
@@ -42,18 +42,25 @@ def _by_layer(modules: pd.DataFrame) -> pd.DataFrame:
     out["headroom"] = (out["absmax"] / limit).where(out["absmax"] > 0)  # unknown where nothing is finite
     for kind in COUNTED:
         out[kind] = out[kind].clip(lower=0)
-    how: dict[str, Any] = {**dict.fromkeys(COUNTED, "sum"), "absmax": "max", "numel": "sum", "dtype": "first"}
+    aggregations: dict[str, Any] = {
+        **dict.fromkeys(COUNTED, "sum"),
+        "absmax": "max",
+        "numel": "sum",
+        "dtype": "first",
+    }
     grouped = out.groupby(["layer", "phase"], sort=False)
-    made: pd.DataFrame = grouped.agg({**how, "headroom": "max", "first_bad_step": _first_bad}).reset_index()
-    return made
+    table: pd.DataFrame = grouped.agg(
+        {**aggregations, "headroom": "max", "first_bad_step": _first_bad}
+    ).reset_index()
+    return table
 
 
-def _modules(one: Evidence, read: ReadTable) -> pd.DataFrame | None:
-    published = (one.result or {}).get("published")
+def _modules(experiment: Evidence, read: ReadTable) -> pd.DataFrame | None:
+    published = (experiment.result or {}).get("published")
     if not published:
-        return read(one, "modules.csv") if one.watch else None
+        return read(experiment, "modules.csv") if experiment.watch else None
     rows = [{"module": name, "nan": nans, "posinf": infs} for name, (nans, infs) in published["rows"].items()]
-    made: pd.DataFrame = pd.DataFrame(rows, columns=["module", "nan", "posinf"]).assign(
+    table: pd.DataFrame = pd.DataFrame(rows, columns=["module", "nan", "posinf"]).assign(
         side="out",
         phase="last call",
         dtype="",
@@ -63,7 +70,7 @@ def _modules(one: Evidence, read: ReadTable) -> pd.DataFrame | None:
         absmax=float("nan"),
         first_bad_step=-1,
     )
-    return made
+    return table
 
 
 def _first_bad(steps: pd.Series) -> int:

@@ -16,41 +16,42 @@ def faults_of_the_original(evidence: Sequence[Evidence]) -> list[str]:
     published = [one for one in evidence if one.published]
     if not published:
         return []
-    found = [
+    faults = [
         _crash_ranked_best(published),
         _tie_ranked_best(published),
         _change_without_effect(published),
         _different_lengths(published),
         _levels_not_joined(published),
     ]
-    return [f"The original analysis: {sentence}" for sentence in found if sentence]
+    return [f"The original analysis: {sentence}" for sentence in faults if sentence]
 
 
 def _crash_ranked_best(published: Sequence[Evidence]) -> str:
-    logs = {one.label: one.log for one in published if one.log is not None}
-    logged = [one for one in published if one.log is not None]
-    least = min(logged, key=lambda one: kind_lines(one, "NaN"), default=None)
-    if least is None or least.compared or not any(one.compared for one in logged):
+    logs = {experiment.label: experiment.log for experiment in published if experiment.log is not None}
+    logged = [experiment for experiment in published if experiment.log is not None]
+    fewest = min(logged, key=lambda experiment: kind_lines(experiment, "NaN"), default=None)
+    if fewest is None or fewest.compared or not any(experiment.compared for experiment in logged):
         return ""
-    kernels = plural(len(logs[least.label].kernels), "kernel")
-    most = max(len(log.kernels) for log in logs.values())
+    kernels = plural(len(logs[fewest.label].kernels), "kernel")
+    most_kernels = max(len(log.kernels) for log in logs.values())
     return (
-        f"fewest NaN lines would make {least.label} ({kind_lines(least, 'NaN')}) the best at the instruction "
-        f"level; it {least.reason}, and its log names {kernels} where others name up to {most}."
+        f"fewest NaN lines would make {fewest.label} ({kind_lines(fewest, 'NaN')}) the best at the "
+        "instruction "
+        f"level; it {fewest.reason}, and its log names {kernels} where others name up to {most_kernels}."
     )
 
 
 def _tie_ranked_best(published: Sequence[Evidence]) -> str:
     totals = {
-        one.label: sum(python_totals(one).values())
-        for one in published
-        if (one.result or {}).get("published")
+        experiment.label: sum(python_totals(experiment).values())
+        for experiment in published
+        if (experiment.result or {}).get("published")
     }
-    least = [label for label, total in totals.items() if total == min(totals.values())]
-    if len(least) < 2:
+    tied = [label for label, total in totals.items() if total == min(totals.values())]
+    if len(tied) < 2:
         return ""
-    starred = next((label for label in least if label != "baseline"), least[0])
-    tie = f"one of {len(least)} that tie at {min(totals.values()):g} ({listed(least)})"
+    starred = next((label for label in tied if label != "baseline"), tied[0])
+    tie = f"one of {len(tied)} that tie at {min(totals.values()):g} ({listed(tied)})"
     return f"stars {starred} at the Python level, {tie}."
 
 
@@ -68,8 +69,8 @@ def _change_without_effect(published: Sequence[Evidence]) -> str:
 
 def _different_lengths(published: Sequence[Evidence]) -> str:
     base = baseline_of(published)
-    other = next((one for one in published if one.experiment == "bfloat16"), None)
-    text, of_base = text_of(other), text_of(base)
+    bfloat16 = next((one for one in published if one.experiment == "bfloat16"), None)
+    text, of_base = text_of(bfloat16), text_of(base)
     if not text or not of_base or len(text) >= len(of_base):
         return ""
     return (
@@ -80,13 +81,12 @@ def _different_lengths(published: Sequence[Evidence]) -> str:
 
 
 def _levels_not_joined(published: Sequence[Evidence]) -> str:
-    both = [(one, one.log, one.result) for one in published if one.log is not None and one.result]
-    if not both:
+    joined = [(one, one.log, one.result) for one in published if one.log is not None and one.result]
+    if not joined:
         return ""
-    nans = plural(sum(kind_lines(one, "NaN") for one, _, _ in both), "NaN line")
-    stored = sum(memory_nan_lines(log) for _, log, _ in both)
-    modules = sum(len(result.get("published", {}).get("bad_modules", ())) for _, _, result in both)
-    where = plural(len(both), "experiment")
-    return (
-        f"never joins its levels: {nans} in {where} stand beside {stored} stored and {modules} bad modules."
-    )
+    nans = plural(sum(kind_lines(one, "NaN") for one, _, _ in joined), "NaN line")
+    stored = sum(memory_nan_lines(log) for _, log, _ in joined)
+    modules = sum(len(result.get("published", {}).get("bad_modules", ())) for _, _, result in joined)
+    experiment_count = plural(len(joined), "experiment")
+    beside = f"{stored} stored and {modules} bad modules"
+    return f"never joins its levels: {nans} in {experiment_count} stand beside {beside}."

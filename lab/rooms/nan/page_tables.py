@@ -38,11 +38,11 @@ def ranking_blocks(tables: NanTables) -> list[Block]:
     """Every experiment that was asked for or found."""
     frame = _without_empty_columns(tables.experiments[RANKING])
     caption = "Every experiment that was asked for or found; only what ran and took effect is compared"
-    others = _without_empty_columns(tables.experiments[OUTPUTS])
+    outputs = _without_empty_columns(tables.experiments[OUTPUTS])
     further = "What the outputs held, how sure the cause is, and the text against the baseline's"
     return [
         Table(frame, caption, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40),
-        Table(others, further, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40),
+        Table(outputs, further, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40),
     ]
 
 
@@ -54,9 +54,9 @@ def birth_blocks(tables: NanTables) -> list[Block]:
         return [Prose(none)] if watched else []
     steps = tables.births.groupby(["experiment", "place", "phase"], sort=False)["step"]
     frame = steps.agg(["min", "count"]).reset_index().rename(columns={"min": "first step", "count": "steps"})
-    first = {one.label: (one.watch or {}).get("first", {}) for one in tables.evidence}
+    first_births = {one.label: (one.watch or {}).get("first", {}) for one in tables.evidence}
     causes = [
-        tables.causes.get(label) if first[label]["place"] == place else None
+        tables.causes.get(label) if first_births[label]["place"] == place else None
         for label, place in zip(frame["experiment"], frame["place"], strict=True)
     ]
     for index, name in enumerate(("cause", "confidence", "evidence")):

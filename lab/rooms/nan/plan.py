@@ -16,6 +16,7 @@ from lab.rooms.nan.config import (
     RESULT,
     TRAIN,
     NanConfig,
+    TrainConfig,
     from_hub,
     label,
 )
@@ -42,7 +43,7 @@ def plan(config: NanConfig, site: Site) -> Plan:
     if config.sass and config.device == "cpu":
         raise UsageError("nixnan needs a GPU, but --device is cpu", fix="drop --device cpu")
     if config.train is not None:
-        return _training(config, site)
+        return _training(config, config.train, site)
     wanted = _with_repeat(config)
     return Plan(
         steps=tuple(_step(config, site, name) for name in wanted),
@@ -53,7 +54,7 @@ def plan(config: NanConfig, site: Site) -> Plan:
     )
 
 
-def _training(config: NanConfig, site: Site) -> Plan:
+def _training(config: NanConfig, train: TrainConfig, site: Site) -> Plan:
     """One step: the job under the guard. A job that leaves no record has not been seen, and has failed."""
     folder, on_gpu = f"steps/{TRAIN}", bool(site.gpus) and config.device != "cpu"
     step = Step(
@@ -62,13 +63,14 @@ def _training(config: NanConfig, site: Site) -> Plan:
         num_gpus=len(site.gpus) if on_gpu else 0,
         argv=("python", "-m", "lab.rooms.nan.workload.train", "--config", CONFIG, "--out", folder),
         timeout_s=config.step_timeout_s,
-        expects=(f"{folder}/guard_rank*.json",),
+        expects=(f"{folder}/process_*.json" if train.command else f"{folder}/guard_*.json",),
         labels={"experiment": TRAIN, "label": TRAIN},
     )
+    shown = ("train", "device", "step_timeout_s") + (() if train.command else ("seed",))
     return Plan(
         steps=(step,),
         inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
-        config=msgspec.to_builtins(config),
+        config={name: value for name, value in msgspec.to_builtins(config).items() if name in shown},
         notes=(),
     )
 

@@ -26,20 +26,20 @@ def is_published(folder: Path) -> bool:
 
 def of_published(folder: Path, progress: Progress) -> list[Evidence]:
     """Experiments by name from both levels' files; a log without its result is a process that died."""
-    found: dict[str, Evidence] = {}
-    for path, stem, what in _published_files(folder):
+    by_name: dict[str, Evidence] = {}
+    for path, stem, file_kind in _published_files(folder):
         name = experiment_of(stem)
         if name is None:
             continue
-        one = found.setdefault(name, Evidence(name, name, published=True, folder=folder))
-        if what == "json":
-            _read_published(one, path, folder)
+        experiment = by_name.setdefault(name, Evidence(name, name, published=True, folder=folder))
+        if file_kind == "json":
+            _read_published(experiment, path, folder)
         else:
-            read_log(one, path, folder, progress)
-    for one in found.values():
-        if one.result is None and one.status == "ok":
-            one.status, one.reason = "failed", NO_RESULT
-    return list(found.values())
+            read_log(experiment, path, folder, progress)
+    for experiment in by_name.values():
+        if experiment.result is None and experiment.status == "ok":
+            experiment.status, experiment.reason = "failed", NO_RESULT
+    return list(by_name.values())
 
 
 def experiment_of(stem: str) -> str | None:
@@ -51,13 +51,13 @@ def experiment_of(stem: str) -> str | None:
 
 
 def _published_files(folder: Path) -> list[tuple[Path, str, str]]:
-    found = []
+    files = []
     for sub in FOLDERS:
         for path in sorted((folder / sub).glob("claude_*")):
             match = PUBLISHED.match(path.name)
             if match and path.is_file():
-                found.append((path, match["stem"], match["what"]))
-    return found
+                files.append((path, match["stem"], match["what"]))
+    return files
 
 
 class _Counts(msgspec.Struct):
@@ -79,18 +79,18 @@ class _Published(msgspec.Struct):
     timestamp: str = ""
 
 
-def _read_published(one: Evidence, path: Path, root: Path) -> None:
+def _read_published(experiment: Evidence, path: Path, root: Path) -> None:
     """The original's JSON as a result. Its hooks saw only plain tensors, and only their last call."""
-    one.result_file = str(path.relative_to(root))
+    experiment.result_file = str(path.relative_to(root))
     try:
         decoded = msgspec.json.decode(read_bytes(path), type=_Published)
     except (BadDataError, msgspec.DecodeError) as error:
-        one.status, one.reason = "broken", f"{path.name} cannot be read: {error}"
+        experiment.status, experiment.reason = "broken", f"{path.name} cannot be read: {error}"
         return
     stats = decoded.statistics
     bad = [name for name, counts in stats.all_layer_stats.items() if counts.nans or counts.infs]
-    one.result = {
-        "experiment": one.experiment,
+    experiment.result = {
+        "experiment": experiment.experiment,
         "text": [decoded.model_output or ""],
         "config": decoded.config,
         "published": {

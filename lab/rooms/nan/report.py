@@ -105,19 +105,19 @@ def _cards(tables: NanTables) -> list[Card]:
     if len(reached):
         names = ", ".join(reached["experiment"])
         cards.append(Card("Experiments with bad module outputs", str(len(reached)), source, note=names))
-    for one in tables.evidence:
-        first = (one.watch or {}).get("first")
-        if first and len(cards) < 6:
-            cause = tables.causes[one.label].what if one.label in tables.causes else ""
-            note = "; ".join(filter(None, [first["place"], cause, f"{first['phase']}, step {first['step']}"]))
-            module = first["module"].rsplit(".", 1)[-1] or "the model"
-            cards.append(Card(f"First producer, {one.label}", module, "tables/births.csv", note=note))
+    for experiment in tables.evidence:
+        birth = (experiment.watch or {}).get("first")
+        if birth and len(cards) < 6:
+            cause = tables.causes[experiment.label].text if experiment.label in tables.causes else ""
+            note = "; ".join(filter(None, [birth["place"], cause, f"{birth['phase']}, step {birth['step']}"]))
+            module = birth["module"].rsplit(".", 1)[-1] or "the model"
+            cards.append(Card(f"First producer, {experiment.label}", module, "tables/births.csv", note=note))
     return cards
 
 
 def _sections(tables: NanTables, sass: SassTables, folder: Path) -> list[Section]:
     of_room = [*instruction_blocks(tables), *function_blocks(tables, folder)]
-    found = [
+    sections = [
         Section("Ranking", ranking_blocks(tables)),
         Section("How far bad numbers got", chain_blocks(tables, folder)),
         Section("First producers", birth_blocks(tables)),
@@ -128,5 +128,5 @@ def _sections(tables: NanTables, sass: SassTables, folder: Path) -> list[Section
         Section("What nixnan cannot see", sass_page.coverage_blocks(sass)),
     ]
     if tables.problems:
-        found.append(Section("Problems", [Points(tables.problems)]))
-    return [section for section in found if section.blocks]
+        sections.append(Section("Problems", [Points(tables.problems)]))
+    return [section for section in sections if section.blocks]

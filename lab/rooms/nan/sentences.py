@@ -61,17 +61,17 @@ def headline(tables: NanTables) -> str:
 def births(tables: NanTables) -> list[str]:
     """The first producer of each experiment that has one; experiments that agree share a sentence."""
     shared: dict[str, list[str]] = {}
-    for one in tables.evidence:
-        first = (one.watch or {}).get("first")
-        if not first:
+    for experiment in tables.evidence:
+        birth = (experiment.watch or {}).get("first")
+        if not birth:
             continue
-        sentence = f"first born {first['place']} ({first['phase']}, step {first['step']})"
-        if cause := tables.causes.get(one.label):
-            sentence += f": {cause.what} ({cause.confidence}; {cause.evidence})"
-        planted = ((one.result or {}).get("planted") or {}).get("expected", "")
-        if planted and first["module"] == planted:
+        sentence = f"first born {birth['place']} ({birth['phase']}, step {birth['step']})"
+        if cause := tables.causes.get(experiment.label):
+            sentence += f": {cause.text} ({cause.confidence}; {cause.evidence})"
+        planted = ((experiment.result or {}).get("planted") or {}).get("expected", "")
+        if planted and birth["module"] == planted:
             sentence += f". This is what was planted: {planted}"
-        shared.setdefault(sentence, []).append(one.label)
+        shared.setdefault(sentence, []).append(experiment.label)
     return [f"{listed(labels)}: {sentence}." for sentence, labels in shared.items()]
 
 
@@ -84,39 +84,46 @@ def cures(tables: NanTables) -> list[str]:
     if not bad or not good or base is None:
         return []
     if base in bad:
-        kept = listed([_with_types(one) for one in good])
-        return [f"{kept} kept the logits finite where {_with_types(base)} did not."]
-    names, kept = listed([one.label for one in bad]), listed([one.label for one in good])
-    sentence = f"The same weights stay finite in {kept}; what breaks them is {names}."
+        kept_text = listed([_with_types(one) for one in good])
+        return [f"{kept_text} kept the logits finite where {_with_types(base)} did not."]
+    names, kept_text = listed([one.label for one in bad]), listed([one.label for one in good])
+    sentence = f"The same weights stay finite in {kept_text}; what breaks them is {names}."
     attention = ((base.result or {}).get("effective") or {}).get("attention", "")
     if attention == "sdpa" and any(one.experiment == "eager" for one in bad):
         sentence += " Fused attention (sdpa) never writes the scores in half: sdpa cures it."
     return [sentence]
 
 
-def _with_types(one: Evidence) -> str:
-    effective = (one.result or {}).get("effective")
+def _with_types(experiment: Evidence) -> str:
+    effective = (experiment.result or {}).get("effective")
     if not effective:
-        return one.label
-    return f"{one.label} ({', '.join(effective.get('dtypes', []))}, {effective.get('attention', '')})"
+        return experiment.label
+    return f"{experiment.label} ({', '.join(effective.get('dtypes', []))}, {effective.get('attention', '')})"
 
 
 def instructions(tables: NanTables) -> list[str]:
     """Where the instructions' NaN are, by function, for the baseline or the first log."""
-    logs = [one for one in tables.evidence if one.log is not None and one.log.functions]
+    logs = [
+        experiment
+        for experiment in tables.evidence
+        if experiment.log is not None and experiment.log.functions
+    ]
     if not logs:
         return []
-    one = tables.baseline if tables.baseline in logs else logs[0]
-    assert one is not None and one.log is not None
-    lines = plural(one.log.error_lines, "line")
-    nans = {name: kinds["NaN"] for name, kinds in one.log.function_kinds.items() if kinds.get("NaN")}
+    experiment = tables.baseline if tables.baseline in logs else logs[0]
+    assert experiment is not None and experiment.log is not None
+    lines = plural(experiment.log.error_lines, "line")
+    nans = {name: kinds["NaN"] for name, kinds in experiment.log.function_kinds.items() if kinds.get("NaN")}
     if not nans:
-        return [f"{one.label}: {lines} of nixnan, none of them NaN."]
-    sites = nan_sites(one.log)
+        return [f"{experiment.label}: {lines} of nixnan, none of them NaN."]
+    sites = nan_sites(experiment.log)
     top = sorted(nans.items(), key=lambda item: -item[1])[:3]
     parts = listed([f"{shown(name)} {count:,} ({plural(sites.get(name, 0), 'site')})" for name, count in top])
-    with_nan = plural(kind_lines(one, "NaN"), "line")
-    return [f"{one.label}: {lines} at {plural(one.log.site_count, 'site')}, {with_nan} with NaN: {parts}."]
+    with_nan = plural(kind_lines(experiment, "NaN"), "line")
+    return [
+        f"{experiment.label}: {lines} at {plural(experiment.log.site_count, 'site')}, "
+        f"{with_nan} with NaN: {parts}."
+    ]
 
 
 def ties(tables: NanTables) -> list[str]:
@@ -132,21 +139,24 @@ def ties(tables: NanTables) -> list[str]:
 
 def left_out(evidence: Sequence[Evidence]) -> list[str]:
     return [
-        f"Not compared: {one.label}, {one.status}{f' ({one.reason})' if one.reason else ''}."
-        for one in evidence
-        if not one.compared
+        f"Not compared: {experiment.label}, {experiment.status}"
+        f"{f' ({experiment.reason})' if experiment.reason else ''}."
+        for experiment in evidence
+        if not experiment.compared
     ]
 
 
 def incomplete_logs(evidence: Sequence[Evidence]) -> list[str]:
     """Logs that are missing, unreadable or not complete, with the reason."""
-    found = []
-    for one in evidence:
-        if one.log_error:
-            found.append(f"{one.label}: {one.log_error}.")
-        elif one.log is not None and one.log.integrity != "complete":
-            found.append(f"{one.label}: the log is {one.log.integrity}: {one.log.reasons[0]}")
-    return found
+    sentences = []
+    for experiment in evidence:
+        if experiment.log_error:
+            sentences.append(f"{experiment.label}: {experiment.log_error}.")
+        elif experiment.log is not None and experiment.log.integrity != "complete":
+            sentences.append(
+                f"{experiment.label}: the log is {experiment.log.integrity}: {experiment.log.reasons[0]}"
+            )
+    return sentences
 
 
 def watch_cost(evidence: Sequence[Evidence]) -> list[str]:
@@ -156,14 +166,16 @@ def watch_cost(evidence: Sequence[Evidence]) -> list[str]:
     if not timings:
         return []
     tokens, counter = timings[0]["prompt_tokens"], timings[0]["counter"]
-    how = f"medians of clean forwards of {tokens} and 1 tokens; counter: {counter}"
+    method = f"medians of clean forwards of {tokens} and 1 tokens; counter: {counter}"
     costs = [_cost_of([timing[phase] for timing in timings], phase) for phase in ("prefill", "decode")]
     shown = [f"{percent:+.1f} % of a {what}" for percent, clear, what in costs if clear]
     unclear = [f"{what} ({percent:+.1f} %)" for percent, clear, what in costs if not clear]
-    found = [f"Watching cost {' and '.join(shown)} ({how})."] if shown else []
+    sentences = [f"Watching cost {' and '.join(shown)} ({method})."] if shown else []
     if unclear:
-        found.append(f"What watching cost is within this machine's own variation: {' and '.join(unclear)}.")
-    return found
+        sentences.append(
+            f"What watching cost is within this machine's own variation: {' and '.join(unclear)}."
+        )
+    return sentences
 
 
 def _cost_of(timings: Sequence[Mapping[str, float]], phase: str) -> tuple[float, bool, str]:

@@ -43,18 +43,24 @@ class Chain:
     text: Link
 
 
-def chain_of(one: Evidence, baseline: Evidence | None) -> Chain:
+def chain_of(experiment: Evidence, baseline: Evidence | None) -> Chain:
     """How far bad numbers got.
 
     Instructions: NaN or infinity in an operand; modules and logits: NaN or infinity.
     """
-    return Chain(_instruction(one), _stored(one), _module(one), _logits(one), _text(one, baseline))
+    return Chain(
+        _instruction(experiment),
+        _stored(experiment),
+        _module(experiment),
+        _logits(experiment),
+        _text(experiment, baseline),
+    )
 
 
-def verdict_of(one: Evidence, chain: Chain) -> str:
+def verdict_of(experiment: Evidence, chain: Chain) -> str:
     """The furthest link, or why there is no verdict."""
-    if one.status not in ("ok", "no-effect"):
-        return f"inconclusive ({one.status})"
+    if experiment.status not in ("ok", "no-effect"):
+        return f"inconclusive ({experiment.status})"
     if chain.logits[0] == "yes":
         return "reached-logits"
     if chain.module[0] == "yes":
@@ -65,7 +71,7 @@ def verdict_of(one: Evidence, chain: Chain) -> str:
         return "masked-intermediate"
     if chain.module[0] == "?" and chain.logits[0] == "?":
         return "inconclusive (zero events do not prove health: see what nixnan cannot see)"
-    return "subnormal-only" if subnormals(one) else "clean"
+    return "subnormal-only" if subnormals(experiment) else "clean"
 
 
 def ranks(evidence: Sequence[Evidence], verdicts: Mapping[str, str]) -> dict[str, int]:
@@ -75,63 +81,71 @@ def ranks(evidence: Sequence[Evidence], verdicts: Mapping[str, str]) -> dict[str
     return {label: 1 + sum(other < grade[label] for other in grade.values()) for label in able}
 
 
-def _instruction(one: Evidence) -> Link:
-    if not _attached(one):
-        return "?", one.log_error or "not run under nixnan"
-    nans, infs = kind_lines(one, "NaN"), kind_lines(one, "infinity") + kind_lines(one, "-infinity")
+def _instruction(experiment: Evidence) -> Link:
+    if not _attached(experiment):
+        return "?", experiment.log_error or "not run under nixnan"
+    nans, infs = (
+        kind_lines(experiment, "NaN"),
+        kind_lines(experiment, "infinity") + kind_lines(experiment, "-infinity"),
+    )
     if nans or infs:
         return "yes", f"NaN in {plural(nans, 'line')}, infinity in {plural(infs, 'line')}"
-    if why := _nothing_instrumented(one):
-        return "?", why
-    return "no", f"no line, in what nixnan can see{_of_chosen(one)}"
+    if reason := _nothing_instrumented(experiment):
+        return "?", reason
+    return "no", f"no line, in what nixnan can see{_of_chosen(experiment)}"
 
 
-def _stored(one: Evidence) -> Link:
-    if one.log is None or not _attached(one):
-        return "?", one.log_error or "not run under nixnan"
-    if stored_nan(one.log):
-        return "yes", plural(memory_nan_lines(one.log), "line")
-    if why := _nothing_instrumented(one):
-        return "?", why
-    return "no", f"0 stored by instrumented stores{_of_chosen(one)}"
+def _stored(experiment: Evidence) -> Link:
+    if experiment.log is None or not _attached(experiment):
+        return "?", experiment.log_error or "not run under nixnan"
+    if stored_nan(experiment.log):
+        return "yes", plural(memory_nan_lines(experiment.log), "line")
+    if reason := _nothing_instrumented(experiment):
+        return "?", reason
+    return "no", f"0 stored by instrumented stores{_of_chosen(experiment)}"
 
 
-def _nothing_instrumented(one: Evidence) -> str:
+def _nothing_instrumented(experiment: Evidence) -> str:
     """Why no line means nothing; empty if some kernel was looked at."""
-    if one.inventory:
+    if experiment.inventory:
         return "no kernel was instrumented"
-    if one.only_kernels and one.log is not None and not one.log.kernels and not one.log.error_lines:
+    if (
+        experiment.only_kernels
+        and experiment.log is not None
+        and not experiment.log.kernels
+        and not experiment.log.error_lines
+    ):
         return "none of the kernels that --only-kernel names was looked at: are the names exact?"
     return ""
 
 
-def _of_chosen(one: Evidence) -> str:
+def _of_chosen(experiment: Evidence) -> str:
     """What the options left to look at, if they left something out."""
-    if one.only_kernels:
-        return f" of {plural(len(one.only_kernels), 'kernel')} that --only-kernel names"
-    return f" but for {plural(len(one.not_kernels), 'kernel')}" if one.not_kernels else ""
+    if experiment.only_kernels:
+        return f" of {plural(len(experiment.only_kernels), 'kernel')} that --only-kernel names"
+    return f" but for {plural(len(experiment.not_kernels), 'kernel')}" if experiment.not_kernels else ""
 
 
-def _attached(one: Evidence) -> bool:
-    return one.log is not None and (one.log.context_seen or one.log.error_lines > 0)
+def _attached(experiment: Evidence) -> bool:
+    return experiment.log is not None and (experiment.log.context_seen or experiment.log.error_lines > 0)
 
 
-def _module(one: Evidence) -> Link:
-    if one.watch:
-        bad = bad_leaves(one)
+def _module(experiment: Evidence) -> Link:
+    if experiment.watch:
+        bad = bad_leaves(experiment)
         return (
             ("yes", plural(bad, "bad leaf", "bad leaves"))
             if bad
-            else _none_in(one.watch["modules"], "module")
+            else _none_in(experiment.watch["modules"], "module")
         )
-    if published := (one.result or {}).get("published"):
+    if published := (experiment.result or {}).get("published"):
         bad = len(published["bad_modules"])
         return ("yes", plural(bad, "module")) if bad else _none_in(published["modules"], "module")
-    return "?", "not watched" if one.result else "no result"
+    return "?", "not watched" if experiment.result else "no result"
 
 
-def _logits(one: Evidence) -> Link:
-    logits = (one.result or {}).get("logits")
+def _logits(experiment: Evidence) -> Link:
+    logits = (experiment.result or {}).get("logits")
     if logits:
         bad = len(logits["bad_steps"])
         return (
@@ -139,7 +153,7 @@ def _logits(one: Evidence) -> Link:
             if bad
             else _none_in(logits["steps"], "step")
         )
-    published = (one.result or {}).get("published")
+    published = (experiment.result or {}).get("published")
     if published and "lm_head" in published["rows"]:
         bad = sum(published["rows"]["lm_head"])
         return ("yes", f"{bad} in lm_head") if bad else ("no", "0 in lm_head, last call")
@@ -150,10 +164,10 @@ def _none_in(count: int, noun: str) -> Link:
     return "no", f"0 in {plural(count, noun)}"
 
 
-def _text(one: Evidence, baseline: Evidence | None) -> Link:
+def _text(experiment: Evidence, baseline: Evidence | None) -> Link:
     """Whether the text differs from the baseline's: the only link that a user of the model would see."""
-    text, of_baseline = text_of(one), text_of(baseline)
-    if one is baseline:
+    text, of_baseline = text_of(experiment), text_of(baseline)
+    if experiment is baseline:
         return "?", "this is the baseline"
     if text is None or of_baseline is None:
         return "?", "no text to compare"

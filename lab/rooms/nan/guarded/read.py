@@ -1,4 +1,7 @@
-"""The records that guards leave, one file per rank: from outside, so neither size nor type is trusted."""
+"""The records that guards leave, one per model, and the marks of processes.
+
+They come from outside, so neither size nor type is trusted.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import msgspec
 
 from lab.errors import BadDataError
 
-PATTERN = "guard_rank*.json"
+RECORDS, MARKS = "guard_*.json", "process_*.json"
 PLANTED = "planted.json"
 MOST_BYTES = 16 << 20
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -44,9 +47,10 @@ class Event(msgspec.Struct, frozen=True):
     shape: Text = ""
     dtype: Text = ""
     unsure: Text = ""
-    why: Text = ""
+    reason: Text = ""
     op: Op | None = None
     op_missing: Text = ""
+    extremes: tuple[Text, ...] = ()  # of the last modules before it
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -55,7 +59,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One rank's record."""
+    """One guard's record: of one model, or of what belongs to no watched model."""
 
     format: int
     rank: int
@@ -63,6 +67,7 @@ class Record(msgspec.Struct, frozen=True):
     status: Text
     updates: int
     sentence: Text
+    process: Text = ""  # as in the name of its mark
     strategy: Text = ""
     host: Text = ""
     torch: Text = ""
@@ -73,55 +78,86 @@ class Record(msgspec.Struct, frozen=True):
     unread_updates: int = 0  # after which weights, buffers and state were not read at once
     first: Event | None = None
     steps: tuple[Step, ...] = ()
-    seen: dict[str, int] = {}
+    looked_at: dict[str, int] = msgspec.field(default_factory=dict, name="seen")
     not_seen: tuple[Text, ...] = ()
     alarm: Text = ""
     notes: tuple[Text, ...] = ()
     headroom: tuple[dict[str, Any], ...] = ()
     headroom_sentences: tuple[Text, ...] = ()
+    absorbed: dict[str, int] = {}  # infinities that did no harm -> forwards
+    steps_by: Text = ""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """One process that imported torch."""
+
+    format: int
+    pid: int
+    command: Text = ""
+    forked: bool = False
+    helper: bool = False  # a program of torch's own
+    rank: int = 0
+    world: int = 1
+    ended: Text = ""  # how; "": it did not, as far as it could say
+    models: int = 0
+    optimizers: int = 0
+    backwards: int = 0
+    updates: int = 0
+    unwatched: dict[str, Text] = {}  # class of a model -> why it is not watched
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it called no model, no backward and no optimizer."""
+        return not (self.models or self.optimizers or self.backwards or self.updates or self.unwatched)
 
 
 class Planted(msgspec.Struct, frozen=True):
     plant: Text
-    what: Text
+    fault: Text = msgspec.field(name="what")
     step: int
     stage: Text
     module: Text
 
 
 @dataclass(frozen=True)
-class Found:
-    """All records of some folders, and what could not be read."""
+class Job:
+    """All records and marks of some folders, and what could not be read."""
 
     records: list[tuple[Path, Record]]
     problems: list[str]
     planted: Planted | None
+    marks: dict[str, Mark]  # by process
 
 
 def has_records(folder: Path) -> bool:
-    """Whether guards left records here, or in the steps of a run here."""
-    return any(_files(folder))
+    """Whether guards left records or marks here, or in the steps of a run here."""
+    return any([*_files(folder, RECORDS), *_files(folder, MARKS)])
 
 
-def read(folders: Sequence[Path]) -> Found:
-    """Every record in the folders. A file that cannot be read is a problem, never a hole."""
-    records, problems, planted = [], list[str](), None
-    for folder in folders:
-        for path in _files(folder):
-            try:
-                records.append((path, _decode(path, Record)))
-            except BadDataError as error:
-                problems.append(f"{path.name}: {error.problem}")
-        for path in [*folder.glob(PLANTED), *folder.glob(f"steps/*/{PLANTED}")]:
-            try:
-                planted = _decode(path, Planted)
-            except BadDataError as error:
-                problems.append(f"{path.name}: {error.problem}")
-    return Found(sorted(records, key=lambda one: (one[1].rank, one[0].name)), problems, planted)
+def read(folders: Sequence[Path]) -> Job:
+    """Every record and mark in the folders. A file that cannot be read is a problem, never a hole."""
+    records, marks, problems = list[tuple[Path, Record]](), dict[str, Mark](), list[str]()
+    planted = None
+    for path, kind in ((p, k) for f in folders for n, k in KINDS.items() for p in _files(f, n)):
+        try:
+            value = _decode(path, kind)
+        except BadDataError as error:
+            problems.append(f"{path.name}: {error.problem}")
+            continue
+        if kind is Record:
+            records.append((path, value))
+        elif kind is Mark:
+            marks[path.stem.removeprefix("process_")] = value
+        else:
+            planted = value
+    return Job(sorted(records, key=lambda row: (row[1].rank, row[0].name)), problems, planted, marks)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted([*folder.glob(PATTERN), *folder.glob(f"steps/*/{PATTERN}")])
+KINDS: dict[str, type[Any]] = {RECORDS: Record, MARKS: Mark, PLANTED: Planted}
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return sorted([*folder.glob(pattern), *folder.glob(f"steps/*/{pattern}")])
 
 
 def _decode(path: Path, kind: type[Any]) -> Any:

@@ -43,8 +43,8 @@ def category(function: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def _category(function: str) -> str:
-    own = next((word for word, pattern, _ in _RULES if pattern.search(function)), None)
-    return own or kernel_class(function)
+    rule_name = next((word for word, pattern, _ in _RULES if pattern.search(function)), None)
+    return rule_name or kernel_class(function)
 
 
 def label(word: str) -> str:
@@ -63,8 +63,8 @@ def categories(functions: Mapping[str, int], same_as: Mapping[str, str]) -> dict
 
     They add up to all lines.
     """
-    found: dict[str, int] = {}
+    lines_by_category: dict[str, int] = {}
     for name, lines in functions.items():
         word = category(same_as.get(name, name))
-        found[word] = found.get(word, 0) + lines
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        lines_by_category[word] = lines_by_category.get(word, 0) + lines
+    return dict(sorted(lines_by_category.items(), key=lambda item: -item[1]))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lab.rooms.nan.nixnan.log import Log
 
 LOG_NAMES = re.compile(r".*\.(nixnan|nnlog)(\.gz)?|nixnan.*\.(log|txt)(\.gz)?")
+TEXT_NAMES = re.compile(r".*\.(nixnan|nnlog|log|txt|out|err)(\.gz)?")
 LEAST_WITH_PROGRESS = 64 << 20
 SNIFFED_BYTES = 64 << 10
 QUIET = quiet()
@@ -34,9 +35,9 @@ QUIET = quiet()
 def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: bool) -> None:
     """Read nixnan logs (also .gz): what they hold, and whether that is all.
 
-    A folder stands for the logs in it. Counts are of lines, one per distinct instruction, mask and operand; a
-    log is complete when they equal the report nixnan wrote at the end; exit code 1 unless every log is. Zero
-    events say nothing about what nixnan does not see.
+    A folder stands for the logs in it; text files in it without a line of nixnan are named. Counts are of
+    lines, one per distinct instruction, mask and operand; a log is complete when they equal the report nixnan
+    wrote at the end; exit code 1 unless every log is. Zero events say nothing about what nixnan does not see.
     """
     import msgspec
 
@@ -47,7 +48,13 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: 
 
     read: list[Log] = []
     failed: list[LabError] = []
-    for path in [one for given in logs for one in logs_at(given)]:
+    paths, skipped = list[Path](), list[tuple[Path, str]]()
+    for path in logs:
+        paths += logs_at(path, skipped)
+    for path, reason in skipped:
+        row = {"file": str(path), "skipped": reason}
+        click.echo(msgspec.json.encode(row) if as_json else f"{path}: left out, {reason}\n")
+    for path in paths:
         try:
             log = reader.parse(path, progress=_progress(path, quiet or as_json))
         except LabError as error:
@@ -117,21 +124,29 @@ def diff(a: Path, b: Path, *, repeat_a: Path | None, as_json: bool) -> None:
     _raise_unless_complete(logs)
 
 
-def logs_at(path: Path) -> list[Path]:
-    """The logs that `path` stands for: itself, or all in the folder.
+def logs_at(path: Path, skipped: list[tuple[Path, str]] | None = None) -> list[Path]:
+    """The logs that `path` stands for: itself, or all in the folder, by their names or their first lines.
 
-    Raises MissingError if there are none.
+    Text files without a line of nixnan go to `skipped`, with the reason. Raises MissingError if there are no
+    logs.
     """
     from lab.errors import MissingError
 
     if not path.is_dir():
         return [path]
-    logs = sorted(_logs_in(path))
+    texts = sorted(file for file in path.rglob("*") if TEXT_NAMES.fullmatch(file.name) and file.is_file())
+    named = {*_logs_in(path)}
+    logs = [file for file in texts if file in named or _begins_as_log(file)]
+    logs = sorted({*logs, *named})
+    if skipped is not None:
+        reason = f"no line of nixnan in its first {SNIFFED_BYTES >> 10} KiB"
+        skipped += [(file, reason) for file in texts if file not in logs]
     if not logs:
         raise MissingError(
             "no nixnan log in this folder",
             location=path,
-            fix="name the files: a folder is only searched for *.nixnan, *.nnlog and nixnan*.log",
+            fix="name the files: a folder is searched for *.nixnan and *.nnlog, and for *.log, *.txt, "
+            "*.out and *.err that begin with lines of nixnan",
         )
     return logs
 

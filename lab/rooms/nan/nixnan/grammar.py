@@ -56,7 +56,9 @@ LISTS = re.compile(
     r"#nixnan: (?P<listed>(?:Only|Not) instrumenting (?:kernels|functions) specified in .*)|"
     r"#nixnan: [Ii]nstrumenting all (?:kernels|functions)|#nixnan: Could not open \S+!"
 )
-VERBOSE = re.compile(r"#nixnan: (?:Inspecting function |Instrumenting |Found memory instruction )")
+VERBOSE = re.compile(
+    r"#nixnan: (?:Inspecting function |(?:Histogram i|I)nstrumenting:? |Found memory instruction )"
+)
 RULE = re.compile(r"#nixnan: -{20,}")
 REPORT_HEAD = re.compile(r"#nixnan: -+ nixnan Report -+")
 CONTEXT = re.compile(r"#nixnan: (Initializing|Finalizing) GPU context\.\.\.")
@@ -100,7 +102,7 @@ class Event(NamedTuple):
 class Other(NamedTuple):
     """Any other line of nixnan that is understood."""
 
-    what: str
+    name: str
     groups: tuple[str | None, ...]
 
 
@@ -143,10 +145,10 @@ def read_line(raw: bytes) -> Line:
         return FOREIGN
     text = raw.rstrip().decode("utf-8", "backslashreplace")
     if text.startswith(_ERROR_HEAD) and text.find("#nixnan", 1) < 0:  # most lines are of events
-        return _event(found) if (found := ERROR.fullmatch(text)) else _other(text)
+        return _event(match) if (match := ERROR.fullmatch(text)) else _other(text)
     twice = text.find("#nixnan", 1) > 0
-    if found := IMMEDIATE.fullmatch(text):
-        return Other("immediate", found.groups()) if text.count("#nixnan") <= 2 else TORN
+    if match := IMMEDIATE.fullmatch(text):
+        return Other("immediate", match.groups()) if text.count("#nixnan") <= 2 else TORN
     if twice or not text.startswith("#nixnan:"):
         return TORN
     return _other(text)
@@ -159,28 +161,33 @@ def _usual(raw: bytes) -> Event | None:
     """
     if raw[:16] != _HEAD or not raw.isascii():
         return None
-    kinds, found, rest = raw[16:].decode().partition("] detected in operand ")
-    operand, _, rest = rest.partition(" of instruction ")
-    sass, between, rest = rest.partition(" ; in function ")
-    function, of, label = rest.rpartition(" of type ")
-    if not (found and between and of) or len(operand) != 1 or not operand.isdecimal() or label not in TYPES:
+    kinds, separator, tail = raw[16:].decode().partition("] detected in operand ")
+    operand, _, tail = tail.partition(" of instruction ")
+    sass, between, tail = tail.partition(" ; in function ")
+    function, of, label = tail.rpartition(" of type ")
+    if (
+        not (separator and between and of)
+        or len(operand) != 1
+        or not operand.isdecimal()
+        or label not in TYPES
+    ):
         return None
     if _ODD.search(sass) or _ODD.search(function) or not sass or not function or " at " in function:
         return None
     if sass[-1] == " " or sass[0] == " " or "; in function " in sass or " of type " in function:
         return None
-    known = _KINDS_OF.get(kinds)
-    return None if known is None else Event(known, int(operand), sass, function, None, label)
+    kind_set = _KINDS_OF.get(kinds)
+    return None if kind_set is None else Event(kind_set, int(operand), sass, function, None, label)
 
 
 def _other(text: str) -> Line:
-    for what, pattern in _OTHERS:
-        if found := pattern.fullmatch(text):
-            return Other(what, found.groups())
+    for name, pattern in _OTHERS:
+        if match := pattern.fullmatch(text):
+            return Other(name, match.groups())
     return Other("verbose", ()) if VERBOSE.match(text) else TORN
 
 
-def _event(found: re.Match[str]) -> Event:
-    kinds, operand, sass, function, _, path, line, label = found.groups()
+def _event(match: re.Match[str]) -> Event:
+    kinds, operand, sass, function, _, path, line, label = match.groups()
     place = f"{path}:{line}" if path else None
     return Event(tuple(kinds.split(",")), int(operand) if operand else None, sass, function, place, label)

@@ -41,27 +41,27 @@ class WhenAsked(Sequence[Site]):
 
     def __init__(self, count: int, make: Callable[[], list[Site]]) -> None:
         self._count, self._make = count, make
-        self._made: list[Site] | None = None
+        self._list: list[Site] | None = None
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, at: Any) -> Any:
-        return self._all()[at]
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self._all())
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._all() == list(other)
+    def __eq__(self, sites: object) -> bool:
+        return isinstance(sites, Sequence) and self._all() == list(sites)
 
     __hash__ = None  # type: ignore[assignment]
 
     def _all(self) -> list[Site]:
-        if self._made is None:
-            self._made = self._make()
+        if self._list is None:
+            self._list = self._make()
             self._make = list  # what they were made of may go
-        return self._made
+        return self._list
 
 
 class PerKind(Mapping[str, Mapping[str, int]]):

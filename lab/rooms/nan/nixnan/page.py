@@ -16,7 +16,7 @@ def blocks(tables: SassTables, folder: Path) -> list[Block]:
     """Bars and tables of what the instructions did; none without a log that could be read."""
     if tables.instructions.empty:
         return []
-    found: list[Block] = [
+    page_blocks: list[Block] = [
         _bars(tables, folder),
         Table(tables.instructions, "Instructions by opcode, operand and kinds", INSTRUCTIONS),
     ]
@@ -32,9 +32,9 @@ def blocks(tables: SassTables, folder: Path) -> list[Block]:
     frames = tables.frames()
     for name, caption in captions.items():
         if len(frames[name]):
-            found.append(Table(frames[name], caption, f"tables/{name}.csv", open_rows=30))
+            page_blocks.append(Table(frames[name], caption, f"tables/{name}.csv", open_rows=30))
     integrity = "Each log against its own report"
-    return [*found, Table(tables.integrity, integrity, "tables/sass_integrity.csv", open_rows=30)]
+    return [*page_blocks, Table(tables.integrity, integrity, "tables/sass_integrity.csv", open_rows=30)]
 
 
 def evidence_blocks(tables: SassTables) -> list[Block]:

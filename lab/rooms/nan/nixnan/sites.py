@@ -72,11 +72,13 @@ class Instruction:
 
 def instructions(log: Log) -> list[Instruction]:
     """The listed sites as instructions, in the log's order, without device functions that repeat a kernel."""
-    found: dict[tuple[str, str], Instruction] = {}
+    by_text: dict[tuple[str, str], Instruction] = {}
     for site in own_sites(log):
-        one = found.setdefault((site.function, site.sass), Instruction(site.function, site.sass, site.opcode))
-        one.sites[site.operand] = site
-    return list(found.values())
+        instruction = by_text.setdefault(
+            (site.function, site.sass), Instruction(site.function, site.sass, site.opcode)
+        )
+        instruction.sites[site.operand] = site
+    return list(by_text.values())
 
 
 def own_sites(log: Log) -> Iterable[Site]:
@@ -84,14 +86,14 @@ def own_sites(log: Log) -> Iterable[Site]:
     return (site for site in log.sites if site.function not in log.twins)
 
 
-def class_table(found: Iterable[Instruction]) -> dict[str, dict[str, int]]:
+def class_table(instruction_list: Iterable[Instruction]) -> dict[str, dict[str, int]]:
     """Kind -> class -> instructions. Stores are left out: what reaches memory is another question."""
     table = {kind: dict.fromkeys(CLASSES, 0) for kind in KINDS if kind != "div0"}
-    for one in found:
-        if is_store(one.opcode):
+    for instruction in instruction_list:
+        if is_store(instruction.opcode):
             continue
         for kind, row in table.items():
-            if (name := one.class_of(kind)) is not None:
+            if (name := instruction.class_of(kind)) is not None:
                 row[name] += 1
     return table
 

@@ -53,23 +53,23 @@ class SassTables:
 
 def sass_tables(evidence: Sequence[Evidence]) -> SassTables:
     """Tables of all logs that could be read; without one they are empty."""
-    logged = [one for one in evidence if one.log is not None]
+    logged = [experiment for experiment in evidence if experiment.log is not None]
     rows: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("instructions", "evidence", "integrity", "causes", "classes")
     }
     covered: dict[str, list[str]] = {}
-    for one in logged:
-        assert one.log is not None
-        found = summary(one.log, compute_capability=_capability(one))
-        rows["instructions"] += _instructions(one.label, one.log)
-        rows["evidence"] += _evidence(one.label, one.log)
-        rows["integrity"].append(_integrity(one))
-        rows["causes"] += _causes(one.label, found["causes"])
+    for experiment in logged:
+        assert experiment.log is not None
+        level = summary(experiment.log, compute_capability=_capability(experiment))
+        rows["instructions"] += _instructions(experiment.label, experiment.log)
+        rows["evidence"] += _evidence(experiment.label, experiment.log)
+        rows["integrity"].append(_integrity(experiment))
+        rows["causes"] += _causes(experiment.label, level["causes"])
         rows["classes"] += [
-            {"experiment": one.label, "kind": kind, **row} for kind, row in found["classes"].items()
+            {"experiment": experiment.label, "kind": kind, **row} for kind, row in level["classes"].items()
         ]
-        for sentence in (found["coverage"]["statement"], *found["coverage"]["warnings"]):
-            covered.setdefault(sentence, []).append(one.label)
+        for sentence in (level["coverage"]["statement"], *level["coverage"]["warnings"]):
+            covered.setdefault(sentence, []).append(experiment.label)
     differences, sentences = _differences(logged)
     return SassTables(
         instructions=pd.DataFrame(rows["instructions"], columns=INSTRUCTIONS).astype({"operand": "Int64"}),
@@ -83,12 +83,16 @@ def sass_tables(evidence: Sequence[Evidence]) -> SassTables:
     )
 
 
-def _capability(one: Evidence) -> str | None:
+def _capability(experiment: Evidence) -> str | None:
     """The GPU's compute capability, if the workload left it."""
-    if one.folder is None or one.published or not (one.folder / "environment.json").exists():
+    if (
+        experiment.folder is None
+        or experiment.published
+        or not (experiment.folder / "environment.json").exists()
+    ):
         return None
-    found: str | None = read_json(one.folder / "environment.json").get("compute_capability")
-    return found
+    capability: str | None = read_json(experiment.folder / "environment.json").get("compute_capability")
+    return capability
 
 
 def _causes(label: str, causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -114,40 +118,40 @@ def _causes(label: str, causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]
 
 def _harmful(causes: Sequence[dict[str, Any]]) -> list[str]:
     """Causes with high confidence that are not benign."""
-    found: dict[str, list[str]] = {}
+    kernels: dict[str, list[str]] = {}
     for row in causes:
         if row["confidence"] == "high" and row["benign"] == "no":
-            found.setdefault(row["what"], []).append(
+            kernels.setdefault(row["what"], []).append(
                 f"{row['experiment']} ({plural(row['sites'], 'site')}, line {row['line']} of {row['file']})"
             )
-    return [f"Instructions show {what}: {', '.join(where)}." for what, where in found.items()]
+    return [f"Instructions show {what}: {', '.join(where)}." for what, where in kernels.items()]
 
 
 def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:
     """Each log's sites against the baseline's; the baseline's repeat, if there is one, is the noise floor."""
-    by_name = {one.experiment: one for one in logged}
+    by_name = {experiment.experiment: experiment for experiment in logged}
     base, again = by_name.get("baseline"), by_name.get(AGAIN)
     if base is None or base.log is None:
         return pd.DataFrame([], columns=DIFFERENCES), []
     noise = again.log if again else None
     rows = []
-    for one in logged:
-        if one in (base, again) or one.log is None:
+    for experiment in logged:
+        if experiment in (base, again) or experiment.log is None:
             continue
-        found = diff(base.log, one.log, noise)
+        difference = diff(base.log, experiment.log, noise)
         rows.append(
             {
-                "experiment": one.label,
+                "experiment": experiment.label,
                 "against": base.label,
-                "sites": found["sites_b"],
-                "common": found["common"],
-                "jaccard": found["jaccard"],
-                "appeared": found["appeared_count"],
-                "vanished": found["vanished_count"],
-                "moved": found["moved_count"],
-                "noise_jaccard": 1 - found["noise"]["distance"] if found["noise"] else None,
-                "beyond_noise": {True: "yes", False: "no", None: "not judged"}[found["beyond_noise"]],
-                "verdict": found["verdict"],
+                "sites": difference["sites_b"],
+                "common": difference["common"],
+                "jaccard": difference["jaccard"],
+                "appeared": difference["appeared_count"],
+                "vanished": difference["vanished_count"],
+                "moved": difference["moved_count"],
+                "noise_jaccard": 1 - difference["noise"]["distance"] if difference["noise"] else None,
+                "beyond_noise": {True: "yes", False: "no", None: "not judged"}[difference["beyond_noise"]],
+                "verdict": difference["verdict"],
             }
         )
     same = [row["experiment"] for row in rows if row["beyond_noise"] == "no"]
@@ -195,11 +199,11 @@ def _evidence(label: str, log: Log) -> list[dict[str, Any]]:
     ]
 
 
-def _integrity(one: Evidence) -> dict[str, Any]:
-    log = one.log
+def _integrity(experiment: Evidence) -> dict[str, Any]:
+    log = experiment.log
     assert log is not None
     return {
-        "experiment": one.label,
+        "experiment": experiment.label,
         "integrity": log.integrity,
         "lines": log.lines,
         "error_lines": log.error_lines,
@@ -207,5 +211,5 @@ def _integrity(one: Evidence) -> dict[str, Any]:
         "report_blocks": log.report_blocks,
         "contexts": log.contexts,
         "reasons": " ".join(log.reasons),
-        "files": ", ".join(one.log_files),
+        "files": ", ".join(experiment.log_files),
     }

@@ -17,27 +17,27 @@ _OF_INSTRUCTIONS = ("opcode", *_KINDS, "births", "transits", "source_only")
 
 def described(log: Log) -> str:
     """What a log holds, whether that is all, and what it shows."""
-    found = summary(log)
+    level = summary(log)
     parts = [
-        f"{log.file}: {log.integrity}. {found['reasons'][0]}",
-        *(f"  {reason}" for reason in found["reasons"][1:]),
+        f"{log.file}: {log.integrity}. {level['reasons'][0]}",
+        *(f"  {reason}" for reason in level["reasons"][1:]),
         f"{plural(log.lines, 'line')}: {log.error_lines:,} of events at {plural(log.site_count, 'site')}, "
         f"{log.torn_lines:,} torn, {log.foreign_lines:,} not nixnan's.",
-        f"Verdict of this level: {found['verdict']}. {found['verdict_why']}",
+        f"Verdict of this level: {level['verdict']}. {level['verdict_why']}",
     ]
     if rows := _count_rows(log):
         title = "Lines by type and kind (report: unique events, then repeats)"
         parts += ["", title, rows_table(rows)]
-    if found["kernels"]:
-        parts += ["Functions", _first_rows(found["kernels"], _OF_FUNCTIONS)]
-    if found["instructions"]:
-        parts += ["Instructions", _first_rows(found["instructions"], _OF_INSTRUCTIONS)]
-    for cause in found["causes"][:MOST_ROWS]:
+    if level["kernels"]:
+        parts += ["Functions", _first_rows(level["kernels"], _OF_FUNCTIONS)]
+    if level["instructions"]:
+        parts += ["Instructions", _first_rows(level["instructions"], _OF_INSTRUCTIONS)]
+    for cause in level["causes"][:MOST_ROWS]:
         parts += _cause_lines(cause)
-    parts += ["", found["coverage"]["statement"], *found["coverage"]["warnings"]]
+    parts += ["", level["coverage"]["statement"], *level["coverage"]["warnings"]]
     parts += [
         f"{twin['function']} repeats {plural(twin['sites'], 'entry')} of {twin['same_as']}: counted once."
-        for twin in found["twins"]
+        for twin in level["twins"]
     ]
     return printable("\n".join([*parts, ""]))
 
@@ -71,20 +71,24 @@ def compared(result: dict[str, Any]) -> str:
 
 
 def _cause_lines(cause: dict[str, Any]) -> list[str]:
-    first = cause["evidence"][0]
-    how = f"{cause['confidence']} confidence{', harmless' if cause['benign'] else ''}"
+    evidence_line = cause["evidence"][0]
+    confidence = f"{cause['confidence']} confidence{', harmless' if cause['benign'] else ''}"
     return [
-        f"{cause['what']} ({how}): {plural(cause['sites'], 'instruction')}. {cause['why']}",
-        f"    line {first['line']}: {first['raw']}",
+        f"{cause['what']} ({confidence}): {plural(cause['sites'], 'instruction')}. {cause['why']}",
+        f"    line {evidence_line['line']}: {evidence_line['raw']}",
     ]
 
 
 def _first_rows(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
     """A table of the first rows; numbers of the others are added up in one more."""
     table = [{name: row[name] for name in names} for row in rows[:MOST_ROWS]]
-    if others := rows[MOST_ROWS:]:
-        sums = {name: sum(row[name] for row in others) for name in names if isinstance(others[0][name], int)}
-        table.append({names[0]: f"{len(others)} more", **sums})
+    if hidden_rows := rows[MOST_ROWS:]:
+        sums = {
+            name: sum(row[name] for row in hidden_rows)
+            for name in names
+            if isinstance(hidden_rows[0][name], int)
+        }
+        table.append({names[0]: f"{len(hidden_rows)} more", **sums})
     return rows_table(table)
 
 

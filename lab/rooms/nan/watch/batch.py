@@ -67,7 +67,7 @@ class Batch:
             return
         for name, leaf in leaves(value, label[2], label[1] == IN) if value is not None else ():
             if isinstance(leaf, Unseen):
-                self.unseen[label[0], name, leaf.why] += 1
+                self.unseen[label[0], name, leaf.reason] += 1
             else:
                 inside = _inside(value, leaf, source)
                 self._tensor(leaf, (label[0], label[1], name), call, inside, source[0])

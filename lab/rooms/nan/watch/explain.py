@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,10 @@ from torch import Tensor, nn
 from lab.rooms.nan.watch.batch import Label
 from lab.rooms.nan.watch.count import KINDS, Counter, plain_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
+from lab.rooms.nan.watch.lane import RECOMPUTE
 from lab.rooms.nan.watch.leaves import (
     CACHE,
     cached_pair,
-    is_mask,
     part_of_layer,
     positions_in,
     tensors_of_cache,
@@ -31,11 +33,32 @@ NOT_CALLED = "was not called"
 IN_CODE = ("output", "between", "unknown")  # births that a module's own code may have made
 
 
-class Explainer:
-    """Explains forwards of one model; it remembers which weights and caches were already bad."""
+POS, NEG = "+inf", "-inf"
+MOST_EXTREMES = 4
 
-    def __init__(self, names: list[str], modules: list[nn.Module]) -> None:
-        self._names, self._modules = names, modules
+
+@dataclass(frozen=True)
+class Judged:
+    """Which leaves of a forward are bad (None: none), and where infinities are that may do no harm."""
+
+    bad: np.ndarray | None
+    infinities: Sequence[tuple[Label, str]] = ()
+    waits: bool = False  # until the loss that is made of the output has been looked at
+    masks: np.ndarray | None = (
+        None  # minus infinities as of masks: to blame if the loss is infinite and no NaN
+    )
+
+
+class Explainer:
+    """Explains forwards of one model; it remembers which weights and caches were already bad.
+
+    allow: modules (patterns of names, or classes) in which infinities are no findings, or "+inf" and "-inf".
+    """
+
+    def __init__(self, names: list[str], modules: list[nn.Module], allow: Sequence[str] = ()) -> None:
+        self._names, self._modules, self.allow = names, modules, frozenset(allow)
+        self._absorbed: set[tuple[Label, str]] = set()  # where infinities were, and gone before any harm
+        self._sentinels: set[str] = set()  # buffers that began with infinities
         self._weights_bad: set[int] = set()
         self.bad_weights: list[dict[str, Any]] = []
         self._bad_weights: dict[str, int] = {}  # name -> module; of buffers those that were bad at first
@@ -50,9 +73,8 @@ class Explainer:
     ) -> list[dict[str, Any]]:
         """Parameters and buffers that hold something bad now, of all modules or of some.
 
-        Their modules are known as producers from now on. Minus infinity is legal in a buffer that is a mask.
-        Buffers that hold infinities and no NaN go to `sentinels` if that is given: the smallest number that
-        an observer has met so far begins at infinity.
+        Their modules are known as producers from now on. Buffers that hold infinities and no NaN go to
+        `sentinels` if that is given: masks, and the smallest number that an observer has met so far.
         """
         owned = [
             (number, name, part)
@@ -63,13 +85,16 @@ class Explainer:
         counts = quiet(count, [part for _, _, part in owned]) if owned else np.zeros((0, len(KINDS)))
         bad_weights = []
         for (number, name, tensor), row in zip(owned, counts, strict=True):
-            if row[:2].sum() > 0 or (row[2] > 0 and not _is_mask_buffer(name)):
+            if row[:3].sum() > 0:
+                path = f"{self._names[number]}.{name}".lstrip(".")
+                if name in self._modules[number]._buffers and not row[0]:
+                    if sentinels is not None:
+                        sentinels.append(path)
+                        self._sentinels.add(path)
+                    if not row[1] or path in self._sentinels:
+                        continue
                 self._weights_bad.add(number)
                 kinds = dict(zip(KINDS, row.tolist(), strict=True))
-                path = f"{self._names[number]}.{name}".lstrip(".")
-                if not row[0] and sentinels is not None and name in self._modules[number]._buffers:
-                    sentinels.append(path)
-                    continue
                 is_known = path in self._bad_weights
                 if not is_known and (sentinels is not None or name in self._modules[number]._parameters):
                     self._bad_weights[path] = number  # a buffer may have been spoiled by what is explained
@@ -77,36 +102,82 @@ class Explainer:
                 bad_weights.append({"name": path, "shape": _sizes(tensor.shape), **kinds})
         return bad_weights
 
-    def bad_leaves(self, counted: Seen) -> tuple[np.ndarray | None, list[str]]:
-        """(which leaves are bad, None if none is; where minus infinity was taken for a mask)."""
-        if counted.clean or not (counted.counts[:, :3] > 0).any():
-            return None, []
-        wrong = np.append((counted.counts[:, :2] > 0).any(axis=1), False)[
-            counted.index
-        ]  # -1 takes the added False
-        minus = np.append(counted.counts[:, 2] > 0, False)[counted.index] & ~wrong
-        taken = np.array(
-            [bool(flag) and self._may_be_minus_infinite(counted.labels[n]) for n, flag in enumerate(minus)]
-        )
-        bad = wrong | (minus & ~taken)
-        named = [
-            f"{leaf} of {self._names[number]}"
-            for (number, _, leaf), is_mask in zip(counted.labels, taken, strict=True)
-            if is_mask
-        ]
-        return (bad if bad.any() else None), named
+    def judge(self, counted: Seen, forward: Forward, *, has_loss: bool) -> Judged:
+        """What is bad in a forward: NaN, and the infinities that are not gone before its output.
 
-    def _may_be_minus_infinite(self, label: Label) -> bool:
-        """Whether this leaf is a mask by its role: an argument of that name, or what a softmax takes."""
-        module, side, leaf = label
-        kind = type(self._modules[module]).__name__
-        if side == OUT:
-            return "Mask" in kind
-        name = leaf.split("[")[0].split(".")[0]
-        if name == "args":
-            number, names = int(leaf[5 : leaf.index("]")]), self._parameters_of(module)
-            name = names[number] if number < len(names) else ""
-        return "Softmax" in kind or "Mask" in kind or is_mask(name) or is_mask(leaf.rsplit(".", 1)[-1])
+        With a loss behind it, that decides: infinities that reach the output wait for it. Beside a NaN, those
+        count that may have become it: plus infinity and what overflowed, at a place where it was never gone
+        before. Minus infinity of any other kind is a mask, and the NaN was made of it later.
+        """
+        rows = counted.counts
+        if counted.clean or not (rows[:, :3] > 0).any():
+            return Judged(None)
+        flags = np.concatenate([rows[:, :3] > 0, _overflowed(rows, counted.shapes())[:, None]], axis=1)
+        flags = np.concatenate([flags, np.zeros((1, 4), bool)])[counted.index]  # -1 takes the added row
+        nan, plus, minus, overflowed = flags.T
+        plus, minus = (
+            self._not_allowed(counted.labels, plus, POS),
+            self._not_allowed(counted.labels, minus, NEG),
+        )
+        infinities = [
+            (counted.labels[leaf], sign)
+            for sign, leaves_of in ((POS, plus & ~nan), (NEG, minus & ~nan))
+            for leaf in np.flatnonzero(leaves_of)
+        ]
+        new_plus = plus & ~self._was_absorbed(counted.labels, plus, POS)
+        new_any_minus = minus & ~self._was_absorbed(counted.labels, minus, NEG)
+        new_minus = new_any_minus & overflowed
+        if nan.any():
+            return Judged(nan | new_plus | new_minus)
+        if forward.phase == RECOMPUTE or not all(back for _, parent, back in forward.calls if parent < 0):
+            bad = new_plus | new_minus  # it has no end that could tell what became of them
+            return Judged(bad if bad.any() else None, infinities)
+        outer = np.array(
+            [side == OUT and forward.calls[call][1] < 0 for (_, side, _), call in _sides(counted)], bool
+        )
+        plus_out, minus_out = bool((plus & outer).any()), bool((minus & outer).any())
+        if not (plus_out or minus_out):
+            return Judged(None, infinities)
+        if not has_loss:
+            return Judged(plus if plus_out else minus, infinities)
+        return Judged(
+            new_plus & plus_out | new_minus & minus_out, infinities, waits=True, masks=new_any_minus
+        )
+
+    def absorb(self, infinities: Sequence[tuple[Label, str]]) -> list[str]:
+        """These did no harm, and will be no suspects here again; in words."""
+        self._absorbed.update(infinities)
+        return [
+            f"{sign} in {leaf} of {self._names[module] or 'the model itself'}"
+            for (module, _, leaf), sign in infinities
+        ]
+
+    def all_absorbed(self, counted: Seen) -> bool:
+        """Whether there is no NaN, and infinities only where they were gone before."""
+        rows = counted.counts
+        if (rows[:, 0] > 0).any():
+            return False
+        for column, sign in ((1, POS), (2, NEG)):
+            leaves_of = np.append(rows[:, column] > 0, False)[counted.index]
+            if not all((counted.labels[leaf], sign) in self._absorbed for leaf in np.flatnonzero(leaves_of)):
+                return False
+        return True
+
+    def _was_absorbed(self, labels: Sequence[Label], flags: np.ndarray, sign: str) -> np.ndarray:
+        return np.array(
+            [bool(flag) and (labels[n], sign) in self._absorbed for n, flag in enumerate(flags)], bool
+        )
+
+    def _not_allowed(self, labels: Sequence[Label], flags: np.ndarray, sign: str) -> np.ndarray:
+        if not self.allow or not flags.any():
+            return flags
+        if sign in self.allow:
+            return np.zeros_like(flags)
+        return np.array([bool(flag) and not self._allows(labels[n][0]) for n, flag in enumerate(flags)], bool)
+
+    def _allows(self, number: int) -> bool:
+        name, kind = self._names[number], type(self._modules[number]).__name__
+        return any(fnmatchcase(name, pattern) or pattern == kind for pattern in self.allow)
 
     def _parameters_of(self, number: int) -> list[str]:
         """The names that `forward` has for its arguments."""
@@ -133,17 +204,31 @@ class Explainer:
         if self._weights_went_bad(step.births, count):
             calls, leaves = self._story(forward, counted, bad)
             step.births = births(calls, leaves)
-        if step.births and step.births[0].how in IN_CODE:
+        if step.births and step.births[0].kind in IN_CODE:
             self._read_other_weights(count)
             step.births[0] = self._doubted(step.births[0])
         if forward.failed:
             step.births = [after_failure(one, forward.failed) for one in step.births]
+        step.extremes = self._extremes(counted, bad)
         outer = {at for at, call in enumerate(calls) if call.parent < 0}
         step.reached_output = any(leaf.bad and leaf.side == OUT and leaf.call in outer for leaf in leaves)
 
+    def _extremes(self, counted: Seen, bad: np.ndarray) -> list[str]:
+        """The largest magnitudes that the last modules put out before the first bad number."""
+        shapes, extremes = counted.shapes(), dict[str, str]()
+        for leaf in reversed(range(int(np.flatnonzero(bad)[0]))):
+            (number, side, _), u = counted.labels[leaf], int(counted.index[leaf])
+            if side == OUT and u >= 0 and counted.counts[u, 4] >= 0 and len(extremes) < MOST_EXTREMES:
+                name, largest = self._names[number] or "the model itself", counted.counts[u, 4]
+                share = largest / _largest(shapes[u][1])
+                extremes.setdefault(
+                    name, f"{name}: largest {largest:.4g} ({share:.1%} of {_dtype(shapes[u][1])})"
+                )
+        return [*reversed(extremes.values())]
+
     def _weights_went_bad(self, births: Sequence[Birth], count: Counter) -> bool:
         """Read the weights of suspected modules again: they may have changed since they were read."""
-        names = {birth.module for birth in births if birth.how in ("output", "between", "unknown")}
+        names = {birth.module for birth in births if birth.kind in ("output", "between", "unknown")}
         names |= {birth.after for birth in births} | {birth.before for birth in births}
         suspects = [
             number
@@ -181,7 +266,7 @@ class Explainer:
         if stranger := self._stranger_in(birth.module):
             return uncertain(birth, f"{stranger}, which became part of the model unseen, may have made it")
         for name in (birth.after, birth.before):
-            skipped = self._between(birth.module, name) if birth.how == "between" else ""
+            skipped = self._between(birth.module, name) if birth.kind == "between" else ""
             if skipped:
                 reason = f"{skipped} {NOT_CALLED}, though {name} was: its code may have run, and made it"
                 return uncertain(birth, reason)
@@ -220,16 +305,16 @@ class Explainer:
     ) -> tuple[list[Call], list[Leaf]]:
         calls = []
         doubt_of = {
-            at: f"{leaf} of {self._names[at] or 'the model itself'} ({reason}) was not looked into"
+            module: f"{leaf} of {self._names[module] or 'the model itself'} ({reason}) was not looked into"
             for batch in counted.batches
-            for at, leaf, reason in batch.unseen
+            for module, leaf, reason in batch.unseen
             if reason != CACHE
         }
-        for number, (at, parent, returned) in enumerate(forward.calls):
+        for number, (module, parent, returned) in enumerate(forward.calls):
             gone = not returned and forward.phase != "recompute"  # which may stop early by design
             since, doubt = forward.cached.get(number, (None, ""))
-            doubt = doubt_of.get(at, doubt)
-            calls.append(Call(self._names[at], parent, gone, at in self._weights_bad, since, doubt))
+            doubt = doubt_of.get(module, doubt)
+            calls.append(Call(self._names[module], parent, gone, module in self._weights_bad, since, doubt))
             if parent >= 0:
                 calls[parent].children.append(number)
         leaves = []
@@ -341,8 +426,21 @@ def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() or is_unbuilt(tensor) else tensor._version
 
 
-def _is_mask_buffer(name: str) -> bool:
-    return is_mask(name) or name.endswith("mask")
+def _sides(counted: Seen) -> Iterator[tuple[Label, int]]:
+    return zip(counted.labels, counted.leaf_call, strict=True)
+
+
+def _overflowed(rows: np.ndarray, shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> np.ndarray:
+    """Which tensors hold finite numbers near the largest of their type: their infinities are no masks."""
+    largest = np.array([_largest(dtype) for _, dtype in shapes])
+    return rows[:, 4] * 8 >= largest
+
+
+def _largest(dtype: torch.dtype) -> float:
+    try:
+        return torch.finfo(dtype).max
+    except TypeError:  # torch 1.12 has none for some types
+        return float("inf")
 
 
 def _any_bad(tensors: list[Tensor]) -> bool:

@@ -32,6 +32,7 @@ class Forward:
     step: Any = None  # what `take` made of it
     time, update = 0, -1  # for the guard: when it ended, and in which step
     saved: Any = None  # for the guard: what it takes to run it again
+    passage: Any = None  # for the guard: what became of its output
 
     @passes_on
     def __init__(self, number: int = 0, phase: str = "forward", query_length: int = 0) -> None:

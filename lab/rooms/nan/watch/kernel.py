@@ -54,7 +54,7 @@ def _look_at_pair(words, largest, ordinary, NORMAL: tl.constexpr):  # type: igno
         "max.u16x2 $0, $1, $2;", "=r,r,r", [largest, magnitude], dtype=tl.int32, is_pure=True, pack=1
     )
     # min(magnitude - 1, NORMAL - 1), where 0 wraps around, is NORMAL - 1 unless it is subnormal.
-    one = tl.inline_asm_elementwise(
+    bits = tl.inline_asm_elementwise(
         """{
         .reg .b32 one, zero, below;
         mov.b32 one, 0xFFFFFFFF;
@@ -70,7 +70,7 @@ def _look_at_pair(words, largest, ordinary, NORMAL: tl.constexpr):  # type: igno
         is_pure=True,
         pack=1,
     )
-    return largest, ordinary + one
+    return largest, ordinary + bits
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -105,7 +105,7 @@ def _count(  # type: ignore[no-untyped-def]
     sizes,
     firsts,
     owners,
-    found,
+    total,
     piece,
     SIGN: tl.constexpr,
     INFINITY: tl.constexpr,
@@ -144,13 +144,13 @@ def _count(  # type: ignore[no-untyped-def]
     if PACKED:
         ordinary = (ordinary & 0xFFFF) + ((ordinary >> 16) & 0xFFFF)
         looked_at *= 2
-    row = found + tensor * 5
-    most = tl.max(largest, 0)
+    row = total + tensor * 5
+    absmax = tl.max(largest, 0)
     subnormals = looked_at - tl.sum(ordinary, 0)
     # Almost always zero: the mask keeps thousands of programs off the same address.
     tl.atomic_add(row + 3, subnormals, mask=subnormals > 0)
-    if most < INFINITY:
-        tl.atomic_max(row + 4, most)
+    if absmax < INFINITY:
+        tl.atomic_max(row + 4, absmax)
     else:
         nan = tl.zeros([LANES], tl.int32)
         posinf = tl.zeros([LANES], tl.int32)

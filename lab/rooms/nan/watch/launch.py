@@ -50,16 +50,16 @@ class Launch:
         )
         about = kernel.metadata
         self._kernel = (kernel.function, pieces, 1, 1, 32 * about.num_warps, 1, 1, about.shared)
-        self._there = (upload.to, upload.of, upload.num_bytes)
+        self._uploaded = (upload.to, upload.of, upload.num_bytes)
         self._back = (download.to, download.of, download.num_bytes)
-        self._addresses, self._kept = addresses, kernel  # a kernel that dies is unloaded
+        self._addresses, self._kernel = addresses, kernel  # a kernel that dies is unloaded
         self._to_gpu, self._from_gpu = driver.cuMemcpyHtoDAsync_v2, driver.cuMemcpyDtoHAsync_v2
         self._run = driver.cuLaunchKernel
 
     def __call__(self, stream: int) -> bool:
         """Queue all three; False if the driver refuses one, as in a thread that has not used the GPU yet."""
         return not (
-            self._to_gpu(*self._there, stream)
+            self._to_gpu(*self._uploaded, stream)
             or self._run(*self._kernel, stream, self._addresses, None)
             or self._from_gpu(*self._back, stream)
         )

@@ -1,16 +1,14 @@
 """The floating-point tensors in what a module takes or gives: in containers, dataclasses and objects too.
 
 Nothing is left out by its name, except inputs that hold the model's key/value cache: every layer gets the
-same object, so one bad layer would make the others look as if they had absorbed something. Masks and biases
-among the inputs are counted, but minus infinity is legal in them (`is_mask`). What cannot be looked into is
-named.
+same object, so one bad layer would make the others look as if they had absorbed something. What cannot be
+looked into is named.
 """
 
 from __future__ import annotations
 
 import cmath
 import dataclasses
-import re
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from operator import is_
 from types import MemberDescriptorType, SimpleNamespace
@@ -33,9 +31,6 @@ CACHES = frozenset(
     )
 )
 CACHE = "a key/value cache"
-MASKS = re.compile(
-    r"(?:^|_)masks?$|^(?:attn|attention|position|rel_pos|relative_position|alibi|score)_bias$|^alibi$"
-)
 MOST_DEPTH = 6
 SCALARS = (
     bool,
@@ -61,10 +56,10 @@ STAYS: dict[int, type] = {
 class Unseen:
     """Something that was not looked into, and why."""
 
-    __slots__ = ("why",)
+    __slots__ = ("reason",)
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
 def is_cache_name(name: str) -> bool:
@@ -103,13 +98,8 @@ def _parts_of(value: Any) -> list[Any] | None:
     return None if held is None else [*held.values()]
 
 
-def is_mask(name: str) -> bool:
-    """Whether an input of this exact name is a mask or an additive bias of attention scores."""
-    return MASKS.search(name) is not None
-
-
 def leaves(
-    value: Any, name: str, given: bool = True, depth: int = 0
+    value: Any, name: str, is_input: bool = True, depth: int = 0
 ) -> Iterator[tuple[str, Tensor | Unseen]]:
     """(name, tensor) of every floating or complex tensor; (name, Unseen) for what cannot be looked into.
 
@@ -119,7 +109,7 @@ def leaves(
         if value.is_floating_point() or value.is_complex() or "float4" in str(value.dtype):
             yield name, value
     elif isinstance(value, (float, complex)):
-        if cmath.isnan(value) or (not given and cmath.isinf(value)):
+        if cmath.isnan(value) or (not is_input and cmath.isinf(value)):
             yield (
                 name,
                 torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.complex128),
@@ -131,19 +121,19 @@ def leaves(
     elif depth >= MOST_DEPTH:
         yield name, Unseen(f"deeper than {MOST_DEPTH} levels")
     else:
-        yield from _inside(value, name, given, depth + 1)
+        yield from _inside(value, name, is_input, depth + 1)
 
 
-def _inside(value: Any, name: str, given: bool, depth: int) -> Iterator[tuple[str, Tensor | Unseen]]:
+def _inside(value: Any, name: str, is_input: bool, depth: int) -> Iterator[tuple[str, Tensor | Unseen]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if given and is_cache_name(str(key)):
+            if is_input and is_cache_name(str(key)):
                 yield f"{name}.{key}" if name else str(key), Unseen(CACHE)
             else:
-                yield from leaves(inner, f"{name}.{key}" if name else str(key), given, depth)
+                yield from leaves(inner, f"{name}.{key}" if name else str(key), is_input, depth)
     elif isinstance(value, ROWS):
         for index, inner in enumerate(value):
-            yield from leaves(inner, f"{name}[{index}]", given, depth)
+            yield from leaves(inner, f"{name}[{index}]", is_input, depth)
     elif type(value).__module__ == "numpy":
         if getattr(getattr(value, "dtype", None), "kind", "") in "fc":
             yield name, Unseen("a numpy array")
@@ -151,7 +141,7 @@ def _inside(value: Any, name: str, given: bool, depth: int) -> Iterator[tuple[st
         yield name, Unseen("a generator")
     elif (held := _held(value)) is not None:
         for key, inner in held.items():
-            yield from leaves(inner, f"{name}.{key}", given, depth)
+            yield from leaves(inner, f"{name}.{key}", is_input, depth)
     elif type(value).__module__ != "enum" and type(value) not in HARMLESS:
         yield name, Unseen(f"an object of class {type(value).__name__}")
 

@@ -44,12 +44,12 @@ class Call:
 class Birth:
     """Where bad numbers begin.
 
-    `how`: output, between, weights, cache, given or unknown; `leaf` is the first bad one. `unsure` says why
+    `kind`: output, between, weights, cache, given or unknown; `leaf` is the first bad one. `unsure` says why
     the place is only where it was first seen: then the module named is the latest possible, not the producer.
     """
 
     module: str
-    how: str
+    kind: str
     leaf: str
     after: str = ""
     before: str = ""
@@ -59,18 +59,18 @@ class Birth:
     @property
     def place(self) -> str:
         """In words, such as `in model.layers.2.self_attn, after v_proj, before o_proj`."""
-        if self.how == "unknown":
+        if self.kind == "unknown":
             name = self.module or "the model itself"
             leaf_text = f"{self.leaf} of {self.before or name}"
             return f"somewhere up to {name}: first seen in {leaf_text}, and {self.unsure}"
-        if self.how == GIVEN:
+        if self.kind == GIVEN:
             return f"given in the inputs of {self.module or 'the model'}: {self.leaf}"
-        if self.how == "cache":
+        if self.kind == "cache":
             is_known = self.since_step is not None and self.since_step >= 0
             since = f"since step {self.since_step}" if is_known else "before anything else was"
             return f"from the key/value cache of {self.module}, bad {since}"
         name = self.module or "the model itself"
-        if self.how == "weights":
+        if self.kind == "weights":
             return f"in the weights of {name}"
         spots = [f"after {_last(self.after)}"] * bool(self.after) + [f"before {_last(self.before)}"] * bool(
             self.before
@@ -88,7 +88,7 @@ def first_birth(calls: Sequence[Call], leaves: Sequence[Leaf]) -> Birth | None:
 
 def _with_doubt(birth: Birth, calls: Sequence[Call], leaves: Sequence[Leaf], bad_leaf: Leaf) -> Birth:
     """The birth, or `unknown` if something that could have carried the bad number here was not counted."""
-    if birth.how in ("given", "weights"):
+    if birth.kind in ("given", "weights"):
         return birth
     scope = _scope(calls, bad_leaf)
     missed = [leaf for leaf in leaves if leaf.bad is None and leaf.seq < bad_leaf.seq and scope(leaf)]
@@ -107,7 +107,7 @@ def _with_doubt(birth: Birth, calls: Sequence[Call], leaves: Sequence[Leaf], bad
 
 def after_failure(birth: Birth, reason: str) -> Birth:
     """The birth in a forward of which a part could not be counted: that part may have made it."""
-    if birth.how not in ("output", "between"):
+    if birth.kind not in ("output", "between"):
         return birth
     return uncertain(birth, f"a part of this forward could not be counted ({reason[:200]})")
 
@@ -158,14 +158,14 @@ def births(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[Birth]:
     of_call = roles(calls, leaves)
     first_inside = _first_inside(calls, leaves)
     birth_first = first_birth(calls, leaves)
-    by_place = {(birth_first.module, birth_first.how): birth_first} if birth_first else {}
+    by_place = {(birth_first.module, birth_first.kind): birth_first} if birth_first else {}
     for leaf in leaves:
         if not leaf.bad or of_call[leaf.call] not in ("producer", "weights", "cache"):
             continue
         # What a parent's own code made shows in the child that takes it, before the parent's output.
         leaf_seen = first_inside.get(leaf.call, leaf) if leaf.side == OUT else leaf
         birth = _with_doubt(_birth_of(calls, leaf_seen), calls, leaves, leaf_seen)
-        by_place.setdefault((birth.module, birth.how), birth)
+        by_place.setdefault((birth.module, birth.kind), birth)
     return list(by_place.values())
 
 

@@ -59,22 +59,23 @@ class Backwards:
 
     def __init__(self) -> None:
         self._around: tuple[tuple[Call, Call], ...] = ()
-        self._lock, self._plain, self._ours = threading.RLock(), torch.autograd.backward, None
+        self._lock, self._plain, self._patched = threading.RLock(), torch.autograd.backward, None
+        self.count = 0  # calls so far, of any model
 
     def add(self, enter: Call, leave: Call) -> None:
         """`before(tensors)`, then `after(tensors, what before gave)`, after an exception too."""
         with self._lock:
             self._around = (*self._around, (enter, leave))
-            if self._ours is None:
+            if self._patched is None:
                 self._plain = torch.autograd.backward
-                self._ours = torch.autograd.backward = self._patch()
+                self._patched = torch.autograd.backward = self._patch()
 
     def remove(self, enter: Call, leave: Call) -> None:
         """Take it out again, in any order. A patch that another program made over ours stays."""
         with self._lock:
             self._around = tuple(one for one in self._around if one != (enter, leave))
-            if not self._around and torch.autograd.backward is self._ours:
-                torch.autograd.backward, self._ours = self._plain, None
+            if not self._around and torch.autograd.backward is self._patched:
+                torch.autograd.backward, self._patched = self._plain, None
 
     def _patch(self) -> Any:
         plain = self._plain
@@ -84,12 +85,13 @@ class Backwards:
         @passes_on
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             around, tokens = self._around, []
+            self.count += 1
             for enter, _ in around:  # a comprehension would be another frame
                 tokens.append(enter(tensors))
             try:
                 return plain(tensors, *args, **kwargs)
             finally:
-                for (_, leave), token in zip(around, tokens, strict=True):
+                for (_, leave), token in zip(reversed(around), reversed(tokens), strict=True):
                     leave(tensors, token)
 
         return backward
@@ -219,9 +221,9 @@ class Surrounded:
             leave(optimizer)
             return result
 
-        self._ours = kind.step = step
+        self._patched = kind.step = step
 
     def remove(self) -> None:
         """Put the class's own step back, unless another patch lies over this one."""
-        if self._kind.step is self._ours:
+        if self._kind.step is self._patched:
             self._kind.step = self._plain

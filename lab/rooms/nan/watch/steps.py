@@ -40,6 +40,7 @@ class Step:
     reached_output: bool = False
     births: list[Birth] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    extremes: list[str] = field(default_factory=list)  # of the last modules before the first bad number
     _totals: dict[str, float] | None = None
     _settle: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 

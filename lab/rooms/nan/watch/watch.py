@@ -8,7 +8,7 @@ counted together (`count`), and only if something is bad are the calls put into 
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from lab.errors import LabError, UsageError
 from lab.rooms.nan.watch.batch import Label
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import Counter
-from lab.rooms.nan.watch.explain import Explainer
+from lab.rooms.nan.watch.explain import Explainer, Judged
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import RECOMPUTE
 from lab.rooms.nan.watch.leaves import CACHE
@@ -47,7 +47,8 @@ class Watch(Recorder):
     counter: "kernel", "bits", "norm" or "plain" (default: the best on the model's device), or a function.
     on_bad: "keep" goes on, "raise" raises NonFiniteError after the forward that went bad, a function is
     called with its `Step`. budget_bytes: what references may hold before they are counted and let go.
-    keep_rows: keep call by call the first forward of a phase too.
+    keep_rows: keep call by call the first forward of a phase too. allow: modules (patterns of names, or class
+    names) whose infinities are no findings, or "+inf" and "-inf" for all.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Watch(Recorder):
         keep_rows: bool = True,
         check_weights: bool = True,
         modules: Modules | None = None,
+        allow: Sequence[str] = (),
     ) -> None:
         if on_bad not in ("keep", "raise") and not callable(on_bad):
             raise UsageError(f"invalid on_bad: {on_bad!r}", fix='use "keep", "raise" or a function of a Step')
@@ -74,13 +76,13 @@ class Watch(Recorder):
         if "DataParallel" in {type(module).__name__ for module in self.modules.all}:
             self.note("nn.DataParallel calls copies of the model, which are not seen: watch it on one GPU")
         self.on_bad, self.keep_rows, self.check_weights = on_bad, keep_rows, check_weights
-        self.masked: Tally[str] = Tally()  # where minus infinity was taken for a mask
+        self.absorbed: Tally[str] = Tally()  # infinities that were gone before output, loss and gradient
         self.forwards = 0  # that were counted; `steps` may keep fewer
         self.recomputed = 0  # forwards that repeated a checkpointed one; they are no steps of their own
         self._steps: list[Step] = []
         self.weights: list[dict[str, Any]] = []
         self.sentinels: list[str] = []  # buffers that began with infinities
-        self._explainer = Explainer(self.modules.names, self.modules.all)
+        self._explainer = Explainer(self.modules.names, self.modules.all, allow)
         self._totals: dict[tuple[str, tuple[Label, ...]], RunningTotals] = {}
         self._latest_totals: dict[str, RunningTotals] = {}  # by phase
         self._num_kept = 0  # steps with rows
@@ -113,7 +115,7 @@ class Watch(Recorder):
         if step is None:
             return None
         birth = step.births[0]
-        if birth.how != "unknown":
+        if birth.kind != "unknown":
             return birth
         later = (one.births[0] for one in self._steps if one.births and one.number > step.number)
         return next((known for known in later if _explains(known, birth, step.number)), birth)
@@ -136,6 +138,27 @@ class Watch(Recorder):
         if not self.forwards + self.recomputed - self.failed:
             return "nothing-seen"
         return "partly-seen" if self.not_seen() else "clean"
+
+    def __str__(self) -> str:
+        """The verdict in a few lines."""
+        gaps = self.not_seen()
+        further = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        lines = (
+            f"watch of {type(self.model).__name__}: {self.status}",
+            self.sentence(),
+            f"infinities that did no harm: {', '.join([*self.absorbed][:3]) or 'none'}",
+            f"not seen: {gaps[0] + further if gaps else 'nothing'}",
+        )
+        return "\n".join(lines)
+
+    def sentence(self) -> str:
+        """The verdict in one line."""
+        birth, step = self.first, self.first_step
+        if birth is not None and step is not None:
+            return f"step {step.number} ({step.phase}): first bad number {birth.place}"
+        if self.weights:
+            return f"bad: the weights {self.weights[0]['name']} were bad from the start"
+        return f"{self.status}: {plural(self.forwards, 'forward')}"
 
     def not_seen(self) -> list[str]:
         """What was not seen, in sentences; caches, which are skipped by their role, are in `unseen` only."""
@@ -207,16 +230,21 @@ class Watch(Recorder):
         """Turn a forward into the next step; a clean recomputation is none."""
         step = Step(forward.number, forward.phase, forward.query_length)
         forward.step = step
-        bad, masked = self._explainer.bad_leaves(counted)
+        judged = self._explainer.judge(counted, forward, has_loss=self.has_loss(forward))
+        bad = judged.bad
         if any(batch.fp8 for batch in counted.batches):
             self._note_saturated(counted)
-        self.masked.update(masked)
+        if bad is None and not judged.waits:
+            self.absorb(judged)
         self.forwards += forward.phase != RECOMPUTE
         if forward.phase == RECOMPUTE:
             self.recomputed += 1
             if bad is None:
                 return
-        if bad is not None:
+        if judged.waits:
+            self.wait_for_loss(forward, counted, judged)
+            bad = None
+        elif bad is not None:
             step.bad_leaves = int(bad.sum())
             self._explainer.explain(step, forward, counted, bad, self._steps, self._count)
         first_of_phase = forward.phase not in self._latest_totals
@@ -229,6 +257,17 @@ class Watch(Recorder):
             older, newer = self._steps[: MOST_STEPS // 2], self._steps[MOST_STEPS // 2 :]
             self._steps = [one for one in older if one.bad_leaves][: MOST_STEPS // 4] + newer
         self.stepped(step, forward)
+
+    def absorb(self, judged: Judged) -> None:
+        """Its infinities were gone before they did harm."""
+        self.absorbed.update(self._explainer.absorb(judged.infinities))
+
+    def has_loss(self, forward: Forward) -> bool:
+        """Whether a loss decides on infinities in the output, and not the output itself."""
+        return False
+
+    def wait_for_loss(self, forward: Forward, counted: Seen, judged: Judged) -> None:
+        """A hook for those who look at losses."""
 
     def _note_saturated(self, counted: Seen) -> None:
         """A float8 tensor that holds its largest number: since torch 2.12 a cast of infinity gives it."""
@@ -286,7 +325,7 @@ def _explains(birth: Birth, unknown: Birth, step: int) -> bool:
 
     Weights may have been updated since, by what the unknown one spoiled; so may the cache that it left.
     """
-    if birth.how == "cache" and (birth.since_step is None or birth.since_step >= step):
+    if birth.kind == "cache" and (birth.since_step is None or birth.since_step >= step):
         return False
     module, other_module = birth.module, unknown.module
     related = (
@@ -296,7 +335,7 @@ def _explains(birth: Birth, unknown: Birth, step: int) -> bool:
         or module.startswith(f"{other_module}.")
         or other_module.startswith(f"{module}.")
     )
-    return birth.how not in ("unknown", "weights") and related
+    return birth.kind not in ("unknown", "weights") and related
 
 
 def _budget(device: torch.device) -> int:

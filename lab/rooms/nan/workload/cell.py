@@ -92,9 +92,9 @@ def _why_not_quantized(config: NanConfig, cell: Cell) -> str:
 
 
 def _half_works() -> bool:
-    one = torch.ones(2, 2, dtype=torch.float16)
+    ones = torch.ones(2, 2, dtype=torch.float16)
     try:
-        _ = one @ one
+        _ = ones @ ones
     except RuntimeError:
         return False
     return True

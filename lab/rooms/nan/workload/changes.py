@@ -25,7 +25,7 @@ PROJECTIONS = ("q_proj", "query", "q")
 class Applied:
     """What a change did: modules that could take it, modules that did, values altered so far."""
 
-    what: str
+    description: str
     expected: int
     count: int
     values_changed: int | None = None
@@ -40,7 +40,8 @@ class Applied:
         return "no-effect" if self.logits_moved == 0.0 or self.values_changed == 0 else "applied"
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "status": self.status}
+        values = asdict(self)
+        return {"what": values.pop("description"), **values, "status": self.status}
 
 
 class Change:
@@ -78,15 +79,15 @@ def make_change(experiment: str, model: nn.Module, config: NanConfig, cell: Cell
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """By class, not by name: `attn` is in q_proj's path too. The innermost ones that hold projections."""
-    found = {
+    modules = {
         name: module
         for name, module in model.named_modules()
         if "Attention" in type(module).__name__ and next(module.children(), None) is not None
     }
     return {
         name: module
-        for name, module in found.items()
-        if not any(other != name and other.startswith(f"{name}.") for other in found)
+        for name, module in modules.items()
+        if not any(other != name and other.startswith(f"{name}.") for other in modules)
     }
 
 
@@ -98,9 +99,9 @@ def scale_attention(model: nn.Module, factor: float) -> Change:
         name = next((one for one in SCALED_NAMES if isinstance(getattr(module, one, None), float)), None)
         query = next((getattr(module, one) for one in PROJECTIONS if hasattr(module, one)), None)
         if name is not None:
-            before = getattr(module, name)
-            setattr(module, name, before * factor)
-            change.undo.append(lambda m=module, n=name, b=before: setattr(m, n, b))  # type: ignore[misc]
+            scaling_before = getattr(module, name)
+            setattr(module, name, scaling_before * factor)
+            change.undo.append(lambda m=module, n=name, b=scaling_before: setattr(m, n, b))  # type: ignore[misc]
         elif query is not None:
             _replace_forward(change, query, lambda output: output * factor)
         else:
@@ -117,11 +118,11 @@ def clip_attention(model: nn.Module, limit: float) -> Change:
     change = Change(Applied(f"attention outputs clamped to +-{limit:g}", len(modules), len(modules)))
 
     def clamped(output: Any) -> Any:
-        first = output[0] if isinstance(output, tuple) else output
-        change.count_clipped(first.abs() > limit)
+        hidden = output[0] if isinstance(output, tuple) else output
+        change.count_clipped(hidden.abs() > limit)
         # A limit beyond the type's largest number touches nothing, and clamp would refuse it.
-        kept = first.clamp(-limit, limit) if limit < torch.finfo(first.dtype).max else first
-        return (kept, *output[1:]) if isinstance(output, tuple) else kept
+        clipped = hidden.clamp(-limit, limit) if limit < torch.finfo(hidden.dtype).max else hidden
+        return (clipped, *output[1:]) if isinstance(output, tuple) else clipped
 
     for module in modules.values():
         _replace_forward(change, module, clamped)
@@ -137,9 +138,9 @@ def set_epsilon(model: nn.Module, epsilon: float) -> Change:
         if name is None:
             change.applied.reason = f"{type(module).__name__} has no known epsilon attribute"
             continue
-        before = getattr(module, name)
+        epsilon_before = getattr(module, name)
         setattr(module, name, epsilon)
-        change.undo.append(lambda m=module, n=name, b=before: setattr(m, n, b))  # type: ignore[misc]
+        change.undo.append(lambda m=module, n=name, b=epsilon_before: setattr(m, n, b))  # type: ignore[misc]
         change.applied.count += 1
     return change
 

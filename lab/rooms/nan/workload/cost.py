@@ -32,19 +32,19 @@ def overhead(model: Any, ids: Tensor, mask: Tensor, repeats: int, counter: str) 
             _one_round(model, ids, mask, plain if repeat else Times())
             with watch.stepping_in():
                 _one_round(model, ids, mask, watched if repeat else Times())
-    found: dict[str, Any] = {"repeats": repeats, "counter": counter, "prompt_tokens": int(ids.shape[1])}
+    summary: dict[str, Any] = {"repeats": repeats, "counter": counter, "prompt_tokens": int(ids.shape[1])}
     for phase in ("prefill", "decode"):
-        before, after = (statistics.median(getattr(times, phase)) for times in (plain, watched))
+        plain_ms, watched_ms = (statistics.median(getattr(times, phase)) for times in (plain, watched))
         pairs = zip(getattr(plain, phase), getattr(watched, phase), strict=True)
         ratios = sorted(100 * (one / other - 1) for other, one in pairs)
-        found[phase] = {
-            "plain_ms": before,
-            "watched_ms": after,
-            "overhead_percent": 100 * (after / before - 1),
+        summary[phase] = {
+            "plain_ms": plain_ms,
+            "watched_ms": watched_ms,
+            "overhead_percent": 100 * (watched_ms / plain_ms - 1),
             "low_percent": ratios[len(ratios) // 4],
             "high_percent": ratios[-1 - len(ratios) // 4],
         }
-    return found
+    return summary
 
 
 @dataclass
@@ -80,7 +80,7 @@ def kernel_set(model: Any, ids: Tensor, mask: Tensor) -> dict[str, Any] | None:
     """The kernels of one prefill and one decode step with their launches; None on a CPU."""
     if not ids.is_cuda:
         return None
-    found: dict[str, Any] = {}
+    kernels: dict[str, Any] = {}
     state = state_of(forward(model, ids, mask))
     grown = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
     runs: dict[str, Callable[[], Any]] = {
@@ -92,5 +92,5 @@ def kernel_set(model: Any, ids: Tensor, mask: Tensor) -> dict[str, Any] | None:
             execute()
             torch.cuda.synchronize()
         names = Tally(event.name for event in profile.events() if "CUDA" in str(event.device_type))
-        found[phase] = {name: count for name, count in names.most_common() if not name.startswith("Mem")}
-    return found
+        kernels[phase] = {name: count for name, count in names.most_common() if not name.startswith("Mem")}
+    return kernels

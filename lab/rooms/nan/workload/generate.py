@@ -35,8 +35,8 @@ def generate(model: Any, ids: Tensor, mask: Tensor, num_tokens: int, watch: Watc
         logits: list[Tensor] = []
         state: Any = None
         for number in range(num_tokens):
-            given = ids if not number else tokens[-1][:, None]
-            out = forward(model, given, mask, state)
+            next_ids = ids if not number else tokens[-1][:, None]
+            out = forward(model, next_ids, mask, state)
             state = state_of(out)
             logits.append(out.logits[:, -1])
             tokens.append(logits[-1].argmax(dim=-1))
@@ -48,8 +48,8 @@ def generate(model: Any, ids: Tensor, mask: Tensor, num_tokens: int, watch: Watc
 def forward(model: Any, ids: Tensor, mask: Tensor, state: Any = None) -> Any:
     """One forward with a cache; positions count real tokens only, as left padding asks."""
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": True}
-    return model(**given, **{state_name(model): state})
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": True}
+    return model(**inputs, **{state_name(model): state})
 
 
 def state_name(model: Any) -> str:
@@ -71,5 +71,5 @@ def state_of(out: Any) -> Any:
 @torch.no_grad()
 def first_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """(batch, vocabulary) after the prompt."""
-    found: Tensor = forward(model, ids, mask).logits[:, -1].float()
-    return found
+    logits: Tensor = forward(model, ids, mask).logits[:, -1].float()
+    return logits

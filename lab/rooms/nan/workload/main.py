@@ -149,23 +149,23 @@ def logits_summary(generated: Generated) -> dict[str, Any]:
     """NaN and infinities among the logits that tokens were chosen from, (steps, batch, vocabulary)."""
     rows = plain_counts(list(generated.logits))
     bad = [int(at) for at in np.flatnonzero(rows[:, :3].sum(axis=1) > 0)]
-    found: dict[str, Any] = {kind: float(rows[:, at].sum()) for at, kind in enumerate(KINDS[:3])}
-    return {**found, "absmax": float(rows[:, 4].max()), "steps": len(rows), "bad_steps": bad}
+    summary: dict[str, Any] = {kind: float(rows[:, at].sum()) for at, kind in enumerate(KINDS[:3])}
+    return {**summary, "absmax": float(rows[:, 4].max()), "steps": len(rows), "bad_steps": bad}
 
 
-def _moved(before: torch.Tensor, after: torch.Tensor) -> float | None:
+def _moved(plain: torch.Tensor, changed: torch.Tensor) -> float | None:
     """The largest difference of finite logits; None where nothing is finite."""
-    both = torch.isfinite(before) & torch.isfinite(after)
-    if not bool(both.any()):
+    finite = torch.isfinite(plain) & torch.isfinite(changed)
+    if not bool(finite.any()):
         return None
-    return float((before.float() - after.float()).abs()[both].max())
+    return float((plain.float() - changed.float()).abs()[finite].max())
 
 
 def log_findings(result: dict[str, Any]) -> None:
     watch = result.get("watch")
     if watch:
-        first = watch["first"]
-        place = f"{first['place']} ({first['phase']}, step {first['step']})" if first else "none"
+        birth = watch["first"]
+        place = f"{birth['place']} ({birth['phase']}, step {birth['step']})" if birth else "none"
         log.info("first bad number: %s", place)
     bad = len(result["logits"]["bad_steps"])
     logits = f"not finite in {plural(bad, 'step')}" if bad else "all finite"

@@ -48,7 +48,7 @@ def _random_mistral(library: Any, config: NanConfig, cell: Cell) -> Any:
     """
     shape = {**SHAPES[config.model], **({"num_hidden_layers": config.layers} if config.layers else {})}
     chosen: dict[str, Any] = {} if cell.attn == "auto" else {"attn_implementation": cell.attn}
-    made = library.MistralConfig(
+    mistral_config = library.MistralConfig(
         **shape,
         max_position_embeddings=4096,
         sliding_window=None,
@@ -58,18 +58,18 @@ def _random_mistral(library: Any, config: NanConfig, cell: Cell) -> Any:
         **chosen,
     )
     dtype = DTYPES[cell.dtype]
-    before = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     # Born in its own dtype on its own device: float32 on the host would need twice the memory and minutes.
     direct = cell.device.type == "cuda" and hasattr(torch.device, "__enter__")
     try:
         if direct:
             torch.set_default_dtype(dtype)
             with cell.device:
-                model = library.MistralForCausalLM(made)
+                model = library.MistralForCausalLM(mistral_config)
         else:
-            model = library.MistralForCausalLM(made).to(dtype)
+            model = library.MistralForCausalLM(mistral_config).to(dtype)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default_dtype)
     model = model.to(cell.device).eval()
     _draw(model, config.seed)
     return model

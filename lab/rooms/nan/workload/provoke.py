@@ -32,12 +32,12 @@ def provoke(model: Any, kind: str, layer: int | None, ids: Tensor, mask: Tensor)
             f"--provoke {kind} needs a model whose layers have self_attn and mlp",
             fix="use --model tiny or 7b-shape",
         )
-    at = len(blocks) // 2 if layer is None else layer
-    if at >= len(blocks):
+    index = len(blocks) // 2 if layer is None else layer
+    if index >= len(blocks):
         raise UsageError(
-            f"no layer {at}: the model has {plural(len(blocks), 'layer')}", fix="lower --provoke-layer"
+            f"no layer {index}: the model has {plural(len(blocks), 'layer')}", fix="lower --provoke-layer"
         )
-    block, name = blocks[at], f"model.layers.{at}"
+    block, name = blocks[index], f"model.layers.{index}"
     if kind == "scores":
         _scale_to(
             model, [block.self_attn.q_proj, block.self_attn.k_proj], [QUERY_PEAK, QUERY_PEAK], ids, mask
@@ -52,17 +52,17 @@ def provoke(model: Any, kind: str, layer: int | None, ids: Tensor, mask: Tensor)
     else:
         mask_one_row(block.self_attn)
         expected = f"{name}.self_attn"
-    return {"kind": kind, "layer": at, "expected": expected, "what": PROVOCATIONS[kind]}
+    return {"kind": kind, "layer": index, "expected": expected, "what": PROVOCATIONS[kind]}
 
 
 def _scale_to(model: Any, linears: list[nn.Module], peaks: list[float], ids: Tensor, mask: Tensor) -> None:
     """Scale each layer's weight so that its largest output on this prompt is its peak."""
-    seen: dict[int, float] = {}
+    largest: dict[int, float] = {}
     handles = []
     for number, linear in enumerate(linears):
 
         def note(_module: nn.Module, _inputs: Any, output: Tensor, number: int = number) -> None:
-            seen[number] = max(seen.get(number, 0.0), float(output.abs().max()))
+            largest[number] = max(largest.get(number, 0.0), float(output.abs().max()))
 
         handles.append(linear.register_forward_hook(note))
     try:
@@ -72,7 +72,7 @@ def _scale_to(model: Any, linears: list[nn.Module], peaks: list[float], ids: Ten
             handle.remove()
     for number, (linear, peak) in enumerate(zip(linears, peaks, strict=True)):
         weight: Any = linear.weight
-        weight.mul_(peak / seen[number])
+        weight.mul_(peak / largest[number])
 
 
 def mask_one_row(attention: nn.Module) -> None:
@@ -85,9 +85,9 @@ def mask_one_row(attention: nn.Module) -> None:
         keys = queries + cached_length(kwargs, getattr(attention, "layer_idx", 0))
         row = torch.zeros(hidden.shape[0], 1, queries, keys, dtype=hidden.dtype, device=hidden.device)
         row[:, :, -1, :] = float("-inf")
-        given = kwargs.get("attention_mask")
-        if isinstance(given, Tensor) and given.is_floating_point() and given.dim() == 4:
-            row = row + given[..., : row.shape[-1]]
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.is_floating_point() and mask.dim() == 4:
+            row = row + mask[..., : row.shape[-1]]
         kwargs["attention_mask"] = row
         return forward(*args, **kwargs)
 
@@ -96,5 +96,5 @@ def mask_one_row(attention: nn.Module) -> None:
 
 def cached_length(kwargs: dict[str, Any], layer: int) -> int:
     """Positions of this layer already in the cache."""
-    found = (cache for _, cache in caches_in((), kwargs) if hasattr(cache, "get_seq_length"))
-    return next((int(cache.get_seq_length(layer)) for cache in found), 0)
+    caches = (cache for _, cache in caches_in((), kwargs) if hasattr(cache, "get_seq_length"))
+    return next((int(cache.get_seq_length(layer)) for cache in caches), 0)

@@ -37,23 +37,25 @@ def quality(
     if not result.exists() or not saved.exists():
         return {"reason": "no result of the baseline beside this one"}
     tokens = _tokens_of(result)
-    reference, here = np.load(saved), _forced(model, ids, mask, tokens)
-    if reference.shape != here.shape:
-        return {"reason": f"the baseline's logits have another shape: {reference.shape}, here {here.shape}"}
+    reference, own_logits = np.load(saved), _forced(model, ids, mask, tokens)
+    if reference.shape != own_logits.shape:
+        return {
+            "reason": f"the baseline's logits have another shape: {reference.shape}, here {own_logits.shape}"
+        }
     same = sum(a == b for a, b in zip(tokens[0], generated.tokens[0], strict=False))
-    return {**compare(reference, here), "same_tokens": same, "of_tokens": len(tokens[0]), "reason": ""}
+    return {**compare(reference, own_logits), "same_tokens": same, "of_tokens": len(tokens[0]), "reason": ""}
 
 
-def compare(reference: np.ndarray, here: np.ndarray) -> dict[str, Any]:
+def compare(reference: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
     """KL(reference || here) in nats and agreement of the most likely token, over positions finite in both."""
-    finite = np.isfinite(reference).all(axis=-1) & np.isfinite(here).all(axis=-1)
-    found: dict[str, Any] = {"positions": len(finite), "finite_positions": int(finite.sum())}
+    finite = np.isfinite(reference).all(axis=-1) & np.isfinite(logits).all(axis=-1)
+    summary: dict[str, Any] = {"positions": len(finite), "finite_positions": int(finite.sum())}
     if not finite.any():
-        return {**found, "kl_mean": None, "kl_max": None, "top1_agreement": None}
-    p, q = (_log_softmax(one[finite].astype(np.float64)) for one in (reference, here))
+        return {**summary, "kl_mean": None, "kl_max": None, "top1_agreement": None}
+    p, q = (_log_softmax(one[finite].astype(np.float64)) for one in (reference, logits))
     kl = (np.exp(p) * (p - q)).sum(axis=-1)
     agree = float((p.argmax(-1) == q.argmax(-1)).mean())
-    return {**found, "kl_mean": float(kl.mean()), "kl_max": float(kl.max()), "top1_agreement": agree}
+    return {**summary, "kl_mean": float(kl.mean()), "kl_max": float(kl.max()), "top1_agreement": agree}
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -64,17 +66,17 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def _forced(model: Any, ids: Tensor, mask: Tensor, tokens: list[list[int]]) -> np.ndarray:
     """(tokens, vocabulary) float32: the logits that each token of the first prompt was chosen from."""
-    known = torch.tensor(tokens, device=ids.device)
-    whole = torch.cat([ids, known[:, :-1]], dim=1)
-    seen = torch.cat([mask, torch.ones_like(known[:, :-1])], dim=1)
-    logits = forward(model, whole, seen).logits[0, ids.shape[1] - 1 :]
+    forced = torch.tensor(tokens, device=ids.device)
+    all_ids = torch.cat([ids, forced[:, :-1]], dim=1)
+    all_mask = torch.cat([mask, torch.ones_like(forced[:, :-1])], dim=1)
+    logits = forward(model, all_ids, all_mask).logits[0, ids.shape[1] - 1 :]
     result: np.ndarray = logits.float().cpu().numpy()
     return result
 
 
 def _tokens_of(path: Path) -> list[list[int]]:
     try:
-        found: list[list[int]] = msgspec.json.decode(path.read_bytes())["tokens"]
+        tokens: list[list[int]] = msgspec.json.decode(path.read_bytes())["tokens"]
     except (msgspec.DecodeError, KeyError) as error:
         raise BadDataError(f"the baseline's result cannot be read: {error}", location=path) from error
-    return found
+    return tokens

@@ -74,22 +74,24 @@ def train_tiny(plant: str, on_bad: str, seed: int, out: Path | None) -> tuple[Gu
     guard = Guard(model, optimizer, scaler, on_bad=on_bad, out=out)
     with contextlib.suppress(NonFiniteError), guard:
         for step in range(STEPS):
-            _one_step(model, optimizer, scaler, plant if step >= FAULT_STEP else "", first=step == FAULT_STEP)
+            _one_step(
+                model, optimizer, scaler, plant if step >= FAULT_STEP else "", is_first=step == FAULT_STEP
+            )
     stage, module = EXPECTED.get(plant, ("", ""))
     planted = {"plant": plant, "what": PLANTS[plant], "step": FAULT_STEP, "stage": stage, "module": module}
     return guard, planted
 
 
-def _one_step(model: Model, optimizer: Any, scaler: Any, plant: str, *, first: bool) -> None:
+def _one_step(model: Model, optimizer: Any, scaler: Any, plant: str, *, is_first: bool) -> None:
     block: Any = model.blocks[1]
     block.plant = plant
     x = torch.randn(8, WORDS)
-    if plant == "batch" and first:
+    if plant == "batch" and is_first:
         x[0, 0] = float("nan")
-    if plant == "optimizer" and first:
+    if plant == "optimizer" and is_first:
         optimizer.param_groups[0]["lr"] = float("nan")
     optimizer.zero_grad()
-    spoil = plant == "gradient" and first
+    spoil = plant == "gradient" and is_first
     up: Any = model.blocks[0]
     handle = up.up.weight.register_hook(lambda grad: grad * float("inf")) if spoil else None
     logits = model(x)
@@ -101,7 +103,7 @@ def _one_step(model: Model, optimizer: Any, scaler: Any, plant: str, *, first: b
     (scaler.scale(loss) if scaler is not None else loss).backward()
     if handle is not None:
         handle.remove()
-    if plant == "weights" and first:
+    if plant == "weights" and is_first:
         with torch.no_grad():
             block.up.weight[0, 0] = float("nan")
     if scaler is not None:

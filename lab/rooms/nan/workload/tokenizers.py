@@ -41,8 +41,8 @@ class HubTokenizer:
         self._inner = inner
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        made = self._inner(list(texts), return_tensors="pt", padding=True)
-        return made["input_ids"], made["attention_mask"]
+        encoded = self._inner(list(texts), return_tensors="pt", padding=True)
+        return encoded["input_ids"], encoded["attention_mask"]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=True))

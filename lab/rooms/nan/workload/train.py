@@ -2,8 +2,8 @@
 
     python -m lab.rooms.nan.workload.train --config nan.json --out steps/train
 
-Leaves guard_rankN.json of every rank in --out, and planted.json for the tiny model. A command's exit code is
-this process's exit code.
+Leaves a mark of every process and a record of every model in --out, and planted.json for the tiny model. A
+command's exit code is this process's exit code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lab.workload.hook import hooked
 from lab.workload.start import read_config, start, write_json
 
 log = logging.getLogger("lab.workload")
-GUARD = "lab.rooms.nan.watch.guard.programs:start_from_env"
+GUARD = "lab.rooms.nan.watch.guard.process:start_from_env"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,10 +57,8 @@ def run_command(train: TrainConfig, out: Path) -> int:
             location=train.cwd,
             fix="check the program and the folder",
         ) from error
-    if not [*out.glob("guard_rank*.json")]:
-        log.info(
-            "no record: no process of the command called a model with weights in a Python that loads torch"
-        )
+    if not [*out.glob("process_*.json")]:
+        log.info("no record: no process of the command imported torch where lab's hook is loaded")
     return code if code >= 0 else 128 - code
 
 

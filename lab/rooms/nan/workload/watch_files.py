@@ -56,13 +56,14 @@ def _module_row(total: Total) -> list[Any]:
 
 
 def _call_row(step: Step, row: Row) -> list[Any]:
-    where = (row.seq, row.module, row.kind, row.side, row.leaf, row.shape, row.dtype)
-    return [step.number, step.phase, *where, *map(_number, row.counts), row.role]
+    cells = (row.seq, row.module, row.kind, row.side, row.leaf, row.shape, row.dtype)
+    return [step.number, step.phase, *cells, *map(_number, row.counts), row.role]
 
 
 def _born(step: Step, birth: Birth) -> dict[str, Any]:
-    where = {"step": step.number, "phase": step.phase}
-    return {**where, **dataclasses.asdict(birth), "place": birth.place}
+    cells = {"step": step.number, "phase": step.phase}
+    born = dataclasses.asdict(birth)
+    return {**cells, "how": born.pop("kind"), **born, "place": birth.place}
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

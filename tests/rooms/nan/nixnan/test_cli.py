@@ -44,7 +44,8 @@ def test_a_folder_stands_for_the_logs_in_it(tmp_path):
     (tmp_path / "steps").mkdir()
     nixgen.write(tmp_path / "steps" / "nixnan.log", log(error()))
     nixgen.write(tmp_path / "steps" / "other.log", ["hello"])
-    assert len(run("nan parse", "--json", tmp_path).stdout.splitlines()) == 1
+    rows = run("nan parse", "--json", tmp_path).stdout.splitlines()
+    assert ["skipped" in row for row in rows] == [True, False]
 
 
 def test_what_is_shown_holds_verdict_counts_causes_and_coverage(tmp_path):
@@ -149,3 +150,26 @@ def test_options_for_recordings_are_refused_for_logs(tmp_path, options, text):
     named_otherwise = nixgen.write(tmp_path / "stderr.txt", log(*A[:10]))
     done = lab("diff", named_otherwise, named_otherwise, *options)
     assert done.returncode == 2 and text in done.stderr
+
+
+def test_a_folder_is_read_by_first_lines_too_and_what_is_left_out_is_named(tmp_path):
+    for name, lines in (("a.nixnan", 2), ("job.log", 3), ("out.txt", 1)):
+        events = [error("NaN", sass=f"FADD R{n}, R2, R3") for n in range(lines)]
+        nixgen.write(tmp_path / name, [*["step 1"] * (name == "out.txt"), *log(*events)])
+    (tmp_path / "notes.txt").write_text("no line of the tool\n")
+    rows = [json.loads(line) for line in run("nan parse", "--json", tmp_path).stdout.splitlines()]
+    assert [row["error_lines"] for row in rows if "error_lines" in row] == [2, 3, 1]
+    assert [row["file"] for row in rows if "skipped" in row] == [str(tmp_path / "notes.txt")]
+
+
+def test_lines_of_a_verbose_histogram_run_are_not_torn(tmp_path):
+    lines = ["#nixnan: Histogram instrumenting: HADD2 R4, R4, R2 ;", *log(error("NaN"))]
+    row = json.loads(run("nan parse", "--json", nixgen.write(tmp_path / "a.nixnan", lines)).stdout)
+    assert row["torn_lines"] == 0 and row["integrity"] == "complete"
+
+
+def test_a_report_with_more_of_minus_infinity_is_not_called_equal(tmp_path):
+    events = [error("infinity"), error("-infinity")]
+    lines = [*log(*events, end=False), nixgen.END, *nixgen.report(events, extra={("f32", "-infinity"): 1})]
+    row = json.loads(run("nan parse", "--json", nixgen.write(tmp_path / "a.nixnan", lines)).stdout)
+    assert row["integrity"] == "complete" and "the report has 1 of f32 more" in row["reasons"][0]

@@ -96,7 +96,7 @@ def test_what_is_taken_out_after_it_passed_was_in_it(name, on_bad):
             model.first.factor = NAN if step == BAD_STEP else 1.0
             model(torch.ones(2, 4))
     assert [one.number for one in w.steps if one.bad_leaves] == [BAD_STEP]
-    assert (w.first.module, w.first.how) == ("first", "output")
+    assert (w.first.module, w.first.kind) == ("first", "output")
 
 
 class Adds(nn.Module):
@@ -119,7 +119,7 @@ def test_a_dict_that_all_modules_share_names_the_one_that_put_a_nan_into_it(culp
             model[culprit].factor = NAN if step == BAD_STEP else 1.0
             model({"x": torch.ones(2, 4)})
     assert [one.number for one in w.steps if one.bad_leaves] == [BAD_STEP]
-    assert (w.first.module, w.first.how) == (str(culprit), "output")
+    assert (w.first.module, w.first.kind) == (str(culprit), "output")
 
 
 def test_the_program_gets_its_own_containers():

@@ -62,7 +62,7 @@ def test_keys_that_a_forward_made_bad_itself_are_not_said_to_have_been_there(mon
     with torch.no_grad(), lab.nan.watch(model) as w:
         decode(model, made(kind, model), ids, times=6)
     assert w.first_step.number == step
-    assert (w.first.how, w.first.module) == ("between", "model.layers.1.self_attn"), w.first.place
+    assert (w.first.kind, w.first.module) == ("between", "model.layers.1.self_attn"), w.first.place
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "dynamic, sliding", "static, sliding"])
@@ -75,7 +75,7 @@ def test_keys_that_were_bad_before_are_told_though_later_steps_dropped_them(kind
         for layer in cache.layers:  # as a window that moves on, or a crop, drops them
             layer.keys.nan_to_num_() if "static" in kind else setattr(layer, "keys", layer.keys.nan_to_num())
         decode(model, cache, ids[:, :1], times=4)
-    assert (w.first.how, w.first.module) == ("cache", "model.layers.1.self_attn"), w.first.place
+    assert (w.first.kind, w.first.module) == ("cache", "model.layers.1.self_attn"), w.first.place
 
 
 def test_a_new_cache_is_not_accused_of_what_the_last_one_held(monkeypatch):
@@ -88,8 +88,8 @@ def test_a_new_cache_is_not_accused_of_what_the_last_one_held(monkeypatch):
         decode(model, None, ids, times=3)
     births = {step.number: step.births[0] for step in w.steps if step.births}
     assert [*births] == [3, 4, 6, 7] or [*births] == [3, 4, 6], births
-    assert births[3].how == births[4].how == "cache"
-    assert (births[6].how, births[6].module) == ("between", "model.layers.1.self_attn"), births[6].place
+    assert births[3].kind == births[4].kind == "cache"
+    assert (births[6].kind, births[6].module) == ("between", "model.layers.1.self_attn"), births[6].place
 
 
 class Wrapped(nn.Module):
@@ -112,7 +112,7 @@ def test_how_much_is_new_in_a_cache_is_known_in_a_model_inside_another(monkeypat
         for at in range(4):
             outer({"input_ids": ids[:, :1] if at else ids, "use_cache": True, state_name(model): cache})
     assert w.first_step.number == step
-    assert (w.first.how, w.first.module) == ("between", "model.model.layers.1.self_attn"), w.first.place
+    assert (w.first.kind, w.first.module) == ("between", "model.model.layers.1.self_attn"), w.first.place
 
 
 @pytest.mark.skipif(not hasattr(cache_utils, "QuantizedLayer"), reason="no quantized layers")
@@ -130,7 +130,7 @@ def test_what_a_quantized_layer_holds_besides_its_newest_keys_is_no_fault_of_att
         decode(model, cache, ids, times=3)
         cache.layers[1]._quantized_values[0][:, :, 0] = NAN
         decode(model, cache, ids[:, :1])
-    assert (w.first.how, w.first.module) == ("unknown", "model.layers.1.self_attn"), w.first.place
+    assert (w.first.kind, w.first.module) == ("unknown", "model.layers.1.self_attn"), w.first.place
     assert "holds bad numbers" in w.first.unsure
 
 

@@ -33,7 +33,7 @@ def test_a_numpy_buffer_that_is_filled_anew_is_counted_before_it_is():
         model(torch.from_numpy(buffer))
 
     w = watched(10, forward)
-    assert w.status == "bad" and w.first.how == "given" and w.first_step.number == 5
+    assert w.status == "bad" and w.first.kind == "given" and w.first_step.number == 5
     assert [step.number for step in w.steps if step.bad_leaves] == [5]
 
 
@@ -45,7 +45,7 @@ def test_writes_through_data_are_counted_before_they_come():
         model(buffer)
 
     w = watched(10, forward)
-    assert w.first.how == "given" and [step.number for step in w.steps if step.bad_leaves] == [5]
+    assert w.first.kind == "given" and [step.number for step in w.steps if step.bad_leaves] == [5]
 
 
 def test_a_static_input_that_is_copied_to_is_known_in_every_forward():
@@ -56,7 +56,7 @@ def test_a_static_input_that_is_copied_to_is_known_in_every_forward():
         model(buffer)
 
     w = watched(10, forward)
-    assert w.first.how == "given" and w.not_seen() == []
+    assert w.first.kind == "given" and w.not_seen() == []
 
 
 def test_what_the_program_writes_into_an_output_is_not_the_models():
@@ -78,7 +78,7 @@ def test_an_input_that_shares_memory_is_counted_at_once_too():
         for number in range(10):
             buffer[:] = NAN if number == 5 else number
             model(torch.from_numpy(buffer))
-    assert w.first.how == "given" and [step.number for step in w.steps if step.bad_leaves] == [5]
+    assert w.first.kind == "given" and [step.number for step in w.steps if step.bad_leaves] == [5]
 
 
 class Last(nn.Module):

@@ -18,12 +18,12 @@ def test_a_bad_weight_is_found_before_any_forward_and_named_as_the_birth():
         body.second.weight[0, 0] = float("nan")
     w = watched(body, torch.ones(2, 4))
     assert [one["name"] for one in w.weights] == ["second.weight"]
-    assert (w.first.module, w.first.how) == ("second", "weights")
+    assert (w.first.module, w.first.kind) == ("second", "weights")
 
 
 def test_bad_inputs_are_nobodys_birth_but_given():
     w = watched(Body(), torch.full((2, 4), float("inf")))
-    assert w.first.how == "given" and "inputs" in w.first.place
+    assert w.first.kind == "given" and "inputs" in w.first.place
 
 
 def test_a_bad_cache_is_told_as_the_cache_and_not_as_a_new_birth():
@@ -35,7 +35,7 @@ def test_a_bad_cache_is_told_as_the_cache_and_not_as_a_new_birth():
         longer = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         forward(model, ids[:, :1], longer, state)
     assert w.steps[0].births == [] and w.first_step.phase == "decode"
-    assert (w.first.module, w.first.how) == ("model.layers.1.self_attn", "cache")
+    assert (w.first.module, w.first.kind) == ("model.layers.1.self_attn", "cache")
 
 
 def bad_from_the_second_call(model, given, bad):
@@ -45,7 +45,7 @@ def bad_from_the_second_call(model, given, bad):
         for number in range(4):
             model(x, **{name: bad if number == 3 else value for name, value in given.items()})
     assert w.status == "bad" and w.first_step.number == 3
-    return w.first.how, w.first.module, w.first.unsure
+    return w.first.kind, w.first.module, w.first.unsure
 
 
 class KVCache:
@@ -112,7 +112,7 @@ def test_a_module_is_named_for_sure_where_its_cache_was_read_and_is_clean():
                 for number in range(4):
                     model.layers[1].breaks = number == 3
                     model(torch.randn(2, 4), kv_cache=caches)
-            assert (w.first.how, w.first.module, w.first.unsure) == ("between", "layers.1", "")
+            assert (w.first.kind, w.first.module, w.first.unsure) == ("between", "layers.1", "")
 
 
 def test_a_cache_that_cannot_be_looked_into_leaves_the_place_unknown():
@@ -125,7 +125,7 @@ def test_a_cache_that_cannot_be_looked_into_leaves_the_place_unknown():
         model(torch.randn(2, 4), kv_cache=held)
         model.layers[0].breaks = True
         model(torch.randn(2, 4), kv_cache=bad)
-    assert (w.first.how, w.first.module) == ("unknown", "layers.0")
+    assert (w.first.kind, w.first.module) == ("unknown", "layers.0")
     assert "kv_cache of layers.0 was not looked into" in w.first.unsure
 
 
@@ -143,7 +143,7 @@ def test_a_bad_cache_is_told_whatever_transformers_calls_it(generates):
             model.generate(longer, max_new_tokens=1, do_sample=False, **{name: state})
         else:
             model(ids[:, :1], use_cache=True, **{name: state})
-    assert (w.first.module, w.first.how) == ("model.layers.1.self_attn", "cache")
+    assert (w.first.module, w.first.kind) == ("model.layers.1.self_attn", "cache")
 
 
 class ByPlace(Layers):
@@ -163,5 +163,5 @@ def test_a_cache_that_is_handed_over_by_place_accuses_no_module_either(numbered)
         for _ in range(3):
             model(x, caches)
         model(x, [caches[0], cache_of(KVCache, (1,)), caches[2]])
-    assert (w.status, w.first_step.number, w.first.module, w.first.how) == ("bad", 3, "layers.1", "unknown")
+    assert (w.status, w.first_step.number, w.first.module, w.first.kind) == ("bad", 3, "layers.1", "unknown")
     assert "args[1] of layers.1 holds bad numbers" in w.first.unsure

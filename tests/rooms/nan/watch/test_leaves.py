@@ -37,13 +37,13 @@ def test_nested_outputs_and_keyword_inputs_are_counted_whatever_their_names_are(
         ("out", "hidden[1][0]"): 2,
         ("out", "past_key_values"): 2,
     }
-    assert w.first.leaf == "hidden[1][0]" and w.masked == {"attention_mask of ": 1}
+    assert w.first.leaf == "hidden[1][0]"
 
 
 @pytest.mark.parametrize("name", ["pred_masks", "mask_logits", "unbiased_logits", "masks_queries_logits"])
 def test_an_output_that_is_called_like_a_mask_is_no_mask(name):
     w = watched(Gives(lambda x: {name: x * float("nan")}), torch.ones(2))
-    assert w.status == "bad" and w.first.leaf == name and w.first.how == "output"
+    assert w.status == "bad" and w.first.leaf == name and w.first.kind == "output"
 
 
 BAD_NUMBERS = [float("nan"), complex(0, float("nan")), complex(float("inf"), 0), np.float64("nan")]
@@ -62,12 +62,12 @@ def test_a_number_of_python_counts_in_every_forward(bad):
 def test_minus_infinity_is_legal_in_a_mask_and_nan_is_not():
     mask = torch.tensor([0.0, -float("inf")])
     fine = watched(Gives(lambda x, attention_mask: x), torch.ones(2), attention_mask=mask)
-    assert fine.clean and fine.masked == {"attention_mask of ": 1}
+    assert fine.clean and fine.absorbed == {"-inf in attention_mask of the model itself": 1}
     bad = watched(Gives(lambda x, attention_mask: x), torch.ones(2), attention_mask=mask * 0)
     assert bad.status == "bad" and bad.first.place == "given in the inputs of the model: attention_mask"
 
 
-def test_a_positional_mask_is_known_by_the_name_that_forward_gives_it():
+def test_minus_infinity_that_a_softmax_absorbs_is_no_finding():
     class Takes(nn.Module):
         def forward(self, x, attention_mask):
             return (x + attention_mask).softmax(-1)

@@ -149,15 +149,15 @@ def test_where_an_output_could_not_be_read_nobody_is_accused_for_certain(refusal
     Shy.refusals = 0
     assert w.status == ("bad" if refusals < 2 else "partly-seen"), w.not_seen()
     if refusals == 0:
-        assert (w.first.module, w.first.how) == ("0", "output")
+        assert (w.first.module, w.first.kind) == ("0", "output")
     if refusals == 1:  # what module 0 gave was not read, what module 1 took was
-        assert w.first.how == "unknown" and "RuntimeError: not now" in w.first.unsure
+        assert w.first.kind == "unknown" and "RuntimeError: not now" in w.first.unsure
 
 
 def test_inputs_made_in_inference_mode_are_watched_outside_of_it():
     with torch.inference_mode():
         x = torch.ones(1, 4)
-    assert watched(Body(after=lambda x: x / 0), x).first.how == "between"
+    assert watched(Body(after=lambda x: x / 0), x).first.kind == "between"
 
 
 @pytest.mark.parametrize("begins", [0, 3])
@@ -180,7 +180,7 @@ def test_a_part_that_runs_in_inference_mode_is_counted_from_its_second_forward_o
         for _ in range(7):
             model(torch.ones(1, 4))
     assert [step.number for step in w.steps if step.bad_leaves] == [5]
-    assert (w.first.module, w.first.how, w.first.before) == ("", "between", "first")
+    assert (w.first.module, w.first.kind, w.first.before) == ("", "between", "first")
     assert not w.failed and (w.unknown > 0) == (begins > 0)
 
 
@@ -201,7 +201,7 @@ def test_tensors_overwritten_in_place_are_counted_at_once():
         model[0].bias.fill_(-float("inf"))
     w = watched(model, torch.ones(1, 4))
     # After the ReLU nothing of the linear layer's infinities is left; only counting at once sees them.
-    assert (w.first.module, w.first.how) == ("0", "weights")
+    assert (w.first.module, w.first.kind) == ("0", "weights")
     assert {row.module: row.role for row in w.steps[0].rows}["1"] == "absorber"
 
 
@@ -221,13 +221,13 @@ def test_an_overwritten_tensor_is_unknown_first_and_counted_from_then_on():
         model(torch.ones(1, 4))
         model(torch.ones(1, 4))
     assert "overwritten in place" in w.notes[0]
-    assert w.steps[1].births[0].module == "" and w.steps[1].births[0].how == "between"
+    assert w.steps[1].births[0].module == "" and w.steps[1].births[0].kind == "between"
 
 
 def test_inference_mode_is_watched_too():
     with torch.inference_mode(), lab.nan.watch(Body(after=lambda x: x / 0)) as w:
         w.model(torch.ones(1, 4))
-    assert w.first.how == "between"
+    assert w.first.kind == "between"
 
 
 def test_nothing_stays_on_the_model_even_after_an_exception():

@@ -42,7 +42,7 @@ def test_the_last_code_of_a_parent_shows_in_its_own_output_only():
 
 def test_bad_inputs_of_the_whole_model_are_given():
     forward = story((0, "m", IN, True), (1, "m.a", IN, True), (1, "m.a", OUT, False))
-    assert first_birth(*forward).how == "given" and roles(*forward)[1] == "absorber"
+    assert first_birth(*forward).kind == "given" and roles(*forward)[1] == "absorber"
 
 
 def test_two_births_are_two_and_the_first_in_time_comes_first():

@@ -229,4 +229,4 @@ def test_a_process_that_a_forward_forks_leaves_its_parents_verdict_alone():
     with nan.watch(model) as watch:
         for scale in (1.0, 1.0, 1.0, float("nan")):
             model(torch.ones(3, 4) * scale)
-    assert watch.forwards == 4 and watch.first.how == "given" and watch.first.module == ""
+    assert watch.forwards == 4 and watch.first.kind == "given" and watch.first.module == ""

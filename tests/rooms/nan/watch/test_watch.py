@@ -31,7 +31,7 @@ def test_a_clean_forward_has_no_birth_and_every_module_is_counted():
 
 def test_a_birth_between_modules_is_told_as_a_place_in_the_parent():
     w = watched(Body(after=lambda x: x * float("inf")), torch.ones(2, 4))
-    assert (w.first.module, w.first.how) == ("", "between")
+    assert (w.first.module, w.first.kind) == ("", "between")
     assert w.first.place == "in the model itself, after first, before second"
 
 
@@ -51,7 +51,7 @@ def test_a_modules_own_output_is_told_as_its_birth():
     body = Body()
     body.first.forward = lambda x: x / 0
     w = watched(body, torch.ones(2, 4))
-    assert (w.first.module, w.first.how) == ("first", "output")
+    assert (w.first.module, w.first.kind) == ("first", "output")
     assert {row.module: row.role for row in w.steps[0].rows} == {
         "": "contains",
         "first": "producer",
@@ -172,7 +172,7 @@ def test_a_sum_in_place_that_begins_late_is_unknown_and_never_accuses_who_took_i
         for model.late in (False, False, True, True, True):
             model(torch.ones(1, 4))
     assert [len(step.births) > 0 for step in w.steps] == [False, False, True, True, True]
-    assert w.steps[2].births[0].how == "unknown" and "overwritten" in w.steps[2].births[0].unsure
+    assert w.steps[2].births[0].kind == "unknown" and "overwritten" in w.steps[2].births[0].unsure
     assert w.first.place == "in the model itself, after shortcut, before activation", (
         "corrected by later evidence"
     )
@@ -184,7 +184,7 @@ def test_weights_that_went_bad_after_the_first_look_are_named_as_weights():
         body(torch.ones(1, 4))
         body.second.weight[0, 0] = float("nan")
         body(torch.ones(1, 4))
-    assert (w.first.module, w.first.how) == ("second", "weights")
+    assert (w.first.module, w.first.kind) == ("second", "weights")
 
 
 def test_a_checkpoints_recomputation_is_no_forward_of_its_own():
@@ -248,4 +248,4 @@ def test_a_module_that_came_in_unseen_is_not_passed_over_for_the_code_around_it(
                 model._modules["first"] = nn.Linear(4, 4)
                 model.first.bias.fill_(float("nan"))
             model(torch.ones(2, 4))
-    assert w.first.how == "unknown" and "first, which became part of the model unseen" in w.first.unsure
+    assert w.first.kind == "unknown" and "first, which became part of the model unseen" in w.first.unsure

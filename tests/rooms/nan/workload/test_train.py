@@ -21,6 +21,12 @@ from lab.rooms.nan.workload.train import run_command  # noqa: E402
 from tests.command import lab  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
+
+def only_record(folder):
+    (path,) = folder.glob("guard_*.json")
+    return json.loads(path.read_text())
+
+
 OPERATORS = hasattr(torch._C._autograd, "_get_sequence_nr")
 
 
@@ -35,7 +41,7 @@ def test_every_planted_cause_is_found_where_it_was_planted(name, tmp_path):
         assert (g.first.stage, g.first.module, g.first.step) == (*EXPECTED[name], FAULT_STEP), g.sentence()
     else:
         assert name in ("backward", "weights") and not OPERATORS
-    written = json.loads((tmp_path / "guard_rank0.json").read_text())
+    written = only_record(tmp_path)
     assert written["status"] == g.status and written["ended"] and planted["plant"] == name
 
 
@@ -78,7 +84,7 @@ def run(tmp_path, *words, plain=False):
 
 def test_a_script_that_knows_no_guard_is_guarded(tmp_path, capfd):
     code, out = run(tmp_path, "bad")
-    found = json.loads((out / "guard_rank0.json").read_text())
+    found = only_record(out)
     assert code == 0 and found["status"] == "bad" and found["model"] == "Net" and found["updates"] == 4
     first = found["first"]
     assert (first["step"], first["stage"]) == (2, "forward") and "after a, before b" in first["place"]
@@ -90,12 +96,16 @@ def test_a_clean_script_prints_the_same_with_and_without_the_guard_and_keeps_its
     code, out = run(tmp_path, "fail")
     guarded = capfd.readouterr().out.strip().splitlines()[-1]
     assert code == 3 and guarded == run(tmp_path, plain=True).strip()
-    assert json.loads((out / "guard_rank0.json").read_text())["status"] == "clean"
+    assert only_record(out)["status"] == "clean"
 
 
 def test_a_command_without_torch_leaves_no_record(tmp_path):
     config = TrainConfig(command=("python", "-c", "print(1)"), cwd=str(tmp_path))
-    assert run_command(config, tmp_path) == 0 and not [*tmp_path.glob("guard_rank*")]
+    assert (
+        run_command(config, tmp_path) == 0
+        and not [*tmp_path.glob("guard_*")]
+        and not [*tmp_path.glob("process_*")]
+    )
 
 
 def test_another_sitecustomize_still_runs(tmp_path, monkeypatch, capfd):
@@ -113,7 +123,7 @@ def test_the_plan_is_one_step_that_fails_without_a_record():
     )
     site = Site(gpus=(), vendor="none") if "vendor" in Site.__struct_fields__ else None
     (step,) = plan(config, site).steps
-    assert step.name == "train" and step.expects == ("steps/train/guard_rank*.json",)
+    assert step.name == "train" and step.expects == ("steps/train/process_*.json",)
 
 
 def test_half_a_training_job_is_refused():

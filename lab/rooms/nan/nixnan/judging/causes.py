@@ -24,10 +24,10 @@ def causes(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:
     first.
     """
     rows: dict[tuple[str, str, bool, str], dict[str, Any]] = {}
-    for one in instructions:
+    for instruction in instructions:
         for rule in RULES:
-            if found := rule.test(one):
-                _add(rows, rule, _less_sure(found, one), one)
+            if cause := rule.test(instruction):
+                _add(rows, rule, _less_sure(cause, instruction), instruction)
                 break
     order = {rule.name: index for index, rule in enumerate(RULES)}
     return sorted(
@@ -36,16 +36,16 @@ def causes(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:
 
 
 def _add(
-    rows: dict[tuple[str, str, bool, str], dict[str, Any]], rule: Rule, found: Found, one: Instruction
+    rows: dict[tuple[str, str, bool, str], dict[str, Any]], rule: Rule, cause: Found, instruction: Instruction
 ) -> None:
     row = rows.setdefault(
-        (rule.name, *found),
+        (rule.name, *cause),
         {
             "cause": rule.name,
-            "what": rule.what,
-            "confidence": found.confidence,
-            "benign": found.benign,
-            "why": found.why,
+            "what": rule.label,
+            "confidence": cause.confidence,
+            "benign": cause.benign,
+            "why": cause.reason,
             "sites": 0,
             "lines": 0,
             "functions": {},
@@ -54,12 +54,14 @@ def _add(
         },
     )
     row["sites"] += 1
-    row["lines"] += one.lines
-    row["functions"][one.function] = row["functions"].get(one.function, 0) + 1
-    word = category(one.function)
+    row["lines"] += instruction.lines
+    row["functions"][instruction.function] = row["functions"].get(instruction.function, 0) + 1
+    word = category(instruction.function)
     row["categories"][word] = row["categories"].get(word, 0) + 1
     if len(row["evidence"]) < MOST_EVIDENCE:
-        nan_first = sorted(one.sites.values(), key=lambda site: ("NaN" not in site.kinds, site.operand or 0))
+        nan_first = sorted(
+            instruction.sites.values(), key=lambda site: ("NaN" not in site.kinds, site.operand or 0)
+        )
         row["evidence"] += [evidence(site) for site in nan_first]
         del row["evidence"][MOST_EVIDENCE:]
 
@@ -69,8 +71,8 @@ def evidence(site: Site) -> dict[str, Any]:
     return {"file": site.file, "line": site.line, "raw": site.raw}
 
 
-def _less_sure(found: Found, one: Instruction) -> Found:
-    if not one.merged or found.confidence == "low":
-        return found
-    lower = LEVELS[LEVELS.index(found.confidence) - 1]
-    return found._replace(confidence=lower, why=f"{found.why} Several instructions share this text.")
+def _less_sure(cause: Found, instruction: Instruction) -> Found:
+    if not instruction.merged or cause.confidence == "low":
+        return cause
+    lower = LEVELS[LEVELS.index(cause.confidence) - 1]
+    return cause._replace(confidence=lower, reason=f"{cause.reason} Several instructions share this text.")

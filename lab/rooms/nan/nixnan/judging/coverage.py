@@ -80,9 +80,15 @@ def coverage(log: Log, *, compute_capability: str | None = None) -> dict[str, An
     """
     hopper = compute_capability is not None and _major(compute_capability) >= 9
     unseen = [
-        {"level": level, "what": what, "why": why, "where": where, "applies": where == _ALL or hopper or None}
-        for level, what, why, where in UNSEEN
-        if where == _ALL or compute_capability is None or hopper
+        {
+            "level": level,
+            "what": unseen_part,
+            "why": reason,
+            "where": source,
+            "applies": source == _ALL or hopper or None,
+        }
+        for level, unseen_part, reason, source in UNSEEN
+        if source == _ALL or compute_capability is None or hopper
     ]
     opcodes = sorted({cell.opcode for cell in log.cells})
     return {
@@ -107,29 +113,31 @@ def _statement(log: Log, opcodes: list[str]) -> str:
 
 
 def _warnings(log: Log, opcodes: list[str], hopper: bool) -> list[str]:
-    found = []
+    warnings = []
     products = [name for name in log.kernels if category(name) in ("gemm", "quantized gemm", "attention")]
     if log.kernels and not products:
-        found.append(
+        warnings.append(
             "No matrix product and no fused attention is among the kernels it looked at: linear layers were "
             "not seen."
         )
     elif log.error_lines and not any(opcode.startswith(_TENSOR_CORES) for opcode in opcodes):
-        found.append("No line is of a tensor core instruction: this log does not show the matrix products.")
+        warnings.append(
+            "No line is of a tensor core instruction: this log does not show the matrix products."
+        )
     if hopper:
-        found.append(
+        warnings.append(
             "On this GPU cuBLAS and cuDNN launch by cuLaunchKernelEx: their kernels are not looked at."
         )
     if log.logged:
-        found.append(
+        warnings.append(
             f"{plural(len(log.logged), 'kernel')} launched without being looked at, by the log's own lines."
         )
     if log.immediates:
         instructions = plural(len(log.immediates), "instruction")
-        found.append(
+        warnings.append(
             f"{instructions} with NaN or infinity as a constant: it is in the code and not an event."
         )
-    return found
+    return warnings
 
 
 def _major(compute_capability: str) -> int:

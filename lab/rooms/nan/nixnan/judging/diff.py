@@ -99,17 +99,19 @@ def _jaccard(a: Any, b: Any) -> float:
 def graded(log: Log) -> dict[Key, int]:
     """Each site's grade, an index of GRADES, without device functions that repeat a kernel's entries."""
     return {
-        site.key: _grade(one, operand) for one in instructions(log) for operand, site in one.sites.items()
+        site.key: _grade(instruction, operand)
+        for instruction in instructions(log)
+        for operand, site in instruction.sites.items()
     }
 
 
-def _grade(one: Instruction, operand: int | None) -> int:
-    kinds = one.kinds(operand)
+def _grade(instruction: Instruction, operand: int | None) -> int:
+    kinds = instruction.kinds(operand)
     if "NaN" not in kinds:
         return int(bool(kinds & {"infinity", "-infinity"}))
-    if is_store(one.opcode):
+    if is_store(instruction.opcode):
         return STORED
-    return BORN if operand == 0 and one.class_of("NaN") == "birth" else NAN
+    return BORN if operand == 0 and instruction.class_of("NaN") == "birth" else NAN
 
 
 def _grade_rows(a: dict[Key, int], b: dict[Key, int], noise: dict[Key, int] | None) -> list[dict[str, Any]]:
@@ -135,8 +137,8 @@ def noise_of(a: dict[Key, int], noise: dict[Key, int], grade: int) -> set[Key]:
     return _risen(a, noise, grade) | _risen(noise, a, grade)
 
 
-def _risen(before: dict[Key, int], after: dict[Key, int], grade: int) -> set[Key]:
-    return {key for key, one in after.items() if one >= grade > before.get(key, -1)}
+def _risen(lines_a: dict[Key, int], lines_b: dict[Key, int], grade: int) -> set[Key]:
+    return {key for key, one in lines_b.items() if one >= grade > lines_a.get(key, -1)}
 
 
 def _worse(result: dict[str, Any]) -> list[str]:
@@ -145,16 +147,16 @@ def _worse(result: dict[str, Any]) -> list[str]:
     Infinities, and NaN in sources, come in thousands: there the share of differing sites decides, except
     where A has none.
     """
-    found = []
+    worse = []
     for row in result["grades"]:
         none_before = not row["a"] and not row["floor"]
         counted = row["grade"] in (GRADES[BORN], GRADES[STORED]) and row["floor"] is not None
         if row["new"] and (none_before or (counted and row["new"] > FACTOR * row["floor"])):
-            found.append(
+            worse.append(
                 f"{plural(row['new'], 'site')} of grade `{row['grade']}` or worse that A does not have "
                 f"(A has {row['a']}, B {row['b']})"
             )
-    return found
+    return worse
 
 
 def _verdict(result: dict[str, Any]) -> tuple[bool | None, str]:
@@ -163,21 +165,21 @@ def _verdict(result: dict[str, Any]) -> tuple[bool | None, str]:
     whole_a, whole_b = (result[side]["integrity"] == "complete" for side in "ab")
     worse = _worse(result)
     if worse and whole_a:
-        how = "More than the noise" if noise else "New in B"
-        return True, f"{common}. {how}: {'; '.join(worse)}."
+        strength = "More than the noise" if noise else "New in B"
+        return True, f"{common}. {strength}: {'; '.join(worse)}."
     if not (whole_a and whole_b):
-        which = " and ".join(name for name, whole in (("A", whole_a), ("B", whole_b)) if not whole)
-        return None, f"{common}. Not judged: {which} did not come to its end, so sites may be missing."
+        incomplete = " and ".join(name for name, whole in (("A", whole_a), ("B", whole_b)) if not whole)
+        return None, f"{common}. Not judged: {incomplete} did not come to its end, so sites may be missing."
     if noise is None:
         return (
             None,
             f"{common}. Not judged: name a complete repeat of the first run (--noise) as noise floor.",
         )
     if distance == 0:
-        other = (
+        remark = (
             f"; {plural(result['changed_count'], 'site')} of other kinds" if result["changed_count"] else ""
         )
-        return False, f"{common}: the same sites, none of another grade{other}."
+        return False, f"{common}: the same sites, none of another grade{remark}."
     floor = noise["graded_distance"]
     compared = (
         f"{common}: {100 * distance:.1f} % of all sites or their grades differ; the baseline's own repeat "
@@ -201,14 +203,14 @@ def _shape(site: Site) -> tuple[str, str, int | None, tuple[str, ...]]:
 
 def _rows(name: str, sites: list[Site]) -> dict[str, Any]:
     """The sites with NaN first, then infinities, then by name."""
-    seen = Counter(kind for site in sites for kind in site.kinds)
+    kind_sites = Counter(kind for site in sites for kind in site.kinds)
     order = sorted(
         sites, key=lambda site: ("NaN" not in site.kinds, set(site.kinds) == {"subnormal"}, str(site.key))
     )
     return {
         name: [_row(site) for site in order[:ROWS]],
         f"{name}_count": len(sites),
-        f"{name}_kinds": {kind: seen[kind] for kind in KINDS if seen[kind]},
+        f"{name}_kinds": {kind: kind_sites[kind] for kind in KINDS if kind_sites[kind]},
     }
 
 
@@ -226,8 +228,8 @@ def _row(site: Site) -> dict[str, Any]:
     }
 
 
-def _change(before: Site, after: Site) -> dict[str, Any]:
-    return {**_row(after), "kinds_before": before.kinds}
+def _change(site_a: Site, site_b: Site) -> dict[str, Any]:
+    return {**_row(site_b), "kinds_before": site_a.kinds}
 
 
 def _by_category(a: dict[Key, Site], b: dict[Key, Site], flickering: Any) -> list[dict[str, Any]]:
@@ -260,14 +262,14 @@ def _identity(log: Log) -> dict[str, Any]:
 
 
 def _warnings(a: Log, b: Log, noise: Log | None) -> list[str]:
-    found = []
+    warnings = []
     for name, log in (("A", a), ("B", b), ("the noise run", noise)):
         if log and log.integrity != "complete":
             so = "it gives no noise floor" if log is noise else "a site missing from it proves nothing"
-            found.append(f"{name} is {log.integrity}: {so}. {log.reasons[0]}")
+            warnings.append(f"{name} is {log.integrity}: {so}. {log.reasons[0]}")
         if log and log.site_count > len(log.sites):
             sites = f"{len(log.sites)} of {log.site_count} sites"
-            found.append(f"{name} lists {sites}: the others are not compared.")
+            warnings.append(f"{name} lists {sites}: the others are not compared.")
     for name, same in {**a.twins, **b.twins}.items():
-        found.append(f"{name} repeats the entries of {same}: compared once.")
-    return found
+        warnings.append(f"{name} repeats the entries of {same}: compared once.")
+    return warnings

@@ -28,26 +28,26 @@ _MAY_BE_SOFTMAX = ("attention", "softmax", "unnamed", "reduce")
 class Found(NamedTuple):
     confidence: str
     benign: bool
-    why: str
+    reason: str
 
 
 class Rule(NamedTuple):
     name: str
-    what: str
+    label: str
     test: Callable[[Instruction], Found | None]
 
 
-def _base(one: Instruction) -> str:
-    return one.opcode.partition(".")[0]
+def _base(instruction: Instruction) -> str:
+    return instruction.opcode.partition(".")[0]
 
 
-def _born(one: Instruction, kind: str) -> bool:
-    return one.class_of(kind) == "birth"
+def _born(instruction: Instruction, kind: str) -> bool:
+    return instruction.class_of(kind) == "birth"
 
 
-def _constant(one: Instruction) -> Found | None:
-    if not re.search(r"[+-][QS]?NAN\b", one.sass) or "NaN" not in one.result | set().union(
-        *one.sources.values(), set()
+def _constant(instruction: Instruction) -> Found | None:
+    if not re.search(r"[+-][QS]?NAN\b", instruction.sass) or "NaN" not in instruction.result | set().union(
+        *instruction.sources.values(), set()
     ):
         return None
     return Found(
@@ -57,57 +57,61 @@ def _constant(one: Instruction) -> Found | None:
     )
 
 
-def _inf_minus_inf(one: Instruction) -> Found | None:
+def _inf_minus_inf(instruction: Instruction) -> Found | None:
     """A sum of opposite infinities.
 
     nixnan's masks are of the registers, before a minus sign in the text applies.
     """
-    if not _born(one, "NaN"):
+    if not _born(instruction, "NaN"):
         return None
-    if _base(one) in _FUSED and (_signs(one, 1) | _signs(one, 2)) and _signs(one, 3):
+    if (
+        _base(instruction) in _FUSED
+        and (_signs(instruction, 1) | _signs(instruction, 2))
+        and _signs(instruction, 3)
+    ):
         return Found(
             "medium",
             False,
             "A factor and the addend were infinite: opposite ones met (or a zero met the factor).",
         )
-    if _base(one) not in _SUMS:
+    if _base(instruction) not in _SUMS:
         return None
-    signs = [_signs(one, operand) for operand in (1, 2)]
-    why = _masked_why(one)
+    signs = [_signs(instruction, operand) for operand in (1, 2)]
+    reason = _masked_why(instruction)
     if signs[0] and signs[1] and {(1, -1), (-1, 1)} & {(a, b) for a in signs[0] for b in signs[1]}:
         return Found(
             "high",
-            bool(why),
-            why or "Both sources were infinite, with opposite signs after the instruction's own minus.",
+            bool(reason),
+            reason or "Both sources were infinite, with opposite signs after the instruction's own minus.",
         )
     if signs[0] or signs[1]:
         return Found(
             "medium",
-            bool(why),
-            why or "A source was infinite; the other must have been the opposite infinity.",
+            bool(reason),
+            reason or "A source was infinite; the other must have been the opposite infinity.",
         )
     return None
 
 
-def _masked_why(one: Instruction) -> str:
+def _masked_why(instruction: Instruction) -> str:
     """Softmax subtracts each row's maximum: if all of a row is masked with -inf, that is (-inf) - (-inf)."""
-    if category(one.function) not in _MAY_BE_SOFTMAX or not one.in_sources("-infinity"):
+    if category(instruction.function) not in _MAY_BE_SOFTMAX or not instruction.in_sources("-infinity"):
         return ""
-    if "-" not in one.sass.partition(" ")[2]:
+    if "-" not in instruction.sass.partition(" ")[2]:
         return ""
     return "(-inf) - (-inf) in a softmax: a row whose scores are all masked, or past the sequence's end."
 
 
-def _signs(one: Instruction, operand: int) -> set[int]:
+def _signs(instruction: Instruction, operand: int) -> set[int]:
     """Signs of the infinities that this source brings into the operation; empty if there were none.
 
     They are of a register, before a minus or bars in the text apply; or the text itself is an infinity.
     """
-    texts = operands(one.sass)
+    texts = operands(instruction.sass)
     text = texts[operand] if len(texts) > operand else ""
     if literal := _LITERAL.match(text):
         return {-1 if literal["sign"] == "-" else 1}
-    kinds = one.kinds(operand)
+    kinds = instruction.kinds(operand)
     signs = {1} if "infinity" in kinds else set()
     # a mask with both infinities prints `infinity` alone
     signs |= {-1} if "-infinity" in kinds else set()
@@ -116,9 +120,9 @@ def _signs(one: Instruction, operand: int) -> set[int]:
     return {-sign for sign in signs} if text.startswith("-") else signs
 
 
-def _takes_infinity(one: Instruction) -> bool:
+def _takes_infinity(instruction: Instruction) -> bool:
     """Whether a source was infinite, be it written in the instruction."""
-    return any(_signs(one, operand) for operand in range(1, max(4, len(operands(one.sass)))))
+    return any(_signs(instruction, operand) for operand in range(1, max(4, len(operands(instruction.sass)))))
 
 
 def operands(sass: str) -> list[str]:
@@ -127,14 +131,14 @@ def operands(sass: str) -> list[str]:
     return [word.strip() for word in words.split(",")] if words else []
 
 
-def _zero_times_inf(one: Instruction) -> Found | None:
-    if not _born(one, "NaN"):
+def _zero_times_inf(instruction: Instruction) -> Found | None:
+    if not _born(instruction, "NaN"):
         return None
-    infinite = bool(_signs(one, 1) | _signs(one, 2))
-    if _base(one) in _PRODUCTS and infinite:
+    infinite = bool(_signs(instruction, 1) | _signs(instruction, 2))
+    if _base(instruction) in _PRODUCTS and infinite:
         return Found("high", False, "A factor was infinite and none was NaN: the other was zero.")
-    if _base(one) in _FUSED and infinite:
-        if _signs(one, 3):
+    if _base(instruction) in _FUSED and infinite:
+        if _signs(instruction, 3):
             return Found(
                 "medium",
                 False,
@@ -143,17 +147,17 @@ def _zero_times_inf(one: Instruction) -> Found | None:
         return Found(
             "medium", False, "A factor was infinite and the addend was not: the other factor was zero."
         )
-    if _base(one) in _FUSED and _signs(one, 3):
+    if _base(instruction) in _FUSED and _signs(instruction, 3):
         return Found(
             "medium", False, "The addend was infinite: the product overflowed to the opposite infinity."
         )
     return None
 
 
-def _in_product_sum(one: Instruction) -> Found | None:
-    if _base(one) not in _TENSOR or not _born(one, "NaN"):
+def _in_product_sum(instruction: Instruction) -> Found | None:
+    if _base(instruction) not in _TENSOR or not _born(instruction, "NaN"):
         return None
-    if one.in_sources(*INFINITIES):
+    if instruction.in_sources(*INFINITIES):
         return Found(
             "medium",
             False,
@@ -162,51 +166,55 @@ def _in_product_sum(one: Instruction) -> Found | None:
     return Found("low", False, "No infinite input was seen: a partial sum overflowed both ways.")
 
 
-def _bad_domain(one: Instruction) -> Found | None:
-    if _base(one) != "MUFU" or not _born(one, "NaN"):
+def _bad_domain(instruction: Instruction) -> Found | None:
+    if _base(instruction) != "MUFU" or not _born(instruction, "NaN"):
         return None
-    if re.search(r"\.(RSQ|SQRT|LG2)", one.opcode):
+    if re.search(r"\.(RSQ|SQRT|LG2)", instruction.opcode):
         return Found("medium", False, "A root or logarithm of a negative number.")
-    if re.search(r"\.(SIN|COS)", one.opcode) and one.in_sources(*INFINITIES):
+    if re.search(r"\.(SIN|COS)", instruction.opcode) and instruction.in_sources(*INFINITIES):
         return Found("high", False, "A sine or cosine of an infinity.")
     return Found("low", False, "A special function gave NaN for an input that was not NaN.")
 
 
-def _unseen_birth(one: Instruction) -> Found | None:
-    if not _born(one, "NaN") or is_store(one.opcode):
+def _unseen_birth(instruction: Instruction) -> Found | None:
+    if not _born(instruction, "NaN") or is_store(instruction.opcode):
         return None
     return Found("low", False, "The result was NaN and no source was seen to be NaN or infinite.")
 
 
-def _division_by_zero(one: Instruction) -> Found | None:
-    if not any("div0" in site.kinds for site in one.sites.values()):
+def _division_by_zero(instruction: Instruction) -> Found | None:
+    if not any("div0" in site.kinds for site in instruction.sites.values()):
         return None
-    if ".RSQ" in one.opcode:
+    if ".RSQ" in instruction.opcode:
         return Found("high", True, "rsqrt(0): a square root written as x * rsqrt(x) passes here when x is 0.")
     return Found("high", False, "The reciprocal of 0 was taken.")
 
 
-def _written_infinity(one: Instruction) -> Found | None:
-    if not any(kind in one.result for kind in INFINITIES) or one.in_sources("NaN", "div0", *INFINITIES):
+def _written_infinity(instruction: Instruction) -> Found | None:
+    if not any(kind in instruction.result for kind in INFINITIES) or instruction.in_sources(
+        "NaN", "div0", *INFINITIES
+    ):
         return None
-    if not _takes_infinity(one):
+    if not _takes_infinity(instruction):
         return None
     return Found("high", True, "The infinity is an operand written in the instruction.")
 
 
-def _overflow(one: Instruction) -> Found | None:
+def _overflow(instruction: Instruction) -> Found | None:
     """Finite in, infinite out."""
-    if not any(kind in one.result for kind in INFINITIES) or one.in_sources("NaN", "div0", *INFINITIES):
+    if not any(kind in instruction.result for kind in INFINITIES) or instruction.in_sources(
+        "NaN", "div0", *INFINITIES
+    ):
         return None
-    kind = one.type_of_result()
+    kind = instruction.type_of_result()
     limits = {"f16": "65,504", "bf16": "3.4e38", "f32": "3.4e38", "f64": "1.8e308"}
-    if ".EX2" in one.opcode:
+    if ".EX2" in instruction.opcode:
         return Found("high", False, "An exponential grew past the largest number.")
-    if ".LG2" in one.opcode:
+    if ".LG2" in instruction.opcode:
         return Found("high", True, "The logarithm of 0 is -inf.")
-    if ".RCP" in one.opcode or ".RSQ" in one.opcode:
+    if ".RCP" in instruction.opcode or ".RSQ" in instruction.opcode:
         return Found("medium", False, "The reciprocal of a number next to 0.")
-    sure = "medium" if _base(one) in _TENSOR else "high"
+    sure = "medium" if _base(instruction) in _TENSOR else "high"
     return Found(
         sure,
         False,
@@ -214,28 +222,32 @@ def _overflow(one: Instruction) -> Found | None:
     )
 
 
-def _masking(one: Instruction) -> Found | None:
+def _masking(instruction: Instruction) -> Found | None:
     """-inf that only passes: how a mask says `not this one`."""
-    seen = set().union(*(set(site.kinds) for site in one.sites.values()))
-    if "-infinity" not in seen or seen & {"NaN", "infinity"} or category(one.function) not in _MAY_BE_SOFTMAX:
+    kinds = set().union(*(set(site.kinds) for site in instruction.sites.values()))
+    if (
+        "-infinity" not in kinds
+        or kinds & {"NaN", "infinity"}
+        or category(instruction.function) not in _MAY_BE_SOFTMAX
+    ):
         return None
     return Found(
         "medium", True, "-inf passes through a softmax and becomes exp(-inf) = 0: how attention masks work."
     )
 
 
-def _perhaps_inf_minus_inf(one: Instruction) -> Found | None:
+def _perhaps_inf_minus_inf(instruction: Instruction) -> Found | None:
     """NaN in and out, and infinities beside it: each line is of some warp, so they may not have met."""
-    if _base(one) not in _SUMS or one.class_of("NaN") != "transit":
+    if _base(instruction) not in _SUMS or instruction.class_of("NaN") != "transit":
         return None
-    pairs = {(a, b) for a in _signs(one, 1) for b in _signs(one, 2)}
+    pairs = {(a, b) for a in _signs(instruction, 1) for b in _signs(instruction, 2)}
     if not pairs & {(1, -1), (-1, 1)}:
         return None
-    sources = [site for operand, site in one.sites.items() if operand]
+    sources = [site for operand, site in instruction.sites.items() if operand]
     infinite = [line for site in sources for kind in INFINITIES if (line := site.first_of.get(kind))]
     if (
         min(infinite, default=0)  # 0: both are written in the instruction
-        < one.sites[0].first_of["NaN"]
+        < instruction.sites[0].first_of["NaN"]
         < min(line for site in sources if (line := site.first_of.get("NaN")))
     ):
         return Found(
@@ -250,8 +262,8 @@ def _perhaps_inf_minus_inf(one: Instruction) -> Found | None:
     )
 
 
-def _passing(one: Instruction) -> Found | None:
-    if one.class_of("NaN") not in ("transit", "source_only") or is_store(one.opcode):
+def _passing(instruction: Instruction) -> Found | None:
+    if instruction.class_of("NaN") not in ("transit", "source_only") or is_store(instruction.opcode):
         return None
     return Found(
         "low",
@@ -260,16 +272,16 @@ def _passing(one: Instruction) -> Found | None:
     )
 
 
-def _stored(one: Instruction) -> Found | None:
-    if not is_store(one.opcode):
+def _stored(instruction: Instruction) -> Found | None:
+    if not is_store(instruction.opcode):
         return None
     return Found(
         "high", False, "A NaN was written to global memory: other kernels and the model can read it."
     )
 
 
-def _infinite_passing(one: Instruction) -> Found | None:
-    if not any(one.class_of(kind) in ("transit", "source_only", "birth") for kind in INFINITIES):
+def _infinite_passing(instruction: Instruction) -> Found | None:
+    if not any(instruction.class_of(kind) in ("transit", "source_only", "birth") for kind in INFINITIES):
         return None
     return Found(
         "low",
@@ -278,8 +290,8 @@ def _infinite_passing(one: Instruction) -> Found | None:
     )
 
 
-def _subnormal(one: Instruction) -> Found | None:
-    if one.class_of("subnormal") is None:
+def _subnormal(instruction: Instruction) -> Found | None:
+    if instruction.class_of("subnormal") is None:
         return None
     return Found("high", True, "Numbers next to 0 lost digits; nothing is NaN or infinite here.")
 

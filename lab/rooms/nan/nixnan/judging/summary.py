@@ -20,8 +20,8 @@ MOST_BIRTHS = 200
 
 def summary(log: Log, *, compute_capability: str | None = None) -> dict[str, Any]:
     """All that a page needs of a log. Counts are of lines; occurrences are the report's repeats."""
-    found = instructions(log)
-    word, why = verdict_of(log)
+    instruction_list = instructions(log)
+    word, reason = verdict_of(log)
     return {
         "file": log.file,
         "integrity": log.integrity,
@@ -38,17 +38,17 @@ def summary(log: Log, *, compute_capability: str | None = None) -> dict[str, Any
         "stored_nan": stored_nan(log),
         # kind -> its earliest line
         "first": {kind: _first(log, kind) for kind in KINDS},
-        "instructions": opcode_rows(log, found),
-        "births": _births(found),
-        "kernels": function_rows(log, found),
+        "instructions": opcode_rows(log, instruction_list),
+        "births": _births(instruction_list),
+        "kernels": function_rows(log, instruction_list),
         "categories": category_rows(log),
-        "classes": class_table(found),  # kind -> class -> instructions
-        "causes": causes(found),
+        "classes": class_table(instruction_list),  # kind -> class -> instructions
+        "causes": causes(instruction_list),
         "coverage": coverage(log, compute_capability=compute_capability),
         "twins": _twins(log),
         "type_mismatch_lines": log.type_mismatch_lines,
         "verdict": word,
-        "verdict_why": why,
+        "verdict_why": reason,
     }
 
 
@@ -75,24 +75,24 @@ def _first(log: Log, kind: str) -> dict[str, Any] | None:
     }
 
 
-def _births(found: list[Instruction]) -> list[dict[str, Any]]:
+def _births(instruction_list: list[Instruction]) -> list[dict[str, Any]]:
     """Instructions where NaN or an infinity was born, NaN first, then in the log's order."""
     rows: list[dict[str, Any]] = []
-    for one in found:
-        born = [kind for kind in ("NaN", "infinity", "-infinity") if one.class_of(kind) == "birth"]
-        if born and not is_store(one.opcode):
-            site = one.sites[0]
+    for instruction in instruction_list:
+        born = [kind for kind in ("NaN", "infinity", "-infinity") if instruction.class_of(kind) == "birth"]
+        if born and not is_store(instruction.opcode):
+            site = instruction.sites[0]
             rows.append(
                 {
-                    "function": one.function,
-                    "short": shown(one.function),
-                    "category": category(one.function),
-                    "sass": one.sass,
-                    "opcode": one.opcode,
+                    "function": instruction.function,
+                    "short": shown(instruction.function),
+                    "category": category(instruction.function),
+                    "sass": instruction.sass,
+                    "opcode": instruction.opcode,
                     "type": site.type,
                     "born": born,
-                    "sources": {str(n): sorted(kinds) for n, kinds in sorted(one.sources.items())},
-                    "shared_text": one.merged,
+                    "sources": {str(n): sorted(kinds) for n, kinds in sorted(instruction.sources.items())},
+                    "shared_text": instruction.merged,
                     "places": list(site.places),
                     "evidence": evidence(site),
                 }

@@ -12,7 +12,7 @@ from lab.rooms.nan.nixnan.opcodes import is_store
 from lab.rooms.nan.nixnan.sites import Instruction, own_sites
 
 
-def opcode_rows(log: Log, found: list[Instruction]) -> list[dict[str, Any]]:
+def opcode_rows(log: Log, instruction_list: list[Instruction]) -> list[dict[str, Any]]:
     """One row per opcode, most NaN lines first.
 
     Lines and kinds are exact; sites and classes are of listed sites.
@@ -23,15 +23,17 @@ def opcode_rows(log: Log, found: list[Instruction]) -> list[dict[str, Any]]:
         row["lines"] += cell.lines
         for kind in cell.kinds:
             row[kind] += cell.lines
-    for one in found:
-        row = rows.setdefault(one.opcode, Counter())
-        row["sites"] += len(one.sites)
+    for instruction in instruction_list:
+        row = rows.setdefault(instruction.opcode, Counter())
+        row["sites"] += len(instruction.sites)
         row["instructions"] += 1
-        nan = one.class_of("NaN")
+        nan = instruction.class_of("NaN")
         row["births"] += nan == "birth"
         row["transits"] += nan == "transit"
         row["source_only"] += nan == "source_only"
-        row["infinity_births"] += any(one.class_of(kind) == "birth" for kind in ("infinity", "-infinity"))
+        row["infinity_births"] += any(
+            instruction.class_of(kind) == "birth" for kind in ("infinity", "-infinity")
+        )
     names = ("lines", "sites", "instructions", *KINDS, "births", "transits", "source_only", "infinity_births")
     table = [
         {"opcode": opcode, "store": is_store(opcode), **{name: row[name] for name in names}}
@@ -40,7 +42,7 @@ def opcode_rows(log: Log, found: list[Instruction]) -> list[dict[str, Any]]:
     return sorted(table, key=lambda row: (-row["NaN"], -row["lines"]))
 
 
-def function_rows(log: Log, found: list[Instruction]) -> list[dict[str, Any]]:
+def function_rows(log: Log, instruction_list: list[Instruction]) -> list[dict[str, Any]]:
     """One row per function, most NaN lines first.
 
     A device function's repeated entries are counted beside its kernel's.
@@ -49,7 +51,9 @@ def function_rows(log: Log, found: list[Instruction]) -> list[dict[str, Any]]:
     for site in own_sites(log):
         sites.setdefault(site.function, []).append(site)
     births = Counter(
-        one.function for one in found if one.class_of("NaN") == "birth" and not is_store(one.opcode)
+        instruction.function
+        for instruction in instruction_list
+        if instruction.class_of("NaN") == "birth" and not is_store(instruction.opcode)
     )
     twins: dict[str, list[str]] = {}
     for name, same in log.twins.items():

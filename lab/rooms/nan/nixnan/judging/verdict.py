@@ -30,21 +30,21 @@ def verdict_of(log: Log) -> tuple[str, str]:
     masked-intermediate: NaN or infinities in registers, none seen to be stored. subnormal-only. nothing-seen:
     no event in what nixnan looks at, which is no proof of health.
     """
-    seen = totals(log)
-    infinite = seen["infinity"] + seen["-infinity"]
+    kind_totals = totals(log)
+    infinite = kind_totals["infinity"] + kind_totals["-infinity"]
     if stored_nan(log):
         return "stored", "A NaN was written to global memory: other kernels can read it."
     if log.integrity != "complete":
         return f"inconclusive({log.integrity})", log.reasons[0]
-    if seen["NaN"] or infinite:
+    if kind_totals["NaN"] or infinite:
         return (
             "masked-intermediate",
-            f"{plural(seen['NaN'], 'line')} of NaN and {infinite:,} of infinities in registers; no store of "
-            "a NaN was seen. nixnan does not check whether an infinity was stored.",
+            f"{plural(kind_totals['NaN'], 'line')} of NaN and {infinite:,} of infinities in registers; no "
+            "store of a NaN was seen. nixnan does not check whether an infinity was stored.",
         )
-    if seen["subnormal"]:
+    if kind_totals["subnormal"]:
         return "subnormal-only", "Subnormal numbers, but no NaN and no infinity in what nixnan looks at."
-    if seen["div0"]:
+    if kind_totals["div0"]:
         return (
             "masked-intermediate",
             "Reciprocals of zero, but no NaN and no infinity in what nixnan looks at.",

@@ -29,35 +29,37 @@ class Blocks:
         self._chunks = self._inflated(file, path) if file.peek(2)[:2] == b"\x1f\x8b" else self._plain(file)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[bytes]:
-        rest, skipping, ours = b"", False, False
+        unfinished, skipping, is_nixnan = b"", False, False
         for chunk in self._chunks:
-            text = rest + chunk
+            text = unfinished + chunk
             end = text.rfind(b"\n") + 1
             if skipping:
-                first = text.find(b"\n") + 1
-                ours = ours or PREFIX in text[: first or None]
-                if not first:
-                    rest = text[-len(PREFIX) :]
+                line_start = text.find(b"\n") + 1
+                is_nixnan = is_nixnan or PREFIX in text[: line_start or None]
+                if not line_start:
+                    unfinished = text[-len(PREFIX) :]
                     continue
-                skipping = self._drop(ours)
-                text, end = text[first:], end - first
+                skipping = self._drop(is_nixnan)
+                text, end = text[line_start:], end - line_start
             if end:
                 yield text[:end]
-            rest = text[end:]
-            if len(rest) > LINE_BYTES // 2:
-                rest = rest.replace(b"\0", b"")  # a hole of NULs stands where another process cut the file
-                if len(rest) > LINE_BYTES:
-                    skipping, ours, rest = True, PREFIX in rest, rest[-len(PREFIX) :]
+            unfinished = text[end:]
+            if len(unfinished) > LINE_BYTES // 2:
+                unfinished = unfinished.replace(
+                    b"\0", b""
+                )  # a hole of NULs stands where another process cut the file
+                if len(unfinished) > LINE_BYTES:
+                    skipping, is_nixnan, unfinished = True, PREFIX in unfinished, unfinished[-len(PREFIX) :]
         if skipping:
-            self._drop(ours)
-        elif rest:
-            self.unfinished = rest
-            yield rest + b"\n"
+            self._drop(is_nixnan)
+        elif unfinished:
+            self.unfinished = unfinished
+            yield unfinished + b"\n"
 
-    def _drop(self, ours: bool) -> bool:
+    def _drop(self, is_nixnan: bool) -> bool:
         """Count one dropped line; returns False: skipping is over."""
-        self.long_torn += ours
-        self.long_foreign += not ours
+        self.long_torn += is_nixnan
+        self.long_foreign += not is_nixnan
         return False
 
     def _plain(self, file: BinaryIO) -> Iterator[bytes]:

@@ -48,7 +48,7 @@ class Gathered:
         self.cells: Counter[tuple[str, int | None, str, tuple[str, ...]]] = (
             Counter()
         )  # opcode, operand, label, kinds
-        self.others: dict[str, Counter[tuple[str | None, ...]]] = {}  # what -> its words -> lines
+        self.other_lines: dict[str, Counter[tuple[str | None, ...]]] = {}  # what -> its words -> lines
         self.torn: list[tuple[int, str]] = []
         self.report = ReportReader()
         self.cut: str | None = None  # why the end is missing; None: it is not seen to be
@@ -64,9 +64,9 @@ class Gathered:
         else:
             self.functions[name] = dict(lines)
 
-    def count(self, what: str) -> int:
-        return sum(self.others.get(what, Counter()).values())
+    def count(self, name: str) -> int:
+        return sum(self.other_lines.get(name, Counter()).values())
 
     def contexts(self) -> int:
         """How often nixnan began on a GPU."""
-        return self.others.get("context", Counter())[("Initializing",)]
+        return self.other_lines.get("context", Counter())[("Initializing",)]

@@ -28,8 +28,8 @@ class Verdict(NamedTuple):
 def judge(got: Gathered) -> Verdict:
     """How far a log can be trusted, and why. What is missing is never filled in."""
     differences = reconcile(got) if got.report.blocks else []
-    integrity, why = _verdict(got, differences)
-    return Verdict(integrity, [why, *_remarks(got)], differences)
+    integrity, reason = _verdict(got, differences)
+    return Verdict(integrity, [reason, *_remarks(got)], differences)
 
 
 # Lines that nixnan writes only where it attached to a GPU's context.
@@ -49,14 +49,14 @@ def cell_lines(got: Gathered) -> dict[Cell, int]:
 def reconcile(got: Gathered) -> list[tuple[Cell, int, int]]:
     """The cells of the report whose unique events the log's lines do not explain, worst first."""
     lines = cell_lines(got)
-    found = []
+    differing = []
     for cell, unique in got.report.unique.items():
         label, memory, kind = cell
         have = lines.get(cell, 0)
-        both = lines.get((label, memory, "infinity"), 0) if kind == "-infinity" else 0
-        if not have <= unique <= have + both:
-            found.append((cell, have, unique))
-    return sorted(found, key=lambda row: -abs(row[1] - row[2]))
+        with_both = lines.get((label, memory, "infinity"), 0) if kind == "-infinity" else 0
+        if not have <= unique <= have + with_both:
+            differing.append((cell, have, unique))
+    return sorted(differing, key=lambda row: -abs(row[1] - row[2]))
 
 
 def _verdict(got: Gathered, differences: list[tuple[Cell, int, int]]) -> tuple[str, str]:
@@ -66,12 +66,12 @@ def _verdict(got: Gathered, differences: list[tuple[Cell, int, int]]) -> tuple[s
             ("truncated", f"Nothing can be read: {got.cut}.") if got.cut else ("empty", "The file is empty.")
         )
     if got.torn_lines > (1 if got.cut else 0):
-        where = f", the first at line {got.torn[0][0]}" if got.torn else ""
+        place = f", the first at line {got.torn[0][0]}" if got.torn else ""
         return (
             "torn",
-            f"{plural(got.torn_lines, 'line')} of nixnan ran into another or broke{where}: not counted.",
+            f"{plural(got.torn_lines, 'line')} of nixnan ran into another or broke{place}: not counted.",
         )
-    if not (contexts or got.error_lines or got.report.blocks or got.others.keys() & _ATTACHED):
+    if not (contexts or got.error_lines or got.report.blocks or got.other_lines.keys() & _ATTACHED):
         return "empty", _nothing(got)
     if got.cut:
         return "truncated", f"The end is missing: {got.cut}."
@@ -80,25 +80,39 @@ def _verdict(got: Gathered, differences: list[tuple[Cell, int, int]]) -> tuple[s
     if got.report.partial:
         return "truncated", "A report breaks off before its last section."
     if not differences:
-        return "complete", "The lines of every type and kind equal the report's unique events."
+        return "complete", f"The lines of every type and kind equal the report's unique events{_both(got)}."
     if got.report.blocks < contexts and all(have >= unique for _, have, unique in differences):
         return "truncated", f"{contexts} processes or contexts began, {got.report.blocks} wrote a report."
     return "inconsistent", _difference(differences)
 
 
+def _both(got: Gathered) -> str:
+    """How many events of -infinity the report has beyond the lines: nixnan prints such a mask as infinity."""
+    lines = cell_lines(got)
+    surplus = {
+        label: unique - lines.get((label, memory, kind), 0)
+        for (label, memory, kind), unique in got.report.unique.items()
+        if kind == "-infinity" and unique > lines.get((label, memory, kind), 0)
+    }
+    if not surplus:
+        return ""
+    counts = " and ".join(f"{count:,} of {label}" for label, count in surplus.items())
+    return f", but for -infinity: the report has {counts} more, of masks with both infinities"
+
+
 def _difference(differences: list[tuple[Cell, int, int]]) -> str:
     (label, memory, kind), have, unique = differences[0]
     place = f"{label} {'memory ' if memory else ''}{kind}"
-    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    others_text = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
     events = plural(unique, "unique event")
     lines = plural(have, "line")
-    return f"{lines} of {place} against {events} in the report{more}: lines are missing or doubled."
+    return f"{lines} of {place} against {events} in the report{others_text}: lines are missing or doubled."
 
 
 def _nothing(got: Gathered) -> str:
     if got.count("template"):
         return "nixnan wrote a template of bins and ended without running: name an existing specification."
-    if got.others:
+    if got.other_lines:
         return (
             "nixnan was loaded but never attached: no `Initializing GPU context...`. On current drivers "
             "LD_PRELOAD does not attach; start the program with CUDA_INJECTION64_PATH=/path/to/nixnan.so. "
@@ -108,33 +122,35 @@ def _nothing(got: Gathered) -> str:
 
 
 def _remarks(got: Gathered) -> list[str]:
-    found = []
+    remarks = []
     if got.cut and got.torn_lines > 1:
-        found.append(f"The end is missing too: {got.cut}.")
+        remarks.append(f"The end is missing too: {got.cut}.")
     if not got.report.blocks and got.error_lines and got.torn_lines > (1 if got.cut else 0):
-        found.append("There is no report to check the lines against.")
-    found += [f"nixnan stopped early: {words[0]}" for words in got.others.get("stopped", {}) if words]
-    found += [f"nixnan crashed: {words[0]}" for words in got.others.get("crashed", {}) if words]
+        remarks.append("There is no report to check the lines against.")
+    remarks += [f"nixnan stopped early: {words[0]}" for words in got.other_lines.get("stopped", {}) if words]
+    remarks += [f"nixnan crashed: {words[0]}" for words in got.other_lines.get("crashed", {}) if words]
     if got.report.strays:
-        found.append(f"{plural(got.report.strays, 'count')} of the report outside any section: not added up.")
+        remarks.append(
+            f"{plural(got.report.strays, 'count')} of the report outside any section: not added up."
+        )
     if any(operand is None for _, operand, _, _ in got.cells):
-        found.append(
+        remarks.append(
             "An old build wrote this log: its lines do not name the operand, so births and transits look "
             "alike."
         )
     if got.report.blocks and not any(kind == "-infinity" for _, _, kind in got.report.unique):
-        found.append("The report is of an old build: it does not count -infinity apart.")
+        remarks.append("The report is of an old build: it does not count -infinity apart.")
     if got.further_sites:
-        found.append(
+        remarks.append(
             f"{plural(got.further_sites, 'further site')} counted but not listed: the table holds the first "
             f"{len(got.sites)}."
         )
     if got.unlisted_function_lines:
-        found.append(
+        remarks.append(
             f"{plural(got.unlisted_function_lines, 'line')} of functions beyond the {len(got.functions)} "
             "listed."
         )
-    return found
+    return remarks
 
 
 def by_type(cells: Mapping[Cell, object]) -> dict[str, dict[str, object]]:

@@ -83,21 +83,21 @@ def _each(logs: list[Log], names: tuple[str, ...], join: Callable[[Iterable[Any]
 
 def _united(sites: Iterable[Site]) -> list[Site]:
     """Sites of several logs, one per key."""
-    found: dict[tuple[str, str, int | None], Site] = {}
+    by_key: dict[tuple[str, str, int | None], Site] = {}
     for site in sites:
-        known = found.get(site.key)
-        found[site.key] = _joined(known, site) if known else site
-    return list(found.values())
+        earlier = by_key.get(site.key)
+        by_key[site.key] = _joined(earlier, site) if earlier else site
+    return list(by_key.values())
 
 
-def _joined(known: Site, site: Site) -> Site:
+def _joined(earlier: Site, site: Site) -> Site:
     return msgspec.structs.replace(
-        known,
-        lines=known.lines + site.lines,
-        masks=known.masks + site.masks,
-        kinds=_summed([known.kinds, site.kinds]),
-        labels=_summed([known.labels, site.labels]),
-        places=tuple(dict.fromkeys([*known.places, *site.places])),
+        earlier,
+        lines=earlier.lines + site.lines,
+        masks=earlier.masks + site.masks,
+        kinds=_summed([earlier.kinds, site.kinds]),
+        labels=_summed([earlier.labels, site.labels]),
+        places=tuple(dict.fromkeys([*earlier.places, *site.places])),
     )
 
 

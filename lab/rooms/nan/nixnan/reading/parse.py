@@ -52,17 +52,17 @@ def _no_collections() -> Iterator[None]:
 
 def as_json(log: Log) -> dict[str, Any]:
     """The object that `lab nan parse --json` prints: counts, not the table of sites."""
-    whole: dict[str, Any] = msgspec.structs.asdict(log)
-    del whole["sites"], whole["cells"], whole["function_kinds"]
-    whole = msgspec.to_builtins(whole)
-    whole["sites"], whole["sites_listed"] = log.site_count, len(log.sites)
-    whole["context_seen"] = log.context_seen
-    del whole["site_count"]
-    return whole
+    values: dict[str, Any] = msgspec.structs.asdict(log)
+    del values["sites"], values["cells"], values["function_kinds"]
+    values = msgspec.to_builtins(values)
+    values["sites"], values["sites_listed"] = log.site_count, len(log.sites)
+    values["context_seen"] = log.context_seen
+    del values["site_count"]
+    return values
 
 
 def _log(got: Gathered) -> Log:
-    verdict, others = judge(got), got.others
+    verdict, other_lines = judge(got), got.other_lines
     file = str(got.path)
     tallies = got.sites
     sites = WhenAsked(len(tallies), lambda: [_site(key, tally, file) for key, tally in tallies.items()])
@@ -98,16 +98,16 @@ def _log(got: Gathered) -> Log:
         categories=categories(functions, same),
         twins=same,
         contexts=got.contexts(),
-        kernels=[str(words[0]) for words in others.get("running", ()) if words],
-        logged=[str(words[0]) for words in others.get("logged", ()) if words],
+        kernels=[str(words[0]) for words in other_lines.get("running", ()) if words],
+        logged=[str(words[0]) for words in other_lines.get("logged", ()) if words],
         times_us=_times(got),
         immediates=_immediates(got),
         bins=_bins(got),
         exponents=_exponents(got),
         stops=[
             str(words[0])
-            for what in ("stopped", "template", "crashed")
-            for words in others.get(what, ())
+            for line_kind in ("stopped", "template", "crashed")
+            for words in other_lines.get(line_kind, ())
             if words
         ],
         torn=[{"file": file, "line": line, "raw": raw} for line, raw in got.torn],
@@ -159,7 +159,7 @@ def _mismatches(got: Gathered) -> int:
 
 def _times(got: Gathered) -> dict[str, int]:
     longest: dict[str, int] = {}
-    for words in got.others.get("timed", ()):
+    for words in got.other_lines.get("timed", ()):
         if words:
             longest[str(words[0])] = max(longest.get(str(words[0]), 0), int(words[1] or 0))
     return longest
@@ -168,7 +168,7 @@ def _times(got: Gathered) -> dict[str, int]:
 def _immediates(got: Gathered) -> list[dict[str, Any]]:
     return [
         {"kind": words[0], "operand": int(words[1] or 0), "sass": words[2], "lines": lines}
-        for words, lines in got.others.get("immediate", Counter()).items()
+        for words, lines in got.other_lines.get("immediate", Counter()).items()
         if words
     ]
 
@@ -184,12 +184,14 @@ def _bins(got: Gathered) -> list[dict[str, Any]]:
             "sass": words[5],
             "lines": lines,
         }
-        for words, lines in got.others.get("bin", Counter()).items()
+        for words, lines in got.other_lines.get("bin", Counter()).items()
         if words
     ]
 
 
 def _exponents(got: Gathered) -> dict[str, list[str]]:
     return {
-        str(words[0]): [str(words[1]), str(words[2])] for words in got.others.get("exponents", ()) if words
+        str(words[0]): [str(words[1]), str(words[2])]
+        for words in got.other_lines.get("exponents", ())
+        if words
     }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lab.errors import MissingError, needs, not_here
 from lab.rooms.nan.nixnan.grammar import FOREIGN, TORN, Event, Line, Other, read_line
 from lab.rooms.nan.nixnan.opcodes import opcode_of
-from lab.rooms.nan.nixnan.reading.counts import counts_for
+from lab.rooms.nan.nixnan.reading.counts import Counts
 from lab.rooms.nan.nixnan.reading.report_block import ReportReader
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class _Reader:
     def __init__(self, path: Path, progress: Progress | None) -> None:
         self.got = Gathered(path)
         self._progress, self._size = progress, path.stat().st_size
-        self._counts = counts_for(self._size)  # since the last fold
-        self._read: dict[bytes | int, tuple[Line, SiteTally | None]] = {}  # by the key of a line
+        self._counts = Counts()  # since the last fold
+        self._read: dict[bytes, tuple[Line, SiteTally | None]] = {}
         self._memo_bytes = 0
         self._beyond: list[tuple[str, str, int | None]] = []  # sites the table had no room for
         self._bulk: BulkCounter | None = None
@@ -93,17 +93,15 @@ class _Reader:
         """Count lines, which are the block's `numbers` (None: from its first on), and read the new ones."""
         total, new = self._counts.add(text)
         ordered = False
-        for key, raw, at in new:
-            number = self.got.lines + 1 + (numbers[at] if numbers else at)
+        for raw, index in new:
+            number = self.got.lines + 1 + (numbers[index] if numbers else index)
             line = read_line(raw)
             self._memo_bytes += len(raw)
-            if isinstance(line, Other) and line.what in ReportReader.LINES:
+            if isinstance(line, Other) and line.name in ReportReader.LINES:
                 ordered = True
-                self._counts.forget(
-                    key
-                )  # its meaning depends on the lines before it, so it is never remembered
+                self._counts.forget(raw)  # its meaning depends on the lines before it
                 continue
-            self._read[key] = line, self._site(line, number, raw) if isinstance(line, Event) else None
+            self._read[raw] = line, self._site(line, number, raw) if isinstance(line, Event) else None
             if line is TORN and len(self.got.torn) < _SAMPLES:
                 self.got.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
         if ordered:
@@ -121,12 +119,12 @@ class _Reader:
 
     def _fold(self) -> None:
         """Add what was counted to what was gathered, and start counting again."""
-        for key, lines in self._counts.items():
-            line, tally = self._read[key]
+        for raw, lines in self._counts.items():
+            line, tally = self._read[raw]
             if isinstance(line, Event):
                 self._add_event(line, tally, lines)
             elif isinstance(line, Other):
-                words = self.got.others.setdefault(line.what, Counter())
+                words = self.got.other_lines.setdefault(line.name, Counter())
                 words[line.groups if line.groups in words or len(words) < _NAMES else ()] += lines
             elif line is FOREIGN:
                 self.got.foreign_lines += lines

@@ -29,13 +29,13 @@ class ReportReader:
         for raw in lines:
             if not _MAYBE.match(raw) or not isinstance(line := read_line(raw), Other):
                 continue
-            if line.what == "report":
+            if line.name == "report":
                 self._begin()
-            elif line.what == "section":
+            elif line.name == "section":
                 if self._block is None:
                     self._begin()
                 self._section = SECTION_TYPES[str(line.groups[0])], line.groups[1] is not None
-            elif line.what == "count":
+            elif line.name == "count":
                 self._count(*line.groups)
 
     def finish(self) -> None:

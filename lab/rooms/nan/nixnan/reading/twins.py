@@ -29,9 +29,9 @@ def twins_of(sites: Iterable[tuple[str, str, int | None]]) -> dict[str, str]:
     for function, sass, operand in keys:
         if function not in entries and (sass, operand) in holders:
             holders[sass, operand].add(function)
-    found = {}
+    kernel_of = {}
     for name in entries:
         same = set[str].intersection(*(holders[entry] for entry in entries[name]))
         if same:
-            found[name] = min(same, key=lambda kernel: (size[kernel], kernel))
-    return found
+            kernel_of[name] = min(same, key=lambda kernel: (size[kernel], kernel))
+    return kernel_of

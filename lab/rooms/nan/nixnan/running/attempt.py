@@ -126,13 +126,13 @@ def follow(child: subprocess.Popen[bytes], log: Path, config: NixnanConfig, stop
 @contextlib.contextmanager
 def interrupted() -> Iterator[list[int]]:
     """Note signals that would end this process instead of dying: the command is ended first."""
-    found: list[int] = []
+    signals: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(kind, lambda number, _frame: found.append(number)) for kind in kinds]
+    handlers = [signal.signal(kind, lambda number, _frame: signals.append(number)) for kind in kinds]
     try:
-        yield found
+        yield signals
     finally:
-        for kind, handler in zip(kinds, before, strict=True):
+        for kind, handler in zip(kinds, handlers, strict=True):
             signal.signal(kind, handler)
 
 

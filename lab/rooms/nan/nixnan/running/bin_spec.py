@@ -17,27 +17,29 @@ def read_bin_spec(path: Path) -> str:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        found = msgspec.json.decode(text)
+        spec = msgspec.json.decode(text)
     except FileNotFoundError as error:
         raise not_here("no such bin specification", path) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the bin specification is not JSON: {error}", location=path) from error
-    check_bin_spec(found, path)
+    check_bin_spec(spec, path)
     return text
 
 
-def check_bin_spec(found: Any, path: Path) -> None:
+def check_bin_spec(spec: Any, path: Path) -> None:
     """{"count": n, "f16": [[low, high], ...], ...}: exponents in order. Raises ConfigError."""
-    if not isinstance(found, dict) or not isinstance(found.get("count"), int):
+    if not isinstance(spec, dict) or not isinstance(spec.get("count"), int):
         raise ConfigError('a bin specification is {"count": n, "f16": [[low, high], ...]}', location=path)
-    for name, bins in found.items():
+    for name, bins in spec.items():
         if name == "count":
             continue
         if name not in ("f16", "bf16", "f32", "f64") or not isinstance(bins, list):
             raise ConfigError(
                 f"{name!r} is not a type with a list of bins", location=path, fix="f16, bf16, f32 or f64"
             )
-        for one in bins:
-            good = isinstance(one, list) and len(one) == 2 and all(isinstance(end, int) for end in one)
-            if not good or one[0] > one[1]:
-                raise ConfigError(f"{one!r} of {name} is not a range [low, high]", location=path)
+        for bounds in bins:
+            good = (
+                isinstance(bounds, list) and len(bounds) == 2 and all(isinstance(end, int) for end in bounds)
+            )
+            if not good or bounds[0] > bounds[1]:
+                raise ConfigError(f"{bounds!r} of {name} is not a range [low, high]", location=path)

@@ -19,7 +19,7 @@ SUSPECTS = ("attention", "softmax", "norm")  # where NaN are usually born in a T
 
 def launched(files: Iterable[Path]) -> Counter[str]:
     """Short name -> lines that name it, as nixnan's lists want it: cut at the first `<` or `(`."""
-    found: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
     for path in files:
         if not path.is_file():
             continue
@@ -28,8 +28,8 @@ def launched(files: Iterable[Path]) -> Counter[str]:
                 line = tidy(raw.rstrip(b"\n")).decode(errors="replace")
                 match = LOGGED.fullmatch(line) or RUNNING.fullmatch(line)
                 if match:
-                    found[short_name(match[1])] += 1
-    return found
+                    launches[short_name(match[1])] += 1
+    return launches
 
 
 def short_name(full: str) -> str:

@@ -125,7 +125,7 @@ def preflight(tool: Path, env: Mapping[str, str]) -> Path:
 def check_loads(tool: Path, env: Mapping[str, str]) -> None:
     """Load the tool in a process of its own; the loader's message says which library or symbol is missing."""
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=1)"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, str(tool)],
         env=scrubbed(env),
         capture_output=True,
@@ -133,11 +133,11 @@ def check_loads(tool: Path, env: Mapping[str, str]) -> None:
         timeout=120,
         check=False,
     )
-    if done.returncode:
-        words = [line for line in done.stderr.splitlines() if line.strip()]
-        why = words[-1] if words else f"ended with {done.returncode}"
+    if process.returncode:
+        words = [line for line in process.stderr.splitlines() if line.strip()]
+        reason = words[-1] if words else f"ended with {process.returncode}"
         raise MissingError(
-            f"the tool cannot be loaded: {why}",
+            f"the tool cannot be loaded: {reason}",
             location=tool,
             fix="build it against this machine's CUDA 12 and driver",
         )
@@ -149,8 +149,8 @@ def check_gpu(env: Mapping[str, str]) -> None:
     if smi is None:
         return
     command = [smi, "--query-gpu=compute_cap,name", "--format=csv,noheader"]
-    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=60, check=False)
-    for line in done.stdout.splitlines() if not done.returncode else ():
+    process = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=60, check=False)
+    for line in process.stdout.splitlines() if not process.returncode else ():
         capability, _, name = line.partition(",")
         with contextlib.suppress(ValueError):
             if float(capability) < LEAST_CAPABILITY:
@@ -163,6 +163,6 @@ def check_gpu(env: Mapping[str, str]) -> None:
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without the tool and its flags."""
-    kept = {name: value for name, value in env.items() if name not in (*FLAGS, "CUDA_INJECTION64_PATH")}
-    preload = [one for one in kept.pop("LD_PRELOAD", "").split(":") if one and "nixnan" not in one]
-    return {**kept, **({"LD_PRELOAD": ":".join(preload)} if preload else {})}
+    clean_env = {name: value for name, value in env.items() if name not in (*FLAGS, "CUDA_INJECTION64_PATH")}
+    preload = [one for one in clean_env.pop("LD_PRELOAD", "").split(":") if one and "nixnan" not in one]
+    return {**clean_env, **({"LD_PRELOAD": ":".join(preload)} if preload else {})}

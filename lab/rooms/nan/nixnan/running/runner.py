@@ -98,21 +98,21 @@ def run(config: NixnanConfig, out: Path, command: Sequence[str], env: Mapping[st
 
 def judge(attempts: Sequence[Attempt], out: Path) -> int:
     """The last attempt's exit code. Raises EngineError for a run that succeeded unwatched."""
-    last = attempts[-1]
-    if last.ended == "log limit":
+    last_attempt = attempts[-1]
+    if last_attempt.ended == "log limit":
         raise StepFailed(
             "the log outgrew its limit and the program was stopped",
             location=out / LOG,
             fix="use fewer tokens, --sampling, --only-kernel or --max-errors",
         )
-    if last.exit_code == 0 and not last.attached:
+    if last_attempt.exit_code == 0 and not last_attempt.attached:
         ways = {"inject": "CUDA_INJECTION64_PATH", "preload": "LD_PRELOAD"}
         tried = " and ".join(ways[one.mode] for one in attempts)
-        what = f"the tool was loaded but never attached (by {tried})"
+        problem = f"the tool was loaded but never attached (by {tried})"
         raise EngineError(
-            f"{what}: no GPU context in its log, nothing was checked", location=out / LOG, fix=FIX
+            f"{problem}: no GPU context in its log, nothing was checked", location=out / LOG, fix=FIX
         )
-    return last.exit_code if last.exit_code >= 0 else 128 - last.exit_code
+    return last_attempt.exit_code if last_attempt.exit_code >= 0 else 128 - last_attempt.exit_code
 
 
 def record(out: Path, tool: Path, config: NixnanConfig, attempts: Sequence[Attempt]) -> None:

@@ -21,6 +21,7 @@ from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
 from lab.rooms.nan.watch.guard.state import StepState
 from lab.rooms.nan.watch.roles import IN, OUT
+from lab.rooms.nan.watch.shared import backwards
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 _PREHOOKS = hasattr(getattr(torch.autograd.graph, "Node", None), "register_prehook")  # since torch 2.0
@@ -51,6 +52,22 @@ Planned = tuple[int, Border]  # an index among a forward's tensors, and its bord
 Entered = tuple[Border, Any]  # a gradient that entered a module's output, and the node that it entered
 
 
+class Passage:
+    """One forward whose output has a graph, and what became of it."""
+
+    __slots__ = ("alone", "asked", "backed", "count", "owner", "taken")
+
+    def __init__(self, owner: Borders, count: int, taken: int) -> None:
+        self.owner = owner
+        self.count, self.taken = count, taken  # backwards so far: of any model, of this one
+        self.backed = self.asked = False  # backward reached it; the program asked about a number made of it
+        self.alone = False  # no backward of any model came before the next forward
+
+
+PASSAGE = "lab.passage"  # in the metadata of an autograd node
+MOST_PASSAGES, MOST_NODES_TO_LOSS = 1024, 256
+
+
 class Borders:
     """The borders that backward has crossed in the current step."""
 
@@ -61,25 +78,74 @@ class Borders:
         self.losses: list[Any] = []  # the nodes that the step's backwards began at
         self._forgotten = 0
         self._plans: dict[int, tuple[list[Any], list[Planned]]] = {}
+        self.passages: list[Passage] = []  # of forwards in training that no backward has reached yet
+        self.num_taken = 0  # backwards that made gradients of this model
+        self._given_up = 0  # of those beyond MOST_PASSAGES, without backward and not asked about
 
     def attach(self, forward: Forward, batch: Batch) -> None:
         """Hook the nodes of what modules put out in these tensors."""
         tensors, plan = batch.tensors, self._plan(forward, batch)
         for u, border in plan:
-            self._hook(tensors[u], border)
+            self._hook(tensors[u], border, forward)
 
-    def _hook(self, tensor: Tensor, border: Border) -> None:
+    def _hook(self, tensor: Tensor, border: Border, forward: Forward) -> None:
         """Take the gradients of this tensor."""
         node = tensor.grad_fn
         if node is None:
             return
+        passage = None
+        if border.root_leaf is not None:
+            if forward.passage is None:
+                forward.passage = self._begin_passage()
+            passage = forward.passage
+            metadata: Any = node.metadata
+            metadata[PASSAGE] = passage
         number = tensor.output_nr
         if number != border.output_nr or tensor._backward_hooks:
             border = replace(border, output_nr=number, hooked=bool(tensor._backward_hooks))
         if _PREHOOKS:
-            node.register_prehook(partial(self._entered, border, number))
+            node.register_prehook(partial(self._entered, border, number, passage))
         else:
-            self._hook_tensor(tensor, border)
+            self._hook_tensor(tensor, border, passage)
+
+    def _begin_passage(self) -> Passage:
+        passage = Passage(self, backwards.count, self.num_taken)
+        if self._state.model.training:
+            if self.passages and self.passages[-1].count == backwards.count:
+                self.passages[-1].alone = True
+            self.passages.append(passage)
+            if len(self.passages) > MOST_PASSAGES:
+                self._given_up += self._is_unseen(self.passages.pop(0))
+        return passage
+
+    def _is_unseen(self, passage: Passage) -> bool:
+        """Whether a loss may have been made of this forward and thrown away, between two that were not."""
+        looked_at = passage.backed or passage.asked
+        return passage.alone and not looked_at and 0 < passage.taken < self.num_taken
+
+    @property
+    def unseen_losses(self) -> int:
+        """Forwards in training, between backwards, without a backward or a number that was asked about."""
+        return self._given_up + sum(map(self._is_unseen, self.passages))
+
+    @passes_on
+    def backward_was_taken(self) -> None:
+        """A backward has made gradients of this model."""
+        self.num_taken += 1
+        if self.passages:
+            self.passages = [passage for passage in self.passages if not passage.backed]
+
+    def passage_to(self, node: Any) -> Passage | None:
+        """The newest forward of this model that the graph below a node begins at."""
+        met, todo = set[Any](), deque([node])
+        while todo and len(met) < MOST_NODES_TO_LOSS:
+            node = todo.popleft()
+            passage = node.metadata.get(PASSAGE)
+            if isinstance(passage, Passage) and passage.owner is self:
+                return passage
+            met.add(node)
+            todo += [target for target, _ in node.next_functions if target is not None and target not in met]
+        return None
 
     def _plan(self, forward: Forward, batch: Batch) -> list[Planned]:
         """One per output; forwards read by one template share theirs."""
@@ -125,14 +191,16 @@ class Borders:
             forward.is_one_part(),
         )
 
-    def _hook_tensor(self, tensor: Tensor, border: Border) -> None:
+    def _hook_tensor(self, tensor: Tensor, border: Border, passage: Passage | None) -> None:
         """For torch before 2.0."""
-        tensor.register_hook(lambda grad: self._entered(border, 0, (grad,)))  # type: ignore[no-untyped-call]
+        tensor.register_hook(lambda grad: self._entered(border, 0, passage, (grad,)))  # type: ignore[no-untyped-call]
 
     @passes_on
-    def _entered(self, border: Border, number: int, grads: Any) -> None:
+    def _entered(self, border: Border, number: int, passage: Passage | None, grads: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
         grad = grads[number]
+        if passage is not None:
+            passage.backed = True
         if grad is None or self._state.ended:
             return
         try:

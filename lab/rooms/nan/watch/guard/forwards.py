@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.count import all_clean
+from lab.rooms.nan.watch.explain import Judged
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.reactions import Reactions
@@ -47,6 +50,9 @@ class Listener(Protocol):
     def forward_was_bad(self, step: Step, forward: Forward) -> None:
         """It was counted, and something bad was made in it."""
 
+    def forward_over(self) -> None:
+        """The program goes on behind a forward that returned."""
+
     def react_if_bad(self) -> None:
         """Here a reaction may stop the program."""
 
@@ -54,8 +60,12 @@ class Listener(Protocol):
 class GuardedWatch(Watch):
     """The guard's watch over forwards: it tells the guard when they begin, pass and end."""
 
-    def __init__(self, state: StepState, borders: Borders, listener: Listener) -> None:
-        super().__init__(state.model, counter=state.count, keep_rows=False, modules=state.modules)
+    def __init__(
+        self, state: StepState, borders: Borders, listener: Listener, allow: Sequence[str] = ()
+    ) -> None:
+        super().__init__(
+            state.model, counter=state.count, keep_rows=False, modules=state.modules, allow=allow
+        )
         self._state, self._borders, self._headroom = state, borders, state.headroom
         self._listener = listener
         self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
@@ -97,7 +107,11 @@ class GuardedWatch(Watch):
 
     def take(self, forward: Forward, counted: Seen) -> None:
         clean = all_clean(counted.counts)
-        if not clean and (counted.counts[:, :3] > 0).any():
+        if (
+            not clean
+            and (counted.counts[:, :3] > 0).any()
+            and not (self.has_loss(forward) and self._explainer.all_absorbed(counted))
+        ):
             self.name_anew()  # torch does not tell of all that leave the model or move in it
             super().take(forward, counted)
         else:
@@ -108,6 +122,21 @@ class GuardedWatch(Watch):
         if not clean and len(counted.counts) and counted.counts[:, 4].max() > 0:
             dtypes = [dtype for _, dtype in counted.shapes()]
             self._state.within(self._headroom.met_tensors, "forward", dtypes, counted.counts[:, 4])
+
+    def has_loss(self, forward: Forward) -> bool:
+        return forward.passage is not None
+
+    def wait_for_loss(self, forward: Forward, counted: Seen, judged: Judged) -> None:
+        def reached(nan: bool) -> None:
+            bad = judged.bad
+            if (bad is None or not bad.any()) and not nan:
+                bad = judged.masks
+            if bad is not None and bad.any():
+                step = Step(forward.number, forward.phase, forward.query_length, int(bad.sum()))
+                self._explainer.explain(step, forward, counted, bad, self._steps, self._count)
+                self._listener.forward_was_bad(step, forward)
+
+        self._state.waits_for_loss(forward.update, reached, partial(self.absorb, judged))
 
     def passing(self, forward: Forward, batch: Batch) -> None:
         if self._headroom.due(self._state.step) and len(batch.tensors) > 1:
@@ -136,6 +165,7 @@ class GuardedWatch(Watch):
     def react(self, forward: Forward) -> None:
         if not self._waiting:  # else it is clean
             self._listener.react_if_bad()
+        self._listener.forward_over()
 
     def read_weights_again(self) -> list[dict[str, Any]]:
         """What weights and buffers hold now that is bad."""
@@ -158,23 +188,24 @@ class BadForwards:
     def take(self, step: Step, forward: Forward) -> None:
         birth = step.births[0]
         moment = forward.time - 0.5
-        self._weights.read_what_was_updated(before=moment)
+        self._weights.read_what_was_updated(moment=moment)
         number = forward.update if forward.update >= 0 else self._state.step
-        again = self._watch.read_weights_again if birth.how == "weights" else self._watch.weights_of_others
+        again = self._watch.read_weights_again if birth.kind == "weights" else self._watch.weights_of_others
         for weight in again():
             inf = weight["posinf"] + weight["neginf"]
-            self._weights.was_bad(weight["name"], weight["nan"], inf, before=False, moment=moment - 0.25)
-        outside = OUTSIDE if birth.how == "given" and birth.module else ""
+            self._weights.was_bad(weight["name"], weight["nan"], inf, from_start=False, moment=moment - 0.25)
+        outside = OUTSIDE if birth.kind == "given" and birth.module else ""
         unsure = birth.unsure or outside or self._maybe_another_rank(birth)
         event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)
-        if forward.saved is not None and birth.how not in ("given", "weights"):
+        event.extremes = tuple(step.extremes)
+        if forward.saved is not None and birth.kind not in ("given", "weights"):
             self._reactions.name_forward_op(event, birth, forward.saved)
         self._state.add(event)
 
     def _maybe_another_rank(self, birth: Birth) -> str:
         """Under sharded weights a module's output rests on other ranks too."""
         module = self._watch.module_called(birth.module)
-        if self._state.strategy.name not in SHARDED or birth.how != "output" or module is None:
+        if self._state.strategy.name not in SHARDED or birth.kind != "output" or module is None:
             return ""
         if not any(hasattr(one, "placements") for one in module.parameters()):
             return ""
@@ -187,13 +218,13 @@ class BadForwards:
 def _stage_and_place(birth: Birth, phase: str) -> tuple[str, str, str]:
     """(stage, module, place in words) of a birth that the watch found."""
     whose = named(birth.module)
-    if birth.how == "given" and birth.module:
+    if birth.kind == "given" and birth.module:
         return "forward", birth.module, f"before forward of {whose}: in {birth.leaf}, which it was given"
-    if birth.how == "given":
+    if birth.kind == "given":
         return "batch", birth.module, f"in the batch: {birth.leaf} of {whose}"
-    if birth.how == "weights":
+    if birth.kind == "weights":
         return "forward", birth.module, f"in forward of {whose}, {FROM_WEIGHTS}"
-    if birth.how in ("unknown", "cache"):
+    if birth.kind in ("unknown", "cache"):
         return "forward", birth.module, birth.place
     spots = birth.place.split(",", 1)
     between = f",{spots[1]}" if spots[1:] else ""

@@ -7,6 +7,7 @@ import numpy as np
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.forwards import GuardedWatch
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
+from lab.rooms.nan.watch.guard.losses import AskedLoss
 from lab.rooms.nan.watch.guard.parameters import Unhooked
 from lab.rooms.nan.watch.guard.state import WORDS, StepState, named
 from lab.rooms.nan.watch.guard.weights import Weights
@@ -40,14 +41,23 @@ class GradientEvents:
             return
         self._watch.name_anew()  # what is bad is told by the names of now
         self._weights.name_anew()
-        self._weights.read_what_was_updated(before=taken[0].time)
+        self._weights.read_what_was_updated(moment=taken[0].time)
         for index in np.flatnonzero(bad):
             self._was_bad(taken[index], rows[index])
 
     def _was_bad(self, taken: Taken, row: np.ndarray) -> None:
         stage, module, place, unsure, reason = self._place(taken)
         self._state.event(
-            taken.time, stage, module, "", row, taken, unsure=unsure, why=reason, place=place, step=taken.step
+            taken.time,
+            stage,
+            module,
+            "",
+            row,
+            taken,
+            unsure=unsure,
+            reason=reason,
+            place=place,
+            step=taken.step,
         )
 
     def _place(self, taken: Taken) -> tuple[str, str, str, str, str]:
@@ -56,7 +66,8 @@ class GradientEvents:
             return (*self._borders.place(taken), "")
         if taken.stage == "loss":
             place = f"in the loss ({taken.key})" if taken.key else "in the loss"
-            return "loss", "", place, self._forward_doubt(taken.step), ""
+            reason = "seen where the program asked about it" if isinstance(taken.key, AskedLoss) else ""
+            return "loss", "", place, self._forward_doubt(taken.step), reason
         name = self._weights.names.get(int(taken.key), "?")
         owners = self._weights.owners.get(int(taken.key), [""])
         module = owners[0]

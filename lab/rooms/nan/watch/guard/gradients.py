@@ -182,7 +182,7 @@ class Collector:
     ) -> None:
         """A count has begun, one row per tensor; a clean one that is over leaves only its stages."""
         of_rows = held if owners is None else [held[at] for at in owners]
-        self._state.seen.update([passed[0] for passed in of_rows])
+        self._state.looked_at.update([passed[0] for passed in of_rows])
         late = [at for at, passed in enumerate(of_rows) if passed[3] >= 0 and passed[2]._version != passed[3]]
         if late or not counted.known_clean():
             step, times = self._state.step, _times(chunks)

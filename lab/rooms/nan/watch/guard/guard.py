@@ -19,17 +19,19 @@ from torch import Tensor, nn
 from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.watch.forward import Forward
+from lab.rooms.nan.watch.guard.asked import asked
+from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, BadForwards, GuardedWatch
 from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.losses import Losses
 from lab.rooms.nan.watch.guard.parameters import ParameterHooks
-from lab.rooms.nan.watch.guard.reactions import GRADIENT_STAGES, Reactions
-from lab.rooms.nan.watch.guard.record import write
+from lab.rooms.nan.watch.guard.reactions import Reactions
+from lab.rooms.nan.watch.guard.record import number_of_guard, write
 from lab.rooms.nan.watch.guard.scalers import scalers
 from lab.rooms.nan.watch.guard.scaling import is_enabled, leaves_out
-from lab.rooms.nan.watch.guard.state import Event, GuardStep, StepState, corrected, first_of
+from lab.rooms.nan.watch.guard.state import GRADIENT_STAGES, Event, GuardStep, StepState, corrected, first_of
 from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
 from lab.rooms.nan.watch.guard.weights import Weights
 from lab.rooms.nan.watch.lane import RECOMPUTE
@@ -38,6 +40,11 @@ from lab.rooms.nan.watch.shared import Surrounded, after_update, backwards, befo
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
+STEPS_BY = {
+    "optimizer": "counted by the optimizer",
+    "weights": "counted by writes to the weights, for no optimizer of torch has run",
+    "backward": "counted by calls of backward, for no optimizer of torch has run",
+}
 WRITE_EVERY = 50  # updates between two records
 
 
@@ -46,9 +53,10 @@ class Guard:
 
     optimizer: one, several or none (then every optimizer that updates this model's weights is met). scaler: a
     GradScaler, whose skipped steps are no alarms. on_bad: "keep" goes on; "raise" raises NonFiniteError
-    before the update that would have used it; "replay" runs a bad step again to name the operator; a function
-    is called with the GuardStep. counter: as for `nan.watch`. headroom: look at ranges every that many steps
-    (0: never).
+    before the update that would have used it; "replay" runs a bad step again to name the operator; "break"
+    does that and stops at the operator: a debugger stands there; a function is called with the GuardStep.
+    counter: as for `nan.watch`. headroom: look at ranges every that many steps
+    (0: never). allow: as for `nan.watch`.
     """
 
     def __init__(
@@ -60,32 +68,36 @@ class Guard:
         on_bad: str | Callable[[GuardStep], None] = "keep",
         counter: str | None = None,
         headroom: int = 16,
+        allow: Sequence[str] = (),
         out: Any = None,
     ) -> None:
-        if on_bad not in ("keep", "raise", "replay") and not callable(on_bad):
+        if on_bad not in ("keep", "raise", "replay", "break") and not callable(on_bad):
             raise UsageError(
                 f"invalid on_bad: {on_bad!r}",
-                fix='use "keep", "raise", "replay" or a function of a GuardStep',
+                fix='use "keep", "raise", "replay", "break" or a function of a GuardStep',
             )
         self.model, self.on_bad, self.out = model, on_bad, out
         self.reacts = on_bad != "keep"
-        self.index = 0  # for a program with several models that knows no guard
+        self.index = number_of_guard()
         self.state = state = StepState(model, scaler, headroom=headroom, counter=counter)
         self.scaling, self.strategy = state.scaling, state.strategy
         self.headroom, self.counter = state.headroom, state.counter
         self.collector = collector = Collector(state)
         self.borders = borders = Borders(state, collector)
-        self.watch = watch = GuardedWatch(state, borders, self)
+        self.watch = watch = GuardedWatch(state, borders, self, allow)
         self.losses = Losses(state, collector, borders)
         self.weights = weights = Weights(state, _as_list(optimizer))
         self.parameters = ParameterHooks(state, collector, weights)
         self.gradients = GradientEvents(state, collector, borders, weights, watch)
         self.reactions = reactions = Reactions(
-            state, on_bad, borders, watch, kept=self._write, stops=self.stops_the_program
+            state, on_bad, borders, watch, result_grew=self._write, stops=self.stops_the_program
         )
         self._bad_forwards = BadForwards(state, watch, weights, reactions)
+        self._replays = on_bad in ("replay", "break") and not state.strategy.no_replay
         self._handles: list[Any] = []
         self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
+        self._backwards_before = 0  # when the last step by hand was counted
+        self._may_be_by_hand = not weights.optimizers  # that the program updates weights itself
         self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
 
     # Entering and leaving
@@ -97,6 +109,7 @@ class Guard:
         self.weights.learn_names()
         self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
         self.watch.__enter__()
+        self.state.safely(self._write)
         self.state.safely(self.weights.begin, self.watch.weights, self.watch.sentinels)
         self.state.safely(self._attach)
         return self
@@ -113,6 +126,7 @@ class Guard:
             self._end()
 
     def _end(self) -> None:
+        local.between.end()
         self.state.ended = True
         for handle in self._handles:
             self.state.safely(handle.remove)
@@ -124,10 +138,36 @@ class Guard:
         after_update.remove(self._after_update)
         rehooked.take_off()
         backwards.remove(self.losses.begins, self.losses.ended)
+        asked.remove(self.losses.asked)
         scalers.remove(self)
         self.watch.__exit__()
         self.state.safely(self.settle)
         self.state.safely(self._write)
+        local.between.forget()
+
+    def abandon(self) -> None:
+        """In a forked child: end without a look or a record, for the parent has both."""
+        self.out, self.state.ended = None, True
+        self.watch.step_aside()
+        before_update.remove(self._before_update)
+        after_update.remove(self._after_update)
+        backwards.remove(self.losses.begins, self.losses.ended)
+        asked.remove(self.losses.asked)
+        scalers.remove(self)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread runs a forward of the model."""
+        return self.watch._lanes.lane.inside
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether this is one of the model's weights."""
+        return self.weights.is_one_of(tensor)
+
+    @property
+    def losses_taken(self) -> int:
+        """Backwards that made gradients of this model."""
+        return self.borders.num_taken
 
     def _attach(self) -> None:
         self.parameters.attach()
@@ -143,6 +183,7 @@ class Guard:
             kinds = {type(one) for one in self.weights.optimizers}
             self._handles += [Surrounded(kind, self._before_update, self._after_update) for kind in kinds]
         backwards.add(self.losses.begins, self.losses.ended)
+        asked.add(self.losses.asked)
         scalers.add(self, self.scaling.scaler)
 
     # What it found
@@ -160,7 +201,7 @@ class Guard:
     @property
     def seen(self) -> Tally[str]:
         """Tensors looked at, by stage."""
-        return self.state.seen
+        return self.state.looked_at
 
     @property
     def notes(self) -> list[str]:
@@ -219,6 +260,11 @@ class Guard:
             times = plural(self.unseen_forwards, "update")
             sentences.insert(0, f"{times} took gradients of no forward that was seen: is it compiled?")
         sentences += [reason] if (reason := self._waits()) else []
+        if losses := self.borders.unseen_losses:
+            sentences.append(
+                f"{plural(losses, 'forward')} in training met no backward, "
+                "and no number made of it was asked about"
+            )
         if self.unknown:
             sentences.append(f"{plural(self.unknown, 'gradient')} overwritten before being counted")
         sentences += [
@@ -230,6 +276,23 @@ class Guard:
             sentences.append(f"the guard failed {plural(self.failed, 'time')}: {'; '.join(self.notes[-3:])}")
         return sentences
 
+    def __str__(self) -> str:
+        """The verdict in five lines."""
+        looked_at, absorbed = self.seen, self.watch.absorbed
+        counted = STEPS_BY.get(self.state.counted_by, "no update")
+        places = ", ".join([*absorbed][:3]) or "none"
+        gaps = self.not_seen()
+        further = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        lines = (
+            f"guard of {type(self.model).__name__}: {self.status}",
+            self.sentence(),
+            f"looked at: {plural(self.step, 'step')} ({counted}), {plural(self.watch.forwards, 'forward')}, "
+            f"{plural(looked_at['loss'], 'loss', 'losses')}",
+            f"infinities that did no harm: {places}",
+            f"not seen: {gaps[0] + further if gaps else 'nothing'}",
+        )
+        return "\n".join(lines)
+
     def sentence(self) -> str:
         """The verdict in one line."""
         status, event = self.status, self.first
@@ -237,7 +300,9 @@ class Guard:
             op = f" ({event.op})" if event.op else ""
             unsure = event.unsure if event.unsure not in event.place else ""
             doubt = f"; not certain: {unsure}" if unsure else ""
-            return f"step {event.step}: first bad number {event.place}{op}{doubt}"
+            by = self.state.counted_by
+            counted = f"; steps are {STEPS_BY[by]}" if by in ("weights", "backward") else ""
+            return f"step {event.step}: first bad number {event.place}{op}{doubt}{counted}"
         if status == "bad":
             return self.scaling.alarm()
         skipped = self.skipped_steps
@@ -277,6 +342,9 @@ class Guard:
         forward.update = self.state.step
         if forward.phase == RECOMPUTE:
             return
+        local.between.end()
+        if self.losses.asked_waits:
+            self._take_what_was_asked()
         if len(self.borders.entered) > MOST_BORDERS:  # a program without an optimizer
             self._settle_safely()
             self.borders.step_ended()
@@ -287,7 +355,9 @@ class Guard:
             self._decide()
         if not before_update.exists:
             self._look_for_update()
-        if self.on_bad == "replay":
+        elif self._may_be_by_hand and self.borders.num_taken > self._backwards_before:
+            self._step_by_hand()
+        if self._replays:
             forward.saved = self.reactions.save(module, args, kwargs)
 
     @passes_on
@@ -297,6 +367,17 @@ class Guard:
         forward.time, forward.update = self.state.now(), self.state.step
         if self._unbuilt:
             self._hook_what_is_built()
+
+    @passes_on
+    def forward_over(self) -> None:
+        if self._replays and self.model.training and torch.is_grad_enabled():
+            local.between.begin()
+
+    @hidden
+    def _take_what_was_asked(self) -> None:
+        self.losses.asked_waits = False
+        self._settle_safely()
+        self.reactions.keep()
 
     @hidden
     def _hook_what_is_built(self) -> None:
@@ -319,7 +400,9 @@ class Guard:
     @hidden
     def _before_step(self, optimizer: Any) -> None:
         parameters = parameters_of(optimizer)
+        local.between.end()
         if self._is_ours(optimizer, parameters):
+            self.state.counted_by = "optimizer"
             self._goes_on(optimizer)
             self.state.updating, self.state.updating_weights = optimizer, parameters
             self.state.within(self._look_before_update, parameters)
@@ -397,6 +480,7 @@ class Guard:
         if self.headroom.has_points(self.state.step):
             self._note_magnitudes(optimizer)
         self.state.step_ends()
+        self.state.infinities_are_gone(self.state.step)
         self.scaling.stepped(optimizer)
         self.borders.step_ended()
         if self.state.open:
@@ -500,6 +584,20 @@ class Guard:
         return any(getattr(one, "running", 0) for one in self._handles)
 
     @hidden
+    def _step_by_hand(self) -> None:
+        """A forward after a backward without an optimizer of torch: has the program written weights?"""
+        self._backwards_before, state = self.borders.num_taken, self.state
+        if state.counted_by == "optimizer" or self.scaling.scaler is not None:
+            self._may_be_by_hand = False
+            return
+        changed = self.weights.changed_without_hooks()
+        if changed or state.counted_by != "weights":
+            state.counted_by = "weights" if changed else "backward"
+            self._settle_safely()
+            self._update_without_hooks()
+            self.borders.step_ended()
+
+    @hidden
     def _look_for_update(self) -> None:
         if not self._is_updating() and self.weights.changed_without_hooks():
             self._update_without_hooks()
@@ -509,8 +607,11 @@ class Guard:
         self.weights.updated_by(*self.weights.optimizers)
         self.weights.read()
         self.state.step += 1
+        self.state.infinities_are_gone(self.state.step)
         self.scaling.stepped(None)
         self.reactions.keep()
+        if self.state.step % WRITE_EVERY == 0:
+            self._write()
 
     def _read_what_was_updated(self) -> None:
         if not self.ended:
@@ -526,6 +627,8 @@ class Guard:
         elif not self.state.open:  # no optimizer of torch has run, but the program may have written weights
             self.weights.read()
         self.settle()
+        self.state.infinities_stay()
+        self.state.infinities_are_gone(self.state.step + 1)
         self._decide()
 
     def stops_the_program(self) -> None:
@@ -540,14 +643,18 @@ class Guard:
         self.reactions.before_update(self.state.open.get(self.step))
 
     @hidden
-    def _write(self) -> None:
+    def _write(self, ended: bool | None = None) -> None:
         """The record as it is now: a job that is killed loses little."""
         if self.out is not None and not self._writing:
             self._writing = True  # the record asks for the status, which settles, which may keep another step
             try:
-                write(self, self.out)
+                write(self, self.out, ended=ended)
             finally:
                 self._writing = False
+
+    def write_now(self, *, ended: bool) -> None:
+        """Write the record as if the process ended here, or to say that it did not."""
+        self.state.safely(self._write, ended)
 
 
 def _as_list(optimizer: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Before the NaN: how much of a format's range is used, what a narrower one would lose, and the trend.
+"""Before the NaN: how much of a format's range is used, and what a narrower one would lose.
 
 A class is (activation | gradient | weight | optimizer, dtype). Its largest magnitude is known at every step
 from the counts; the shares come from a sample every few steps. They are of the values BEFORE a cast.
@@ -6,8 +6,7 @@ from the counts; the shares come from a sample every few steps. They are of the 
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,12 +41,9 @@ STAGE = {
 }
 SAMPLE = 4096  # values of one tensor
 MOST_TENSORS = 512
-KEPT = 256  # steps of the trend
 FIRST_STEPS = 32
 # Once these are over: magnitudes so many times as often as asked for, shares so many times as seldom.
 MAGNITUDES, SHARES = 2, 16
-LEAST_POINTS, LEAST_FIT, MOST_AHEAD = 12, 0.9, 1000
-LEAST_SLOPE = 1e-4  # bits per step
 
 
 @dataclass(frozen=True)
@@ -61,27 +57,15 @@ class Shares:
     saturated: float  # already at the largest number, if this is the values' own format
 
 
-@dataclass(frozen=True)
-class Trend:
-    """A straight line through log2 of the largest magnitude; only if it fits."""
-
-    bits_per_step: float
-    fit: float  # r squared
-    steps_left: dict[str, float]  # by format: until its largest number is passed
-
-
 class Headroom:
     """Follows the largest magnitudes of each class and samples shares every `every` steps (0: never)."""
 
-    def __init__(self, every: int) -> None:
-        self.every, self.magnitudes_every = every, max(1, every // MAGNITUDES)
+    def __init__(self, interval: int) -> None:
+        self.interval, self.magnitudes_every = interval, max(1, interval // MAGNITUDES)
         self.peaks: dict[tuple[str, str], float] = {}  # the largest magnitude of each class so far
         self.shares: dict[tuple[str, str], list[Shares]] = {}
         self.sampled_at = -1  # step of the newest shares
         self.latest: dict[tuple[str, str], float] = defaultdict(float)  # magnitudes of this step
-        # (step, log2 of its largest magnitude) of each class
-        self._points: dict[tuple[str, str], deque[tuple[int, float]]]
-        self._points = defaultdict(lambda: deque(maxlen=KEPT))
 
     def met(self, stage: str, dtype: str, largest: float) -> None:
         """A tensor of this stage and type passed, with this largest finite magnitude."""
@@ -114,16 +98,16 @@ class Headroom:
     @passes_on
     def due(self, step: int) -> bool:
         """Whether shares are sampled in this step."""
-        if not self.every:
+        if not self.interval:
             return False
-        return step % (self.every if step <= FIRST_STEPS else self.every * SHARES) == 0
+        return step % (self.interval if step <= FIRST_STEPS else self.interval * SHARES) == 0
 
     def magnitudes_due(self, step: int) -> bool:
         """Whether largest magnitudes are counted in this step, where they cost extra: at first in each."""
-        return bool(self.every) and (step < FIRST_STEPS or step % self.magnitudes_every == 0)
+        return bool(self.interval) and (step < FIRST_STEPS or step % self.magnitudes_every == 0)
 
     def step_ends(self, guard: Any, states: Iterable[Tensor]) -> None:
-        """A step is over: sample weights and gradients now and then, and add its point."""
+        """A step is over: sample weights and gradients now and then."""
         if self.due(guard.step):
             self.sampled_at = guard.step
             self.sample("optimizer", states)
@@ -131,7 +115,6 @@ class Headroom:
             self.sample("gradient", (one.grad for one in guard.model.parameters() if one.grad is not None))
         for key, largest in self.latest.items():
             self.peaks[key] = max(self.peaks.get(key, 0.0), largest)
-            self._points[key].append((guard.step, math.log2(largest)))
         self.latest.clear()
 
     def sample(self, kind: str, tensors: Iterable[Tensor]) -> None:
@@ -146,28 +129,20 @@ class Headroom:
             self.shares[kind, dtype] = quiet(partial(shares_of, dtype=dtype), values)
             self.met(STAGE[kind], dtype, quiet(_largest, values))
 
-    def trend(self, key: tuple[str, str]) -> Trend | None:
-        """The trend of a class; None if there are too few points or no line fits them."""
-        return trend_of(self._points.get(key, ()))
-
     def sentences(self) -> list[str]:
-        """What is near the edge of a format, or on its way there."""
+        """The largest magnitude of each class, and its share of its type's range."""
         sentences = []
-        for key in self.peaks:
-            kind, dtype = key
-            if dtype in FORMATS and self.peaks[key] > FORMATS[dtype][0] / 2:
-                left = math.log2(FORMATS[dtype][0] / self.peaks[key])
-                sentences.append(
-                    f"{kind} in {dtype}: largest {self.peaks[key]:.4g}, {left:.1f} bits below its limit"
-                )
-            trend = self.trend(key)
-            for name, steps in (trend.steps_left if trend else {}).items():
-                if trend is not None:
-                    sentences.append(
-                        f"{kind} ({dtype}) leaves {name} in about {steps:.0f} steps at this slope "
-                        f"({trend.bits_per_step:+.3f} bits per step, r2 {trend.fit:.2f})"
-                    )
+        for (kind, dtype), peak in self.peaks.items():
+            share = peak / torch.finfo(getattr(torch, dtype)).max
+            part = f"{share:.1%}" if share >= 1e-3 else "less than 0.1%"
+            sentences.append(f"{kind} in {dtype}: largest {peak:.4g}, {part} of what the type can hold")
         return sentences
+
+    def near_edge(self) -> list[str]:
+        """The sentences of classes that use more than half of their type's range."""
+        sentences = self.sentences()
+        near = [dtype in FORMATS and peak * 2 > FORMATS[dtype][0] for (_, dtype), peak in self.peaks.items()]
+        return [text for text, is_near in zip(sentences, near, strict=True) if is_near]
 
 
 def _sampled(tensors: Sequence[Tensor]) -> Tensor:
@@ -195,32 +170,3 @@ def shares_of(values: Tensor, dtype: str) -> list[Shares]:
         at_edge = float((values >= largest).sum()) / count if name == dtype else 0.0
         shares.append(Shares(name, over, under, low, at_edge))
     return shares
-
-
-def trend_of(points: Iterable[tuple[int, float]]) -> Trend | None:
-    """A line through (step, log2 of the largest), only if it fits and rises."""
-    pairs = list(points)
-    if len(pairs) < LEAST_POINTS:
-        return None
-    steps = [float(step) for step, _ in pairs]
-    bits = [value for _, value in pairs]
-    mean_step, mean_bits = sum(steps) / len(steps), sum(bits) / len(bits)
-    across = sum((one - mean_step) ** 2 for one in steps)
-    total = sum((one - mean_bits) ** 2 for one in bits)
-    if across == 0 or total == 0:
-        return None
-    slope = sum((s - mean_step) * (b - mean_bits) for s, b in zip(steps, bits, strict=True)) / across
-    residual = sum((b - mean_bits - slope * (s - mean_step)) ** 2 for s, b in zip(steps, bits, strict=True))
-    fit = 1 - residual / total
-    if (
-        fit < LEAST_FIT or slope < LEAST_SLOPE
-    ):  # of 12 points, such a fit is nine standard errors of the slope
-        return None
-    bits_now = mean_bits + slope * (steps[-1] - mean_step)
-    left = {
-        name: (math.log2(largest) - bits_now) / slope
-        for name, (largest, _, _) in FORMATS.items()
-        if bits_now < math.log2(largest)
-    }
-    near = {name: steps for name, steps in left.items() if steps <= MOST_AHEAD}
-    return Trend(slope, fit, near)

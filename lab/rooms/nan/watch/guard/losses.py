@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -10,6 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.scaling import factors_of, is_scale_of
@@ -25,6 +27,10 @@ MOST_LOSSES = 1000  # of one step whose graphs are kept: without what these save
 Begun = tuple[int, int] | tuple[int, int, Any]
 
 
+class AskedLoss(str):
+    """The node of a loss that the program asked about."""
+
+
 class Losses:
     """Takes the loss of each backward that made gradients of this model."""
 
@@ -35,6 +41,7 @@ class Losses:
         self._looks_for_scaler = 0  # 1: one scales of which it is not known whether it is this model's
         self._used: dict[int, ref[Any]] = {}  # those scalers, by id
         self._borders = borders
+        self.asked_waits = False  # a number that the program asked about is bad, or was not read yet
 
     @passes_on
     def begins(self, tensors: Any) -> Begun | None:
@@ -42,6 +49,7 @@ class Losses:
         if self._state.ended or (_in_backward is not None and _in_backward() != -1):
             return None
         try:
+            local.between.end()
             if TAKES_OFF:
                 rehooked.put_on()
             start = self._state.now(), self._passed()
@@ -66,6 +74,8 @@ class Losses:
         try:
             if self._passed() == start[1]:
                 return
+            self._borders.backward_was_taken()
+            self._state.loss_in = self._state.step
             if len(start) > 2:
                 self._meet(start[2])
             losses = [*tensors] if isinstance(tensors, (tuple, list)) else [tensors]
@@ -87,10 +97,32 @@ class Losses:
 
     @hidden
     def _take(self, tensors: list[Any], moment: int) -> None:
+        local.between.is_loss(tensors)
         for tensor in tensors:
             if isinstance(tensor, Tensor):
                 made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
                 self._collector.take("loss", made_by, tensor, moment)
+
+    def asked(self, tensor: Tensor, value: float | None) -> None:
+        """The program asks about a single number that still has a graph; its value, where that is known."""
+        if self._state.ended or (_in_backward is not None and _in_backward() != -1):
+            return
+        try:
+            passage = self._borders.passage_to(tensor.grad_fn)
+            if passage is None:
+                return
+            passage.asked = True
+            if value is None and not self._state.on_gpu:
+                value = float(tensor.detach()) if tensor.is_floating_point() else None
+            if value is not None and math.isfinite(value):
+                self._state.looked_at["loss"] += 1
+                return
+            made_by = AskedLoss(tensor.grad_fn.name() if tensor.grad_fn is not None else "")
+            local.between.is_loss([tensor])
+            self._collector.take("loss", made_by, tensor.detach(), self._state.now())
+            self.asked_waits = True
+        except Exception as error:
+            self._state.failure("a number that the program asked about", error)
 
     @passes_on
     def scaled_by(self, scaler: Any) -> None:

@@ -1,4 +1,4 @@
-"""The guard in Hugging Face's Trainer, in PyTorch Lightning, and in programs that know of none.
+"""The guard as a callback of Hugging Face's Trainer and of PyTorch Lightning.
 
     Trainer(..., callbacks=[hugging_face_callback()])
     lightning.Trainer(..., callbacks=[lightning_callback()])
@@ -11,22 +11,12 @@ names of events.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import importlib
-import os
-import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from lab.errors import MissingError
-from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.guard.guard import Guard
-from lab.rooms.nan.watch.lane import blind
-from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 
 class _Guards:
@@ -122,64 +112,3 @@ def _base(modules: tuple[str, ...], name: str) -> Any:
     raise MissingError(
         f"none of {', '.join(modules)} is installed here", fix=f"pip install {modules[0].split('.')[0]}"
     )
-
-
-MOST_GUARDS = 8
-
-
-class Auto:
-    """All guards of this process."""
-
-    def __init__(self, out: str | Path, on_bad: str) -> None:
-        self.out, self.on_bad = Path(out), on_bad
-        self.guards: list[Guard] = []
-        self._ignored: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._lock = threading.RLock()
-        self._busy = threading.local()
-
-    @hidden
-    def meet(self, module: nn.Module) -> seam.Call | None:
-        """A module that nobody watches is called; it becomes a model with a guard if it should be one."""
-        if module in self._ignored or getattr(self._busy, "on", False) or blind() or self._inside_a_model():
-            return None
-        with self._lock:
-            if seam.known(module) is None and not self._guard(module):
-                self._ignored.add(module)
-        return seam.known(module)
-
-    def _guard(self, module: nn.Module) -> bool:
-        if len(self.guards) >= MOST_GUARDS or next(module.parameters(), None) is None:
-            return False
-        self._busy.on = True
-        try:
-            guard = Guard(module, None, None, on_bad=self.on_bad, out=self.out)
-            guard.index = len(self.guards)
-            guard.__enter__()
-        finally:
-            self._busy.on = False
-        self.guards.append(guard)
-        return True
-
-    def _inside_a_model(self) -> bool:
-        """Modules that a model's own code makes and calls belong to that model."""
-        return any(guard.watch._lanes.lane.inside for guard in self.guards)
-
-    def close(self) -> None:
-        """Write all records, newest guard first, so that patches are taken back in order."""
-        seam.meet_strangers(None)
-        with contextlib.ExitStack() as stack:  # one whose reaction raises keeps no other from its record
-            for guard in self.guards:
-                stack.push(guard)
-
-
-def start(out: str | Path, on_bad: str = "keep") -> Auto:
-    """Guard every model of this process from now on; the records go to `out`."""
-    auto = Auto(out, on_bad)
-    seam.meet_strangers(auto.meet)
-    atexit.register(auto.close)
-    return auto
-
-
-def start_from_env() -> Auto:
-    """`start` in a program that `lab run nan train` began: the settings are in its environment."""
-    return start(os.environ["LAB_NAN_GUARD"], os.environ.get("LAB_NAN_ON_BAD", "keep"))

@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from lab.rooms.nan.watch.explain import NOT_CALLED
+from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save
-from lab.rooms.nan.watch.guard.state import Event, GuardStep, Op, StepState, named
+from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save, stop_at
+from lab.rooms.nan.watch.guard.state import GRADIENT_STAGES, Event, GuardStep, Op, StepState, named
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError, Watch
@@ -18,7 +19,6 @@ from lab.rooms.nan.watch.watch import NonFiniteError, Watch
 MOST_STEPS = 64  # with something bad that are kept
 MOST_EXPECTED = 128  # steps whose bad gradients may turn out to be an alarm
 MOST_SAVED = 8  # forwards of a step that can be run again
-GRADIENT_STAGES = ("loss", "act_grads", "param_grads", "after_reduce", "clipped")
 OnBad = str | Callable[[GuardStep], None]
 
 
@@ -34,15 +34,18 @@ class Reactions:
         on_bad: OnBad,
         borders: Borders,
         watch: Watch,
-        kept: Callable[[], None],
+        result_grew: Callable[[], None],
         stops: Callable[[], None],
     ) -> None:
         self._state, self.on_bad, self._borders = state, on_bad, borders
         self._strategy, self._scaling = state.strategy, state.scaling
-        self._watch, self._kept, self._stops = watch, kept, stops
+        self._watch, self._result_grew, self._stops = watch, result_grew, stops
         self._reacted: set[int] = set()
         self._expected: list[tuple[int, list[Event]]] = []  # of the last steps that were left out
         self._saved: list[Saved] = []
+        self._named: list[
+            tuple[Event, Saved, str]
+        ] = []  # events whose operator is known, and how to run them
 
     @hidden
     def save(self, module: nn.Module, args: Any, kwargs: Any) -> Saved:
@@ -55,6 +58,7 @@ class Reactions:
     def forget(self) -> None:
         """The step is over: its weights are no longer those of its forwards."""
         self._saved.clear()
+        self._named.clear()
 
     def keep(self) -> None:
         """Steps with something bad become part of the result, as soon as no scaler may leave them out."""
@@ -65,7 +69,7 @@ class Reactions:
             if step.events and len(self._state.steps) < MOST_STEPS and not self._may_be_left_out(step):
                 self._state.steps.append(step)
                 self._react(step)
-                self._kept()
+                self._result_grew()
 
     def leave_out(self, since: int) -> None:
         """A scaler left a step out: what its gradients held is expected, unless it goes on so.
@@ -130,8 +134,10 @@ class Reactions:
             raise
 
     def _do(self, step: GuardStep) -> None:
-        if self.on_bad == "replay":
+        if self.on_bad in ("replay", "break"):
             self._state.safely(self._replay, step)
+            if self.on_bad == "break" and not self._state.ended:
+                self._break(step)
         elif self.on_bad == "raise" and not self._state.ended:
             event = step.first
             assert event is not None
@@ -147,23 +153,37 @@ class Reactions:
         if event is None or event.op is not None or event.op_missing:
             return
         if event.stage == "loss":
-            event.op_missing = "the loss is computed outside the model, and its inputs are not kept"
-        elif event.stage not in ("act_grads", "param_grads"):
+            event.op, event.op_missing = local.between.first_bad()
+            return
+        if event.stage not in ("act_grads", "param_grads"):
             event.op_missing = "only forwards and backwards are run again"
         elif self._strategy.no_replay:
             event.op_missing = self._strategy.no_replay
         elif not self._saved:
             event.op_missing = "the inputs of this step were not kept"
         for saved in reversed(self._saved if not event.op_missing else []):
-            op, event.op_missing = self._attempt(backward_op, saved, self._watch, self._borders)
+            op, event.op_missing = self._attempt(backward_op, saved, self._watch)
             if op is not None:
+                self._named.append((event, saved, ""))
                 _name_backward_op(event, op)
                 return
 
+    def _break(self, step: GuardStep) -> None:
+        """Stop at the operator of the step's first bad number, or here if it cannot be reached again."""
+        event = step.first
+        assert event is not None
+        for named_event, saved, scope in self._named:
+            if named_event is event and event.op is not None:
+                stop_at(event.op, saved, self._watch, scope)
+        op = f" ({event.op})" if event.op else ""
+        raise NonFiniteError(f"first bad number {event.place}{op}", location=f"step {event.step}")
+
     def name_forward_op(self, event: Event, birth: Birth, saved: Saved) -> None:
-        scope = birth.module if birth.how != "unknown" else birth.module.rpartition(".")[0]
+        scope = birth.module if birth.kind != "unknown" else birth.module.rpartition(".")[0]
         op, missing = self._attempt(forward_op, saved, self._watch, scope)
         event.op, event.op_missing = op, missing
+        if op is not None:
+            self._named.append((event, saved, scope))
         if op is not None and event.unsure and NOT_CALLED not in event.unsure:  # which it does not see either
             event.module, event.place, event.unsure = op.module, f"in forward of {named(op.module)}", ""
 

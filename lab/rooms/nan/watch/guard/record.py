@@ -1,11 +1,14 @@
-"""The compact record of one rank: what `lab nan analyze` joins into one page."""
+"""The record of one guard: what `lab nan analyze` joins into one page. One file per process and model."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import socket
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,8 @@ import torch
 from torch import nn
 
 FORMAT = 1
-NAME = "guard_rank{rank}{more}.json"
+_numbers = itertools.count()
+_identity: dict[int, str] = {}  # by pid: a forked child is another process
 
 
 def record(guard: Any) -> dict[str, Any]:
@@ -24,6 +28,7 @@ def record(guard: Any) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "ended": guard.ended,
+        "process": identity(),
         "model": type(guard.model).__name__,
         "rank": rank(),
         "world": world(),
@@ -56,17 +61,39 @@ def record(guard: Any) -> dict[str, Any]:
             }
             for (kind, dtype), peak in headroom.peaks.items()
         ],
-        "headroom_sentences": headroom.sentences(),
+        "headroom_sentences": headroom.near_edge(),
+        "absorbed": dict(guard.watch.absorbed.most_common(20)),
+        "steps_by": guard.state.counted_by,
     }
 
 
-def write(guard: Any, folder: str | Path) -> Path:
-    """Write this rank's record into `folder`, whole or not at all. Raises OSError."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / NAME.format(rank=rank(), more=f"_{guard.index}" if guard.index else "")
-    text = json.dumps(_finite(record(guard)), indent=1, allow_nan=False)
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}")
+def identity() -> str:
+    """This process among all of all machines, past and to come: HOST_PID_START."""
+    pid = os.getpid()
+    if pid not in _identity:
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
+        _identity[pid] = f"{host}_{pid}_{time.time_ns() // 1_000_000}"
+    return _identity[pid]
+
+
+def number_of_guard() -> int:
+    """Each guard of a process has a record of its own."""
+    return next(_numbers)
+
+
+def write(guard: Any, folder: str | Path, *, ended: bool | None = None) -> Path:
+    """Write a guard's record into `folder`, whole or not at all. Raises OSError."""
+    values = record(guard)
+    if ended is not None:
+        values["ended"] = ended
+    return write_record(Path(folder) / f"guard_{identity()}_{guard.index}.json", values)
+
+
+def write_record(path: Path, values: dict[str, Any]) -> Path:
+    """Write plain values as JSON, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_finite(values), indent=1, allow_nan=False)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text + "\n")

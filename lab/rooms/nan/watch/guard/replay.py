@@ -8,11 +8,12 @@ gradients of the model's outputs, which were kept as they entered.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from lab.rooms.nan.watch.guard.state import Op
 from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING
 from lab.rooms.nan.watch.leaves import leaves
 from lab.rooms.nan.watch.plain import as_counted
+from lab.rooms.nan.watch.watch import NonFiniteError
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,7 +40,7 @@ UNWRITTEN = (
     "alias",
     "detach",
     "_unsafe_view",
-    "_to_copy_placeholder",
+    "lift",
 )
 HOOK = "a hook"  # in place of an autograd node
 MOST_BUFFER_BYTES = 256 << 20
@@ -90,22 +92,53 @@ def forward_op(saved: Saved, watch: Any, scope: str) -> tuple[Op | None, str]:
     if reason := _not_repeatable(saved):
         return None, reason
     attempts = [_forward_once(saved, watch, scope) for _ in range(2)]
-    if attempts[0] is None and attempts[1] is None:
-        return None, "run again, the forward stays finite: a race, a hardware fault, or another random number"
-    if attempts[0] is None or attempts[1] is None or attempts[0].name != attempts[1].name:
-        return None, "run again twice, the forward fails in different ways: transient"
-    return _with_times(attempts[0], 2), ""
+    ops, came_back = [op for op, _ in attempts], [back for _, back in attempts]
+    if not any(came_back):
+        return None, f"{DID_NOT}: another random number, a race, a state that has changed or a hardware fault"
+    if not all(came_back):
+        return None, "run again twice, it came back once: a race, a state that changes or a hardware fault"
+    if ops[0] is None or ops[1] is None:
+        return (
+            None,
+            f"{CAME_BACK}, but no operator of torch made it: a constant, a state or code outside torch",
+        )
+    if ops[0].name != ops[1].name:
+        return None, f"{CAME_BACK} by different operators: {ops[0].name} and {ops[1].name}"
+    return replace(ops[0], times=2), ""
 
 
-def _forward_once(saved: Saved, watch: Any, scope: str) -> Op | None:
+DID_NOT, CAME_BACK = "run again twice, it did not come back", "run again twice, it came back each time"
+
+
+def stop_at(op: Op, saved: Saved, watch: Any, scope: str) -> None:
+    """Run a step again up to this operator, and stand there.
+
+    Calls `sys.breakpointhook` if the program has its own or a person is there, and raises NonFiniteError: a
+    debugger that looks at the exception stands at the operator, too.
+    """
+    if op.node:
+        backward_op(saved, watch, stop=op)
+    else:
+        _forward_once(saved, watch, scope, stop=op)
+
+
+def _stand_here(op: Op) -> None:
+    if sys.breakpointhook is not sys.__breakpointhook__ or (sys.stdin is not None and sys.stdin.isatty()):
+        sys.breakpointhook()
+    raise NonFiniteError(f"{op} made the first bad number", location=op.line or op.module)
+
+
+def _forward_once(saved: Saved, watch: Any, scope: str, stop: Op | None = None) -> tuple[Op | None, bool]:
+    """(operator, whether anything was bad)"""
     with _again(saved, watch) as path, torch.set_grad_enabled(saved.grad):
-        finder = _Finder(watch, path, scope)
+        finder = _Finder(watch, path, scope, stop=stop)
         with finder:
-            saved.module(*saved.args, **saved.kwargs)
-    return finder.found()
+            outputs = saved.module(*saved.args, **saved.kwargs)
+    look = _Look([leaf for _, leaf in _outputs(outputs)])
+    return finder.op(), finder.came_back or look.nan or look.inf
 
 
-def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str]:
+def backward_op(saved: Saved, watch: Any, stop: Op | None = None) -> tuple[Op | None, str]:
     """(operator, why none) of the first bad number that backward makes from the gradients it was given."""
     if reason := _not_repeatable(saved):
         return None, reason
@@ -122,12 +155,12 @@ def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str
             return None, "the outputs that took gradients were not found again"
         inputs: list[Tensor] = [one for one in saved.module.parameters() if one.requires_grad]
         inputs += [one for one, _ in saved.versions if one.requires_grad and one.is_leaf]
-        backward = _Finder(watch, path, "", modules=forward.modules)
+        backward = _Finder(watch, path, "", modules=forward.modules, stop=stop)
         with backward, torch.autograd.set_detect_anomaly(True, check_nan=False):
             torch.autograd.grad(
                 list(modules.values()), inputs, [saved.gradients[name] for name in modules], allow_unused=True
             )
-    op, earlier = backward.found(), forward.found()
+    op, earlier = backward.op(), forward.op()
     if op is None:
         return None, "run again, backward stays finite"
     # What the same code made in forward, and swallowed before any module could show it, came first.
@@ -136,7 +169,7 @@ def backward_op(saved: Saved, watch: Any, _borders: Any) -> tuple[Op | None, str
 
 def _outputs(value: Any) -> list[tuple[str, Tensor]]:
     name = "" if isinstance(value, dict) or hasattr(value, "keys") else "output"
-    return [(name, leaf) for name, leaf in leaves(value, name, given=False) if isinstance(leaf, Tensor)]
+    return [(name, leaf) for name, leaf in leaves(value, name, is_input=False) if isinstance(leaf, Tensor)]
 
 
 def _not_repeatable(saved: Saved) -> str:
@@ -150,9 +183,9 @@ def _not_repeatable(saved: Saved) -> str:
 @contextlib.contextmanager
 def _again(saved: Saved, watch: Any) -> Iterator[list[int]]:
     """The state of then; afterwards the state of now. Gives the stack of modules."""
-    now, buffers = _random_now(), [(one, one.detach().clone()) for one, _ in saved.buffers]
+    random_state, buffers = _random_now(), [(one, one.detach().clone()) for one, _ in saved.buffers]
     lane = watch._lanes.lane
-    before = lane.mode
+    mode = lane.mode
     lane.mode, lane.path = ASIDE, []
     try:
         _set_random(saved.random)
@@ -164,8 +197,8 @@ def _again(saved: Saved, watch: Any) -> Iterator[list[int]]:
             _force_eager(stack)
             yield lane.path
     finally:
-        lane.mode, lane.path = before if before != ASIDE else EVERYTHING, None
-        _set_random(now)
+        lane.mode, lane.path = mode if mode != ASIDE else EVERYTHING, None
+        _set_random(random_state)
         _put_back(buffers)
 
 
@@ -178,8 +211,8 @@ def _force_eager(stack: contextlib.ExitStack) -> None:
 
 def _put_back(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
-        for one, value in buffers:
-            one.copy_(value)
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 def _random_now() -> Any:
@@ -204,27 +237,43 @@ def _autocast_now() -> list[tuple[str, Any, bool]]:
     if dtype_of is not None:  # since torch 2.4, which warns of the older names
         return [(kind, dtype_of(kind), torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
     try:
-        found = [("cpu", torch.get_autocast_cpu_dtype(), torch.is_autocast_cpu_enabled())]
-        return [*found, ("cuda", torch.get_autocast_gpu_dtype(), torch.is_autocast_enabled())]
+        settings = [("cpu", torch.get_autocast_cpu_dtype(), torch.is_autocast_cpu_enabled())]
+        return [*settings, ("cuda", torch.get_autocast_gpu_dtype(), torch.is_autocast_enabled())]
     except (AttributeError, RuntimeError):
         return []
 
 
 class _Look:
-    """What is bad in some tensors."""
+    """What is bad in some tensors and numbers."""
 
     def __init__(self, values: Any) -> None:
-        self.tensors = [one for one in _tensors(values) if one.is_floating_point() or one.is_complex()]
+        self.tensors = [one for one in tensors_in(values) if one.is_floating_point() or one.is_complex()]
         self.nan = self.inf = False
+        self.is_minus = True  # all that is bad is minus infinity
+        self.places = set[int]()  # of memory with something bad
         for tensor in self.tensors:
             for part in as_counted(tensor)[0]:
-                whole = part.detach().float() if part.element_size() == 1 else part.detach()
-                self.nan |= bool(torch.isnan(whole).any())
-                self.inf |= bool(torch.isinf(whole).any())
-        self.inf |= any(
-            isinstance(one, float) and one in (float("inf"), -float("inf")) for one in _numbers(values)
-        )
-        self.nan |= any(isinstance(one, float) and one != one for one in _numbers(values))
+                values_of = part.detach().float() if part.element_size() == 1 else part.detach()
+                if bool(torch.isfinite(values_of).all()):
+                    continue
+                nan = bool(torch.isnan(values_of).any())
+                self.nan, self.inf = self.nan or nan, self.inf or bool(torch.isinf(values_of).any())
+                plus = not values_of.is_complex() and bool((values_of == float("inf")).any())
+                self.is_minus &= not nan and not plus and not values_of.is_complex()
+                self.places.add(_memory_of(part))
+        numbers = [number for number in _numbers(values) if not math.isfinite(number)]
+        self.bad_numbers = bool(numbers)
+        self.nan |= any(map(math.isnan, numbers))
+        self.inf |= any(map(math.isinf, numbers))
+
+
+def _memory_of(tensor: Tensor) -> int:
+    untyped = getattr(tensor, "untyped_storage", None)
+    return int((untyped or tensor.storage)().data_ptr())
+
+
+BAD_NUMBER = "finite, but for a number of the program's that is NaN or infinite"
+BAD_TENSOR = "bad already: a constant, a cache or another state that no operator of this forward made"
 
 
 if TorchDispatchMode is not None and _sequence is not None:
@@ -239,43 +288,67 @@ if TorchDispatchMode is not None and _sequence is not None:
             scope: str,
             *,
             modules: dict[int, str] | None = None,
+            stop: Op | None = None,
         ) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.modules = modules or {}  # sequence number of a node -> module of its forward
             self._names, self._path, self._scope = watch.modules.names, path, scope
-            self._first: Op | None = None  # finite in, not finite out
+            self._op_from_finite: Op | None = None  # finite in, not finite out
+            self._is_minus = False  # and that is minus infinity alone, as for a mask
             self._nan: Op | None = None  # no NaN in, NaN out
+            self._stop = stop  # stand at this operator
+            self._brought: Op | None = None  # bad by a number or a tensor that no operator made here
+            self._bad_memory = set[int]()  # where what operators made is bad
+            self.came_back = False
 
-        def found(self) -> Op | None:
-            return self._first or self._nan
+        def op(self) -> Op | None:
+            """The operator that made the first bad number, or of minus infinity a NaN."""
+            if self._op_from_finite is not None and not (self._is_minus and self._nan is not None):
+                return self._op_from_finite
+            return self._nan or self._brought
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if _current_node is None or _current_node() is None:
                 self.modules[_sequence() - 1] = self._module()  # type: ignore[misc]
-            if self._first is not None:
+            if self._op_from_finite is not None and not self._is_minus:
                 return func(*args, **kwargs)
             mutable = getattr(getattr(func, "_schema", None), "is_mutable", False)
-            before = _Look((args, kwargs)) if mutable else None
+            look = _Look((args, kwargs)) if mutable else None
             out = func(*args, **kwargs)
-            self._judge(func, args, kwargs, before, out)
+            self._judge(func, args, kwargs, look, out)
             return out
 
-        def _judge(self, func: Any, args: Any, kwargs: Any, before: _Look | None, out: Any) -> None:
+        def _judge(self, func: Any, args: Any, kwargs: Any, inputs_look: _Look | None, out: Any) -> None:
             name = str(func)
-            if name.split(".")[1 if name.startswith("aten.") else 0].startswith(UNWRITTEN):
+            if is_unwritten(name):
                 return
-            after = _Look(out)
-            if not (after.nan or after.inf):
+            output_look = _Look(out)
+            if not (output_look.nan or output_look.inf):
                 return
             module, node = self._where()
             if not (module == self._scope or not self._scope or module.startswith(f"{self._scope}.")):
                 return
-            before = before or _Look((args, kwargs))
-            if not before.nan and not before.inf:
-                self._first = self._op(name, module, node, (args, kwargs), "finite")
-            elif after.nan and not before.nan and self._nan is None:
-                self._nan = self._op(name, module, node, (args, kwargs), "infinite, no NaN")
+            self.came_back = True
+            inputs_look = inputs_look or _Look((args, kwargs))
+            arguments = (args, kwargs)
+            if not inputs_look.nan and not inputs_look.inf:
+                if self._op_from_finite is None:
+                    self._op_from_finite = self._op(name, module, node, arguments, "finite")
+                    self._is_minus = output_look.is_minus
+            elif output_look.nan and not inputs_look.nan and self._nan is None:
+                self._nan = self._op(name, module, node, arguments, "infinite, no NaN")
+            elif self._brought is None and (inputs_look.bad_numbers or inputs_look.places - self._bad_memory):
+                origin = BAD_NUMBER if inputs_look.bad_numbers else BAD_TENSOR
+                self._brought = self._op(name, module, node, arguments, origin)
+            self._bad_memory |= output_look.places
+            met = self.op()
+            if (
+                self._stop is not None
+                and met is not None
+                and (met.name, met.line) == (self._stop.name, self._stop.line)
+            ):
+                _stand_here(met)
 
         def _where(self) -> tuple[str, Any]:
             node = _current_node() if _current_node is not None else None
@@ -287,29 +360,35 @@ if TorchDispatchMode is not None and _sequence is not None:
         def _module(self) -> str:
             return self._names[self._path[-1]] if self._path else ""
 
-        def _op(self, name: str, module: str, node: Any, given: Any, inputs: str) -> Op:
-            tensors = _tensors(given)
+        def _op(self, name: str, module: str, node: Any, arguments: Any, inputs: str) -> Op:
+            tensors = tensors_in(arguments)
             shapes = tuple("x".join(map(str, one.shape)) or "scalar" for one in tensors)
             dtypes = tuple(str(one.dtype)[6:] for one in tensors)
             if node is None:
-                return Op(name, module, shapes, dtypes, _line(), "", inputs)
+                return Op(name, module, shapes, dtypes, user_line(), "", inputs)
             if not isinstance(node, torch.autograd.function.BackwardCFunction) and (line := _hook_line()):
                 return Op(name, module, shapes, dtypes, line, HOOK, inputs)
             return Op(name, module, shapes, dtypes, _forward_line(node), node.name(), inputs)
 
 
-def _with_times(op: Op, times: int) -> Op:
-    return Op(op.name, op.module, op.shapes, op.dtypes, op.line, op.node, op.inputs, times)
-
-
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
-        return [one for inner in value.values() for one in _tensors(inner)]
+        return [one for inner in value.values() for one in tensors_in(inner)]
     if isinstance(value, (tuple, list)):
-        return [one for inner in value for one in _tensors(inner)]
+        return [one for inner in value for one in tensors_in(inner)]
     return []
+
+
+def has_infinite_number(value: Any) -> bool:
+    """Whether a number of Python among these is NaN or infinite."""
+    return any(not math.isfinite(number) for number in _numbers(value))
+
+
+def is_unwritten(name: str) -> bool:
+    """Whether an operator of this name gives memory as it is, or another view of it."""
+    return name.split(".")[1 if name.startswith("aten.") else 0].startswith(UNWRITTEN)
 
 
 def _numbers(value: Any) -> list[Any]:
@@ -329,7 +408,7 @@ def _is_ours(file: str) -> bool:
     return file.startswith((_TORCH, _WATCH, "<"))
 
 
-def _line() -> str:
+def user_line() -> str:
     """The program's own line that led here."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -354,7 +433,7 @@ def _forward_line(node: Any) -> str:
     for text in reversed(node.metadata.get("traceback_", [])):
         for line in reversed(str(text).splitlines()):
             if line.strip().startswith("File "):
-                file, _, rest = line.strip()[6:].partition('", line ')
+                file, _, tail = line.strip()[6:].partition('", line ')
                 if not _is_ours(file):
-                    return f"{file}:{rest.split(',')[0]}"
+                    return f"{file}:{tail.split(',')[0]}"
     return ""

@@ -47,15 +47,21 @@ class Scaling:
         self.undecided: dict[int, Any] = {}  # scalers that ran an update and may leave out more of that step
         self.decided = 0  # of all steps before this one it is known whether they were left out
         self.skipped, self._last_skipped = 0, -1  # steps
-        self._begun = self._at = -1  # the first and the last step in which a scaler ran an optimizer
+        self._first_step = (
+            self._last_step
+        ) = -1  # the first and the last step in which a scaler ran an optimizer
         self._rows: dict[int, tuple[int, int]] = {}  # optimizer -> (first, how many) left out in a row
         self._most_in_a_row = MOST_IN_A_ROW
         self._lowest = math.inf  # what a scale has fallen to
         self._stepped = False
-        self._told: set[int] = set()  # optimizers that ran, or were left out, since their scaler's `update`
+        self._reported: set[int] = (
+            set()
+        )  # optimizers that ran, or were left out, since their scaler's `update`
         self._strangers: dict[int, Any] = {}  # references to optimizers that update other models, by id
-        self._known: WeakSet[Any] = WeakSet()  # scalers by whose losses this model got gradients
-        self._others: deque[tuple[int, Any]] = deque(maxlen=MOST_OTHERS)  # (step, what it found of another's)
+        self._own_scalers: WeakSet[Any] = WeakSet()  # scalers by whose losses this model got gradients
+        self._other_results: deque[tuple[int, Any]] = deque(
+            maxlen=MOST_OTHERS
+        )  # (step, what it found of another's)
         self._succeeded: WeakSet[Any] = WeakSet()  # those that left one of these updates be made
 
     @property
@@ -67,7 +73,7 @@ class Scaling:
         """An optimizer made its update."""
         self._stepped = True
         if self.running is None and id(optimizer) in (_states_of(self.scaler) or ()):
-            self._told.add(id(optimizer))  # unscaled by it, and run by the program
+            self._reported.add(id(optimizer))  # unscaled by it, and run by the program
 
     @passes_on
     def met_stranger(self, optimizer: Any) -> None:
@@ -100,31 +106,31 @@ class Scaling:
     def met(self, scaler: Any) -> None:
         """A loss that it scaled made gradients of this model."""
         self.scaler = scaler if self.scaler is None else self.scaler
-        self._known.add(scaler)
+        self._own_scalers.add(scaler)
 
     @passes_on
     def begins(self, scaler: Any, optimizer: Any, step: int | None) -> None:
         """A scaler runs an optimizer, in this step if it is one of this model."""
-        self._told.discard(id(optimizer))
+        self._reported.discard(id(optimizer))
         if step is None:
             return
         self.scaler = self.running = scaler
-        self._known.add(scaler)
-        self._stepped, self._at = False, step
-        self._begun = step if self._begun < 0 else self._begun
+        self._own_scalers.add(scaler)
+        self._stepped, self._last_step = False, step
+        self._first_step = step if self._first_step < 0 else self._first_step
 
     @passes_on
     def ended_other(self, scaler: Any, optimizer: Any, step: int) -> None:
         """It ran an optimizer of another model, or left it out."""
-        self._told.add(id(optimizer))
+        self._reported.add(id(optimizer))
         if self.knows(scaler) and (states := _states_of(scaler)):
-            self._others.append((step, states.get(id(optimizer))))
+            self._other_results.append((step, states.get(id(optimizer))))
 
     @passes_on
     def ended(self, scaler: Any, optimizer: Any) -> bool:
         """Whether it has left out the update of an optimizer of this model, and nobody has said so before."""
-        is_told, states = id(optimizer) in self._told, _states_of(scaler)
-        self._told.add(id(optimizer))
+        is_told, states = id(optimizer) in self._reported, _states_of(scaler)
+        self._reported.add(id(optimizer))
         if is_told:
             return False
         if self._stepped:
@@ -138,7 +144,7 @@ class Scaling:
 
     def left_others_out(self) -> bool:
         """Whether one left out another model's update, by a loss that made gradients of both models."""
-        return any(found_infinity(state) for step, state in self._others if step >= self.decided)
+        return any(found_infinity(state) for step, state in self._other_results if step >= self.decided)
 
     @passes_on
     def untold(self, scaler: Any) -> list[int]:
@@ -147,8 +153,8 @@ class Scaling:
         0 where it did not even ask the scaler, but gives it another scale.
         """
         states, is_known = _states_of(scaler) or {}, self.knows(scaler)
-        new = [key for key in states if key not in self._told]
-        self._told.difference_update(states)
+        new = [key for key in states if key not in self._reported]
+        self._reported.difference_update(states)
         self.undecided.pop(id(scaler), None)
         if not states or not is_known:
             return [0] if is_known else []
@@ -157,12 +163,12 @@ class Scaling:
 
     @passes_on
     def knows(self, scaler: Any) -> bool:
-        return scaler is self.scaler or scaler in self._known
+        return scaler is self.scaler or scaler in self._own_scalers
 
     def left_out(self, optimizer: int, scaler: Any, step: int) -> int:
         """A scaler left out an optimizer's part of a step: the first step of the row that this belongs to."""
         self.skipped += step != self._last_skipped
-        self._last_skipped = self._at = step
+        self._last_skipped = self._last_step = step
         first_step, count = self._rows.get(optimizer, (step, 0))
         self._rows[optimizer] = first_step, count + 1
         scale, back = getattr(scaler, "get_scale", None), getattr(scaler, "_backoff_factor", 0.5)
@@ -180,7 +186,7 @@ class Scaling:
         in_a_row = max((count for _, count in self._rows.values()), default=0)
         if in_a_row >= self._most_in_a_row:
             return f"the scaler left out the last {in_a_row} steps, and none has succeeded since"
-        steps = self._at - self._begun + 1
+        steps = self._last_step - self._first_step + 1
         if steps >= ENOUGH_STEPS and self.skipped > self._most_skipped() * steps:
             return f"the scaler left out {self.skipped} of {steps} steps"
         return ""

@@ -41,6 +41,7 @@ class StepState:
         self.counter, self.count = self._chosen(device, counter)
 
         self.step = 0  # updates so far
+        self.counted_by = ""  # what steps are counted by: optimizer, weights or backward
         self.forward_since_update = False
         self.updating: Any = None  # the optimizer whose update runs
         self.updating_weights: list[Tensor] = []  # of that
@@ -49,7 +50,11 @@ class StepState:
 
         self.steps: list[GuardStep] = []  # those with something bad that are over
         self.open: dict[int, GuardStep] = {}  # by number, over or not
-        self.seen: Tally[str] = Tally()  # tensors looked at, by stage
+        # Forwards whose infinities reached the output, by step: what to do if the loss or a
+        # gradient is bad (and whether by a NaN), and if not.
+        self._waiting: dict[int, list[tuple[Callable[[bool], None], Callable[[], None]]]] = {}
+        self.loss_in = -1  # the last step with a loss
+        self.looked_at: Tally[str] = Tally()  # tensors looked at, by stage
         self.notes: list[str] = []
         self.failed = 0  # times that something in the guard failed
         self.dropped = 0  # events beyond those that a step keeps
@@ -120,6 +125,24 @@ class StepState:
         self._updated_by.add(optimizer)
         return joins
 
+    # Infinities in the output of a forward
+
+    def waits_for_loss(self, step: int, reached: Callable[[bool], None], gone: Callable[[], None]) -> None:
+        """Infinities reached the output of a forward of this step; its loss decides on them."""
+        self._waiting.setdefault(step, []).append((reached, gone))
+
+    def infinities_are_gone(self, first_step: int) -> None:
+        """Losses and gradients of all steps before this one were looked at, and only the bad ones had any."""
+        for step in [number for number in self._waiting if number < first_step]:
+            for _, gone in self._waiting.pop(step):
+                self.within(gone)
+
+    def infinities_stay(self) -> None:
+        """No loss was made of the last outputs: they are what counts."""
+        for step in [number for number in self._waiting if number > self.loss_in]:
+            for reached, _ in self._waiting.pop(step):
+                self.within(reached, True)
+
     # What was bad
 
     def event(
@@ -132,20 +155,23 @@ class StepState:
         tensor: Any,
         *,
         unsure: str = "",
-        why: str = "",
+        reason: str = "",
         place: str = "",
         step: int | None = None,
     ) -> None:
         """Note a bad tensor called `name`, with its counts; `place` if the name alone does not say it."""
         number = self.step if step is None else step
         event = Event(moment, number, stage, module, place or f"{WORDS[stage]} {name}", name)
-        event.unsure, event.why = unsure, why
+        event.unsure, event.reason = unsure, reason
         if row is not None:
             event.nan, event.inf = float(row[0]), float(row[1] + row[2])
         if tensor is not None:
             event.shape = tensor.shape if isinstance(tensor.shape, str) else "x".join(map(str, tensor.shape))
             event.dtype = str(tensor.dtype).replace("torch.", "")
         self.add(event)
+        if stage in GRADIENT_STAGES:
+            for reached, _ in self._waiting.pop(number, ()):
+                self.within(reached, event.nan > 0)
 
     def add(self, event: Event) -> None:
         step = self.open.setdefault(event.step, GuardStep(event.step))
@@ -217,6 +243,7 @@ WORDS = {
     "opt_state": "in the optimizer's state of",
     "weights_after": "in the optimizer's update of",
 }
+GRADIENT_STAGES = ("loss", "act_grads", "param_grads", "after_reduce", "clipped")
 FROM_WEIGHTS = "from its weights"
 
 
@@ -254,12 +281,13 @@ class Event:
     shape: str = ""
     dtype: str = ""
     unsure: str = ""  # why the place is only where it was first seen
-    why: str = ""
+    reason: str = ""
     op: Op | None = None
     op_missing: str = ""  # why no operator is named, after an attempt
+    extremes: tuple[str, ...] = ()  # of the last modules before it
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value not in ("", None, -1)}
+        return {key: value for key, value in asdict(self).items() if value not in ("", None, -1, ())}
 
 
 @dataclass

@@ -37,7 +37,7 @@ def state_tensors(optimizer: Any, unread: set[str] | None = None) -> Iterator[tu
         states = leaves(state, "" if isinstance(parameter, Tensor) else str(parameter))
         for met, (name, tensor) in enumerate(states):
             if met >= MOST_OF_ONE or isinstance(tensor, Unseen):
-                reason = tensor.why if isinstance(tensor, Unseen) else f"more than {MOST_OF_ONE} tensors"
+                reason = tensor.reason if isinstance(tensor, Unseen) else f"more than {MOST_OF_ONE} tensors"
                 if unread is not None:
                     unread.add(f"{name} in an optimizer's state not looked into: {reason}")
                 if met >= MOST_OF_ONE:

@@ -48,7 +48,7 @@ class Weights:
         self._state, self._model, self._count = state, state.model, state.count
         self._headroom, self._on_gpu = state.headroom, state.on_gpu
         self.optimizers = optimizers  # those given to the guard
-        self._known: dict[int, ref[Tensor]] = {}  # weights that have names, by id
+        self._references: dict[int, ref[Tensor]] = {}  # weights that have names, by id
         self.names: dict[int, str] = {}
         self.owners: dict[int, list[str]] = {}
         self._modules: Sequence[tuple[str, nn.Module]] = ()
@@ -73,13 +73,13 @@ class Weights:
             for own_name, parameter in module.named_parameters(recurse=False):
                 names.setdefault(id(parameter), f"{name}.{own_name}".lstrip("."))
                 owners.setdefault(id(parameter), []).append(name)
-                self._known.setdefault(id(parameter), ref(parameter))
+                self._references.setdefault(id(parameter), ref(parameter))
         self.names.update(names), self.owners.update(owners)
 
     def _forget_the_dead(self) -> None:
         """Weights that were replaced and are gone: another may have their id."""
-        for key in [key for key, one in self._known.items() if one() is None]:
-            for table in (self._known, self.names, self.owners, self.versions_after):
+        for key in [key for key, one in self._references.items() if one() is None]:
+            for table in (self._references, self.names, self.owners, self.versions_after):
                 table.pop(key, None)
 
     def begin(self, bad: Sequence[dict[str, Any]], sentinels: Iterable[str]) -> None:
@@ -88,7 +88,7 @@ class Weights:
         self._versions = sum(self.versions_after.values())
         self._infinite_buffers = set(sentinels)
         for weight in bad:
-            self.was_bad(weight["name"], weight["nan"], weight["posinf"] + weight["neginf"], before=True)
+            self.was_bad(weight["name"], weight["nan"], weight["posinf"] + weight["neginf"], from_start=True)
 
     def is_one_of(self, parameter: Tensor) -> bool:
         return id(parameter) in self.names
@@ -151,13 +151,13 @@ class Weights:
     def unread_now(self) -> bool:
         return self._since_read > 0
 
-    def read_what_was_updated(self, before: float = -1) -> None:
+    def read_what_was_updated(self, moment: float = -1) -> None:
         """The verdict is asked for, or something is bad at the moment `before`: were weights so already?
 
         Then buffers are not judged: the forward that was bad may have written them.
         """
         if self._since_read:
-            self.read(late=self._state.now() if before < 0 else before - 0.25, buffers=before < 0)
+            self.read(late=self._state.now() if moment < 0 else moment - 0.25, buffers=moment < 0)
 
     def read(self, *, late: float = -1, buffers: bool = True) -> None:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
@@ -177,13 +177,15 @@ class Weights:
         if (rows[:, :3] > 0).any() and self.name_anew():
             self._read(late, buffers)
             return
-        self._state.seen["opt_state"] += len(states)
-        self._state.seen["weights_after"] += len(weights)
+        self._state.looked_at["opt_state"] += len(states)
+        self._state.looked_at["weights_after"] += len(weights)
         for stage, of, stage_rows in (
             ("opt_state", states, rows[: len(states)]),
             ("weights_after", weights, rows[len(states) :]),
         ):
-            self._headroom.met_tensors(stage, [one.dtype for _, one in of], stage_rows[:, 4])
+            wide = [index for index, (_, tensor) in enumerate(of) if tensor.dim()]  # no counts of steps
+            if wide:
+                self._headroom.met_tensors(stage, [of[index][1].dtype for index in wide], stage_rows[wide, 4])
         if (rows[:, :3] > 0).any():
             self._judge_states(states, rows)
             self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
@@ -191,7 +193,7 @@ class Weights:
             for label in negative_squares(states):
                 if label[1] != "sum" or self._is_of_adagrad(label[0]):
                     name = state_name(label, self.names)
-                    self._event("opt_state", name, None, None, why="a sum of squares is below zero")
+                    self._event("opt_state", name, None, None, reason="a sum of squares is below zero")
 
     def _is_of_adagrad(self, weight: int) -> bool:
         """Whether what an optimizer calls `sum` is one of squares; others sum gradients (dual averaging)."""
@@ -215,7 +217,7 @@ class Weights:
     def _judge_states(self, states: Sequence[tuple[State, Tensor]], rows: np.ndarray) -> None:
         for index in _bad(rows[: len(states)]):
             name = state_name(states[index][0], self.names)
-            self._event("opt_state", name, rows[index], states[index][1], why=self._span())
+            self._event("opt_state", name, rows[index], states[index][1], reason=self._span())
 
     def _judge_weights(
         self, weights: Sequence[Named], rows: np.ndarray, *, late: float, buffers: bool
@@ -228,13 +230,13 @@ class Weights:
             if name in self._bad or name not in is_there:
                 continue
             if name in is_buffer:
-                is_known = not row[:2].any() or (name in self._infinite_buffers and not row[0])
-                if buffers and not is_known:
+                is_references = not row[:2].any() or (name in self._infinite_buffers and not row[0])
+                if buffers and not is_references:
                     self._bad.add(name)
                     moment = late if late >= 0 else self._updated_at
                     self._event("weights_before", name, row, tensor, moment=moment, unsure=UNUSED)
             elif late >= 0 and (self._written_since_update(name) or not self._may_be_updated(name)):
-                self.was_bad(name, row[0], row[1] + row[2], before=False, moment=late)
+                self.was_bad(name, row[0], row[1] + row[2], from_start=False, moment=late)
             else:
                 self._bad.add(name)
                 self._update_was_bad(name, row, tensor)
@@ -247,12 +249,14 @@ class Weights:
         tensor: Any,
         *,
         moment: float = -1,
-        why: str = "",
+        reason: str = "",
         unsure: str = "",
     ) -> None:
         """What the last update left, at the moment it ended unless another is given."""
         moment, step = moment if moment >= 0 else self._updated_at, self._updated_step
-        self._state.event(moment, stage, owner(name), name, row, tensor, step=step, why=why, unsure=unsure)
+        self._state.event(
+            moment, stage, owner(name), name, row, tensor, step=step, reason=reason, unsure=unsure
+        )
 
     # Who made it
 
@@ -273,7 +277,7 @@ class Weights:
             )
         elif not reason:
             reason, unsure = self._span(), UNEXPLAINED
-        self._event(stage, name, row, tensor, why=reason, unsure=unsure)
+        self._event(stage, name, row, tensor, reason=reason, unsure=unsure)
 
     def _may_be_updated(self, name: str) -> bool:
         """Whether an optimizer that has updated since weights were read has this one, as far as is known."""
@@ -306,7 +310,7 @@ class Weights:
         reasons = (why_not_finite(one, parameter) for one in (*self._updated_by.values(), *self.optimizers))
         return next((reason for reason in reasons if reason), "")
 
-    def was_bad(self, name: str, nan: float, inf: float, *, before: bool, moment: float = 0) -> None:
+    def was_bad(self, name: str, nan: float, inf: float, *, from_start: bool, moment: float = 0) -> None:
         """Bad weights that no update left so, or that were there at the start."""
         if name in self._bad:
             return
@@ -315,15 +319,15 @@ class Weights:
         step = self._state.step
         event = Event(moment, step, "weights_before", owner(name), place, name, float(nan), float(inf))
         updating = self._state.updating  # with a closure, in which this is found
-        if not before and any(one is self.parameter(name) for one in parameters_of(updating)):
+        if not from_start and any(one is self.parameter(name) for one in parameters_of(updating)):
             event.stage, event.place = "weights_after", f"{WORDS['weights_after']} {name}"
-            event.why = why_not_finite(updating, self.parameter(name))
-            event.unsure = "" if event.why else UNEXPLAINED
-        elif not before and self._was_written_before_update(name):
+            event.reason = why_not_finite(updating, self.parameter(name))
+            event.unsure = "" if event.reason else UNEXPLAINED
+        elif not from_start and self._was_written_before_update(name):
             event.step = self._written_before_update[id(self.parameter(name))]
-            event.why = "written by other code than the optimizer, before the update"
-        elif not before:
-            event.why = CHANGED
+            event.reason = "written by other code than the optimizer, before the update"
+        elif not from_start:
+            event.reason = CHANGED
         self._state.add(event)
 
     def _was_written_before_update(self, name: str) -> bool:

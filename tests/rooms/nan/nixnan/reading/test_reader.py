@@ -8,11 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.core.native import READER
 from lab.errors import MissingError
-from lab.rooms.nan.nixnan.reading import blocks, counts, reader
+from lab.rooms.nan.nixnan.reading import blocks, reader
 from lab.rooms.nan.nixnan.reading.bulk import counters
-from lab.rooms.nan.nixnan.reading.native.find import library
 from lab.rooms.nan.nixnan.reading.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 
@@ -45,17 +43,8 @@ def same(found, plain) -> None:
         assert plain.sites[site.key] == site.lines
 
 
-@pytest.fixture(params=["plain", "native"])
-def form(request, monkeypatch):
-    """Both forms of what is there in Python and in C, for files of any size."""
-    if request.param == "native" and library() is None:
-        pytest.skip("nixnan's lines are not compiled here")
-    monkeypatch.setenv(READER, request.param)
-    monkeypatch.setattr(counts, "NATIVE_BYTES", 0)
-
-
 @pytest.fixture
-def small_limits(form, monkeypatch):
+def small_limits(monkeypatch):
     """Every way of the reader within some hundred lines: blocks, folds, overflow, files of hashes."""
     for name, value in {"BULK_BYTES": 1500, "SITE_LIMIT": 20, "_MEMO_LINES": 16}.items():
         monkeypatch.setattr(reader, name, value)

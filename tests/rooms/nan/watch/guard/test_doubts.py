@@ -280,7 +280,7 @@ def test_a_weight_that_no_optimizer_has_is_no_optimizers_fault(write, name):
             model(torch.ones(2, 3)).pow(2).mean().backward()
             optimizer.step()
     assert (g.status, g.first.stage, g.first.name) == ("bad", "weights_before", name)
-    assert "other than the optimizer" in g.first.why
+    assert "other than the optimizer" in g.first.reason
 
 
 class BadGradient(torch.autograd.Function):
@@ -413,7 +413,7 @@ def test_a_watch_never_names_code_that_may_have_taken_bad_weights_of_another_mod
             if number == 2:
                 nn.init.constant_(model.embed.weight[-1].detach(), NAN)
             model(torch.arange(8).view(2, 4))
-    assert w.first.how == "unknown" and "embed.weight are bad" in w.first.unsure
+    assert w.first.kind == "unknown" and "embed.weight are bad" in w.first.unsure
 
 
 @pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
@@ -534,7 +534,7 @@ def test_an_update_that_runs_forwards_is_named_for_what_it_wrote():
         for number in range(4):
             optimizer.param_groups[0]["lr"] = NAN if number == 2 else 1e-2
             optimizer.step(closure)
-    assert (g.first.stage, g.first.step) == ("weights_after", 2) and "learning rate" in g.first.why
+    assert (g.first.stage, g.first.step) == ("weights_after", 2) and "learning rate" in g.first.reason
 
 
 @pytest.mark.skipif(not hasattr(torch, "compile") or not before_update.exists, reason="an old torch")

@@ -113,7 +113,7 @@ def test_a_gradient_put_in_place_of_the_counted_one_is_counted_before_the_update
                 optimizer.step()
         first = g.first
         assert (first.step, first.stage) == (bad_step, "clipped"), first
-        assert first.place.endswith("0.weight") and first.why.startswith("finite when backward ended")
+        assert first.place.endswith("0.weight") and first.reason.startswith("finite when backward ended")
 
 
 class Spoils(torch.autograd.Function):

@@ -59,7 +59,7 @@ def test_updates_without_an_optimizer_are_read_at_the_end(bad_at):
                     weight -= (NAN if number == bad_at else 0.1) * weight.grad
     assert g.status == ("clean" if bad_at is None else "bad")
     if bad_at is not None and before_update.exists:
-        assert g.first.stage == "weights_before" and "by the program" in g.first.why
+        assert g.first.stage == "weights_before" and "by the program" in g.first.reason
     elif bad_at is not None:  # this torch takes any writing for an update
         assert g.first.stage == "weights_after" and "other code may have written" in g.first.unsure
 
@@ -229,7 +229,7 @@ def test_a_gradient_changed_through_data_is_not_the_optimizers_fault():
     g = steps(
         model, optimizer, nan.guard(model, optimizer), 1, spoil=lambda _: model[0].weight.grad.data.fill_(NAN)
     )
-    assert g.first.stage == "clipped" and "0.weight" in g.first.place and ".data" in g.first.why
+    assert g.first.stage == "clipped" and "0.weight" in g.first.place and ".data" in g.first.reason
 
 
 def test_statistics_that_go_bad_are_no_clean_model():

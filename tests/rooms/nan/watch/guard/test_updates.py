@@ -59,4 +59,4 @@ def test_a_sum_of_gradients_may_be_below_zero_and_one_of_squares_may_not(kind):
             optimizer.step()
             optimizer.state[model.weight]["sum"].sub_(100)
     assert g.status == ("clean" if kind is Averaging else "bad"), g.sentence()
-    assert kind is Averaging or "below zero" in g.first.why
+    assert kind is Averaging or "below zero" in g.first.reason

@@ -110,7 +110,7 @@ def say(wrap, how, g, **more):
     if first is not None:
         op = first.op.name if first.op else first.op_missing
         found |= {"stage": first.stage, "module": first.module, "step": first.step, "op": op}
-        found |= {"unsure": first.unsure, "why": first.why}
+        found |= {"unsure": first.unsure, "why": first.reason}
     print(json.dumps({**found, **more, "seen": g.not_seen()}), flush=True)
 
 

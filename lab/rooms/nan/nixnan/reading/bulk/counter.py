@@ -14,13 +14,13 @@ from lab.rooms.nan.nixnan.grammar import TYPES
 from lab.rooms.nan.nixnan.opcodes import opcode_of
 from lab.rooms.nan.nixnan.reading.bulk.counters import Distinct, Index, Tally
 from lab.rooms.nan.nixnan.reading.bulk.hashing import Hashes, Places, Span, hashes_of, site_hashes
-from lab.rooms.nan.nixnan.reading.bulk.native import scanner
 from lab.rooms.nan.nixnan.reading.bulk.scanner import (
     KIND_RANGE,
     KIND_SETS,
     LABEL_RANGE,
     OPERAND_RANGE,
     UNPRINTED,
+    PlainScanner,
     Usual,
 )
 
@@ -38,7 +38,7 @@ class BulkCounter:
     def __init__(
         self, sites: list[tuple[str, str, int | None]], functions: list[str], function_limit: int
     ) -> None:
-        self._scanner = scanner()
+        self._scanner = PlainScanner()
         self._sites, self._functions, self._opcodes = Index(), Index(), Index()
         self.function_names, self.opcode_names, self._limit = list(functions), list[str](), function_limit
         self._sites.add(hashes_of_sites(sites))
@@ -53,10 +53,10 @@ class BulkCounter:
         """
         if not text.isascii() or any(octet in text for octet in UNPRINTED):
             return None
-        found = self._scanner.usual(text)
-        if found is None:
+        scanned = self._scanner.usual(text)
+        if scanned is None:
             return None
-        lines, rest = found
+        lines, unusual = scanned
         sites = site_hashes(lines.function_hashes, lines.sass_hashes, lines.operand)
         row = self._sites.rows(sites)
         listed = row >= 0
@@ -67,13 +67,13 @@ class BulkCounter:
         self._by_function.add(self._function_rows(text, lines) * KIND_RANGE + lines.kinds)
         opcodes = self._opcode_rows(text, lines)
         self._cells.add((opcodes * OPERAND_RANGE + lines.operand) * (LABEL_RANGE * KIND_RANGE) + label_kinds)
-        return len(lines.kinds) + len(rest), rest.tolist()
+        return len(lines.kinds) + len(unusual), unusual.tolist()
 
     def listed(self) -> Iterator[tuple[int, str, tuple[str, ...], int]]:
         """(row of the table of sites, label, kinds, lines)"""
         for code, count in self._listed.items():
-            rest, kinds = divmod(code, KIND_RANGE)
-            row, label = divmod(rest, LABEL_RANGE)
+            cell, kinds = divmod(code, KIND_RANGE)
+            row, label = divmod(cell, LABEL_RANGE)
             yield row, TYPES[label], KIND_SETS[kinds], count
 
     def by_function(self) -> Iterator[tuple[str | None, dict[tuple[str, ...], int]]]:
@@ -83,17 +83,17 @@ class BulkCounter:
             return
         rows, starts = np.unique(codes // KIND_RANGE, return_index=True)
         kinds = [KIND_SETS[kind] for kind in (codes % KIND_RANGE).tolist()]
-        lines, first = counts.tolist(), starts.tolist()
+        lines, row_starts = counts.tolist(), starts.tolist()
         names = [*self.function_names, None]  # row -1 is beyond the limit
-        for row, start, end in zip(rows.tolist(), first, [*first[1:], len(kinds)], strict=True):
+        for row, start, end in zip(rows.tolist(), row_starts, [*row_starts[1:], len(kinds)], strict=True):
             yield names[row], dict(zip(kinds[start:end], lines[start:end], strict=True))
 
     def cells(self) -> Iterator[tuple[str, int, str, tuple[str, ...], int]]:
         """(opcode, operand, label, kinds, lines)"""
         for code, count in self._cells.items():
-            rest, kinds = divmod(code, KIND_RANGE)
-            rest, label = divmod(rest, LABEL_RANGE)
-            opcode, operand = divmod(rest, OPERAND_RANGE)
+            cell, kinds = divmod(code, KIND_RANGE)
+            cell, label = divmod(cell, LABEL_RANGE)
+            opcode, operand = divmod(cell, OPERAND_RANGE)
             yield (
                 self.opcode_names[opcode] if opcode >= 0 else OTHER_OPCODES,
                 operand,
@@ -133,10 +133,12 @@ def _rows_with_new(
     rows = index.rows(hashes)
     new = np.flatnonzero(rows < 0)
     if len(new) and len(names) < limit:
-        keys, first = np.unique(hashes[new], return_index=True)
-        order = np.argsort(first)[: limit - len(names)]  # as they come in the log; hashes differ by process
-        keys, first = keys[order], first[order]
-        names.extend(name(int(new[n])) for n in first)
+        keys, first_lines = np.unique(hashes[new], return_index=True)
+        order = np.argsort(first_lines)[
+            : limit - len(names)
+        ]  # as they come in the log; hashes differ by process
+        keys, first_lines = keys[order], first_lines[order]
+        names.extend(name(int(new[n])) for n in first_lines)
         index.add(keys)
         rows = index.rows(hashes)
     return rows

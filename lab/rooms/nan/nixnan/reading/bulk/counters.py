@@ -50,8 +50,8 @@ class Index:
         unsure = np.flatnonzero(~hit & (row >= 0))
         row[~hit] = -1
         if len(unsure) and len(self._late_keys):
-            at = np.minimum(np.searchsorted(self._late_keys, hashes[unsure]), len(self._late_keys) - 1)
-            row[unsure] = np.where(self._late_keys[at] == hashes[unsure], self._late_rows[at], -1)
+            slot = np.minimum(np.searchsorted(self._late_keys, hashes[unsure]), len(self._late_keys) - 1)
+            row[unsure] = np.where(self._late_keys[slot] == hashes[unsure], self._late_rows[slot], -1)
         return row
 
     def _slot(self, hashes: Hashes) -> Places:
@@ -84,9 +84,9 @@ class Tally:
     def _count(self) -> None:
         codes, counts = np.unique(np.concatenate([*self._held, self._codes[:0]]), return_counts=True)
         self._held, self._size = [], 0
-        self._codes, where = np.unique(np.concatenate([self._codes, codes]), return_inverse=True)
+        self._codes, inverse = np.unique(np.concatenate([self._codes, codes]), return_inverse=True)
         # float64 weights are exact to 2**53 lines
-        self._counts = np.bincount(where, np.concatenate([self._counts, counts]), len(self._codes)).astype(
+        self._counts = np.bincount(inverse, np.concatenate([self._counts, counts]), len(self._codes)).astype(
             np.int64
         )
 
@@ -133,8 +133,8 @@ class Distinct:
     def _slices(self, file: IO[bytes]) -> Iterator[list[Hashes]]:
         """All runs, cut at the same hashes: one piece of each at a time."""
         offsets = np.cumsum([0, *self._runs])
-        whole = np.memmap(file, np.uint64, "r", shape=(int(offsets[-1]),))
-        runs = [whole[offsets[n] : offsets[n + 1]] for n in range(len(self._runs))]
+        spilled = np.memmap(file, np.uint64, "r", shape=(int(offsets[-1]),))
+        runs = [spilled[offsets[n] : offsets[n + 1]] for n in range(len(self._runs))]
         limits = np.arange(1, self._PIECES, dtype=np.uint64) * np.uint64(2**64 // self._PIECES)
         cuts = [[0, *np.searchsorted(run, limits).tolist(), len(run)] for run in runs]
         for piece in range(self._PIECES):
@@ -147,6 +147,6 @@ def _sorted_once(hashes: Hashes) -> Hashes:
     Sorts in place; np.unique would build a hash table several times the size.
     """
     hashes.sort()
-    first = np.ones(len(hashes), bool)
-    np.not_equal(hashes[1:], hashes[:-1], out=first[1:])
-    return hashes[first]
+    is_first = np.ones(len(hashes), bool)
+    np.not_equal(hashes[1:], hashes[:-1], out=is_first[1:])
+    return hashes[is_first]

@@ -48,13 +48,13 @@ def span_hashes(block: Block, span: Span) -> Hashes:
     Eight bytes at a time are mixed, multiplied by a number of their position, and added up. What lies past
     the end is 0 and adds nothing, so all rows take the same turns until most have ended.
     """
-    at, size = span.start, span.end - span.start
+    offset, size = span.start, span.end - span.start
     hashes = size.astype(np.uint64)
     rows: Places | None = None
     place = turn = 0
-    while len(at):
+    while len(offset):
         place = place * _STEP + _STEP & 2**64 - 1
-        mixed = block.words[at]
+        mixed = block.words[offset]
         mixed &= _MASKS[np.clip(size, 0, 8)]
         mixed ^= mixed >> _SHIFT
         mixed *= TURNS[0]
@@ -67,14 +67,14 @@ def span_hashes(block: Block, span: Span) -> Hashes:
         size = size - 8
         if not (size > 0).any():
             break
-        at = at + 8
+        offset = offset + 8
         turn += 1
         if (
             turn % 3 == 0
         ):  # let go of the rows that have ended; the others may be read without running past the block
-            more = np.flatnonzero(size > 0)
-            rows = more if rows is None else rows[more]
-            at, size = at[more], size[more]
+            unfinished = np.flatnonzero(size > 0)
+            rows = unfinished if rows is None else rows[unfinished]
+            offset, size = offset[unfinished], size[unfinished]
     hashes ^= hashes >> _SHIFT
     hashes *= TURNS[1]
     hashes ^= hashes >> _SHIFT
@@ -99,37 +99,37 @@ def hashes_of(texts: list[bytes]) -> Hashes:
 def opcode_hashes(block: Block, start: Places) -> Hashes:
     """A hash of the word at each place, which a blank ends."""
     hashes = np.full(len(start), TURNS[3])
-    rows, at = np.arange(len(start)), start
+    rows, offset = np.arange(len(start)), start
     while len(rows):
-        words = block.words[at]
+        words = block.words[offset]
         blank = _first_blank(words)
         # The bits below the mark of a blank are the bytes before it; without a blank the mask is all ones.
-        now = words & ((blank >> _SEVEN) - _ONE)
-        now ^= hashes[rows]
-        now *= TURNS[1]
-        now ^= now >> _SHIFT
-        hashes[rows] = now
-        more = np.flatnonzero(blank == np.uint64(0))
-        rows, at = rows[more], at[more] + 8
+        masked = words & ((blank >> _SEVEN) - _ONE)
+        masked ^= hashes[rows]
+        masked *= TURNS[1]
+        masked ^= masked >> _SHIFT
+        hashes[rows] = masked
+        unfinished = np.flatnonzero(blank == np.uint64(0))
+        rows, offset = rows[unfinished], offset[unfinished] + 8
     return hashes
 
 
 def _first_blank(words: Hashes) -> Hashes:
     """The top bit of the first octet that is a blank; 0 where none is."""
     differ = words ^ _BLANKS
-    found: Hashes = (differ - _ONES) & ~differ & _TOPS
-    first: Hashes = found & (~found + _ONE)
-    return first
+    blanks: Hashes = (differ - _ONES) & ~differ & _TOPS
+    lowest: Hashes = blanks & (~blanks + _ONE)
+    return lowest
 
 
 def after_blank(block: Block, start: Places) -> Places:
     """The place after the first blank at or after `start`; a usual line always has one further on."""
     rows = np.arange(len(start))
-    at: Places = start.copy()
+    offset: Places = start.copy()
     while len(rows):
-        blank = _first_blank(block.words[at[rows]])
+        blank = _first_blank(block.words[offset[rows]])
         _, exponent = np.frexp((blank >> _SEVEN).astype(np.float64))  # 2**(8 n) is a blank at octet n
         hit = blank > 0
-        at[rows] += np.where(hit, (exponent - 1) // 8 + 1, 8)
+        offset[rows] += np.where(hit, (exponent - 1) // 8 + 1, 8)
         rows = rows[~hit]
-    return at
+    return offset

@@ -75,47 +75,49 @@ class PlainScanner:
     """In numpy. It reuses two buffers for all texts: making them costs more than using them."""
 
     def __init__(self) -> None:
-        self._mark, self._more = np.empty(_PIECE, bool), np.empty(_PIECE, bool)
+        self._mark, self._next_mark = np.empty(_PIECE, bool), np.empty(_PIECE, bool)
 
     def usual(self, text: bytes) -> tuple[Usual, Places] | None:
         block = Block(text + PAD)
         marks = self._marks(block.octets)
-        at = np.flatnonzero(block.octets[marks] == 10)
-        ends = marks[at]
-        before = np.empty_like(at)
-        before[0], before[1:] = -1, at[:-1]
+        line_ends = np.flatnonzero(block.octets[marks] == 10)
+        ends = marks[line_ends]
+        previous_ends = np.empty_like(line_ends)
+        previous_ends[0], previous_ends[1:] = -1, line_ends[:-1]
         starts = np.zeros_like(ends)
         starts[1:] = ends[:-1] + 1
-        good = (at - before >= 3) & (ends - starts > 60)  # a bracket, a semicolon, the end of the line
-        ours = block.words[starts] == eight_bytes(b"#nixnan:")
-        first = int(np.count_nonzero(ours))
-        if self._hashes(block.octets) != first and text.count(PREFIX) != first:
+        good = (line_ends - previous_ends >= 3) & (
+            ends - starts > 60
+        )  # a bracket, a semicolon, the end of the line
+        is_nixnan = block.words[starts] == eight_bytes(b"#nixnan:")
+        num_nixnan = int(np.count_nonzero(is_nixnan))
+        if self._hashes(block.octets) != num_nixnan and text.count(PREFIX) != num_nixnan:
             return None
-        good &= ours
+        good &= is_nixnan
         good &= block.words[starts + 8] == eight_bytes(b" error [")
         semicolons = np.cumsum(block.octets[marks] == 59)  # a line with several may be read in two ways
-        good &= semicolons[at] - np.where(before < 0, 0, semicolons[before]) == 1
+        good &= semicolons[line_ends] - np.where(previous_ends < 0, 0, semicolons[previous_ends]) == 1
         rows = np.flatnonzero(good)
         lines, fits = _fields(
-            block, starts[rows] + 16, marks[before[rows] + 1], marks[at[rows] - 1], ends[rows]
+            block, starts[rows] + 16, marks[previous_ends[rows] + 1], marks[line_ends[rows] - 1], ends[rows]
         )
         good[rows[~fits]] = False
         return lines, np.flatnonzero(~good)
 
     def _marks(self, octets: Octets) -> Places:
         """Where line ends, closing brackets and semicolons are; piece by piece, to stay in the cache."""
-        found = []
+        mark_offsets = []
         for start in range(0, len(octets), _PIECE):
             piece = octets[start : start + _PIECE]
-            mark, more = self._mark[: len(piece)], self._more[: len(piece)]
+            mark, mark_buffer = self._mark[: len(piece)], self._next_mark[: len(piece)]
             np.equal(piece, 10, out=mark)
             for octet in b"];":
-                np.equal(piece, octet, out=more)
-                np.logical_or(mark, more, out=mark)
+                np.equal(piece, octet, out=mark_buffer)
+                np.logical_or(mark, mark_buffer, out=mark)
             places = np.flatnonzero(mark)
             places += start
-            found.append(places)
-        return np.concatenate(found)
+            mark_offsets.append(places)
+        return np.concatenate(mark_offsets)
 
     def _hashes(self, octets: Octets) -> int:
         """How many `#` there are."""
@@ -141,10 +143,10 @@ def _fields(
     good &= (words[semicolon] == eight_bytes(b"; in fun")) & (
         words[semicolon + 6] == eight_bytes(b"unction ")
     )
-    last = words[end - 8]
-    which = np.minimum(np.searchsorted(_ENDING_WORDS, last), len(TYPES) - 1)
-    good &= _ENDING_WORDS[which] == last
-    tail = end - _ENDING_SIZES[which]
+    last_word = words[end - 8]
+    label_index = np.minimum(np.searchsorted(_ENDING_WORDS, last_word), len(TYPES) - 1)
+    good &= _ENDING_WORDS[label_index] == last_word
+    tail = end - _ENDING_SIZES[label_index]
     good &= (words[tail] == eight_bytes(b" of type")) & (tail >= semicolon + 14)
     kinds = _kind_codes(block, start, bracket)
     good &= kinds >= 0
@@ -153,7 +155,7 @@ def _fields(
         good &= certain
     opcode, certain = _opcodes(block, bracket + 39, semicolon, good)
     good &= certain
-    columns = (kinds, operand, _ENDING_CODES[which], bracket + 39, semicolon, tail, opcode)
+    columns = (kinds, operand, _ENDING_CODES[label_index], bracket + 39, semicolon, tail, opcode)
     if not good.all():
         columns = tuple(column[good] for column in columns)
     kinds, operand, label, start, semicolon, tail, opcode = columns
@@ -169,10 +171,10 @@ def _opcodes(
 
     good: the rows to look at; in the others a blank may not be there to be found.
     """
-    at = start.copy()
+    offset = start.copy()
     guarded = np.flatnonzero(good & (block.octets[start] == 64))
-    at[guarded] = after_blank(block, start[guarded])
-    return at, (at < semicolon) & (block.octets[np.minimum(at, semicolon)] != 32)
+    offset[guarded] = after_blank(block, start[guarded])
+    return offset, (offset < semicolon) & (block.octets[np.minimum(offset, semicolon)] != 32)
 
 
 def _before_place(block: Block, start: Places, end: Places) -> tuple[Places, npt.NDArray[np.bool_]]:
@@ -182,32 +184,32 @@ def _before_place(block: Block, start: Places, end: Places) -> tuple[Places, npt
     """
     octets = block.octets
     blanks = np.flatnonzero(octets[: -len(PAD)] == 32)
-    at = blanks[(block.words[blanks] & eight_bytes(b"\xff" * 4)) == eight_bytes(b" at ")]
-    first = at[np.minimum(np.searchsorted(at, start), len(at) - 1)]
-    placed = (first >= start) & (first < end)
+    places = blanks[(block.words[blanks] & eight_bytes(b"\xff" * 4)) == eight_bytes(b" at ")]
+    first_place = places[np.minimum(np.searchsorted(places, start), len(places) - 1)]
+    placed = (first_place >= start) & (first_place < end)
     back = end - 1
     for _ in range(9):
         digit = (octets[back] >= 48) & (octets[back] <= 57)
         back = back - digit
     numbered = back < end - 1
-    path = (octets[back] == 58) & (octets[first + 4] != 32) & (back > first + 4)
-    line = (block.words[first] == eight_bytes(b" at line")) & (back == first + 8)
-    return np.where(placed, first, end), ~placed | numbered & (path | line)
+    path = (octets[back] == 58) & (octets[first_place + 4] != 32) & (back > first_place + 4)
+    line = (block.words[first_place] == eight_bytes(b" at line")) & (back == first_place + 8)
+    return np.where(placed, first_place, end), ~placed | numbered & (path | line)
 
 
 def _trimmed(octets: Octets, end: Places) -> Places:
     """The ends without the blanks before them; one is known to be there."""
     end = end - 1
-    while (more := octets[end - 1] == 32).any():
-        end = end - more
+    while (is_blank := octets[end - 1] == 32).any():
+        end = end - is_blank
     return end
 
 
 def _kind_codes(block: Block, start: Places, end: Places) -> Places:
     """Which of KIND_SETS stands between start and end; -1: none."""
-    found = np.searchsorted(_KIND_HASHES, key := span_hashes(block, Span(start, np.minimum(end, start + 30))))
-    found = np.minimum(found, len(_KIND_HASHES) - 1)
-    return np.where(_KIND_HASHES[found] == key, _KIND_CODES[found], -1)
+    code = np.searchsorted(_KIND_HASHES, key := span_hashes(block, Span(start, np.minimum(end, start + 30))))
+    code = np.minimum(code, len(_KIND_HASHES) - 1)
+    return np.where(_KIND_HASHES[code] == key, _KIND_CODES[code], -1)
 
 
 _KIND_ORDER = np.argsort(_KIND_HASHES := hashes_of([",".join(kinds).encode() for kinds in KIND_SETS]))

@@ -8,7 +8,76 @@ from lab.rooms.nan.nixnan.grammar import TYPES, Event, read_line
 from lab.rooms.nan.nixnan.opcodes import opcode_of
 from lab.rooms.nan.nixnan.reading.bulk.scanner import KIND_SETS, UNPRINTED, PlainScanner
 from tests.rooms.nan.nixnan import nixgen
-from tests.rooms.nan.nixnan.reading.native.test_lines import EDGES, block, mutated
+
+# Each is a usual line but for one thing, or is nearly not one.
+EDGES = (
+    nixgen.error(sass="@P0 FADD R1, R2, R3"),
+    nixgen.error(sass="@!P0  FADD R1, R2, R3"),
+    nixgen.error(sass="@P0"),
+    nixgen.error(sass="@P0   "),
+    nixgen.error(sass=" FADD R1, R2"),
+    nixgen.error(sass="FADD R1   "),
+    nixgen.error(sass="  "),
+    nixgen.error(sass="F"),
+    nixgen.error(sass="LONGOPCODE.FTZ.SAT.RN.AND.MORE R1, c[0x0][0x238]"),
+    nixgen.error(function=""),
+    nixgen.error(function=" "),
+    nixgen.error(function="f] g"),
+    nixgen.error(function="f; g"),
+    nixgen.error(function="f ; in function g"),
+    nixgen.error(function="f of type f32"),
+    nixgen.error(function="a at b"),
+    nixgen.error(function="a at b at c:7"),
+    nixgen.error(function="a at b at c:7", place="d:1"),
+    nixgen.error(function="f at"),
+    nixgen.error(function="f", place="a file.py:17"),
+    nixgen.error(function="f", place=" x:17"),
+    nixgen.error(function="f", place=":17"),
+    nixgen.error(function="f", place="x:"),
+    nixgen.error(function="f", place="x:123456789"),
+    nixgen.error(function="f", place="x:1234567890"),
+    nixgen.error(function="f", place="line 0"),
+    nixgen.error(function="f", place="line x"),
+    nixgen.error("NaN,infinity,subnormal,div0", function="f"),
+    nixgen.error("infinity,-infinity"),
+    nixgen.error("NaN,NaN"),
+    nixgen.error("nan"),
+    nixgen.error(operand=7),
+    nixgen.error(operand=8),
+    nixgen.error(operand=12),
+    nixgen.error(operand=None),
+    nixgen.error(type="bf16"),
+    nixgen.error(type="unknown"),
+    nixgen.error(type="f8"),
+    nixgen.error() + " ",
+    "#nixnan:",
+    "#nixnan: error [",
+    "# no line of nixnan's",
+    "",
+)
+
+
+def block(lines):
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def mutated(text, chance):
+    """The text with a few bytes flipped, left out, put in, or a piece of it twice."""
+    found = bytearray(text)
+    for _ in range(chance.randrange(1, 4)):
+        at = chance.randrange(len(found))
+        what = chance.randrange(4)
+        if what == 0:
+            found[at] = chance.choice(b" ;][#@:\n019aN")
+        elif what == 1:
+            del found[at : at + chance.randrange(1, 12)]
+        elif what == 2:
+            found[at:at] = chance.choice(
+                [b" ", b" at ", b"; in function ", b"#nixnan", b"]", b"\n", b" of type f32"]
+            )
+        else:
+            found[at:at] = found[at : at + chance.randrange(1, 80)]
+    return bytes(found) if found else b"\n"
 
 
 def assert_read_as_by_pattern(text):

@@ -1,1 +1,0 @@
-"""nixnan's lines in C."""
