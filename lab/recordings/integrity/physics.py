@@ -13,7 +13,7 @@ from lab.core.words import plural
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.dtypes import rate_name
 from lab.perfmodel.products import is_product
-from lab.recordings.calls import WAIT
+from lab.recordings.calls import GRAPH_LAUNCH, OTHER, WAIT
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.evidence import Evidence
 from lab.recordings.lacks import Lack
@@ -118,12 +118,15 @@ EARLIEST_NS, LATEST_NS = 10_000_000, 60_000_000_000
 OUTLASTS_NS = 1_000_000
 # Times rounded to whole microseconds may put a row's end up to 1 us behind that of its successor.
 ORDER_NS = 2_000
-_IDENTITY = ("start_ns", "end_ns", "device", "stream", "corr", "name_id", "kind", "graph_node")
+# Programmatic launches let a row begin before its predecessor has ended, not before several have.
+MOST_AT_ONCE = 4
+_PLACE = ("start_ns", "device", "context", "stream", "name_id", "kind")
+_IDENTITY = (*_PLACE, "end_ns", "corr", "graph_node")
 _CALL_IDENTITY = ("start_ns", "end_ns", "pid", "tid", "corr", "name_id")
 
 
 def _stream_order(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
-    """Rule P: rows that end after a later row of their stream has ended.
+    """Rule P: rows that end after a later row of their stream has ended, or after the fourth has begun.
 
     A stream runs one row after the other: rows may begin before their predecessor ended (programmatic
     dependent launch), but not end before it. 0 of 20,000 dispatches of an MI350X and of 17 real traces do
@@ -135,20 +138,22 @@ def _stream_order(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) 
         return []
     begin_ns, end_ns, stream, members = _units(of, rows)
     order = np.lexsort((end_ns, begin_ns, stream))
-    stream, end_ns = stream[order], end_ns[order]
+    stream, begin_ns, end_ns = stream[order], begin_ns[order], end_ns[order]
     # From the back, the earliest end among the rows that begin later on the same stream.
     late = np.zeros(len(order), dtype=bool)
     for lane in np.split(np.arange(len(order)), np.flatnonzero(np.diff(stream)) + 1):
         ends = end_ns[lane]
         earliest = np.minimum.accumulate(ends[::-1])[::-1]
         late[lane[:-1]] = ends[:-1] > earliest[1:] + ORDER_NS
+        if len(lane) > MOST_AT_ONCE:
+            late[lane[:-MOST_AT_ONCE]] |= ends[:-MOST_AT_ONCE] > begin_ns[lane[MOST_AT_ONCE:]] + ORDER_NS
     if not late.any():
         return []
     count = int(members[order][late].sum())
     excess_ns = int(durations_ns(of, rows).max())
     text = (
-        f"{count:,} of {plural(len(ops), 'GPU row')} end after a later row of their stream has ended, which "
-        f"no stream does (the longest takes {excess_ns / 1e6:,.3f} ms): times are at most what is printed"
+        f"{count:,} of {plural(len(ops), 'GPU row')} outlast later rows of their stream, which no stream "
+        f"allows (the longest takes {excess_ns / 1e6:,.3f} ms): times are at most what is printed"
     )
     return [Lack("gpu", "all", "P", process, count, len(ops), None, text, unknown=True)]
 
@@ -224,13 +229,19 @@ def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list
 
 
 def _rows_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
-    """Rule W: equal rows. A stream runs one row at a time, so the second is a copy."""
-    n = _written_twice(of.ops, ops, _IDENTITY)
+    """Rule W: equal rows. A stream runs one row at a time, so the second is a copy, whatever its number; not
+    of rows of graphs, whose branches may begin together."""
+    is_single = (of.ops.graph_node[ops] <= 0) & (of.ops.graph[ops] <= 0)
+    is_single &= np.append(of.call_kinds, OTHER)[of.call_of[ops]] != GRAPH_LAUNCH
+    if not _is_fine(of, ops):  # two short rows may begin in the same microsecond
+        is_single[:] = False
+    is_single &= durations_ns(of, ops) > 0
+    n = _written_twice(of.ops, ops[is_single], _PLACE) + _written_twice(of.ops, ops[~is_single], _IDENTITY)
     if not n:
         return []
     text = (
-        f"{n:,} of {plural(len(ops), 'GPU row')} are there twice (same stream, start, end, name and "
-        "correlation): counts and times are too high"
+        f"{n:,} of {plural(len(ops), 'GPU row')} are there twice (same stream, start and name): counts and "
+        "times are too high"
     )
     return [Lack("gpu", "all", "W", process, n, len(ops), None, text, unknown=True)]
 
@@ -248,6 +259,26 @@ def _calls_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -
     return [Lack("host", "all", "W", process, n, len(api), None, text, unknown=True)]
 
 
+def _numbers_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule K: different calls of one name with one number, as where the processes 1 of two containers stand
+    in one file: their rows cannot be told apart."""
+    numbered = api[of.api.corr[api] > 0]
+    in_order = np.sort(of.api.corr[numbered], kind="stable")
+    if not (in_order[1:] == in_order[:-1]).any():
+        return []
+    keys = np.stack([getattr(of.api, name)[numbered].astype(np.int64) for name in _CALL_IDENTITY], axis=1)
+    number = _CALL_IDENTITY.index("corr"), _CALL_IDENTITY.index("name_id")
+    calls = distinct_rows(keys)[0][:, number]
+    n = len(calls) - len(distinct_rows(calls)[0])
+    if not n:
+        return []
+    text = (
+        f"{n:,} of {plural(len(api), 'API call')} have the number of another call of their process, as in "
+        "recordings merged by hand: who launched which row is unknown"
+    )
+    return [Lack("gpu", "all", "K", process, n, len(api), None, text, unknown=True)]
+
+
 def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> int:
     """How many of these rows repeat another one in every column of `identity`."""
     order = rows[np.argsort(table.start_ns[rows], kind="stable")]
@@ -263,7 +294,7 @@ def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> i
 def _unmeasured(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
     """Rule Z: kernels, copies and fills that took no time, in a recording that resolves less than a µs; of
     any resolution if no kernel took time."""
-    fine = bool((durations_ns(of, ops) % 1000).any())
+    fine = _is_fine(of, ops)
     lacks = []
     for kinds, singular, plurals in (
         ((KERNEL,), "kernel", "kernels"),
@@ -275,6 +306,11 @@ def _unmeasured(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) ->
             text = f"{n:,} of {plural(len(rows), singular, plurals)} took 0 ns: their times were not measured"
             lacks.append(Lack("gpu", "all", "Z", process, n, len(rows), None, text, unknown=True))
     return lacks
+
+
+def _is_fine(of: Evidence, ops: np.ndarray) -> bool:
+    """Whether the recording resolves less than a microsecond."""
+    return bool((durations_ns(of, ops) % 1000).any())
 
 
 def _unnamed(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
@@ -309,6 +345,7 @@ PHYSICS: tuple[Callable[[Evidence, int, np.ndarray, np.ndarray], list[Lack]], ..
     _waits,
     _rows_twice,
     _calls_twice,
+    _numbers_twice,
     _unmeasured,
     _unnamed,
 )

@@ -36,7 +36,15 @@ from lab.recordings.capture import (
 )
 from lab.recordings.kineto.decode import EventDecoder, clean_text, integer_of, meta_of
 from lab.recordings.kineto.fields import Decoded, Fields
-from lab.recordings.kineto.indices import EventIndices, cut_short, of_log, owners_are_here, unread, untimed
+from lab.recordings.kineto.indices import (
+    EventIndices,
+    cut_short,
+    of_log,
+    owners_are_here,
+    owners_lost,
+    unread,
+    untimed,
+)
 from lab.recordings.kineto.native.pieces import ScannedEvents, ScannedPieces
 from lab.recordings.kineto.native.scanner import ARROW_END
 from lab.recordings.kineto.values import (
@@ -158,6 +166,7 @@ class Columns:
         self._fill_geometry(columns["kernels"])
         lacks = (
             *self._indices.lacks(lambda: owners_are_here(columns["kernels"], columns["ops"])),
+            *owners_lost(columns["kernels"], columns["ops"]),
             *cut_short(self._pieces.cut, frame),
             *of_log(frame),
             *untimed(self._num_untimed, self._num_slices),

@@ -104,6 +104,21 @@ def owners_are_here(kernels: Mapping[str, np.ndarray], operators: Mapping[str, n
     return bool((ids[index] == wanted).all())
 
 
+def owners_lost(kernels: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray]) -> tuple[Lack, ...]:
+    """The finding for GPU rows whose External id names no operator of the recording, though others are here.
+
+    Versions before October 2024 give a row that no operator launched its own number (pytorch/kineto#1001).
+    """
+    wanted, ids = kernels["external_id"], operators["external_id"]
+    lost = (wanted > 0) & (wanted != kernels["corr"]) & ~np.isin(wanted, ids)
+    n, of = int(lost.sum()), len(wanted)
+    if not n or not (ids > 0).any():
+        return ()
+    is_inside = kernels["start_ns"][lost].max() >= operators["start_ns"].min()
+    text = f"{n:,} of {plural(of, 'GPU row')} name an operator that is not in the recording"
+    return (Lack("ops", "hole" if is_inside else "head", "C", -1, n, of, n / of, text),)
+
+
 def cut_short(reason: str | None, frame: Mapping[str, Any]) -> tuple[Lack, ...]:
     """The findings for a file that ends too early, and for such ones that lab merged; events are in no order
     of time."""

@@ -258,6 +258,45 @@ def test_calls_that_are_there_twice_are_counted_and_calls_without_a_correlation_
     assert not [one for one in judged(replace(capture, api=bare)) if one[2] == "W"]
 
 
+@pytest.mark.parametrize(("longer_ns", "number"), [(3, 3), (0, 30), (3, 30)])
+def test_a_row_that_begins_with_one_of_its_name_on_its_stream_is_a_copy_whatever_its_number(
+    longer_ns, number
+):
+    capture = made([*LAUNCHES, ("cudaLaunchKernel", 30)], rows(*range(1, 11)))
+    twice = capture.ops.take(np.append(np.arange(10), 2))
+    end_ns, corr = twice.end_ns.copy(), twice.corr.copy()
+    end_ns[-1] += longer_ns
+    corr[-1] = number
+    copied = replace(capture, ops=Table(twice.as_dict() | {"end_ns": end_ns, "corr": corr}))
+    assert judged(copied)["gpu", "all", "W"].n == 1
+    other_name = copied.ops.name_id.copy()
+    other_name[-1] = capture.api.name_id[0]
+    renamed = replace(copied, ops=Table(copied.ops.as_dict() | {"name_id": other_name}))
+    assert ("gpu", "all", "W") not in judged(renamed)
+
+
+def test_different_calls_with_one_number_leave_it_open_who_launched_what():
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    parts = []
+    for table in (capture.ops, capture.api):
+        later = Table(table.as_dict() | {"start_ns": table.start_ns + 10**6, "end_ns": table.end_ns + 10**6})
+        columns = {name: np.append(table.as_dict()[name], later.as_dict()[name]) for name in table.as_dict()}
+        parts.append(Table(columns))
+    found = judged(replace(capture, ops=parts[0], api=parts[1]))
+    assert set(found) == {("gpu", "all", "K")}
+    lack = found["gpu", "all", "K"]
+    assert (lack.n, lack.of) == (10, 20) and holes([lack]) == [lack] and "number of another" in lack.text
+
+
+def test_rows_that_all_last_a_thousand_times_too_long_outlast_their_stream():
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    start_ns = np.arange(1, 11) * 20_000
+    for dur_ns, count in ((20_000, 0), (60_000, 0), (20_000_000, 6)):
+        times = {"start_ns": start_ns, "end_ns": start_ns + dur_ns + np.arange(10)}
+        lack = judged(replace(capture, ops=Table(capture.ops.as_dict() | times))).get(("gpu", "all", "P"))
+        assert (lack.n if lack else 0) == count
+
+
 def test_equal_rows_on_two_streams_or_of_two_graph_nodes_are_no_copies():
     capture = made(LAUNCHES, rows(*[1] * 4))
     same = {"start_ns": np.full(4, 1000), "end_ns": np.full(4, 1008)}
@@ -270,7 +309,8 @@ def test_kernels_without_a_duration_are_unmeasured_unless_the_clock_is_coarse():
     capture = made(LAUNCHES, rows(*range(1, 11)))
     dur_ns = np.array([0, 0, *range(1, 9)])
     for scale, expected in ((1, {("gpu", "all", "Z")}), (1000, set())):
-        ops = Table(capture.ops.as_dict() | {"end_ns": capture.ops.start_ns + dur_ns * scale})
+        start_ns = capture.ops.start_ns * scale
+        ops = Table(capture.ops.as_dict() | {"start_ns": start_ns, "end_ns": start_ns + dur_ns * scale})
         found = judged(replace(capture, ops=ops))
         assert set(found) == expected
         assert not expected or found["gpu", "all", "Z"].n == 2

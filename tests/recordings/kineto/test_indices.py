@@ -41,6 +41,21 @@ def test_a_trace_thinned_down_to_the_owners_of_its_kernels_is_marked_and_has_no_
     assert {place: one.n for place, one in thinned(1, 5).items()} == {"head": 1, "hole": 6}
 
 
+def test_rows_that_name_an_operator_that_is_not_here_lack_it(tmp_path):
+    def lack(*owners: int, ts: int = 50):
+        ids = {i: {"correlation": 100 + i, "External id": i} for i in owners}
+        kernels = [event(ts + i, "kernel", **args) for i, args in ids.items()]
+        ops = [event(10 + i, **{"External id": i}) for i in (1, 4, 9)]
+        own = event(90, "kernel", correlation=200, **{"External id": 200})
+        return {
+            place: (one.axis, one.n, one.of) for place, one in trace(tmp_path, [*ops, *kernels, own]).items()
+        }
+
+    assert lack(1, 4, 9) == {}
+    assert lack(1, 5, 9) == {"hole": ("ops", 1, 4)}
+    assert lack(5, 6, ts=0) == {"head": ("ops", 2, 3)}
+
+
 def test_a_trace_without_numbers_says_nothing(tmp_path):
     assert trace(tmp_path, [event(0), event(1)]) == {}
 
