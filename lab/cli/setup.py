@@ -52,13 +52,17 @@ def setup(image: str | None, registry: str | None, release: Path | None, dry_run
     from this checkout. Nothing else in lab pulls images.
     """
     console = Console(quiet=quiet)
-    gpus, notes = _gpus(image)
+    gpus, notes, _ = _gpus(image)
     for note in notes:
         console.say(f"note: {note}")
     if image is None:
         if not gpus and (cards := cards_without_driver(os.environ)):
             console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
         image = image_for(gpus)
+        for gpu in gpus:
+            fits = image in fitting_images(gpu)
+            reason = f"is for it, {gpu.arch or 'of an unknown architecture'}" if fits else "does not fit it"
+            console.say(f"note: GPU {gpu.number} ({gpu.name}): lab/{image} {reason}")
     asked = targets([image])
     image = asked[0].image  # of a target such as cpu-torch
     suited = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
@@ -94,8 +98,8 @@ def _gpus(image: str | None) -> Found:
     """This host's GPUs, unless an image without GPUs is asked for, which a broken driver does not concern."""
     if image is not None and load(targets([image])[0].image).vendor == "none":
         return Found([])
-    gpus, notes = look()
-    return Found(with_cdi_names(gpus, read_cdi()), notes)
+    gpus, notes, dead = look()
+    return Found(with_cdi_names(gpus, read_cdi()), notes, dead)
 
 
 def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
@@ -114,18 +118,21 @@ def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
 
 
 def image_for(gpus: Sequence[Gpu]) -> str:
-    """The image that fits the first GPU and its driver; cpu without a GPU."""
+    """The image that fits most of the GPUs with their drivers, the first on a tie; cpu without a GPU."""
     if not gpus:
         return "cpu"
-    gpu = gpus[0]
-    fitting = fitting_images(gpu)
+    fitting = [name for gpu in gpus for name in fitting_images(gpu)]
     if not fitting:
-        raise GpuError(
-            f"no image has code for {gpu.name} ({gpu.vendor} {gpu.arch or 'of unknown architecture'}, "
-            f"driver {gpu.driver or 'unknown'})",
-            fix="lab images list shows what there is; lab setup cpu works without the GPU",
+        names = ", ".join(
+            f"{gpu.name} ({gpu.vendor} {gpu.arch or 'of unknown architecture'}, driver "
+            f"{gpu.driver or 'unknown'})"
+            for gpu in gpus
         )
-    return fitting[0]
+        raise GpuError(
+            f"no image fits {names}",
+            fix="lab doctor says why not; lab setup cpu works without the GPU",
+        )
+    return max(fitting, key=fitting.count)
 
 
 def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) -> list[Way]:

@@ -39,6 +39,7 @@ def drive(experiment: Experiment) -> None:
     """
     options, name = experiment.options, experiment.room
     site, engine = engine_for(options).prepare(options)
+    site = experiment.settle(site) if experiment.settle else site
     root = options.output_dir or new_root(name, Path("experiments"))
     plan = experiment.make_plan(site, root)
     if site.resolved:

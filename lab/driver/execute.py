@@ -17,7 +17,7 @@ from lab.driver.comparable import checked
 from lab.engines.base import Engine, QueueEngine
 from lab.errors import EngineError, EngineLost, GpuError, LabError
 from lab.gpus.leases import hold
-from lab.gpus.sampling import sampled
+from lab.power.sampling import sampled
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,9 @@ def check_gpus(steps: Sequence[Step], gpus: Sequence[Gpu]) -> None:
                 f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
                 fix="ask for fewer ranks, or give more GPUs with --gpus",
             )
-        if step.num_gpus > 1 and (instances := [gpu for gpu in gpus if gpu.parent]):
+        if step.num_gpus > 1 and (
+            instances := [gpu for gpu in gpus if gpu.parent and gpu.vendor == "nvidia"]
+        ):
             raise GpuError(
                 f"step {step.name!r} needs {step.num_gpus} GPUs at once, and a process of CUDA uses one MIG "
                 "instance at most, without NCCL",

@@ -74,6 +74,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     build: Build = Build()
     archs: tuple[str, ...] = ()
     min_driver: Version | None = None  # the oldest driver of the vendor on which its CUDA or ROCm runs
+    require: str = ""  # NVIDIA_REQUIRE_CUDA of its base: which drivers NVIDIA's toolkit starts it on
     devices: Devices = Devices()
     env: dict[str, str] = {}
     mounts: tuple[MountRule, ...] = ()

@@ -16,6 +16,7 @@ from lab.engines.docker.client import Nature
 from lab.errors import GpuError, UsageError
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import look
+from lab.gpus.neighbours import notes_on
 from lab.gpus.selection import parse_spec, placeholders, select
 from lab.images import spec as images
 from lab.images.container import HostContext
@@ -41,7 +42,7 @@ def site_for(image: Image, options: Options) -> Site:
     if present:
         chosen = select(with_cdi_names(present, read_cdi()), options.gpus, notes)
         refuse_unsuited(image, chosen, [images.load(name) for name in images.names()])
-        return Site(vendor=image.vendor, gpus=tuple(chosen), notes=notes)
+        return Site(vendor=image.vendor, gpus=tuple(chosen), notes=(*notes, *notes_on(chosen)))
     if options.dry_run:
         assumed = placeholders(image.vendor, options.gpus, DEFAULT_NUM_GPUS)
         return Site(vendor=image.vendor, gpus=tuple(assumed), resolved=False)

@@ -24,6 +24,7 @@ from lab.engines.output import LogWriter
 from lab.engines.verdict import Ending, oom_kills, oom_kills_since, outcome_of
 from lab.errors import EngineError, UsageError
 from lab.gpus.discover import Found, look
+from lab.gpus.neighbours import notes_on
 from lab.gpus.nvidia import cards_without_driver
 from lab.gpus.selection import MASKS, parse_spec, select, visible_env
 from lab.secrets import TOKEN_VARIABLES, redact_env, secret_values
@@ -54,7 +55,8 @@ class LocalEngine(Engine):
         discovered = look() if parse_spec(options.gpus) != [] else Found([])
         chosen = tuple(select(discovered.gpus, options.gpus, discovered.notes))
         vendor = chosen[0].vendor if chosen else "none"
-        return Site(vendor=vendor, gpus=chosen, notes=discovered.notes), cls(vendor=vendor)
+        notes = (*discovered.notes, *notes_on(chosen))
+        return Site(vendor=vendor, gpus=chosen, notes=notes), cls(vendor=vendor)
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         cards = None if gpus else cards_without_driver(os.environ)

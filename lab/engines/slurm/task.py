@@ -32,7 +32,7 @@ from lab.engines.slurm.records import Ticket, Trace, stop_flag, trace_path
 from lab.engines.slurm.runtimes import WrappedEngine
 from lab.errors import GpuError, LabError
 from lab.gpus.discover import discover
-from lab.gpus.sampling import sampled
+from lab.power.sampling import sampled
 from lab.images.spec import load
 
 FLAG_S = 0.5

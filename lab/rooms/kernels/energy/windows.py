@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from lab.gpus.meters import Meter
+from lab.power.meters import Meter
 from lab.power.energy import (
     HIGHEST_BOARD_W,
     coverage_problems,

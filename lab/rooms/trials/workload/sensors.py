@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from lab.core.gpu import GIVEN
 from lab.errors import LabError
-from lab.gpus.meters import NvmlMeter
+from lab.power.meters import NvmlMeter
 from lab.gpus.selection import MASKS
 
 PERIOD_S = 1.0

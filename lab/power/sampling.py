@@ -1,6 +1,6 @@
 """Clocks, power and temperature of a step's GPUs, sampled beside it in a process of its own.
 
-    python -m lab.gpus.sampling SPEC.json      # until its standard input ends
+    python -m lab.power.sampling SPEC.json      # until its standard input ends
 
 It writes gpu_clocks.csv (one row per GPU and sample; times are unix ns, as in Kineto's traces) and
 gpu_clocks.json: the interval, what the sampling cost in CPU time, and why a GPU has no rows. The drivers
@@ -24,7 +24,7 @@ from lab.core.files import write_atomic
 from lab.core.gpu import Gpu
 from lab.errors import GpuError, LabError
 from lab.gpus.amd import AmdSmi, State, amd_state
-from lab.gpus.meters import STATE, NvmlMeter
+from lab.power.meters import STATE, NvmlMeter
 
 INTERVAL_S = 0.25
 SAMPLES, SUMMARY = "gpu_clocks.csv", "gpu_clocks.json"
@@ -83,7 +83,7 @@ def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     return subprocess.Popen(
-        [sys.executable, "-m", "lab.gpus.sampling", json.dumps(spec)],
+        [sys.executable, "-m", "lab.power.sampling", json.dumps(spec)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
