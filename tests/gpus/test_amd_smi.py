@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab.errors import GpuError
-from lab.power import sampling
 from lab.gpus.amd import AmdSmi, bus_of
+from lab.power import sampling
 from lab.power.meters import STATE
 from lab.power.sampling import sample
 

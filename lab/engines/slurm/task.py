@@ -32,8 +32,8 @@ from lab.engines.slurm.records import Ticket, Trace, stop_flag, trace_path
 from lab.engines.slurm.runtimes import WrappedEngine
 from lab.errors import GpuError, LabError
 from lab.gpus.discover import discover
-from lab.power.sampling import sampled
 from lab.images.spec import load
+from lab.power.sampling import sampled
 
 FLAG_S = 0.5
 FIRST_PORT, NUM_PORTS = 20000, 20000
