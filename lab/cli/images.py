@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 import click
 import msgspec
 
-from lab.cli.registry import smoke_runs
+from lab.cli.registry import room_needs, smoke_runs
 from lab.core.gpu import Gpu
 from lab.core.provenance import lab_with_content
 from lab.engines.docker.client import Nature, ask
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.host import device_gids
 from lab.engines.docker.which_lab import lab_inside
-from lab.errors import EngineError, LabError, StepFailed
+from lab.errors import EngineError, GpuError, LabError, StepFailed
+from lab.gpus.discover import discover
 from lab.images import build as imagebuild
 from lab.images import check as imagecheck
 from lab.images import compare, spec
@@ -23,6 +24,7 @@ from lab.images import smoke as imagesmoke
 from lab.images.acquire import labels_of
 from lab.images.docker_cli import ANSWER_S, engine_cli, id_of, listed
 from lab.images.endpoint import endpoint_of
+from lab.images.foreign import check_reference, is_reference
 from lab.images.targets import Target, targets_of
 from lab.terminal.console import Console
 from lab.terminal.group import Group
@@ -117,14 +119,28 @@ def build(
 
 
 @images.command("check")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME|REF]...")
+@click.option("--vendor", type=click.Choice(["nvidia", "amd", "none"]), help="Of an image by REF.")
 @as_json("One object per check")
-def check(names: tuple[str, ...], as_json: bool) -> None:
+def check(names: tuple[str, ...], vendor: str | None, as_json: bool) -> None:
     """Check images' data, Dockerfiles and locks, and whatever of them is built here.
 
-    A built image is run as a stranger: unknown user, read-only, no network. Exit code 0: nothing failed.
+    Of any other image, by its reference, it says what lab can use and what each room would lack. A built
+    image is run as a stranger: unknown user, read-only, no network. Exit code 0: nothing failed.
     """
-    show_rows(imagecheck.check(names), None if as_json else click.echo)
+    references = [name for name in names if is_reference(name)]
+    own = tuple(name for name in names if name not in references)
+    rows = [row for ref in references for row in check_reference(ref, vendor, _gpus_here(), room_needs())]
+    checks = imagecheck.check(own) if own or not references else ()
+    show_rows((*rows, *checks) if references else checks, None if as_json else click.echo)
+
+
+def _gpus_here() -> Sequence[Gpu]:
+    try:
+        return discover()
+    except GpuError as error:
+        Console().say(f"note: GPUs are not judged: {error.problem}")
+        return ()
 
 
 @images.command("smoke")

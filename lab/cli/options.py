@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 import click
 
 from lab.core.options import Options, SlurmOptions
 from lab.errors import UsageError
+from lab.secrets import is_secret
 from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, PATH
 
 COMMON = (
     click.Option(
-        ["--image"], metavar="NAME", help="Run in this image: cuda, pascal, rocm70 or cpu. [default: here]"
+        ["--image"],
+        metavar="NAME|REF",
+        help="Run in this image: cuda, pascal, rocm70, cpu, or any by reference. [default: here]",
     ),
     click.Option(
         ["--gpus"],
@@ -44,6 +49,26 @@ FURTHER = (
         ["--stall-timeout", "stall_timeout_s"],
         type=ABOVE_ZERO,
         help="Stop a step that prints nothing for this long, s; ranks first dump what they wait for.",
+    ),
+    click.Option(
+        ["--env"],
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="Set a variable for every step; NAME alone passes yours into containers. Repeatable.",
+    ),
+    click.Option(
+        ["--mount", "mounts"],
+        multiple=True,
+        metavar="SRC[:DST[:ro]]",
+        help="A folder or file of yours in the containers, by default at its own path. Repeatable.",
+    ),
+    click.Option(
+        ["--vendor"],
+        type=click.Choice(["nvidia", "amd", "none"]),
+        help="Vendor of the GPUs, where no image says it.",
+    ),
+    click.Option(
+        ["--detach"], is_flag=True, help="Return at once, and let the run go on: see lab runs logs."
     ),
     click.Option(
         ["--wait/--no-wait"], default=True, help="Wait for GPUs that another process holds. [default: yes]"
@@ -82,16 +107,6 @@ SLURM = (
         show_default=True,
         help="How a node runs --image. pyxis and apptainer were built from their manuals and never run.",
     ),
-    click.Option(
-        ["--vendor"],
-        type=click.Choice(["nvidia", "amd", "none"]),
-        help="Vendor of the nodes' GPUs, where no --image says it.",
-    ),
-    click.Option(
-        ["--detach"],
-        is_flag=True,
-        help="Submit and return; a job after the steps collects and analyses.",
-    ),
 )
 
 
@@ -112,8 +127,30 @@ REMOVED_OPTION = click.Option(
 )
 
 
+def _variable(text: str) -> tuple[str, str]:
+    """NAME=VALUE, or NAME with the caller's own value. Raises UsageError for a secret, or one not set."""
+    name, equals, value = text.partition("=")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise UsageError(f"--env {text!r} is not NAME or NAME=VALUE")
+    if is_secret(name):
+        raise UsageError(
+            f"--env {name}: a secret would stand in the run's record and in `docker inspect`",
+            fix="lab fetch downloads models; mount a file of your own with --mount",
+        )
+    if not equals and name not in os.environ:
+        raise UsageError(f"--env {name}: it is not set here", fix=f"--env {name}=VALUE")
+    return name, value if equals else os.environ[name]
+
+
+def _absolute(text: str) -> str:
+    source, colon, target = text.partition(":")
+    return f"{os.path.abspath(os.path.expanduser(source))}{colon}{target}"
+
+
 def make_options(as_json: bool = False, **flags: Any) -> Options:
     """The flags as values. Raises UsageError for an option of Slurm without --engine slurm."""
+    flags["env"] = tuple(map(_variable, flags.get("env", ())))
+    flags["mounts"] = tuple(map(_absolute, flags.get("mounts", ())))
     if flags["engine"] == "slurm":
         slurm = SlurmOptions(**{name: flags.pop(name) for name in SlurmOptions.__struct_fields__})
         return Options(json=as_json, slurm=slurm, **flags)

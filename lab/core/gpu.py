@@ -9,6 +9,8 @@ import msgspec
 PROMISE = "LAB_NUM_GPUS"  # in a step's environment: how many GPUs its engine gave it
 GIVEN = "LAB_GPU_UUIDS"  # in a container's: which, because no mask names them there
 STEP = "LAB_STEP"  # run and step: by it a process of a step is known among those of a GPU
+ATTEMPT, IMAGE_ID = "LAB_ATTEMPT", "LAB_IMAGE_ID"  # which try of a step this is, and in which image
+REPORTED = "LAB_REPORTED"  # names of further variables that the step reports
 HOST = "LAB_HOST"  # in a container's: the machine, because the container has a name of its own
 
 

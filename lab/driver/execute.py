@@ -14,6 +14,7 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step, utc_now
 from lab.core.stop import Stop
 from lab.driver.comparable import checked
+from lab.driver.report import read_report
 from lab.engines.base import Engine, QueueEngine
 from lab.errors import EngineError, EngineLost, GpuError, LabError
 from lab.gpus.leases import hold
@@ -98,7 +99,7 @@ class StepRunner:
             self.run.begin(step)
             for watcher in self.watchers:
                 watcher.begin(step)
-            self.finish(step, self._attempt(step, gpus))
+            self.finish(step, self._attempt(step, gpus), gpus)
 
     def _held(self, gpus: Sequence[Gpu]) -> AbstractContextManager[bool]:
         """Hold the GPUs of a step against other processes of this machine."""
@@ -113,9 +114,12 @@ class StepRunner:
             in_containers=self.engine.gpus_in_use,
         )
 
-    def finish(self, step: Step, outcome: Outcome) -> None:
-        outcome = checked(self.run, step, outcome)
-        self.run.finish(step, outcome)
+    def finish(self, step: Step, outcome: Outcome, gpus: Sequence[Gpu] = ()) -> None:
+        report = read_report(self.run, step, gpus)
+        outcome = checked(self.run, step, outcome, report)
+        self.run.finish(step, outcome, report)
+        for difference in report.differences if report else ():
+            self.engine.say(f"{step.name} {difference}")
         for watcher in self.watchers:
             watcher.end(step, outcome)
 

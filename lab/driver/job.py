@@ -13,6 +13,7 @@ from lab.core.run import Run
 from lab.core.stop import Stop
 from lab.driver.analysis import analyse_run
 from lab.driver.execute import StepRunner
+from lab.driver.report import seen_env
 from lab.driver.show import show_error, show_result
 from lab.engines import engine_class
 from lab.engines.base import Engine
@@ -46,6 +47,8 @@ def gather(run: Run, engine: Engine) -> None:
         versions = read_json(path, _Environment, path.name).versions if path.exists() else {}
         run.manifest.versions |= {name: str(text) for name, text in versions.items() if text is not None}
     run.manifest.gpus = engine.gpus_seen(run)
+    run.manifest.env = seen_env(run.manifest)
+    run.manifest.image = engine.image_seen(run)
     run.save()
 
 

@@ -118,8 +118,8 @@ def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
         return _skipped(target.name, check, f"not built: lab images build {target.name}")
     image = images.load(target.image)
     cli = engine_cli() or ()
-    described = _docker_json([*cli, "image", "inspect", "-f", "{{json .}}", target.ref])
-    answer = _docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe_argv(image)])
+    described = docker_json([*cli, "image", "inspect", "-f", "{{json .}}", target.ref])
+    answer = docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe_argv(image)])
     if isinstance(described, str) or isinstance(answer, str):
         return _row(target, check, [part for part in (described, answer) if isinstance(part, str)])
     contents = msgspec.convert(answer, Contents)
@@ -142,7 +142,7 @@ def _summary(contents: Contents, notes: Sequence[str]) -> str:
     return ", ".join(parts) + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _docker_json(argv: Sequence[str]) -> dict[str, Any] | str:
+def docker_json(argv: Sequence[str]) -> dict[str, Any] | str:
     """The JSON that the command printed, or why there is none."""
     try:
         process = subprocess.run(

@@ -58,6 +58,12 @@ class Build(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     labels: dict[str, str] = {}  # besides those that every image has
 
 
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    target: str
+    read_only: bool = False
+
+
 class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     summary: str
@@ -79,6 +85,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     env: dict[str, str] = {}
     mounts: tuple[MountRule, ...] = ()
     tools: dict[str, Tool] = {}
+    user_mounts: tuple[Mount, ...] = ()  # of --mount; this and the next are never in a file
+    is_foreign: bool = False  # not made by lab: no lab inside, and an entry point of its own
 
 
 def images_root() -> Path:

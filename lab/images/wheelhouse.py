@@ -18,6 +18,7 @@ from lab.images.tree import BUILD, Say
 from lab.images.wheel import PIP
 
 WHEELHOUSE = BUILD / "wheelhouse"
+MUSL_TAGS = ("musllinux_1_2", "musllinux_1_1")
 TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "linux")
 
 
@@ -32,7 +33,9 @@ def fill_wheelhouse(target: Target, python_version: str, root: Path, say: Say) -
     stamp.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
-    code, tail = stream(_download_argv(target.wheels, python_version, folder), env={}, cwd=root, say=say)
+    code, tail = stream(
+        [*download_argv(target.wheels, python_version, folder), "--no-deps"], env={}, cwd=root, say=say
+    )
     if code:
         raise MissingError(
             f"this host's pip cannot find {names} for Python {python_version}:\n" + "\n".join(tail[-5:]),
@@ -43,9 +46,18 @@ def fill_wheelhouse(target: Target, python_version: str, root: Path, say: Say) -
     write_atomic(stamp, wanted)
 
 
-def _download_argv(wheels: Sequence[str], python_version: str, folder: Path) -> list[str]:
-    platforms = [word for tag in TAGS for word in ("--platform", f"{tag}_{platform.machine()}")]
-    only = ["--quiet", "--no-deps", "--only-binary=:all:", "--python-version", python_version, *platforms]
+def download_argv(
+    wheels: Sequence[str],
+    python_version: str,
+    folder: Path,
+    *,
+    machine: str | None = None,
+    musl: bool = False,
+) -> list[str]:
+    """pip's command line that downloads wheels with what they need, for another Python and machine."""
+    tags = MUSL_TAGS if musl else TAGS
+    platforms = [word for tag in tags for word in ("--platform", f"{tag}_{machine or platform.machine()}")]
+    only = ["--quiet", "--only-binary=:all:", "--python-version", python_version, *platforms]
     return [*PIP, "download", *only, "--dest", str(folder), *wheels]
 
 

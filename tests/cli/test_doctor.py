@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from lab.cli.registry import SCANNERS
-from lab.core.native import C
 from lab.engines.checkup import join_group_of
+from lab.native import C
 
 SMI = """\
 #!/bin/sh

@@ -29,10 +29,10 @@ from lab.compare.check.progress import FILE, Asked, Progress
 from lab.compare.check.samples import LOG, Process, processes
 from lab.compare.check.sides import Side, described, notes
 from lab.core.files import exclusive, make_folder
-from lab.core.provenance import relevant_env
 from lab.core.words import plural
 from lab.engines.local.process import guarded
 from lab.errors import BadDataError, BusyError, LabError, MissingError, UsageError
+from lab.gpus.environment import relevant_env
 
 PLACE = "{out}"  # in the command: the recording that this process writes
 VARIABLE = "LAB_CHECK_OUT"  # the same, for a program that reads its environment

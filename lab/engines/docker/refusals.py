@@ -44,7 +44,7 @@ def checked(spec: ContainerSpec) -> ContainerSpec:
 
 
 def _checked(mount: Mount) -> Mount:
-    option = OPTION_OF.get(mount.target, mount.target)
+    option = OPTION_OF.get(mount.target, "--mount")
     if mount.source.startswith("<path in $"):
         raise MissingError(
             f"{option} is not set: it must name a file",
@@ -62,6 +62,14 @@ def _checked(mount: Mount) -> Mount:
         raise MissingError(f"{option} names a path that does not exist: {error}", location=path) from error
     _refuse(real, option)
     return msgspec.structs.replace(mount, source=str(real))
+
+
+def check_mount(mount: Mount) -> None:
+    """Refuse a source of --mount that no container may get, before anything runs."""
+    path = Path(mount.source)
+    if not path.exists():
+        raise MissingError("--mount names a path that does not exist", location=path)
+    _refuse(path.resolve(), "--mount")
 
 
 def _own_folder(path: Path) -> None:

@@ -17,7 +17,7 @@ from lab.core.files import make_folder, write_atomic
 from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import HostLab
 from lab.core.run import LAB, Run
-from lab.core.snapshot import step_env
+from lab.core.snapshot import launched, report_env, step_env
 from lab.core.step import Step
 from lab.errors import EngineError, UsageError, writing
 from lab.images.acquire import TITLE_LABEL
@@ -135,12 +135,16 @@ def _named(version: str | None, sha256: str | None) -> str:
     return f"{version or 'of no version'} ({sha256[:12]})" if sha256 else "none that Python finds"
 
 
-def with_lab(spec: ContainerSpec, run: Run, step: Step) -> ContainerSpec:
-    """The container of a step that imports the lab its run names: the image's own, or the run's copy."""
-    env = {**spec.env, **step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))}
+def with_lab(spec: ContainerSpec, run: Run, step: Step, image: Image, id: str | None = None) -> ContainerSpec:
+    """The container of a step that imports the lab its run names (the image's own, or the run's copy), and
+    reports what it sees before its command begins."""
+    lab_env = step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))
+    env = {**spec.env, **lab_env, **report_env(run, step, id)}
+    command = launched(run, step, "/out", image.python, spec.command)
+    # The packages that lab needs beside an image's own come last on its path (lab/__init__.py).
     copy = Mount(source=str(run.root.absolute() / LAB), target=f"/out/{LAB}", read_only=True)
     mounts = (*spec.mounts, copy) if run.manifest.lab.used == "mounted" else spec.mounts
-    return msgspec.structs.replace(spec, env=env, mounts=mounts)
+    return msgspec.structs.replace(spec, env=env, mounts=mounts, command=command)
 
 
 def refuse_moved_tag(ref: str, labels: Mapping[str, str], image: Image) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.core.native import READER
 from lab.errors import MissingError
+from lab.native import READER
 from lab.rooms.nan.nixnan.reading import blocks, counts, reader
 from lab.rooms.nan.nixnan.reading.bulk import counters
 from lab.rooms.nan.nixnan.reading.native.find import library

@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from lab.core.native import READER
+from lab.native import READER
 from lab.rooms.nan.nixnan.reading.bulk.native import NativeScanner, scanner
 from lab.rooms.nan.nixnan.reading.bulk.scanner import PlainScanner
 from lab.rooms.nan.nixnan.reading.counts import NATIVE_BYTES, NativeCounts, PlainCounts, counts_for
