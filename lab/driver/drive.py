@@ -22,6 +22,7 @@ from lab.core.step import STALL_LIMIT, Outcome, Status, Step, utc_now
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
 from lab.driver.comparable import content_of, described, same_cpu, same_images, same_lab
+from lab.driver.detached import detach
 from lab.driver.execute import StepRunner, check_gpus
 from lab.driver.job import finish_run, gather
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
@@ -98,13 +99,16 @@ def resume(folder: Path, options: Options) -> None:
 
 
 def leave(run: Run, engine: Engine, options: Options, console: Console) -> None:
-    """Submit all steps and the job that collects and analyses them, and return."""
-    finish = partial(finish_run, str(run.root.absolute()), options.analysis)
-    with run.locked():
-        prepare_lab(run, engine)
-        console.say(engine.leave(run, run.pending(), jobs=options.jobs, finish=finish))
+    """Return while the run goes on: as jobs of a scheduler, else driven by a process of its own."""
+    if engine.runs_here:
+        console.say(detach(run.root, options))
+    else:
+        finish = partial(finish_run, str(run.root.absolute()), options.analysis)
+        with run.locked():
+            prepare_lab(run, engine)
+            console.say(engine.leave(run, run.pending(), jobs=options.jobs, finish=finish))
     folder = shlex.quote(str(run.root))
-    console.say(f"look: lab runs show {folder}; end: lab runs stop {folder}")
+    console.say(f"look: lab runs show {folder}, lab runs logs -f {folder}; end: lab runs stop {folder}")
 
 
 def carry_out(run: Run, engine: Engine, site: Site, options: Options, console: Console) -> None:

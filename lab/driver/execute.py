@@ -134,7 +134,7 @@ class StepRunner:
         started, began = utc_now(), time.monotonic()
         sampled_gpus = gpus if self.engine.runs_here else ()
         try:
-            with sampled(sampled_gpus, self.run.folder(step)):
+            with sampled(sampled_gpus, self.run.folder(step), step=f"{self.run.manifest.id}/{step.name}"):
                 return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
         except EngineLost:
             raise  # the step may still run: its record stays open, so that --resume can take it up again

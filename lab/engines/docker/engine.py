@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -76,9 +76,7 @@ class DockerEngine(Engine):
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
         if options.image is None:
             raise UsageError("the docker engine needs an image", fix=f"--image {'|'.join(images.names())}")
-        image = image_of(
-            options.image, vendor=options.vendor, mounts=options.mounts, mounts_deps=not options.dry_run
-        )
+        image = _image(options)
         for mount in image.user_mounts[image.is_foreign :]:
             check_mount(mount)
         policy: HostLab = "mount" if image.is_foreign else options.host_lab
@@ -271,6 +269,17 @@ class DockerEngine(Engine):
             run_dir=str(run.root),
             driver=next((gpu.driver for gpu in gpus if gpu.driver), ""),
         )
+
+
+def _image(options: Options) -> Image:
+    """The image of the flags; a dry run guesses by its name what no engine here can say."""
+    flags: dict[str, Any] = {"vendor": options.vendor, "mounts": options.mounts}
+    try:
+        return image_of(str(options.image), **flags, mounts_deps=not options.dry_run)
+    except EngineError:
+        if not options.dry_run:
+            raise
+        return image_of(str(options.image), **flags, looks=False)
 
 
 def mount_text(mount: Mount) -> str:
