@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lab.cli.options import COMMON, FURTHER, REMOVED_OPTION, SLURM, make_options
+from lab.cli.options import COMMON, FURTHER, SLURM, make_options
 from lab.cli.registry import SECTIONS, run_commands
 from lab.core.options import Options
 from lab.core.plan import Experiment
@@ -98,7 +98,7 @@ def _run(ctx: click.Context, /, resume_run: Path | None, **flags: Any) -> None:
 run = RunGroup(
     "run",
     callback=_run,
-    params=[*COMMON, *FURTHER, *SLURM, _HELP_SLURM, REMOVED_OPTION],
+    params=[*COMMON, *FURTHER, *SLURM, _HELP_SLURM],
     help=_run.__doc__,
     lazy=run_commands(),
     invoke_without_command=True,

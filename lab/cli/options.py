@@ -110,23 +110,6 @@ SLURM = (
 )
 
 
-def _answer_removed(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise UsageError(
-            "sbatch's own options were removed from `lab run`", fix="--sbatch KEY=VALUE, as partition=gpu"
-        )
-
-
-# For one release.
-REMOVED_OPTION = click.Option(
-    ["--partition", "--account", "--qos", "--constraint", "--cpus-per-task", "--mem", "--gres"],
-    hidden=True,
-    expose_value=False,
-    callback=_answer_removed,
-    help="Now --sbatch KEY=VALUE.",
-)
-
-
 def _variable(text: str) -> tuple[str, str]:
     """NAME=VALUE, or NAME with the caller's own value. Raises UsageError for a secret, or one not set."""
     name, equals, value = text.partition("=")

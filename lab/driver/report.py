@@ -89,10 +89,14 @@ def _other_gpus(planned: Sequence[Gpu], seen: Sequence[Gpu] | None) -> list[str]
 
 
 def image_of(manifest: Manifest, step: Step) -> ImageRecord | None:
-    """The image that the run names for this step."""
-    if step.image is None:
-        return manifest.image
-    return next((record for record in manifest.images if record.name == step.image), None)
+    """The image that the run names for this step; its content by the first step that ran in it."""
+    images = [manifest.image] if step.image is None else list(manifest.images)
+    record = next((r for r in images if r and step.image in (None, r.name)), None)
+    if record is None or record.id:
+        return record
+    others = (r for r in manifest.steps if r.step.image == step.image and r.step.name != step.name)
+    first_id = next((r.report.image_id for r in others if r.report and r.report.image_id), None)
+    return msgspec.structs.replace(record, id=first_id)
 
 
 def seen_env(manifest: Manifest) -> dict[str, str]:

@@ -154,10 +154,11 @@ class Engine(abc.ABC):
     # Without a driver
 
     def leave(self, run: Run, steps: Sequence[Step], *, jobs: int, finish: Callable[[], None]) -> str:
-        """Start `steps` and return while they run; `finish` is called after the last. -> what was started."""
-        raise UsageError(
-            f"the {self.name} engine runs steps only while lab runs", fix="use --engine slurm --detach"
-        )
+        """Start `steps` and return while they run; `finish` is called after the last. -> what was started.
+
+        Of an engine whose steps are not processes of this machine.
+        """
+        raise NotImplementedError
 
     # Analysis
 

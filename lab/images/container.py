@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from lab.core.gpu import GIVEN, HOST, PROMISE, Gpu
-from lab.core.hub import OFFLINE
 from lab.core.step import SOURCE, Step
 from lab.errors import UsageError
 from lab.gpus.environment import passage
+from lab.hub import OFFLINE
 from lab.images.spec import Image, MountRule, Tool
 from lab.images.spec import Mount as Mount
 

@@ -131,6 +131,11 @@ def parse_mount(text: str) -> Mount:
     return Mount(source=source, target=target, read_only=mode == "ro")
 
 
+def mount_text(mount: Mount) -> str:
+    """As --mount takes it."""
+    return f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"
+
+
 def inside_of(ref: str, names: Sequence[str] = ()) -> tuple[Inside, dict[str, Any]]:
     """What the image holds, kept under its content, and what the engine says of it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lab.core.hub import MODELS
+from lab.hub import MODELS
 from lab.core.options import SlurmOptions
 from lab.core.plan import ModelNeed, Plan
 from lab.core.run import Run

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lab.core.hub import MODELS, OFFLINE, fetch_command
+from lab.hub import MODELS, OFFLINE, fetch_command
 from lab.errors import BadDataError, MissingError
 from lab.workload.models import check_model, is_loadable, revision_to_load
 from tests.core.test_hub import COMMIT, cached

@@ -37,8 +37,8 @@ from lab.images import spec as images
 from lab.images.container import ContainerSpec, analysis_spec, container_spec, fetch_spec
 from lab.images.docker_cli import id_of, listed
 from lab.images.endpoint import endpoint_of
-from lab.images.foreign import image_of
-from lab.images.spec import Image, Mount
+from lab.images.foreign import image_of, mount_text
+from lab.images.spec import Image
 from lab.secrets import redact_env, secret_values
 
 if TYPE_CHECKING:
@@ -280,10 +280,6 @@ def _image(options: Options) -> Image:
         if not options.dry_run:
             raise
         return image_of(str(options.image), **flags, looks=False)
-
-
-def mount_text(mount: Mount) -> str:
-    return f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"
 
 
 def cpu_image_is_here() -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from lab.core.files import cache_folder
 from lab.core.gpu import Gpu
-from lab.core.hub import hub_cache
 from lab.core.options import Options
 from lab.core.plan import Site
 from lab.engines.docker.client import Nature
@@ -18,6 +17,7 @@ from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import look
 from lab.gpus.neighbours import notes_on
 from lab.gpus.selection import parse_spec, placeholders, select
+from lab.hub import hub_cache
 from lab.images import spec as images
 from lab.images.container import HostContext
 from lab.images.preflight import refuse_unsuited

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from lab.core.gpu import PROMISE, Gpu
-from lab.core.hub import OFFLINE, offline_settings
 from lab.core.options import Options
 from lab.core.plan import Site
 from lab.core.run import LAB, Run
@@ -28,6 +27,7 @@ from lab.gpus.discover import Found, look
 from lab.gpus.neighbours import notes_on
 from lab.gpus.nvidia import cards_without_driver
 from lab.gpus.selection import MASKS, parse_spec, select, visible_env
+from lab.hub import OFFLINE, offline_settings
 from lab.secrets import TOKEN_VARIABLES, redact_env, secret_values
 
 GRACE_S = 10.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.core.hub import is_offline
 from lab.errors import MissingError
+from lab.hub import is_offline
 from lab.rooms.kernels.config import KernelsConfig, known
 from lab.workload.models import fetch_command, is_loadable
 
