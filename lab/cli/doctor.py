@@ -14,10 +14,10 @@ import click
 from lab.cli.registry import EXTRAS, SCANNERS
 from lab.core.gpu import Gpu
 from lab.core.words import printable, size_text
-from lab.engines.checkup import Check, as_root, join_group_of
 from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import look
+from lab.gpus.health import Check, as_root, join_group_of
 from lab.gpus.neighbours import processes_on, sentence
 from lab.gpus.nvidia import cards_without_driver
 from lab.images import spec

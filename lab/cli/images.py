@@ -13,9 +13,9 @@ from lab.core.gpu import Gpu
 from lab.core.provenance import lab_with_content
 from lab.engines.docker.client import Nature, ask
 from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.host import device_gids
 from lab.engines.docker.which_lab import lab_inside
 from lab.errors import EngineError, GpuError, LabError, StepFailed
+from lab.gpus.amd import device_gids
 from lab.gpus.discover import discover
 from lab.images import build as imagebuild
 from lab.images import check as imagecheck

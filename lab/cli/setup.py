@@ -11,10 +11,10 @@ import click
 import lab
 from lab.cli.images import lab_difference, show_rows, smoke_box
 from lab.core.gpu import Gpu
-from lab.engines.checkup import Check
 from lab.errors import EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import Found, look
+from lab.gpus.health import Check
 from lab.gpus.nvidia import cards_without_driver
 from lab.images import acquire
 from lab.images import build as imagebuild

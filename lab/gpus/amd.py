@@ -10,7 +10,7 @@ import re
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,16 @@ def _gpu(index: int, minor: int, properties: dict[str, int], sys_root: Path, dev
         power_limit_w=int(power) / 1e6 if power and power.isdigit() else None,
         render_node=str(dev_root / f"dri/renderD{minor}"),
     )
+
+
+def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """The numeric groups that may open these GPUs' nodes. Names would be looked up in the image, and fail."""
+    nodes = [Path(gpu.render_node) for gpu in gpus if gpu.render_node]
+    if not nodes:
+        return ()
+    kfd = nodes[0].parent.parent / "kfd"
+    present = [node for node in [kfd, *nodes] if node.exists()]
+    return tuple(sorted({str(node.stat().st_gid) for node in present})) or ("<gid of /dev/kfd>",)
 
 
 def amd_state(render_node: str | None, env: Mapping[str, str]) -> Callable[[], State]:

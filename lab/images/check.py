@@ -18,7 +18,7 @@ from lab.images import spec as images
 from lab.images.compare import differences, lab_difference
 from lab.images.docker_cli import engine_cli, id_of, listed
 from lab.images.names import LOCAL, registry_of
-from lab.images.probe import Contents, probe_argv
+from lab.images.probe import Contents, probe_argv, tools_of
 from lab.images.saved_checks import save_check
 from lab.images.targets import Target, refuse_unknown, targets_of
 
@@ -94,7 +94,7 @@ def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
     image = images.load(target.image)
     cli = engine_cli() or ()
     described = docker_json([*cli, "image", "inspect", "-f", "{{json .}}", target.ref])
-    answer = docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe_argv(image)])
+    answer = docker_json([*cli, "run", *UNPRIVILEGED, target.ref, "python3", *probe_argv(tools_of(image))])
     if isinstance(described, str) or isinstance(answer, str):
         return _row(target, check, [part for part in (described, answer) if isinstance(part, str)])
     contents = msgspec.convert(answer, Contents)

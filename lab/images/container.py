@@ -67,6 +67,7 @@ class HostContext(msgspec.Struct, frozen=True, kw_only=True):
     device_gids: tuple[str, ...] = ()  # numeric owners of /dev/kfd and the render nodes
     host_env: Mapping[str, str] = {}
     infiniband: bool = False
+    selinux: bool = False  # the engine keeps containers from folders without a container's label
     cdi: bool = False  # the engine gives devices by the host's CDI specifications
 
 
@@ -118,7 +119,11 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
         mounts=_mounts(image, step, tools, host),
         devices=_devices(image, gpus, host),
         device_requests=_device_requests(image, gpus, host),
-        security_opt=("no-new-privileges:true", *(image.devices.security_opt if gpus else ())),
+        security_opt=(
+            "no-new-privileges:true",
+            *(("label=disable",) if host.selinux else ()),
+            *(image.devices.security_opt if gpus else ()),
+        ),
         ipc_mode=ipc,
         shm_size=image.devices.shm_size if ipc == "private" else None,
         mem_limit=image.devices.mem_limit,

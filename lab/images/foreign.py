@@ -25,6 +25,7 @@ from lab.images import spec
 from lab.images.check import UNPRIVILEGED, Row, docker_json
 from lab.images.docker_cli import engine_cli
 from lab.images.preflight import DISABLE_REQUIRE, unsuited
+from lab.images.probe import Contents, probe_argv
 from lab.images.saved_checks import saved_path
 from lab.images.spec import Image, Mount, Vendor
 from lab.images.wheelhouse import download_argv
@@ -37,7 +38,8 @@ DEPENDENCIES = {
     "rich": "rich",
     "pynvml": "nvidia-ml-py",
 }
-OLD_PYTHON = {"tomli": "tomli", "typing_extensions": "typing_extensions"}
+FOR_310 = ("tomli", "typing_extensions")
+TOOLS = ("nsys", "ncu", "nvdisasm", "nvcc", "gcc", "rocprofv3")
 FOLDER = "/opt/lab/dependencies"
 VARIABLE = "LAB_DEPENDENCIES"  # read by lab itself: a folder at the end of Python's path
 PYTHONS = ("python3", "python", "/opt/conda/bin/python3", "/opt/venv/bin/python3", "/usr/local/bin/python3")
@@ -48,43 +50,6 @@ MARKS: dict[Vendor, str] = {
 }
 RESERVED = ("/out", "/in", "/src", "/hf", "/cache", "/tmp", "/opt/lab", "/corpus")
 SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var")
-LOOK = """
-import importlib.util as u, json, os, platform, shutil, sys
-def version(name):
-    try:
-        import importlib.metadata as m
-        return m.version(name)
-    except Exception:
-        return ""
-names, tools = sys.argv[1].split(","), sys.argv[2].split(",")
-torch, archs, cuda, hip = None, "", None, None
-if u.find_spec("torch"):
-    try:
-        import torch as t
-        torch, cuda, hip = t.__version__, t.version.cuda, getattr(t.version, "hip", None)
-        archs = getattr(t._C, "_cuda_getArchFlags", lambda: None)() or ""
-    except Exception as error:
-        torch = "does not import: %s" % error
-print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "program": sys.executable,
-    "machine": platform.machine(), "libc": platform.libc_ver()[0], "torch": torch, "cuda": cuda, "hip": hip,
-    "archs": archs.split(), "modules": {n: version(n) for n in names if u.find_spec(n)},
-    "tools": [n for n in tools if shutil.which(n)]}))
-"""
-
-
-class Inside(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look inside an image found."""
-
-    python: str
-    program: str
-    machine: str
-    libc: str = ""
-    torch: str | None = None
-    cuda: str | None = None
-    hip: str | None = None
-    archs: tuple[str, ...] = ()
-    modules: dict[str, str] = {}
-    tools: tuple[str, ...] = ()
 
 
 def is_reference(name: str) -> bool:
@@ -136,7 +101,7 @@ def mount_text(mount: Mount) -> str:
     return f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}"
 
 
-def inside_of(ref: str, names: Sequence[str] = ()) -> tuple[Inside, dict[str, Any]]:
+def inside_of(ref: str) -> tuple[Contents, dict[str, Any]]:
     """What the image holds, kept under its content, and what the engine says of it.
 
     Raises EngineError if it is not on the engine, or has no Python.
@@ -150,26 +115,25 @@ def inside_of(ref: str, names: Sequence[str] = ()) -> tuple[Inside, dict[str, An
         raise EngineError(
             f"the image {ref} is not on this engine: {described}", fix=f"{pull} (lab pulls nothing)"
         )
-    asked = sorted({*DEPENDENCIES, *OLD_PYTHON, *names, "numpy", "torch", "transformers"})
-    key = hashlib.sha256(f"{LOOK}{asked}".encode()).hexdigest()[:8]
+    argv = probe_argv(TOOLS)
+    key = hashlib.sha256("\0".join(argv).encode()).hexdigest()[:8]
     path = saved_path(described["Id"], f"inside.{key}.json")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Inside), described
+        return msgspec.json.decode(path.read_bytes(), type=Contents), described
     except (OSError, msgspec.DecodeError):
-        inside = _look(cli, ref, asked)
+        inside = _look(cli, ref, argv)
     with writing(path):
         make_folder(path.parent)
         path.write_bytes(msgspec.json.encode(inside))
     return inside, described
 
 
-def _look(cli: Sequence[str], ref: str, names: Sequence[str]) -> Inside:
-    words = ["-c", LOOK, ",".join(names), "nsys,ncu,nvdisasm,rocprofv3,nvcc,gcc"]
+def _look(cli: Sequence[str], ref: str, argv: Sequence[str]) -> Contents:
     problems = []
     for python in PYTHONS:
-        answer = docker_json([*cli, "run", *UNPRIVILEGED, "--entrypoint", python, ref, *words])
+        answer = docker_json([*cli, "run", *UNPRIVILEGED, "--entrypoint", python, ref, *argv])
         if isinstance(answer, dict):
-            return msgspec.convert(answer, Inside)
+            return msgspec.convert(answer, Contents)
         problems.append(f"{python}: {answer}")
     raise EngineError(
         f"no Python of {ref} starts as an unknown user, read-only and without network",
@@ -187,7 +151,7 @@ def _looked(ref: str, vendor: str | None, mounts_deps: bool) -> Image:
     return _image(ref, chosen, inside, env, (dependencies(inside),) if mounts_deps else (PLACEHOLDER,))
 
 
-def refuse_old_python(ref: str, inside: Inside) -> None:
+def refuse_old_python(ref: str, inside: Contents) -> None:
     version = tuple(map(int, inside.python.split(".")))
     if version < FLOOR:
         raise EngineError(
@@ -196,7 +160,7 @@ def refuse_old_python(ref: str, inside: Inside) -> None:
 
 
 def _vendor(
-    ref: str, vendor: str | None, labels: Mapping[str, str], env: Mapping[str, str], inside: Inside | None
+    ref: str, vendor: str | None, labels: Mapping[str, str], env: Mapping[str, str], inside: Contents | None
 ) -> Vendor:
     """By --vendor, the image's own torch, its labels and variables, its name."""
     if vendor in ("nvidia", "amd", "none"):
@@ -211,11 +175,11 @@ def _vendor(
 
 
 def _image(
-    ref: str, vendor: Vendor, inside: Inside | None, env: Mapping[str, str], mounts: tuple[Mount, ...]
+    ref: str, vendor: Vendor, inside: Contents | None, env: Mapping[str, str], mounts: tuple[Mount, ...]
 ) -> Image:
     """With the devices, caches and tools of lab's own image of this vendor."""
     model = spec.load({"nvidia": "cuda", "amd": "rocm70", "none": "cpu"}[vendor])
-    have = set(inside.tools if inside else ())
+    have = {name for name, path in (inside.tools if inside else {}).items() if path}
     tools = {name: tool for name, tool in model.tools.items() if set(tool.needs) <= have}
     own_env = {name: value for name, value in model.env.items() if name != DISABLE_REQUIRE}
     lifted = DISABLE_REQUIRE in env
@@ -242,12 +206,12 @@ def _image(
 PLACEHOLDER = Mount(source="<lab's wheelhouse for the image's Python>", target=FOLDER, read_only=True)
 
 
-def dependencies(inside: Inside) -> Mount:
+def dependencies(inside: Contents) -> Mount:
     """The packages that lab needs, unpacked for this Python and machine; made once.
 
     Raises MissingError if this host's pip finds none.
     """
-    packages = sorted({*DEPENDENCIES.values(), *(OLD_PYTHON.values() if inside.python == "3.10" else ())})
+    packages = [*DEPENDENCIES, *(FOR_310 if inside.python == "3.10" else ())]
     key = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:8]
     folder = (
         cache_folder() / "wheelhouse" / f"py{inside.python}-{inside.machine}-{inside.libc or 'libc'}-{key}"
@@ -276,15 +240,14 @@ def check_reference(
 ) -> Iterator[Row]:
     """What an image of someone else's lacks, a row each: of lab, of the GPUs here, and of every room.
 
-    rooms: name -> the modules and, behind a `+`, the programs that it needs.
+    rooms: name -> the packages and, behind a `+`, the programs that it needs.
     """
 
     def row(subject: str, problem: str, good: str = "") -> Row:
         return Row(image=ref, check=subject, state="failed" if problem else "ok", detail=problem or good)
 
-    names = sorted({word for needs in rooms.values() for word in needs.split() if not word.startswith("+")})
     try:
-        inside, described = inside_of(ref, names)
+        inside, described = inside_of(ref)
         refuse_old_python(ref, inside)
     except EngineError as error:
         yield row("python", error.problem)
@@ -297,15 +260,13 @@ def check_reference(
         yield row("packages", "", f"mounted from {dependencies(inside).source}")
     except LabError as error:
         yield row("packages", error.problem.splitlines()[0])
-    bad = "" if inside.torch and not inside.torch.startswith("does not") else inside.torch or "no torch"
     kind = f"CUDA {inside.cuda}" if inside.cuda else f"HIP {inside.hip}" if inside.hip else "for the CPU"
-    yield row(
-        "torch", bad, f"{inside.torch}, {kind}; vendor {image.vendor} {' '.join(inside.archs)}".rstrip()
-    )
+    torch = f"{inside.packages.get('torch', '?')}, {kind}; vendor {image.vendor} {' '.join(inside.archs)}"
+    yield row("torch", inside.torch_problem or ("" if inside.torch else "no torch"), torch.rstrip())
     for gpu in gpus:
         other = f"the image is for {image.vendor}" if image.vendor != gpu.vendor else ""
         yield row(f"GPU {gpu.number}", other or unsuited(image, gpu), f"{gpu.name} {gpu.arch or ''}".strip())
-    have = {*inside.modules, *(f"+{tool}" for tool in inside.tools)}
+    have = {*inside.packages, *(f"+{tool}" for tool, path in inside.tools.items() if path)}
     for room, needs in rooms.items():
         missing = [word.removeprefix("+") for word in needs.split() if word not in have]
         yield row(room, f"lacks {', '.join(missing)}" if missing else "", "has what it needs")

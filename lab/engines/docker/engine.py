@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 GRACE_S = 10.0
 ANALYSIS_IMAGE = "cpu"
 PREVIEW_TIMEOUT_S = 30  # under load an engine is slow; a plan does not wait for one that hangs
+SELINUX = "SELinux is on: steps run with label=disable, because labels would be changed on your own folders"
 UNKNOWN_ENGINE = "no Docker engine answers: the plan assumes one that is not rootless and has no CDI"
 
 
@@ -235,7 +236,7 @@ class DockerEngine(Engine):
         outside = passage(os.environ, inside=[mount.source for mount in self.image.user_mounts]).notes
         if nature is None:
             return (*outside, UNKNOWN_ENGINE)
-        notes = [*outside, *([] if nature.limits else [UNLIMITED])]
+        notes = [*outside, *([] if nature.limits else [UNLIMITED]), *([SELINUX] if nature.selinux else [])]
         state, detail = how_gpus_reach(nature, gpus) if gpus else ("ok", "")
         return (*notes, *([f"GPUs may not reach the containers: {detail}"] if state == "warn" else []))
 

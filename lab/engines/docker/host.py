@@ -13,6 +13,7 @@ from lab.core.options import Options
 from lab.core.plan import Site
 from lab.engines.docker.client import Nature
 from lab.errors import GpuError, UsageError
+from lab.gpus.amd import device_gids
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import look
 from lab.gpus.neighbours import notes_on
@@ -65,6 +66,7 @@ def host_context(run_dir: str, gpus: Sequence[Gpu], engine: Nature | None = None
         cdi=bool(engine and engine.cdi),
         device_gids=device_gids(gpus),
         host_env=dict(os.environ),
+        selinux=bool(engine and engine.selinux),
         infiniband=Path("/dev/infiniband").exists(),
     )
 
@@ -72,13 +74,3 @@ def host_context(run_dir: str, gpus: Sequence[Gpu], engine: Nature | None = None
 def node_name() -> str:
     """This machine, by Slurm's name for it in a job."""
     return os.environ.get("SLURMD_NODENAME") or platform.node()
-
-
-def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """The numeric groups that may open these GPUs' nodes. Names would be looked up in the image, and fail."""
-    nodes = [Path(gpu.render_node) for gpu in gpus if gpu.render_node]
-    if not nodes:
-        return ()
-    kfd = nodes[0].parent.parent / "kfd"
-    present = [node for node in [kfd, *nodes] if node.exists()]
-    return tuple(sorted({str(node.stat().st_gid) for node in present})) or ("<gid of /dev/kfd>",)
