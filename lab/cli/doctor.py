@@ -110,9 +110,8 @@ def _gpu_row(gpu: Gpu) -> Check:
 
 def _reasons(gpu: Gpu) -> str:
     """Why each image of the vendor does not fit: its code, its driver, what its base asks of the driver."""
-    images = [image for name in spec.names() if (image := spec.load(name)).vendor == gpu.vendor]
-    reasons = [f"{image.name}: {unsuited(image, gpu)}" for image in images]
-    return f" ({'; '.join(reasons)})" if reasons else ""
+    images = [image for image in map(spec.load, spec.names()) if image.vendor == gpu.vendor]
+    return f" ({'; '.join(f'{image.name}: {unsuited(image, gpu)}' for image in images)})"
 
 
 def _check_engine(gpus: Sequence[Gpu]) -> list[Check]:

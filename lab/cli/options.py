@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
 import click
 
 from lab.core.options import Options, SlurmOptions
 from lab.errors import UsageError
-from lab.secrets import is_secret
+from lab.gpus.environment import parse_variable
 from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, PATH
 
 COMMON = (
@@ -105,24 +104,10 @@ SLURM = (
         type=click.Choice(["none", "docker", "pyxis", "apptainer"]),
         default="none",
         show_default=True,
-        help="How a node runs --image. pyxis and apptainer were built from their manuals and never run.",
+        help="How a node runs --image; pyxis and apptainer, which were never run, with --experimental.",
     ),
+    click.Option(["--experimental"], is_flag=True, help="Allow what was built from manuals and never run."),
 )
-
-
-def _variable(text: str) -> tuple[str, str]:
-    """NAME=VALUE, or NAME with the caller's own value. Raises UsageError for a secret, or one not set."""
-    name, equals, value = text.partition("=")
-    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise UsageError(f"--env {text!r} is not NAME or NAME=VALUE")
-    if is_secret(name):
-        raise UsageError(
-            f"--env {name}: a secret would stand in the run's record and in `docker inspect`",
-            fix="lab fetch downloads models; mount a file of your own with --mount",
-        )
-    if not equals and name not in os.environ:
-        raise UsageError(f"--env {name}: it is not set here", fix=f"--env {name}=VALUE")
-    return name, value if equals else os.environ[name]
 
 
 def _absolute(text: str) -> str:
@@ -132,7 +117,7 @@ def _absolute(text: str) -> str:
 
 def make_options(as_json: bool = False, **flags: Any) -> Options:
     """The flags as values. Raises UsageError for an option of Slurm without --engine slurm."""
-    flags["env"] = tuple(map(_variable, flags.get("env", ())))
+    flags["env"] = tuple(map(parse_variable, flags.get("env", ())))
     flags["mounts"] = tuple(map(_absolute, flags.get("mounts", ())))
     if flags["engine"] == "slurm":
         slurm = SlurmOptions(**{name: flags.pop(name) for name in SlurmOptions.__struct_fields__})

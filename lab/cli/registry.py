@@ -138,11 +138,6 @@ def smoke_runs() -> dict[str, tuple[str, ...]]:
     return {room.name: tuple(room.smoke.split()) for room in ROOMS if room.smoke}
 
 
-def room_needs() -> dict[str, str]:
-    """What each room's steps need of an image."""
-    return {room.name: room.needs for room in ROOMS}
-
-
 def commands() -> Lazy:
     """The commands of `lab`, in the order of --help."""
     reading = {

@@ -9,8 +9,10 @@ from pathlib import Path
 import click
 
 import lab
-from lab.cli.images import lab_difference, show_rows, smoke_box
+from lab.cli.images import show_rows
 from lab.core.gpu import Gpu
+from lab.engines.docker.host import smoke_box
+from lab.engines.docker.which_lab import lab_difference
 from lab.errors import EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import Found, look
@@ -60,9 +62,8 @@ def setup(image: str | None, registry: str | None, release: Path | None, dry_run
             console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
         image = image_for(gpus)
         for gpu in gpus:
-            fits = image in fitting_images(gpu)
-            reason = f"is for it, {gpu.arch or 'of an unknown architecture'}" if fits else "does not fit it"
-            console.say(f"note: GPU {gpu.number} ({gpu.name}): lab/{image} {reason}")
+            verb = "fits" if image in fitting_images(gpu) else "does not fit"
+            console.say(f"note: {image} {verb} GPU {gpu.number} ({gpu.name})")
     asked = targets([image])
     image = asked[0].image  # of a target such as cpu-torch
     suited = [gpu for gpu in gpus if suits(load(image), gpu)][:1]

@@ -37,9 +37,9 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Processes of others on a step's GPUs; `during`: each with the most memory that it was seen to hold."""
 
-    before: tuple[GpuProcess, ...] = ()
+    at_start: tuple[GpuProcess, ...] = ()
     during: tuple[GpuProcess, ...] = ()
-    after: tuple[GpuProcess, ...] = ()
+    at_end: tuple[GpuProcess, ...] = ()
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
     time_min: int | None = None
     extra: tuple[str, ...] = ()  # options of sbatch: KEY=VALUE, or KEY alone for a flag
     container: Container = "none"
+    experimental: bool = False
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

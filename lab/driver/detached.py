@@ -23,7 +23,7 @@ LEFT_OUT = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET")
 def detach(root: Path, options: Options) -> str:
     """Start a driver that resumes the run in a session of its own; -> what was started.
 
-    It keeps neither terminal nor working pipe of this process, so that closing the terminal does not end it.
+    It keeps no terminal and no pipe of this process, so it outlives a logout.
     """
     log = root / DRIVER_LOG
     flags = [

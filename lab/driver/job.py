@@ -23,7 +23,7 @@ from lab.terminal.console import Console
 
 
 def finish_run(folder: str, analysis: Literal["auto", "host", "none"]) -> None:
-    """Record the outcomes of a run whose jobs have all ended, then analyse it; ends with lab's exit codes."""
+    """Record the outcomes of a run whose jobs have ended, then analyse it; with lab's exit codes."""
     options, console = Options(quiet=True, analysis=analysis), Console(quiet=True)
     try:
         run = Run.open(Path(folder))

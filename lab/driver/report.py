@@ -65,22 +65,24 @@ def _differences(manifest: Manifest, step: Step, gpus: Sequence[Gpu], report: St
     texts += _other_gpus(gpus, report.gpus)
     planned = {n: value for n, value in step.env.items() if not (is_secret(n) or n.startswith("LAB_"))}
     for name, value in planned.items():
-        if (seen := report.env.get(name)) != redact(value, secret_values()):
-            texts.append(f"had {name}={seen if seen is not None else '(not set)'}, the plan sets {value}")
+        if (value_seen := report.env.get(name)) != redact(value, secret_values()):
+            texts.append(
+                f"had {name}={value_seen if value_seen is not None else '(not set)'}, the plan sets {value}"
+            )
     lost = [name for name in manifest.env if belongs(name) and name not in report.env]
     if lost:
         texts.append(f"{plural(len(lost), 'planned variable')} did not reach it: {first_few(lost)}")
     return texts
 
 
-def _other_gpus(planned: Sequence[Gpu], seen: Sequence[Gpu] | None) -> list[str]:
+def _other_gpus(planned: Sequence[Gpu], visible: Sequence[Gpu] | None) -> list[str]:
     if not planned or any(gpu.uuid.startswith("<") for gpu in planned):
         return []
-    if seen is None:
+    if visible is None:
         return ["could not say which GPUs it had"]
     texts = []
     for gpu in planned:
-        match = next((s for s in seen if s.uuid and gpu.uuid.startswith(s.uuid)), None)
+        match = next((s for s in visible if s.uuid and gpu.uuid.startswith(s.uuid)), None)
         if match is None:
             texts.append(f"did not see GPU {gpu.number} ({gpu.uuid}), which it was given")
         elif match.driver and gpu.driver and match.driver != gpu.driver:
@@ -94,8 +96,8 @@ def image_of(manifest: Manifest, step: Step) -> ImageRecord | None:
     record = next((r for r in images if r and step.image in (None, r.name)), None)
     if record is None or record.id:
         return record
-    others = (r for r in manifest.steps if r.step.image == step.image and r.step.name != step.name)
-    first_id = next((r.report.image_id for r in others if r.report and r.report.image_id), None)
+    siblings = (r for r in manifest.steps if r.step.image == step.image and r.step.name != step.name)
+    first_id = next((r.report.image_id for r in siblings if r.report and r.report.image_id), None)
     return msgspec.structs.replace(record, id=first_id)
 
 
@@ -115,7 +117,7 @@ def seen_env(manifest: Manifest) -> dict[str, str]:
 def busy_sentences(manifest: Manifest) -> list[str]:
     """For a verdict: whose timings were taken beside other processes on the same GPU."""
     crowded = {
-        record.step.name: [*around.before, *around.during, *around.after]
+        record.step.name: [*around.at_start, *around.during, *around.at_end]
         for record in manifest.steps
         if record.report and (around := record.report.neighbours) and record.outcome
     }

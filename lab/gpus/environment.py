@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.core.words import first_few, plural
+from lab.errors import UsageError
 from lab.secrets import is_secret, redact_env, secret_values
 
 TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -45,6 +46,21 @@ def relevant_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
     source = os.environ if env is None else env
     variables = {name: source[name] for name in sorted(source) if belongs(name) or name.startswith(RECORDED)}
     return redact_env(variables, secret_values(source))
+
+
+def parse_variable(text: str) -> tuple[str, str]:
+    """NAME=VALUE, or NAME with the caller's own value. Raises UsageError for a secret, or for one not set."""
+    name, equals, value = text.partition("=")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise UsageError(f"--env {text!r} is not NAME or NAME=VALUE")
+    if is_secret(name):
+        raise UsageError(
+            f"--env {name}: a secret would stand in the run's record and in `docker inspect`",
+            fix="lab fetch downloads models; mount a file of your own with --mount",
+        )
+    if not equals and name not in os.environ:
+        raise UsageError(f"--env {name}: it is not set here", fix=f"--env {name}=VALUE")
+    return name, value if equals else os.environ[name]
 
 
 def passage(env: Mapping[str, str], *, network: str = "none", inside: Sequence[str] = ()) -> Passage:

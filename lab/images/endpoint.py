@@ -14,9 +14,8 @@ PODMAN_SOCKET = "unix:///run/podman/podman.sock"
 
 
 def endpoint_of(env: Mapping[str, str]) -> str:
-    """$DOCKER_HOST, else the context that was chosen for Docker's program, else the first socket that this
-    user may use: the system's Docker, the user's own Docker or podman, the system's podman. Where there is none:
-    the system's Docker, for the error to name."""
+    """$DOCKER_HOST, else the context of Docker's program, else the first socket that this user may use: the
+    system's Docker, the user's own Docker or podman, the system's podman. Without any, the first."""
     named = env.get("DOCKER_HOST", "")
     if named not in ("", "unix://"):  # as Docker's own client reads the second
         return named

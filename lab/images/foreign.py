@@ -42,14 +42,14 @@ FOR_310 = ("tomli", "typing_extensions")
 TOOLS = ("nsys", "ncu", "nvdisasm", "nvcc", "gcc", "rocprofv3")
 FOLDER = "/opt/lab/dependencies"
 VARIABLE = "LAB_DEPENDENCIES"  # read by lab itself: a folder at the end of Python's path
-PYTHONS = ("python3", "python", "/opt/conda/bin/python3", "/opt/venv/bin/python3", "/usr/local/bin/python3")
+PYTHONS = ("python3", "python", "/opt/conda/bin/python3", "/opt/venv/bin/python3")
 # What names a vendor, in labels, variables and the image's own name.
 MARKS: dict[Vendor, str] = {
     "amd": r"rocm|ROCM_(PATH|VERSION)|HIP_PATH|HCC_HOME|/amd",
     "nvidia": r"nvidia|cuda|NVIDIA_VISIBLE_DEVICES|CUDA_VERSION|NVARCH|vllm-openai",
 }
 RESERVED = ("/out", "/in", "/src", "/hf", "/cache", "/tmp", "/opt/lab", "/corpus")
-SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var")
+SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 
 
 def is_reference(name: str) -> bool:
@@ -82,10 +82,10 @@ def image_of(
 
 def parse_mount(text: str) -> Mount:
     """`SRC[:DST[:ro]]`. Raises UsageError for a place inside that is lab's or the system's."""
-    source, _, rest = text.partition(":")
-    target, _, mode = rest.partition(":")
+    source, _, target_and_mode = text.partition(":")
+    target, _, mode = target_and_mode.partition(":")
     target = os.path.normpath(target or source)
-    parts = [f"{folder}/" for folder in (*RESERVED, *SYSTEM)]
+    parts = [f"{folder}/" for folder in (*RESERVED, *SYSTEM, "/var")]
     if mode not in ("", "ro", "rw") or not source.startswith("/") or not target.startswith("/"):
         raise UsageError(f"--mount {text!r} is not SRC[:DST[:ro]]", fix="--mount ~/data:/data:ro")
     if target == "/" or any(f"{target}/".startswith(part) for part in parts):
@@ -145,10 +145,16 @@ def _look(cli: Sequence[str], ref: str, argv: Sequence[str]) -> Contents:
 def _looked(ref: str, vendor: str | None, mounts_deps: bool) -> Image:
     inside, described = inside_of(ref)
     refuse_old_python(ref, inside)
+    mount = dependencies(inside) if mounts_deps else PLACEHOLDER
+    return _described(ref, vendor, inside, described, (mount,))
+
+
+def _described(
+    ref: str, vendor: str | None, inside: Contents, described: Mapping[str, Any], mounts: tuple[Mount, ...]
+) -> Image:
     config = described.get("Config") or {}
     env = dict(text.partition("=")[::2] for text in config.get("Env") or ())
-    chosen = _vendor(ref, vendor, config.get("Labels") or {}, env, inside)
-    return _image(ref, chosen, inside, env, (dependencies(inside),) if mounts_deps else (PLACEHOLDER,))
+    return _image(ref, _vendor(ref, vendor, config.get("Labels") or {}, env, inside), inside, env, mounts)
 
 
 def refuse_old_python(ref: str, inside: Contents) -> None:
@@ -168,10 +174,10 @@ def _vendor(
     if inside and inside.torch:
         return "amd" if inside.hip else "nvidia" if inside.cuda else "none"
     text = " ".join([ref, *labels, *(f"{name}=" for name in env)])
-    found = [name for name, words in MARKS.items() if re.search(words, text)]
-    if not found and inside is None:
+    vendors = [name for name, words in MARKS.items() if re.search(words, text)]
+    if not vendors and inside is None:
         raise UsageError(f"the vendor of {ref} is not known here", fix="--vendor nvidia, amd or none")
-    return found[0] if found else "none"
+    return vendors[0] if vendors else "none"
 
 
 def _image(
@@ -213,13 +219,11 @@ def dependencies(inside: Contents) -> Mount:
     """
     packages = [*DEPENDENCIES, *(FOR_310 if inside.python == "3.10" else ())]
     key = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:8]
-    folder = (
-        cache_folder() / "wheelhouse" / f"py{inside.python}-{inside.machine}-{inside.libc or 'libc'}-{key}"
-    )
+    folder = cache_folder() / "wheelhouse" / f"py{inside.python}-{inside.machine}-{key}"
     site, wheels = folder / "site", folder / "wheels"
     if not (folder / "complete").exists():
         make_folder(wheels)
-        argv = download_argv(packages, inside.python, wheels, machine=inside.machine, musl=not inside.libc)
+        argv = download_argv(packages, inside.python, wheels, machine=inside.machine)
         process = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
         if process.returncode:
             raise MissingError(
@@ -252,9 +256,7 @@ def check_reference(
     except EngineError as error:
         yield row("python", error.problem)
         return
-    config = described.get("Config") or {}
-    env = dict(text.partition("=")[::2] for text in config.get("Env") or ())
-    image = _image(ref, _vendor(ref, vendor, config.get("Labels") or {}, env, inside), inside, env, ())
+    image = _described(ref, vendor, inside, described, ())
     yield row("python", "", f"{inside.python} at {inside.program}, {inside.machine}")
     try:
         yield row("packages", "", f"mounted from {dependencies(inside).source}")
@@ -264,8 +266,12 @@ def check_reference(
     torch = f"{inside.packages.get('torch', '?')}, {kind}; vendor {image.vendor} {' '.join(inside.archs)}"
     yield row("torch", inside.torch_problem or ("" if inside.torch else "no torch"), torch.rstrip())
     for gpu in gpus:
-        other = f"the image is for {image.vendor}" if image.vendor != gpu.vendor else ""
-        yield row(f"GPU {gpu.number}", other or unsuited(image, gpu), f"{gpu.name} {gpu.arch or ''}".strip())
+        vendor_problem = f"the image is for {image.vendor}" if image.vendor != gpu.vendor else ""
+        yield row(
+            f"GPU {gpu.number}",
+            vendor_problem or unsuited(image, gpu),
+            f"{gpu.name} {gpu.arch or ''}".strip(),
+        )
     have = {*inside.packages, *(f"+{tool}" for tool, path in inside.tools.items() if path)}
     for room, needs in rooms.items():
         missing = [word.removeprefix("+") for word in needs.split() if word not in have]

@@ -207,13 +207,13 @@ class Beside:
 
     def seen(self) -> Neighbours:
         """Before, during (each process with the most memory that it held) and after the step."""
-        most: dict[tuple[str, int], GpuProcess] = {}
+        largest: dict[tuple[str, int], GpuProcess] = {}
         for process in (process for look in self._looks[1:-1] for process in look):
             key = process.gpu, process.pid
-            if key not in most or (process.mem_bytes or 0) > (most[key].mem_bytes or 0):
-                most[key] = process
-        before, after = self._looks[0], self._looks[-1]
-        return Neighbours(before=tuple(before), during=tuple(most.values()), after=tuple(after))
+            if key not in largest or (process.mem_bytes or 0) > (largest[key].mem_bytes or 0):
+                largest[key] = process
+        first_look, last_look = tuple(self._looks[0]), tuple(self._looks[-1])
+        return Neighbours(at_start=first_look, during=tuple(largest.values()), at_end=last_look)
 
 
 def main() -> None:

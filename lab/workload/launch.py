@@ -85,11 +85,13 @@ def limits() -> dict[str, float | None]:
 
 def limit(controller: str) -> str:
     """The text of the nearest limit above this process, in version 2 or 1 of the kernel's groups."""
-    own: dict[str, str] = {}
+    groups: dict[str, str] = {}
     for line in text("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
-        own.update(dict.fromkeys(names.split(","), path))
-    path, below = (own[controller], f"/{controller}") if controller in own else (own.get("", "/"), "")
+        groups.update(dict.fromkeys(names.split(","), path))
+    path, below = (
+        (groups[controller], f"/{controller}") if controller in groups else (groups.get("", "/"), "")
+    )
     name = V1[controller] if below else f"{controller}.max"
     while True:
         folder = f"/sys/fs/cgroup{below}"
@@ -146,8 +148,8 @@ def nvidia() -> list[dict[str, Any]]:
         for number in range(instances_of(nvml, handle)):
             part = ctypes.c_void_p()
             if not nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number, ctypes.byref(part)):
-                own = {"uuid": words(nvml.nvmlDeviceGetUUID, part), "parent": uuid, "instance": number}
-                rows.append({**rows[-1], "name": words(nvml.nvmlDeviceGetName, part), **own})
+                part_facts = {"uuid": words(nvml.nvmlDeviceGetUUID, part), "parent": uuid, "instance": number}
+                rows.append({**rows[-1], "name": words(nvml.nvmlDeviceGetName, part), **part_facts})
     nvml.nvmlShutdown()
     return rows
 

@@ -26,7 +26,7 @@ from lab.core.stop import Stop
 from lab.engines.base import Engine, OnLine, Provenance
 from lab.engines.docker.client import UNLIMITED, Nature, ask, how_gpus_reach
 from lab.engines.docker.host import host_context, site_for
-from lab.engines.docker.labels import container_name, fingerprint, make_labels
+from lab.engines.docker.leftovers import container_name, fingerprint, make_labels
 from lab.engines.docker.refusals import allowed, check_mount, check_run_folder, checked
 from lab.engines.docker.which_lab import ImageRecords, choose, with_lab
 from lab.engines.output import LogWriter

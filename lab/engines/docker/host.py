@@ -11,7 +11,7 @@ from lab.core.files import cache_folder
 from lab.core.gpu import Gpu
 from lab.core.options import Options
 from lab.core.plan import Site
-from lab.engines.docker.client import Nature
+from lab.engines.docker.client import Nature, ask
 from lab.errors import GpuError, UsageError
 from lab.gpus.amd import device_gids
 from lab.gpus.cdi import read_cdi, with_cdi_names
@@ -21,7 +21,10 @@ from lab.gpus.selection import parse_spec, placeholders, select
 from lab.hub import hub_cache
 from lab.images import spec as images
 from lab.images.container import HostContext
+from lab.images.docker_cli import ANSWER_S
+from lab.images.endpoint import endpoint_of
 from lab.images.preflight import refuse_unsuited
+from lab.images.smoke import Box
 from lab.images.spec import Image
 
 DEFAULT_NUM_GPUS = 8  # assumed by a dry run on a machine without GPUs
@@ -74,3 +77,9 @@ def host_context(run_dir: str, gpus: Sequence[Gpu], engine: Nature | None = None
 def node_name() -> str:
     """This machine, by Slurm's name for it in a job."""
     return os.environ.get("SLURMD_NODENAME") or platform.node()
+
+
+def smoke_box(gpus: Sequence[Gpu] = ()) -> Box:
+    """These GPUs and the users of the engine here, to try images with."""
+    nature = ask(endpoint_of(os.environ), ANSWER_S) or Nature()
+    return Box(nature.user_mapping, nature.cdi, tuple(gpus), device_gids(gpus))

@@ -16,16 +16,19 @@ from lab.core import content
 from lab.core.files import make_folder, write_atomic
 from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import HostLab
+from lab.core.provenance import lab_with_content
 from lab.core.run import LAB, Run
 from lab.core.snapshot import launched, report_env, step_env
 from lab.core.step import Step
 from lab.errors import EngineError, UsageError, writing
-from lab.images.acquire import TITLE_LABEL
+from lab.images import compare, spec
+from lab.images.acquire import TITLE_LABEL, labels_of
 from lab.images.container import TMP, USERNS_MODE, ContainerSpec, Mount, least_spec, user_inside
+from lab.images.docker_cli import engine_cli
 from lab.images.names import repository_of
 from lab.images.saved_checks import load_check, saved_path
 from lab.images.spec import Image
-from lab.images.targets import targets
+from lab.images.targets import Target, targets
 
 if TYPE_CHECKING:
     from lab.engines.docker.client import Daemon
@@ -111,7 +114,7 @@ def _ask(daemon: Daemon, image_id: str, python: str) -> Inside:
     """Run `lab.core.content` in a container that may do nothing else."""
     from lab.engines.docker import container as containers
     from lab.engines.docker.errors import Context, translated
-    from lab.engines.docker.labels import driver_labels
+    from lab.engines.docker.leftovers import driver_labels
 
     context = Context(endpoint=daemon.endpoint, ref=image_id, step="which lab")
     name, labels = f"lab-which-{uuid.uuid4().hex[:12]}", {"lab.run_dir": "none", **driver_labels()}
@@ -159,3 +162,14 @@ def refuse_moved_tag(ref: str, labels: Mapping[str, str], image: Image) -> None:
             f"the image {ref} points at another image: it is labelled {title}",
             fix=f"build or pull it again: lab images build {image.name}",
         )
+
+
+def lab_difference(target: Target) -> str | None:
+    """Say how the lab in the image of `target` on the engine differs from this one; None if it does not."""
+    from lab.engines.docker.client import connect
+
+    image, daemon = spec.load(target.image), connect()
+    record = ImageRecords(image, lambda: daemon).of(target.ref)
+    inside = lab_inside(daemon, str(record.id), image.python)
+    labels = labels_of(engine_cli() or (), target.ref)
+    return compare.lab_difference(target, labels, inside.version, inside.sha256, lab_with_content())

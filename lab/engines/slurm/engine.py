@@ -63,6 +63,9 @@ class SlurmEngine(Engine):
                 "on Slurm an image needs the site's container runtime",
                 fix=f"--image {image_names[0]} --container docker|pyxis|apptainer, or neither",
             )
+        if options.container in COMMANDS and not options.experimental:
+            problem = f"--container {options.container} was built from its manual and never run"
+            raise UsageError(problem, fix="add --experimental, and look at --dry-run first")
         self.options, self.image, self.vendor = options, image, vendor
         self.further = {i.name: i for i in further}
 
