@@ -59,7 +59,7 @@ FURTHER = (
         ["--mount", "mounts"],
         multiple=True,
         metavar="SRC[:DST[:ro]]",
-        help="A folder or file of yours in the containers, by default at its own path. Repeatable.",
+        help="A folder or file of yours in containers, at its own path or DST. Repeatable.",
     ),
     click.Option(
         ["--vendor"],
@@ -67,7 +67,7 @@ FURTHER = (
         help="Vendor of the GPUs, where no image says it.",
     ),
     click.Option(
-        ["--detach"], is_flag=True, help="Return at once, and let the run go on: see lab runs logs."
+        ["--detach"], is_flag=True, help="Return at once; the run goes on: see lab runs logs."
     ),
     click.Option(
         ["--wait/--no-wait"], default=True, help="Wait for GPUs that another process holds. [default: yes]"
@@ -106,7 +106,7 @@ SLURM = (
         show_default=True,
         help="How a node runs --image; pyxis and apptainer, which were never run, with --experimental.",
     ),
-    click.Option(["--experimental"], is_flag=True, help="Allow what was built from manuals and never run."),
+    click.Option(["--experimental"], is_flag=True, help="Allow what was never run."),
 )
 
 

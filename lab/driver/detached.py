@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from lab.errors import EngineError, MissingError
 DRIVER_LOG = "driver.log"
 POLL_S = 0.3
 BEGIN_S = 60.0  # in which the new driver takes the run's lock, on a loaded machine
-LEFT_OUT = ("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET")
 
 
 def detach(root: Path, options: Options) -> str:
@@ -41,7 +39,6 @@ def detach(root: Path, options: Options) -> str:
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={name: value for name, value in os.environ.items() if name not in LEFT_OUT},
         )
     run, deadline = Run.open(root), time.monotonic() + BEGIN_S
     while run.driver_pid() is None and driver.poll() is None and time.monotonic() < deadline:

@@ -194,6 +194,7 @@ class SlurmEngine(Engine):
 
     def _ticket(self, run: Run, step: Step) -> Ticket:
         image = self._image_of(step)
+        records = [record for record in (run.manifest.image, *run.manifest.images) if record]
         return Ticket(
             run_dir=str(run.root.absolute()),
             step=step.name,
@@ -201,12 +202,9 @@ class SlurmEngine(Engine):
             vendor=self.vendor,
             image=image.name if image else None,
             container=self.options.container if image else "none",
-            image_id=next((r.id for r in self._records(run) if image and r.name == image.name), None),
+            image_id=next((r.id for r in records if image and r.name == image.name), None),
             mounts=tuple(mount_text(mount) for mount in image.user_mounts) if image else (),
         )
-
-    def _records(self, run: Run) -> list[ImageRecord]:
-        return [record for record in (run.manifest.image, *run.manifest.images) if record]
 
     def image_seen(self, run: Run) -> ImageRecord | None:
         """By the first step that ran in it, as the engine of its node knows it."""

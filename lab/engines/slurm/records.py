@@ -37,7 +37,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     started_utc: str
     gpus: tuple[Gpu, ...] = ()
     image: ImageRecord | None = None  # as the node's engine knows it
-    restarts: int = 0  # how often Slurm has requeued the job before this try
     outcome: Outcome | None = None
 
 

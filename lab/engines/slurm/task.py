@@ -49,10 +49,7 @@ def execute_step(ticket_json: str) -> None:
     step = on_this_node(run.step(ticket.step))
     path = trace_path(root, ticket.step, rank)
     node, host, began = node_name(), socket.gethostname(), time.monotonic()
-    restarts = run.restarts
-    trace = Trace(
-        attempt=ticket.attempt, job=job_id(), node=node, host=host, started_utc=utc_now(), restarts=restarts
-    )
+    trace = Trace(attempt=ticket.attempt, job=job_id(), node=node, host=host, started_utc=utc_now())
     make_folder(path.parent)
     gpus: Sequence[Gpu] = ()
     try:
@@ -60,7 +57,7 @@ def execute_step(ticket_json: str) -> None:
         image = node_image(engine, ticket)
         trace = msgspec.structs.replace(trace, gpus=tuple(gpus), image=image)
         make_folder(run.folder(step))
-        run.keep_old_log(step, run.attempt(step) - 1 if restarts else 0)
+        run.keep_old_log(step, run.attempt(step) - 1 if run.restarts else 0)
         write_atomic(path, msgspec.json.encode(trace))
         with watching_for_stop(stop_flag(root)) as stop:
             with sampled(gpus, run.folder(step), step=f"{run.manifest.id}/{step.name}", node=rank):
