@@ -13,9 +13,9 @@ from lab.engines.local.engine import LocalEngine
 from lab.engines.slurm.engine import SlurmEngine
 from lab.errors import BadDataError, MissingError, UsageError
 from lab.hub import MODELS
-from tests.core.test_hub import COMMIT, cached
 from tests.core.test_manifest import a_manifest
 from tests.driver.made import a_step
+from tests.test_hub import COMMIT, cached
 
 NEED = ModelNeed(model="org/m")
 OPTIONAL = ModelNeed(model="org/m", without="without it the weights are random")

@@ -9,7 +9,7 @@ import pytest
 from lab.hub import MODELS, OFFLINE, fetch_command
 from lab.errors import BadDataError, MissingError
 from lab.workload.models import check_model, is_loadable, revision_to_load
-from tests.core.test_hub import COMMIT, cached
+from tests.test_hub import COMMIT, cached
 
 
 @pytest.fixture
