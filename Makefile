@@ -12,7 +12,7 @@ INSTALL := $(PIP) install --no-compile
 .PHONY: demo test test-long lint shape mutate format docs bench bench-semicrf schema clean images locks compose compose-up bake dockerfiles pin audit
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
-	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
+	$(BIN)/lab run --quiet --gpus none sweep -c 28,42 -t 256 --ranks 2
 	@echo
 	@echo "Next: open the report above in a browser, then"
 	@echo "  $(BIN)/lab analyze examples/read_trace/step.json.gz -o page   # a recorded training step of an H200"
@@ -25,9 +25,10 @@ test: $(VENV)/.test  ## all tests this machine can run; what is skipped says why
 test-long: $(VENV)/.test  ## the tests that search for minutes, too
 	LAB_TEST_LONG=1 $(BIN)/python -m pytest $(PYTEST)
 
-lint: $(VENV)/.test  ## ruff, mypy, the layers (import-linter), names and sizes, the workflows (zizmor)
+lint: $(VENV)/.test  ## ruff, mypy, the layers (import-linter), names and sizes, Dockerfiles and locks, workflows (zizmor)
 	$(BIN)/python scripts/names.py
 	$(BIN)/python scripts/shape.py --check
+	$(BIN)/python scripts/dockerfiles.py --check
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
@@ -70,7 +71,7 @@ bake: $(VENV)/.demo  ## write docker-bake.json anew from images/
 	$(BIN)/python scripts/images.py bake
 
 dockerfiles: $(VENV)/.demo  ## write the shared sections of docker/*.Dockerfile anew
-	$(BIN)/python -m lab.images.dockerfile
+	$(BIN)/python scripts/dockerfiles.py
 
 pin: $(VENV)/.demo  ## write the digests of the bases into images/*/image.toml, and what is made from them
 	$(BIN)/python scripts/images.py pin

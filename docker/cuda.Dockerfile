@@ -1,10 +1,11 @@
-# NVIDIA GPUs from Turing on: torch, triton and transformers from the lock, nvcc and nvdisasm from the base, a C compiler
-# for what torch and triton compile at run time, and Nsight Systems from NVIDIA's own package repository.
-# Nsight Systems is under NVIDIA's software license agreement, as the base's CUDA is under its own: whoever builds this image
-# accepts both. `lab images build cuda --build-arg NSYS_PACKAGE=` leaves Nsight Systems out.
+# NVIDIA GPUs from Turing on: torch, triton and transformers from the lock, which bring CUDA's libraries; so the base is the small
+# one, and of CUDA's toolkit only nvcc and nvdisasm are added. A C compiler for what torch and triton compile at run time, Nsight
+# Systems and Nsight Compute from NVIDIA's package repositories, each in one version.
+# They are under NVIDIA's software license agreement, as the base's CUDA is under its own: whoever builds this image accepts it.
+# `lab images build cuda --build-arg NSYS_PACKAGE= --build-arg CUDA_PACKAGES=` leaves them out, as on a base that is not NVIDIA's.
 # nixnan: build your own nixnan.so and name it in NIXNAN_SO; it is mounted at run time as /opt/lab/nixnan.so.
 # `lab images build cuda` builds it: it puts the wheel of lab into build/images/dist first.
-ARG BASE_IMAGE=nvidia/cuda:12.8.1-devel-ubuntu24.04
+ARG BASE_IMAGE=nvidia/cuda:12.8.1-base-ubuntu24.04
 
 FROM ${BASE_IMAGE} AS system
 # The versions are those of the base's distribution.
@@ -15,8 +16,19 @@ RUN if command -v apt-get >/dev/null; then \
       && rm -rf /var/lib/apt/lists/*; \
     fi
 
+# From the repository of CUDA that the base names; nvcc needs the headers of its runtime.
+ARG CUDA_PACKAGES="cuda-nvcc-12-8 cuda-nvdisasm-12-8 cuda-cudart-dev-12-8 nsight-compute-2025.1.1"
+# hadolint ignore=DL3008,SC2086
+RUN if [ -n "${CUDA_PACKAGES}" ]; then \
+      apt-get update \
+      && apt-get install -y --no-install-recommends ${CUDA_PACKAGES} \
+      && rm -rf /var/lib/apt/lists/* \
+      && ln -s /opt/nvidia/nsight-compute/*/ncu /usr/local/bin/ncu \
+      && ncu --version && nvcc --version && nvdisasm --version; \
+    fi
+
 # The repository's key comes over https, its packages are signed with it. A base of another distribution names its folder.
-ARG NSYS_PACKAGE=nsight-systems-cli
+ARG NSYS_PACKAGE=nsight-systems-cli-2025.3.1
 ARG NSYS_REPOSITORY=developer.download.nvidia.com/devtools/repos/ubuntu2404
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=ca,target=/run/secrets/ca \
@@ -69,8 +81,10 @@ USER 1000:1000
 CMD ["lab", "--help"]
 # end of wheel
 
-ARG NSYS_PACKAGE=nsight-systems-cli
-LABEL lab.nsys="${NSYS_PACKAGE}"
+ARG NSYS_PACKAGE=nsight-systems-cli-2025.3.1
+ARG CUDA_PACKAGES
+LABEL lab.nsys="${NSYS_PACKAGE}" \
+      lab.cuda="${CUDA_PACKAGES}"
 
 # shared: labels
 ARG LAB_VERSION

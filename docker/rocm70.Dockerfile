@@ -8,6 +8,16 @@ ENTRYPOINT []
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 \
     PIP_ROOT_USER_ACTION=ignore
 
+# AMD's profilers, from the repository of ROCm that the base names: one that is there already stays.
+ARG ROCPROF_PACKAGES="rocprofiler-sdk rocprofiler-compute"
+# hadolint ignore=DL3008,SC2086
+RUN if [ -n "${ROCPROF_PACKAGES}" ] && command -v apt-get >/dev/null; then \
+      apt-get update \
+      && apt-get install -y --no-install-recommends ${ROCPROF_PACKAGES} \
+      && rm -rf /var/lib/apt/lists/*; \
+    fi
+ENV PATH=/opt/rocm/bin:$PATH
+
 # shared: lock
 # The certificate is optional, for networks whose proxy has its own certificate authority.
 ARG PIP_INDEX_URL

@@ -53,7 +53,12 @@ def hub_home(env: Mapping[str, str]) -> Path:
     """Locate the folder of the Hub's libraries, by their own variables."""
     home = env.get("XDG_CACHE_HOME") or "~/.cache"
     folder = env.get("HF_HOME") or os.path.join(home, "huggingface")
-    return Path(os.path.expandvars(folder)).expanduser()
+    return expanded(folder)
+
+
+def expanded(path: str) -> Path:
+    """The path with its variables and `~`, which stays as it is for a user without a home."""
+    return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 def hub_token(env: Mapping[str, str]) -> str | None:
@@ -61,7 +66,7 @@ def hub_token(env: Mapping[str, str]) -> str | None:
     for name in TOKEN_VARIABLES:
         if token := env.get(name, "").strip():
             return token
-    path = Path(env.get("HF_TOKEN_PATH") or hub_home(env) / "token").expanduser()
+    path = expanded(str(env.get("HF_TOKEN_PATH") or hub_home(env) / "token"))
     with contextlib.suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
         return file.read(_MOST_TOKEN_BYTES).strip() or None
     return None

@@ -24,7 +24,6 @@ FILE = ROOT / "compose/compose.yaml"
 HEADER = """\
 # Written by `make compose` from images/*/image.toml: change those, not this file. `make compose-up` runs:
 #
-#   mkdir -p experiments/.cache/hf experiments/.cache/lab         once, or the engine creates them as root's
 #   docker compose -f compose/compose.yaml run --rm cpu           a small sweep
 #   docker compose -f compose/compose.yaml run --rm analysis      its analysis
 #
@@ -38,7 +37,8 @@ HEADER = """\
 # LAB_PROFILE (whose run is analysed); for NVIDIA LAB_GPU (index, UUID or MIG instance; 0 if not set);
 # for AMD LAB_RENDER (its node, such as renderD128) and RENDER_GID (the node's group). Those of this machine:
 #   env $(python scripts/images.py gpu-env rocm70) docker compose -f compose/compose.yaml run --rm rocm70
-# Each service uses one GPU; for several: lab run --image.
+# Each service uses one GPU; for several: lab run --image. A folder that the engine had to make is root's: NAME-folders,
+# which starts first and may do nothing else, hands it to UID and GID. A folder that is another user's stays as it is.
 """
 # No guess: an engine refuses these names with an error that shows them.
 NO_NODE, NO_GROUP = "LAB_RENDER_is_not_set", "RENDER_GID_is_not_set"
@@ -58,6 +58,8 @@ def render() -> str:
     """The text of compose.yaml: what all services share stands once, under an anchor."""
     services = {name: _workload(images.load(name)) for name in images.names()}
     services["analysis"] = _analysis()
+    for name, service in services.items():
+        service["depends_on"] = {f"{name}-folders": {"condition": "service_completed_successfully"}}
     common = _shared(list(services.values()))
     environment = _shared([service["environment"] for service in services.values()])
     parts = [
@@ -71,7 +73,27 @@ def render() -> str:
         own_environment = {k: v for k, v in service["environment"].items() if k not in environment}
         parts.append(f"  {name}:\n    <<: *service\n{_yaml(particular, 4)}")
         parts.append(f"    environment:\n      <<: *environment\n{_yaml(own_environment, 6)}")
+        parts.append(f"  {name}-folders:\n{_yaml(_folders(service), 4)}")
     return "".join(parts)
+
+
+def _folders(service: Mapping[str, Any]) -> dict[str, Any]:
+    """What hands the folders of a service to the caller, where the engine has just made them as root's."""
+    targets = [volume.rsplit(":", 1)[1] for volume in service["volumes"] if not volume.endswith(":ro")]
+    command = f"for f in {' '.join(targets)}; do [ $$(stat -c %u $$f) != 0 ] || chown {USER} $$f; done"
+    return {
+        "profiles": service["profiles"],
+        "image": service["image"],
+        "pull_policy": "never",
+        "command": ["sh", "-c", command],
+        "user": "0:0",
+        "volumes": [volume for volume in service["volumes"] if not volume.endswith(":ro")],
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "cap_add": ["CHOWN"],
+        "security_opt": ["no-new-privileges:true"],
+        "network_mode": "none",
+    }
 
 
 def _shared(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

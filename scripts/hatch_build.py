@@ -18,7 +18,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-HOW = Path("lab/core/native.py")
+HOW = Path("lab/native.py")
 SOURCES = (
     Path("lab/recordings/kineto/native/scan.c"),
     Path("lab/rooms/nan/watch/native/counts.c"),

@@ -23,8 +23,8 @@ for name in "$@"; do
     scripts/base-image.sh "$kind" || { failed+=("$name"); continue; }
     local_ref=local/debian-$kind:bookworm
     arguments+=(--base "$local_ref")
-    # Nsight Systems comes from NVIDIA's repository, which a machine that cannot pull rarely reaches.
-    [ "$name" != cuda ] || arguments+=(--build-arg NSYS_PACKAGE=)
+    # nvcc and the Nsight tools come from NVIDIA's repositories, which a machine that cannot pull rarely reaches.
+    [ "$name" != cuda ] || arguments+=(--build-arg NSYS_PACKAGE= --build-arg CUDA_PACKAGES=)
     echo "$name: $base cannot be had here; building on $local_ref"
   fi
   timeout --signal INT "${LAB_BUILD_LIMIT_S:-1500}" "$lab" "${arguments[@]}" || failed+=("$name")

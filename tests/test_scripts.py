@@ -88,7 +88,8 @@ def test_images_are_built_on_stand_ins_where_no_base_can_be_pulled(tmp_path: Pat
     assert code == 0 and said == [
         "images build --quiet cpu --base local/debian-python:bookworm",
         "images build --quiet pascal --base local/debian-python310:bookworm",
-        "images build --quiet cuda --base local/debian-python312:bookworm --build-arg NSYS_PACKAGE=",
+        "images build --quiet cuda --base local/debian-python312:bookworm --build-arg NSYS_PACKAGE= "
+        "--build-arg CUDA_PACKAGES=",
     ]
 
 

@@ -30,13 +30,23 @@ PROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def test_every_image_is_built_tried_and_published():
-    for hosted, large in (("images", "rocm70"), ("publish", "publish-rocm70")):
-        built = [*JOBS[hosted]["strategy"]["matrix"]["image"], JOBS[large]["with"]["image"]]
-        assert built == [target.name for target in targets()]
+    names = [target.name for target in targets()]
+    nightly = [JOBS["cuda"]["with"]["image"], JOBS["rocm70"]["with"]["image"]]
+    assert sorted([*JOBS["images"]["strategy"]["matrix"]["image"], *nightly]) == names
+    published = [*JOBS["publish"]["strategy"]["matrix"]["image"], JOBS["publish-rocm70"]["with"]["image"]]
+    assert published == names
     runs = [step.get("run", "") for step in IMAGE["jobs"]["image"]["steps"]]
     pushed = next(i for i, step in enumerate(IMAGE["jobs"]["image"]["steps"]) if step.get("id") == "push")
     tried = " ".join(runs[:pushed])
     assert "lab images check" in tried and "lab images smoke" in tried and "--stand-in" in tried
+
+
+def test_a_tag_builds_every_image_once_and_large_ones_are_built_at_night():
+    assert JOBS["images"]["if"] == "${{ !startsWith(github.ref, 'refs/tags/v') }}"
+    for name in ("cuda", "rocm70"):
+        assert "github.event_name == 'schedule'" in JOBS[name]["if"] and "refs/tags" not in JOBS[name]["if"]
+    (load,) = [step["with"] for _, step in STEPS if step.get("with", {}).get("load")]
+    assert "cache-from" in load["set"] and "!inputs.push" in load["set"]
 
 
 def test_an_image_too_large_for_a_hosted_runner_is_built_only_where_a_larger_one_is_named():
@@ -103,6 +113,7 @@ def test_a_job_may_write_only_what_it_publishes():
     read, push = {"contents": "read"}, {"contents": "read", "packages": "write"}
     assert given == {
         "images": read,
+        "cuda": read,
         "rocm70": read,
         "publish": push,
         "publish-rocm70": push,
@@ -114,8 +125,8 @@ def test_a_job_may_write_only_what_it_publishes():
 def test_only_a_version_tag_publishes_and_only_after_everything_else():
     for name in ("publish", "publish-rocm70", "release"):
         assert JOBS[name]["if"].split(" && ")[0] == "startsWith(github.ref, 'refs/tags/v')"
-    assert set(JOBS["publish"]["needs"]) == {"lint", "test", "smoke", "engine", "audit", "images"}
-    assert set(JOBS["publish-rocm70"]["needs"]) == {"lint", "test", "smoke", "engine", "audit", "rocm70"}
+    for name in ("publish", "publish-rocm70"):
+        assert set(JOBS[name]["needs"]) == {"lint", "test", "smoke", "engine", "audit"}
     assert [name for name, job in CALLS.items() if job["with"].get("push")] == ["publish", "publish-rocm70"]
     (push,) = [step for _, step in STEPS if step.get("with", {}).get("push")]
     assert push["with"]["provenance"] == "mode=max" and push["with"]["sbom"] is True

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lab.cli.options import COMMON, FURTHER, REMOVED_OPTION, SLURM, make_options
+from lab.cli.options import COMMON, FURTHER, SLURM, make_options
 from lab.cli.registry import SECTIONS, run_commands
 from lab.core.options import Options
 from lab.core.plan import Experiment
@@ -36,38 +35,16 @@ class RunGroup(LazyGroup):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Common options first; those of Slurm are shown by --help-slurm."""
-        _write_section("Options", COMMON, ctx, formatter)
-        _write_section(
-            "Further options", [p for p in self.get_params(ctx) if p not in _LISTED], ctx, formatter
-        )
+        """Common options first, those of Slurm last."""
+        further = [param for param in self.get_params(ctx) if param not in (*COMMON, *SLURM)]
+        for title, params in (
+            ("Options", COMMON),
+            ("Further options", further),
+            ("With --engine slurm", SLURM),
+        ):
+            with formatter.section(title):
+                formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
         self.format_commands(ctx, formatter)
-
-
-def _write_section(
-    title: str, params: Sequence[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter
-) -> None:
-    with formatter.section(title):
-        formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
-
-
-def _show_slurm_help(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    if is_asked:
-        formatter = ctx.make_formatter()
-        _write_section("Options of `lab run --engine slurm` (docs/slurm.md)", SLURM, ctx, formatter)
-        click.echo(formatter.getvalue().rstrip())
-        ctx.exit()
-
-
-_LISTED = (*COMMON, *SLURM)
-_HELP_SLURM = click.Option(
-    ["--help-slurm"],
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_slurm_help,
-    help="Show the options of --engine slurm, and exit.",
-)
 
 
 @click.pass_context
@@ -98,7 +75,7 @@ def _run(ctx: click.Context, /, resume_run: Path | None, **flags: Any) -> None:
 run = RunGroup(
     "run",
     callback=_run,
-    params=[*COMMON, *FURTHER, *SLURM, _HELP_SLURM, REMOVED_OPTION],
+    params=[*COMMON, *FURTHER, *SLURM],
     help=_run.__doc__,
     lazy=run_commands(),
     invoke_without_command=True,

@@ -14,12 +14,14 @@ import click
 from lab.cli.registry import EXTRAS, SCANNERS
 from lab.core.gpu import Gpu
 from lab.core.words import printable, size_text
-from lab.engines.checkup import Check, as_root, join_group_of
 from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import look
+from lab.gpus.health import Check, as_root, join_group_of
+from lab.gpus.neighbours import processes_on, sentence
 from lab.gpus.nvidia import cards_without_driver
-from lab.images.preflight import fitting_images
+from lab.images import spec
+from lab.images.preflight import fitting_images, unsuited
 from lab.terminal.options import as_json, print_json
 
 MIN_SHM_BYTES = 2**30  # ranks on one host share memory through it
@@ -78,8 +80,9 @@ def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
     cards = cards_without_driver(os.environ)
     load = f"{as_root('modprobe nvidia')}, or install the driver" if cards else ""
     try:
-        gpus, notes = look()
+        gpus, notes, dead = look()
         gpus = with_cdi_names(gpus, cdi)
+        in_use = processes_on(gpus)
     except LabError as error:
         return [], [Check("gpu", "bad", str(error), load)]
     rows = [_gpu_row(gpu) for gpu in gpus]
@@ -87,7 +90,8 @@ def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
         rows = [Check("gpu", "warn", f"{cards}: runs use the CPU", load)]
     elif not gpus:
         rows = [Check("gpu", "-", "none found: runs here use the CPU")]
-    rows += [Check("gpu", "warn", note) for note in notes]
+    rows += [Check("gpu", "bad" if note in dead else "warn", note) for note in notes]
+    rows += [Check("gpu", "warn", sentence(process, gpus)) for process in in_use]
     return gpus, rows + [Check("cdi", "warn", problem) for problem in cdi.problems]
 
 
@@ -95,13 +99,19 @@ def _gpu_row(gpu: Gpu) -> Check:
     memory = f"{gpu.mem_bytes / 2**30:.0f} GiB" if gpu.mem_bytes else "memory not reported"
     facts = [gpu.number, gpu.name, gpu.uuid, gpu.arch or "", f"driver {gpu.driver or 'unknown'}", memory]
     fitting = fitting_images(gpu)
-    advice = f"--image {' or '.join(fitting)}" if fitting else "no image of lab fits it"
+    advice = f"--image {' or '.join(fitting)}" if fitting else f"no image of lab fits it{_reasons(gpu)}"
     text = " ".join(filter(None, facts))
     node = gpu.render_node
     if node and not os.access(node, os.R_OK | os.W_OK):
         group = f"the group {os.stat(node).st_gid} may" if os.path.exists(node) else "it does not exist"
         return Check("gpu", "warn", f"{text}: you may not open {node}: {group}", join_group_of(node))
     return Check("gpu", "ok", f"{text}: {advice}")
+
+
+def _reasons(gpu: Gpu) -> str:
+    """Why each image of the vendor does not fit: its code, its driver, what its base asks of the driver."""
+    images = [image for image in map(spec.load, spec.names()) if image.vendor == gpu.vendor]
+    return f" ({'; '.join(f'{image.name}: {unsuited(image, gpu)}' for image in images)})"
 
 
 def _check_engine(gpus: Sequence[Gpu]) -> list[Check]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from lab.core.hub import DEFAULT_REVISION, check_hub_id
 from lab.core.options import Options
+from lab.hub import DEFAULT_REVISION, check_hub_id
 from lab.terminal.options import as_json, option, quiet
 
 

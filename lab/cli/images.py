@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 import click
 import msgspec
 
-from lab.cli.registry import smoke_runs
+from lab.cli.registry import ROOMS, smoke_runs
 from lab.core.gpu import Gpu
-from lab.core.provenance import lab_with_content
-from lab.engines.docker.client import Nature, ask
-from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.host import device_gids
-from lab.engines.docker.which_lab import lab_inside
-from lab.errors import EngineError, LabError, StepFailed
+from lab.engines.docker.host import smoke_box
+from lab.errors import EngineError, GpuError, StepFailed
+from lab.gpus.discover import discover
 from lab.images import build as imagebuild
 from lab.images import check as imagecheck
-from lab.images import compare, spec
 from lab.images import smoke as imagesmoke
-from lab.images.acquire import labels_of
-from lab.images.docker_cli import ANSWER_S, engine_cli, id_of, listed
-from lab.images.endpoint import endpoint_of
-from lab.images.targets import Target, targets_of
+from lab.images import spec
+from lab.images.docker_cli import id_of, listed
+from lab.images.foreign import check_reference, is_reference
+from lab.images.targets import targets_of
 from lab.terminal.console import Console
 from lab.terminal.group import Group
 from lab.terminal.options import as_json, print_json, quiet
@@ -37,10 +33,7 @@ def images() -> None:
 @images.command("list")
 @as_json("One object per image")
 def images_list(as_json: bool) -> None:
-    """One line per image: whether the engine here has it, and whether the lab in it is this one.
-
-    Another lab in an image is noted; `lab images check` exits 1 for it.
-    """
+    """One line per image: whether the engine here has it. `lab images check` looks inside."""
     try:
         ids = listed()
     except EngineError as error:
@@ -50,38 +43,18 @@ def images_list(as_json: bool) -> None:
     for image in map(spec.load, spec.names()):
         targets = targets_of(image)
         built = None if ids is None else {target.ref: id_of(target.ref, ids) for target in targets}
-        texts = [_difference(target) for target in targets if built and built[target.ref]]
-        row = {"built": built, "differences": [text for text in texts if text]}
-        rows.append(msgspec.to_builtins(image) | row)
+        rows.append(msgspec.to_builtins(image) | {"built": built})
     if as_json:
         print_json(rows)
     for row in () if as_json else rows:
-        state = "differs" if row["differences"] else _state(row["built"])
+        state = _state(row["built"])
         click.echo(f"{row['name']:8} {row['vendor']:7} {row['ref']:20} {state:7} {row['summary']}")
-        for text in row["differences"]:
-            click.echo(f"note: {text}", err=True)
 
 
 def _state(built: dict[str, str | None] | None) -> str:
     if built is None:
         return "unknown"
     return "built" if all(built.values()) else "partly" if any(built.values()) else "absent"
-
-
-def _difference(target: Target) -> str | None:
-    try:
-        return lab_difference(target)
-    except LabError as error:
-        return f"{target.ref}: {error.problem}"
-
-
-def lab_difference(target: Target) -> str | None:
-    """Say how the lab in the image of `target` on the engine differs from this one; None if it does not."""
-    engine = DockerEngine(spec.load(target.image))
-    record = engine.image_record(target.ref)
-    inside = lab_inside(engine.daemon(), str(record.id), engine.image.python)
-    labels = labels_of(engine_cli() or (), target.ref)
-    return compare.lab_difference(target, labels, inside.version, inside.sha256, lab_with_content())
 
 
 @images.command("build")
@@ -117,14 +90,24 @@ def build(
 
 
 @images.command("check")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME|REF]...")
+@click.option("--vendor", type=click.Choice(["nvidia", "amd", "none"]), help="Of an image by REF.")
 @as_json("One object per check")
-def check(names: tuple[str, ...], as_json: bool) -> None:
+def check(names: tuple[str, ...], vendor: str | None, as_json: bool) -> None:
     """Check images' data, Dockerfiles and locks, and whatever of them is built here.
 
-    A built image is run as a stranger: unknown user, read-only, no network. Exit code 0: nothing failed.
+    Of any other image, by its reference, it says what lab can use and what each room would lack. A built
+    image is run as a stranger: unknown user, read-only, no network. Exit code 0: nothing failed.
     """
-    show_rows(imagecheck.check(names), None if as_json else click.echo)
+    gpus: Sequence[Gpu] = ()
+    with contextlib.suppress(GpuError):
+        gpus = discover()
+    needs = {room.name: room.needs for room in ROOMS}
+    references = [name for name in names if is_reference(name)]
+    of_lab = tuple(name for name in names if name not in references)
+    rows = [row for ref in references for row in check_reference(ref, vendor, gpus, needs)]
+    checks = imagecheck.check(of_lab) if of_lab or not references else ()
+    show_rows((*rows, *checks) if references else checks, None if as_json else click.echo)
 
 
 @images.command("smoke")
@@ -140,12 +123,6 @@ def smoke(names: tuple[str, ...], stand_in: bool, as_json: bool) -> None:
     """
     rows = imagesmoke.smoke(names, smoke_runs(), stand_in=stand_in, box=smoke_box())
     show_rows(rows, None if as_json else click.echo)
-
-
-def smoke_box(gpus: Sequence[Gpu] = ()) -> imagesmoke.Box:
-    """These GPUs and the users of the engine here, to try images with."""
-    nature = ask(endpoint_of(os.environ), ANSWER_S) or Nature()
-    return imagesmoke.Box(nature.user_mapping, nature.cdi, tuple(gpus), device_gids(gpus))
 
 
 def show_rows(checks: Iterable[imagecheck.Row], say: Callable[[str], None] | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 import lab
-from lab.cli.registry import EXTRAS, REMOVED, commands
+from lab.cli.registry import EXTRAS, commands, removed
 from lab.terminal.group import LazyGroup
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class RootGroup(LazyGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Raises UsageError for a removed command, with the new command line for its arguments."""
-        for path, replacement in REMOVED.items():
+        for path, replacement in removed().items():
             words = path.split()
             if args[: len(words)] == words and not ctx.resilient_parsing:
                 # By hand, not by str.format: an argument may hold braces, such as {out}.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
 
 from lab.core.options import Options, SlurmOptions
 from lab.errors import UsageError
+from lab.gpus.environment import parse_variable
 from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, PATH
 
 COMMON = (
     click.Option(
-        ["--image"], metavar="NAME", help="Run in this image: cuda, pascal, rocm70 or cpu. [default: here]"
+        ["--image"],
+        metavar="NAME|REF",
+        help="Run in this image: cuda, pascal, rocm70, cpu, or any by reference. [default: here]",
     ),
     click.Option(
         ["--gpus"],
@@ -45,6 +49,24 @@ FURTHER = (
         type=ABOVE_ZERO,
         help="Stop a step that prints nothing for this long, s; ranks first dump what they wait for.",
     ),
+    click.Option(
+        ["--env"],
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="Set a variable for every step; NAME alone passes yours into containers. Repeatable.",
+    ),
+    click.Option(
+        ["--mount", "mounts"],
+        multiple=True,
+        metavar="SRC[:DST[:ro]]",
+        help="A folder or file of yours in containers, at its own path or DST. Repeatable.",
+    ),
+    click.Option(
+        ["--vendor"],
+        type=click.Choice(["nvidia", "amd", "none"]),
+        help="Vendor of the GPUs, where no image says it.",
+    ),
+    click.Option(["--detach"], is_flag=True, help="Return at once; the run goes on: see lab runs logs."),
     click.Option(
         ["--wait/--no-wait"], default=True, help="Wait for GPUs that another process holds. [default: yes]"
     ),
@@ -80,40 +102,21 @@ SLURM = (
         type=click.Choice(["none", "docker", "pyxis", "apptainer"]),
         default="none",
         show_default=True,
-        help="How a node runs --image. pyxis and apptainer were built from their manuals and never run.",
+        help="How a node runs --image; pyxis and apptainer, which were never run, with --experimental.",
     ),
-    click.Option(
-        ["--vendor"],
-        type=click.Choice(["nvidia", "amd", "none"]),
-        help="Vendor of the nodes' GPUs, where no --image says it.",
-    ),
-    click.Option(
-        ["--detach"],
-        is_flag=True,
-        help="Submit and return; a job after the steps collects and analyses.",
-    ),
+    click.Option(["--experimental"], is_flag=True, help="Allow what was never run."),
 )
 
 
-def _answer_removed(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise UsageError(
-            "sbatch's own options were removed from `lab run`", fix="--sbatch KEY=VALUE, as partition=gpu"
-        )
-
-
-# For one release.
-REMOVED_OPTION = click.Option(
-    ["--partition", "--account", "--qos", "--constraint", "--cpus-per-task", "--mem", "--gres"],
-    hidden=True,
-    expose_value=False,
-    callback=_answer_removed,
-    help="Now --sbatch KEY=VALUE.",
-)
+def _absolute(text: str) -> str:
+    source, colon, target = text.partition(":")
+    return f"{os.path.abspath(os.path.expanduser(source))}{colon}{target}"
 
 
 def make_options(as_json: bool = False, **flags: Any) -> Options:
     """The flags as values. Raises UsageError for an option of Slurm without --engine slurm."""
+    flags["env"] = tuple(map(parse_variable, flags.get("env", ())))
+    flags["mounts"] = tuple(map(_absolute, flags.get("mounts", ())))
     if flags["engine"] == "slurm":
         slurm = SlurmOptions(**{name: flags.pop(name) for name in SlurmOptions.__struct_fields__})
         return Options(json=as_json, slurm=slurm, **flags)

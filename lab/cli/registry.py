@@ -6,19 +6,24 @@ A room's folder is `lab/rooms/NAME`. Its commands are click objects of `lab.room
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 Lazy = dict[str, tuple[str, str]]  # command -> (module:attribute, help line)
 
 
 class Room(NamedTuple):
-    """run and read map a command's name to its help line; smoke is its smallest experiment, on a CPU."""
+    """run and read map a command's name to its help line; smoke is its smallest experiment, on a CPU.
+
+    needs: the modules, and behind a + the programs, that an image must have.
+    """
 
     name: str
     question: str
     run: dict[str, str]
     read: dict[str, str] = {}
     smoke: str = ""
+    needs: str = "torch"
 
 
 ROOMS = (
@@ -31,6 +36,7 @@ ROOMS = (
             "ranks": "Which rank makes the others wait, why, and what a repair gives; hangs.",
         },
         smoke="sweep -c 28 -t 256 --ranks 2",
+        needs="torch numpy",
     ),
     Room(
         "nan",
@@ -41,6 +47,7 @@ ROOMS = (
         },
         read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs."},
         smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2 --timing 0",
+        needs="torch transformers",
     ),
     Room(
         "nsys",
@@ -55,6 +62,7 @@ ROOMS = (
         run={"kernels": "Profile, replay and price every kernel a model launches."},
         read={"kernels": "Every launch of a model: catalogue, chart, C++, audits."},
         smoke="kernels profile tiny-bloom --max-new-tokens 2",
+        needs="torch transformers",
     ),
     Room(
         "semicrf",
@@ -70,6 +78,7 @@ ROOMS = (
             "replay": "Run the same training steps again: the first tensor whose bits differ.",
         },
         smoke="trials -n 3 --cell none --cell tf32_off -- python -c pass",
+        needs="",
     ),
 )
 
@@ -91,27 +100,17 @@ SCANNERS = {
 # What compares nixnan logs for `lab diff`: recognises(path) and diff(a, b, repeat_a, as_json).
 DIFF_OF_LOGS = "lab.rooms.nan.nixnan.cli"
 
-# What could be typed in the release before -> what to type instead; `lab --help` lists none of these.
-# {args} stands for the arguments after the old name. A row goes with the next release.
-REMOVED: dict[str, str] = {
-    **{name: f"lab run {name} {{args}}" for name in ("sweep", "nixnan", "semicrf", "trials", "replay")},
-    "doctor --fix": "lab doctor  # it prints what to type",
-    "run --attach": "lab run --resume {args}",
-    "run --repeat-both": "lab check {args}",
-    # Reading commands
-    **dict.fromkeys(
-        ("gemm part", "gemm spread"), "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own"
-    ),
-    **{f"gemm {name}": "lab gemm variance {args}" for name in ("timestamps", "overlap", "plots")},
-    "kernels launches": "lab kernels unique --launches {args}",
-    "nan diff": "lab diff {args}  # --repeat-a for --noise",
-    "nsys scrub": "lab nsys summary FILE --scrubbed TARGET",
-    # What only a checkout needs: scripts.
-    **{
-        f"images {name}": f"python scripts/images.py {name} {{args}}"
-        for name in ("prepare", "pin", "gpu-env", "show")
-    },
-}
+
+def removed() -> dict[str, str]:
+    """What could be typed in the release before -> what to type instead; `lab --help` lists none of these.
+
+    {args} stands for the arguments after the old name. A row goes with the next release.
+    """
+    import json
+
+    rows: dict[str, str] = json.loads(Path(__file__).with_name("removed.json").read_text(encoding="utf-8"))
+    return rows
+
 
 # Extra of the package -> the Python packages that it installs.
 EXTRAS = {

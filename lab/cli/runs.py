@@ -12,7 +12,9 @@ from lab.core.manifest import Manifest
 from lab.core.run import Run
 from lab.core.run_folder import list_runs
 from lab.core.words import plural, printable
+from lab.driver.detached import follow_logs
 from lab.driver.drive import stop_run
+from lab.driver.show import raise_for_steps
 from lab.errors import BadDataError, LabError, not_here
 from lab.terminal.console import Console
 from lab.terminal.group import Group
@@ -56,6 +58,22 @@ def runs_list(folder: Path, as_json: bool) -> None:
             location=unreadable[0],
             fix=f"lab runs show {shlex.quote(str(unreadable[0]))} says why",
         )
+
+
+@runs.command("logs")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--step", metavar="NAME", help="Only the output of this step.")
+def runs_logs(folder: Path, follow: bool, step: str | None) -> None:
+    """Print what a run has printed: its driver's lines with --detach, else each step's output.
+
+    Exit code with -f: 0 if every step ended well, 1 otherwise.
+    """
+    run = Run.open(folder)
+    for line in follow_logs(run, step, follow):
+        click.echo(printable(line))
+    if follow:
+        raise_for_steps(Run.open(folder))
 
 
 @runs.command("stop")

@@ -9,12 +9,14 @@ from pathlib import Path
 import click
 
 import lab
-from lab.cli.images import lab_difference, show_rows, smoke_box
+from lab.cli.images import show_rows
 from lab.core.gpu import Gpu
-from lab.engines.checkup import Check
+from lab.engines.docker.host import smoke_box
+from lab.engines.docker.which_lab import lab_difference
 from lab.errors import EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import Found, look
+from lab.gpus.health import Check
 from lab.gpus.nvidia import cards_without_driver
 from lab.images import acquire
 from lab.images import build as imagebuild
@@ -52,13 +54,16 @@ def setup(image: str | None, registry: str | None, release: Path | None, dry_run
     from this checkout. Nothing else in lab pulls images.
     """
     console = Console(quiet=quiet)
-    gpus, notes = _gpus(image)
+    gpus, notes, _ = _gpus(image)
     for note in notes:
         console.say(f"note: {note}")
     if image is None:
         if not gpus and (cards := cards_without_driver(os.environ)):
             console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
         image = image_for(gpus)
+        for gpu in gpus:
+            verb = "fits" if image in fitting_images(gpu) else "does not fit"
+            console.say(f"note: {image} {verb} GPU {gpu.number} ({gpu.name})")
     asked = targets([image])
     image = asked[0].image  # of a target such as cpu-torch
     suited = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
@@ -94,8 +99,8 @@ def _gpus(image: str | None) -> Found:
     """This host's GPUs, unless an image without GPUs is asked for, which a broken driver does not concern."""
     if image is not None and load(targets([image])[0].image).vendor == "none":
         return Found([])
-    gpus, notes = look()
-    return Found(with_cdi_names(gpus, read_cdi()), notes)
+    gpus, notes, dead = look()
+    return Found(with_cdi_names(gpus, read_cdi()), notes, dead)
 
 
 def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
@@ -114,18 +119,21 @@ def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
 
 
 def image_for(gpus: Sequence[Gpu]) -> str:
-    """The image that fits the first GPU and its driver; cpu without a GPU."""
+    """The image that fits most of the GPUs with their drivers, the first on a tie; cpu without a GPU."""
     if not gpus:
         return "cpu"
-    gpu = gpus[0]
-    fitting = fitting_images(gpu)
+    fitting = [name for gpu in gpus for name in fitting_images(gpu)]
     if not fitting:
-        raise GpuError(
-            f"no image has code for {gpu.name} ({gpu.vendor} {gpu.arch or 'of unknown architecture'}, "
-            f"driver {gpu.driver or 'unknown'})",
-            fix="lab images list shows what there is; lab setup cpu works without the GPU",
+        names = ", ".join(
+            f"{gpu.name} ({gpu.vendor} {gpu.arch or 'of unknown architecture'}, driver "
+            f"{gpu.driver or 'unknown'})"
+            for gpu in gpus
         )
-    return fitting[0]
+        raise GpuError(
+            f"no image fits {names}",
+            fix="lab doctor says why not; lab setup cpu works without the GPU",
+        )
+    return max(fitting, key=fitting.count)
 
 
 def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) -> list[Way]:

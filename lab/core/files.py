@@ -77,14 +77,23 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def home_folder() -> Path:
+    """The caller's home. Raises MissingError without one: no HOME, and no entry in passwd."""
+    home = os.path.expanduser("~")
+    if home.startswith("~"):
+        fix = "set HOME, or XDG_CACHE_HOME and XDG_STATE_HOME, to folders of yours"
+        raise MissingError(f"the user {os.getuid()} has no home folder here", location="HOME", fix=fix)
+    return Path(home)
+
+
 def cache_folder() -> Path:
     """Where lab keeps what can be made again; an empty variable is as good as none."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lab"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "lab"
 
 
 def state_folder() -> Path:
     """Where lab keeps what it learned on this machine; an empty variable is as good as none."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "lab"
+    return Path(os.environ.get("XDG_STATE_HOME") or home_folder() / ".local/state") / "lab"
 
 
 def sha256_of(path: Path) -> str:

@@ -8,6 +8,9 @@ import msgspec
 
 PROMISE = "LAB_NUM_GPUS"  # in a step's environment: how many GPUs its engine gave it
 GIVEN = "LAB_GPU_UUIDS"  # in a container's: which, because no mask names them there
+STEP = "LAB_STEP"  # run and step: by it a process of a step is known among those of a GPU
+ATTEMPT, IMAGE_ID = "LAB_ATTEMPT", "LAB_IMAGE_ID"  # which try of a step this is, and in which image
+REPORTED = "LAB_REPORTED"  # names of further variables that the step reports
 HOST = "LAB_HOST"  # in a container's: the machine, because the container has a name of its own
 
 
@@ -33,6 +36,16 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def number(self) -> str:
         """How a person names it: `0`, or `0:1` for a MIG instance."""
         return str(self.index) if self.instance is None else f"{self.index}:{self.instance}"
+
+
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A process that uses a GPU; pid 0: memory in use without a process that can be seen from here."""
+
+    gpu: str  # its UUID
+    pid: int
+    name: str = ""
+    mem_bytes: int | None = None
+    sm_percent: int | None = None
 
 
 def promised_gpus(env: Mapping[str, str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from lab.core.files import read_json, write_atomic
-from lab.core.gpu import Gpu
+from lab.core.gpu import Gpu, GpuProcess
 from lab.core.step import Outcome, Step
 from lab.errors import UsageError
 
@@ -34,6 +34,32 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
+class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Processes of others on a step's GPUs; `during`: each with the most memory that it was seen to hold."""
+
+    at_start: tuple[GpuProcess, ...] = ()
+    during: tuple[GpuProcess, ...] = ()
+    at_end: tuple[GpuProcess, ...] = ()
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step saw, by its own word (lab/workload/launch.py); null: it could not be read."""
+
+    attempt: int = 1
+    node: str = ""
+    image_id: str | None = None  # the content of the image that it ran in
+    python: str = ""
+    env: dict[str, str] = {}  # its variables of GPU work, secrets redacted
+    not_passed: tuple[str, ...] = ()  # the caller's variables of GPU work that it did not have
+    cpus: int | None = None
+    cpu_limit: float | None = None  # its control group's quota, in CPUs
+    memory_limit_bytes: int | None = None
+    pids_limit: int | None = None
+    gpus: tuple[Gpu, ...] | None = None
+    neighbours: Neighbours | None = None  # null: its GPUs were not looked at
+    differences: tuple[str, ...] = ()  # from the plan, a sentence each
+
+
 class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A planned step, and once it has run, its outcome and files.
 
@@ -46,6 +72,7 @@ class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     outcome: Outcome | None = None
     files: dict[str, FileRecord] = {}
     lab_sha256: str | None = None  # the lab that the step imported, by its own word
+    report: StepReport | None = None  # what it saw; null: it has not run, or did not say
 
 
 class ImageCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
     time_min: int | None = None
     extra: tuple[str, ...] = ()  # options of sbatch: KEY=VALUE, or KEY alone for a flag
     container: Container = "none"
+    experimental: bool = False
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     host_lab: HostLab = "auto"  # if the image holds another; auto: mount a checkout, refuse an installed one
     analysis: Literal["auto", "host", "none"] = "auto"  # auto: in the cpu image where steps ran in containers
     quiet: bool = False
+    env: tuple[tuple[str, str], ...] = ()  # of --env: for every step
+    mounts: tuple[str, ...] = ()  # of --mount: SRC:DST or SRC:DST:ro, with absolute paths
     wait: bool = True  # for GPUs that another process holds
     slurm: SlurmOptions | None = None  # with --engine slurm
-    vendor: str | None = None  # of the Slurm nodes' GPUs, where no image says it
-    detach: bool = False  # submit a job that waits for the steps and analyses them
+    vendor: str | None = None  # of the GPUs, where no image says it
+    detach: bool = False  # return at once; the run goes on without this process

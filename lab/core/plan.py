@@ -75,3 +75,4 @@ class Experiment(msgspec.Struct, frozen=True):
     make_plan: Callable[[Site, Path], Plan]  # of the site and the run folder
     options: Options
     on_success: Callable[[Path], None] | None = None  # called with the run folder if all of it succeeds
+    settle: Callable[[Site], Site] | None = None  # which of the site's GPUs the experiment can use

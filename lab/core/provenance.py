@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,30 +14,10 @@ import lab
 from lab.core.content import content_sha256, is_left_out
 from lab.core.manifest import Lab
 from lab.errors import MissingError
-from lab.secrets import redact_env, secret_values
 
 # In a git hook these name another repository than the tree that is asked about.
 ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 GIT_S = 60.0  # on a loaded machine or a slow disk git takes seconds; without its answer no commit is recorded
-# Variables that change what a GPU run measures.
-RELEVANT = (
-    "CUDA_",
-    "GLOO_",
-    "GPU_",
-    "HIP_",
-    "HSA_",
-    "LAB_",
-    "MIOPEN_",
-    "NCCL_",
-    "NVIDIA_",
-    "OMP_",
-    "PYTORCH_",
-    "RCCL_",
-    "ROCR_",
-    "SLURM_JOB",
-    "TORCH",
-    "TRITON_",
-)
 
 
 def lab_identity() -> Lab:
@@ -88,13 +67,6 @@ def host() -> dict[str, str | int]:
         "mem_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": sys.version.split()[0],
     }
-
-
-def relevant_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment variables that shape a GPU run, secrets redacted."""
-    source = os.environ if env is None else env
-    variables = {name: value for name, value in sorted(source.items()) if name.startswith(RELEVANT)}
-    return redact_env(variables, secret_values(source))
 
 
 def git(folder: Path, *arguments: str) -> str | None:

@@ -15,7 +15,7 @@ from lab.core import manifest as manifests
 from lab.core import run_folder
 from lab.core.files import exclusive, holder_pid, make_folder, sha256_of, write_atomic
 from lab.core.manifest import MANIFEST as MANIFEST
-from lab.core.manifest import FileRecord, Manifest, StepRecord
+from lab.core.manifest import FileRecord, Manifest, StepRecord, StepReport
 from lab.core.run_folder import home_of as home_of
 from lab.core.step import Outcome, Status, Step, check_steps
 from lab.errors import BadDataError, BusyError, ConfigError, storage_error
@@ -25,6 +25,7 @@ LOG = "run_output.log"
 SETTLED_S = 2.0  # after a step's end, in which its files may still get their last time of change
 LOCK = ".lock"
 LAB = ".lab"  # the lab that the steps import (lab.core.snapshot)
+REPORT = ".lab_report.json"  # in a step's folder: what the step saw (lab.workload.launch)
 IMPORTED = ".lab_imported"  # in a step's folder: the hash of the lab that the step imported
 
 
@@ -154,21 +155,24 @@ class Run:
         with self._mutex:
             record = self.record(step)
             make_folder(self.folder(step))
-            self._keep_old_log(step, record.attempts)
+            self.keep_old_log(step, record.attempts)
             record.attempts += 1
             record.outcome = None
             record.files = {}
-            record.lab_sha256 = None
-            (self.folder(step) / IMPORTED).unlink(missing_ok=True)
+            record.lab_sha256 = record.report = None
+            for name in (IMPORTED, REPORT):
+                (self.folder(step) / name).unlink(missing_ok=True)
             self.save()
 
-    def finish(self, step: Step, outcome: Outcome) -> None:
+    def finish(self, step: Step, outcome: Outcome, report: StepReport | None = None) -> None:
         files = self._files(step)
         with self._mutex:
             record = self.record(step)
             record.outcome = outcome
             record.files = files
             record.lab_sha256 = self.imported(step)
+            record.report = report
+            record.attempts = max(record.attempts, report.attempt if report else 0)  # a requeue is one more
             self.save()
 
     def imported(self, step: Step) -> str | None:
@@ -215,7 +219,12 @@ class Run:
                     files[name] = FileRecord(path.stat().st_size, sha256_of(path))
         return files
 
-    def _keep_old_log(self, step: Step, attempts: int) -> None:
+    def attempt(self, step: Step) -> int:
+        """Which attempt at this step is running."""
+        return max(1, self.record(step).attempts)
+
+    def keep_old_log(self, step: Step, attempts: int) -> None:
+        """Move the log of an earlier attempt out of the way."""
         log = self.log(step)
         if attempts and log.exists():
             try:

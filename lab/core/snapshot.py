@@ -6,16 +6,19 @@ Every process of a step gets the copy's hash in its environment and checks itsel
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import lab
-from lab.core.content import EXPECTED, REPORT, content_sha256, is_left_out
+from lab.core import content
+from lab.core.content import EXPECTED, content_sha256, is_left_out
 from lab.core.files import make_folder
+from lab.core.gpu import ATTEMPT, IMAGE_ID, REPORTED, STEP
 from lab.core.manifest import Lab
-from lab.core.native import PACKAGED
-from lab.core.run import IMPORTED, LAB, Run
+from lab.core.run import IMPORTED, LAB, REPORT, Run
 from lab.core.step import Step
 from lab.errors import BusyError, writing
+from lab.native import PACKAGED
 
 
 def package_folder() -> Path:
@@ -64,7 +67,23 @@ def step_env(run: Run, step: Step, root: str, inherited: str = "") -> dict[str, 
     report = PurePosixPath(root) / step.folder / IMPORTED
     shown = {"PYTHONPATH": ":".join(filter(None, [import_path(identity.sha256, root), inherited]))}
     import_env = shown if identity.used != "image" else {}
-    return {EXPECTED: identity.sha256, REPORT: str(report), **import_env}
+    return {EXPECTED: identity.sha256, content.REPORT: str(report), **import_env}
+
+
+def launched(run: Run, step: Step, root: str, python: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """The command behind a program of the run's lab that reports what the step sees, then becomes it."""
+    if run.manifest.lab.sha256 is None:
+        return tuple(argv)
+    program = f"{import_path(run.manifest.lab.sha256, root)}/lab/workload/launch.py"
+    report = f"{root}/{PurePosixPath(step.folder) / REPORT}"
+    return (python, "-I", "-S", program, report, "--", *argv)
+
+
+def report_env(run: Run, step: Step, image_id: str | None = None) -> dict[str, str]:
+    """What identifies the step's processes, and its report."""
+    image = {IMAGE_ID: image_id} if image_id else {}
+    names = {REPORTED: ",".join(step.env)} if step.env else {}
+    return {STEP: f"{run.manifest.id}/{step.name}", ATTEMPT: str(run.attempt(step)), **image, **names}
 
 
 def imports_lab(step: Step) -> bool:

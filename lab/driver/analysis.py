@@ -23,6 +23,7 @@ from lab.core.run_folder import home_of
 from lab.core.step import Outcome, Step
 from lab.core.stop import on_signals
 from lab.core.words import first_few, plural
+from lab.driver.report import busy_sentences
 from lab.engines.base import Engine
 from lab.errors import (
     BadDataError,
@@ -93,6 +94,9 @@ def analyse(folder: Path, out: Path | None, console: Console, sections: Sections
         changes = f"{plural(len(changed), 'file')} not as recorded ({first_few(changed)})"
         gap = f"{changes}: the figures are of what lies here now, not of what the manifest names"
         findings = msgspec.structs.replace(findings, lacking=[*findings.lacking, gap])
+    if run and (busy := busy_sentences(run.manifest)):
+        status = findings.status if findings.status == "fail" else "warn"
+        findings = msgspec.structs.replace(findings, verdict=[*findings.verdict, *busy], status=status)
     if sections is None:  # findings.json is about the whole
         note_lacking(target, findings.lacking)
     return findings

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from lab.core import provenance
-from lab.core.manifest import ImageRecord, Lab, refuse_change
+from lab.core.manifest import ImageRecord, Lab, StepReport, refuse_change
 from lab.core.run import Run
 from lab.core.snapshot import imports_lab
 from lab.core.step import Outcome, Status, Step
+from lab.driver.report import image_of
 
 
 def same_lab(run: Run, identity: Lab) -> None:
@@ -20,8 +21,12 @@ def same_lab(run: Run, identity: Lab) -> None:
         refuse_change("another lab", described(run.manifest.lab), described(identity), fix=fix)
 
 
-def checked(run: Run, step: Step, outcome: Outcome) -> Outcome:
-    """A step that ended well but did not import the run's lab has measured something else: it failed."""
+def checked(run: Run, step: Step, outcome: Outcome, report: StepReport | None = None) -> Outcome:
+    """A step that ended well in another image, or with another lab, has measured something else."""
+    image = image_of(run.manifest, step)
+    if outcome.ok and report and image and report.image_id not in (None, image.id or report.image_id):
+        reason = f"the step ran in another image: {report.image_id}; the run names {image.id}"
+        return msgspec.structs.replace(outcome, status=Status.failed, reason=reason)
     expected, imported = run.manifest.lab, run.imported(step)
     if not outcome.ok or expected.used is None or not imports_lab(step) or imported == expected.sha256:
         return outcome

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,15 +22,16 @@ from lab.core.step import STALL_LIMIT, Outcome, Status, Step, utc_now
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
 from lab.driver.comparable import content_of, described, same_cpu, same_images, same_lab
+from lab.driver.detached import detach
 from lab.driver.execute import StepRunner, check_gpus
 from lab.driver.job import finish_run, gather
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.driver.show import show_plan, show_result
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine, refuse_other_gpus
-from lab.errors import Interrupted
+from lab.errors import Interrupted, UsageError
 from lab.rooms import room
-from lab.secrets import redact, secret_values
+from lab.secrets import redact, redact_env, secret_values
 from lab.terminal.console import Console, StepDisplay
 
 
@@ -39,6 +42,7 @@ def drive(experiment: Experiment) -> None:
     """
     options, name = experiment.options, experiment.room
     site, engine = engine_for(options).prepare(options)
+    site = experiment.settle(site) if experiment.settle else site
     root = options.output_dir or new_root(name, Path("experiments"))
     plan = experiment.make_plan(site, root)
     if site.resolved:
@@ -57,7 +61,7 @@ def drive(experiment: Experiment) -> None:
     console = Console(quiet=options.quiet)
     for note in plan.notes:
         console.say(f"note: {note}")
-    manifest = first_manifest(name, plan, site, engine, root)
+    manifest = first_manifest(name, plan, site, engine, root, options.env)
     if manifest.lab.used == "mounted" and manifest.image:
         mounted = f"({described(manifest.lab)}), mounted read-only into {manifest.image.ref}, not its own"
         console.say(f"note: steps import this host's lab {mounted}")
@@ -95,13 +99,16 @@ def resume(folder: Path, options: Options) -> None:
 
 
 def leave(run: Run, engine: Engine, options: Options, console: Console) -> None:
-    """Submit all steps and the job that collects and analyses them, and return."""
-    finish = partial(finish_run, str(run.root.absolute()), options.analysis)
-    with run.locked():
-        prepare_lab(run, engine)
-        console.say(engine.leave(run, run.pending(), jobs=options.jobs, finish=finish))
+    """Return while the run goes on: as jobs of a scheduler, else driven by a process of its own."""
+    if engine.runs_here:
+        console.say(detach(run.root, options))
+    else:
+        finish = partial(finish_run, str(run.root.absolute()), options.analysis)
+        with run.locked():
+            prepare_lab(run, engine)
+            console.say(engine.leave(run, run.pending(), jobs=options.jobs, finish=finish))
     folder = shlex.quote(str(run.root))
-    console.say(f"look: lab runs show {folder}; end: lab runs stop {folder}")
+    console.say(f"look: lab runs show {folder}, lab runs logs -f {folder}; end: lab runs stop {folder}")
 
 
 def carry_out(run: Run, engine: Engine, site: Site, options: Options, console: Console) -> None:
@@ -173,7 +180,9 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
     return run
 
 
-def first_manifest(name: str, plan: Plan, site: Site, engine: Engine, root: Path) -> Manifest:
+def first_manifest(
+    name: str, plan: Plan, site: Site, engine: Engine, root: Path, env: Sequence[tuple[str, str]] = ()
+) -> Manifest:
     """What is known before the first step: all steps planned, none run."""
     created, secrets = utc_now(), secret_values()
     identity = provenance.lab_with_content()
@@ -198,7 +207,7 @@ def first_manifest(name: str, plan: Plan, site: Site, engine: Engine, root: Path
         container=container,
         host=provenance.host(),
         gpus=site.gpus,
-        env=provenance.relevant_env(),
+        env={**engine.env_given(os.environ), **redact_env(dict(env), secrets)},
         config=plan.config,
         steps=[
             StepRecord(
@@ -215,6 +224,13 @@ def _with_limits(step: Step, options: Options) -> Step:
     stall_s = options.stall_timeout_s or step.stall_timeout_s
     # Ranks that know the limit say who is waited for before the engine ends them.
     env = {**step.env, STALL_LIMIT: f"{stall_s:g}"} if stall_s else step.env
+    for name, value in options.env:
+        if env.get(name, value) != value:
+            raise UsageError(
+                f"step {step.name!r} sets {name}={env[name]} itself",
+                fix=f"drop --env {name}: its options vary it",
+            )
+    env = {**env, **dict(options.env)}
     return msgspec.structs.replace(
         step, timeout_s=options.timeout_s or step.timeout_s, stall_timeout_s=stall_s, env=env
     )

@@ -14,10 +14,11 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step, utc_now
 from lab.core.stop import Stop
 from lab.driver.comparable import checked
+from lab.driver.report import read_report
 from lab.engines.base import Engine, QueueEngine
 from lab.errors import EngineError, EngineLost, GpuError, LabError
 from lab.gpus.leases import hold
-from lab.gpus.sampling import sampled
+from lab.power.sampling import sampled
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class StepRunner:
             self.run.begin(step)
             for watcher in self.watchers:
                 watcher.begin(step)
-            self.finish(step, self._attempt(step, gpus))
+            self.finish(step, self._attempt(step, gpus), gpus)
 
     def _held(self, gpus: Sequence[Gpu]) -> AbstractContextManager[bool]:
         """Hold the GPUs of a step against other processes of this machine."""
@@ -113,9 +114,12 @@ class StepRunner:
             in_containers=self.engine.gpus_in_use,
         )
 
-    def finish(self, step: Step, outcome: Outcome) -> None:
-        outcome = checked(self.run, step, outcome)
-        self.run.finish(step, outcome)
+    def finish(self, step: Step, outcome: Outcome, gpus: Sequence[Gpu] = ()) -> None:
+        report = read_report(self.run, step, gpus)
+        outcome = checked(self.run, step, outcome, report)
+        self.run.finish(step, outcome, report)
+        for difference in report.differences if report else ():
+            self.engine.say(f"{step.name} {difference}")
         for watcher in self.watchers:
             watcher.end(step, outcome)
 
@@ -130,7 +134,7 @@ class StepRunner:
         started, began = utc_now(), time.monotonic()
         sampled_gpus = gpus if self.engine.runs_here else ()
         try:
-            with sampled(sampled_gpus, self.run.folder(step)):
+            with sampled(sampled_gpus, self.run.folder(step), step=f"{self.run.manifest.id}/{step.name}"):
                 return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
         except EngineLost:
             raise  # the step may still run: its record stays open, so that --resume can take it up again
@@ -161,7 +165,9 @@ def check_gpus(steps: Sequence[Step], gpus: Sequence[Gpu]) -> None:
                 f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",
                 fix="ask for fewer ranks, or give more GPUs with --gpus",
             )
-        if step.num_gpus > 1 and (instances := [gpu for gpu in gpus if gpu.parent]):
+        if step.num_gpus > 1 and (
+            instances := [gpu for gpu in gpus if gpu.parent and gpu.vendor == "nvidia"]
+        ):
             raise GpuError(
                 f"step {step.name!r} needs {step.num_gpus} GPUs at once, and a process of CUDA uses one MIG "
                 "instance at most, without NCCL",

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from lab.core.hub import CERTIFICATES, CachedModel, fetch_command, find_model, hub_cache
 from lab.core.options import Options
 from lab.core.plan import Plan
 from lab.core.run import Run
@@ -34,6 +33,7 @@ from lab.errors import (
     StepFailed,
     UsageError,
 )
+from lab.hub import CERTIFICATES, CachedModel, fetch_command, find_model, hub_cache
 from lab.images.container import HUB_CACHE, network_settings
 from lab.secrets import hub_token
 from lab.terminal.console import Console

@@ -13,6 +13,7 @@ from lab.core.run import Run
 from lab.core.stop import Stop
 from lab.driver.analysis import analyse_run
 from lab.driver.execute import StepRunner
+from lab.driver.report import seen_env
 from lab.driver.show import show_error, show_result
 from lab.engines import engine_class
 from lab.engines.base import Engine
@@ -22,7 +23,7 @@ from lab.terminal.console import Console
 
 
 def finish_run(folder: str, analysis: Literal["auto", "host", "none"]) -> None:
-    """Record the outcomes of a run whose jobs have all ended, then analyse it; ends with lab's exit codes."""
+    """Record the outcomes of a run whose jobs have ended, then analyse it; with lab's exit codes."""
     options, console = Options(quiet=True, analysis=analysis), Console(quiet=True)
     try:
         run = Run.open(Path(folder))
@@ -46,6 +47,8 @@ def gather(run: Run, engine: Engine) -> None:
         versions = read_json(path, _Environment, path.name).versions if path.exists() else {}
         run.manifest.versions |= {name: str(text) for name, text in versions.items() if text is not None}
     run.manifest.gpus = engine.gpus_seen(run)
+    run.manifest.env = seen_env(run.manifest)
+    run.manifest.image = engine.image_seen(run)
     run.save()
 
 

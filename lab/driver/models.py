@@ -8,7 +8,13 @@ from collections.abc import Sequence
 import msgspec
 
 from lab.core.files import read_json
-from lab.core.hub import (
+from lab.core.manifest import refuse_change
+from lab.core.plan import ModelNeed, Plan
+from lab.core.run import Run
+from lab.core.words import size_text
+from lab.engines.base import Engine
+from lab.errors import MissingError
+from lab.hub import (
     MODELS,
     CachedModel,
     State,
@@ -19,12 +25,6 @@ from lab.core.hub import (
     is_offline,
     offline_settings,
 )
-from lab.core.manifest import refuse_change
-from lab.core.plan import ModelNeed, Plan
-from lab.core.run import Run
-from lab.core.words import size_text
-from lab.engines.base import Engine
-from lab.errors import MissingError
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):

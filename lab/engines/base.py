@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -16,6 +16,7 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step, utc_now
 from lab.core.stop import Stop
 from lab.errors import GpuError, UsageError
+from lab.gpus.environment import relevant_env
 
 OnLine = Callable[[str], None]
 Provenance = tuple[ImageRecord | None, dict[str, Any] | None]  # the image, and what its containers get
@@ -54,6 +55,8 @@ class Engine(abc.ABC):
             "engine": cls.name,
             "gpus": uuids if options.gpus == "all" else options.gpus,
         }
+        container = manifest.container or {}
+        flags |= {"mounts": tuple(container.get("user_mounts", ())), "vendor": container.get("vendor")}
         if manifest.lab.used == "mounted" and options.host_lab == "auto":
             flags["host_lab"] = "mount"  # it began with this host's lab in its images
         try:
@@ -121,6 +124,14 @@ class Engine(abc.ABC):
         """The GPUs that the steps really had, once they have run."""
         return run.manifest.gpus
 
+    def image_seen(self, run: Run) -> ImageRecord | None:
+        """The image that the steps really ran in, once they have run."""
+        return run.manifest.image
+
+    def env_given(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Which of the caller's variables of GPU work steps get, secrets redacted."""
+        return relevant_env(env)
+
     # What an earlier driver left
 
     def attach(self, run: Run, step: Step, *, on_line: OnLine, stop: Stop) -> Outcome | None:
@@ -143,10 +154,11 @@ class Engine(abc.ABC):
     # Without a driver
 
     def leave(self, run: Run, steps: Sequence[Step], *, jobs: int, finish: Callable[[], None]) -> str:
-        """Start `steps` and return while they run; `finish` is called after the last. -> what was started."""
-        raise UsageError(
-            f"the {self.name} engine runs steps only while lab runs", fix="use --engine slurm --detach"
-        )
+        """Start `steps` and return while they run; `finish` is called after the last. -> what was started.
+
+        Of an engine whose steps are not processes of this machine.
+        """
+        raise NotImplementedError
 
     # Analysis
 

@@ -6,6 +6,9 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
 
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
@@ -21,6 +24,13 @@ HOST_OOM = re.compile(
 )
 WORKER_KILLED = re.compile(r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\) received by PID")
 _RAISED = re.compile(r"^(?:\[[^\]]*\]:?\s*)?[\w.]*(?:Error|Exception|Interrupt|Failure)\b.*")
+
+
+class Cure(msgspec.Struct, frozen=True):
+    """A row of cures.toml."""
+
+    pattern: str
+    fix: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +104,7 @@ def _ended_by_itself(ending: Ending) -> tuple[Status, str]:
         return Status.oom, "the host ran out of memory: the kernel killed a process of the step"
     if killed:
         return Status.failed, f"a process of the step was killed by SIGKILL, not by lab{_suspect(ending)}"
-    return Status.failed, f"{_exit_words(code)}{_error_line(text)}"
+    return Status.failed, f"{_exit_words(code)}{_error_line(text)}{_cure(text)}"
 
 
 def _exited_with_zero(ending: Ending) -> tuple[Status, str]:
@@ -118,6 +128,15 @@ def _suspect(ending: Ending) -> str:
         ", its memory limit was hit without the engine's reporting it" if ending.limit_hit is False else ""
     )
     return f": killed from outside{own_limit}, or the host ran out of memory; see dmesg"
+
+
+def _cure(text: str) -> str:
+    """What to do, where the output names a fault of the machine that is known (cures.toml)."""
+    rows = msgspec.toml.decode(
+        Path(__file__).with_name("cures.toml").read_bytes(), type=dict[str, list[Cure]]
+    )
+    fix = next((row.fix for row in rows["cure"] if re.search(row.pattern, text)), "")
+    return f"; {fix}" if fix else ""
 
 
 def _exit_words(code: int) -> str:

@@ -10,9 +10,11 @@ import re
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
@@ -23,18 +25,34 @@ _ANSWER_S, _MOST_BYTES = 20.0, 16 << 20
 State = dict[str, float | None]
 
 
-def amd_gpus(env: Mapping[str, str]) -> list[Gpu]:
-    """AMD GPUs from the KFD topology; a node whose drm_render_minor is 0 is a CPU."""
+def amd_gpus(env: Mapping[str, str], *, with_nodes: bool = False) -> list[Gpu]:
+    """AMD GPUs from the KFD topology; a node whose drm_render_minor is 0 is a CPU.
+
+    with_nodes: only those with a device node here, because a container's /sys shows all GPUs of its host.
+    """
     sys_root, dev_root = Path(env.get("LAB_SYS_ROOT") or "/sys"), Path(env.get("LAB_DEV_ROOT") or "/dev")
     nodes = sorted((sys_root / "class/kfd/kfd/topology/nodes").glob("*"), key=lambda p: (len(p.name), p.name))
     gpus: list[Gpu] = []
     for node in nodes:
         properties = _properties(node / "properties")
         minor = properties.get("drm_render_minor", 0)
-        if minor <= 0:
+        if minor <= 0 or (with_nodes and not (dev_root / f"dri/renderD{minor}").exists()):
             continue
         gpus.append(_gpu(len(gpus), minor, properties, sys_root, dev_root))
-    return gpus
+    return _partitioned(gpus)
+
+
+def _partitioned(gpus: list[Gpu]) -> list[Gpu]:
+    """Name the parts of a GPU that is divided (an MI300X in CPX): they share its unique id, not its lease."""
+    uuids = [gpu.uuid for gpu in gpus]
+    parts = []
+    for index, gpu in enumerate(gpus):
+        if uuids.count(gpu.uuid) > 1:
+            number = uuids[:index].count(gpu.uuid)
+            name = f"{gpu.name} partition {number}"
+            gpu = msgspec.structs.replace(gpu, uuid=f"{gpu.uuid}-{number}", name=name, parent=gpu.uuid)
+        parts.append(gpu)
+    return parts
 
 
 def _gpu(index: int, minor: int, properties: dict[str, int], sys_root: Path, dev_root: Path) -> Gpu:
@@ -57,8 +75,18 @@ def _gpu(index: int, minor: int, properties: dict[str, int], sys_root: Path, dev
     )
 
 
+def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """The numeric groups that may open these GPUs' nodes. Names would be looked up in the image, and fail."""
+    nodes = [Path(gpu.render_node) for gpu in gpus if gpu.render_node]
+    if not nodes:
+        return ()
+    kfd = nodes[0].parent.parent / "kfd"
+    present = [node for node in [kfd, *nodes] if node.exists()]
+    return tuple(sorted({str(node.stat().st_gid) for node in present})) or ("<gid of /dev/kfd>",)
+
+
 def amd_state(render_node: str | None, env: Mapping[str, str]) -> Callable[[], State]:
-    """A function that reads a GPU's present state (lab.gpus.meters.STATE) from the kernel's hwmon files.
+    """A function that reads a GPU's present state (lab.power.meters.STATE) from the kernel's hwmon files.
 
     Raises GpuError if there are none. freq1 is the shader clock in Hz, freq2 the memory's, power1 in uW,
     temp2 the hottest spot (temp1: the edge) in mC; hwmon has no reasons for a lower clock.

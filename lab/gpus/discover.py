@@ -10,7 +10,7 @@ from lab.core.gpu import Gpu, promised_gpus
 from lab.core.words import plural
 from lab.errors import GpuError
 from lab.gpus.amd import amd_gpus
-from lab.gpus.nvidia import nvidia_inventory
+from lab.gpus.nvidia import DEAD, DEAD_CURE, in_container, nvidia_inventory
 from lab.gpus.selection import matching, present
 
 AMD_MASKS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -22,6 +22,7 @@ class Found(NamedTuple):
 
     gpus: list[Gpu]
     notes: tuple[str, ...] = ()
+    dead: tuple[str, ...] = ()  # those of the notes that are about a GPU that does not answer
 
 
 def discover(env: Mapping[str, str] | None = None) -> list[Gpu]:
@@ -36,23 +37,26 @@ def look(env: Mapping[str, str] | None = None) -> Found:
     for a mask that names a GPU or MIG instance that is not here, and for fewer GPUs than an engine gave.
     """
     env = os.environ if env is None else env
-    usable, empty = nvidia_inventory(env)
-    gpus = visible(usable, "CUDA_VISIBLE_DEVICES", env, empty)
-    # A mask left the others out; a GPU without an instance that it names is an error above.
-    notes = () if "CUDA_VISIBLE_DEVICES" in env else tuple(map(_left_out, empty))
+    usable, empty, silent = nvidia_inventory(env)
+    gpus = visible(usable, "CUDA_VISIBLE_DEVICES", env, [*empty, *silent])
+    # A mask left the others out; a GPU that it names and that cannot compute is an error above.
+    hidden = "CUDA_VISIBLE_DEVICES" in env
+    notes, dead = (() if hidden else tuple(map(_left_out, some)) for some in (empty, silent))
     if not gpus:
         mask = next((name for name in AMD_MASKS if name in env), AMD_MASKS[0])
-        gpus = visible(amd_gpus(env), mask, env)
+        gpus = visible(amd_gpus(env, with_nodes=in_container(env)), mask, env)
     if len(gpus) < (promised := promised_gpus(env)):
         raise GpuError(
             f"this container or step was given {plural(promised, 'GPU')}, and {len(gpus)} can be seen",
             location=present(gpus),
             fix="see `lab doctor` on the host: container toolkit or CDI specification may be out of date",
         )
-    return Found(gpus, notes)
+    return Found(gpus, (*notes, *dead), dead)
 
 
 def _left_out(gpu: Gpu) -> str:
+    if not gpu.uuid or DEAD.search(f"{gpu.uuid} {gpu.name}"):
+        return f"GPU {gpu.index} is left out: it does not answer ({gpu.name}); {DEAD_CURE}"
     return (
         f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is left out: MIG is enabled on it and has no instance "
         f"(make one: nvidia-smi mig -i {gpu.index} -cgi PROFILE -C; "

@@ -82,7 +82,7 @@ def _acquire(
         busy = None if _locked(handle) else f"held by {_holder(handle)}"
         if busy is None and gpu.uuid in in_containers():
             fcntl.flock(handle, fcntl.LOCK_UN)
-            busy = "used by a container that outlived its driver: end it with `lab runs stop`"
+            busy = "used by a container of lab, whose run `lab runs reap` or `lab runs stop` can end"
         if busy is None:
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps({"holder": holder, "pid": os.getpid()}).encode(), 0)

@@ -42,7 +42,11 @@ GPU_LINE = re.compile(r"GPU\s+\d+:.*\(UUID:\s*(?P<uuid>[^)\s]+)\)")
 MIG_LINE = re.compile(
     r"\s+MIG\s+(?P<profile>\S+)\s+Device\s+(?P<number>\d+):\s*\(UUID:\s*(?P<uuid>[^)\s]+)\)"
 )
+# What a GPU answers that has fallen off the bus or needs a reset, in place of its UUID or name.
+DEAD = re.compile(r"Unknown Error|GPU is lost|requires reset|\bERR!|No data", re.IGNORECASE)
+DEAD_CURE = "see the kernel's log for its Xid (dmesg), then nvidia-smi --gpu-reset, or restart the machine"
 NVML_NO_DRIVER, NVML_NO_LIBRARY = 9, 12
+NVML_DEAD = (15, 16, 999)  # is lost, requires a reset, unknown
 
 
 class Inventory(NamedTuple):
@@ -50,6 +54,7 @@ class Inventory(NamedTuple):
 
     usable: list[Gpu]
     empty: list[Gpu] = []  # MIG is enabled on these and has no instance: nothing can compute on them
+    dead: list[Gpu] = []  # these do not answer; what they answered instead is their name
 
 
 def nvidia_inventory(env: Mapping[str, str] | None = None) -> Inventory:
@@ -65,8 +70,8 @@ def nvidia_inventory(env: Mapping[str, str] | None = None) -> Inventory:
             code, text = _smi(*_query(columns))
     if code:
         return Inventory(_none_or_error(code, text.strip(), env))
-    gpus = parse_nvidia_smi(text, columns)
-    if LOST.search(text) or (not gpus and not NO_GPU.search(text)):
+    gpus, dead = split_dead(parse_nvidia_smi(text, columns))
+    if (LOST.search(text) and not dead) or not (gpus or dead or NO_GPU.search(text)):
         raise GpuError(
             f"unreadable answer of nvidia-smi: {text.strip()[:300] or '(empty)'}",
             fix="see `nvidia-smi`; --gpus none runs on the CPU",
@@ -76,8 +81,8 @@ def nvidia_inventory(env: Mapping[str, str] | None = None) -> Inventory:
         code, text = _smi("-L")
         if code:
             raise _smi_error(code, text.strip())
-        return with_instances(gpus, divided, text)
-    return Inventory(gpus)
+        return with_instances(gpus, divided, text)._replace(dead=dead)
+    return some_usable(Inventory(gpus, dead=dead))
 
 
 def parse_nvidia_smi(text: str, columns: Sequence[str] = ALL_COLUMNS) -> list[Gpu]:
@@ -89,6 +94,15 @@ def parse_nvidia_smi(text: str, columns: Sequence[str] = ALL_COLUMNS) -> list[Gp
             fix="see `nvidia-smi` and the kernel's log (Xid); --gpus none runs on the CPU",
         )
     return [_gpu(row) for row in rows]
+
+
+def split_dead(gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[Gpu]]:
+    """The GPUs that answer, and those whose driver has lost them: each named by what it answered."""
+    dead = [gpu for gpu in gpus if DEAD.search(f"{gpu.uuid} {gpu.name}") or not gpu.uuid.startswith("GPU-")]
+    renamed = (
+        msgspec.structs.replace(gpu, name=gpu.name if DEAD.search(gpu.name) else gpu.uuid) for gpu in dead
+    )
+    return [gpu for gpu in gpus if gpu not in dead], list(renamed)
 
 
 def divided_by_mig(text: str, columns: Sequence[str]) -> set[str]:
@@ -115,12 +129,19 @@ def with_instances(gpus: Sequence[Gpu], divided: set[str], listing: str) -> Inve
         usable += [_instance(gpu, *one) for one in gpu_instances]
         if not gpu_instances:
             (empty if gpu.uuid in divided else usable).append(gpu)
-    return _some_usable(Inventory(usable, empty))
+    return some_usable(Inventory(usable, empty))
 
 
-def _some_usable(inventory: Inventory) -> Inventory:
-    if inventory.usable or not inventory.empty:
+def some_usable(inventory: Inventory) -> Inventory:
+    """The same. Raises GpuError for GPUs of which none can compute."""
+    if inventory.usable or not (inventory.empty or inventory.dead):
         return inventory
+    if inventory.dead:
+        raise GpuError(
+            f"no NVIDIA GPU here answers: {inventory.dead[0].name}",
+            location=f"GPU {', '.join(str(gpu.index) for gpu in inventory.dead)}",
+            fix=f"{DEAD_CURE}; --gpus none runs on the CPU",
+        )
     raise GpuError(
         "MIG is enabled and has no instance on any GPU, so nothing can compute on them",
         location=", ".join(f"{gpu.index} {gpu.name} {gpu.uuid}" for gpu in inventory.empty),
@@ -200,10 +221,14 @@ def cards_without_driver(env: Mapping[str, str]) -> str | None:
 
     None in a container too, which sees the host's bus and need not have been given its GPUs.
     """
-    inside = bool(env.get("LAB_IMAGE")) or any(Path(mark).exists() for mark in CONTAINER_MARKS)
-    cards = [] if inside else _cards(env)
+    cards = [] if in_container(env) else _cards(env)
     subject = "an NVIDIA GPU is" if len(cards) == 1 else f"{len(cards)} NVIDIA GPUs are"
     return f"{subject} on the PCI bus ({', '.join(cards)}) without NVIDIA's driver" if cards else None
+
+
+def in_container(env: Mapping[str, str]) -> bool:
+    """Whether this process runs in a container, whose /sys shows the host's GPUs, given to it or not."""
+    return bool(env.get("LAB_IMAGE")) or any(Path(mark).exists() for mark in CONTAINER_MARKS)
 
 
 def _cards(env: Mapping[str, str]) -> list[str]:
@@ -289,12 +314,19 @@ def _nvml(env: Mapping[str, str]) -> Inventory:
     finally:
         pynvml.nvmlShutdown()
     usable = [gpu for _, gpus in boards for gpu in gpus]
-    return _some_usable(Inventory(usable, [whole for whole, gpus in boards if not gpus]))
+    silent = [whole for whole, gpus in boards if not gpus]
+    dead = [gpu for gpu in silent if not gpu.uuid]
+    return some_usable(Inventory(usable, [gpu for gpu in silent if gpu.uuid], dead))
 
 
 def _nvml_gpus(nvml: Any, index: int, driver: str) -> tuple[Gpu, list[Gpu]]:
-    """One GPU, and what can compute on it: itself, or its MIG instances."""
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    """One GPU, and what computes on it: itself, its MIG instances, nothing if the driver has lost it."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        if getattr(error, "value", None) not in NVML_DEAD:
+            raise
+        return Gpu(vendor="nvidia", index=index, uuid="", name=str(error), driver=driver), []
     board = Gpu(
         vendor="nvidia",
         index=index,

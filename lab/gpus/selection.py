@@ -123,8 +123,9 @@ def _find(gpus: Sequence[Gpu], item: int | str, present_gpus: str) -> Gpu:
     if len(hits) == 1:
         return hits[0]
     if hits and len({gpu.parent for gpu in hits}) == 1 and hits[0].parent:
+        divider = "MIG" if hits[0].vendor == "nvidia" else "its partition mode"
         raise GpuError(
-            f"{item!r} is a GPU that MIG divides into {plural(len(hits), 'instance')}",
+            f"{item!r} is a GPU that {divider} divides into {plural(len(hits), 'instance')}",
             location=present(hits),
             fix=f"name one of them, such as --gpus {hits[0].number}",
         )

@@ -16,7 +16,7 @@ import msgspec
 
 import lab
 from lab.errors import BadDataError, ConfigError, EngineError, MissingError, UsageError
-from lab.images.docker_cli import output_of, stream
+from lab.images.docker_cli import advice_on, output_of, stream
 from lab.images.names import registry_of
 from lab.images.targets import Target
 from lab.images.tree import Say
@@ -31,34 +31,6 @@ OF_MANY_OWNERS = (
 ANY_DIGEST = f"sha256:{'0' * 64}"
 VERSION_LABEL = "org.opencontainers.image.version"
 TITLE_LABEL = "org.opencontainers.image.title"
-# What docker and podman end a failed pull with -> why, and the cure.
-REFUSALS = (
-    (
-        "unauthorized|no basic auth credentials|authentication required|access .*denied",
-        "{host} wants a login, or you may not read this image",
-        "{program} login {host}",
-    ),
-    (
-        "manifest unknown|name unknown|not found",
-        "{host} has no such image",
-        "name the release, the version or the owner that it has; or build it: lab images build",
-    ),
-    (
-        "HTTP response to HTTPS client|certificate signed by unknown authority|x509: [^:]*",
-        "{host} has no certificate that this engine accepts",
-        "add it to the engine's insecure registries, or give the engine its certificate",
-    ),
-    (
-        "connection refused|no such host|no route to host|timeout|deadline exceeded",
-        "{host} cannot be reached",
-        "check the name and the network; or build it: lab images build",
-    ),
-    (
-        "no space left on device",
-        "the engine's disk is full",
-        "free some space: lab doctor says how much there is and where",
-    ),
-)
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,11 +139,10 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
 
 def pull_error(program: str, ref: str, message: str) -> EngineError:
     """Why a pull failed, by the words that the program ended with, and what to do about it."""
-    for words, reason, fix in REFUSALS:
-        if match := re.search(words, message, re.IGNORECASE):
-            host = registry_of(ref) or "the registry"
-            text = f"cannot pull: {reason.format(host=host)} ({match[0]})"
-            return EngineError(text, location=ref, fix=fix.format(host=host, program=program))
+    if (advice := advice_on("pull", message)) is not None:
+        host = registry_of(ref) or "the registry"
+        text = f"cannot pull: {advice.reason.format(host=host)} ({advice.match})"
+        return EngineError(text, location=ref, fix=advice.fix.format(host=host, program=program))
     return EngineError(f"cannot pull: {message}", location=ref, fix="pull it by hand to see more")
 
 

@@ -21,13 +21,14 @@ from lab.images.arguments import (
     certificate_secret,
     parse_given,
 )
-from lab.images.build_errors import build_error
 from lab.images.builders import Builder, base_python, find_builder, with_buildkit
-from lab.images.docker_cli import output_of, stream
+from lab.images.docker_cli import advice_on, output_of, stream
 from lab.images.targets import Target, targets
 from lab.images.tree import ROOT, Say, build_lock, check_tree
 from lab.images.wheel import Wheel, make_wheel
 from lab.images.wheelhouse import fill_wheelhouse
+
+SHOWN_LINES = 15
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,4 +164,15 @@ def _build_one(
         size_bytes=int(size),
         seconds=round(time.monotonic() - began, 1),
         wheel_sha256=wheel.sha256,
+    )
+
+
+def build_error(target: Target, base: str, tail: Sequence[str]) -> EngineError:
+    """What to do about a build that failed, by the words in its output."""
+    advice = advice_on("build", "\n".join(tail))
+    excerpt = "\n".join(f"      | {line}" for line in tail[-SHOWN_LINES:])
+    return EngineError(
+        f"cannot build {target.ref}:\n{excerpt}",
+        location=f"{target.dockerfile} on {base}",
+        fix=advice.fix if advice else None,
     )

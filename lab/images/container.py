@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Literal
@@ -12,15 +11,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from lab.core.gpu import GIVEN, HOST, PROMISE, Gpu
-from lab.core.hub import OFFLINE
 from lab.core.step import SOURCE, Step
 from lab.errors import UsageError
+from lab.gpus.environment import passage
+from lab.hub import OFFLINE
 from lab.images.spec import Image, MountRule, Tool
-from lab.secrets import is_secret
+from lab.images.spec import Mount as Mount
 
 TMP = "/tmp"
-# What a user sets to steer a run is passed on; paths and GPU indices mean something else inside.
-PASSED_ON = ("NCCL_", "RCCL_", "HIP_", "HSA_", "CUDA_", "TORCH_", "TRITON_")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 # What a step that downloads takes from the caller's environment: how to reach the Hub from here.
 NETWORK_VARIABLES = (
@@ -33,7 +31,6 @@ HUB_CACHE = "/hf"
 ALONE = "lab"
 # For NVIDIA's runtime where it is the engine's default: many images of CUDA ask it for all GPUs.
 NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
-KEPT_HERE = re.compile(r"_VISIBLE_DEVICES$|_(HOME|PATH|PATH64|ROOT|DIR|FILE|VERSION)$")
 
 # How the users in an engine's containers relate to the host's: the same numbers; root inside is the caller
 # (rootless Docker); the caller may keep his number (rootless podman); all are others (userns-remap).
@@ -44,12 +41,6 @@ USERNS_MODE: dict[UserMapping, str | None] = {
     "rootless-podman": "keep-id",
     "remapped": "host",
 }
-
-
-class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    source: str
-    target: str
-    read_only: bool = False
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +67,7 @@ class HostContext(msgspec.Struct, frozen=True, kw_only=True):
     device_gids: tuple[str, ...] = ()  # numeric owners of /dev/kfd and the render nodes
     host_env: Mapping[str, str] = {}
     infiniband: bool = False
+    selinux: bool = False  # the engine keeps containers from folders without a container's label
     cdi: bool = False  # the engine gives devices by the host's CDI specifications
 
 
@@ -107,6 +99,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     init: bool = True
     stop_signal: str = "SIGINT"
     working_dir: str = "/out"
+    overrides_entrypoint: bool = False  # the command replaces the image's entry point, too
     tools: tuple[str, ...] = ()
 
 
@@ -122,11 +115,15 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
         user=user_inside(host.user_mapping, host.uid, host.gid),
         userns_mode=USERNS_MODE[host.user_mapping],
         group_add=_groups(host) if image.vendor == "amd" and gpus else (),
-        env={**_env(image, step, tools, host), **_gpu_env(image, gpus, host)},
+        env={**_env(image, step, tools, host, network), **_gpu_env(image, gpus, host)},
         mounts=_mounts(image, step, tools, host),
         devices=_devices(image, gpus, host),
         device_requests=_device_requests(image, gpus, host),
-        security_opt=("no-new-privileges:true", *(image.devices.security_opt if gpus else ())),
+        security_opt=(
+            "no-new-privileges:true",
+            *(("label=disable",) if host.selinux else ()),
+            *(image.devices.security_opt if gpus else ()),
+        ),
         ipc_mode=ipc,
         shm_size=image.devices.shm_size if ipc == "private" else None,
         mem_limit=image.devices.mem_limit,
@@ -137,6 +134,7 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
         tmpfs={TMP: "size=8g,mode=1777,exec"},  # exec: compiled kernels are loaded from here
         ulimits={"stack": 67108864, **({"memlock": -1} if host.infiniband else {})},
         tools=step.tools,
+        overrides_entrypoint=image.is_foreign,
     )
 
 
@@ -251,7 +249,7 @@ def _command(image: Image, step: Step, tools: Sequence[Tool]) -> tuple[str, ...]
     return prefix + inner
 
 
-def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> dict[str, str]:
+def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext, network: str) -> dict[str, str]:
     """A uid without a passwd entry has HOME=/, and getpass, Triton and the Hub's cache fail without these."""
     home = {
         "HOME": TMP,
@@ -267,8 +265,10 @@ def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> 
         "LAB_IMAGE": image.name,
         **({HOST: host.name} if host.name else {}),
     }
+    inside = [mount.target for mount in image.user_mounts]
+    passed = passage(host.host_env, network=network, inside=inside).passed
     wrapped = {name: value.format(folder=step.folder) for tool in tools for name, value in tool.env.items()}
-    return {**home, **passed_on(host.host_env), **image.env, **wrapped, **step.env}
+    return {**home, **passed, **image.env, **wrapped, **step.env}
 
 
 def _gpu_env(image: Image, gpus: Sequence[Gpu], host: HostContext) -> dict[str, str]:
@@ -279,15 +279,6 @@ def _gpu_env(image: Image, gpus: Sequence[Gpu], host: HostContext) -> dict[str, 
     return promise if image.vendor != "nvidia" or by_toolkit else {**promise, **NO_GPUS}
 
 
-def passed_on(host_env: Mapping[str, str]) -> dict[str, str]:
-    """The host's variables for collectives, drivers and compilers, without secrets, paths and GPU indices."""
-    return {
-        name: value
-        for name, value in sorted(host_env.items())
-        if name.startswith(PASSED_ON) and not KEPT_HERE.search(name) and not is_secret(name)
-    }
-
-
 def _mounts(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> tuple[Mount, ...]:
     folders = {"hf_cache": host.hf_cache, "cache": host.cache}
     rules = [*image.mounts, *(rule for tool in tools for rule in tool.mounts)]
@@ -296,7 +287,7 @@ def _mounts(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) 
         for r in rules
     ]
     source = [Mount(source=step.source, target=SOURCE, read_only=True)] if step.source else []
-    return (Mount(source=host.run_dir, target="/out"), *mounts, *source)
+    return (Mount(source=host.run_dir, target="/out"), *mounts, *source, *image.user_mounts)
 
 
 def _from_env(rule: MountRule, host: HostContext) -> str:

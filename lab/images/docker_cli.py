@@ -9,6 +9,9 @@ import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from lab.errors import EngineError
 from lab.images.endpoint import endpoint_of
@@ -17,6 +20,24 @@ from lab.images.tree import Say
 NOISE = re.compile(r"#\d+ sha256:[0-9a-f]{64}$")  # BuildKit of Docker 20.10 prints one for each of its steps
 TAIL_LINES = 200
 ANSWER_S = 60.0  # an engine under load is slow, and neither dead nor one without images
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """A row of messages.toml; `match`: the words that it was chosen by."""
+
+    pattern: str
+    fix: str
+    reason: str = ""
+    match: str = ""
+
+
+def advice_on(table: Literal["pull", "build"], output: str) -> Advice | None:
+    """What to do about a program that ended with this output."""
+    text = Path(__file__).with_name("messages.toml").read_text(encoding="utf-8")
+    for row in msgspec.toml.decode(text, type=dict[str, list[Advice]])[table]:
+        if match := re.search(row.pattern, output, re.IGNORECASE):
+            return msgspec.structs.replace(row, match=match[0])
+    return None
 
 
 def docker_programs() -> list[str]:

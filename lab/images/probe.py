@@ -1,7 +1,8 @@
-"""What a built image contains, by a program that runs inside it."""
+"""What an image contains, by a program that runs inside it: lab's own images and any other."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,35 +13,43 @@ from lab.images.spec import Image
 # Runs on any Python, prints one line of JSON. Imports torch, because only torch knows its architectures.
 # The lab in the image is hashed by this host's code (argument 1): a changed lab must not vouch for itself.
 PROBE = """
-import importlib.metadata as m, importlib.util, json, os, re, shutil, sys
+import importlib.metadata as m, importlib.util, json, os, platform, re, shutil, sys
 content = {"__name__": "content"}
 exec(sys.argv[1], content)
 inside = content["found_lab"]()
 def named(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 torch = importlib.util.find_spec("torch") is not None
-archs, cuda, hip = [], None, None
+archs, cuda, hip, problem = [], None, None, ""
 if torch:
-    import torch as t
-    flags = getattr(t._C, "_cuda_getArchFlags", lambda: None)()
-    archs, cuda, hip = (flags or "").split(), t.version.cuda, getattr(t.version, "hip", None)
+    try:
+        import torch as t
+        flags = getattr(t._C, "_cuda_getArchFlags", lambda: None)()
+        archs, cuda, hip = (flags or "").split(), t.version.cuda, getattr(t.version, "hip", None)
+    except Exception as error:
+        problem = "torch does not import: %s" % error
 try:
     open("/lab-probe", "w").close()
     writable = True
 except OSError:
     writable = False
+try:
+    wheel = open("/usr/share/lab/SHA256SUMS").read().split()[0]
+except (OSError, IndexError):
+    wheel = ""
 print(json.dumps({
-    "python": "%d.%d" % sys.version_info[:2], "lab": inside["version"], "lab_sha256": inside["sha256"],
-    "wheel": open("/usr/share/lab/SHA256SUMS").read().split()[0], "command": shutil.which("lab"),
-    "torch": torch, "archs": archs, "cuda": cuda, "hip": hip, "uid": os.getuid(), "root_writable": writable,
+    "python": "%d.%d" % sys.version_info[:2], "program": sys.executable, "machine": platform.machine(),
+    "lab": inside["version"], "lab_sha256": inside["sha256"],
+    "wheel": wheel, "command": shutil.which("lab"), "torch": torch, "torch_problem": problem,
+    "archs": archs, "cuda": cuda, "hip": hip, "uid": os.getuid(), "root_writable": writable,
     "packages": {named(d.metadata["Name"]): d.version for d in m.distributions() if d.metadata["Name"]},
     "tools": {name: shutil.which(name) for name in sys.argv[2:]},
 }))
 """
 # Looked for besides what the image's tools need: compilers for torch and triton, programs that query the GPU.
 USUAL_TOOLS = {
-    "nvidia": ("nvcc", "gcc", "nvidia-smi"),
-    "amd": ("rocm-smi", "amd-smi", "hipcc", "gcc"),
+    "nvidia": ("nvcc", "gcc", "nvidia-smi", "ncu"),
+    "amd": ("rocm-smi", "amd-smi", "hipcc", "gcc", "rocprofv3"),
     "none": (),
 }
 
@@ -55,6 +64,9 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     torch: bool
     uid: int
     root_writable: bool
+    program: str = "python3"  # the interpreter
+    machine: str = ""
+    torch_problem: str = ""
     lab_sha256: str | None = None  # of the lab that its Python imports, by lab.core.content
     archs: tuple[str, ...] = ()
     cuda: str | None = None
@@ -63,9 +75,9 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     tools: dict[str, str | None] = {}
 
 
-def probe_argv(image: Image) -> list[str]:
-    """The command that prints Contents inside an image."""
-    return ["python3", "-c", PROBE, Path(content.__file__).read_text(encoding="utf-8"), *tools_of(image)]
+def probe_argv(tools: Sequence[str]) -> list[str]:
+    """The arguments of Python that print Contents inside an image."""
+    return ["-c", PROBE, Path(content.__file__).read_text(encoding="utf-8"), *tools]
 
 
 def tools_of(image: Image) -> list[str]:

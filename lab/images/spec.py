@@ -58,6 +58,12 @@ class Build(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     labels: dict[str, str] = {}  # besides those that every image has
 
 
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    target: str
+    read_only: bool = False
+
+
 class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     summary: str
@@ -74,10 +80,13 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     build: Build = Build()
     archs: tuple[str, ...] = ()
     min_driver: Version | None = None  # the oldest driver of the vendor on which its CUDA or ROCm runs
+    require: str = ""  # NVIDIA_REQUIRE_CUDA of its base: which drivers NVIDIA's toolkit starts it on
     devices: Devices = Devices()
     env: dict[str, str] = {}
     mounts: tuple[MountRule, ...] = ()
     tools: dict[str, Tool] = {}
+    user_mounts: tuple[Mount, ...] = ()  # of --mount; this and the next are never in a file
+    is_foreign: bool = False  # not made by lab: no lab inside, and an entry point of its own
 
 
 def images_root() -> Path:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import platform
-import re
 import shutil
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.files import make_folder, write_atomic
-from lab.core.words import plural
-from lab.errors import BadDataError, MissingError, UsageError
+from lab.errors import MissingError
 from lab.images.docker_cli import stream
 from lab.images.targets import Target
 from lab.images.tree import BUILD, Say
@@ -32,39 +29,26 @@ def fill_wheelhouse(target: Target, python_version: str, root: Path, say: Say) -
     stamp.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
-    code, tail = stream(_download_argv(target.wheels, python_version, folder), env={}, cwd=root, say=say)
+    code, tail = stream(
+        [*download_argv(target.wheels, python_version, folder), "--no-deps"], env={}, cwd=root, say=say
+    )
     if code:
         raise MissingError(
             f"this host's pip cannot find {names} for Python {python_version}:\n" + "\n".join(tail[-5:]),
             fix="point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at one",
         )
-    for wheel in folder.glob("*.whl"):
-        _refuse_gpu_build(wheel)
     write_atomic(stamp, wanted)
 
 
-def _download_argv(wheels: Sequence[str], python_version: str, folder: Path) -> list[str]:
-    platforms = [word for tag in TAGS for word in ("--platform", f"{tag}_{platform.machine()}")]
-    only = ["--quiet", "--no-deps", "--only-binary=:all:", "--python-version", python_version, *platforms]
+def download_argv(
+    wheels: Sequence[str],
+    python_version: str,
+    folder: Path,
+    *,
+    machine: str | None = None,
+    musl: bool = False,
+) -> list[str]:
+    """pip's command line that downloads wheels with what they need, for another Python and machine."""
+    platforms = [word for tag in TAGS for word in ("--platform", f"{tag}_{machine or platform.machine()}")]
+    only = ["--quiet", "--only-binary=:all:", "--python-version", python_version, *platforms]
     return [*PIP, "download", *only, "--dest", str(folder), *wheels]
-
-
-def _refuse_gpu_build(wheel: Path) -> None:
-    needs = re.findall(r"^Requires-Dist: ((?:nvidia|cuda|triton)[^;\s]*)", _metadata(wheel), re.MULTILINE)
-    if needs:
-        further = f" and {plural(len(needs) - 1, 'more package')}" if needs[1:] else ""
-        raise UsageError(
-            f"this host's pip finds a GPU build (it needs {needs[0]}{further}), not one for the CPU",
-            location=wheel.name,
-            fix="point PIP_EXTRA_INDEX_URL at torch's index of CPU builds, or PIP_FIND_LINKS at a folder",
-        )
-
-
-def _metadata(wheel: Path) -> str:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            pattern = re.compile(r"[^/]+\.dist-info/METADATA")
-            name = next(name for name in archive.namelist() if pattern.fullmatch(name))
-            return archive.read(name).decode("utf-8", "replace")
-    except (zipfile.BadZipFile, StopIteration, OSError) as error:
-        raise BadDataError(f"not a wheel: {error}", location=wheel) from error

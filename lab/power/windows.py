@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from lab.gpus.meters import Meter
 from lab.power.energy import (
     HIGHEST_BOARD_W,
     coverage_problems,
@@ -26,6 +25,7 @@ from lab.power.energy import (
     stale_j,
     valid_readings,
 )
+from lab.power.meters import Meter
 
 FEWEST_UPDATES = 20  # of a counter: with fewer, one step more or less would be over 5 %
 LARGEST_LATE_SHARE = 0.1  # of a window's energy, that a slow power sensor may have moved over its ends

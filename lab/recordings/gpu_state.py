@@ -1,4 +1,4 @@
-"""Clocks, power and temperature sampled beside a run (lab.gpus.sampling), on the time of the traces."""
+"""Clocks, power and temperature sampled beside a run (lab.power.sampling), on the time of the traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lab.core.words import plural, size_text
-from lab.gpus.sampling import COLUMNS, SAMPLES, SUMMARY
+from lab.power.sampling import COLUMNS, SAMPLES, SUMMARY
 from lab.stats import robust
 from lab.stats.columns import distinct
 

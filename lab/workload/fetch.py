@@ -20,7 +20,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from lab.core.hub import CERTIFICATES, CachedModel, State, fetch_command, find_model, hub_cache
 from lab.core.words import size_text
 from lab.errors import (
     BadDataError,
@@ -30,6 +29,7 @@ from lab.errors import (
     StorageError,
     needs,
 )
+from lab.hub import CERTIFICATES, CachedModel, State, fetch_command, find_model, hub_cache
 
 # What transformers needs beside weights: configs, tokenizers, templates.
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.vocab", "*.bpe")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from lab.core.hub import (
+from lab.core.plan import ModelNeed
+from lab.errors import BadDataError, MissingError
+from lab.hub import (
     DEFAULT_REVISION,
     MODELS,
     State,
@@ -15,9 +17,7 @@ from lab.core.hub import (
     hub_cache,
     is_offline,
 )
-from lab.core.hub import fetch_command as fetch_command
-from lab.core.plan import ModelNeed
-from lab.errors import BadDataError, MissingError
+from lab.hub import fetch_command as fetch_command
 
 
 def run_revision(model: str) -> str:

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from lab.cli.registry import SCANNERS
-from lab.core.native import C
-from lab.engines.checkup import join_group_of
+from lab.gpus.health import join_group_of
+from lab.native import C
 
 SMI = """\
 #!/bin/sh
@@ -158,7 +158,7 @@ class Ill:
             if name.endswith("_VISIBLE_DEVICES") or name.startswith(("LAB_", "DOCKER_")):
                 patch.delenv(name)
         patch.setenv("PATH", f"{folder}/bin")
-        patch.setattr("lab.engines.checkup.SYSTEM_PROGRAMS", str(folder))
+        patch.setattr("lab.gpus.health.SYSTEM_PROGRAMS", str(folder))
         patch.setenv("LAB_CDI_DIRS", f"{folder}/cdi")
         patch.setenv("LAB_SYS_ROOT", f"{folder}/sys")
         patch.setenv("LAB_DEV_ROOT", f"{folder}/dev")

@@ -7,7 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from lab.cli.main import cli
-from lab.cli.registry import REMOVED
+from lab.cli.registry import removed
+
+REMOVED = removed()
 
 
 def resolve(words: list[str]) -> tuple[list[str], click.Command]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from click.testing import CliRunner
 
@@ -22,12 +24,34 @@ def test_an_option_of_lab_run_after_the_experiment_is_answered_with_what_to_type
     assert done.exit_code == 2 and said in done.output
 
 
-def test_the_help_fits_two_screens_and_leaves_slurm_to_a_page_of_its_own():
+def test_the_help_fits_two_screens_with_what_is_typed_most_first_and_slurm_last():
     text = CliRunner().invoke(cli, ["run", "--help"], terminal_width=100).output
-    assert len(text.splitlines()) <= 2 * 40
-    assert text.index("--image") < text.index("--gpus") < text.index("--stall-timeout")
-    assert "--sbatch" not in text
-    slurm = CliRunner().invoke(cli, ["run", "--help-slurm"])
-    assert slurm.exit_code == 0
-    for option in ("--sbatch", "--time", "--container", "--vendor", "--detach"):
-        assert option in slurm.output
+    assert len(text.splitlines()) <= 2 * 45
+    order = [
+        text.index(word) for word in ("--image", "--gpus", "--stall-timeout", "--env", "--mount", "--sbatch")
+    ]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        ("--env HF_TOKEN=x", "a secret would stand in the run's record"),
+        ("--env LAB_TEST_NOT_SET", "it is not set here"),
+        ("--env 1X=2", "is not NAME or NAME=VALUE"),
+        ("--mount /tmp", "about containers"),
+    ],
+)
+def test_variables_and_mounts_that_cannot_be_are_refused_before_anything_runs(words, problem):
+    done = CliRunner().invoke(cli, ["run", *words.split(), "--dry-run", "sweep", "-c", "28", "-t", "256"])
+    assert problem in str(done.exception)
+
+
+def test_a_variable_reaches_every_step_and_none_that_the_experiment_varies(monkeypatch):
+    monkeypatch.setenv("MINE", "from here")
+    argv = ["--gpus", "none", "--json", "--dry-run", "sweep", "-c", "28", "-t", "256"]
+    done = CliRunner().invoke(cli, ["run", "--env", "FOO=bar", "--env", "MINE", *argv])
+    (step,) = json.loads(done.stdout)["steps"]
+    assert step["env"]["FOO"] == "bar" and step["env"]["MINE"] == "from here"
+    done = CliRunner().invoke(cli, ["run", "--env", "OMP_NUM_THREADS=7", *argv])
+    assert "sets OMP_NUM_THREADS=1 itself" in str(done.exception)

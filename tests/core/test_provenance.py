@@ -13,8 +13,7 @@ import pytest
 
 import lab
 from lab.core import provenance
-from lab.core.provenance import git, host, lab_identity, lab_with_content, relevant_env
-from lab.secrets import HIDDEN
+from lab.core.provenance import git, host, lab_identity, lab_with_content
 
 
 @pytest.fixture
@@ -178,31 +177,3 @@ def test_the_cpu_is_named_by_its_model_or_its_machine(monkeypatch, cpuinfo, name
     monkeypatch.setattr(provenance, "open", opened, raising=False)
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert provenance._cpu_name() == name
-
-
-def test_only_what_shapes_a_gpu_run_is_kept_in_order_and_without_secrets():
-    env = {
-        "TRITON_CACHE_DIR": "/t",
-        "HOME": "/root",
-        "NCCL_DEBUG": "x 123456 y",
-        "CUDA_MODULE_LOADING": "LAZY",
-        "LAB_TOKEN": "secret",
-        "MY_CUDA_FLAG": "1",
-        "API_KEY": "123456",
-    }
-    kept = relevant_env(env)
-    assert list(kept.items()) == [
-        ("CUDA_MODULE_LOADING", "LAZY"),
-        ("LAB_TOKEN", HIDDEN),
-        ("NCCL_DEBUG", f"x {HIDDEN} y"),
-        ("TRITON_CACHE_DIR", "/t"),
-    ]
-
-
-def test_this_process_environment_is_meant_unless_another_is_given(monkeypatch):
-    monkeypatch.setenv("NCCL_MARK", "here")
-    monkeypatch.setenv("OTHER_KEY", "a-long-secret")
-    monkeypatch.setenv("NCCL_FILE", "a-long-secret.txt")
-    kept = relevant_env()
-    assert (kept["NCCL_MARK"], kept["NCCL_FILE"]) == ("here", f"{HIDDEN}.txt")
-    assert relevant_env({}) == {}

@@ -114,12 +114,6 @@ def test_what_comes_after_the_run_is_called_only_when_all_succeeded(tmp_path):
     assert seen == [tmp_path / "one"]
 
 
-def test_only_slurm_can_be_left_alone(tmp_path):
-    source = recording(tmp_path / "source", {"a": OK})
-    with pytest.raises(UsageError, match="only while lab runs"):
-        drive(experiment(source, tmp_path / "run", "a", quiet=True, detach=True))
-
-
 def test_a_dry_run_shows_the_recording_and_writes_nothing(tmp_path, capsys):
     source = recording(tmp_path / "source", {"a": OK})
     drive(experiment(source, tmp_path / "run", "a", dry_run=True, json=True))

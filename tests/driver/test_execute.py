@@ -11,7 +11,7 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.core.stop import Stop
 from lab.driver.execute import StepRunner
-from lab.gpus.sampling import SUMMARY
+from lab.power.sampling import SUMMARY
 from tests.core.test_manifest import a_manifest
 from tests.driver.made import a_step, recording
 

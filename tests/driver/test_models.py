@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lab.core.hub import MODELS
 from lab.core.options import SlurmOptions
 from lab.core.plan import ModelNeed, Plan
 from lab.core.run import Run
@@ -13,9 +12,10 @@ from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.engines.local.engine import LocalEngine
 from lab.engines.slurm.engine import SlurmEngine
 from lab.errors import BadDataError, MissingError, UsageError
-from tests.core.test_hub import COMMIT, cached
+from lab.hub import MODELS
 from tests.core.test_manifest import a_manifest
 from tests.driver.made import a_step
+from tests.test_hub import COMMIT, cached
 
 NEED = ModelNeed(model="org/m")
 OPTIONAL = ModelNeed(model="org/m", without="without it the weights are random")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from lab.errors import GpuError
-from lab.gpus import sampling
 from lab.gpus.amd import AmdSmi, bus_of
-from lab.gpus.meters import STATE
-from lab.gpus.sampling import sample
+from lab.power import sampling
+from lab.power.meters import STATE
+from lab.power.sampling import sample
 
 BUSES = {128: "0000:0c:00.0", 129: "0000:22:00.0"}
 LIST = [

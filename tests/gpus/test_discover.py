@@ -58,6 +58,8 @@ def fake_kfd(tmp_path, monkeypatch):
             )
             device = tmp_path / f"sys/class/drm/renderD{minor}/device"
             device.mkdir(parents=True)
+            (tmp_path / "dev/dri").mkdir(parents=True, exist_ok=True)
+            (tmp_path / f"dev/dri/renderD{minor}").touch()
             device.joinpath("mem_info_vram_total").write_text("206141652992\n")
             device.joinpath("product_name").write_text("AMD Instinct MI300X\n")
         monkeypatch.setenv("LAB_SYS_ROOT", str(tmp_path / "sys"))

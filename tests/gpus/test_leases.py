@@ -120,7 +120,7 @@ def test_opposite_orders_cannot_deadlock():
 
 def test_a_gpu_in_a_container_without_driver_counts_as_held():
     with (
-        pytest.raises(BusyError, match="outlived its driver"),
+        pytest.raises(BusyError, match="used by a container of lab"),
         held(GPUS[:1], in_containers=lambda: {"GPU-0"}),
     ):
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.images.build_errors import build_error
+from lab.images.build import build_error
 from lab.images.targets import targets
 
 

@@ -25,7 +25,9 @@ from tests.images.tree import script
 compose = script("compose")
 FILE = compose.FILE
 gpu_environment = script("images").gpu_environment
-SERVICES = yaml.safe_load(FILE.read_text())["services"]
+ALL_SERVICES = yaml.safe_load(FILE.read_text())["services"]
+FOLDERS = {name: service for name, service in ALL_SERVICES.items() if name.endswith("-folders")}
+SERVICES = {name: service for name, service in ALL_SERVICES.items() if name not in FOLDERS}
 
 # The part of the compose specification that both generations share, as far as this file uses it.
 TEXT = {"type": "string"}
@@ -61,6 +63,8 @@ SERVICE = {
         "cap_drop": TEXTS,
         "security_opt": TEXTS,
         "init": {"type": "boolean"},
+        "cap_add": TEXTS,
+        "depends_on": {"type": "object"},
         "read_only": {"type": "boolean"},
         "environment": {"type": "object", "additionalProperties": TEXT},
         "ulimits": {"type": "object", "additionalProperties": {"type": "integer"}},
@@ -105,7 +109,7 @@ def test_the_file_uses_only_what_both_generations_of_compose_read():
 
 def test_every_image_has_a_service_that_runs_a_sweep_and_one_analyses_them_all():
     analysis = SERVICES["analysis"]
-    assert set(SERVICES) == {*images.names(), "analysis"}
+    assert set(SERVICES) == {*images.names(), "analysis"} and len(FOLDERS) == len(SERVICES)
     for name in images.names():
         command = SERVICES[name]["command"]
         assert SERVICES[name]["profiles"] == [name] and command[:2] == ["lab", "run"]
@@ -126,6 +130,48 @@ def test_every_service_gets_the_least_and_runs_as_the_caller():
             "no-new-privileges:true" in service["security_opt"] and service["read_only"] and service["init"]
         )
         assert not any("docker.sock" in volume for volume in service["volumes"])
+
+
+def test_what_hands_over_the_folders_may_do_nothing_else():
+    for name, service in FOLDERS.items():
+        assert service["cap_drop"] == ["ALL"] and service["cap_add"] == ["CHOWN"] and service["read_only"]
+        assert service["network_mode"] == "none" and not any(v.endswith(":/hf") for v in service["volumes"])
+        assert list(SERVICES[name.removesuffix("-folders")]["depends_on"]) == [name]
+
+
+@pytest.mark.docker
+@pytest.mark.root
+def test_compose_runs_in_a_fresh_folder_as_any_user(tmp_path, cpu_images):
+    """Also where the engine makes the folders, as root's."""
+    program = generation("v1") or generation("v2")
+    if not program:
+        pytest.skip("no compose is here")
+    text = FILE.read_text()
+    for target, built in cpu_images.items():
+        text = text.replace(f"image: localhost/lab/{target}\n", f"image: {built.ref}\n")
+    (tmp_path / "compose").mkdir()
+    (tmp_path / "compose/compose.yaml").write_text(text)
+    base = [*program, "-p", f"lab{os.getpid()}", "-f", str(tmp_path / "compose/compose.yaml")]
+    env = {**os.environ, "UID": "23456", "GID": "23457"}
+    try:
+        done = subprocess.run(
+            [*base, "--profile", "cpu", "up"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        manifest = tmp_path / "experiments/compose_cpu/manifest.json"
+        assert all(
+            record["outcome"]["status"] == "ok" for record in json.loads(manifest.read_text())["steps"]
+        )
+        assert manifest.stat().st_uid == 23456 and (tmp_path / "experiments").stat().st_gid == 23457
+    finally:
+        subprocess.run(
+            [*base, "--profile", "cpu", "down", "-t", "1"], env=env, capture_output=True, check=False
+        )
 
 
 def test_a_profile_uses_one_gpu_that_a_variable_names():

@@ -9,9 +9,9 @@ import pytest
 
 from lab.errors import ConfigError
 from lab.images.compare import differences
-from lab.images.dockerfile import SECTIONS, render, shared_sections
 from lab.images.spec import load
 from lab.images.targets import targets, targets_of
+from scripts.dockerfiles import SECTIONS, render, shared_sections
 from tests.conftest import ROOT
 from tests.images.examples import CONTENTS, LOCK
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
 from lab.images import spec as images
-from lab.images.preflight import refuse_unsuited, suits
+from lab.images.preflight import refuse_unsuited, satisfies, suits, unsuited
 
 CATALOGUE = [images.load(name) for name in images.names()]
 
@@ -66,3 +67,32 @@ def test_every_gpu_is_looked_at():
 
 def test_an_image_of_another_vendor_is_never_the_cure():
     assert not suits(images.load("rocm70"), gpu(None))
+
+
+# What bases of CUDA 12.8 ask of NVIDIA's toolkit: a CUDA version, or an older driver branch on these brands.
+REQUIRE = (
+    "cuda>=12.8 brand=unknown,driver>=470,driver<471 brand=tesla,driver>=535,driver<536 "
+    "brand=quadro,driver>=550,driver<551"
+)
+
+
+@pytest.mark.parametrize(
+    "driver, name, passes",
+    [
+        ("570.133.07", "NVIDIA GeForce RTX 3090", True),
+        ("550.144.03", "NVIDIA GeForce RTX 3090", False),
+        ("535.104.05", "NVIDIA H100 PCIe", True),
+        ("545.23", "NVIDIA H100 PCIe", False),
+        ("535.104.05", "NVIDIA TITAN RTX", False),
+        ("not a version", "NVIDIA GeForce RTX 3090", True),
+    ],
+)
+def test_what_a_base_asks_of_the_driver_is_judged_before_the_start(driver, name, passes):
+    card = Gpu(vendor="nvidia", index=0, uuid="GPU-aa", name=name, driver=driver, arch="sm_86")
+    assert satisfies(REQUIRE, card) is passes
+    image = msgspec.structs.replace(images.load("cuda"), require=REQUIRE, env={})
+    assert (unsuited(image, card) == "") is passes
+    lifted = msgspec.structs.replace(image, env={"NVIDIA_DISABLE_REQUIRE": "1"})
+    assert unsuited(lifted, card) == ""
+    if not passes:
+        assert "NVIDIA_REQUIRE_CUDA" in unsuited(image, card) and driver in unsuited(image, card)

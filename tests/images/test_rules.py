@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lab.images.rules import dockerfile_rules, lock_rules, locked
 from lab.images.targets import targets
+from scripts.dockerfiles import dockerfile_rules, lock_rules, locked
 from tests.conftest import ROOT
 
 TARGETS = targets()

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from lab.core.content import content_sha256
-from lab.core.native import C
 from lab.images.wheel import DIST, Wheel, make_wheel
+from lab.native import C
 from tests.conftest import ROOT
 from tests.images.tree import copy_tree
 from tests.recordings.kineto.native.test_equal import EVENTS, written

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.gpus.sampling import COLUMNS, SAMPLES, SUMMARY
+from lab.power.sampling import COLUMNS, SAMPLES, SUMMARY
 from lab.recordings.gpu_state import read_state, rows_of
 
 T0 = 1_700_000_000_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.gpus.sampling import COLUMNS, SAMPLES
+from lab.power.sampling import COLUMNS, SAMPLES
 from lab.serve.index import Index
 from lab.serve.web.differences import changed, clocks_of
 from tests.serve.made import DAY, write_run

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from lab.core.hub import MODELS, OFFLINE, fetch_command
 from lab.errors import BadDataError, MissingError
+from lab.hub import MODELS, OFFLINE, fetch_command
 from lab.workload.models import check_model, is_loadable, revision_to_load
-from tests.core.test_hub import COMMIT, cached
+from tests.test_hub import COMMIT, cached
 
 
 @pytest.fixture

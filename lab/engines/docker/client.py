@@ -38,6 +38,8 @@ class Nature:
     cdi: bool = False  # whether it gives devices by the host's CDI specifications
     toolkit: bool = True  # whether NVIDIA's container toolkit is seen
     limits: bool = True  # whether its limits of memory and processes take effect
+    selinux: bool = False  # whether it separates containers from folders that are not labelled for them
+    wsl: bool = False  # whether it is in Windows' Linux, whose runtimes need not be listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,8 @@ def nature_of(version: Mapping[str, Any], info: Mapping[str, Any]) -> Nature:
         # As a runtime of the engine, or as its hook on this host.
         toolkit="nvidia" in (info.get("Runtimes") or {}) or shutil.which(HOOK) is not None,
         limits=not no_limits,
+        selinux="name=selinux" in options,
+        wsl="microsoft" in str(info.get("KernelVersion", "")).lower(),
     )
 
 
@@ -153,5 +157,7 @@ def how_gpus_reach(engine: Nature, gpus: Sequence[Gpu]) -> tuple[str, str]:
         return "warn", f"podman needs a CDI specification that names these GPUs: {cure}"
     if engine.toolkit:
         return "ok", "by NVIDIA's container toolkit"
+    if engine.wsl:  # Docker Desktop has its own, and lists none
+        return "ok", "by the toolkit of Docker Desktop, which does not list it: the start shows"
     cure = "install nvidia-container-toolkit; sudo nvidia-ctk runtime configure --runtime=docker; restart it"
     return "warn", f"NVIDIA's container toolkit was not found: {cure}"

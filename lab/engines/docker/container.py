@@ -110,7 +110,8 @@ def _create(
 ) -> str:
     created = client.create_container(
         spec.image,
-        list(spec.command),
+        list(spec.command[1:] if spec.overrides_entrypoint else spec.command),
+        entrypoint=[spec.command[0]] if spec.overrides_entrypoint else None,
         name=name,
         labels=dict(labels),
         user=spec.user,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,15 +26,18 @@ from lab.core.stop import Stop
 from lab.engines.base import Engine, OnLine, Provenance
 from lab.engines.docker.client import UNLIMITED, Nature, ask, how_gpus_reach
 from lab.engines.docker.host import host_context, site_for
-from lab.engines.docker.labels import container_name, fingerprint, make_labels
-from lab.engines.docker.refusals import allowed, check_run_folder, checked
+from lab.engines.docker.leftovers import container_name, fingerprint, make_labels
+from lab.engines.docker.refusals import allowed, check_mount, check_run_folder, checked
 from lab.engines.docker.which_lab import ImageRecords, choose, with_lab
 from lab.engines.output import LogWriter
 from lab.engines.verdict import oom_kills, oom_kills_since, outcome_of
 from lab.errors import EngineError, UsageError
+from lab.gpus.environment import passage, relevant_env
 from lab.images import spec as images
 from lab.images.container import ContainerSpec, analysis_spec, container_spec, fetch_spec
+from lab.images.docker_cli import id_of, listed
 from lab.images.endpoint import endpoint_of
+from lab.images.foreign import image_of, mount_text
 from lab.images.spec import Image
 from lab.secrets import redact_env, secret_values
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 GRACE_S = 10.0
 ANALYSIS_IMAGE = "cpu"
 PREVIEW_TIMEOUT_S = 30  # under load an engine is slow; a plan does not wait for one that hangs
+SELINUX = "SELinux is on: steps run with label=disable, because labels would be changed on your own folders"
 UNKNOWN_ENGINE = "no Docker engine answers: the plan assumes one that is not rootless and has no CDI"
 
 
@@ -73,18 +77,22 @@ class DockerEngine(Engine):
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
         if options.image is None:
             raise UsageError("the docker engine needs an image", fix=f"--image {'|'.join(images.names())}")
-        image = images.load(options.image)
-        in_image = options.analysis == "auto"
-        return site_for(image, options), cls(image, host_lab=options.host_lab, analysed_in_image=in_image)
+        image = _image(options)
+        for mount in image.user_mounts[image.is_foreign :]:
+            check_mount(mount)
+        policy: HostLab = "mount" if image.is_foreign else options.host_lab
+        in_image = options.analysis == "auto" and not (image.is_foreign and not cpu_image_is_here())
+        return site_for(image, options), cls(image, host_lab=policy, analysed_in_image=in_image)
 
     def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         host = host_context(str(run.root.absolute()), gpus, self.daemon())
-        spec = with_lab(container_spec(self.image, step, gpus, host), run, step)
+        image_id = self.image_record().id
+        spec = with_lab(container_spec(self.image, step, gpus, host), run, step, self.image, image_id)
         return self.run_spec(run, step, spec, gpus, on_line=on_line, stop=stop)
 
     def fetch(self, run: Run, step: Step, *, stdin: bytes, on_line: OnLine, stop: Stop) -> Outcome:
         host = host_context(str(run.root.absolute()), (), self.daemon())
-        spec = with_lab(fetch_spec(self.image, step, host), run, step)
+        spec = with_lab(fetch_spec(self.image, step, host), run, step, self.image)
         return self.run_spec(run, step, spec, stdin=stdin, on_line=on_line, stop=stop)
 
     def run_spec(
@@ -156,6 +164,10 @@ class DockerEngine(Engine):
         """Which image the steps run in. Raises EngineError when the engine does not have it."""
         return self._images.of(ref)
 
+    def env_given(self, env: Mapping[str, str]) -> dict[str, str]:
+        inside = [mount.target for mount in self.image.user_mounts]
+        return relevant_env({**passage(env, inside=inside).passed, **self.image.env})
+
     def gpus_in_use(self) -> set[str]:
         """The UUIDs of GPUs that running containers of lab use, whether or not their drivers live."""
         from lab.engines.docker.leftovers import leftovers
@@ -176,11 +188,13 @@ class DockerEngine(Engine):
 
     def lab_used(self, lab: Lab) -> Used:
         """Check the analysis image too, so that an analysis that could not run is refused before any step."""
-        if self._analysed_in_image:
-            choose(lab, self.analysis_image(), self.host_lab)
+        if (analysis_image := self.analysis_image()) is not None:
+            choose(lab, analysis_image, self.host_lab)
         return "mounted" if choose(lab, self._images.with_lab_inside(), self.host_lab) else "image"
 
-    def analysis_image(self) -> ImageRecord:
+    def analysis_image(self) -> ImageRecord | None:
+        if not self._analysed_in_image:
+            return None
         return self._images.with_lab_inside(images.load(ANALYSIS_IMAGE).ref)
 
     def run_analysis(self, run: Run, step: Step, lab: Lab, *, on_line: OnLine, stop: Stop) -> Outcome:
@@ -188,7 +202,8 @@ class DockerEngine(Engine):
         host = host_context(staging, (), self.daemon())
         spec = analysis_spec(images.load(ANALYSIS_IMAGE), host, inputs=str(run.root.absolute()))
         env = {**spec.env, EXPECTED: str(lab.sha256)}
-        if choose(lab, self.analysis_image(), self.host_lab):
+        record = self.analysis_image()
+        if record and choose(lab, record, self.host_lab):
             take_snapshot(run.root, lab)
             env["PYTHONPATH"] = import_path(str(lab.sha256), "/in")
         spec = msgspec.structs.replace(spec, env=env)
@@ -199,6 +214,7 @@ class DockerEngine(Engine):
         check_run_folder(run_dir)
         host = host_context(run_dir, gpus, self.daemon())
         spec = container_spec(self.image, Step(name="any", argv=("python",)), gpus, host)
+        user_mounts = self.image.user_mounts[self.image.is_foreign :]
         return self._images.with_lab_inside(), {
             "uid": host.uid,
             "gid": host.gid,
@@ -207,6 +223,8 @@ class DockerEngine(Engine):
             "groups": list(spec.group_add),
             "network": spec.network_mode,
             "mounts": [msgspec.to_builtins(mount) for mount in spec.mounts],
+            **({"user_mounts": [mount_text(m) for m in user_mounts]} if user_mounts else {}),
+            **({"vendor": self.image.vendor} if self.image.is_foreign else {}),
         }
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
@@ -215,9 +233,10 @@ class DockerEngine(Engine):
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         nature = self._nature
+        outside = passage(os.environ, inside=[mount.source for mount in self.image.user_mounts]).notes
         if nature is None:
-            return (UNKNOWN_ENGINE,)
-        notes = [] if nature.limits else [UNLIMITED]
+            return (*outside, UNKNOWN_ENGINE)
+        notes = [*outside, *([] if nature.limits else [UNLIMITED]), *([SELINUX] if nature.selinux else [])]
         state, detail = how_gpus_reach(nature, gpus) if gpus else ("ok", "")
         return (*notes, *([f"GPUs may not reach the containers: {detail}"] if state == "warn" else []))
 
@@ -251,6 +270,25 @@ class DockerEngine(Engine):
             run_dir=str(run.root),
             driver=next((gpu.driver for gpu in gpus if gpu.driver), ""),
         )
+
+
+def _image(options: Options) -> Image:
+    """The image of the flags; a dry run guesses by its name what no engine here can say."""
+    flags: dict[str, Any] = {"vendor": options.vendor, "mounts": options.mounts}
+    try:
+        return image_of(str(options.image), **flags, mounts_deps=not options.dry_run)
+    except EngineError:
+        if not options.dry_run:
+            raise
+        return image_of(str(options.image), **flags, looks=False)
+
+
+def cpu_image_is_here() -> bool:
+    """Whether a run in an image of the caller's own can be analysed in lab's."""
+    try:
+        return id_of(images.load(ANALYSIS_IMAGE).ref, listed()) is not None
+    except EngineError:
+        return False
 
 
 def _shown(spec: ContainerSpec) -> dict[str, object]:

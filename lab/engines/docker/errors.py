@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,6 @@ from docker.errors import APIError, DockerException
 from lab import errors
 from lab.errors import EngineError, EngineLost, LabError
 from lab.secrets import redact, secret_values
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FAILURES = (DockerException, requests.exceptions.RequestException)
 
@@ -38,8 +32,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def messages() -> dict[str, list[Row]]:
     """The rows for engines that answer ("engine") and for those that do not ("unreachable")."""
-    text = Path(__file__).with_name("messages.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, list[Row]])
+    text = Path(__file__).with_name("messages.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, list[Row]])
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ import re
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import docker
 from docker.errors import APIError, DockerException, NotFound
@@ -38,7 +37,6 @@ FOLLOW_AFTER_S = 0.25  # a step that ends sooner is read once, after its end
 OOM_NEWS_S = 5.0  # a daemon may learn of an end before it learns that a memory limit was hit
 CLOCK_WAS_SET_S = 30.0  # more than a daemon and its watcher differ on a busy machine
 QUIET_S = 5.0  # a follower that still hangs this long after the container ended is cut off
-RECENT = 64  # entries kept, to find where following stopped in the end of the log
 # Of a container that is removed while its log or state is asked for.
 GONE = re.compile(r"marked for removal|removal of container .* in progress|no such container", re.IGNORECASE)
 
@@ -167,7 +165,6 @@ class LogFollower(threading.Thread):
         self._ended = threading.Event()
         self._stream: Any = None
         self._num_entries = 0
-        self._recent: deque[bytes] = deque(maxlen=RECENT)
         self._last_entry = time.monotonic()
         self.error: Exception | None = None
 
@@ -187,7 +184,7 @@ class LogFollower(threading.Thread):
                 self.give_up()
                 break
         if self.error is None:
-            self._take(self._rest())
+            self._take(islice(self._entries(follow=False), self._num_entries, None))
         self._log.write(self._splitter.flush())
 
     def give_up(self) -> None:
@@ -202,7 +199,6 @@ class LogFollower(threading.Thread):
         try:
             for entry in entries:
                 self._num_entries += 1
-                self._recent.append(entry)
                 self._last_entry = time.monotonic()
                 self._log.write(self._splitter.feed(entry.partition(b" ")[2]))
         except struct.error:
@@ -210,26 +206,10 @@ class LogFollower(threading.Thread):
         except FAILURES as error:
             self.error = error
 
-    def _rest(self) -> Iterator[bytes]:
-        """What following did not deliver, from the last entries if they suffice, else from the whole log."""
-        if not self._num_entries:
-            yield from self._entries(follow=False)
-            return
-        end = list(self._entries(follow=False, tail=RECENT))
-        if len(end) < RECENT:  # the whole log
-            yield from end[self._num_entries :]
-            return
-        recent = list(self._recent)
-        fits = [n for n in range(1, len(recent) + 1) if end[:n] == recent[-n:]]
-        if len(fits) == 1:  # several if entries are equal to the nanosecond
-            yield from end[fits[0] :]
-        else:
-            yield from islice(self._entries(follow=False), self._num_entries, None)
-
-    def _entries(self, *, follow: bool, tail: int | Literal["all"] = "all") -> Iterator[bytes]:
+    def _entries(self, *, follow: bool) -> Iterator[bytes]:
         """The entries, each with its timestamp in front, which tells equal lines apart."""
         self._stream = self._client.logs(
-            self._container, stdout=True, stderr=True, stream=True, follow=follow, timestamps=True, tail=tail
+            self._container, stdout=True, stderr=True, stream=True, follow=follow, timestamps=True
         )
         yield from self._stream
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from lab.core.gpu import Gpu
 from lab.core.words import size_text
-from lab.engines.checkup import Check, as_root, join_group_of, program_path
 from lab.engines.docker.client import UNLIMITED, Daemon, connect, how_gpus_reach
 from lab.errors import EngineError
+from lab.gpus.health import Check, as_root, join_group_of, program_path
 from lab.images import endpoint as endpoints
 
 TIMEOUT_S = 30  # under load an engine is slow, and not one that does not answer

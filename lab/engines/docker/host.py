@@ -9,17 +9,22 @@ from pathlib import Path
 
 from lab.core.files import cache_folder
 from lab.core.gpu import Gpu
-from lab.core.hub import hub_cache
 from lab.core.options import Options
 from lab.core.plan import Site
-from lab.engines.docker.client import Nature
+from lab.engines.docker.client import Nature, ask
 from lab.errors import GpuError, UsageError
+from lab.gpus.amd import device_gids
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import look
+from lab.gpus.neighbours import notes_on
 from lab.gpus.selection import parse_spec, placeholders, select
+from lab.hub import hub_cache
 from lab.images import spec as images
 from lab.images.container import HostContext
+from lab.images.docker_cli import ANSWER_S
+from lab.images.endpoint import endpoint_of
 from lab.images.preflight import refuse_unsuited
+from lab.images.smoke import Box
 from lab.images.spec import Image
 
 DEFAULT_NUM_GPUS = 8  # assumed by a dry run on a machine without GPUs
@@ -41,7 +46,7 @@ def site_for(image: Image, options: Options) -> Site:
     if present:
         chosen = select(with_cdi_names(present, read_cdi()), options.gpus, notes)
         refuse_unsuited(image, chosen, [images.load(name) for name in images.names()])
-        return Site(vendor=image.vendor, gpus=tuple(chosen), notes=notes)
+        return Site(vendor=image.vendor, gpus=tuple(chosen), notes=(*notes, *notes_on(chosen)))
     if options.dry_run:
         assumed = placeholders(image.vendor, options.gpus, DEFAULT_NUM_GPUS)
         return Site(vendor=image.vendor, gpus=tuple(assumed), resolved=False)
@@ -64,6 +69,7 @@ def host_context(run_dir: str, gpus: Sequence[Gpu], engine: Nature | None = None
         cdi=bool(engine and engine.cdi),
         device_gids=device_gids(gpus),
         host_env=dict(os.environ),
+        selinux=bool(engine and engine.selinux),
         infiniband=Path("/dev/infiniband").exists(),
     )
 
@@ -73,11 +79,7 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
-def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """The numeric groups that may open these GPUs' nodes. Names would be looked up in the image, and fail."""
-    nodes = [Path(gpu.render_node) for gpu in gpus if gpu.render_node]
-    if not nodes:
-        return ()
-    kfd = nodes[0].parent.parent / "kfd"
-    present = [node for node in [kfd, *nodes] if node.exists()]
-    return tuple(sorted({str(node.stat().st_gid) for node in present})) or ("<gid of /dev/kfd>",)
+def smoke_box(gpus: Sequence[Gpu] = ()) -> Box:
+    """These GPUs and the users of the engine here, to try images with."""
+    nature = ask(endpoint_of(os.environ), ANSWER_S) or Nature()
+    return Box(nature.user_mapping, nature.cdi, tuple(gpus), device_gids(gpus))

@@ -18,12 +18,11 @@ from lab.core.run_folder import holds_home
 from lab.core.step import SOURCE
 from lab.errors import GpuError, MissingError, UsageError
 from lab.images.container import HUB_CACHE, ContainerSpec, Mount
+from lab.images.foreign import SYSTEM
 
 if TYPE_CHECKING:
     from lab.engines.docker.client import Daemon
 
-SYSTEM = ["/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr"]
-SYSTEM += ["/var/lib", "/var/run"]
 OPTION_OF = {
     "/out": "--output-dir",
     "/in": "the run folder",
@@ -44,7 +43,7 @@ def checked(spec: ContainerSpec) -> ContainerSpec:
 
 
 def _checked(mount: Mount) -> Mount:
-    option = OPTION_OF.get(mount.target, mount.target)
+    option = OPTION_OF.get(mount.target, "--mount")
     if mount.source.startswith("<path in $"):
         raise MissingError(
             f"{option} is not set: it must name a file",
@@ -62,6 +61,14 @@ def _checked(mount: Mount) -> Mount:
         raise MissingError(f"{option} names a path that does not exist: {error}", location=path) from error
     _refuse(real, option)
     return msgspec.structs.replace(mount, source=str(real))
+
+
+def check_mount(mount: Mount) -> None:
+    """Refuse a source of --mount that no container may get, before anything runs."""
+    path = Path(mount.source)
+    if not path.exists():
+        raise MissingError("--mount names a path that does not exist", location=path)
+    _refuse(path.resolve(), "--mount")
 
 
 def _own_folder(path: Path) -> None:
@@ -94,7 +101,9 @@ def refuse_system_folder(real: Path, option: str) -> None:
     """Raises UsageError for a folder of the system, or one that the home lies in."""
     # /run/user/<uid> is the caller's own; everything else below these is the system's.
     is_own = Path(f"/run/user/{os.geteuid()}") in real.parents
-    is_system = not is_own and any(Path(folder) in (real, *real.parents) for folder in SYSTEM)
+    is_system = not is_own and any(
+        Path(folder) in (real, *real.parents) for folder in (*SYSTEM, "/var/lib", "/var/run")
+    )
     if holds_home(real) or is_system:
         raise UsageError(
             f"{option} names a folder that cannot be mounted into a container",

@@ -16,16 +16,19 @@ from lab.core import content
 from lab.core.files import make_folder, write_atomic
 from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import HostLab
+from lab.core.provenance import lab_with_content
 from lab.core.run import LAB, Run
-from lab.core.snapshot import step_env
+from lab.core.snapshot import launched, report_env, step_env
 from lab.core.step import Step
 from lab.errors import EngineError, UsageError, writing
-from lab.images.acquire import TITLE_LABEL
+from lab.images import compare, spec
+from lab.images.acquire import TITLE_LABEL, labels_of
 from lab.images.container import TMP, USERNS_MODE, ContainerSpec, Mount, least_spec, user_inside
+from lab.images.docker_cli import engine_cli
 from lab.images.names import repository_of
 from lab.images.saved_checks import load_check, saved_path
 from lab.images.spec import Image
-from lab.images.targets import targets
+from lab.images.targets import Target, targets
 
 if TYPE_CHECKING:
     from lab.engines.docker.client import Daemon
@@ -111,7 +114,7 @@ def _ask(daemon: Daemon, image_id: str, python: str) -> Inside:
     """Run `lab.core.content` in a container that may do nothing else."""
     from lab.engines.docker import container as containers
     from lab.engines.docker.errors import Context, translated
-    from lab.engines.docker.labels import driver_labels
+    from lab.engines.docker.leftovers import driver_labels
 
     context = Context(endpoint=daemon.endpoint, ref=image_id, step="which lab")
     name, labels = f"lab-which-{uuid.uuid4().hex[:12]}", {"lab.run_dir": "none", **driver_labels()}
@@ -135,12 +138,16 @@ def _named(version: str | None, sha256: str | None) -> str:
     return f"{version or 'of no version'} ({sha256[:12]})" if sha256 else "none that Python finds"
 
 
-def with_lab(spec: ContainerSpec, run: Run, step: Step) -> ContainerSpec:
-    """The container of a step that imports the lab its run names: the image's own, or the run's copy."""
-    env = {**spec.env, **step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))}
+def with_lab(spec: ContainerSpec, run: Run, step: Step, image: Image, id: str | None = None) -> ContainerSpec:
+    """The container of a step that imports the lab its run names (the image's own, or the run's copy), and
+    reports what it sees before its command begins."""
+    lab_env = step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))
+    env = {**spec.env, **lab_env, **report_env(run, step, id)}
+    command = launched(run, step, "/out", image.python, spec.command)
+    # The packages that lab needs beside an image's own come last on its path (lab/__init__.py).
     copy = Mount(source=str(run.root.absolute() / LAB), target=f"/out/{LAB}", read_only=True)
     mounts = (*spec.mounts, copy) if run.manifest.lab.used == "mounted" else spec.mounts
-    return msgspec.structs.replace(spec, env=env, mounts=mounts)
+    return msgspec.structs.replace(spec, env=env, mounts=mounts, command=command)
 
 
 def refuse_moved_tag(ref: str, labels: Mapping[str, str], image: Image) -> None:
@@ -155,3 +162,14 @@ def refuse_moved_tag(ref: str, labels: Mapping[str, str], image: Image) -> None:
             f"the image {ref} points at another image: it is labelled {title}",
             fix=f"build or pull it again: lab images build {image.name}",
         )
+
+
+def lab_difference(target: Target) -> str | None:
+    """Say how the lab in the image of `target` on the engine differs from this one; None if it does not."""
+    from lab.engines.docker.client import connect
+
+    image, daemon = spec.load(target.image), connect()
+    record = ImageRecords(image, lambda: daemon).of(target.ref)
+    inside = lab_inside(daemon, str(record.id), image.python)
+    labels = labels_of(engine_cli() or (), target.ref)
+    return compare.lab_difference(target, labels, inside.version, inside.sha256, lab_with_content())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,11 +12,10 @@ from typing import Any
 import msgspec
 
 from lab.core.gpu import PROMISE, Gpu
-from lab.core.hub import OFFLINE, offline_settings
 from lab.core.options import Options
 from lab.core.plan import Site
-from lab.core.run import Run
-from lab.core.snapshot import step_env
+from lab.core.run import LAB, Run
+from lab.core.snapshot import launched, report_env, step_env
 from lab.core.step import Outcome, Step, utc_now
 from lab.core.stop import Stop
 from lab.engines.base import Engine, OnLine
@@ -24,8 +24,10 @@ from lab.engines.output import LogWriter
 from lab.engines.verdict import Ending, oom_kills, oom_kills_since, outcome_of
 from lab.errors import EngineError, UsageError
 from lab.gpus.discover import Found, look
+from lab.gpus.neighbours import notes_on
 from lab.gpus.nvidia import cards_without_driver
 from lab.gpus.selection import MASKS, parse_spec, select, visible_env
+from lab.hub import OFFLINE, offline_settings
 from lab.secrets import TOKEN_VARIABLES, redact_env, secret_values
 
 GRACE_S = 10.0
@@ -50,11 +52,17 @@ class LocalEngine(Engine):
                 "the local engine runs in this environment, not in an image",
                 fix="drop --image or --engine local",
             )
+        if options.mounts or options.vendor:
+            option = "--mount" if options.mounts else "--vendor"
+            raise UsageError(
+                f"{option} is about containers, and steps run in this environment", fix="add --image"
+            )
         # Without GPUs nothing is looked for: a broken driver or a stale mask then does not matter.
         discovered = look() if parse_spec(options.gpus) != [] else Found([])
         chosen = tuple(select(discovered.gpus, options.gpus, discovered.notes))
         vendor = chosen[0].vendor if chosen else "none"
-        return Site(vendor=vendor, gpus=chosen, notes=discovered.notes), cls(vendor=vendor)
+        notes = (*discovered.notes, *notes_on(chosen))
+        return Site(vendor=vendor, gpus=chosen, notes=notes), cls(vendor=vendor)
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         cards = None if gpus else cards_without_driver(os.environ)
@@ -89,7 +97,7 @@ class LocalEngine(Engine):
         started_utc, began, kills_before = utc_now(), time.monotonic(), oom_kills()
         log = LogWriter(run.log(step), on_line)
         with guarded(
-            self._argv(step),
+            self._launched(run, step),
             name=step.name,
             cwd=run.root,
             env={**_inherited(os.environ), **env, **self._lab_env(run, step)},
@@ -114,10 +122,18 @@ class LocalEngine(Engine):
     def _argv(self, step: Step) -> list[str]:
         return [sys.executable if step.argv[0] == "python" else step.argv[0], *step.argv[1:]]
 
+    def _launched(self, run: Run, step: Step) -> list[str]:
+        """The command behind the report of what the step sees; one that cannot start says so itself."""
+        argv = self._argv(step)
+        if shutil.which(argv[0]) is None or not (run.root / LAB).is_dir():
+            return argv
+        return [*launched(run, step, str(run.root.absolute()), sys.executable, argv)]
+
     def _lab_env(self, run: Run, step: Step) -> dict[str, str]:
         """What makes the step import the run's own copy of lab, wherever another is installed."""
         inherited = step.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
-        return step_env(run, step, str(run.root.absolute()), inherited)
+        root = str(run.root.absolute())
+        return {**step_env(run, step, root, inherited), **report_env(run, step)}
 
     def _env(self, step: Step, gpus: Sequence[Gpu]) -> dict[str, str]:
         """What the step gets on top of this process's environment."""

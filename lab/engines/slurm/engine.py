@@ -34,7 +34,7 @@ from lab.engines.slurm.submission import (
 from lab.engines.slurm.task import GRACE_S, execute_step
 from lab.errors import UsageError
 from lab.gpus.selection import parse_spec, placeholders
-from lab.images import spec as images
+from lab.images.foreign import image_of, is_reference, mount_text
 from lab.images.spec import Image
 
 ANALYSIS_LIMIT_MIN = 120
@@ -63,13 +63,16 @@ class SlurmEngine(Engine):
                 "on Slurm an image needs the site's container runtime",
                 fix=f"--image {image_names[0]} --container docker|pyxis|apptainer, or neither",
             )
+        if options.container in COMMANDS and not options.experimental:
+            problem = f"--container {options.container} was built from its manual and never run"
+            raise UsageError(problem, fix="add --experimental, and look at --dry-run first")
         self.options, self.image, self.vendor = options, image, vendor
         self.further = {i.name: i for i in further}
 
     @classmethod
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
-        image = images.load(options.image) if options.image else None
-        further = [images.load(name) for name in options.images]
+        image = _image(options.image, options) if options.image else None
+        further = [_image(name, options) for name in options.images]
         sites = [_site(options, i) for i in (image, *further) if i] or [_site(options, None)]
         site = next((s for s in sites if s.gpus), sites[0])
         if options.vendor is None and any(s.vendor != site.vendor for s in sites):
@@ -81,9 +84,11 @@ class SlurmEngine(Engine):
     def restore(cls, run: Run, options: Options) -> tuple[Site, Engine]:
         """The engine as it was when the run began: its manifest holds what was asked of Slurm."""
         recorded = (run.manifest.container or {}).get("slurm", {})
-        image = images.load(run.manifest.image.name) if run.manifest.image else None
         vendor = run.manifest.gpus[0].vendor if run.manifest.gpus else "none"
-        further = [images.load(record.name) for record in run.manifest.images]
+        mounts = tuple((run.manifest.container or {}).get("user_mounts", ()))
+        flags = msgspec.structs.replace(options, vendor=vendor, mounts=mounts)
+        image = _image(run.manifest.image.name, flags) if run.manifest.image else None
+        further = [_image(record.name, flags) for record in run.manifest.images]
         engine = cls(msgspec.convert(recorded, SlurmOptions), image=image, further=further, vendor=vendor)
         return Site(vendor=vendor, gpus=run.manifest.gpus, resolved=False), engine
 
@@ -125,7 +130,9 @@ class SlurmEngine(Engine):
         return run.manifest.gpus
 
     def provenance(self, run_dir: str, gpus: Sequence[Gpu]) -> Provenance:
-        return _record(self.image), {"slurm": msgspec.to_builtins(self.options)}
+        mounts = [mount_text(mount) for mount in self.image.user_mounts] if self.image else []
+        slurm = {"slurm": msgspec.to_builtins(self.options)}
+        return _record(self.image), {**slurm, **({"user_mounts": mounts} if mounts else {})}
 
     def further_images(self, run_dir: str, gpus: Sequence[Gpu]) -> tuple[ImageRecord, ...]:
         return tuple(filter(None, map(_record, self.further.values())))
@@ -187,6 +194,7 @@ class SlurmEngine(Engine):
 
     def _ticket(self, run: Run, step: Step) -> Ticket:
         image = self._image_of(step)
+        records = [record for record in (run.manifest.image, *run.manifest.images) if record]
         return Ticket(
             run_dir=str(run.root.absolute()),
             step=step.name,
@@ -194,7 +202,24 @@ class SlurmEngine(Engine):
             vendor=self.vendor,
             image=image.name if image else None,
             container=self.options.container if image else "none",
+            image_id=next((r.id for r in records if image and r.name == image.name), None),
+            mounts=tuple(mount_text(mount) for mount in image.user_mounts) if image else (),
         )
+
+    def image_seen(self, run: Run) -> ImageRecord | None:
+        """By the first step that ran in it, as the engine of its node knows it."""
+        recorded = run.manifest.image
+        for record in run.manifest.steps:
+            trace = read_trace(trace_path(run.root, record.step.name))
+            if (
+                recorded
+                and recorded.id is None
+                and trace
+                and trace.image
+                and trace.image.name == recorded.name
+            ):
+                return trace.image
+        return recorded
 
 
 def _site(options: Options, image: Image | None) -> Site:
@@ -214,6 +239,12 @@ def _site(options: Options, image: Image | None) -> Site:
             fix="for example --gpus 8",
         )
     return Site(vendor=vendor, gpus=tuple(placeholders(vendor, options.gpus, wanted)), resolved=False)
+
+
+def _image(name: str, options: Options) -> Image:
+    """The image of the flags; what one of the user's own holds is looked at on the node."""
+    vendor = options.vendor if is_reference(name) else None
+    return image_of(name, vendor=vendor, mounts=options.mounts, looks=False)
 
 
 def _record(image: Image | None) -> ImageRecord | None:

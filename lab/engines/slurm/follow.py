@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -126,6 +127,8 @@ class FollowedStep:
     def _read_log(self, *, is_complete: bool = False) -> None:
         try:
             with self.run.log(self.step).open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:  # a requeued job has begun it again
+                    self._offset = 0
                 file.seek(self._offset)
                 chunk = file.read()
         except FileNotFoundError:

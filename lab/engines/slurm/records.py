@@ -8,6 +8,7 @@ import msgspec
 
 from lab.core.files import write_atomic
 from lab.core.gpu import Gpu
+from lab.core.manifest import ImageRecord
 from lab.core.step import Outcome
 
 FOLDER = ".slurm"
@@ -22,6 +23,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     vendor: str = "none"
     image: str | None = None
     container: str = "none"  # "none" | "docker" | "pyxis" | "apptainer"
+    image_id: str | None = None  # the content that the run's earlier steps had; None: none has run
+    mounts: tuple[str, ...] = ()  # of --mount
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +36,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     host: str
     started_utc: str
     gpus: tuple[Gpu, ...] = ()
+    image: ImageRecord | None = None  # as the node's engine knows it
     outcome: Outcome | None = None
 
 

@@ -53,7 +53,7 @@ class WrappedEngine(LocalEngine):
         self.name, self.image = runtime, image
 
     def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
-        spec = checked(with_lab(self._spec(step, gpus, str(run.root.absolute())), run, step))
+        spec = checked(with_lab(self._spec(step, gpus, str(run.root.absolute())), run, step, self.image))
         with tempfile.TemporaryDirectory(prefix="lab-scratch-") as scratch:
             return super().run(
                 run, self._wrapped(step, spec, gpus, scratch), gpus, on_line=on_line, stop=stop
@@ -62,6 +62,9 @@ class WrappedEngine(LocalEngine):
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         wrapped = self._wrapped(step, self._spec(step, gpus, run_dir), gpus, "<scratch folder of the node>")
         return super().preview(wrapped, gpus, run_dir=run_dir)
+
+    def _launched(self, run: Run, step: Step) -> list[str]:
+        return self._argv(step)
 
     def _lab_env(self, run: Run, step: Step) -> dict[str, str]:
         """Nothing for apptainer or srun themselves: the container has the run's lab in its own variables."""

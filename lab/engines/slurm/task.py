@@ -20,6 +20,7 @@ import msgspec
 
 from lab.core.files import make_folder, write_atomic
 from lab.core.gpu import Gpu
+from lab.core.manifest import ImageRecord, refuse_change
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step, utc_now
 from lab.core.stop import Stop
@@ -32,8 +33,8 @@ from lab.engines.slurm.records import Ticket, Trace, stop_flag, trace_path
 from lab.engines.slurm.runtimes import WrappedEngine
 from lab.errors import GpuError, LabError
 from lab.gpus.discover import discover
-from lab.gpus.sampling import sampled
-from lab.images.spec import load
+from lab.images.foreign import image_of, is_reference
+from lab.power.sampling import sampled
 
 FLAG_S = 0.5
 FIRST_PORT, NUM_PORTS = 20000, 20000
@@ -52,13 +53,15 @@ def execute_step(ticket_json: str) -> None:
     make_folder(path.parent)
     gpus: Sequence[Gpu] = ()
     try:
-        gpus = task_gpus(step)
-        trace = msgspec.structs.replace(trace, gpus=tuple(gpus))
-        write_atomic(path, msgspec.json.encode(trace))
+        gpus, engine = task_gpus(step), engine_of(ticket)
+        image = node_image(engine, ticket)
+        trace = msgspec.structs.replace(trace, gpus=tuple(gpus), image=image)
         make_folder(run.folder(step))
+        run.keep_old_log(step, run.attempt(step) - 1 if run.restarts else 0)
+        write_atomic(path, msgspec.json.encode(trace))
         with watching_for_stop(stop_flag(root)) as stop:
-            with sampled(gpus, run.folder(step), node=rank):
-                outcome = engine_of(ticket).run(run, step, gpus, on_line=lambda _: None, stop=stop)
+            with sampled(gpus, run.folder(step), step=f"{run.manifest.id}/{step.name}", node=rank):
+                outcome = engine.run(run, step, gpus, on_line=lambda _: None, stop=stop)
             if stop.by_slurm and not outcome.ok:  # its SIGTERM reaches the step's processes, too
                 reason = "Slurm ended the job (SIGTERM)"
                 outcome = msgspec.structs.replace(outcome, status=Status.interrupted, reason=reason)
@@ -78,10 +81,15 @@ class NodeRun(Run):
     def __init__(self, run: Run, node_rank: int) -> None:
         super().__init__(run.root, run.manifest)
         self._node_rank = node_rank
+        self.restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
     def log(self, step: Step) -> Path:
         log = super().log(step)
         return log if self._node_rank == 0 else log.with_suffix(f".node{self._node_rank}.log")
+
+    def attempt(self, step: Step) -> int:
+        """A requeue is an attempt of its own, in the same job."""
+        return super().attempt(step) + self.restarts
 
     def step(self, name: str) -> Step:
         return next(record.step for record in self.manifest.steps if record.step.name == name)
@@ -90,12 +98,24 @@ class NodeRun(Run):
 def engine_of(ticket: Ticket) -> Engine:
     if ticket.container == "none":
         return LocalEngine(vendor=ticket.vendor, grace_s=GRACE_S)
-    image = load(str(ticket.image))
+    image = image_of(
+        str(ticket.image),
+        vendor=ticket.vendor if is_reference(str(ticket.image)) else None,
+        mounts=ticket.mounts,
+    )
     if ticket.container == "docker":
         from lab.engines.docker.engine import DockerEngine  # the node may have no Docker SDK
 
         return DockerEngine(image, grace_s=GRACE_S)
     return WrappedEngine(ticket.container, image, grace_s=GRACE_S)
+
+
+def node_image(engine: Engine, ticket: Ticket) -> ImageRecord | None:
+    """The image on this node. Raises UsageError for another one than the run's earlier steps had."""
+    record = engine.image_record() if ticket.container == "docker" else None  # type: ignore[attr-defined]
+    if record and ticket.image_id:
+        refuse_change("another image", ticket.image_id, str(record.id))
+    return record
 
 
 class TaskStop(Stop):

@@ -112,7 +112,7 @@ def run_sweep(
     from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
     from lab.rooms.sweep.config.sweep import SweepConfig
-    from lab.rooms.sweep.plan import inherited_notes, plan
+    from lab.rooms.sweep.plan import inherited_notes, plan, without_few_gpus
 
     if tuner:  # its rows say the channels
         sources = {name: ctx.get_parameter_source(name) for name in ("channels", "threads")}
@@ -139,6 +139,7 @@ def run_sweep(
         inherited = inherited_notes(os.environ) if site.vendor != "none" else ()
         return msgspec.structs.replace(sweep_plan, notes=(*sweep_plan.notes, *inherited))
 
+    options = msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing)
     return Experiment(
-        "sweep", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing)
+        "sweep", make_plan, options, settle=lambda site: without_few_gpus(config, options, site)
     )

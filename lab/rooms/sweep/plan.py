@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from lab.core.options import Options
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.core.words import plural, printable
@@ -79,9 +80,24 @@ def ranks_per_node(config: SweepConfig, site: Site) -> int:
     if site.gpus and ranks > len(site.gpus):
         raise GpuError(
             f"{plural(ranks, 'rank')} requested on {plural(len(site.gpus), 'GPU')}",
-            fix="lower --ranks or widen --gpus",
+            fix="lower --ranks or widen --gpus; --gpus none runs any number of ranks on the CPU",
         )
     return ranks
+
+
+def without_few_gpus(config: SweepConfig, options: Options, site: Site) -> Site:
+    """The site as it is; without its GPUs where nobody chose them and they are fewer than the ranks.
+
+    So one command works on a machine with any number of GPUs: more ranks than GPUs measure each other.
+    """
+    ranks = config.ranks or 0
+    if options.gpus != "all" or options.image or not 0 < len(site.gpus) < ranks:
+        return site
+    note = (
+        f"{plural(ranks, 'rank')} are more than {plural(len(site.gpus), 'GPU')} here: they run on the CPU "
+        f"(--ranks {len(site.gpus)} runs on the GPU{'s' * (len(site.gpus) > 1)})"
+    )
+    return msgspec.structs.replace(site, vendor="none", gpus=(), notes=(*site.notes, note))
 
 
 def complete(root: Path, step: Step) -> bool:

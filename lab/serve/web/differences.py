@@ -9,7 +9,7 @@ from statistics import median
 
 from lab.core.words import plural
 from lab.errors import LabError
-from lab.gpus.sampling import COLUMNS, SAMPLES
+from lab.power.sampling import COLUMNS, SAMPLES
 from lab.serve.confine import opened
 from lab.serve.rows import RunRow, text_of
 

@@ -31,8 +31,7 @@ from lab.engines.docker import leftovers as leftover_containers
 from lab.engines.docker.client import ask, connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.errors import Context
-from lab.engines.docker.labels import Leftover
-from lab.engines.docker.leftovers import leftovers
+from lab.engines.docker.leftovers import Leftover, leftovers
 from lab.images.endpoint import endpoint_of
 from lab.images.spec import Devices, Image, MountRule
 from tests.conftest import ROOT

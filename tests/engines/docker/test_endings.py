@@ -17,8 +17,7 @@ from docker.api.client import APIClient
 from lab.engines.docker import container as containers
 from lab.engines.docker import engine as docker_engine
 from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.labels import container_name
-from lab.engines.docker.leftovers import leftovers
+from lab.engines.docker.leftovers import container_name, leftovers
 from tests.conftest import small_disk
 from tests.engines.docker.fixtures import (  # noqa: F401
     a_docker_run,

@@ -18,14 +18,12 @@ class Entries:
 
     def __init__(self, entries: list[bytes], cuts: list[int], *, hang: bool = False) -> None:
         self.entries, self.cuts, self.hang = entries, list(cuts), hang
-        self.read = 0
         self.followed = threading.Event()  # as far as the first cut, or the end
 
-    def logs(self, _container, *, follow, tail, **_):
+    def logs(self, _container, *, follow, **_):
         closed = threading.Event()
         end = self.cuts.pop(0) if follow and self.cuts else None
-        found = self.entries[:end] if follow else self.entries if tail == "all" else self.entries[-tail:]
-        self.read += 0 if follow else len(found)
+        found = self.entries[:end] if follow else self.entries
 
         def entries():
             yield from found
@@ -65,13 +63,6 @@ def test_a_broken_stream_is_taken_up_where_it_broke_without_a_line_twice(tmp_pat
     assert followed(Entries(entries([1, 1, 2, 1, 2, 3, 3]), cuts), tmp_path) == [
         f"line {n}" for n in range(7)
     ]
-
-
-@pytest.mark.parametrize("cut", [0, 100, 950, 999, 1000])
-def test_of_a_long_log_only_the_end_is_read_again_if_that_is_enough(tmp_path, cut):
-    engine = Entries(entries(list(range(1000))), [cut])
-    assert followed(engine, tmp_path) == [f"line {n}" for n in range(1000)]
-    assert engine.read == {0: 1000, 100: 64 + 1000}.get(cut, 64)
 
 
 @pytest.mark.parametrize("cut", [100, 950, 999, 1000])

@@ -23,7 +23,7 @@ from lab.driver.execute import StepRunner
 from lab.engines.docker import leftovers, which_lab
 from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.labels import driver_labels
+from lab.engines.docker.leftovers import driver_labels
 from lab.engines.docker.which_lab import Inside, choose, lab_inside
 from lab.errors import StepFailed, UsageError
 from lab.images import spec as images

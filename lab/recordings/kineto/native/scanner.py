@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from lab.core.native import Library
+from lab.native import Library
 
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:

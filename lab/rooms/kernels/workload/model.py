@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lab.core.hub import is_offline
 from lab.errors import ConfigError, MissingError, UsageError
+from lab.hub import is_offline
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.preflight import version
 from lab.workload.models import fetch_command, is_loadable, revision_to_load

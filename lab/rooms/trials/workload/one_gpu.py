@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lab.core.files import write_atomic
 from lab.errors import LabError
-from lab.gpus.meters import NvmlMeter
+from lab.power.meters import NvmlMeter
 from lab.rooms.trials.gpus.config import Check, Visit
 from lab.workload.recorder.bits import Sums
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from lab.core.gpu import GIVEN
 from lab.errors import LabError
-from lab.gpus.meters import NvmlMeter
 from lab.gpus.selection import MASKS
+from lab.power.meters import NvmlMeter
 
 PERIOD_S = 1.0
 ASK_S = 30.0  # a driver that has lost a GPU answers late

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.core.native import READER
 from lab.errors import LabError
+from lab.native import READER
 from lab.recordings.capture import Capture
 from lab.recordings.kineto import read_kineto, reader
 from lab.recordings.kineto.native import library, library_state

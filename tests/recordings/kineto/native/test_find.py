@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.core.native import READER, C
 from lab.errors import MissingError
+from lab.native import READER, C
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.columns import TABLE_OF
 from lab.recordings.kineto.native import scanner as native
@@ -80,7 +80,7 @@ def test_a_library_that_does_not_load_is_named(fresh, tmp_path):
 
 def in_package(fresh, folder: Path) -> Path:
     """Where the wheel's library would be."""
-    fresh.setattr("lab.core.native.PACKAGED", folder)
+    fresh.setattr("lab.native.PACKAGED", folder)
     return folder / C.file_name(native.LIBRARY.source)
 
 

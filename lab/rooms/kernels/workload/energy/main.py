@@ -22,7 +22,7 @@ import torch
 from lab.core.files import write_atomic
 from lab.errors import GpuError
 from lab.gpus.discover import discover
-from lab.gpus.meters import meter_of
+from lab.power.meters import meter_of
 from lab.power.windows import Window, watts
 from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy
 from lab.rooms.kernels.replay.args import ReplayPlan

@@ -14,7 +14,7 @@ import torch
 
 from lab.core.files import write_atomic
 from lab.core.words import plural
-from lab.gpus.meters import Meter
+from lab.power.meters import Meter
 from lab.power.windows import Progress, Sampler, Samples, Window, update_period_s, window
 from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy, RunEnergy, SignatureEnergy, choose

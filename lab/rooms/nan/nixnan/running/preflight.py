@@ -18,6 +18,7 @@ from lab.errors import (
     MissingError,
     UsageError,
 )
+from lab.secrets import expanded
 
 LEAST_CAPABILITY = 8.6
 KNOWN_PATHS = (
@@ -65,7 +66,7 @@ def find_tool(env: Mapping[str, str]) -> Path:
     """The tool from NIXNAN_SO, from the image, or from a known path. Raises MissingError."""
     for name in ("NIXNAN_SO", "CUDA_INJECTION64_PATH"):
         if env.get(name):
-            path = Path(env[name]).expanduser()
+            path = expanded(env[name])
             if not path.is_file():
                 raise MissingError(
                     f"the file named in {name} does not exist",
@@ -73,7 +74,7 @@ def find_tool(env: Mapping[str, str]) -> Path:
                     fix="name the nixnan.so that you built",
                 )
             return path.resolve()
-    for path in (Path(known).expanduser() for known in KNOWN_PATHS):
+    for path in map(expanded, KNOWN_PATHS):
         if path.is_file():
             return path.resolve()
     raise MissingError(

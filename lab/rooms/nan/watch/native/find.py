@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from lab.core.native import Library
+from lab.native import Library
 
 
 def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:

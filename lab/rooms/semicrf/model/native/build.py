@@ -1,4 +1,4 @@
-"""A C++ source of this folder compiled into a shared library, as `lab.core.native` does it.
+"""A C++ source of this folder compiled into a shared library, as `lab.native` does it.
 
 It links nothing but the C++ standard library and threads; its name depends on the compiler and on this
 processor, for which it is made.
@@ -10,7 +10,7 @@ import ctypes
 import logging
 from pathlib import Path
 
-from lab.core.native import Compiling
+from lab.native import Compiling
 
 log = logging.getLogger("lab.semicrf")
 SOURCE = Path(__file__).with_name("semicrf.cpp")

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from lab.errors import GpuError
-from lab.gpus.meters import AmdMeter, NvmlMeter, meter_of
+from lab.power.meters import AmdMeter, NvmlMeter, meter_of
 
 pynvml = pytest.importorskip("pynvml")
 OK, NOT_SUPPORTED, INSUFFICIENT_SIZE = 0, 3, 7

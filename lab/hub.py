@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from lab.errors import UsageError
-from lab.secrets import hub_home
+from lab.secrets import expanded, hub_home
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?\Z", re.ASCII)
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}\Z", re.ASCII)
@@ -62,7 +62,7 @@ def hub_cache(env: Mapping[str, str] | None = None) -> Path:
     """Where huggingface_hub keeps models, by the same variables."""
     env = os.environ if env is None else env
     folder = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
-    return Path(os.path.expandvars(folder)).expanduser() if folder else hub_home(env) / "hub"
+    return expanded(folder) if folder else hub_home(env) / "hub"
 
 
 def offline_settings(env: Mapping[str, str]) -> dict[str, str]:

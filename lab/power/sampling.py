@@ -1,6 +1,6 @@
 """Clocks, power and temperature of a step's GPUs, sampled beside it in a process of its own.
 
-    python -m lab.gpus.sampling SPEC.json      # until its standard input ends
+    python -m lab.power.sampling SPEC.json      # until its standard input ends
 
 It writes gpu_clocks.csv (one row per GPU and sample; times are unix ns, as in Kineto's traces) and
 gpu_clocks.json: the interval, what the sampling cost in CPU time, and why a GPU has no rows. The drivers
@@ -20,13 +20,18 @@ from pathlib import Path
 from select import select
 from typing import Any
 
+import msgspec
+
 from lab.core.files import write_atomic
-from lab.core.gpu import Gpu
+from lab.core.gpu import Gpu, GpuProcess
+from lab.core.manifest import Neighbours
 from lab.errors import GpuError, LabError
 from lab.gpus.amd import AmdSmi, State, amd_state
-from lab.gpus.meters import STATE, NvmlMeter
+from lab.gpus.neighbours import others, processes_on
+from lab.power.meters import STATE, NvmlMeter
 
 INTERVAL_S = 0.25
+LOOK_S = 2.0  # between two looks at the processes on the GPUs
 SAMPLES, SUMMARY = "gpu_clocks.csv", "gpu_clocks.json"
 COLUMNS = ("unix_ns", "place", "uuid", *STATE)
 MOST_SHARE = 0.05
@@ -35,12 +40,13 @@ _END_S = 30.0  # longer than a vendor's tool takes, and than Python takes to sta
 
 @contextlib.contextmanager
 def sampled(
-    gpus: Sequence[Gpu], folder: Path, *, interval_s: float = INTERVAL_S, node: int = 0
+    gpus: Sequence[Gpu], folder: Path, *, step: str = "", interval_s: float = INTERVAL_S, node: int = 0
 ) -> Iterator[None]:
     """Sample these GPUs into `folder` while the block runs; if that fails, the summary says why.
 
     place, the column, is the rank of the step's process on a GPU: its position in `gpus`, after those of the
     nodes before (`node`: this one's rank, with as many GPUs on each), which write files of their own.
+    step: what its processes have in LAB_STEP; those without it are its neighbours.
     """
     if not gpus:
         yield
@@ -50,6 +56,8 @@ def sampled(
         "interval_s": interval_s,
         "node": node,
         "gpus": [[gpu.vendor, gpu.parent or gpu.uuid, gpu.render_node] for gpu in gpus],
+        "step": step,
+        "whole": msgspec.to_builtins(list(gpus)),
     }
     try:
         process = _start(spec)
@@ -83,7 +91,7 @@ def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     return subprocess.Popen(
-        [sys.executable, "-m", "lab.gpus.sampling", json.dumps(spec)],
+        [sys.executable, "-m", "lab.power.sampling", json.dumps(spec)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -98,7 +106,12 @@ def _say(folder: Path, summary: dict[str, Any], node: int = 0) -> None:
 
 
 def sample(
-    folder: Path, gpus: Sequence[Sequence[Any]], interval_s: float, input_fd: int, node: int = 0
+    folder: Path,
+    gpus: Sequence[Sequence[Any]],
+    interval_s: float,
+    input_fd: int,
+    node: int = 0,
+    beside: Beside | None = None,
 ) -> dict[str, Any]:
     """Sample until the input ends; the summary, which is written at the beginning too.
 
@@ -106,6 +119,8 @@ def sample(
     into sampling.
     """
     began, samples, longest_s = time.monotonic(), 0, 0.0
+    if beside:
+        beside.look()
     readers, reasons, slow = _readers(gpus)
     summary: dict[str, Any] = {"interval_s": interval_s, "gpus": len(gpus), "reasons": reasons}
     _say(folder, {**summary, "samples": 0, "reason": "still sampling, or killed"}, node)
@@ -119,6 +134,8 @@ def sample(
                 file.write(f"{time.time_ns()},{place + node * len(gpus)},{uuid},{','.join(values)}\n")
             file.flush()
             samples += bool(readers)
+            if beside and time.monotonic() - beside.looked_s > LOOK_S:
+                beside.look()
             took_s = time.monotonic() - sample_start
             longest_s = max(longest_s, took_s)
             rest_s = max(0.0, interval_s - took_s, took_s * (1 / MOST_SHARE - 1) if slow else 0.0)
@@ -133,6 +150,9 @@ def sample(
         "longest_sample_ms": round(1e3 * longest_s, 2),
     }
     summary_at_end = {**summary, "samples": samples, **cost}
+    if beside:
+        beside.look()
+        summary_at_end["neighbours"] = msgspec.to_builtins(beside.seen())
     _say(folder, summary_at_end, node)
     return summary_at_end
 
@@ -173,11 +193,34 @@ def _amd(render_node: str | None, asked: list[AmdSmi]) -> Callable[[], State]:
         raise GpuError(f"{reason}; {error.problem}") from error
 
 
+class Beside:
+    """The processes on a step's GPUs that are not the step's, looked for now and then."""
+
+    def __init__(self, gpus: Sequence[Gpu], step: str) -> None:
+        self._gpus, self._step = gpus, step
+        self._looks: list[list[GpuProcess]] = []
+        self.looked_s = 0.0
+
+    def look(self) -> None:
+        self._looks.append(others(processes_on(self._gpus), self._step))
+        self.looked_s = time.monotonic()
+
+    def seen(self) -> Neighbours:
+        """Before, during (each process with the most memory that it held) and after the step."""
+        largest: dict[tuple[str, int], GpuProcess] = {}
+        for process in (process for look in self._looks[1:-1] for process in look):
+            key = process.gpu, process.pid
+            if key not in largest or (process.mem_bytes or 0) > (largest[key].mem_bytes or 0):
+                largest[key] = process
+        first_look, last_look = tuple(self._looks[0]), tuple(self._looks[-1])
+        return Neighbours(at_start=first_look, during=tuple(largest.values()), at_end=last_look)
+
+
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    sample(
-        Path(spec["folder"]), spec["gpus"], float(spec["interval_s"]), sys.stdin.fileno(), int(spec["node"])
-    )
+    beside = Beside(msgspec.convert(spec["whole"], list[Gpu]), spec["step"]) if spec["step"] else None
+    folder, interval_s = Path(spec["folder"]), float(spec["interval_s"])
+    sample(folder, spec["gpus"], interval_s, sys.stdin.fileno(), int(spec["node"]), beside)
 
 
 if __name__ == "__main__":

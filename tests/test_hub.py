@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.core.hub import OFFLINE, State, check_hub_id, find_model, hub_cache, is_offline, offline_settings
 from lab.errors import UsageError
+from lab.hub import OFFLINE, State, check_hub_id, find_model, hub_cache, is_offline, offline_settings
 
 COMMIT = "c" * 40
 

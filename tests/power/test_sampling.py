@@ -12,11 +12,11 @@ import pytest
 
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
-from lab.gpus import sampling
 from lab.gpus.amd import amd_state
-from lab.gpus.sampling import COLUMNS, sample, sampled
+from lab.power import sampling
+from lab.power.sampling import COLUMNS, sample, sampled
 from tests.gpus.test_amd import Tree, tree  # noqa: F401
-from tests.gpus.test_meters import FakeNvml, meter_on, no_library_is_left  # noqa: F401
+from tests.power.test_meters import FakeNvml, meter_on, no_library_is_left  # noqa: F401
 
 
 def _amd(root: Tree, minor: int = 128, mhz: int = 2100) -> Gpu:

@@ -23,7 +23,7 @@ from pathlib import Path
 from lab.errors import LabError, MissingError, storage_error
 
 COMPILER_S = 120.0
-PACKAGED = Path(__file__).parents[1] / "_native"  # what a platform wheel brings (scripts/hatch_build.py)
+PACKAGED = Path(__file__).parent / "_native"  # what a platform wheel brings (scripts/hatch_build.py)
 READER = "LAB_READER"  # "plain" leaves C out
 
 

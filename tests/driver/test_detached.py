@@ -1,0 +1,60 @@
+"""A detached run goes on without its terminal; its lines are read elsewhere, and what is killed is resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lab.core.run import Run
+from lab.driver.detached import DRIVER_LOG, follow_logs
+
+LAB = [sys.executable, "-m", "lab"]
+
+
+def started(root: Path, command: str) -> Run:
+    argv = [
+        "run",
+        "--detach",
+        "--analysis",
+        "none",
+        "-o",
+        str(root),
+        "trials",
+        "-n",
+        "2",
+        "--",
+        "sh",
+        "-c",
+        command,
+    ]
+    done = subprocess.run([*LAB, *argv], cwd=root.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "goes on when you log out" in done.stderr, done.stderr
+    return Run.open(root)
+
+
+def test_it_goes_on_in_a_session_of_its_own_and_its_log_is_followed_to_the_end(tmp_path):
+    run = started(tmp_path / "run", "echo tick")
+    lines = list(follow_logs(run, None, follow=True))
+    assert sum("tick" in line for line in lines) == 2
+    assert all(record.outcome.ok for record in Run.open(run.root).manifest.steps)
+    assert next(iter(follow_logs(Run.open(run.root), "none-0000", follow=False))) == "tick"
+
+
+def test_after_kill_9_of_every_process_the_run_is_resumed_and_loses_only_the_step_that_ran(tmp_path):
+    marker = tmp_path / "first"
+    run = started(tmp_path / "run", f"[ -e {marker} ] || {{ touch {marker}; exec sleep 300; }}")
+    driver, deadline = run.driver_pid(), time.monotonic() + 120
+    while not marker.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(driver, signal.SIGKILL)
+    while run.driver_pid() is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (run.root / DRIVER_LOG).exists() and Run.open(run.root).open_steps()
+    argv = ["run", "--quiet", "--analysis", "none", "--resume", str(run.root)]
+    assert subprocess.run([*LAB, *argv], capture_output=True, check=False).returncode == 0
+    first, second = Run.open(run.root).manifest.steps
+    assert first.outcome.ok and second.outcome.ok and first.attempts == 2 and second.attempts == 1
