@@ -53,7 +53,10 @@ public:
             const Lists ends = ways(alpha.data(), ended, t);
             if (count == 1) arrive_one(t, ends);
             else arrive(t, ends);
-            if (t + 1 < length) leave(ways(gamma.data() + (t + 1) * size, entered, t + 1));
+            if (t + 1 == length) break;
+            const Lists next = ways(gamma.data() + (t + 1) * size, entered, t + 1);
+            if (count == 1) leave_one(next);
+            else leave(next);
         }
     }
 
@@ -91,21 +94,31 @@ private:
                 for (int64_t n = 0; n < count && ends.add(c, before[n * labels] + lasting, int32_t((k - 1) * count + n)); ++n) {}
             }
     }
-    // The best alone, all labels side by side.
+    // Of the best alone, for all labels side by side: `value(c)` where it is better.
+    template <class Value>
+    void take(const Lists& to, int32_t from, const Value& value) const {
+        double* __restrict best = to.value;
+        int32_t* __restrict code = to.code;
+        for (int64_t c = 0; c < labels; ++c) {
+            const double own = value(c);
+            const bool better = own > best[c];
+            best[c] = better ? own : best[c];
+            code[c] = better ? from : code[c];
+        }
+    }
     void arrive_one(int64_t t, const Lists& ends) {
-        double *__restrict sum = content.data(), *__restrict best = ends.value;
-        int32_t* __restrict code = ends.code;
+        double* __restrict sum = content.data();
         std::fill_n(sum, labels, 0.0);
         for (int64_t k = 1; k <= std::min(x.longest, t + 1); ++k) {
             const double *__restrict frame = frames.data() + (t + 1 - k) * labels, *__restrict lasting = x.duration + (k - 1) * labels;
             const double* __restrict before = gamma.data() + (t + 1 - k) * labels;
-            for (int64_t c = 0; c < labels; ++c) {
-                sum[c] += frame[c];
-                const double value = before[c] + (sum[c] + lasting[c]);
-                const bool better = value > best[c];
-                best[c] = better ? value : best[c];
-                code[c] = better ? int32_t(k - 1) : code[c];
-            }
+            take(ends, int32_t(k - 1), [=](int64_t c) { return before[c] + ((sum[c] += frame[c]) + lasting[c]); });
+        }
+    }
+    void leave_one(const Lists& next) const {
+        for (int64_t a = 0; a < labels; ++a) {
+            const double *__restrict step = x.transition + a * labels, sent = alpha[size_t(a)];
+            take(next, int32_t(a), [=](int64_t c) { return sent + step[c]; });
         }
     }
     void leave(const Lists& next) const {
