@@ -15,6 +15,7 @@ import pandas as pd
 
 from lab.recordings.names import short_name
 from lab.rooms.nsys import flops
+from lab.rooms.nsys.captures.phases import sample_sd, step_figures, summed
 from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.measured import (
     MASK,
@@ -24,9 +25,6 @@ from lab.rooms.nsys.measured import (
     STEP,
     Recording,
     class_of,
-    sample_sd,
-    step_figures,
-    summed,
 )
 
 MATMUL_CLASSES = ("gemm", "gemv")
