@@ -119,6 +119,9 @@ class Explainer:
             self._not_allowed(counted.labels, plus, POS),
             self._not_allowed(counted.labels, minus, NEG),
         )
+        if self._weights_bad:  # what a bad weight gives is no mask
+            from_weights = [module in self._weights_bad and side == OUT for module, side, _ in counted.labels]
+            nan = nan | ((plus | minus) & np.array(from_weights, bool))
         infinities = [
             (counted.labels[leaf], sign)
             for sign, leaves_of in ((POS, plus & ~nan), (NEG, minus & ~nan))

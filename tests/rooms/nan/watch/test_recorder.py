@@ -202,7 +202,7 @@ def test_tensors_overwritten_in_place_are_counted_at_once():
     w = watched(model, torch.ones(1, 4))
     # After the ReLU nothing of the linear layer's infinities is left; only counting at once sees them.
     assert (w.first.module, w.first.kind) == ("0", "weights")
-    assert {row.module: row.role for row in w.steps[0].rows}["1"] == "absorber"
+    assert w.status == "bad" and w.weights[0]["name"] == "0.bias"
 
 
 def test_an_overwritten_tensor_is_unknown_first_and_counted_from_then_on():

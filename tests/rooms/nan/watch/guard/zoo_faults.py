@@ -190,7 +190,7 @@ def _swallowed(guard):
             self.inner, self.out = nn.Linear(4, 4), nn.Identity()
 
         def forward(self, x):
-            y = self.out(self.inner(x) / (0 if switch.on else 1))
+            y = self.out(self.inner(x) * (NAN if switch.on else 1))
             return torch.nan_to_num(y, nan=0.0, posinf=0.0, neginf=0.0)
 
     return loop(nn.Sequential(nn.Linear(4, 4), Block(), nn.Linear(4, 4)), switch, guard)
