@@ -134,9 +134,9 @@ def _shape(tensor: Tensor) -> dict[str, Any]:
 
 
 def described(tensor: Tensor) -> dict[str, Any]:
-    """Shape and type alone."""
-    plain = dense(tensor)
-    return _shape(tensor if plain is None else plain)
+    """Shape and type alone; of a DTensor those of its part."""
+    local = getattr(tensor, "_local_tensor", None)
+    return _shape(tensor if local is None else local)
 
 
 def _norms(flat: Tensor) -> dict[str, Any]:
