@@ -88,7 +88,7 @@ for case in ("even", "slow", "late"):
     if case == "late":
         finding = findings.get((0, "host_late"))
         check(finding is not None and 0.8 * 12 <= finding["cost_ms"] <= 1.6 * 12, f"late host of rank 0: {finding and finding['cost_ms']} ms for 12")
-hang = json.loads(lab("ranks", "hang", out / "hang", "--json", ok=(0, 1)) or "{}")
+hang = json.loads(lab("ranks", "hang", out / "hang/hang", "--json", ok=(0, 1)) or "{}")
 print("hang:", hang.get("class"), hang.get("ranks"), hang.get("text"))
 check(hang.get("ranks") == [0] if on_gpu else hang.get("ranks") in ([0], []), "rank 0 of the hang in recv")
 

@@ -1,9 +1,10 @@
-"""A 1F1B pipeline x data x tensor parallelism with planted faults, for torchrun; NCCL, or gloo without GPUs.
+"""A 1F1B pipeline x data x tensor parallelism with planted faults; NCCL, or gloo without GPUs.
 
     torchrun --nproc_per_node 8 pipeline.py OUT --shape 2,2,2 [--slow STAGE:LAYERS] [--late RANK:MS] [--hang]
 
 Writes OUT/rank{r}/trace_step{N}.json.gz and OUT/steps.json: ms of every step without the profiler, by rank.
-With --hang rank 0 never sends its last activation, and all ranks dump their flight recorders into OUT.
+With --hang rank 0 never sends what the next stage waits for, and all ranks dump their flight recorders
+into OUT.
 """
 
 from __future__ import annotations
@@ -47,43 +48,64 @@ class Job:
         groups = [(ranks, dist.new_group(ranks)) for ranks in lists]
         return next(group for ranks, group in groups if self.rank in ranks)
 
-    def forward(self, leaves_out: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        data = self.message.clone()
-        if self.before is not None:
-            dist.recv(data, self.before)
+    def forward(self, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         data.requires_grad_()
         out = data
         for weight in self.weights:
             out = torch.nn.functional.gelu(out @ weight)
-        shared = out.detach().clone()
-        dist.all_reduce(shared, group=self.parts)
-        if self.behind is not None:
-            if leaves_out:
-                time.sleep(600)
-            dist.send(shared, self.behind)
+        dist.all_reduce(out.detach().clone(), group=self.parts)
         return data, out
 
-    def backward(self, data: torch.Tensor, out: torch.Tensor) -> None:
-        gradient = torch.ones_like(out)
-        if self.behind is not None:
-            dist.recv(gradient, self.behind)
-        out.backward(gradient)
-        if self.before is not None:
-            assert data.grad is not None
-            dist.send(data.grad, self.before)
+    def backward(self, data: torch.Tensor, out: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+        out.backward(torch.ones_like(out) if gradient is None else gradient)
+        assert data.grad is not None
+        return data.grad
 
-    def step(self, late_s: float, *, hangs: bool = False) -> None:
+    def exchange(self, peer: int | None, sent: torch.Tensor | None, *, receives: bool) -> torch.Tensor | None:
+        """Send to and receive from one neighbour: both at once, or two stages would wait for each other."""
+        if peer is None:
+            return self.message.clone() if receives and sent is None else None
+        received = self.message.clone() if receives else None
+        calls = [dist.P2POp(dist.isend, sent.detach(), peer)] if sent is not None else []
+        calls += [dist.P2POp(dist.irecv, received, peer)] if received is not None else []
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        return received
+
+    def step(self, late_s: float) -> None:
+        """One step of 1F1B."""
         time.sleep(late_s)
-        pending = []
         ahead = min(self.num_stages - 1 - self.stage, BATCHES)
-        for batch in range(BATCHES + ahead):
-            if batch < BATCHES:
-                pending.append(self.forward(hangs and batch == BATCHES - 1 and self.rank == 0))
-            if batch >= ahead:
-                self.backward(*pending.pop(0))
+        pending = []
+        for _ in range(ahead):
+            pending.append(self.forward(self.exchange(self.before, None, receives=True)))
+            self.exchange(self.behind, pending[-1][1], receives=False)
+        data = self.exchange(self.before, None, receives=True)
+        for batch in range(BATCHES - ahead):
+            pending.append(self.forward(data))
+            gradient = self.exchange(self.behind, pending[-1][1], receives=True)
+            gradient = self.backward(*pending.pop(0), gradient)
+            is_last = batch == BATCHES - ahead - 1
+            data = self.exchange(self.before, gradient, receives=not is_last)
+            data = self.message.clone() if data is None else data
+        for data, out in pending:
+            gradient = self.exchange(self.behind, None, receives=True)
+            self.exchange(self.before, self.backward(data, out, gradient), receives=False)
         for weight in self.weights:
             dist.all_reduce(weight.grad, group=self.copies)
             weight.grad = None
+        self.settle()
+
+    def hang(self) -> None:
+        """Rank 0 never sends what the next stage waits for."""
+        if self.rank == 0:
+            time.sleep(600)
+        if self.before is not None:
+            dist.recv(self.message, self.before)
+        if self.behind is not None:
+            dist.send(self.message, self.behind)
+        self.settle()
+        dist.all_reduce(self.message)
         self.settle()
 
     def settle(self) -> None:
@@ -109,7 +131,7 @@ def main(options: argparse.Namespace) -> None:
         with stall.watch_for_stall(out, RankContext.from_env(), 20.0) as progressed:
             job.step(0.0)
             progressed()
-            job.step(0.0, hangs=True)
+            job.hang()
     lengths_ms = []
     for _ in range(12):
         dist.barrier()

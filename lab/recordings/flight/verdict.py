@@ -386,6 +386,11 @@ def _no_stall(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: C
         text = f"what was dumped has ended; {ranks_text(missing)} {left}, so this is no all-clear"
         return _without_call(UNKNOWN, missing, text, missing)
     ended = "every recorded collective has ended on"
+    inside = [rank for rank, dump in sorted(dumps.items()) if _in_unrecorded(dump)]
+    if inside:
+        lines = first_few([f"rank {rank} at {_stack_line(dumps[rank].stack)}" for rank in inside])
+        text = f"{ended} {ranks_text(sorted(dumps))}, but hosts wait in calls that are not in their dumps: "
+        return _without_call(UNKNOWN, (), f"{text}{lines}: who is waited for cannot be told", missing)
     if _is_whole(dumps):
         return _without_call(NONE, (), f"{ended} every rank", missing)
     text = f"{ended} {ranks_text(sorted(dumps))}"

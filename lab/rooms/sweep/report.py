@@ -124,12 +124,12 @@ def _verdict(
     incomplete += [f"{text}." for text in unproven(tables.effective, tables.configs)]
     sentences = [
         bound_by_hosts(ranks),  # before any comparison of settings
-        *(outcome[:1] if by_steps else headlines[:1]),
+        *(outcome[:1] if by_steps else headlines),
         origin(kind),
         incomplete[0] if incomplete else None,
         of_ranks[0] if of_ranks else None,
         *of_settings[:1],
-        *(outcome[1:] if by_steps else [*headlines[1:], *outcome]),
+        *(outcome[1:] if by_steps else outcome),
         who_wins(ranking(ranks)),
         exposed_share(tables.configs),
         *of_settings[1:],

@@ -303,3 +303,21 @@ def test_simulated_hangs_accuse_nobody_who_is_a_victim(tmp_path, seed):
         assert "cannot be told" in found.text
     else:
         assert (found.kind, found.ranks) == ("not_joined", (hang.culprit,))
+
+
+@pytest.mark.data
+def test_a_host_inside_a_call_that_is_not_recorded_is_no_all_clear(shared_data, tmp_path):
+    """gloo records no sends and receives: a stack inside one is all that tells of it."""
+    for rank in (0, 1):
+        source = shared_data / f"ranks/flight_recorder_gloo/ok_rank{rank}.json"
+        shutil.copy(source, tmp_path / f"rank{rank}.json")
+    frames = (
+        'File "/x/site-packages/torch/distributed/distributed_c10d.py", line 2621 in recv',
+        'File "train.py", line 7 in run',
+    )
+    (tmp_path / "rank1.stack.txt").write_text(
+        "Thread 0x1 (most recent call first):\n  " + "\n  ".join(frames) + "\n"
+    )
+    (dumps,) = read_dumps(tmp_path).values()
+    found = verdict_of(dumps)
+    assert found.kind == "unknown" and 'rank 1 at File "train.py", line 7 in run' in found.text

@@ -32,7 +32,7 @@ from lab.rooms.sweep.ranks.reading import READING, Reading
     help="Prove by this run under the file, instead of starting one.",
 )
 @click.option(
-    "--file", "given", type=click.Path(path_type=Path), help="Prove this file, instead of the one written."
+    "--file", "own_file", type=click.Path(path_type=Path), help="Prove this file, instead of the one written."
 )
 @READING
 def tuner(
