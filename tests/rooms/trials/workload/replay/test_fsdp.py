@@ -66,7 +66,7 @@ def _rank(rank: int, port: int, folder) -> None:
 def test_sharded_models_are_compared_and_the_first_place_of_a_disturbed_rank_is_named(tmp_path):
     torch.multiprocessing.spawn(_rank, args=(free_port(), tmp_path), nprocs=2)
     clean = compare(records(tmp_path / "clean"))
-    assert (clean.verdict, clean.first, clean.steps, clean.repeats) == ("bitwise", None, 3, 2 * 2 * 3)
+    assert (clean.verdict, clean.first_place, clean.steps, clean.repeats) == ("bitwise", None, 3, 2 * 2 * 3)
     for name in ("planted", "coarse"):
         first = compare(records(tmp_path / name)).first_place
         assert (first.step, first.rank, first.direction) == (STEP, 1, "forward"), name
