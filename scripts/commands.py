@@ -12,7 +12,7 @@ import click
 
 from lab import errors
 from lab.cli.main import cli
-from lab.cli.registry import REMOVED
+from lab.cli.registry import removed
 
 HEAD = """# Commands
 
@@ -52,7 +52,7 @@ def overview() -> str:
     lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
     lines += [f"| {code} | {meaning} |" for code, meaning in exit_codes()]
     lines += ["", "## Renamed", "", "| before | now |", "|---|---|"]
-    for before, now in sorted(REMOVED.items()):
+    for before, now in sorted(removed().items()):
         command, _, remark = now.replace("{args}", "...").partition("  # ")
         lines.append(f"| `lab {before}` | `{command}`{': ' + remark if remark else ''} |")
     return "\n".join(lines) + "\n"

@@ -37,8 +37,8 @@ HEADER = """\
 # LAB_PROFILE (whose run is analysed); for NVIDIA LAB_GPU (index, UUID or MIG instance; 0 if not set);
 # for AMD LAB_RENDER (its node, such as renderD128) and RENDER_GID (the node's group). Those of this machine:
 #   env $(python scripts/images.py gpu-env rocm70) docker compose -f compose/compose.yaml run --rm rocm70
-# Each service uses one GPU; for several: lab run --image. A folder that the engine had to make is root's: NAME-folders,
-# which starts first and may do nothing else, hands it to UID and GID. A folder that is another user's stays as it is.
+# Each service uses one GPU; for several: lab run --image. A folder that the engine had to make is root's:
+# NAME-folders, which starts first and may do nothing else, hands it to UID and GID.
 """
 # No guess: an engine refuses these names with an error that shows them.
 NO_NODE, NO_GROUP = "LAB_RENDER_is_not_set", "RENDER_GID_is_not_set"

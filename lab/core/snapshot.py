@@ -13,7 +13,7 @@ import lab
 from lab.core import content
 from lab.core.content import EXPECTED, content_sha256, is_left_out
 from lab.core.files import make_folder
-from lab.core.gpu import ATTEMPT, IMAGE_ID, REPORTED, STEP
+from lab.core.gpu import ATTEMPT, REPORTED, STEP
 from lab.core.manifest import Lab
 from lab.core.run import IMPORTED, LAB, REPORT, Run
 from lab.core.step import Step
@@ -79,11 +79,10 @@ def launched(run: Run, step: Step, root: str, python: str, argv: Sequence[str]) 
     return (python, "-I", "-S", program, report, "--", *argv)
 
 
-def report_env(run: Run, step: Step, image_id: str | None = None) -> dict[str, str]:
+def report_env(run: Run, step: Step) -> dict[str, str]:
     """What identifies the step's processes, and its report."""
-    image = {IMAGE_ID: image_id} if image_id else {}
     names = {REPORTED: ",".join(step.env)} if step.env else {}
-    return {STEP: f"{run.manifest.id}/{step.name}", ATTEMPT: str(run.attempt(step)), **image, **names}
+    return {STEP: f"{run.manifest.id}/{step.name}", ATTEMPT: str(run.attempt(step)), **names}
 
 
 def imports_lab(step: Step) -> bool:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-import pytest
-
-from lab.errors import UsageError
 from lab.images import wheelhouse as wheels
 from lab.images.targets import targets
 from lab.images.wheelhouse import fill_wheelhouse
@@ -32,13 +29,6 @@ def wheelhouse(monkeypatch, tmp_path, *requires):
     monkeypatch.setattr(wheels, "stream", stream)
     target = next(t for t in targets() if t.name == "cpu-torch")
     return calls, lambda python: fill_wheelhouse(target, python, tmp_path, lambda _: None)
-
-
-def test_a_torch_with_cuda_is_refused_for_the_cpu_image(monkeypatch, tmp_path):
-    _, fill = wheelhouse(monkeypatch, tmp_path, "filelock", "nvidia-cudnn-cu12==9; x", "triton==3")
-    with pytest.raises(UsageError, match=r"GPU build .it needs nvidia-cudnn-cu12==9 and 1 more") as caught:
-        fill("3.11")
-    assert "CPU builds" in caught.value.fix
 
 
 def test_pip_is_asked_once_for_each_python_of_a_base(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lab.core.content import EXPECTED
-from lab.core.gpu import Gpu
+from lab.core.gpu import IMAGE_ID, Gpu
 from lab.core.manifest import ImageRecord, Lab, Used
 from lab.core.options import HostLab, Options
 from lab.core.plan import Site
@@ -86,8 +86,7 @@ class DockerEngine(Engine):
 
     def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         host = host_context(str(run.root.absolute()), gpus, self.daemon())
-        image_id = self.image_record().id
-        spec = with_lab(container_spec(self.image, step, gpus, host), run, step, self.image, image_id)
+        spec = with_lab(container_spec(self.image, step, gpus, host), run, step, self.image)
         return self.run_spec(run, step, spec, gpus, on_line=on_line, stop=stop)
 
     def fetch(self, run: Run, step: Step, *, stdin: bytes, on_line: OnLine, stop: Stop) -> Outcome:
@@ -117,7 +116,8 @@ class DockerEngine(Engine):
         spec = allowed(daemon, checked(spec))
         context = self._context(daemon, run, step, spec.image, gpus)
         # By content id: all steps of a run get one image, even if its name is moved to a newer one meanwhile.
-        exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
+        image_id = str(self.image_record(spec.image).id)
+        exact = msgspec.structs.replace(spec, image=image_id, env={**spec.env, IMAGE_ID: image_id})
         kills_before = oom_kills()
         with LogWriter(run.log(step), on_line) as log:
             container, warnings = containers.start(

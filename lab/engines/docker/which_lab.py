@@ -138,11 +138,11 @@ def _named(version: str | None, sha256: str | None) -> str:
     return f"{version or 'of no version'} ({sha256[:12]})" if sha256 else "none that Python finds"
 
 
-def with_lab(spec: ContainerSpec, run: Run, step: Step, image: Image, id: str | None = None) -> ContainerSpec:
+def with_lab(spec: ContainerSpec, run: Run, step: Step, image: Image) -> ContainerSpec:
     """The container of a step that imports the lab its run names (the image's own, or the run's copy), and
     reports what it sees before its command begins."""
     lab_env = step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))
-    env = {**spec.env, **lab_env, **report_env(run, step, id)}
+    env = {**spec.env, **lab_env, **report_env(run, step)}
     command = launched(run, step, "/out", image.python, spec.command)
     # The packages that lab needs beside an image's own come last on its path (lab/__init__.py).
     copy = Mount(source=str(run.root.absolute() / LAB), target=f"/out/{LAB}", read_only=True)

@@ -137,7 +137,9 @@ def test_a_file_that_all_nodes_see_is_used_and_one_that_is_missing_says_how_to_m
 
 
 def test_a_dry_run_prints_the_whole_command():
-    engine = SlurmEngine(SlurmOptions(container="apptainer"), image=images.load("cpu"), vendor="none")
+    engine = SlurmEngine(
+        SlurmOptions(container="apptainer", experimental=True), image=images.load("cpu"), vendor="none"
+    )
     shown = engine.preview(Step(name="s", argv=("python",), folder="s"), (), run_dir="/runs/r")
     assert (
         shown["argv"][:2] == ["apptainer", "exec"]
