@@ -124,8 +124,9 @@ def _verdict(
     incomplete += [f"{text}." for text in unproven(tables.effective, tables.configs)]
     sentences = [
         bound_by_hosts(ranks),  # before any comparison of settings
-        *(outcome[:1] if by_steps else headlines),
+        *(outcome[:1] if by_steps else headlines[:1]),
         origin(kind),
+        *([] if by_steps else headlines[1:]),
         incomplete[0] if incomplete else None,
         of_ranks[0] if of_ranks else None,
         *of_settings[:1],
