@@ -1,4 +1,4 @@
-"""A detached run outlives its terminal, its lines are read elsewhere, and what is killed is resumed."""
+"""A detached run outlives its terminal, its lines are read elsewhere; a killed one is resumed."""
 
 from __future__ import annotations
 

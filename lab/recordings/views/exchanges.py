@@ -80,20 +80,20 @@ def _legs_of(trace: Capture, table: object) -> dict[int, Leg]:
     return legs
 
 
-def _partner(named: int, in_group: int, members: Sequence[int], own: int | None) -> int:
+def _partner(named: int, in_group: int, members: Sequence[int], own_rank: int | None) -> int:
     """The partner's rank in the job, -1 unknown.
 
     `Rank` of a send or a receive is the partner's number within the group; `Dst Rank` and `Src Rank` are
     ranks of the job in what torch's main branch writes, and numbers within the group in other releases.
     """
-    if 0 <= in_group < len(members) and members[in_group] != own:
+    if 0 <= in_group < len(members) and members[in_group] != own_rank:
         return members[in_group]
-    if named >= 0 and 0 <= named < len(members) and (named not in members or named == own):
+    if named >= 0 and 0 <= named < len(members) and (named not in members or named == own_rank):
         return members[named]
     if named >= 0:
         return named
-    others = [rank for rank in members if rank != own]
-    return others[0] if len(members) == 2 and len(others) == 1 else -1
+    partners = [rank for rank in members if rank != own_rank]
+    return partners[0] if len(members) == 2 and len(partners) == 1 else -1
 
 
 def _members(text: str) -> list[int]:

@@ -101,9 +101,9 @@ def parents(ops: Table) -> np.ndarray:
 def row_classes(trace: Capture) -> np.ndarray:
     """Index (n,) in `perfmodel.classes.CLASSES` of each row of `kernels`, by its op first."""
     op = np.append(trace.operators.name_id, -1)[link_ops(trace)]
-    pairs, which = distinct_rows(np.stack([trace.ops.name_id, op], axis=1).astype(np.int64))
+    pairs, pair_of_row = distinct_rows(np.stack([trace.ops.name_id, op], axis=1).astype(np.int64))
     classes = [CLASSES.index(kernel_class(*trace.text(pair).tolist())) for pair in pairs]
-    found: np.ndarray = np.array(classes, dtype=np.int64)[which.ravel()]
-    found[trace.ops.kind == MEMCPY] = CLASSES.index("memcpy")
-    found[trace.ops.kind == MEMSET] = CLASSES.index("memset")
-    return found
+    class_of_row: np.ndarray = np.array(classes, dtype=np.int64)[pair_of_row.ravel()]
+    class_of_row[trace.ops.kind == MEMCPY] = CLASSES.index("memcpy")
+    class_of_row[trace.ops.kind == MEMSET] = CLASSES.index("memset")
+    return class_of_row

@@ -79,8 +79,8 @@ def op_roofs(trace: Capture) -> Table:
     counted[fills] = ~is_product_name[trace.operators.name_id[owner[fills]]]
     launched = np.flatnonzero(counted)
     op_rows, call_of_row = np.unique(owner[launched], return_inverse=True)
-    every = spans(trace.ops.start_ns, trace.ops.dur_ns)
-    time_us = totals(every[launched], call_of_row.ravel(), len(op_rows)) / 1000
+    row_spans = spans(trace.ops.start_ns, trace.ops.dur_ns)
+    time_us = totals(row_spans[launched], call_of_row.ravel(), len(op_rows)) / 1000
     ops = trace.operators.take(op_rows)
     keys = np.stack([getattr(ops, name) for name in ("name_id", *_ARGUMENTS)], axis=1)
     distinct, group = distinct_rows(keys)
@@ -187,8 +187,8 @@ def summary_of(roofs: Table) -> list[str]:
     percent, gflop = roofs.time_percent.astype(float), roofs.gflop.astype(float)
     counted = ~np.isnan(gflop)
     largest = [f"{roofs.op[row]} {percent[row]:.1f} %" for row in np.flatnonzero(~counted).tolist()[:3]]
-    others = f"; without: {', '.join(largest)}" if largest else ""
-    sentences = [f"FLOPs are known for {percent[counted].sum():.1f} % of the GPU's time{others}."]
+    largest_text = f"; without: {', '.join(largest)}" if largest else ""
+    sentences = [f"FLOPs are known for {percent[counted].sum():.1f} % of the GPU's time{largest_text}."]
     if "unknown board" in roofs.note:
         sentences.append("No roof is drawn: lab has no data sheet for this board.")
     excess = np.flatnonzero([" peak cannot be: " in note for note in roofs.note]).tolist()

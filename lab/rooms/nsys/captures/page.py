@@ -51,14 +51,14 @@ def write_recording(capture: Capture, per_process: Sequence[Summary], out: Path)
     bars = bars_of_capture(project(capture, origins=with_origins(capture)[1])) if len(capture.ops) else None
     tables = recording_tables(capture, per_process)
     roofs = op_roofs(capture)
-    if found := summary_of(roofs):
+    if roof_sentences := summary_of(roofs):
         tables["roofline"] = pd.DataFrame(roofs.as_dict()).assign(bound=bound(capture.lacks, "gpu"))
     if bars is not None:
         gantt = bar_table(bars).assign(bound=bound(capture.lacks, "gpu"))
         tables |= {"gantt": gantt, "busy": busy_table(bars, capture.lacks)}
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
     unknown = unknowns(capture)
-    verdict = [*_sentences(capture, len(per_process), unknown), *found]
+    verdict = [*_sentences(capture, len(per_process), unknown), *roof_sentences]
     status: Status = "ok" if verdict_of(capture.lacks) == "complete" and not unknown else "warn"
     recorder = {"tool": _tool(capture), "version": capture.version or "unknown"}
     recorder |= {"schema": capture.schema or "none", **{name: str(v) for name, v in capture.info.items()}}

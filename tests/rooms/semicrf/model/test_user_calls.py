@@ -398,4 +398,4 @@ def test_planted_faults_of_the_kernels_are_noticed_and_mended():
     values, lengths_B = inputs(4)
     leaves, lengths_B = on("cuda", values, lengths_B)
     with pytest.warns(MendedCounts):
-        planted("stale")(*(leaves[name] for name in NAMES[:3]), lengths_B).sum().backward()
+        planted("stale")(**{name: leaves[name] for name in NAMES[:3]}, lengths_B=lengths_B).sum().backward()
