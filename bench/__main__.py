@@ -39,6 +39,8 @@ BENCHES = (
     "nan_watch",
     "nan_guard",
     "gate_aa",
+    "diff_aa",
+    "flops_coverage",
     "semicrf_validation",
     "semicrf",
     "semicrf_decoding",

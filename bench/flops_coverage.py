@@ -1,17 +1,18 @@
-"""The table of coverage and the picture of docs/kernels.md: `python -m bench.flops_coverage RECORDINGS`.
+"""The table of coverage and the picture of docs/kernels.md: `python -m bench.flops_coverage`.
 
-RECORDINGS is the folder of shared data. Prints a row per recording: the share of GPU time of ops whose FLOPs
+Reads the shared recordings ($LAB_SHARED_DATA). Prints a row per recording: the share of GPU time of ops whose FLOPs
 are known, and the same by TraceLens' published tables; writes docs/roofline.png.
 """
 
 from __future__ import annotations
 
 import csv
-import sys
+import os
 from pathlib import Path
 
 import numpy as np
 
+from bench.table import Row, measured
 from lab.recordings.load import load_capture
 from lab.recordings.views import drawing_of, op_roofs
 from lab.recordings.views.roofline import NO_OP
@@ -54,17 +55,19 @@ def reference_coverage(folder: Path) -> float:
     return 100 * sum(us for us, gflops in rows if gflops) / sum(us for us, _ in rows)
 
 
-def main(shared: Path) -> None:
+def main() -> None:
+    shared = Path(os.environ.get("LAB_SHARED_DATA", Path(__file__).parents[2] / "shared/data"))
     print("| recording | FLOPs known | of it computing | TraceLens | largest gap |\n|---|--:|--:|--:|---|")
     for name, folder in RECORDINGS.items():
         known, computing, gap = coverage(shared / name)
         reference = f"{reference_coverage(shared / folder):.1f} %" if folder else "–"
         title = name.removesuffix(".json.gz").split("/")[-1 if "graphs" not in name else -2]
         print(f"| {title} | {known:.1f} % | {computing:.1f} % | {reference} | {gap} |")
+        measured(Row(title, cost=f"{computing:.1f} % of GPU time", peer=f"TraceLens {reference}"))
     points, ceilings = drawing_of(op_roofs(load_capture(shared / PICTURED)))
     drawing = roofline(points, roofs=ceilings, across="FLOP per byte (each tensor once)", axis="TFLOP/s")
     save_png(drawing, PICTURE, dpi=110)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 ALIASES = {
     "run_tracelens_analysis.sh": ["gemm", "all", "--in-place"],
-    "merge_all_traces.sh": ["gemm", "merge", "--in-place"],
+    "merge_all_traces.sh": ["gemm", "merge", "--in-place", "--format", "original"],
     "extract_all_analyses.sh": ["nsys", "answers"],
     "export_stats_reports.sh": ["analyze"],
     "run_with_nixnan.sh": ["run", "--image", "cuda", "nixnan"],
