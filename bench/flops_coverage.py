@@ -1,7 +1,7 @@
 """The table of coverage and the picture of docs/kernels.md: `python -m bench.flops_coverage`.
 
-Reads the shared recordings ($LAB_SHARED_DATA). Prints a row per recording: the share of GPU time of ops whose FLOPs
-are known, and the same by TraceLens' published tables; writes docs/roofline.png.
+Reads the shared recordings ($LAB_SHARED_DATA). Prints a row per recording: the share of GPU time of ops whose
+FLOPs are known, and the same by TraceLens' published tables; writes docs/roofline.png.
 """
 
 from __future__ import annotations
