@@ -52,7 +52,7 @@ class Launch:
         self._kernel = (kernel.function, pieces, 1, 1, 32 * about.num_warps, 1, 1, about.shared)
         self._uploaded = (upload.to, upload.of, upload.num_bytes)
         self._back = (download.to, download.of, download.num_bytes)
-        self._addresses, self._kernel = addresses, kernel  # a kernel that dies is unloaded
+        self._addresses, self._compiled = addresses, kernel  # a kernel that dies is unloaded
         self._to_gpu, self._from_gpu = driver.cuMemcpyHtoDAsync_v2, driver.cuMemcpyDtoHAsync_v2
         self._run = driver.cuLaunchKernel
 

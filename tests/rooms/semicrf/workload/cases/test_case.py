@@ -16,7 +16,7 @@ from lab.rooms.semicrf.workload.cases.case import Case, random_case  # noqa: E40
 from lab.rooms.semicrf.workload.cases.reproducer import save_reproducer, shrunk  # noqa: E402
 from lab.rooms.semicrf.workload.cases.solution import difference, mass_lines, same_bits, solve  # noqa: E402
 from lab.rooms.semicrf.workload.faults import planted  # noqa: E402
-from lab.rooms.semicrf.workload.probes.kernel import Bench, kernel_probes  # noqa: E402
+from lab.rooms.semicrf.workload.probes.kernel import Kernel, kernel_probes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def case(seed=0, shape=(3, 14, 4, 3), dtype=torch.float32):
 
 
 def dirty(fault):
-    rows = kernel_probes(Bench(case(), "torch", planted(fault), CPU))
+    rows = kernel_probes(Kernel("torch", planted(fault), CPU))
     return {row["probe"] for row in rows if not row["clean"]}
 
 
@@ -66,8 +66,8 @@ def test_sound_backends_pass_every_probe():
     assert dirty(None) == set()
 
 
-def test_a_kernel_that_reads_beyond_the_mask_is_caught_by_poison_and_by_the_float64_replay():
-    assert {"padding and poisoned memory", "float64 replay"} <= dirty("overread")
+def test_a_kernel_that_reads_beyond_the_mask_is_caught_by_poison_and_by_its_lengths():
+    assert {"padding and poisoned memory", "lengths"} <= dirty("overread")
 
 
 def test_a_kernel_with_a_stale_message_gives_other_bits():
