@@ -81,7 +81,7 @@ OTHERS = [
 @pytest.mark.parametrize("text, what", OTHERS, ids=[text[:40] for text, _ in OTHERS])
 def test_other_lines_of_every_build_are_understood(text, what):
     line = read_line(f"#nixnan: {text}".encode())
-    assert isinstance(line, Other) and line.what == what
+    assert isinstance(line, Other) and line.name == what
 
 
 @pytest.mark.parametrize(

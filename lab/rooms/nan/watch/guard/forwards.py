@@ -136,6 +136,8 @@ class GuardedWatch(Watch):
                 self._explainer.explain(step, forward, counted, bad, self._steps, self._count)
                 self._listener.forward_was_bad(step, forward)
 
+        for batch in counted.batches:
+            batch.let_go()  # shapes stay: they are asked for when the loss is known
         self._state.waits_for_loss(forward.update, reached, partial(self.absorb, judged))
 
     def passing(self, forward: Forward, batch: Batch) -> None:

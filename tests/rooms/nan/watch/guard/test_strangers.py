@@ -368,7 +368,7 @@ def test_a_loss_belongs_to_the_model_whose_gradients_it_made():
             model(x(8, 4)).square().mean().backward()
             (other(x(8, 4)).square().mean() * (NAN if number == 1 else 1)).backward()
     assert g.clean and g.seen["loss"] == 3
-    assert h.first.stage == "loss" and h.first.step == 0
+    assert h.first.stage == "loss" and h.first.step == 1  # of the backwards: no optimizer steps
 
 
 def test_a_loss_without_a_forward_is_not_called_the_loss_fault_for_certain():
