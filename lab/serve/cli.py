@@ -148,10 +148,10 @@ def query(
         from lab.errors import MissingError
 
         raise MissingError("no such folder", location=folder, fix="name the folder that holds the runs")
-    if sql:
-        _raise_without_runs(folder)
     with needs("query"):
         _need("duckdb", "pyarrow")
+    if sql:
+        _raise_without_runs(folder)
     answer = ask(folder, sql, most_rows=rows, timeout_s=timeout_s, memory_mb=memory_mb)
     if as_json:
         click.echo(msgspec.json.encode(answer))
