@@ -175,8 +175,8 @@ def _sheet(
         {
             "name": trace.text(ops.name_id),
             **{
-                f"param: {name}": _cells([work.params[name] for work in leading_works])
-                for name in leading_works[0].params
+                f"param: {name}": _cells([work.params.get(name) for work in leading_works])
+                for name in dict.fromkeys(name for work in leading_works for name in work.params)
             },
             **{f"{name}_first": values for name, values in _amounts(leading_works).items()},
             **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in S5},
