@@ -31,13 +31,7 @@ from lab.images.spec import Image, Mount, Vendor
 from lab.images.wheelhouse import download_argv
 
 FLOOR = (3, 10)
-DEPENDENCIES = {
-    "click": "click",
-    "msgspec": "msgspec",
-    "yaml": "pyyaml",
-    "rich": "rich",
-    "pynvml": "nvidia-ml-py",
-}
+DEPENDENCIES = ("click", "msgspec", "pyyaml", "rich", "nvidia-ml-py")  # as pip names them
 FOR_310 = ("tomli", "typing_extensions")
 TOOLS = ("nsys", "ncu", "nvdisasm", "nvcc", "gcc", "rocprofv3")
 FOLDER = "/opt/lab/dependencies"

@@ -400,6 +400,6 @@ def test_an_installed_lab_keeps_no_image_whose_lab_is_another_of_the_same_versio
     done = CliRunner().invoke(setup, ["cpu", "--dry-run"], catch_exceptions=False)
     assert done.stdout.startswith("here  cpu\n")
     ours = msgspec.structs.replace(lab_with_content(), sha256="0" * 64)
-    monkeypatch.setattr("lab.cli.images.lab_with_content", lambda: ours)
+    monkeypatch.setattr("lab.engines.docker.which_lab.lab_with_content", lambda: ours)
     done = CliRunner().invoke(setup, ["cpu", "--dry-run"])
     assert isinstance(done.exception, MissingError) and "with other content" in done.exception.problem

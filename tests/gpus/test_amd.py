@@ -26,6 +26,11 @@ class Tree:
         lines = "".join(f"{name} {value}\n" for name, value in properties.items())
         self.write(f"class/kfd/kfd/topology/nodes/{number}/properties", lines)
 
+    def device_node(self, minor: int) -> None:
+        file = self.root / f"dev/dri/renderD{minor}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
     def device(self, minor: int, **files: str) -> None:
         for name, text in files.items():
             self.write(f"class/drm/renderD{minor}/device/{name}", text)

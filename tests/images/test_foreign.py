@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import msgspec
 import pytest
 
@@ -14,6 +12,7 @@ from lab.images import foreign
 from lab.images.container import HostContext, container_spec
 from lab.images.foreign import check_reference, image_of, is_reference, parse_mount
 from lab.images.spec import Mount
+from tests.command import lab
 from tests.images.examples import CONTENTS
 
 CUDA = msgspec.structs.replace(
@@ -119,10 +118,8 @@ def test_a_check_says_what_each_room_lacks_and_which_gpus_it_fits(inside):
 
 
 @pytest.mark.docker
-def test_a_bare_debian_python_runs_a_step_of_lab(debian_base, tmp_path, monkeypatch):
+def test_a_bare_debian_python_runs_a_step_of_lab(debian_base, tmp_path):
     """Without any package of lab inside: they come from the wheelhouse."""
-    monkeypatch.chdir(tmp_path)
-    argv = ["run", "--quiet", "--analysis", "none", "--image", debian_base, "-o", "run", "trials", "-n", "1"]
-    words = ["python", "-m", "lab", *argv, "--", "python3", "-c", "pass"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
+    words = ["-o", "run", "trials", "-n", "1", "--", "python3", "-c", "pass"]
+    done = lab("run --quiet --analysis none", "--image", debian_base, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

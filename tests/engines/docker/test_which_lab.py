@@ -213,6 +213,7 @@ def test_a_stale_image_that_claims_to_be_this_lab_is_no_success(image, tmp_path)
     """A cache of before, or a hand-made manifest: the step itself has the last word."""
     ours = msgspec.structs.replace(lab_with_content(), used="image")
     run = Run.create(tmp_path / "run", msgspec.structs.replace(a_manifest(a_step()), lab=ours))
+    take_snapshot(run.root, ours)
     runner = StepRunner(run, DockerEngine(image), [], Stop())
     runner.execute(run.pending(), [], jobs=1)
     outcome = run.manifest.steps[0].outcome

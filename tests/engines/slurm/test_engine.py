@@ -239,6 +239,7 @@ def test_the_gpus_of_both_nodes_are_sampled_beside_the_step(tmp_path, monkeypatc
     for number, minor in enumerate((128, 129), start=1):
         tree.node(number, drm_render_minor=minor, gfx_target_version=90402, unique_id=number)
         tree.write(f"class/drm/renderD{minor}/device/hwmon/hwmon1/freq1_input", f"{minor * 10**7}\n")
+        tree.device_node(minor)  # without it a container's /sys shows a GPU that it was not given
     for name, value in tree.env.items():
         monkeypatch.setenv(name, value)
     sampled = """
