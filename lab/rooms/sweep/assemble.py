@@ -126,7 +126,8 @@ def _of_config(
 def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, Any] | None) -> dict[str, Any]:
     good = {one.rank for one in ranks if one.timeline}
     num_expected = max([one.world_size or 0 for one in ranks] + [max(good, default=-1) + 1])
-    missing = sorted(set(range(num_expected)) - good)
+    wanted_ranks = set(range(num_expected) if config.wanted_ranks is None else config.wanted_ranks)
+    missing = sorted(wanted_ranks - good)
     status, reason = "ok", ""
     if not config.traces:
         status, reason = "missing", "no traces in its folder"
@@ -135,7 +136,7 @@ def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, A
     elif missing:
         status, reason = (
             "incomplete",
-            f"{len(missing)} of {plural(num_expected, 'rank')} without a readable trace"
+            f"{len(missing)} of {plural(len(wanted_ranks), 'rank')} without a readable trace"
             + "".join(f"; {text}" for text in _twice(config, ranks)),
         )
     elif twice := _twice(config, ranks):

@@ -54,6 +54,7 @@ class ConfigDir:
 
     traces are each rank's newest; earlier: of each rank with several, the others, oldest first; window: the
     name of these traces where they are one of several. unmatched: traces that the pattern leaves out.
+    wanted_ranks: the ranks that a command was asked for, None for all.
     algorithm and protocol are "" where none was requested.
     """
 
@@ -69,6 +70,7 @@ class ConfigDir:
     earlier: tuple[tuple[TraceFile, ...], ...] = ()
     window: str = ""
     unmatched: tuple[str, ...] = ()
+    wanted_ranks: tuple[int, ...] | None = None
 
     @property
     def key(self) -> Key:

@@ -21,6 +21,7 @@ from lab.rooms.sweep.gemm.variance.top import write_variance
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
 from lab.rooms.sweep.tables import SETTING
 
+CACHE = ".cache"  # what lab itself remembers of the last analysis
 OF_STEPS = (".xlsx", ".csv", ".png", *SUFFIXES.values())
 
 
@@ -71,7 +72,7 @@ def _stamps(places: Places) -> dict[Path, tuple[int, int]]:
     """Inode and time of each file with an ending that the steps write, in their folders."""
     folders = dict.fromkeys((places.analysis, places.merged))
     files = [path for folder in folders for path in folder.rglob("*") if path.name.endswith(OF_STEPS)]
-    files = [path for path in files if path.is_file()]
+    files = [path for path in files if path.is_file() and path.parent.name != CACHE]
     return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 

@@ -85,7 +85,11 @@ def read_sweep(
     """
     only = only or Selection()
     configs = [
-        replace(config, traces=tuple(trace for trace in config.traces if only.has_rank(trace.rank)))
+        replace(
+            config,
+            traces=tuple(trace for trace in config.traces if only.has_rank(trace.rank)),
+            wanted_ranks=None if only.ranks is None else tuple(only.ranks),
+        )
         for config in configs_of(sweep, may_be_empty=bool(expected))
         if only.has(config.threads, config.channels)
     ]
