@@ -53,7 +53,7 @@ def verdict_of(records: Sequence[Record], marks: Mapping[str, Mark] = MappingPro
     ordered = sorted(firsts, key=lambda pair: _order(pair[0]))
     status = max(map(status_of, records), key=STATUSES.index, default="nothing-seen")
     gaps = _gaps(records, marks)
-    if status == "clean" and (missing or gaps):
+    if (status == "clean" and (missing or gaps)) or (status == "nothing-seen" and records and gaps):
         status = "partly-seen"
     if not ordered:
         return Verdict(status, -1, None, None, missing, gaps)

@@ -68,7 +68,7 @@ def test_backward_is_given_back_after_the_last_whatever_the_order():
     backwards.add(*pairs[0])
     backwards.add(*pairs[1])
     torch.ones(1, requires_grad=True).sum().backward()
-    assert seen == [1, 2, -1, -2]
+    assert seen == [1, 2, -2, -1]  # who began last ends first
     backwards.remove(*pairs[0])
     assert torch.autograd.backward is not plain
     backwards.remove(*pairs[1])

@@ -26,6 +26,7 @@ from lab.rooms.nan.watch.guard.replay import (
 from lab.rooms.nan.watch.guard.state import Op
 from lab.rooms.nan.watch.plain import in_transform, is_odd
 from lab.rooms.nan.watch.shared import backwards
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -72,6 +73,7 @@ class Between:
         self._mode = _Recording(self)
         self._mode.__enter__()
 
+    @hidden
     def end(self) -> None:
         """A backward, an update or a forward begins."""
         mode, self._mode = self._mode, None

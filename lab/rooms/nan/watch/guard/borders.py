@@ -22,7 +22,7 @@ from lab.rooms.nan.watch.guard.gradients import Collector, Taken
 from lab.rooms.nan.watch.guard.state import StepState
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.shared import backwards
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 _PREHOOKS = hasattr(getattr(torch.autograd.graph, "Node", None), "register_prehook")  # since torch 2.0
 _current_node = getattr(torch._C, "_current_autograd_node", None)
@@ -128,7 +128,7 @@ class Borders:
         """Forwards in training, between backwards, without a backward or a number that was asked about."""
         return self._given_up + sum(map(self._is_unseen, self.passages))
 
-    @passes_on
+    @hidden
     def backward_was_taken(self) -> None:
         """A backward has made gradients of this model."""
         self.num_taken += 1

@@ -402,6 +402,8 @@ class Guard:
         parameters = parameters_of(optimizer)
         local.between.end()
         if self._is_ours(optimizer, parameters):
+            if self.state.counted_by == "backward":
+                self.state.step = 0  # those backwards were parts of this first update
             self.state.counted_by = "optimizer"
             self._goes_on(optimizer)
             self.state.updating, self.state.updating_weights = optimizer, parameters

@@ -155,10 +155,10 @@ class Reactions:
         if event.stage == "loss":
             event.op, event.op_missing = local.between.first_bad()
             return
-        if event.stage not in ("act_grads", "param_grads"):
-            event.op_missing = "only forwards and backwards are run again"
-        elif self._strategy.no_replay:
+        if self._strategy.no_replay:
             event.op_missing = self._strategy.no_replay
+        elif event.stage not in ("act_grads", "param_grads"):
+            event.op_missing = "only forwards and backwards are run again"
         elif not self._saved:
             event.op_missing = "the inputs of this step were not kept"
         for saved in reversed(self._saved if not event.op_missing else []):

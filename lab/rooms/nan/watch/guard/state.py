@@ -131,6 +131,7 @@ class StepState:
         """Infinities reached the output of a forward of this step; its loss decides on them."""
         self._waiting.setdefault(step, []).append((reached, gone))
 
+    @hidden
     def infinities_are_gone(self, first_step: int) -> None:
         """Losses and gradients of all steps before this one were looked at, and only the bad ones had any."""
         for step in [number for number in self._waiting if number < first_step]:
