@@ -73,9 +73,9 @@ def test_pftrace_holds_every_slice_once_by_the_official_definitions(two, tmp_pat
 
 def test_pftrace_flows_lead_from_the_launch_to_its_kernel(two, tmp_path: Path) -> None:
     pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
-    merge_pftrace(two, tmp_path / "o", load=read_kineto)
+    merge_pftrace(two, tmp_path / "o.pftrace.gz", load=read_kineto)
     trace = pb.Trace()
-    trace.ParseFromString(gzip.decompress((tmp_path / "o").read_bytes()))
+    trace.ParseFromString(gzip.decompress((tmp_path / "o.pftrace.gz").read_bytes()))
     starts = [flow for packet in trace.packet for flow in packet.track_event.flow_ids]
     ends = [flow for packet in trace.packet for flow in packet.track_event.terminating_flow_ids]
     assert len(starts) == 8 and sorted(starts) == sorted(ends) and len(set(starts)) == 8
@@ -112,18 +112,18 @@ def test_arrows_lead_from_a_forward_operator_to_its_backward_one(tmp_path: Path)
             document["traceEvents"].append({"ph": ph, "ts": ts, "id": flow, **more})
         paths.append((rank, tmp_path / f"rank{rank}.json"))
         paths[-1][1].write_text(json.dumps(document))
-    merge_pftrace(paths, tmp_path / "o", load=read_kineto)
-    assert flows_of(tmp_path / "o") == [("aten::mm", "MmBackward0")] * 2
-    merge_pftrace(paths, tmp_path / "without", load=read_kineto, cpu_ops=False)
-    assert flows_of(tmp_path / "without") == []
+    merge_pftrace(paths, tmp_path / "o.pftrace.gz", load=read_kineto)
+    assert flows_of(tmp_path / "o.pftrace.gz") == [("aten::mm", "MmBackward0")] * 2
+    merge_pftrace(paths, tmp_path / "without.pftrace.gz", load=read_kineto, cpu_ops=False)
+    assert flows_of(tmp_path / "without.pftrace.gz") == []
 
 
 @pytest.mark.data
 def test_a_real_rank_has_all_its_arrows(shared_data: Path, tmp_path: Path) -> None:
     """The file holds 716 ends of arrows from forward to backward; the other flows start at calls of CUDA."""
     place = shared_data / "sweep_h200/256thread/nccl_28channels/torch_profiler/rank0/trace_step7.json.gz"
-    merge_pftrace([(0, place)], tmp_path / "o", load=read_kineto)
-    found = flows_of(tmp_path / "o")
+    merge_pftrace([(0, place)], tmp_path / "o.pftrace.gz", load=read_kineto)
+    found = flows_of(tmp_path / "o.pftrace.gz")
     arrows = [(start, end) for start, end in found if not start.startswith("cu")]
     assert len(arrows) == 358
     assert ("aten::mm", "MmBackward0") in arrows
@@ -133,8 +133,8 @@ def test_kernels_that_overlap_on_one_stream_get_lanes(tmp_path: Path) -> None:
     writer = TraceWriter()
     for start, dur in ((10, 10), (15, 10), (18, 4), (30, 1)):
         writer.kernel("k", start, dur)
-    merge_pftrace([(0, writer.write(tmp_path / "t.json"))], tmp_path / "o", load=read_kineto)
-    assert sorted(row[3:] for row in played_back(tmp_path / "o")) == [
+    merge_pftrace([(0, writer.write(tmp_path / "t.json"))], tmp_path / "o.pftrace.gz", load=read_kineto)
+    assert sorted(row[3:] for row in played_back(tmp_path / "o.pftrace.gz")) == [
         (BASE_NS + start * 1000, dur * 1000) for start, dur in ((10, 10), (15, 10), (18, 4), (30, 1))
     ]
 

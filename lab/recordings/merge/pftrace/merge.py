@@ -18,7 +18,7 @@ def merge_pftrace(
     offsets_ns: Mapping[int, int] | None = None,
     cpu_ops: bool = True,
 ) -> Merged:
-    """Merge `traces`, pairs of (rank as the path says or None, file), into the gzip file `target`.
+    """Merge `traces`, pairs of (rank as the path says or None, file), into `target`, gzip if it ends in .gz.
 
     load reads one trace; one rank is in memory at a time. Otherwise as `lab.recordings.merge.merge_json`.
     """
