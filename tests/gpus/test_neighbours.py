@@ -58,18 +58,22 @@ def test_a_free_gpu_gives_no_word(smi):
 
 
 def test_processes_of_a_step_are_no_neighbours_of_it_and_inherit_the_mark():
-    marked = subprocess.Popen(["/bin/sleep", "60"], env={**os.environ, STEP: "run/one"})
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    marked = subprocess.Popen(["/bin/cat"], env={**os.environ, STEP: "run/one"}, bufsize=0, **pipes)
     rows = [
         GpuProcess(gpu=UUID, pid=marked.pid),
         GpuProcess(gpu=UUID, pid=os.getpid()),
         GpuProcess(gpu=UUID, pid=0),
     ]
     try:
+        # Popen may return before /proc shows the environment of the new program: an answer comes after that.
+        marked.stdin.write(b"?")
+        assert marked.stdout.read(1) == b"?"
         assert [row.pid for row in others(rows, "run/one")] == [os.getpid()]
         assert [row.pid for row in others(rows, "run/other")] == [marked.pid, os.getpid()]
     finally:
         marked.kill()
-        marked.wait()
+        marked.communicate()
 
 
 @pytest.mark.parametrize("answer", ["[Unknown Error]", "[GPU is lost]", "[GPU requires reset]", "ERR!"])

@@ -20,5 +20,5 @@ CONTENTS = Contents(
     archs=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
     cuda="12.8",
     packages={"torch": "2.10.0", "numpy": "2.5.5"},
-    tools={"nsys": "/x", "nvdisasm": "/x", "nvcc": None},
+    tools={"nsys": "/x", "ncu": "/x", "nvdisasm": "/x", "nvcc": None},
 )

@@ -59,7 +59,7 @@ def test_an_image_that_lacks_what_it_claims_is_told_so(changed, complaint):
 
 def test_what_another_base_lacks_is_said_and_no_fault_of_the_image():
     wrong, notes = compared(found_labels=labels(base="local/debian"), python="3.11", tools={})
-    assert wrong == [] and notes == ["python 3.11, image.toml says 3.12", "no nsys", "no nvdisasm"]
+    assert wrong == [] and notes == ["python 3.11, image.toml says 3.12", "no ncu", "no nsys", "no nvdisasm"]
 
 
 def test_a_base_named_with_its_digest_is_still_the_base():

@@ -57,7 +57,8 @@ def test_the_vendor_is_that_of_its_torch_else_of_its_marks(inside, contents, env
 
 
 def test_its_container_runs_its_own_python_with_labs_packages_behind_its_own(inside):
-    inside(CUDA, ["NVIDIA_REQUIRE_CUDA=cuda>=12.8"])
+    without_ncu = msgspec.structs.replace(CUDA, tools={**CUDA.tools, "ncu": None})
+    inside(without_ncu, ["NVIDIA_REQUIRE_CUDA=cuda>=12.8"])
     image = image_of("mine:1", mounts=["/data:/data:ro"])
     host = HostContext(run_dir="/r", hf_cache="/h", cache="/c", uid=1, gid=2)
     spec = container_spec(image, Step(name="s", argv=("python", "-m", "x")), [], host)

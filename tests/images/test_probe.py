@@ -23,7 +23,7 @@ def test_the_probe_prints_what_seen_reads(tmp_path):
     )
     program = program.replace('importlib.util.find_spec("torch") is not None', "False")
     done = subprocess.run(
-        [sys.executable, "-c", program, probe_argv(CPU)[3], "sh", "no-such-tool"],
+        [sys.executable, "-c", program, probe_argv([])[2], "sh", "no-such-tool"],
         capture_output=True,
         text=True,
         check=True,
