@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import msgspec
@@ -20,6 +21,14 @@ from tests.engines.docker.test_client import DOCKER, PODMAN, an_engine
 GPU = Gpu(vendor="nvidia", index=0, uuid="GPU-0")
 NAMED = msgspec.structs.replace(GPU, cdi="nvidia.com/gpu=GPU-0")
 AMD = Gpu(vendor="amd", index=0, uuid="GPU-1", render_node="/dev/dri/renderD128")
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    """No variables of other tests of this process: a plan notes those that do not reach a container."""
+    kept = ("PATH", "HOME", "TMP", "LANG", "LC_", "PYTEST", "PYTHON", "LAB_", "XDG", "USER", "DOCKER")
+    for name in [name for name in os.environ if not name.startswith(kept)]:
+        monkeypatch.delenv(name)
 
 
 def test_a_socket_that_nobody_serves_is_not_an_engine(tmp_path):
