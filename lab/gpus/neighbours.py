@@ -8,13 +8,14 @@ from __future__ import annotations
 import csv
 import io
 import os
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.core.gpu import STEP, Gpu, GpuProcess
 from lab.core.words import printable
+from lab.errors import GpuError
+from lab.gpus.nvidia import smi
 
 ANSWER_S = 10.0
 MIB = 2**20
@@ -123,18 +124,12 @@ def _by_smi(uuids: Sequence[str]) -> list[GpuProcess]:
 
 
 def _smi(*arguments: str) -> list[list[str]]:
+    """The rows that nvidia-smi prints; none where it fails."""
     try:
-        process = subprocess.run(
-            ["nvidia-smi", *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        code, text = smi(*arguments, timeout_s=ANSWER_S)
+    except GpuError:
         return []
-    rows = csv.reader(io.StringIO(process.stdout if process.returncode == 0 else ""), skipinitialspace=True)
+    rows = csv.reader(io.StringIO("" if code else text), skipinitialspace=True)
     return [[cell.strip() for cell in row] for row in rows]
 
 

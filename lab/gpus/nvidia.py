@@ -63,11 +63,11 @@ def nvidia_inventory(env: Mapping[str, str] | None = None) -> Inventory:
     if shutil.which("nvidia-smi") is None:
         return _nvml(env)
     columns: tuple[str, ...] = ALL_COLUMNS
-    code, text = _smi(*_query(columns))
+    code, text = smi(*_query(columns))
     for fewer in OLDER_COLUMNS:
         if code and UNKNOWN_COLUMN.search(text):
             columns = fewer
-            code, text = _smi(*_query(columns))
+            code, text = smi(*_query(columns))
     if code:
         return Inventory(_none_or_error(code, text.strip(), env))
     gpus, dead = split_dead(parse_nvidia_smi(text, columns))
@@ -78,7 +78,7 @@ def nvidia_inventory(env: Mapping[str, str] | None = None) -> Inventory:
         )
     divided = divided_by_mig(text, columns)
     if gpus and (divided or MIG_MODE not in columns):
-        code, text = _smi("-L")
+        code, text = smi("-L")
         if code:
             raise _smi_error(code, text.strip())
         return with_instances(gpus, divided, text)._replace(dead=dead)
@@ -166,15 +166,18 @@ def _query(columns: Sequence[str]) -> tuple[str, str]:
     return f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"
 
 
-def _smi(*arguments: str) -> tuple[int, str]:
-    """-> exit code, and what it printed (with its complaints, if it failed)."""
+def smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+    """-> exit code, and what it printed (with its complaints, if it failed).
+
+    Raises GpuError without an answer.
+    """
     try:
         process = subprocess.run(
             ["nvidia-smi", *arguments],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
