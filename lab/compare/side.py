@@ -325,7 +325,7 @@ def recordings_at(path: Path) -> list[Path]:
 
 
 def _is_export(folder: Path) -> bool:
-    return is_folder([one.name for one in folder.iterdir()])
+    return is_folder([path.name for path in folder.iterdir()])
 
 
 def read_works(path: Path) -> list[Work]:
@@ -370,7 +370,7 @@ def memory_name(text: str) -> tuple[str, str] | None:
     """Of a copy or fill, the tool that writes its name so, and the name for all tools."""
     for tool, pattern in _MEMORY.items():
         if match := pattern.match(text):
-            ends = [one[0].upper() for one in match.groups() if one]
+            ends = [group[0].upper() for group in match.groups() if group]
             return tool, f"memcpy {'-'.join(ends)}" if ends else "memset"
     return None
 

@@ -62,7 +62,7 @@ def unit_of(a: Work, b: Work) -> str | None:
     there is none."""
     if len(a.steps_ns) and len(b.steps_ns):
         return "step"
-    counts = [Counter(work.keys[0][one][3] for one in work.keys[1].tolist()) for work in (a, b)]
+    counts = [Counter(work.keys[0][key][3] for key in work.keys[1].tolist()) for work in (a, b)]
     sums: Counter[str] = Counter()
     keys, key_of = a.keys
     for index, dur_ns in enumerate(np.bincount(key_of, weights=a.dur_ns, minlength=len(keys))):
@@ -89,17 +89,17 @@ def by_step(work: Work) -> Units:
     steps = sorted(rows)
     index_of = np.full(len(edges) + 1, -1)  # the last one is of operations in no step
     index_of[steps] = np.arange(len(steps))
-    times = [times_of(work, rows[one]) for one in steps]
+    times = [times_of(work, rows[step]) for step in steps]
     called = _calls_in(work.trace.api.start_ns, edges, steps, outside)
     behind = called & (work.trace.api.start_ns >= edges[-1, 1])
     is_last = steps[-1:] == [len(edges) - 1] and not (outside >= edges[-1, 1]).any()
-    usual = usual_rows(work, [rows[one] for one in steps])
+    usual = usual_rows(work, [rows[step] for step in steps])
     keys, key_of = work.keys
     return Units(
         unit="step",
         count=len(steps),
         sums=sums_of(work, step >= 0, max(len(steps), 1)),
-        times_ns={name: np.array([one[name] for one in times], dtype=float) for name in TIMES},
+        times_ns={name: np.array([time[name] for time in times], dtype=float) for name in TIMES},
         calls=calls_of(work, called, max(len(steps), 1)),
         sequence=[keys[index] for index in key_of[usual].tolist()],
         outside=total,
@@ -121,8 +121,8 @@ def by_step(work: Work) -> Units:
 def _from_step_to_step(work: Work, rows: dict[int, np.ndarray]) -> dict[str, np.ndarray]:
     """The gaps and periods of neighbouring steps, both with GPU work: a step's own times end with its own."""
     end_ns = work.start_ns + work.dur_ns
-    spans = {one: (int(work.start_ns[mine].min()), int(end_ns[mine].max())) for one, mine in rows.items()}
-    pairs = [(spans[one], spans[one + 1]) for one in sorted(spans) if one + 1 in spans]
+    spans = {one: (int(work.start_ns[row].min()), int(end_ns[row].max())) for one, row in rows.items()}
+    pairs = [(spans[span], spans[span + 1]) for span in sorted(spans) if span + 1 in spans]
     return {
         "gap_ns": np.array([after[0] - before[1] for before, after in pairs], dtype=float),
         "period_ns": np.array([after[0] - before[0] for before, after in pairs], dtype=float),

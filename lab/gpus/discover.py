@@ -84,9 +84,9 @@ def visible(gpus: Sequence[Gpu], mask: str, env: Mapping[str, str], empty: Seque
         # An index is all that some schedulers set, for both vendors alike; a UUID names one of these GPUs.
         if not hits and (gpus or _is_uuid(entry)):
             raise _refusal(gpus, mask, env[mask], f"names {entry!r}, which is not on this machine")
-        if len({one.parent or one.uuid for one in hits}) > 1:
+        if len({hit.parent or hit.uuid for hit in hits}) > 1:
             raise _refusal(gpus, mask, env[mask], f"names {entry!r}, which begins several UUIDs")
-        visible_gpus += [one for one in hits[:1] if one not in visible_gpus]
+        visible_gpus += [hit for hit in hits[:1] if hit not in visible_gpus]
     if not visible_gpus and any(map(_is_uuid, entries)):
         raise _refusal(gpus, mask, env[mask], "ends before the first GPU that it names")
     return visible_gpus

@@ -126,7 +126,7 @@ def with_instances(gpus: Sequence[Gpu], divided: set[str], listing: str) -> Inve
     empty: list[Gpu] = []
     for gpu in gpus:
         gpu_instances = instances.get(gpu.uuid, [])
-        usable += [_instance(gpu, *one) for one in gpu_instances]
+        usable += [_instance(gpu, *gpu_instance) for gpu_instance in gpu_instances]
         if not gpu_instances:
             (empty if gpu.uuid in divided else usable).append(gpu)
     return some_usable(Inventory(usable, empty))

@@ -134,7 +134,7 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
         )
     digests = _inspect(cli, '{{join .RepoDigests " "}}', way.ref).split()
     output_of([*cli, "tag", way.ref, target.ref])
-    return next((one for one in digests if registry_of(one) == registry_of(way.ref)), way.ref)
+    return next((digest for digest in digests if registry_of(digest) == registry_of(way.ref)), way.ref)
 
 
 def pull_error(program: str, ref: str, message: str) -> EngineError:

@@ -461,7 +461,9 @@ def copy_kinds(names: Sequence[str]) -> dict[str, np.ndarray]:
         ("dst_kind", 3, MEMORY_KINDS),
     ):
         numbers = {text: number for number, text in texts.items()}
-        codes = [numbers.get(_DIRECTIONS.get(one[group], one[group]), -1) if one else -1 for one in matches]
+        codes = [
+            numbers.get(_DIRECTIONS.get(match[group], match[group]), -1) if match else -1 for match in matches
+        ]
         columns[name] = np.array([*codes, -1], dtype=np.int16)
     return columns
 

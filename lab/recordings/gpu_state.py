@@ -102,7 +102,7 @@ def read_state(folder: Path) -> GpuState | None:
     if not abouts:
         return None
     summaries = [_summary(path) for path in sorted(abouts)]
-    reasons = [text for one in summaries for text in _reasons(one)]
+    reasons = [text for summary in summaries for text in _reasons(summary)]
     if folder / SUMMARY not in abouts:
         reasons.append(f"{SAMPLES} of the first node is missing")
     if (size := sum(path.stat().st_size for path in paths)) > MOST_BYTES:
@@ -118,8 +118,8 @@ def read_state(folder: Path) -> GpuState | None:
     return GpuState(
         unix_ns=times[order],
         place=table[order, 0].astype(np.int64),
-        values={name: table[order, at] for at, name in enumerate(COLUMNS[3:], start=1)},
-        cost_share=float(np.max([_cost_share(one) for one in summaries])),
+        values={name: table[order, index] for index, name in enumerate(COLUMNS[3:], start=1)},
+        cost_share=float(np.max([_cost_share(summary) for summary in summaries])),
         interval_s=_float(summaries[0].get("interval_s")),
         reasons=tuple(reasons),
     )

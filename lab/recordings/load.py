@@ -212,7 +212,7 @@ def named_as_recording(path: Path) -> bool:
 def is_recording(folder: Path) -> bool:
     """Whether a folder is a recording as a whole."""
     with look(folder) as sample:
-        return any(one.fits(sample) for one in FORMATS) or _job_format(folder) is not None
+        return any(reader.fits(sample) for reader in FORMATS) or _job_format(folder) is not None
 
 
 def kind_of(sample: Sample) -> Format:
@@ -245,7 +245,7 @@ def _job_format(folder: Path) -> Format | None:
     kinds = {}
     for file in files:
         with look(file) as sample:
-            kinds[file] = next((one for one in FORMATS if one.fits(sample)), None)
+            kinds[file] = next((reader for reader in FORMATS if reader.fits(sample)), None)
     for name in _SEVERAL:
         chosen = [file for file, kind in kinds.items() if kind and kind.name == name]
         if chosen:

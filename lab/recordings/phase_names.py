@@ -71,15 +71,15 @@ WARMUP_NAMES = (r"warm[-_ ]?up.*",)
 
 
 def _any(patterns: list[str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{one})" for one in patterns), re.IGNORECASE)
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
 
 
 _OF_PHASE = {
-    phase: _any([one for names in by_framework.values() for one in names])
+    phase: _any([name for names in by_framework.values() for name in names])
     for phase, by_framework in NAMES.items()
 }
 PHASES = _any([one.pattern for one in _OF_PHASE.values()])
-STEPS = _any([one for names in STEP_NAMES.values() for one in names])
+STEPS = _any([name for names in STEP_NAMES.values() for name in names])
 _AT_THE_END = re.compile(r"\d+\Z")
 WARMUPS = _any(list(WARMUP_NAMES))
 

@@ -43,7 +43,9 @@ def findings_of(page: Page, path: Path) -> Findings:
         )
         for number, sentence in enumerate(page.verdict, start=1)
     ]
-    figures = [_figure(at, card, path.parent, about, hashes) for at, card in enumerate(page.cards, start=1)]
+    figures = [
+        _figure(index, card, path.parent, about, hashes) for index, card in enumerate(page.cards, start=1)
+    ]
     return Findings(
         producer=f"lab {lab.__version__}",
         written_utc=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

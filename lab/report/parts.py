@@ -90,7 +90,7 @@ class Table:
     @cached_property
     def columns(self) -> list[Column]:
         shown = self.frame.head(self.limit)
-        return [self._column(shown.iloc[:, at]) for at in range(shown.shape[1])]
+        return [self._column(shown.iloc[:, index]) for index in range(shown.shape[1])]
 
     @property
     def rows(self) -> int:
@@ -133,7 +133,7 @@ class Chart:
 
     @property
     def json(self) -> str:
-        series = [{"name": one.name, "role": one.role, "points": one.points} for one in self.series]
+        series = [{"name": value.name, "role": value.role, "points": value.points} for value in self.series]
         views = [{"y": view} for view in self.views]
         return json.dumps(
             {"x": self.x, "views": views, "series": series, "names": self.names, "diagonal": self.diagonal},

@@ -32,7 +32,7 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
             "engine": " ".join(filter(None, [manifest.engine, manifest.engine_version])),
             **origin,
             "image": _image(manifest.image),
-            **{f"image of steps that name it: {one.name}": _image(one) for one in manifest.images},
+            **{f"image of steps that name it: {image.name}": _image(image) for image in manifest.images},
             "lab": _version(run_lab),
             **_content(run_lab),
         },

@@ -94,7 +94,7 @@ def write_csv(table: AnyTable, path: Path) -> Path:
     columns = columns_of(table)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([inert(one.name) for one in columns])
+    writer.writerow([inert(column.name) for column in columns])
     writer.writerows(zip(*map(_csv_cells, columns), strict=True))
     write_atomic(path, text.getvalue().encode())
     return path
@@ -130,8 +130,8 @@ def terminal_table(frame: pd.DataFrame, *, width: int = 110) -> str:
     """`frame` as lines for a terminal of `width` columns, numbers right aligned, no colour codes."""
     columns = columns_of(frame)
     return lines_of(
-        [one.name for one in columns],
-        [one.is_numeric for one in columns],
-        [cell_texts(one) for one in columns],
+        [column.name for column in columns],
+        [column.is_numeric for column in columns],
+        [cell_texts(column) for column in columns],
         width,
     )

@@ -75,7 +75,7 @@ def tail(folder: Path, name: str, most_lines: int = 40) -> list[str]:
 
 def live_tail(folder: Path, row: RunRow) -> dict[str, list[str]]:
     """The last lines of each step that is going on: of its log, else of its ranks' logs."""
-    return {one.name: _last_lines(folder, one.folder) for one in row.steps if one.status == "begun"}
+    return {step.name: _last_lines(folder, step.folder) for step in row.steps if step.status == "begun"}
 
 
 def _last_lines(folder: Path, step: str) -> list[str]:

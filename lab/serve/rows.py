@@ -107,7 +107,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     def fields(self) -> dict[str, str]:
         """What a person filters, sorts and groups by, as text."""
         return {
-            **{one.label: one.shown for one in self.figures},  # at the start: none of them replaces a column
+            **{
+                figure.label: figure.shown for figure in self.figures
+            },  # at the start: none of them replaces a column
             **{name: str(getattr(self, name)) for name in FIELDS},
             "run": self.folder,
             "verdict": self.verdict or "none",
@@ -136,7 +138,7 @@ def cut(text: str) -> str:
 def _model_of(config: Mapping[str, object]) -> str:
     """What a run measured; several as `linear, semicrf`."""
     models = next((config[key] for key in ("model", "config", "models") if config.get(key)), "")
-    names = [one for one in models if isinstance(one, str)] if isinstance(models, list) else []
+    names = [model for model in models if isinstance(model, str)] if isinstance(models, list) else []
     return cut(", ".join(names)) if names and names == models else text_of(models)
 
 
@@ -175,7 +177,7 @@ def row_of(folder: str, manifest: Manifest, findings: Findings | str | None) -> 
         else {"": "more than 64 kB: see the manifest"},
         command=tuple(map(cut, manifest.command)),
         steps=steps,
-        steps_done=sum(one.status in ("ok", "skipped") for one in steps),
+        steps_done=sum(step.status in ("ok", "skipped") for step in steps),
         steps_total=len(steps),
         **_verdict_and_figures(findings),
     )
@@ -215,7 +217,7 @@ def _verdict_and_figures(findings: Findings | str | None) -> dict[str, Any]:
         "lead": cut(next(iter(findings.verdict), "")),
         "lacking": tuple(map(cut, findings.lacking or ())),
         "findings": tuple(map(_clean, findings.findings)),
-        "figures": tuple(_figure(one) for one in findings.findings if one.kind == "figure"),
+        "figures": tuple(_figure(finding) for finding in findings.findings if finding.kind == "figure"),
     }
 
 
@@ -241,7 +243,7 @@ def _step_row(record: StepRecord) -> StepRow:
 
 
 def _state(steps: tuple[StepRow, ...]) -> State:
-    kinds = {one.status for one in steps}
+    kinds = {step.status for step in steps}
     if kinds <= {"ok", "skipped"}:
         return "done"
     if "begun" in kinds or ("planned" in kinds and kinds - {"planned", "skipped"}):
@@ -272,7 +274,7 @@ def _gpus(manifest: Manifest) -> str:
 def _integrity(steps: tuple[StepRow, ...], findings: Findings | str | None) -> str:
     """What is known to be missing from a run; `complete, as analysed` where nothing is."""
     wrong: list[str] = []
-    bad = [one for one in steps if one.status not in ("ok", "skipped")]
+    bad = [step for step in steps if step.status not in ("ok", "skipped")]
     if bad:
         wrong.append(f"{len(bad)} of {plural(len(steps), 'step')} without a result")
     if isinstance(findings, str):
@@ -293,9 +295,9 @@ def _lacks(findings: Findings) -> str:
     if findings.lacking is None:
         return "the analysis was not finished"
     wrong = [f"the analysis lacks {plural(len(findings.lacking), 'thing')}"] if findings.lacking else []
-    figures = [one for one in findings.findings if one.kind == "figure"]
-    wrong += [f"the recording is {cut(one.text)}" for one in figures if _is_incomplete(one)]
-    if any(_figure(one).is_bound for one in figures):
+    figures = [finding for finding in findings.findings if finding.kind == "figure"]
+    wrong += [f"the recording is {cut(figure.text)}" for figure in figures if _is_incomplete(figure)]
+    if any(_figure(figure).is_bound for figure in figures):
         wrong.append("figures are lower bounds")
     return "; ".join(wrong)
 

@@ -91,7 +91,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[Capture], list[str]]:
         raise BadDataError(
             "none of the recordings can be read", location=paths[0].parent, fix="; ".join(notes[:3])
         )
-    if len({one.collector for one in captures}) > 1:
+    if len({capture.collector for capture in captures}) > 1:
         raise BadDataError("recordings of several profilers do not share a clock", location=paths[0].parent)
     return _on_one_clock(captures, notes), notes
 
@@ -101,7 +101,7 @@ def _on_one_clock(captures: list[Capture], notes: list[str]) -> list[Capture]:
     ranks: dict[int, Table] = {}
     of_rank: dict[int, int] = {}
     for index, capture in enumerate(captures):
-        rank = next((one.rank for one in capture.processes if one.rank is not None), None)
+        rank = next((process.rank for process in capture.processes if process.rank is not None), None)
         if capture.collector != "kineto" or rank is None or rank in ranks:
             notes.append("clocks of the ranks are as recorded: no collectives tell how far they are off")
             return captures
@@ -113,7 +113,9 @@ def _on_one_clock(captures: list[Capture], notes: list[str]) -> list[Capture]:
         "no collective with the others tells how far it is off": [
             clock.rank for clock in pairs.clocks if np.isnan(clock.low_ns)
         ],
-        "its collectives contradict each other": [one.rank for one in pairs.clocks if not one.plausible],
+        "its collectives contradict each other": [
+            clock.rank for clock in pairs.clocks if not clock.plausible
+        ],
     }
     notes += [
         f"{ranks_text(odd, limit=16)}: clock as recorded, {text}" for text, odd in doubtful.items() if odd

@@ -78,10 +78,10 @@ class Tools:
             return {
                 **_summary(row),
                 "lacking": list(row.lacking),
-                "steps": [msgspec.to_builtins(one) for one in row.steps[:MOST_ROWS]],
-                "findings": [msgspec.to_builtins(one) for one in row.findings[:MOST_ROWS]],
+                "steps": [msgspec.to_builtins(step) for step in row.steps[:MOST_ROWS]],
+                "findings": [msgspec.to_builtins(finding) for finding in row.findings[:MOST_ROWS]],
                 "cut": len(row.findings) > MOST_ROWS or len(row.steps) > MOST_ROWS,
-                "tables": [one.file for one in row.tables],
+                "tables": [table.file for table in row.tables],
             }
 
         return _bounded(answered, run)
@@ -133,7 +133,10 @@ class Tools:
                 outcome = self.jobs.run(Task(kind="diff", paths=parts))
                 changes |= {"step": outcome.answer, "notes": outcome.notes}
             else:
-                names = [{one.name for one in file_lines(path)[0] if one.recording} for path in paths]
+                names = [
+                    {file_line.name for file_line in file_lines(path)[0] if file_line.recording}
+                    for path in paths
+                ]
                 changes["recordings"] = sorted(names[0] & names[1])[:MOST_ROWS]
             return changes
 
@@ -166,14 +169,14 @@ def _summary(row: RunRow) -> dict[str, Any]:
         "gpus",
     )
     fields = {name: getattr(row, name) for name in (*names, "driver", "image", "host") if getattr(row, name)}
-    figures = [f"{one.label}: {one.shown}" for one in row.figures[:8]]
+    figures = [f"{figure.label}: {figure.shown}" for figure in row.figures[:8]]
     return {**fields, "steps": f"{row.steps_done}/{row.steps_total}", "figures": figures}
 
 
 def _bounded(answered: Callable[[], dict[str, Any]], *arguments: str) -> dict[str, Any]:
     """The answer with its warning; an error in its place, also where the answer is too large."""
     try:
-        if any(len(one) > MOST_TEXT for one in arguments):
+        if any(len(argument) > MOST_TEXT for argument in arguments):
             raise UsageError(f"an argument has more than {MOST_TEXT} characters")
         answer = {"about": WARNING, **answered()}
     except LabError as error:

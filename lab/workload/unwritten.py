@@ -80,7 +80,7 @@ def unwritten(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> d
     if not rows or not isinstance(result, (tuple, list)):
         return {0: word} if rows and 0 in rows[0].returns else {}
     arguments = _arguments(func, args, kwargs)
-    left = {name for one in rows if one.applies(arguments) for name in one.returns}
+    left = {name for row in rows if row.applies(arguments) for name in row.returns}
     names: dict[int, str] = {}
     number = 0
     for position, (value, name) in enumerate(zip(result, _names(func, len(result)), strict=True)):
@@ -104,8 +104,10 @@ def _word(name: str) -> str:
 def _arguments(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by name, with the schema's defaults; empty without a schema."""
     arguments = func._schema.arguments if hasattr(func, "_schema") else ()
-    defaults = {one.name: one.default_value for one in arguments if one.default_value is not None}
-    return {**defaults, **dict(zip((one.name for one in arguments), args, strict=False)), **kwargs}
+    defaults = {
+        argument.name: argument.default_value for argument in arguments if argument.default_value is not None
+    }
+    return {**defaults, **dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
 
 
 def _names(func: Any, count: int) -> list[str]:
@@ -116,4 +118,6 @@ def _names(func: Any, count: int) -> list[str]:
 def _tensors(value: Any) -> list[Any]:
     if isinstance(value, Tensor):
         return [value]
-    return [one for inner in value for one in _tensors(inner)] if isinstance(value, (list, tuple)) else []
+    return (
+        [tensor for inner in value for tensor in _tensors(inner)] if isinstance(value, (list, tuple)) else []
+    )

@@ -75,7 +75,7 @@ def _of_recording(side: Side) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name in _META:
         values = dict.fromkeys(_meta(meta, name) for meta in metas)
-        texts[name.replace("_", " ")] = ", ".join(one for one in values if one)
+        texts[name.replace("_", " ")] = ", ".join(value for value in values if value)
     texts["ranks"] = ", ".join(map(str, sorted({rank for _, rank in side.ranks})))
     return {what: text for what, text in texts.items() if text}
 
@@ -83,7 +83,7 @@ def _of_recording(side: Side) -> dict[str, str]:
 def _meta(meta: Meta, name: str) -> str:
     value = getattr(meta, name)
     if isinstance(value, tuple):
-        return ", ".join(str(one) for one in dict.fromkeys(value) if one)
+        return ", ".join(str(part) for part in dict.fromkeys(value) if part)
     return "" if value is None else str(value)
 
 

@@ -93,10 +93,12 @@ def common(paths: Sequence[Path]) -> Path:
     if not kinds:
         return ()
     low, high = min(kinds), max(kinds)
-    same = next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), None)
+    same = next(
+        (index for index, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), None
+    )
     return low[: min(len(low), len(high)) if same is None else same]
 
 
 def _folded(ops: Sequence[Op]) -> tuple[Op, ...]:
     """Without repeats of one op in a row: several kernels of one launch."""
-    return tuple(op for at, op in enumerate(ops) if at == 0 or ops[at - 1] != op)
+    return tuple(op for index, op in enumerate(ops) if index == 0 or ops[index - 1] != op)

@@ -354,7 +354,7 @@ def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
     phases = by_phase(*pair.placed) if "phase" in by or len(comparison.findings) > 2 else []
     if alone := phase_alone(phases, comparison.rows, comparison.floor_ns):
         cause = Finding(text=alone[0], ns=alone[1], kind="phase", confidence=ONE_PAIR)
-        comparison.findings.insert(sum(found.kind in WHOLE for found in comparison.findings), cause)
+        comparison.findings.insert(sum(finding.kind in WHOLE for finding in comparison.findings), cause)
     if {"phase", "module"} & set(by):
         if "phase" in by:
             comparison.groups["phase"] = phases

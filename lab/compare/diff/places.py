@@ -85,8 +85,8 @@ def _along(projection: Projection, path: np.ndarray, texts: list[str]) -> tuple[
     for node in range(1, len(projection.tree)):
         above, text = paths[int(projection.tree.parent[node])], texts[int(projection.tree.name_id[node])]
         paths.append((*above, text) if text and len(above) < DEEPEST else above)
-    index_of = {one: index for index, one in enumerate(dict.fromkeys(paths))}
-    of_node = np.array([index_of[one] for one in paths], dtype=np.int64)
+    index_of = {fromkey: index for index, fromkey in enumerate(dict.fromkeys(paths))}
+    of_node = np.array([index_of[path] for path in paths], dtype=np.int64)
     return of_node[path], list(index_of)
 
 

@@ -466,7 +466,7 @@ def _own_errors(a: Sequence[Row], b: Sequence[Row], other_precision: bool) -> tu
 
 def _with_own_error(a: Sequence[Row], b: Sequence[Row], other_precision: bool) -> int:
     need = any if other_precision else all
-    return sum(need(one.local_rel is not None for one in rows) for rows in zip(a, b, strict=True))
+    return sum(need(row.local_rel is not None for row in rows) for rows in zip(a, b, strict=True))
 
 
 class _Places:

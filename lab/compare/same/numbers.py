@@ -106,4 +106,4 @@ def _typical(rows: Sequence[Row]) -> dict[tuple[str, int], float]:
     for row in rows:
         if row.local_rel is not None:
             errors[row.op, row.out].append(row.local_rel)
-    return {key: float(np.median(found)) for key, found in errors.items()}
+    return {key: float(np.median(error)) for key, error in errors.items()}

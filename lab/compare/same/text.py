@@ -41,7 +41,7 @@ def text(verdict: Verdict, a: Recording, b: Recording, top: int) -> str:
     ):
         if count:
             lines.append(f"only in {side}, not compared: {plural(count, 'output')}: {'; '.join(names[:3])}")
-    return "\n".join([*lines, *(f"! {one}" for one in verdict.problems)])
+    return "\n".join([*lines, *(f"! {problem}" for problem in verdict.problems)])
 
 
 def _about(recording: Recording) -> str:
@@ -112,7 +112,7 @@ def _table(title: str, places: list[Place], top: int) -> list[str]:
     if not places:
         return []
     extra = f" (first {top} of {len(places):,})" if len(places) > top else ""
-    return [f"{title}{extra}:", *(f"  {_figures(one)}" for one in places[:top])]
+    return [f"{title}{extra}:", *(f"  {_figures(place)}" for place in places[:top])]
 
 
 def _where(place: Place | None) -> str:

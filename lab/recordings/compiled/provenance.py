@@ -125,7 +125,7 @@ def _lists(text: str, key: str) -> dict[str, list[str]]:
     lists: dict[str, list[str]] = defaultdict(list)
     for name, values in table.items():
         if isinstance(values, list):
-            lists[_NUMBER.sub("", name)] += [one for one in values if isinstance(one, str)]
+            lists[_NUMBER.sub("", name)] += [value for value in values if isinstance(value, str)]
     return dict(lists)
 
 
@@ -149,7 +149,7 @@ def _read_comments(text: str, hashes: dict[str, str], comments: dict[str, Origin
         if match := _PATH.match(row):
             hash_, ops, mapped = match[1], (), []
         elif match := _NODES.match(row):
-            ops, mapped = tuple(one for one in match[2].split(", ") if one), []
+            ops, mapped = tuple(word for word in match[2].split(", ") if word), []
         elif match := _MAPPED.match(row):
             mapped += match[2].split(", ")
         elif match := _KERNEL.match(row):
@@ -162,7 +162,9 @@ def _read_comments(text: str, hashes: dict[str, str], comments: dict[str, Origin
 
 def _with_lines(origin: Origin, nodes: dict[str, tuple[str, str]]) -> Origin:
     """Lines of the model instead of names of nodes, as far as a printed graph has them."""
-    return Origin(origin.rule, origin.ops, _distinct(nodes[one][1] for one in origin.lines if one in nodes))
+    return Origin(
+        origin.rule, origin.ops, _distinct(nodes[line][1] for line in origin.lines if line in nodes)
+    )
 
 
 def _from_nodes(post: list[str], nodes: dict[str, tuple[str, str]], stacks: list[str]) -> Origin:

@@ -126,7 +126,7 @@ def _attributed(
 ) -> tuple[Rows, Fit | None]:
     """The rows of a replay by the graphs that it may be of, else by an eager run, else by names alone."""
     ties = choice.best(pattern, allowed)
-    with_modules = any(any(one.modules) for one in maker.forwards)
+    with_modules = any(any(forward.modules) for forward in maker.forwards)
     forwards = choice.best(pattern, maker.forwards) if with_modules or not ties else []
     if not ties:
         ties, forwards = forwards, []

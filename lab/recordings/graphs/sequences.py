@@ -111,7 +111,7 @@ def captured(
         if len(rows):
             size = _labelled_batch(capture, process, start) if batch is None else batch
             graphs.append(_sequence(capture, source, number, size, rows, words))
-    graphs = [_with_modules(capture, one, frames) for one in graphs]
+    graphs = [_with_modules(capture, graph, frames) for graph in graphs]
     return _with_layers(capture, graphs), problems
 
 

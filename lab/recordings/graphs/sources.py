@@ -125,11 +125,11 @@ def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
 
 
 def _needed(files: list[_File], executed: Sequence[int | None]) -> list[_File]:
-    batches = sorted({one.batch for one in files if one.batch is not None})
-    if not batches or any(one.batch is None for one in files) or any(one is None for one in executed):
+    batches = sorted({file.batch for file in files if file.batch is not None})
+    if not batches or any(file.batch is None for file in files) or any(call is None for call in executed):
         return files
-    wanted = {next((size for size in batches if size >= (one or 0)), batches[-1]) for one in executed}
-    return [one for one in files if one.batch in wanted]
+    wanted = {next((size for size in batches if size >= (call or 0)), batches[-1]) for call in executed}
+    return [file for file in files if file.batch in wanted]
 
 
 def _read(file: _File, folder: Path | None) -> Source:

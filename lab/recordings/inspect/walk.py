@@ -165,7 +165,7 @@ def is_recording(folder: Path) -> bool:
     A folder that holds anything else beside them is walked: nothing in it may be passed over.
     """
     try:
-        inside = [one for one in folder.iterdir() if not one.name.startswith(".")]
+        inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError:
         return False
     kinds = {one.name.removesuffix(".gz").rpartition(".")[2] for one in inside}

@@ -92,8 +92,8 @@ def replay_lacks(
     classes = _classes(of, replay, rows)
     if classes is None:
         return [*lacks, _unknown(of, -1, rows, "too many different replays to compare")]
-    for process in sorted({one.process for one in classes}):
-        of_process = [one for one in classes if one.process == process]
+    for process in sorted({kernel_class.process for kernel_class in classes}):
+        of_process = [kernel_class for kernel_class in classes if kernel_class.process == process]
         lacks += _judged(of, process, of_process, replay, windows, captures)
     return lacks
 
@@ -197,7 +197,7 @@ def _classes(of: Evidence, replay: np.ndarray, rows: np.ndarray) -> list[_Class]
 def _by_stream(streams: np.ndarray, ids: np.ndarray) -> dict[int, np.ndarray]:
     """The ids of each stream in their order. A graph of one stream may be replayed on another: it is 0."""
     used = distinct(streams).tolist()
-    return {0: ids} if len(used) == 1 else {one: ids[streams == one] for one in used}
+    return {0: ids} if len(used) == 1 else {name: ids[streams == name] for name in used}
 
 
 def _bounds_ns(of: Evidence, process: int) -> tuple[int, int]:
@@ -277,7 +277,11 @@ def _may_be_left(replay_class: _Class, classes: list[_Class], idle: list[int]) -
     the latter."""
     if replay_class.graph >= 0:
         return False
-    longer = [one.rows for one in classes if _holds(one, replay_class) and _in_order(replay_class, one)]
+    longer = [
+        kernel_class.rows
+        for kernel_class in classes
+        if _holds(kernel_class, replay_class) and _in_order(replay_class, kernel_class)
+    ]
     longer += [size for size in idle if size > replay_class.rows]
     return any(replay_class.rows >= LEAST_LEFT * size for size in longer)
 
@@ -288,7 +292,7 @@ def _sizes(
     of_process = windows.process == process
     return [
         (windows.num_launches[of_process], windows.num_calls[of_process]),
-        *((one.num_launches, one.num_calls) for one in captures),
+        *((capture.num_launches, capture.num_calls) for capture in captures),
     ]
 
 

@@ -335,7 +335,7 @@ class Columns:
 
     def _modules(self, events: list[Any]) -> tuple[Fields, np.ndarray, np.ndarray]:
         """The calls of modules among Python's calls that have a start and a duration."""
-        events = [one for one in events if one.ph == "X" and one.name.startswith(MODULE)]
+        events = [event for event in events if event.ph == "X" and event.name.startswith(MODULE)]
         if not events:
             none = np.empty(0, dtype=np.int64)
             return Decoded([], self._encode), none, none

@@ -70,7 +70,7 @@ class _Lane:
 
     def joined(self, addition: _Lane) -> _Lane:
         columns = zip(vars(self).values(), vars(addition).values(), strict=True)
-        return _Lane(*(np.concatenate(both) for both in columns))
+        return _Lane(*(np.concatenate(column) for column in columns))
 
 
 def _lane_of(rows: CallRows, index: np.ndarray, start: np.ndarray) -> _Lane:

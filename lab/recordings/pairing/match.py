@@ -61,7 +61,7 @@ def _by_order(rows: CallRows, members: np.ndarray) -> tuple[np.ndarray, str]:
         return np.empty(0, dtype=np.int64), "order"
     lists = _per_rank(rows, members)
     signatures = [rows.signature[members[index]] for index in lists]
-    if all(np.array_equal(signatures[0], other) for other in signatures[1:]):
+    if all(np.array_equal(signatures[0], signature) for signature in signatures[1:]):
         call = running_count(rows.rank_index[members])
         if _all_met(rows, members, call, rows.start[members]):
             return call, "order"

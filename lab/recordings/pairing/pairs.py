@@ -115,7 +115,7 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
         collectives=collectives,
         instances=Table(instances),
         legs=Table(legs),
-        offsets_ns={one.rank: round(one.offset_ns) if one.corrected else 0 for one in clocks},
+        offsets_ns={clock.rank: round(clock.offset_ns) if clock.corrected else 0 for clock in clocks},
         problems=tuple(_problems_of(rows, call, collectives, clocks)),
         clocks=clocks,
     )

@@ -77,7 +77,7 @@ def _with_origins(
 ) -> tuple[Capture, np.ndarray]:
     """The capture with the names at capture among its strings, and the paths (n,) with them at their ends."""
     words = Strings(capture.strings)
-    names = [tuple(map(words.id, one)) for one in origins.paths]
+    names = [tuple(map(words.id, path)) for path in origins.paths]
     pairs = np.stack([path, origins.path], axis=1)
     used, pair_index = np.unique(pairs, axis=0, return_inverse=True)
     longer = [paths.below(front, names[back]) for front, back in used.tolist()]

@@ -80,15 +80,15 @@ def _replayable(account: Account) -> tuple[list[Step], list[str]]:
         return [], ["one rank alone has nobody to wait for: nothing is replayed"]
     if (reason := not_joined(account)) is not None:
         return [], [f"{reason}: no what-if is given"]
-    wrong = [one.rank for one in account.clocks if not one.plausible]
+    wrong = [clock.rank for clock in account.clocks if not clock.plausible]
     if wrong:
         return [], [f"clocks contradict each other ({ranks_text(wrong)}): no what-if is given"]
     steps = replay.steps_of(together)
-    left = [number for number in together.steps if number not in {one.number for one in steps}]
+    left = [number for number in together.steps if number not in {step.number for step in steps}]
     notes = (
         [f"{steps_text(left)}: not every rank recorded all launches, so no what-if is given"] if left else []
     )
-    small = [one for one in steps if one.size <= replay.MOST_OPERATIONS]
+    small = [step for step in steps if step.size <= replay.MOST_OPERATIONS]
     if len(small) < len(steps):
         notes.append(f"{plural(len(steps) - len(small), 'step')} too large to replay: no what-if is given")
     return small, notes

@@ -240,11 +240,12 @@ def signature(played: Played) -> bytes:
 def mined(instances: Sequence[Played]) -> Waits:
     """What each operation (n,) waits for on other streams, from instances with one signature."""
     example = instances[0]
-    base = np.array([[one.begin] for one in instances])
+    base = np.array([[instance.begin] for instance in instances])
     start, end, ready = (
-        np.stack([getattr(one, name) for one in instances]) - base for name in ("start", "end", "ready")
+        np.stack([getattr(instance, name) for instance in instances]) - base
+        for name in ("start", "end", "ready")
     )
-    held = np.stack([one.held for one in instances])
+    held = np.stack([instance.held for instance in instances])
     before_end = np.where(example.previous >= 0, end[:, example.previous], -np.inf)
     free = start - np.maximum(ready, before_end)
     waits: list[list[int]] = [[] for _ in range(len(example.stream))]

@@ -89,7 +89,7 @@ def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, heads: np.ndarray)
     room = int((start + dur_ns).max()) + 1
     if room > 2**62 // len(heads):
         groups = np.split(spans(ts_ns, dur_ns), heads[1:])
-        return np.array([total(every) for every in groups], dtype=np.int64)
+        return np.array([total(group) for group in groups], dtype=np.int64)
     start += group * room
     reach = np.maximum.accumulate(start + dur_ns)
     begin = np.maximum(start, np.concatenate([[0], reach[:-1]]))

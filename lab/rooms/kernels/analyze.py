@@ -61,11 +61,11 @@ def phases(frame: pd.DataFrame, forwards: dict[str, int], ranks: int) -> pd.Data
 
 def sources(catalogue: Catalogue) -> pd.DataFrame:
     """Sources of the owning ops' arguments, in launches and in time."""
-    by_sig = {one.sig_id: one.arg_src or "no op" for one in catalogue.signatures.signatures}
+    by_sig = {signature.sig_id: signature.arg_src or "no op" for signature in catalogue.signatures.signatures}
     rows = pd.DataFrame(
         {
-            "source": [by_sig[one.sig_id] for one in catalogue.launches],
-            "dur_us": [one.dur_us for one in catalogue.launches],
+            "source": [by_sig[launch.sig_id] for launch in catalogue.launches],
+            "dur_us": [launch.dur_us for launch in catalogue.launches],
         }
     )
     return shares(rows, "source")

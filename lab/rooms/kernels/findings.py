@@ -96,7 +96,7 @@ def read_all(traces: Sequence[Trail], progress: Progress = lambda _: None) -> tu
     for trail in traces:
         progress(f"  reading {trail.trace.name}")
         try:
-            ranks += read_trail(trail, {one.rank for one in ranks})
+            ranks += read_trail(trail, {rank.rank for rank in ranks})
         except LabError as error:
             last_error = error
             lost.append(f"rank {trail.rank}: {error.problem} ({error.location or trail.trace})")

@@ -201,7 +201,7 @@ def check_arch(name: str, capability: tuple[int, int], facts: Facts) -> None:
     (compute_XY) on every newer GPU.
     """
     matches = [ARCH.fullmatch(arch) for arch in facts.archs]
-    built = [(one["kind"], (int(one["major"]), int(one["minor"]))) for one in matches if one]
+    built = [(match["kind"], (int(match["major"]), int(match["minor"]))) for match in matches if match]
     if not built or any(_runs(kind, built_for, capability) for kind, built_for in built):
         return
     major, minor = capability

@@ -37,7 +37,7 @@ def analyze(folders: tuple[Path, ...], sass: bool, out: Path | None, as_json: bo
     for folder in folders:
         _check_folder(folder)
     runs = [_run_of(folder) for folder in folders]
-    joined = folders[0] if len(folders) == 1 else Path("+".join(one.resolve().name for one in folders))
+    joined = folders[0] if len(folders) == 1 else Path("+".join(folder.resolve().name for folder in folders))
     target = out or home_of(joined)
     make_folder(target)
     findings = analyse_nan(folders, target, runs, Console(quiet=quiet).detail, sass=sass)

@@ -55,7 +55,7 @@ class Evidence:
 
 
 def baseline_of(evidence: Sequence[Evidence]) -> Evidence | None:
-    return next((one for one in evidence if one.experiment == "baseline"), None)
+    return next((evidence_row for evidence_row in evidence if evidence_row.experiment == "baseline"), None)
 
 
 def read_log(experiment: Evidence, path: Path, root: Path, progress: Progress) -> None:

@@ -36,7 +36,8 @@ def analyse_nan(
     if any(map(has_records, folders)):
         return _guarded(folders, out, runs)
     if any(
-        run and any(one.step.labels.get("experiment") == TRAIN for one in run.manifest.steps) for run in runs
+        run and any(step.step.labels.get("experiment") == TRAIN for step in run.manifest.steps)
+        for run in runs
     ):
         raise MissingError(
             "the training job left no record of a guard: no process of it called a model with weights",

@@ -13,7 +13,7 @@ from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines
 
 def faults_of_the_original(evidence: Sequence[Evidence]) -> list[str]:
     """One sentence per conclusion; none where the experiments are not the published ones."""
-    published = [one for one in evidence if one.published]
+    published = [evidence_row for evidence_row in evidence if evidence_row.published]
     if not published:
         return []
     faults = [
@@ -58,7 +58,9 @@ def _tie_ranked_best(published: Sequence[Evidence]) -> str:
 def _change_without_effect(published: Sequence[Evidence]) -> str:
     """layernorm_eps looked for nn.LayerNorm, which a Mistral does not have."""
     base = baseline_of(published)
-    eps = next((one for one in published if one.experiment == "layernorm_eps"), None)
+    eps = next(
+        (published_row for published_row in published if published_row.experiment == "layernorm_eps"), None
+    )
     if eps is None or base is None or text_of(eps) != text_of(base):
         return ""
     return (
@@ -69,7 +71,9 @@ def _change_without_effect(published: Sequence[Evidence]) -> str:
 
 def _different_lengths(published: Sequence[Evidence]) -> str:
     base = baseline_of(published)
-    bfloat16 = next((one for one in published if one.experiment == "bfloat16"), None)
+    bfloat16 = next(
+        (published_row for published_row in published if published_row.experiment == "bfloat16"), None
+    )
     text, of_base = text_of(bfloat16), text_of(base)
     if not text or not of_base or len(text) >= len(of_base):
         return ""
@@ -81,7 +85,11 @@ def _different_lengths(published: Sequence[Evidence]) -> str:
 
 
 def _levels_not_joined(published: Sequence[Evidence]) -> str:
-    joined = [(one, one.log, one.result) for one in published if one.log is not None and one.result]
+    joined = [
+        (published_row, published_row.log, published_row.result)
+        for published_row in published
+        if published_row.log is not None and published_row.result
+    ]
     if not joined:
         return ""
     nans = plural(sum(kind_lines(one, "NaN") for one, _, _ in joined), "NaN line")

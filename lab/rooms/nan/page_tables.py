@@ -48,13 +48,15 @@ def ranking_blocks(tables: NanTables) -> list[Block]:
 
 def birth_blocks(tables: NanTables) -> list[Block]:
     """Where finite inputs gave NaN or infinity, with the cause of each experiment's first birth."""
-    watched = sum(bool(one.watch) for one in tables.evidence)
+    watched = sum(bool(evidence_row.watch) for evidence_row in tables.evidence)
     if tables.births.empty:
         none = f"No watched module of {plural(watched, 'experiment')} took or gave a NaN or an infinity."
         return [Prose(none)] if watched else []
     steps = tables.births.groupby(["experiment", "place", "phase"], sort=False)["step"]
     frame = steps.agg(["min", "count"]).reset_index().rename(columns={"min": "first step", "count": "steps"})
-    first_births = {one.label: (one.watch or {}).get("first", {}) for one in tables.evidence}
+    first_births = {
+        evidence_row.label: (evidence_row.watch or {}).get("first", {}) for evidence_row in tables.evidence
+    }
     causes = [
         tables.causes.get(label) if first_births[label]["place"] == place else None
         for label, place in zip(frame["experiment"], frame["place"], strict=True)

@@ -93,7 +93,9 @@ def _status(tables: NanTables, lacking: Sequence[str]) -> Status:
     if able.empty:
         return "fail"
     harm = any(SEVERITY[verdict] > 0 for verdict in able["verdict"])
-    doubts = len(able) < len(tables.experiments) or any(one.log_error for one in tables.evidence)
+    doubts = len(able) < len(tables.experiments) or any(
+        evidence_row.log_error for evidence_row in tables.evidence
+    )
     return "warn" if harm or doubts or lacking else "ok"
 
 

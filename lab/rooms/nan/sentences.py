@@ -78,7 +78,7 @@ def births(tables: NanTables) -> list[str]:
 def cures(tables: NanTables) -> list[str]:
     """Which change kept the logits finite where another did not: the same weights, one thing different."""
     base = tables.baseline
-    able = [one for one in tables.evidence if one.compared]
+    able = [evidence_row for evidence_row in tables.evidence if evidence_row.compared]
     bad = [one for one in able if tables.chains[one.label].logits[0] == "yes"]
     good = [one for one in able if tables.chains[one.label].logits[0] == "no"]
     if not bad or not good or base is None:
@@ -161,7 +161,9 @@ def incomplete_logs(evidence: Sequence[Evidence]) -> list[str]:
 
 def watch_cost(evidence: Sequence[Evidence]) -> list[str]:
     """What watching added to a clean forward, over the experiments that timed it."""
-    clean = [one for one in evidence if not bad_leaves(one)]  # explaining a bad forward costs more
+    clean = [
+        evidence_row for evidence_row in evidence if not bad_leaves(evidence_row)
+    ]  # explaining a bad forward costs more
     timings = [timing for one in clean if (timing := (one.result or {}).get("timing"))]
     if not timings:
         return []
@@ -188,7 +190,9 @@ def _cost_of(timings: Sequence[Mapping[str, float]], phase: str) -> tuple[float,
 
 def quality(evidence: Sequence[Evidence]) -> list[str]:
     """How far each distribution is from the baseline's, on the baseline's own tokens."""
-    rows = [(one.label, (one.result or {}).get("quality") or {}) for one in evidence]
+    rows = [
+        (evidence_row.label, (evidence_row.result or {}).get("quality") or {}) for evidence_row in evidence
+    ]
     parts = [
         f"{label} KL {row['kl_mean']:.2g}, same first choice in {100 * row['top1_agreement']:.0f} %"
         for label, row in rows

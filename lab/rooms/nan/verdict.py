@@ -76,7 +76,11 @@ def verdict_of(experiment: Evidence, chain: Chain) -> str:
 
 def ranks(evidence: Sequence[Evidence], verdicts: Mapping[str, str]) -> dict[str, int]:
     """Label -> rank by verdict, 1 is best; equals share a rank; what is not compared has none."""
-    able = [one.label for one in evidence if one.compared and verdicts[one.label] in SEVERITY]
+    able = [
+        evidence_row.label
+        for evidence_row in evidence
+        if evidence_row.compared and verdicts[evidence_row.label] in SEVERITY
+    ]
     grade = {label: SEVERITY[verdicts[label]] for label in able}
     return {label: 1 + sum(other < grade[label] for other in grade.values()) for label in able}
 

@@ -39,7 +39,7 @@ def score(
         "boundary_precision": precision,
         "boundary_recall": recall,
         "boundary_f1": f1,
-        "boundary_f1_tolerances": {str(tolerance): found[2] for tolerance, found in bounds.items()},
+        "boundary_f1_tolerances": {str(tolerance): bound[2] for tolerance, bound in bounds.items()},
         "segment_precision": segment[0],
         "segment_recall": segment[1],
         "segment_f1": segment[2],

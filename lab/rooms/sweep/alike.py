@@ -31,7 +31,7 @@ def about(trace: Capture) -> dict[str, str]:
 def differences(ranks: Mapping[int, About]) -> list[str]:
     """One sentence per fact in which ranks differ: the few against the many."""
     sentences = []
-    for name in dict.fromkeys(name for one in ranks.values() for name in one):
+    for name in dict.fromkeys(name for rank in ranks.values() for name in rank):
         values = {rank: one[name] for rank, one in ranks.items() if name in one}
         counts = Counter(values.values())
         if len(counts) < 2:

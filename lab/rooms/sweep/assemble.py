@@ -124,8 +124,8 @@ def _of_config(
 
 
 def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, Any] | None) -> dict[str, Any]:
-    good = {one.rank for one in ranks if one.timeline}
-    num_expected = max([one.world_size or 0 for one in ranks] + [max(good, default=-1) + 1])
+    good = {rank.rank for rank in ranks if rank.timeline}
+    num_expected = max([rank.world_size or 0 for rank in ranks] + [max(good, default=-1) + 1])
     wanted_ranks = set(range(num_expected) if config.wanted_ranks is None else config.wanted_ranks)
     missing = sorted(wanted_ranks - good)
     status, reason = "ok", ""
@@ -141,7 +141,7 @@ def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, A
         )
     elif twice := _twice(config, ranks):
         status, reason = "incomplete", "; ".join(twice)
-    elif torn := [one for one in ranks if holes(one.lacks)]:
+    elif torn := [rank for rank in ranks if holes(rank.lacks)]:
         texts = [f"rank {one.rank}: {sentences(holes(one.lacks))[0]}" for one in torn]
         status, reason = "incomplete", first_few(texts)
     if planned and planned.get("status", "ok") != "ok":

@@ -111,7 +111,7 @@ def _judged(enough: pd.DataFrame) -> str:
     best = best_of(np.log(table.to_numpy()))
     lead, needed = (f"{100 * math.expm1(value):.1f} %" for value in (best.lead, best.needed))
     blocks = plural(len(table), "block")
-    names = [long_name(*table.columns[at]) for at in best.candidates]
+    names = [long_name(*table.columns[candidate]) for candidate in best.candidates]
     may = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else f"{names[0]} alone"
     return f"{may} may be the best (a lead of {lead}, {needed} needed over {blocks})"
 
@@ -138,7 +138,7 @@ def _drift(enough: pd.DataFrame) -> str | None:
 
 
 def _row(config: ConfigDir, steps: dict[int, tuple[float, str]]) -> dict[str, Any]:
-    free = [steps[at][0] for at in sorted(steps) if steps[at][1] in ("none", "off")]
+    free = [steps[step][0] for step in sorted(steps) if steps[step][1] in ("none", "off")]
     free = free[WARM_UP_STEPS:] if len(free) > WARM_UP_STEPS else []
     recorded = [ms for ms, phase in steps.values() if phase.startswith("record")]
     middle, profiled = (float(np.median(part)) if part else math.nan for part in (free, recorded))

@@ -74,13 +74,13 @@ def gather(run: Run) -> Gathered:
     lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NEVER_RAN)]
     missing = [_never_ran(name, trials) for name in sorted({t.cell for t in trials if t.reason == NEVER_RAN})]
     missing += [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
-    missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
+    missing += [f"{trial.step}: {trial.reason}" for trial in trials if trial.reason.startswith(UNREADABLE)]
     passes = [t for t in trials if t.verdict == "pass"]
     doubts = [
         *_hidden([t for t in passes if HIDDEN in t.reason]),
         *_left([t for t in passes if LEFT in t.reason]),
     ]
-    names = [one.name for one in config.cells]
+    names = [cell.name for cell in config.cells]
     return Gathered(trials, names, config.baseline, config, [*missing, *doubts], doubts)
 
 

@@ -127,7 +127,7 @@ def cell(text: str | Part) -> Cell:
 
 def checked(cells: list[Cell]) -> tuple[Cell, ...]:
     """Raises UsageError for a name that two cells have."""
-    names = [one.name for one in cells]
+    names = [cell.name for cell in cells]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"two cells are named {twice[0]!r}", fix="give one of them another name")
     return tuple(cells)
@@ -167,9 +167,9 @@ def _made(name: str | None, part: Part) -> Cell:
         env=env,
         args=args,
         changes=changes,
-        settings=tuple(mitigation for each in used for mitigation in each.settings),
+        settings=tuple(mitigation for name in used for mitigation in name.settings),
         # What reads a change of a person's own is not known: such a cell may change something in any case.
-        read_by=() if is_own else tuple(each.read_by for each in used if each.read_by),
+        read_by=() if is_own else tuple(name.read_by for name in used if name.read_by),
         seed=part.seed,
         gpu=None if part.gpu is None else str(part.gpu),
         node=part.node,

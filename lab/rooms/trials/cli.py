@@ -93,7 +93,7 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     if flags["command"] == ("gpus",):
         return _of_gpus(flags, options)
     config = _config(flags, options.image)
-    further = tuple(dict.fromkeys(one.image for one in config.cells if one.image))
+    further = tuple(dict.fromkeys(cell.image for cell in config.cells if cell.image))
     options = msgspec.structs.replace(options, image=config.image, images=further)
 
     def make_plan(site: Site, root: Path) -> Plan:
@@ -210,12 +210,12 @@ def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
         if not words:
             raise UsageError("no command to try", fix="lab run trials -n 40 -- python train.py")
         matrix = Matrix(command=words)
-        cells = checked([cell(one) for one in flags["cells"]] or [cell("none")])
+        cells = checked([cell(flag) for flag in flags["cells"]] or [cell("none")])
     _refuse_lost_arguments(_words(matrix.command), cells)
     fail = flags["fail"] or matrix.fail
     parse(fail)
     until = _until(flags, len(cells))
-    baseline = _baseline(flags["baseline"] or matrix.baseline, [one.name for one in cells])
+    baseline = _baseline(flags["baseline"] or matrix.baseline, [cell.name for cell in cells])
     step_time = flags["step_time"] or matrix.step_time
     settings = {
         "command": _words(matrix.command),
@@ -229,7 +229,7 @@ def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
         "until": until,
         "trial_timeout_s": flags["trial_timeout_s"],
         "num_gpus": flags["num_gpus"],
-        "cwd": _folder([one.image for one in cells], image),
+        "cwd": _folder([cell.image for cell in cells], image),
         "image": image,
     }
     return _made(settings)
@@ -240,7 +240,7 @@ def _refuse_lost_arguments(words: Sequence[str], cells: Sequence[Cell]) -> None:
     from lab.errors import UsageError
     from lab.rooms.trials.startable import loses_arguments
 
-    lost = [one.name for one in cells if one.args] if loses_arguments(words) else []
+    lost = [cell.name for cell in cells if cell.args] if loses_arguments(words) else []
     if lost:
         raise UsageError(
             f"the arguments of cell {lost[0]!r} would be lost: {words[0]} -c gives its text none of them",
@@ -290,7 +290,7 @@ def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
     if row is None:
         raise MissingError("no trial ended in this folder", location=folder, fix="name RUN/steps/CELL-0000")
     config = read_settings(path)
-    cell = next((one for one in config.cells if one.name == row.cell), None)
+    cell = next((cell for cell in config.cells if cell.name == row.cell), None)
     if cell is None or row.seed is None:
         raise BadDataError("the trial and its run do not belong together", location=folder)
     return msgspec.structs.replace(
@@ -361,7 +361,10 @@ def _made(settings: dict[str, Any]) -> TrialsConfig:
     from lab.rooms.trials.config import TrialsConfig
 
     _refuse_secrets(
-        [*settings["command"], *(v for one in settings["cells"] for v in (*one.env.values(), *one.args))]
+        [
+            *settings["command"],
+            *(v for setting in settings["cells"] for v in (*setting.env.values(), *setting.args)),
+        ]
     )
     try:
         return msgspec.convert(

@@ -120,7 +120,7 @@ def decide(
     comparisons = _comparisons(by_cell, baseline, stop)
     answer = _sequential(by_cell[baseline], until) if until else None
     complete = all(rate.left == 0 and rate.n > 0 for rate in cells)
-    decided = all(each.verdict in ANSWERS for each in comparisons) if comparisons else complete
+    decided = all(comparison.verdict in ANSWERS for comparison in comparisons) if comparisons else complete
     return Decision(
         cells=cells,
         comparisons=comparisons,

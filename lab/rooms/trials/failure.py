@@ -68,7 +68,7 @@ class Term(msgspec.Struct, frozen=True):
 
 def parse(text: str) -> tuple[Term, ...]:
     """Raises UsageError that names the term."""
-    return tuple(_term(one.strip()) for one in re.split(r"\s+or\s+", text.strip()))
+    return tuple(_term(word.strip()) for word in re.split(r"\s+or\s+", text.strip()))
 
 
 def _term(text: str) -> Term:
@@ -260,7 +260,7 @@ def shell_code(code: int) -> int:
 
 def code_text(code: int) -> str:
     """`exit code 139 (SIGSEGV)`."""
-    name = next((one.name for one in signal.Signals if one == code - 128), "") if code > 128 else ""
+    name = next((member.name for member in signal.Signals if member == code - 128), "") if code > 128 else ""
     return f"exit code {code}{f' ({name})' if name else ''}"
 
 
@@ -276,11 +276,11 @@ def _named(name: str) -> re.Pattern[str]:
 
 def _texts(pattern: re.Pattern[str], line: str) -> list[str]:
     texts = [next(filter(None, hit.groups())) for hit in pattern.finditer(line)]
-    return [item for one in texts for item in (_items(one) if one[0] == "[" else [one])]
+    return [item for text in texts for item in (_items(text) if text[0] == "[" else [text])]
 
 
 def _items(text: str) -> list[str]:
-    return [one for one in re.split(_BETWEEN, text) if one]
+    return [word for word in re.split(_BETWEEN, text) if word]
 
 
 def _value(text: str) -> float:
@@ -316,7 +316,7 @@ def _of_json(value: object) -> list[float]:
     if value is None:
         return [math.nan]
     if isinstance(value, list):
-        return [number for one in value for number in _of_json(one)]
+        return [number for part in value for number in _of_json(part)]
     if isinstance(value, str) and re.fullmatch(NUMBER, value.strip(), re.IGNORECASE):
         return [_value(value.strip())]
     if not isinstance(value, (int, float)) or isinstance(value, bool):

@@ -127,7 +127,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         kind=run.manifest.kind.value if run else "measured",
         badge="" if decision.decided else "✕ undecided",
     )
-    files += [out / one.png for one in figures]
+    files += [out / figure.png for figure in figures]
     files.append(write_page(page, out / "report.html"))
     terminal = "\n".join([*verdict, "", terminal_table(shown), "", f"report: {files[-1]}"])
     return Findings(verdict, page.status, files, terminal, lacking, answer=answer(decision))
@@ -138,8 +138,10 @@ def answer(decision: Decision) -> dict[str, Any]:
     keys = ("name", "n", "fail", "error", "rate", "low", "high")
     compared = ("cell", "baseline", "p", "p_corrected", "verdict")
     return {
-        "cells": [{key: getattr(one, key) for key in keys} for one in decision.cells],
-        "comparisons": [{key: getattr(one, key) for key in compared} for one in decision.comparisons],
+        "cells": [{key: getattr(cell, key) for key in keys} for cell in decision.cells],
+        "comparisons": [
+            {key: getattr(comparison, key) for key in compared} for comparison in decision.comparisons
+        ],
         "decided": decision.decided,
         "draws": decision.confounds.draws,
         "confounds": decision.confounds.p,
@@ -148,15 +150,15 @@ def answer(decision: Decision) -> dict[str, Any]:
 
 def sentences(decision: Decision, gathered: Gathered) -> list[str]:
     """The verdict: what was asked, first."""
-    rates = {each.name: each for each in decision.cells}
+    rates = {cell.name: cell for cell in decision.cells}
     lines = []
     if decision.until:
         lines.append(_until_sentence(decision, gathered))
-    lines += [_against(each, rates) for each in decision.comparisons]
+    lines += [_against(comparison, rates) for comparison in decision.comparisons]
     if not lines:
         lines.append(_rate_sentence(decision.cells[0]))
     lines += _confound_sentences(decision.confounds)
-    if same := [each.name for each in decision.cells if each.repeats]:
+    if same := [cell.name for cell in decision.cells if cell.repeats]:
         lines.append(
             f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may "
             "not use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
@@ -172,8 +174,8 @@ def sentences(decision: Decision, gathered: Gathered) -> list[str]:
             else "order and durations are by another clock"
         )
         lines.append(f"The wall clock was set {way} by {abs(by_s):,.0f} s before {step}{again}: {still}.")
-    lines += [f"{each}." for each in gathered.doubts]
-    errors = sum(each.error for each in decision.cells)
+    lines += [f"{doubt}." for doubt in gathered.doubts]
+    errors = sum(cell.error for cell in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"
         bad = next(t for t in gathered.trials if t.verdict == "error")
@@ -331,11 +333,11 @@ def _cells(decision: Decision, gathered: Gathered, run: Run | None) -> pd.DataFr
     """One row per cell; with its image and the image's content where cells differ in them."""
     frame: pd.DataFrame = _frame(decision.cells).rename(columns={"left": "not_run"})
     config = gathered.config
-    if run is None or config is None or not any(one.image for one in config.cells):
+    if run is None or config is None or not any(cell.image for cell in config.cells):
         return frame
     records = [*([run.manifest.image] if run.manifest.image else []), *run.manifest.images]
-    content = {one.name: f"{one.name} {one.id or one.ref}" for one in records}
-    texts = [content.get(one.image or config.image or "", "none") for one in config.cells]
+    content = {record.name: f"{record.name} {record.id or record.ref}" for record in records}
+    texts = [content.get(cell.image or config.image or "", "none") for cell in config.cells]
     with_images: pd.DataFrame = frame.assign(image=texts)
     return with_images
 
@@ -365,7 +367,7 @@ def _short(compared: pd.DataFrame) -> pd.DataFrame:
 
 
 def _trials(trials: list[Trial]) -> pd.DataFrame:
-    frame = pd.DataFrame([msgspec.to_builtins(one) for one in trials])
+    frame = pd.DataFrame([msgspec.to_builtins(trial) for trial in trials])
     integers = dict.fromkeys(("order", "seed", "exit_code", "first_bad_line"), "Int64")
     ordered: pd.DataFrame = frame.astype(integers).sort_values(["order", "cell", "trial"], ignore_index=True)
     return ordered
@@ -385,7 +387,7 @@ def _intervals(decision: Decision, out: Path) -> Figure:
     ]
     draw = partial(
         ranges,
-        [one.name for one in decision.cells],
+        [cell.name for cell in decision.cells],
         spans,
         axis="failure rate, %",
         reference=spans[0][1],
@@ -402,7 +404,7 @@ def _timeline(gathered: Gathered, out: Path) -> Figure:
     tally: dict[tuple[str, int], Counter[str]] = {}
     for trial in gathered.trials:
         tally.setdefault((trial.cell, trial.trial // wide), Counter())[trial.verdict] += 1
-    columns = [str(at * wide) for at in range(last_block // wide + 1)]
+    columns = [str(index * wide) for index in range(last_block // wide + 1)]
 
     def cell(down: int, across: int) -> Cell | None:
         count = tally.get((gathered.names[down], across), Counter())
@@ -423,7 +425,7 @@ def _timeline(gathered: Gathered, out: Path) -> Figure:
 
 def _again(gathered: Gathered, run: Run | None) -> list[Points]:
     """How to run a failing trial again."""
-    failed = [one for one in gathered.trials if one.verdict == "fail" and one.step][:MOST_AGAIN]
+    failed = [trial for trial in gathered.trials if trial.verdict == "fail" and trial.step][:MOST_AGAIN]
     if run is None or not failed:
         return []
     return [

@@ -24,13 +24,15 @@ def plan(config: TrialsConfig, site: Site) -> Plan:
             f"a trial needs {plural(num_gpus, 'GPU')}, {len(site.gpus)} were picked",
             fix="lower --num-gpus or widen --gpus",
         )
-    if site.resolved and (placed := [one.name for one in config.cells if one.node]):
+    if site.resolved and (placed := [cell.name for cell in config.cells if cell.node]):
         raise UsageError(f"cell {placed[0]!r} names a node, and one machine runs this", fix="--engine slurm")
-    if not site.resolved and (placed := [one.name for one in config.cells if one.gpu is not None]):
+    if not site.resolved and (placed := [cell.name for cell in config.cells if cell.gpu is not None]):
         raise UsageError(f"cell {placed[0]!r} names a GPU, and Slurm picks it", fix="name a node instead")
     ordered = [(trial, cell) for trial in range(config.trials) for cell in block(config, trial)]
     return Plan(
-        steps=tuple(_step(config, at, trial, cell, num_gpus) for at, (trial, cell) in enumerate(ordered)),
+        steps=tuple(
+            _step(config, index, trial, cell, num_gpus) for index, (trial, cell) in enumerate(ordered)
+        ),
         inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
         config=msgspec.to_builtins(config),
         notes=_notes(config),

@@ -21,11 +21,11 @@ def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
     """One line: the counts, and how many more trials it takes."""
     if config.until:
         return _until(config, rows)
-    counts = {one.name: _counts(rows, one.name) for one in config.cells}
+    counts = {cell.name: _counts(rows, cell.name) for cell in config.cells}
     left = config.trials * len(config.cells) - len(rows)
     counted = ", ".join(f"{name} {fail}/{n}" for name, (fail, n) in counts.items())
     ended_cells = ended(config, rows)
-    open_cells = [one.name for one in config.cells if config.stop and one.name not in ended_cells]
+    open_cells = [cell.name for cell in config.cells if config.stop and cell.name not in ended_cells]
     wanted = f" at most; still open: {', '.join(open_cells)}" if open_cells else ""
     return f"{counted} failed; {plural(left, 'trial')} left{wanted}" if left else f"{counted} failed"
 
@@ -45,7 +45,7 @@ def never_ran(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> bool:
     ended = [row for row in rows if row.verdict != NOT_RUN]
     if not ended or not all(row.verdict == "error" and row.reason.startswith(CANNOT_RUN) for row in ended):
         return False
-    cell = next(one for one in config.cells if one.name == name)
+    cell = next(cell for cell in config.cells if cell.name == name)
     return not differs_per_trial([*config.command, *cell.args])
 
 

@@ -76,8 +76,8 @@ def ended_rows(run: Run) -> list[Trial]:
 
 def rows_of_cell(run: Run, cell: str) -> list[Trial]:
     """The rows of one cell's trials that have ended."""
-    records = (one for one in run.manifest.steps if one.step.labels["cell"] == cell and _is_ok(one))
-    return _readable(run.folder(one.step) for one in records)
+    records = (step for step in run.manifest.steps if step.step.labels["cell"] == cell and _is_ok(step))
+    return _readable(run.folder(record.step) for record in records)
 
 
 def _is_ok(record: StepRecord) -> bool:

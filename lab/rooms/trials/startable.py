@@ -47,7 +47,7 @@ def refuse_missing(words: Sequence[str], env: Mapping[str, str], cwd: Path, cell
 def _interpreter(program: str, folders: Sequence[str], cwd: Path) -> Path | None:
     """The file that runs, links followed; None where it is a script, which may do anything before."""
     candidates = [cwd / program] if "/" in program else _on_path(program, folders, cwd)
-    runs = next((one.resolve() for one in candidates if os.access(one, os.X_OK)), None)
+    runs = next((candidate.resolve() for candidate in candidates if os.access(candidate, os.X_OK)), None)
     if runs is None:
         return None
     try:
@@ -71,7 +71,9 @@ def why_not_run(program: str, folders: Sequence[str], cwd: Path) -> str:
         if not candidates:
             return f"no program {program!r} on PATH"
         return (
-            "" if any(os.access(one, os.X_OK) for one in candidates) else f"{candidates[0]} is not executable"
+            ""
+            if any(os.access(candidate, os.X_OK) for candidate in candidates)
+            else f"{candidates[0]} is not executable"
         )
     path = cwd / program
     if not path.exists():
@@ -110,7 +112,7 @@ def _script(words: Iterator[str], *, ends: str, takes: str, long: Sequence[str])
         if word[:1] not in ("-", "+") or len(word) == 1:
             return None if word == "-" else word
         letters = word[1:]
-        position = next((at for at, letter in enumerate(letters) if letter in ends + takes), None)
+        position = next((index for index, letter in enumerate(letters) if letter in ends + takes), None)
         if position is None:
             continue
         if letters[position] in ends:

@@ -134,7 +134,7 @@ def _about(run: Path, notes: list[str]) -> dict[str, pd.DataFrame]:
         findings = None
     try:
         row = row_of(run.name, manifests.load(run / MANIFEST), findings)
-        steps = [(one.name, one.status, one.seconds, one.attempts, one.reason) for one in row.steps]
+        steps = [(step.name, step.status, step.seconds, step.attempts, step.reason) for step in row.steps]
         sheets["steps"] = pd.DataFrame(steps, columns=["step", "status", "seconds", "attempts", "reason"])
     except LabError as error:
         notes.append(f"no steps: {error.problem}")

@@ -130,7 +130,7 @@ def environment() -> dict[str, str]:
 
 
 def _python_path() -> list[str]:
-    return [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    return [word for word in os.environ.get("PYTHONPATH", "").split(os.pathsep) if word]
 
 
 def _reason(code: int, stderr: str) -> str:

@@ -154,14 +154,14 @@ def _bounded(question: Question, described: list[Any], rows: list[Any], notes: l
     answered, characters = [], 0
     for row in rows[: question.most_rows]:
         cells = [cell(value) for value in row]
-        characters += sum(len(one) if isinstance(one, str) else 8 for one in cells)
+        characters += sum(len(cell) if isinstance(cell, str) else 8 for cell in cells)
         if characters > MOST_ANSWER:
             cut = True
             break
         answered.append(cells)
     return Answer(
-        columns=[str(one[0]) for one in described],
-        types=[str(one[1]) for one in described],
+        columns=[str(row[0]) for row in described],
+        types=[str(row[1]) for row in described],
         rows=answered,
         cut=cut,
         notes=notes,

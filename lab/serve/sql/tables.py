@@ -79,7 +79,7 @@ def index_tables(rows: list[RunRow], wanted: Iterable[str]) -> dict[str, pa.Tabl
     makers: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "runs": lambda: [_run_cells(row) for row in rows],
         "steps": lambda: [_step_cells(row, step) for row in rows for step in row.steps],
-        "findings": lambda: [_finding_cells(row, one) for row in rows for one in row.findings],
+        "findings": lambda: [_finding_cells(row, finding) for row in rows for finding in row.findings],
         "figures": lambda: [
             _finding_cells(row, figure) for row in rows for figure in row.findings if figure.kind == "figure"
         ],
@@ -222,7 +222,7 @@ def _with_run(table: pa.Table, run: str) -> pa.Table:
     names: list[str] = []
     for name in table.column_names:
         new, number = name, 2
-        while new.lower() in {"run", *(one.lower() for one in names)}:
+        while new.lower() in {"run", *(name.lower() for name in names)}:
             new, number = f"{name}_{number}", number + 1
         names.append(new)
     return table.rename_columns(names).add_column(0, "run", pa.array([run] * len(table), type=pa.string()))
@@ -263,7 +263,7 @@ def _by_name(parts: list[pa.Table]) -> dict[str, list[Any]]:
 
 
 def _common(columns: list[Any]) -> Any:
-    kinds = {str(one.type): one.type for one in columns if not pa.types.is_null(one.type)}
+    kinds = {str(column.type): column.type for column in columns if not pa.types.is_null(column.type)}
     if len(kinds) <= 1:
         return next(iter(kinds.values()), pa.string())
     numbers = all(map(_is_number, kinds.values()))

@@ -94,8 +94,10 @@ def clocks_of(folder: Path, row: RunRow) -> Facts:
     """Medians over all samples of a run's steps while its GPUs worked; {} where none were taken."""
     from lab.recordings.gpu_state import IDLE, REASONS
 
-    samples = [one for step in row.steps[:MOST_FILES] for one in _samples(folder, f"{step.folder}/{SAMPLES}")]
-    busy = [one for one in samples if not int(one.get("throttle_bits", 0)) & IDLE] or samples
+    samples = [
+        sample for step in row.steps[:MOST_FILES] for sample in _samples(folder, f"{step.folder}/{SAMPLES}")
+    ]
+    busy = [sample for sample in samples if not int(sample.get("throttle_bits", 0)) & IDLE] or samples
     clocks: Facts = {}
     for label, column, step, unit in SHOWN:
         values = [one[column] for one in busy if column in one]

@@ -14,13 +14,13 @@ def figure_labels(rows: Iterable[RunRow]) -> list[str]:
     """Labels of numeric figures, those of most runs first."""
     counts: dict[str, int] = {}
     for row in rows:
-        for label in {one.label for one in row.figures if one.value is not None}:
+        for label in {figure.label for figure in row.figures if figure.value is not None}:
             counts[label] = counts.get(label, 0) + 1
     return sorted(counts, key=lambda label: (-counts[label], label))[:40]
 
 
 def figure_of(row: RunRow, label: str) -> Figure | None:
-    return next((one for one in row.figures if one.label == label), None)
+    return next((figure for figure in row.figures if figure.label == label), None)
 
 
 def unit_of(rows: Iterable[RunRow], label: str) -> str:
@@ -65,7 +65,7 @@ class FigureLine:
 
 
 def figure_lines(rows: Sequence[RunRow]) -> list[FigureLine]:
-    labels = dict.fromkeys(one.label for row in rows for one in row.figures)
+    labels = dict.fromkeys(figure.label for row in rows for figure in row.figures)
     return [_line(rows, label) for label in labels]
 
 

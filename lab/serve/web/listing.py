@@ -167,8 +167,8 @@ def fact_of(row: RunRow) -> Fact:
         f"{name.split(' ', 1)[1]} {value}" if name.startswith(("config ", "version ")) else value
         for name, value in fields.items()
     ]
-    parts += [one.name for one in row.steps] + [one.reason for one in row.steps if one.reason]
-    parts += [row.id, " ".join(row.command), *(one.text for one in row.findings)]
+    parts += [step.name for step in row.steps] + [step.reason for step in row.steps if step.reason]
+    parts += [row.id, " ".join(row.command), *(finding.text for finding in row.findings)]
     by_name = {name.lower(): value.lower() for name, value in fields.items()}
     for name, value in fields.items():  # `channels` for `config channels`, where no column is called so
         by_name.setdefault(name.split(" ", 1)[-1].lower(), value.lower())
@@ -179,7 +179,10 @@ def config_and_version_names(rows: Iterable[RunRow]) -> list[str]:
     """Count `config X` and `version X` over these runs; the commonest names first."""
     counts: dict[str, int] = {}
     for row in rows:
-        for name in (*(f"config {one}" for one in row.config), *(f"version {one}" for one in row.versions)):
+        for name in (
+            *(f"config {one}" for one in row.config),
+            *(f"version {version}" for version in row.versions),
+        ):
             counts[name] = counts.get(name, 0) + 1
     return sorted(counts, key=lambda name: (-counts[name], name))[:MOST_NAMES]
 
@@ -207,7 +210,7 @@ def _sort_keys(texts: dict[str, str]) -> dict[str, Any]:
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
-    return [(0, int(one), "") if one.isdecimal() else (1, 0, one) for one in _DIGITS.split(text) if one]
+    return [(0, int(word), "") if word.isdecimal() else (1, 0, word) for word in _DIGITS.split(text) if word]
 
 
 def grouped(
@@ -240,7 +243,7 @@ def _group(row: RunRow, name: str, facts: Facts) -> str:
 
 
 def _shown(row: RunRow, figure: str, activities: dict[str, str]) -> Shown:
-    figures = tuple(one for one in row.figures if one.value is not None)[:SHOWN_FIGURES]
+    figures = tuple(figure for figure in row.figures if figure.value is not None)[:SHOWN_FIGURES]
     names = sorted(row.versions, key=_preference)
     versions = ", ".join(f"{name} {row.versions[name]}" for name in names[:2])
     return Shown(row, key_of(row), activities.get(row.folder, ""), figure_of(row, figure), figures, versions)

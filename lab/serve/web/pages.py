@@ -153,7 +153,10 @@ class Site:
                 "tick two runs or more in the list, then compare them", fix="go back to the list"
             )
         common = set.intersection(
-            *({one.name for one in file_lines(self.index.path(row))[0] if one.recording} for row in rows[:2])
+            *(
+                {file_line.name for file_line in file_lines(self.index.path(row))[0] if file_line.recording}
+                for row in rows[:2]
+            )
         )
         return self.page(
             "compare",

@@ -69,7 +69,7 @@ def _sum_one(data, size, total, BLOCK: tl.constexpr):  # type: ignore[no-untyped
 def launch(tensors: Sequence[Tensor], sums: Tensor) -> None:
     """Add the checksums of dense tensors to `sums`, int64 zeros of shape (len(tensors),)."""
     # Words are read two at a time: a view that begins between them is copied first.
-    held = [one if one.data_ptr() % 16 == 0 else one.clone() for one in tensors]
+    held = [tensor if tensor.data_ptr() % 16 == 0 else tensor.clone() for tensor in tensors]
     sizes = [one.numel() * one.element_size() for one in held]
     parts = parts_for(max(sizes, default=0), len(held))
     if len(held) == 1:

@@ -44,7 +44,7 @@ _NAMES = (
     "grid_x grid_y grid_z block_x block_y block_z collective in_nelems out_nelems group_size dtype in_split "
     "out_split pg_name pg_desc pg_ranks seq dst_rank src_rank group_rank concrete types strides dims ev_idx"
 )
-COLUMNS = {name: at for at, name in enumerate(_NAMES.split())}
+COLUMNS = {name: index for index, name in enumerate(_NAMES.split())}
 # The same. comms are rows that describe a collective, launches the calls with a grid, copies the kernels with
 # a kind of copy, indices the profiler's numbers of operators and ranges, and of other events; meta and waits
 # the events that are decoded again, foreign the slices of categories that nothing reads.
@@ -208,7 +208,7 @@ def _layout(loaded: ctypes.CDLL, table: int) -> dict[str, int]:
     names, place = list(COLUMNS), ctypes.c_void_p()
     count = loaded.scan_table(table, ctypes.byref(place))
     numbers = ctypes.string_at(place.value or 0, count) if count else b""
-    return {names[number]: at for at, number in enumerate(numbers)}
+    return {names[number]: index for index, number in enumerate(numbers)}
 
 
 def scanner() -> Scanner | None:

@@ -72,13 +72,13 @@ def _document_frame(
         "displayTimeUnit": "ms",
         **shared,
         **({"baseTimeNanoseconds": base_ns} if base_ns else {}),
-        "WARNING": [f"rank {one.rank}: {line}" for one in ranks for line in loss_lines(one.frame)],
-        "distributedInfo": [one.frame.get("distributedInfo") for one in ranks],
+        "WARNING": [f"rank {rank.rank}: {line}" for rank in ranks for line in loss_lines(rank.frame)],
+        "distributedInfo": [rank.frame.get("distributedInfo") for rank in ranks],
         "merged": {
-            "ranks": [one.rank for one in ranks],
+            "ranks": [rank.rank for rank in ranks],
             "missing_ranks": list(absent(ranks)),
             "offsets_ns": {str(rank): shift for rank, shift in shifts.items()},
             "left_out": dict(numbers.dropped),
-            "cut": {str(one.rank): one.frame[CUT] for one in ranks if CUT in one.frame},
+            "cut": {str(rank.rank): rank.frame[CUT] for rank in ranks if CUT in rank.frame},
         },
     }

@@ -117,7 +117,7 @@ class RankEvents:
             if phase in FLOWS:
                 key = category, bytes(event.get("id", NOTHING))
                 ends[key] = ends.get(key, 0) | FLOWS[phase]
-        complete = (key for key, seen in ends.items() if seen == BOTH_ENDS)
+        complete = (key for key, end in ends.items() if end == BOTH_ENDS)
         self._flows = {
             key: _raw_number(number) for number, key in enumerate(complete, start=self._numbers.next_flow)
         }

@@ -119,9 +119,9 @@ def recordings(
 def absent(present: Sequence[Recording]) -> tuple[int, ...]:
     """Ranks below the world's size that have no recording."""
     size = max(
-        (natural_number(distributed_info(one.frame).get("world_size")) or 0 for one in present), default=0
+        (natural_number(distributed_info(name.frame).get("world_size")) or 0 for name in present), default=0
     )
-    have = {one.rank for one in present}
+    have = {name.rank for name in present}
     return tuple(rank for rank in range(min(size, 1 << 16)) if rank not in have)
 
 

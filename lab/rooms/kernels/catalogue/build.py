@@ -82,7 +82,7 @@ def put_together(ranks: list[RankData]) -> Catalogue:
     starts = [rank.start_ns() for rank in ranks if len(rank.rows)]
     if not starts:
         raise no_launches(ranks)
-    zero_ns = min(int(one.min()) for one in starts)
+    zero_ns = min(int(start.min()) for start in starts)
     launches: list[Launch] = []
     books = [OpBook(rank, zero_ns) for rank in ranks]
     for rank, book in zip(ranks, books, strict=True):

@@ -185,7 +185,7 @@ def _show(table: Any, catalogue: Catalogue, written: list[Path], as_json: bool, 
     from lab.rooms.kernels.report.terminal import shortened
 
     click.echo(terminal_table(shortened(table.head(top), 30), width=170))
-    total_us = sum(one.dur_us for one in catalogue.launches)
+    total_us = sum(launch.dur_us for launch in catalogue.launches)
     rows, launches = plural(len(table), "row"), plural(len(catalogue.launches), "launch")
     at_least = marked(bound(catalogue.lacks, "gpu"))
     time = f"{total_us / 1000:.3f} ms"

@@ -83,8 +83,8 @@ def _fill(compiled: Compiled, source: Source, rows: np.ndarray, ranges: np.ndarr
     kernels = read_inductor(source.path)
     ops = source.capture.ranges.take(ranges)
     described = [kernels.get(index) for index in ops.external_id.tolist()]
-    compiled.hashes[rows] = [one.hash if one else "" for one in described]
-    compiled.kernels |= {one.hash: one for one in described if one}
+    compiled.hashes[rows] = [row.hash if row else "" for row in described]
+    compiled.kernels |= {row.hash: row for row in described if row}
     threads_and_times = (ops.pid, ops.tid, ops.start_ns)
     compiled.regions[rows] = _around(source.capture, _REGION, *threads_and_times)
     compiled.graphs[rows] = _around(source.capture, _GRAPH, *threads_and_times)

@@ -28,7 +28,7 @@ class Node(msgspec.Struct, frozen=True):
     attrs: tuple[_Attribute, ...] = ()
 
     def attribute(self, name: str) -> Any:
-        return next((one.value for one in self.attrs if one.name == name), None)
+        return next((attr.value for attr in self.attrs if attr.name == name), None)
 
     @property
     def op_schema(self) -> str:

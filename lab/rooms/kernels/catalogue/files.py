@@ -39,7 +39,7 @@ def write_unique(catalogue: Catalogue, out: Path) -> list[Path]:
         write_csv(bucketed(catalogue.unique), tables / BUCKETS),
         write_json_lines(
             tables / SEED_UNIQUE,
-            (_seed_unique(one) | catalogue.marks for one in catalogue.signatures.signatures),
+            (_seed_unique(signature) | catalogue.marks for signature in catalogue.signatures.signatures),
         ),
     ]
 
@@ -83,9 +83,9 @@ def _seed_unique(signature: Signature) -> dict[str, Any]:
 def launch_params(catalogue: Catalogue) -> pd.DataFrame:
     """One row per launch, columns as in the original; blocks and warps per SM from the geometry."""
     metas = {rank.rank: rank.trace.meta for rank in catalogue.ranks}
-    table: pd.DataFrame = pd.DataFrame([_params(one, metas[one.rank]) for one in catalogue.launches])
+    table: pd.DataFrame = pd.DataFrame([_params(launch, metas[launch.rank]) for launch in catalogue.launches])
     ops = {(op.rank, op.op_id): op for op in catalogue.ops}
-    owners = [ops.get((one.rank, one.op_id)) for one in catalogue.launches]
+    owners = [ops.get((launch.rank, launch.op_id)) for launch in catalogue.launches]
     table["op"] = [op.name if op else "" for op in owners]
     table["module"] = [op.module_path if op else "" for op in owners]
     return table
@@ -133,10 +133,10 @@ def kernel_counts(launches: list[Launch]) -> pd.DataFrame:
     """device, category, kernel_name, count, dur_sum_us: launches only, no runtime calls."""
     frame = pd.DataFrame(
         {
-            "device": [one.device for one in launches],
-            "category": [one.kind for one in launches],
-            "kernel_name": [one.name for one in launches],
-            "dur_us": [one.dur_us for one in launches],
+            "device": [launch.device for launch in launches],
+            "category": [launch.kind for launch in launches],
+            "kernel_name": [launch.name for launch in launches],
+            "dur_us": [launch.dur_us for launch in launches],
         }
     )
     groups = frame.groupby(["device", "category", "kernel_name"], sort=False)["dur_us"]

@@ -64,8 +64,8 @@ def _row(
     lines = origin.lines if origin else ()
     generated = seen("lines")
     kernel = compiled.kernels.get(hash_, InductorKernel(name))
-    dur_us = sum(one.dur_us for one in launches)
-    inside = [modules.get((one.rank, one.op_id), "") for one in launches]
+    dur_us = sum(launch.dur_us for launch in launches)
+    inside = [modules.get((launch.rank, launch.op_id), "") for launch in launches]
     return {
         "kernel": name,
         "kernel_hash": hash_,

@@ -133,7 +133,7 @@ def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, beside: Beside = 
     """
     recording = load_capture(trail.trace)
     traces = process_captures(recording)
-    ranks = _ranks_of(trail, [one.meta.rank for one in traces], taken)
+    ranks = _ranks_of(trail, [trace.meta.rank for trace in traces], taken)
     several = len(traces) > 1
     return [
         _rank_of(
@@ -149,7 +149,11 @@ def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, beside: Beside = 
 
 def _ranks_of(trail: Trail, recorded: Sequence[int | None], taken: Set[int]) -> list[int]:
     """A rank for each process: the trail's for one alone, the recorded ones if they tell them apart."""
-    wanted = [trail.rank] if len(recorded) == 1 else [one for one in recorded if one is not None]
+    wanted = (
+        [trail.rank]
+        if len(recorded) == 1
+        else [recorded_row for recorded_row in recorded if recorded_row is not None]
+    )
     if len(set(wanted)) == len(recorded) and not taken & set(wanted):
         return wanted
     next_rank = max(taken, default=-1) + 1

@@ -47,7 +47,7 @@ def _modules(books: list[OpBook], launches: list[Launch]) -> list[str]:
     modules: list[str] = []
     for book in books:
         launches_of_rank = launches[len(modules) : len(modules) + len(book.rank.rows)]
-        modules += book.modules_of([one.op_id for one in launches_of_rank])
+        modules += book.modules_of([launch.op_id for launch in launches_of_rank])
     return modules
 
 

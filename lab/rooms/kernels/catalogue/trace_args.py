@@ -82,7 +82,7 @@ def _tensors(dims: Any, strides: Any) -> list[Arg | None]:
 
 
 def _ints(value: Any) -> list[int] | None:
-    sound = isinstance(value, list) and all(isinstance(one, int) for one in value)
+    sound = isinstance(value, list) and all(isinstance(part, int) for part in value)
     return value if sound else None
 
 

@@ -13,8 +13,8 @@ from lab.rooms.kernels.schema import UNIQUE_COLUMNS, Durations, Launch, Signatur
 
 def unique_table(signatures: Signatures, launches: list[Launch]) -> pd.DataFrame:
     """`unique_kernels.csv`: one row per signature, most time first; `bound` is the catalogue's."""
-    total_us = sum(one.dur_us.sum for one in signatures.signatures) or 1.0
-    rows = [_row(one, launches, total_us) for one in signatures.signatures]
+    total_us = sum(signature.dur_us.sum for signature in signatures.signatures) or 1.0
+    rows = [_row(signature, launches, total_us) for signature in signatures.signatures]
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(UNIQUE_COLUMNS))
     return table
 

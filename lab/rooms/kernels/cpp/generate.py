@@ -100,7 +100,7 @@ def _function(signature: Signature, args: tuple[Arg, ...]) -> str:
 
 
 def _entry(signature: Signature, overload: str, count: int) -> str:
-    launched = next((one for one in signature.launches if one.kind == "kernel"), None) or next(
+    launched = next((launch for launch in signature.launches if launch.kind == "kernel"), None) or next(
         iter(signature.launches), None
     )
     kernel = short_name(launched.name) if launched else ""

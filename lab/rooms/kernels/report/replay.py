@@ -94,4 +94,4 @@ def _hover(row: Row, median_us: float) -> str:
 
 
 def _series(points: dict[str, list[tuple[Any, ...]]]) -> list[Series]:
-    return [Series(name, ROLES[name], [some]) for name, some in points.items() if some]
+    return [Series(name, ROLES[name], [point]) for name, point in points.items() if point]

@@ -96,7 +96,7 @@ def shape_section(shapes: Sequence[LinearShape], out: Path) -> list[Section]:
     """The Linear layers; nothing without a shape log."""
     if not shapes:
         return []
-    frame: pd.DataFrame = pd.DataFrame([_shape_row(one) for one in shapes])
+    frame: pd.DataFrame = pd.DataFrame([_shape_row(shape) for shape in shapes])
     write_csv(frame, out / "tables" / "linear_shapes.csv")
     table = Table(frame, "Every distinct call of a Linear", "tables/linear_shapes.csv", open_rows=8)
     return [Section("Linear layers", [table])]

@@ -39,7 +39,7 @@ def verdict_sentences(catalogue: Catalogue, tables: dict[str, pd.DataFrame], bus
 
 def _count_sentence(catalogue: Catalogue) -> str:
     signatures = catalogue.signatures
-    total_ms = sum(one.own_us for one in catalogue.launches) / 1000
+    total_ms = sum(launch.own_us for launch in catalogue.launches) / 1000
     noun = ("launch", "launches") if signatures.device == "gpu" else ("CPU op with work", "CPU ops with work")
     forwards = ", ".join(f"{count} {phase}" for phase, count in signatures.forwards.items())
     ranks = f" over {len(signatures.ranks)} ranks" if len(signatures.ranks) > 1 else ""
@@ -88,7 +88,7 @@ def _source_sentence(sources: pd.DataFrame) -> str:
 
 def cards(catalogue: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame) -> list[Card]:
     signatures = catalogue.signatures
-    total_ms = sum(one.dur_us for one in catalogue.launches) / 1000
+    total_ms = sum(launch.dur_us for launch in catalogue.launches) / 1000
     ranks = plural(len(signatures.ranks), "rank")
     at_least = f", {bound(catalogue.lacks, 'gpu')}".rstrip(", ")
     key_numbers = [

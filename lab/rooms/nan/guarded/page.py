@@ -66,7 +66,14 @@ def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str
     shown = terminal_table(
         frames["ranks"][["process", "model", "status", "updates", "first", "unsure"]], width=140
     )
-    lines = [sentences[0], *(f"- {one}" for one in sentences[1:]), "", shown, "", f"report: {files[-1]}"]
+    lines = [
+        sentences[0],
+        *(f"- {sentence}" for sentence in sentences[1:]),
+        "",
+        shown,
+        "",
+        f"report: {files[-1]}",
+    ]
     return {
         "verdict": sentences,
         "status": _exit_status(verdict, job.planted, status),
@@ -124,11 +131,11 @@ def sentences_of(verdict: Verdict, records: Sequence[Record], planted: Planted |
 
 
 def _headline(verdict: Verdict, records: Sequence[Record]) -> str:
-    world = max((one.world for one in records), default=0)
-    num_processes = len({one.process for one in records})
+    world = max((record.world for record in records), default=0)
+    num_processes = len({record.process for record in records})
     ranks = plural(world, "rank") if world > 1 else plural(num_processes, "process", "processes")
     ranks = f"{ranks} with {plural(len(records), 'model')}"
-    updates = plural(max((one.updates for one in records), default=0), "update")
+    updates = plural(max((record.updates for record in records), default=0), "update")
     if verdict.first is not None:
         rank = (
             f", rank {verdict.rank} of {verdict.record.world}"
@@ -185,7 +192,7 @@ def missing(verdict: Verdict, records: Sequence[Record]) -> list[str]:
     if verdict.missing_ranks:
         names = ", ".join(map(str, verdict.missing_ranks[:16]))
         gaps.append(f"no record of {plural(len(verdict.missing_ranks), 'rank')}: {names}")
-    cut = [one.rank for one in records if not one.ended]
+    cut = [record.rank for record in records if not record.ended]
     if cut:
         gaps.append(
             f"{ranks_text(cut, limit=16)}: the process did not end in order; the record is of its last write"
@@ -263,7 +270,9 @@ def _headroom(records: Sequence[Record]) -> pd.DataFrame:
 
 def _cards(verdict: Verdict, records: Sequence[Record]) -> list[Card]:
     cards = [Card("Status", verdict.status, "tables/ranks.csv")]
-    cards.append(Card("Updates", str(max((one.updates for one in records), default=0)), "tables/ranks.csv"))
+    cards.append(
+        Card("Updates", str(max((record.updates for record in records), default=0)), "tables/ranks.csv")
+    )
     if verdict.first is not None:
         cards.append(
             Card("First bad stage", verdict.first.stage, "tables/events.csv", note=verdict.first.place)
@@ -291,7 +300,7 @@ def _sections(
         for name, frame in frames.items()
         if len(frame)
     ]
-    notes = [f"rank {one.rank}: {text}" for one in records for text in one.notes]
+    notes = [f"rank {record.rank}: {text}" for record in records for text in record.notes]
     if problems or notes:
         sections.append(Section("Notes", [Points([*problems, *notes[:40]])]))
     return sections

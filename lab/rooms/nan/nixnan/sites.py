@@ -42,7 +42,7 @@ class Instruction:
         return {operand: set(site.kinds) for operand, site in self.sites.items() if operand}
 
     def in_sources(self, *kinds: str) -> bool:
-        return any(found & set(kinds) for found in self.sources.values())
+        return any(source & set(kinds) for source in self.sources.values())
 
     def class_of(self, kind: str) -> str | None:
         """birth, transit, source_only or unknown (operands not named); None if the kind was not seen."""

@@ -124,7 +124,7 @@ def _harmful(causes: Sequence[dict[str, Any]]) -> list[str]:
             kernels.setdefault(row["what"], []).append(
                 f"{row['experiment']} ({plural(row['sites'], 'site')}, line {row['line']} of {row['file']})"
             )
-    return [f"Instructions show {what}: {', '.join(where)}." for what, where in kernels.items()]
+    return [f"Instructions show {what}: {', '.join(kernel)}." for what, kernel in kernels.items()]
 
 
 def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:

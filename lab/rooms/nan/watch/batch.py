@@ -131,7 +131,7 @@ class Batch:
     def bytes(self) -> int:
         """What the tensors hold; a template's batches keep the figure of the first."""
         if self.num_bytes < 0:
-            self.num_bytes = sum(one.numel() * one.element_size() for one in self.tensors)
+            self.num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
         return self.num_bytes
 
     def shapes(self) -> Shapes:
@@ -150,7 +150,7 @@ def _inside(value: Any, tensor: Tensor, source: Source) -> Source | None:
     if isinstance(value, Mapping):
         return next(((*source, key) for key, one in value.items() if one is tensor), None)
     if isinstance(value, (tuple, list)):
-        return next(((*source, at) for at, one in enumerate(value) if one is tensor), None)
+        return next(((*source, index) for index, part in enumerate(value) if part is tensor), None)
     return None
 
 

@@ -124,7 +124,7 @@ def norm_counts(tensors: Sequence[Tensor]) -> np.ndarray:
     """
     refuse_freed(tensors)
     rows = np.full((len(tensors), len(KINDS)), -1.0)
-    usable = [at for at, tensor in enumerate(tensors) if tensor.numel() and tensor.dtype in NORMED]
+    usable = [index for index, tensor in enumerate(tensors) if tensor.numel() and tensor.dtype in NORMED]
     with torch.no_grad():
         norms = _gather(_norms([tensors[at].detach() for at in usable])) if usable else np.zeros(0)
     rows[usable, :3], rows[usable, 4] = 0, norms

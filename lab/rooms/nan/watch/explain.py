@@ -211,9 +211,9 @@ class Explainer:
             self._read_other_weights(count)
             step.births[0] = self._doubted(step.births[0])
         if forward.failed:
-            step.births = [after_failure(one, forward.failed) for one in step.births]
+            step.births = [after_failure(birth, forward.failed) for birth in step.births]
         step.extremes = self._extremes(counted, bad)
-        outer = {at for at, call in enumerate(calls) if call.parent < 0}
+        outer = {index for index, call in enumerate(calls) if call.parent < 0}
         step.reached_output = any(leaf.bad and leaf.side == OUT and leaf.call in outer for leaf in leaves)
 
     def _extremes(self, counted: Seen, bad: np.ndarray) -> list[str]:
@@ -387,10 +387,10 @@ class Explainer:
         self, layer: int, pair: tuple[Tensor, Tensor], begin: int, end: int, step: int, last_bad: int
     ) -> int | None:
         """Since which step keys or values before `begin`, where this forward's own are, were bad."""
-        if _any_bad([one[..., :begin, :] for one in pair]):
+        if _any_bad([side[..., :begin, :] for side in pair]):
             return self._cache_bad.setdefault(layer, last_bad)
         self._cache_bad.pop(layer, None)
-        if _any_bad([one[..., :end, :] for one in pair]):
+        if _any_bad([side[..., :end, :] for side in pair]):
             self._cache_bad[layer] = step
         return None
 
@@ -404,7 +404,7 @@ class Explainer:
 def _doubt_of_cache(description: str, held: Any, but: Sequence[Tensor]) -> str:
     """Why a bad number may have come from what a cache holds, `but` some tensors; empty if it cannot have."""
     parts = [None] if held is None else [*tensors_of_cache(held)]
-    unrelated = [one for one in parts if one is not None and not any(one is known for known in but)]
+    unrelated = [part for part in parts if part is not None and not any(part is known for known in but)]
     if _any_bad(unrelated):
         return f"{description} holds bad numbers, which may have been there before"
     unread = None in parts or any(as_counted(one)[1] for one in unrelated)
@@ -448,7 +448,7 @@ def _largest(dtype: torch.dtype) -> float:
 
 def _any_bad(tensors: list[Tensor]) -> bool:
     return bool(
-        quiet(plain_counts, [part for one in tensors for part in as_counted(one)[0]])[:, :3].sum() > 0
+        quiet(plain_counts, [part for tensor in tensors for part in as_counted(tensor)[0]])[:, :3].sum() > 0
     )
 
 

@@ -170,7 +170,7 @@ class Seen:
 
     def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
         """Of each row of counts."""
-        return [one for batch in self.batches for one in batch.shapes()]
+        return [shape for batch in self.batches for shape in batch.shapes()]
 
     def leaf_dtypes(self) -> list[str]:
         shapes = self.shapes()

@@ -51,7 +51,7 @@ class KernelCounter:
         sizes, dtypes, devices = _about(tensors)
         groups, remaining, launches = _by_type(tensors, sizes, dtypes, devices)
         if groups and not remaining:  # else some tensor was counted another way
-            self._entries[layout] = Known([(one.shape, one.dtype) for one in tensors], groups)
+            self._entries[layout] = Known([(tensor.shape, tensor.dtype) for tensor in tensors], groups)
             if len(self._entries) > MOST_LAYOUTS:
                 self._entries.popitem(last=False)
         return Launched(len(tensors), launches, remaining, plain_counts([tensors[at] for at in remaining]))

@@ -157,14 +157,14 @@ def _held(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Tensor):  # a proxy, whose attributes are not what it stands for
         return None
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    values = {each.name: getattr(value, each.name, None) for each in fields}
+    values = {field.name: getattr(value, field.name, None) for field in fields}
     if isinstance(held, dict):
         values.update(held)
     elif not fields:
         return None
     for kind in type(value).__mro__:
         if vars(kind).get("__slots__"):
-            slots = (name for name, one in vars(kind).items() if isinstance(one, MemberDescriptorType))
+            slots = (name for name, var in vars(kind).items() if isinstance(var, MemberDescriptorType))
             values.update({name: getattr(value, name, None) for name in slots if name not in values})
     return values
 
@@ -273,7 +273,7 @@ def cached_pair(part: Any) -> tuple[Tensor, Tensor] | None:
     pair = part[:2] if isinstance(part, (tuple, list)) else ()
     if hasattr(part, "keys") and not isinstance(part, Mapping):
         pair = part.keys, getattr(part, "values", None)
-    if len(pair) < 2 or not all(isinstance(one, Tensor) and one.dim() >= 2 for one in pair):
+    if len(pair) < 2 or not all(isinstance(side, Tensor) and side.dim() >= 2 for side in pair):
         return None
     return pair[0], pair[1]
 

@@ -74,7 +74,7 @@ class Modules:
         frame = sys._getframe(1) if around or "torch._dynamo" in sys.modules else None
         while frame is not None:
             for name, module in around.get(frame.f_code, ()):
-                if any(one is module for one in frame.f_locals.values()):
+                if any(value is module for value in frame.f_locals.values()):
                     return f"the forward of {name or 'the model itself'} was called directly, not the module"
             if frame.f_code is _CALL_CODE and (name := self._compiled(frame.f_locals.get("self"))):
                 return f"{name} was called as a compiled module that leaves some of its parts eager"

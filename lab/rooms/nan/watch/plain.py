@@ -173,7 +173,9 @@ def as_counted(value: Any) -> Found:
     if is_unbuilt(value):
         return [], ""
     tensors, reason = plain(value)
-    return [one for one in tensors if one.numel() and (one.is_floating_point() or one.is_complex())], reason
+    return [
+        tensor for tensor in tensors if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex())
+    ], reason
 
 
 T = TypeVar("T")

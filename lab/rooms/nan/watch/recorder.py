@@ -204,11 +204,11 @@ class Recorder(ABC):
 
     def _mind_uncounted(self, modules: Sequence[nn.Module]) -> None:
         """Code that writes by `.data` or numpy may wipe what passed: count each tensor as it passes."""
-        kinds = sorted({type(one).__name__ for one in modules if may_write_uncounted(type(one))})
+        kinds = sorted({type(module).__name__ for module in modules if may_write_uncounted(type(module))})
         if not kinds:
             return
         code = f"the code of {', '.join(kinds[:5])} may write to tensors in ways not counted (.data, numpy)"
-        if any(one.device.type != "cpu" for one in self.model.parameters()):
+        if any(parameter.device.type != "cpu" for parameter in self.model.parameters()):
             self.note(f"{code}: a bad number that it wipes before a forward ends is not seen")
         else:
             self._at_once = True
@@ -380,7 +380,7 @@ class Recorder(ABC):
             number = events[index]
             value = events[index + 2] if number >= PASSED else events[index + 1] if number < 0 else None
             tensors.update((id(one), one) for one in _tensors_in(value))
-        held.bytes += sum(one.numel() * one.element_size() for one in tensors.values())
+        held.bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         held.weighed = len(events)
         lane.weigh_at = held.weighed + WEIGH_EVERY
         if held.bytes > self.budget_bytes:

@@ -125,7 +125,7 @@ class Rehooked:
             if getattr(step, "hooked", False) and getattr(step, "__code__", None) is not _HOOK_CODE:
                 self._plain[kind] = cast(Call, step)
                 setattr(kind, "step", _surrounded(cast(Call, step)))  # noqa: B010 - for mypy, too
-        for optimizer in (one for one in gc.get_objects() if type(one) in self._plain):
+        for optimizer in (candidate for candidate in gc.get_objects() if type(candidate) in self._plain):
             scheduled = vars(optimizer).get("step")
             if getattr(scheduled, "__wrapped__", None) is self._plain[type(optimizer)]:
                 patched = _surrounded_own(optimizer, scheduled)

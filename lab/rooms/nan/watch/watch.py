@@ -189,7 +189,7 @@ class Watch(Recorder):
     def never_called(self) -> list[str]:
         """Modules that no call went to: unused, or run by `forward` directly or inside a compiled one."""
         self.settle()
-        return [name for at, name in enumerate(self.modules.names) if at not in self.called]
+        return [name for index, name in enumerate(self.modules.names) if index not in self.called]
 
     def _inside_compiled(self) -> list[str]:
         """Compiled modules that were called: what is inside runs as one program and is seen as one."""

@@ -87,7 +87,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in modules.items()
-        if not any(other != name and other.startswith(f"{name}.") for other in modules)
+        if not any(module != name and module.startswith(f"{name}.") for module in modules)
     }
 
 
@@ -96,8 +96,10 @@ def scale_attention(model: nn.Module, factor: float) -> Change:
     modules = attention_modules(model)
     change = Change(Applied(f"attention scores x {factor:g}", len(modules), 0))
     for module in modules.values():
-        name = next((one for one in SCALED_NAMES if isinstance(getattr(module, one, None), float)), None)
-        query = next((getattr(module, one) for one in PROJECTIONS if hasattr(module, one)), None)
+        name = next((name for name in SCALED_NAMES if isinstance(getattr(module, name, None), float)), None)
+        query = next(
+            (getattr(module, projection) for projection in PROJECTIONS if hasattr(module, projection)), None
+        )
         if name is not None:
             scaling_before = getattr(module, name)
             setattr(module, name, scaling_before * factor)
@@ -148,7 +150,7 @@ def set_epsilon(model: nn.Module, epsilon: float) -> Change:
 def proof_of_loading(experiment: str, model: nn.Module, cell: Cell) -> Applied | None:
     """For experiments that change how the model is made: what of it is really there."""
     if experiment == "bfloat16":
-        floating = [one for one in model.parameters() if one.is_floating_point()]
+        floating = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
         right = [one for one in floating if one.dtype is DTYPES["bfloat16"]]
         return Applied("weights in bfloat16", len(floating), len(right))
     if experiment == "eager":
@@ -156,8 +158,8 @@ def proof_of_loading(experiment: str, model: nn.Module, cell: Cell) -> Applied |
         eager = resolved_attention(model) == "eager"
         return Applied("attention modules that run eagerly", len(modules), len(modules) if eager else 0)
     if experiment == "8bit" and not cell.skipped:
-        linears = [one for one in model.modules() if isinstance(one, nn.Linear)]
-        eight = [one for one in linears if type(one).__name__ == "Linear8bitLt"]
+        linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        eight = [linear for linear in linears if type(linear).__name__ == "Linear8bitLt"]
         return Applied("linear layers in 8 bits", 1, len(eight))
     return None
 

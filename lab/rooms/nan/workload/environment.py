@@ -17,12 +17,12 @@ PACKAGES = ("transformers", "bitsandbytes", "triton", "numpy")
 
 def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:
     """What runs, read off the model itself."""
-    dtypes = sorted({str(one.dtype).replace("torch.", "") for one in model.parameters()})
-    norms = {type(one).__name__ for one in model.modules() if type(one).__name__.endswith("Norm")}
+    dtypes = sorted({str(parameter.dtype).replace("torch.", "") for parameter in model.parameters()})
+    norms = {type(module).__name__ for module in model.modules() if type(module).__name__.endswith("Norm")}
     return {
         "model": config.model,
         "class": type(model).__name__,
-        "parameters": sum(one.numel() for one in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtypes": dtypes,
         "attention": resolved_attention(model),
         "quant": cell.quant,

@@ -149,7 +149,7 @@ def logits_summary(generated: Generated) -> dict[str, Any]:
     """NaN and infinities among the logits that tokens were chosen from, (steps, batch, vocabulary)."""
     rows = plain_counts(list(generated.logits))
     bad = [int(at) for at in np.flatnonzero(rows[:, :3].sum(axis=1) > 0)]
-    summary: dict[str, Any] = {kind: float(rows[:, at].sum()) for at, kind in enumerate(KINDS[:3])}
+    summary: dict[str, Any] = {kind: float(rows[:, index].sum()) for index, kind in enumerate(KINDS[:3])}
     return {**summary, "absmax": float(rows[:, 4].max()), "steps": len(rows), "bad_steps": bad}
 
 

@@ -131,7 +131,9 @@ def _text(answers: Sequence[Answer], recordings: Mapping[str, Recording]) -> str
         counted = f" ({plural(num_steps, 'step')})" if num_steps else ""
         lines.append(f"({answer.part}) {answer.cell}{counted}: {answer.sentence}")
         lines += [f"    {check.line()}" for check in answer.checks]
-    lines += [f"note: {cell}: {text}" for cell, one in recordings.items() for text in one.problems]
+    lines += [
+        f"note: {cell}: {text}" for cell, recording in recordings.items() for text in recording.problems
+    ]
     return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
 

@@ -249,7 +249,7 @@ def _contents(captures: Sequence[Capture]) -> str:
     from lab.core.words import plural
 
     tables = {"range": "ranges", "API call": "api", "wait": "sync"}
-    counts = {noun: sum(len(getattr(one, name)) for one in captures) for noun, name in tables.items()}
+    counts = {noun: sum(len(getattr(capture, name)) for capture in captures) for noun, name in tables.items()}
     return "it has " + ", ".join(plural(count, noun) for noun, count in counts.items())
 
 

@@ -59,7 +59,7 @@ def _epoch_lines(epochs: pd.DataFrame, column: str, axis: str) -> Drawing:
     case = epochs["model"] + " " + epochs["backend"]
     wide = epochs.assign(case=case).pivot_table(index="epoch", columns="case", values=column)
     step = -(-len(wide) // TICKS)
-    positions = [str(int(epoch)) if at % step == 0 else "" for at, epoch in enumerate(wide.index)]
+    positions = [str(int(epoch)) if index % step == 0 else "" for index, epoch in enumerate(wide.index)]
     return lines(positions, {str(name): wide[name].to_numpy() for name in wide}, across="epoch", axis=axis)
 
 

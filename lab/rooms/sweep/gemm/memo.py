@@ -54,7 +54,7 @@ def recall(places: Places, key: str) -> Memo | None:
         return None  # never done, or cut short
     if memo.key != key or memo.missing:
         return None
-    return memo if all(_intact(places.home / name, known) for name, known in memo.files.items()) else None
+    return memo if all(_intact(places.home / name, file) for name, file in memo.files.items()) else None
 
 
 def remember(places: Places, key: str, memo: Memo) -> None:

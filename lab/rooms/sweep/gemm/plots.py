@@ -99,7 +99,7 @@ def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
         row = means.reindex([(threads, algorithm, protocol)]).to_numpy()[0]
         series[" ".join(filter(None, (label, algorithm, protocol)))] = row
     return lines(
-        [_value("channel", one) for one in channels],
+        [_value("channel", channel) for channel in channels],
         series,
         across="channels",
         axis=f"mean of {AXIS}",
@@ -111,7 +111,7 @@ def _groups(table: pd.DataFrame, settings: pd.DataFrame, knob: str) -> dict[str,
     values_us = dict(list(table.groupby(knob)["time_diff_us"]))
     empty = pd.Series(dtype=float)
     values = sorted(settings[knob].dropna().unique())
-    return {_value(knob, one): values_us.get(one, empty).to_numpy() for one in values}
+    return {_value(knob, value): values_us.get(value, empty).to_numpy() for value in values}
 
 
 def _value(knob: str, value: float) -> str:

@@ -125,7 +125,7 @@ def _waits(
     step: int,
 ) -> list[tuple[float, float, int, int]]:
     """(ms waited, time of the end of the wait, row, row of who is waited for)."""
-    places = {one: at for at, one in enumerate(_with(account, step))}
+    places = {one: index for index, one in enumerate(_with(account, step))}
     awaited = account.segments[index].awaited[in_step]
     chosen = np.flatnonzero(awaited != UNKNOWN)
     waits: list[tuple[float, float, int, int]] = []

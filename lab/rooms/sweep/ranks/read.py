@@ -208,13 +208,13 @@ def read_work(job: Job) -> list[Read]:
         )
         for trace in traces
     ]
-    if not any(len(one.work) for one in reads):
+    if not any(len(read.work) for read in reads):
         raise BadDataError(
             "the trace holds no events: it is no readable rank",
             location=job.path,
             fix="record this rank again, or leave its file out",
         )
-    return [one for one in reads if len(one.work)]
+    return [read for read in reads if len(read.work)]
 
 
 def _doubts(trace: Capture) -> tuple[tuple[str, ...], tuple[str, ...]]:

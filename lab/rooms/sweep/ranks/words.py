@@ -195,7 +195,11 @@ def gpu_sentences(setting: Setting) -> list[str]:
 
 def _explains(setting: Setting, rank: int, clock_ratio: float) -> str:
     """What a lower clock has to do with the slower kernels of its rank, "" for a rank without them."""
-    slow = [one for one in setting.explained.findings if (one.rank, one.cause) == (rank, SLOW_KERNELS)]
+    slow = [
+        finding
+        for finding in setting.explained.findings
+        if (finding.rank, finding.cause) == (rank, SLOW_KERNELS)
+    ]
     if not slow:
         return ""
     rows = [row for one in slow for row in setting.account.rows if row.rank == rank and row.step in one.steps]

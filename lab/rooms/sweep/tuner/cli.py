@@ -75,7 +75,7 @@ def _judged(sweep: Path, library: str, asked: Reading) -> tuple[list[str], Any, 
     runs = observe(settings)
     judged = judge(runs)
     files = write_tuner(runs, judged, library, asked.target(sweep), source=sweep.resolve().name)
-    return [f"{one.name}: {text}" for one in settings for text in one.missing], judged, files
+    return [f"{setting.name}: {text}" for setting in settings for text in setting.missing], judged, files
 
 
 def _proven(

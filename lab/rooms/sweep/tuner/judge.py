@@ -95,7 +95,9 @@ def _left_out(runs: Sequence[Ran]) -> Iterator[str]:
 
 
 def _is_gloo(ran: Ran) -> bool:
-    return bool(ran.classes) and all(one.cost.kernel.startswith(GLOO_PREFIX) for one in ran.classes.values())
+    return bool(ran.classes) and all(
+        kernel_class.cost.kernel.startswith(GLOO_PREFIX) for kernel_class in ran.classes.values()
+    )
 
 
 def class_text(name: Class) -> str:
@@ -145,7 +147,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     best = sets[cost.lowest]
     if not any(best):
         return left(f"the library's own choice is best, {_why(sets, cost)}", cost=cost, least_best=least_best)
-    best_runs = [observed[settings[at], repeat] for at in cost.candidates for repeat in repeats]
+    best_runs = [observed[settings[candidate], repeat] for candidate in cost.candidates for repeat in repeats]
     reason, looked = _not_honoured(best_runs, best)
     choice = _choice(best_runs)
     if reason or choice is None:
@@ -162,7 +164,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         nodes,
         name.num_ranks,
     )
-    is_inferred = any(one.inferred for one in best_runs)
+    is_inferred = any(best_run.inferred for best_run in best_runs)
     return Decision(
         name, settings, len(repeats), cost, least_best, row, _why(sets, cost), inferred=is_inferred
     )
@@ -186,7 +188,7 @@ def _complete(
 def _not_alone(sets: Sequence[Set], cost: Best, least_best: Best) -> str | None:
     """Why nothing that a row can set is proven to be best, None if one is."""
     for judged in (cost, least_best):
-        several = sorted({sets[at] for at in judged.candidates})
+        several = sorted({sets[candidate] for candidate in judged.candidates})
         if len(several) > 1:
             lead = f"{_lead(sets, judged):.3f} ms a step"
             needed = f"{judged.needed:.3f} ms would be needed"
@@ -215,17 +217,17 @@ def _lead(sets: Sequence[Set], judged: Best) -> float:
 
 def _others(sets: Sequence[Set], judged: Best) -> list[float]:
     """The means of the settings that set something else than the first."""
-    return [mean for at, mean in enumerate(judged.means) if sets[at] != sets[judged.lowest]]
+    return [mean for index, mean in enumerate(judged.means) if sets[index] != sets[judged.lowest]]
 
 
 def _not_honoured(candidates: Sequence[Observed], best: Set) -> tuple[str, bool]:
     """(why the runs did not use what was requested, whether the recording shows it)."""
     for word in ("algorithm", "protocol"):
         requested = getattr(best, word)
-        got = sorted({getattr(one.choice, word) for one in candidates if one.choice})
+        got = sorted({getattr(candidate.choice, word) for candidate in candidates if candidate.choice})
         if requested and got and got != [requested]:
             return f"{requested} was requested and {first_few(got)} used at this size", True
-    used, channels = sorted({one.cost.grid for one in candidates}), best.channels
+    used, channels = sorted({candidate.cost.grid for candidate in candidates}), best.channels
     if channels == 0 or used == [channels]:
         return "", True
     if used[0] < 0:
@@ -236,14 +238,21 @@ def _not_honoured(candidates: Sequence[Observed], best: Set) -> tuple[str, bool]
 
 def _choice(candidates: Sequence[Observed]) -> Choice | None:
     """The algorithm and protocol that all of these runs used."""
-    choices = {(one.choice.algorithm, one.choice.protocol) if one.choice else None for one in candidates}
+    choices = {
+        (candidate.choice.algorithm, candidate.choice.protocol) if candidate.choice else None
+        for candidate in candidates
+    }
     return Choice(*only) if len(choices) == 1 and (only := choices.pop()) else None
 
 
 def _no_choice(candidates: Sequence[Observed]) -> str:
     """Why no algorithm and protocol can be named."""
     choices_text = sorted(
-        {f"{one.choice.algorithm} {one.choice.protocol}" for one in candidates if one.choice}
+        {
+            f"{candidate.choice.algorithm} {candidate.choice.protocol}"
+            for candidate in candidates
+            if candidate.choice
+        }
     )
     if len(choices_text) > 1:
         return f"its runs used {' and '.join(choices_text)}, so no algorithm and protocol can be named"
@@ -275,7 +284,7 @@ def _threads(runs: Sequence[Ran]) -> tuple[int | None, str]:
         return None, "too few complete repeats to tell threads apart"
     values = np.array([[ready_of_run[key, repeat] for key in settings] for repeat in repeats], dtype=float)
     judged = best_of(np.log(values))
-    several = sorted({settings[at][0] for at in judged.candidates})
+    several = sorted({settings[candidate][0] for candidate in judged.candidates})
     best = short_name(*settings[judged.lowest])
     if len(several) > 1:
         return None, (

@@ -58,7 +58,7 @@ def _prove(row: Row, grids: dict[Class, Counter[int]], log_choices: Said) -> Pro
         choices = log_choices.choices.get(key)
         if not choices:
             open_.append(f"{text}: the log has no line on its algorithm and protocol")
-        elif any((one.algorithm, one.protocol) != (row.algorithm, row.protocol) for one in choices):
+        elif any((choice.algorithm, choice.protocol) != (row.algorithm, row.protocol) for choice in choices):
             wrong.append(f"{text}: {row.algorithm} {row.protocol} is set, the log says {_words(choices)}")
         if not log_choices.applied.get(key):
             open_.append(f"{text}: no line of the log says that a tuner applied it")
@@ -75,7 +75,7 @@ def _prove(row: Row, grids: dict[Class, Counter[int]], log_choices: Said) -> Pro
 
 
 def _words(choices: Counter[Choice]) -> str:
-    return " and ".join(sorted({f"{one.algorithm} {one.protocol}" for one in choices}))
+    return " and ".join(sorted({f"{choice.algorithm} {choice.protocol}" for choice in choices}))
 
 
 def _plugin(log_choices: Said) -> list[str]:

@@ -61,14 +61,14 @@ def write_tuner(runs: Sequence[Ran], judged: Judged, library: str, out: Path, *,
     ]
     write_atomic(path, text_of(rows, comments, _notes(judged)).encode())
     evidence = pd.DataFrame(
-        [row for one in judged.decisions for row in _evidence(one, runs)], columns=EVIDENCE
+        [row for decision in judged.decisions for row in _evidence(decision, runs)], columns=EVIDENCE
     )
     inputs = pd.DataFrame([row for ran in runs for row in _inputs(ran)], columns=INPUT)
     return [path, write_csv(evidence, out / "tuner.csv"), write_csv(inputs, out / "tuner_input.csv")]
 
 
 def _notes(judged: Judged) -> list[str]:
-    left = [one for one in judged.decisions if one.row is None]
+    left = [decision for decision in judged.decisions if decision.row is None]
     reasons = [f"{class_text(one.name)}: {one.reason}." for one in left]
     notes = ["Left at default:", *reasons] if reasons else []
     return [*notes, *(f"{text}." for text in judged.left_out)]

@@ -67,7 +67,7 @@ def ranking(settings: Settings) -> pd.DataFrame:
 
 
 def _of_runs(runs: list[Explained], change: str) -> list[float]:
-    lengths = [one.length_ms(change) for one in runs]
+    lengths = [run.length_ms(change) for run in runs]
     return [length for length in lengths if length is not None]
 
 

@@ -70,7 +70,7 @@ def _of_check(check: str, visits: Sequence[Visit]) -> tuple[list[Row], list[Susp
         per_gpu.setdefault(visit.uuid, []).extend(c for c in visit.checks if c.name == check)
     # Each GPU has one vote, its most frequent bits: a GPU visited more often weighs no more.
     counts_of = {
-        uuid: Counter(bits for one in checks for bits in one.bits) for uuid, checks in per_gpu.items()
+        uuid: Counter(bits for check in checks for bits in check.bits) for uuid, checks in per_gpu.items()
     }
     votes = Counter(counts.most_common(1)[0][0] for counts in counts_of.values() if counts)
     if not votes:
@@ -102,7 +102,7 @@ def _of_check(check: str, visits: Sequence[Visit]) -> tuple[list[Row], list[Susp
 
 
 def _median(values: Sequence[float]) -> float | None:
-    positive = [one for one in values if math.isfinite(one) and one > 0]
+    positive = [value for value in values if math.isfinite(value) and value > 0]
     return statistics.median(positive) if positive else None
 
 

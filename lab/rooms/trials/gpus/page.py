@@ -47,7 +47,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         status=status,
         cards=[
             Card("GPUs tested", str(len(finding.tested)), "tables/checks.csv"),
-            Card("Suspects", str(len({one.uuid for one in finding.suspects})), "tables/checks.csv"),
+            Card("Suspects", str(len({suspect.uuid for suspect in finding.suspects})), "tables/checks.csv"),
         ],
         sections=sections,
         provenance=provenance(folder, run.manifest if run else None),
@@ -102,11 +102,11 @@ def sentences(finding: Finding, rounds: Sequence[Visits]) -> list[str]:
     if not finding.tested:
         return [f"No GPU was tested ({times}).", *_why(finding)]
     lines = []
-    for uuid in dict.fromkeys(one.uuid for one in finding.suspects):
-        whys = [printable(one.evidence) for one in finding.suspects if one.uuid == uuid]
+    for uuid in dict.fromkeys(suspect.uuid for suspect in finding.suspects):
+        whys = [printable(suspect.evidence) for suspect in finding.suspects if suspect.uuid == uuid]
         further = f" (and {len(whys) - 3} more)" if len(whys) > 3 else ""
         lines.append(f"Suspect: {printable(uuid)}: {'; '.join(whys[:3])}{further}.")
-    lines += [f"{one}." for one in finding.open_pairs]
+    lines += [f"{open_pair}." for open_pair in finding.open_pairs]
     checked = sum(row.repeats for row in finding.rows)
     if not lines:
         alike = "agree in all bits" if gpus > 1 else "repeats itself in all bits"
@@ -116,7 +116,7 @@ def sentences(finding: Finding, rounds: Sequence[Visits]) -> list[str]:
 
 
 def _why(finding: Finding) -> list[str]:
-    return [f"{printable(one.uuid)}: {printable(one.evidence)}." for one in finding.suspects[:5]]
+    return [f"{printable(suspect.uuid)}: {printable(suspect.evidence)}." for suspect in finding.suspects[:5]]
 
 
 def _counters(rounds: Sequence[Visits]) -> list[str]:
@@ -133,7 +133,7 @@ def _counters(rounds: Sequence[Visits]) -> list[str]:
         lines += [f"{where}: Xid {event}" for where, events in latest.xids.items() for event in events]
         if not latest.xids:
             lines.append("Xid events: none in the kernel's log that is kept.")
-    return [printable(one) for one in lines]
+    return [printable(line) for line in lines]
 
 
 def answer(finding: Finding) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def answer(finding: Finding) -> dict[str, Any]:
 
 
 def _checks(finding: Finding) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in finding.rows])
+    frame: pd.DataFrame = pd.DataFrame([asdict(row) for row in finding.rows])
     return (
         frame
         if len(frame)
@@ -154,7 +154,7 @@ def _checks(finding: Finding) -> pd.DataFrame:
 
 
 def _suspects(finding: Finding) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in finding.suspects])
+    frame: pd.DataFrame = pd.DataFrame([asdict(suspect) for suspect in finding.suspects])
     return frame
 
 

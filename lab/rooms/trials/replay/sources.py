@@ -92,7 +92,7 @@ SOURCES = (
         "the library's own switch (NVTE_ALLOW_NONDETERMINISTIC_ALGO=0, deterministic=True)",
     ),
 )
-_COMPILED = [(re.compile(rf"(?:{one.ops})_?"), one) for one in SOURCES]
+_COMPILED = [(re.compile(rf"(?:{source.ops})_?"), source) for source in SOURCES]
 
 
 def source_of(name: str) -> Source | None:

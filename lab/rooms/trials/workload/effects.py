@@ -45,9 +45,11 @@ def effect_of(settings: Sequence[str], read_by: Sequence[str], folder: Path) -> 
             continue
     if not witnesses:
         return "no Python process of the command imported torch" if settings else ""
-    if failed := [name for name in settings if not any(one["settings"].get(name) for one in witnesses)]:
+    if failed := [
+        name for name in settings if not any(witness["settings"].get(name) for witness in witnesses)
+    ]:
         return f"torch does not have the setting {failed[0]}"
-    if read_by and not any(one["loaded"] for one in witnesses):
+    if read_by and not any(witness["loaded"] for witness in witnesses):
         return f"no library that reads its variables was loaded ({', '.join(read_by)})"
     return "yes"
 

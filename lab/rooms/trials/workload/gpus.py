@@ -54,7 +54,7 @@ def visits(config: GpusConfig, number: int) -> tuple[Visit, ...]:
     masks = given()
     order = list(range(len(masks)))
     random.Random(f"{config.seed}:{number}").shuffle(order)
-    return tuple(_visit(config, number, at, masks[which]) for at, which in enumerate(order))
+    return tuple(_visit(config, number, index, masks[which]) for index, which in enumerate(order))
 
 
 def given() -> list[dict[str, str]]:
@@ -63,7 +63,7 @@ def given() -> list[dict[str, str]]:
         if words := [word for word in os.environ.get(mask, "").split(",") if word and word != "-1"]:
             return [{mask: word} for word in words]
     count = _seen()
-    return [{"CUDA_VISIBLE_DEVICES": str(at)} for at in range(count)] or [{"CUDA_VISIBLE_DEVICES": ""}]
+    return [{"CUDA_VISIBLE_DEVICES": str(index)} for index in range(count)] or [{"CUDA_VISIBLE_DEVICES": ""}]
 
 
 def _seen() -> int:

@@ -82,7 +82,7 @@ def run(device: torch.device, name: str, work: Work, args: argparse.Namespace) -
             out = repeat()
             times.append((_now(device) - began) * 1e3)
             sums.add([out.contiguous()])
-        return Check(name, tuple(sums.read()), tuple(round(one, 4) for one in times))
+        return Check(name, tuple(sums.read()), tuple(round(time, 4) for time in times))
     except (RuntimeError, LabError) as error:
         return Check(name, error=f"{type(error).__name__}: {str(error).splitlines()[0][:300]}")
 

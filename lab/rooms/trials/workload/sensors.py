@@ -61,7 +61,7 @@ def summary(samples: Sequence[Mapping[str, float | None]]) -> dict[str, float | 
     return {
         "temperature_c": max(heat, default=None),
         "sm_clock_mhz": statistics.median(clocks) if clocks else None,
-        "throttled": any(int(one) & SLOWED for one in bits) if bits else None,
+        "throttled": any(int(bit) & SLOWED for bit in bits) if bits else None,
     }
 
 
@@ -76,14 +76,14 @@ def lost(env: Mapping[str, str]) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    gone = [one for one in uuids if one not in process.stdout]
+    gone = [uuid for uuid in uuids if uuid not in process.stdout]
     is_said = not process.returncode or GONE.search(process.stdout + process.stderr)
     return f"{', '.join(gone)} is no longer there, says nvidia-smi" if gone and is_said else ""
 
 
 def _uuids(env: Mapping[str, str]) -> list[str]:
     words = next((env[name].split(",") for name in (GIVEN, *MASKS) if env.get(name)), [])
-    return [one for one in words if one.startswith(("GPU-", "MIG-"))]
+    return [word for word in words if word.startswith(("GPU-", "MIG-"))]
 
 
 def meters(env: Mapping[str, str]) -> list[NvmlMeter]:

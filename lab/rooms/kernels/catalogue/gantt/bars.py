@@ -79,7 +79,7 @@ def _modules(rank: RankData) -> np.ndarray:
 
     As its recorded call says, else the Python stack, else the capture of the graph that replayed it.
     """
-    paths = np.array([*(one.module_path for one in rank.recorded), ""], dtype=object)
+    paths = np.array([*(recorded_row.module_path for recorded_row in rank.recorded), ""], dtype=object)
     of_ops = paths[rank.call]
     if rank.modules:
         of_ops = np.where(of_ops == "", np.array(rank.modules, dtype=object), of_ops)

@@ -88,8 +88,8 @@ def tensor_slots(side: dict[str, Any]) -> tuple[tuple[int, int], ...]:
         if str(kind).startswith("Tensor(") and HOLE not in str(kind):
             slots.append((int(value[1]), int(value[2])))
         elif "List[" in str(kind) and "Tensor(" in str(kind):
-            tensors = [one for one in value if isinstance(one, list) and len(one) == 6 and one[5]]
-            slots += [(int(one[1]), int(one[2])) for one in tensors]
+            tensors = [part for part in value if isinstance(part, list) and len(part) == 6 and part[5]]
+            slots += [(int(tensor[1]), int(tensor[2])) for tensor in tensors]
     return tuple(slots)
 
 

@@ -61,7 +61,7 @@ TYPES = {
 
 def arguments(op: RecordedOp) -> tuple[Arg, ...]:
     """The call's arguments. Raises Unresolved for an argument that a replay cannot rebuild."""
-    on_gpu = any(str(one.device).startswith("cuda") for arg in op.args for one in _tensors(arg))
+    on_gpu = any(str(tensor.device).startswith("cuda") for arg in op.args for tensor in _tensors(arg))
     return with_bounds(op.name, tuple(_arg(op, arg, on_gpu and "copy" not in op.name) for arg in op.args))
 
 
@@ -75,12 +75,12 @@ def tensor_slots(args: Sequence[RecordedArg]) -> tuple[tuple[int, int], ...]:
 
 
 def shapes(op: RecordedOp) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(one.shape or ()) for arg in op.outs for one in _tensors(arg))
+    return tuple(tuple(tensor.shape or ()) for arg in op.outs for tensor in _tensors(arg))
 
 
 def with_ranges(args: tuple[Arg, ...], op: RecordedOp) -> tuple[Arg, ...]:
     """The same arguments with the ranges that the recorder saw in integer tensors of the same shape."""
-    recorded = {one.name: one for one in op.args}
+    recorded = {arg.name: arg for arg in op.args}
     return tuple(_ranged(arg, recorded[arg.name]) if arg.name in recorded else arg for arg in args)
 
 
@@ -116,9 +116,9 @@ def _arg(op: RecordedOp, arg: RecordedArg, numbers: bool) -> Arg:
             src="synthetic" if tensor.number else "ranged" if ranged else src,
         )
     if arg.kind == "tensors":
-        tensors = tuple(_tensor(one, False) if one else None for one in arg.items or ())
+        tensors = tuple(_tensor(item, False) if item else None for item in arg.items or ())
         optional = arg.name == "indices" or None in tensors
-        ranged = any(one and one.high is not None for one in tensors)
+        ranged = any(tensor and tensor.high is not None for tensor in tensors)
         return Arg(
             name=arg.name,
             type="Tensor?[]" if optional else "Tensor[]",
@@ -156,4 +156,4 @@ def _tensor(arg: RecordedArg, numbers: bool) -> TensorArg:
 
 
 def _tensors(arg: RecordedArg) -> list[RecordedArg]:
-    return [arg] if arg.kind == "tensor" else [one for one in arg.items or () if one]
+    return [arg] if arg.kind == "tensor" else [item for item in arg.items or () if item]

@@ -24,9 +24,9 @@ def rows_of(
     """The rows of signature `sig`; `kernel_us` is the recorded time of all launches."""
     signature, run = plan.signatures[sig], raw.signatures[sig]
     launches = signature.launches or (Launch(name=signature.op, kind="cpu_op"),)
-    same = Counter(one.same for one in proofs)
+    same = Counter(proof.same for proof in proofs)
     for position, launch in enumerate(launches):
-        recorded = np.array([plan.calls[one.call].dur_us[position] for one in proofs])
+        recorded = np.array([plan.calls[proof.call].dur_us[position] for proof in proofs])
         replayed = _replayed_us(proofs, position)
         yield Row(
             sig_id=signature.sig_id,
@@ -55,7 +55,7 @@ def rows_of(
 
 def _replayed_us(proofs: list[CallProof], position: int) -> np.ndarray:
     """The times of all passes that launched the same kernels, or on a CPU called the same op (n,)."""
-    passes = [times for one in proofs if one.same in (EXACT, OP_ONLY) for times in one.dur_us]
+    passes = [times for proof in proofs if proof.same in (EXACT, OP_ONLY) for times in proof.dur_us]
     return np.array([times[position] for times in passes if position < len(times)])
 
 
@@ -82,7 +82,7 @@ def _error(recorded: np.ndarray, replayed: np.ndarray) -> float | None:
 
 def _other_name(launch: Launch, position: int, proofs: list[CallProof]) -> str:
     """What was launched instead: another kernel's name, or the same kernel's other geometry."""
-    launched = [one.launched[position:] for one in proofs if one.same in (OTHER, GEOMETRY)]
+    launched = [proof.launched[position:] for proof in proofs if proof.same in (OTHER, GEOMETRY)]
     instead = next((launches[0] for launches in launched if launches), None)
     if instead is None:
         return ""

@@ -34,7 +34,7 @@ class ShapeLog:
                 phase=phase,
                 module_path=path,
                 cls=type(module).__name__,
-                in_=[shape_of(one) for one in args],
+                in_=[shape_of(arg) for arg in args],
                 out=[shape_of(result)],
                 weight_shape_local=list(local(module.weight).shape),
                 weight_placement=placement(module.weight),

@@ -49,14 +49,17 @@ def first_call(bound: Bound) -> tuple[Bound, Any]:
 
 def with_tensors(args: list[Any]) -> list[Any]:
     """The values with 0-dim tensors instead of placeholder numbers."""
-    return [torch.tensor(one.number) if isinstance(one, (Number, WholeNumber)) else one for one in args]
+    return [torch.tensor(arg.number) if isinstance(arg, (Number, WholeNumber)) else arg for arg in args]
 
 
 def _made(op: str, arg: Arg, device: torch.device, seed: int) -> Any:
     if arg.tensor is not None:
         return make(op, arg.tensor, device, seed)
     if arg.tensors is not None:
-        return [make(op, one, device, seed + 31 * i) if one else None for i, one in enumerate(arg.tensors)]
+        return [
+            make(op, tensor, device, seed + 31 * i) if tensor else None
+            for i, tensor in enumerate(arg.tensors)
+        ]
     return value_of(arg, device)
 
 
@@ -74,7 +77,7 @@ def value_of(arg: Arg, device: torch.device) -> Any:
     if base == "bool" and isinstance(value, int):
         return bool(value)
     if base == "bool[]":
-        return [bool(one) for one in value]
+        return [bool(part) for part in value]
     if base == "float" and isinstance(value, int):
         return float(value)
     return value
@@ -85,7 +88,7 @@ def flat_outputs(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in flat_outputs(one)]
+        return [tensor for part in value for tensor in flat_outputs(part)]
     return []
 
 

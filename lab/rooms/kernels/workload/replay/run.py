@@ -148,14 +148,16 @@ def collect(
     runs = []
     for call in calls:
         passes: list[Seen] = observer.outcomes.get(str(call), [])
-        kinds = {sets.setdefault(one.launches, len(sets)) for one in passes}
+        kinds = {sets.setdefault(kernel_pass.launches, len(sets)) for kernel_pass in passes}
         runs.append(CallRun(call, kinds.pop() if len(kinds) == 1 else -1, _times(passes)))
     return tuple(runs), tuple(sets)
 
 
 def _times(passes: Sequence[Seen]) -> tuple[tuple[float, ...], ...]:
     """Per pass, us of each launch; without launches, of the op."""
-    return tuple(one.dur_us if one.launches else (one.op_us,) for one in passes)
+    return tuple(
+        kernel_pass.dur_us if kernel_pass.launches else (kernel_pass.op_us,) for kernel_pass in passes
+    )
 
 
 def refresher(op: str, bound: Bound) -> Callable[[], object]:

@@ -165,5 +165,5 @@ def check_gpu(env: Mapping[str, str]) -> None:
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without the tool and its flags."""
     clean_env = {name: value for name, value in env.items() if name not in (*FLAGS, "CUDA_INJECTION64_PATH")}
-    preload = [one for one in clean_env.pop("LD_PRELOAD", "").split(":") if one and "nixnan" not in one]
+    preload = [word for word in clean_env.pop("LD_PRELOAD", "").split(":") if word and "nixnan" not in word]
     return {**clean_env, **({"LD_PRELOAD": ":".join(preload)} if preload else {})}

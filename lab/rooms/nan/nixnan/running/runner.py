@@ -107,7 +107,7 @@ def judge(attempts: Sequence[Attempt], out: Path) -> int:
         )
     if last_attempt.exit_code == 0 and not last_attempt.attached:
         ways = {"inject": "CUDA_INJECTION64_PATH", "preload": "LD_PRELOAD"}
-        tried = " and ".join(ways[one.mode] for one in attempts)
+        tried = " and ".join(ways[attempt.mode] for attempt in attempts)
         problem = f"the tool was loaded but never attached (by {tried})"
         raise EngineError(
             f"{problem}: no GPU context in its log, nothing was checked", location=out / LOG, fix=FIX

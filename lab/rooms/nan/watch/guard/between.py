@@ -93,18 +93,20 @@ class Between:
     def is_loss(self, tensors: Sequence[Any]) -> None:
         """Backward begins at these, or the program asked about them."""
         if self._calls:
-            self._losses += [one.detach() for one in tensors if isinstance(one, Tensor) and not is_odd(one)]
+            self._losses += [
+                tensor.detach() for tensor in tensors if isinstance(tensor, Tensor) and not is_odd(tensor)
+            ]
 
     def note(self, func: Any, arguments: Any, output: Any) -> None:
         name = str(func)
-        tensors = [one for one in tensors_in(arguments) if _counts(one)]
-        outputs = [one for one in tensors_in(output) if _counts(one)]
+        tensors = [tensor for tensor in tensors_in(arguments) if _counts(tensor)]
+        outputs = [tensor for tensor in tensors_in(output) if _counts(tensor)]
         if len(self._calls) >= MOST_CALLS or not outputs or is_unwritten(name):
             return
-        inputs = tuple(self._place(one) for one in tensors)
-        places = tuple(self._keep(one) for one in outputs)
-        shapes = tuple("x".join(map(str, one.shape)) or "scalar" for one in tensors)
-        dtypes = tuple(str(one.dtype)[6:] for one in tensors)
+        inputs = tuple(self._place(tensor) for tensor in tensors)
+        places = tuple(self._keep(output) for output in outputs)
+        shapes = tuple("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
+        dtypes = tuple(str(tensor.dtype)[6:] for tensor in tensors)
         self._calls.append(
             Call(name, user_line(), inputs, places, shapes, dtypes, has_infinite_number(arguments))
         )

@@ -261,7 +261,7 @@ class Borders:
         if border.root_leaf is not None and uses <= 0 and not border.consumers:
             return "loss", "", "in the loss: the gradient that enters the model is bad, its output is not", ""
         producer, parent = self.names[border.producer], self.names[border.parent]
-        takers = [self.names[at] for at in border.consumers]
+        takers = [self.names[consumer] for consumer in border.consumers]
         module = takers[-1] if takers else parent
         if border.hooked:
             of = f"the gradient of {_named(producer)}'s output"

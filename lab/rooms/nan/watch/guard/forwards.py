@@ -70,7 +70,7 @@ class GuardedWatch(Watch):
         self._listener = listener
         self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
         self._least_budget, self._ask_at = self.budget_bytes, FIRST_ASKED
-        self._device = next((one.device for one in state.model.parameters()), torch.device("cpu"))
+        self._device = next((parameter.device for parameter in state.model.parameters()), torch.device("cpu"))
 
     def meet_new_modules(self) -> None:
         super().meet_new_modules()
@@ -142,7 +142,7 @@ class GuardedWatch(Watch):
 
     def passing(self, forward: Forward, batch: Batch) -> None:
         if self._headroom.due(self._state.step) and len(batch.tensors) > 1:
-            given_out = [one for one, out in zip(batch.tensors, batch.outputs(), strict=True) if out]
+            given_out = [tensor for tensor, out in zip(batch.tensors, batch.outputs(), strict=True) if out]
             self._state.safely(self._headroom.sample, "activation", given_out)
         self._state.within(self._borders.attach, forward, batch)
 
@@ -209,7 +209,7 @@ class BadForwards:
         module = self._watch.module_called(birth.module)
         if self._state.strategy.name not in SHARDED or birth.kind != "output" or module is None:
             return ""
-        if not any(hasattr(one, "placements") for one in module.parameters()):
+        if not any(hasattr(parameter, "placements") for parameter in module.parameters()):
             return ""
         return (
             f"the weights of {named(birth.module)} are spread over ranks: this rank's part is clean, "

@@ -136,7 +136,7 @@ class Collector:
     @hidden
     def anywhere(self) -> int:
         """How many tensors all threads have taken so far."""
-        return sum(one.taken for one in self._thread_lists)
+        return sum(thread_list.taken for thread_list in self._thread_lists)
 
     @hidden
     def mark(self) -> None:
@@ -181,12 +181,16 @@ class Collector:
         counted: Counted,
     ) -> None:
         """A count has begun, one row per tensor; a clean one that is over leaves only its stages."""
-        of_rows = held if owners is None else [held[at] for at in owners]
+        of_rows = held if owners is None else [held[owner] for owner in owners]
         self._state.looked_at.update([passed[0] for passed in of_rows])
-        late = [at for at, passed in enumerate(of_rows) if passed[3] >= 0 and passed[2]._version != passed[3]]
+        late = [
+            index
+            for index, passed in enumerate(of_rows)
+            if passed[3] >= 0 and passed[2]._version != passed[3]
+        ]
         if late or not counted.known_clean():
             step, times = self._state.step, _times(chunks)
-            times = times if owners is None else [times[at] for at in owners]
+            times = times if owners is None else [times[owner] for owner in owners]
             taken = [
                 Taken(time, passed[0], passed[1], step, tensor.shape, tensor.dtype)
                 for passed, time, tensor in zip(of_rows, times, tensors, strict=True)
@@ -200,7 +204,7 @@ class Collector:
 
     def _dense(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """(which tensor each part belongs to, all parts that can be counted)"""
-        parts = [(at, part) for at, tensor in enumerate(tensors) for part in self._parts(tensor)]
+        parts = [(index, part) for index, tensor in enumerate(tensors) for part in self._parts(tensor)]
         return [at for at, _ in parts], [part for _, part in parts]
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
@@ -213,13 +217,15 @@ class Collector:
 
     def all_clean(self) -> bool:
         """Whether all that was counted and not asked for is known to be clean, without a wait."""
-        return all(not one.late and one.counted.known_clean() for one in self._groups)
+        return all(not group.late and group.counted.known_clean() for group in self._groups)
 
     def turned_out_clean(self) -> bool:
         """Whether a GPU has found nothing bad in all that was taken, after the wait for that."""
         self.flush()
         with self._lock:
-            return not any(one.late or not one.counted.by_gpu or one.counted.bad() for one in self._groups)
+            return not any(
+                group.late or not group.counted.by_gpu or group.counted.bad() for group in self._groups
+            )
 
     def settled(self) -> list[tuple[list[Taken], np.ndarray]]:
         """(what was taken, rows) of all groups so far, after the wait; a row of -1: overwritten too early."""

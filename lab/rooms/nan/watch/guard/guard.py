@@ -180,7 +180,7 @@ class Guard:
                 f"torch {torch.__version__} has no hooks around updates: the steps of the optimizers "
                 "given are surrounded, and other updates are seen at the next forward"
             )
-            kinds = {type(one) for one in self.weights.optimizers}
+            kinds = {type(optimizer) for optimizer in self.weights.optimizers}
             self._handles += [Surrounded(kind, self._before_update, self._after_update) for kind in kinds]
         backwards.add(self.losses.begins, self.losses.ended)
         asked.add(self.losses.asked)
@@ -583,7 +583,7 @@ class Guard:
 
     def _is_updating(self) -> bool:
         """Whether an optimizer given runs this forward in its own step, and writes weights in between."""
-        return any(getattr(one, "running", 0) for one in self._handles)
+        return any(getattr(handle, "running", 0) for handle in self._handles)
 
     @hidden
     def _step_by_hand(self) -> None:

@@ -88,7 +88,7 @@ class Headroom:
         if len(kinds) == 1:
             self.met(stage, str(kinds.pop())[6:], float(largest.max()))
         else:
-            self.met_all([(stage, one) for one in dtypes], largest)
+            self.met_all([(stage, dtype) for dtype in dtypes], largest)
 
     @passes_on
     def has_points(self, step: int) -> bool:
@@ -112,7 +112,10 @@ class Headroom:
             self.sampled_at = guard.step
             self.sample("optimizer", states)
             self.sample("weight", guard.model.parameters())
-            self.sample("gradient", (one.grad for one in guard.model.parameters() if one.grad is not None))
+            self.sample(
+                "gradient",
+                (parameter.grad for parameter in guard.model.parameters() if parameter.grad is not None),
+            )
         for key, largest in self.latest.items():
             self.peaks[key] = max(self.peaks.get(key, 0.0), largest)
         self.latest.clear()

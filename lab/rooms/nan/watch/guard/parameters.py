@@ -108,8 +108,8 @@ class ParameterHooks:
     def before_update(self, parameters: list[Tensor]) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
         self.latest = None
-        used = [one for one in parameters if one.grad is not None]
-        grads: list[Any] = [one.grad for one in used]
+        used = [parameter for parameter in parameters if parameter.grad is not None]
+        grads: list[Any] = [name.grad for name in used]
         identities = [*zip(map(ref, grads), versions_of(grads), map(_address, grads), strict=True)]
         if not self._strategy.reduces and identities == [*map(self.counted.get, map(id, used))]:
             return

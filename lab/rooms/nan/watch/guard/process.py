@@ -232,7 +232,7 @@ class Process:
     @hidden
     def _look_at(self, tensors: Any) -> None:
         losses = [*tensors] if isinstance(tensors, (tuple, list)) else [tensors]
-        parts = [part for one in losses if isinstance(one, Tensor) for part in quiet(as_counted, one)[0]]
+        parts = [part for loss in losses if isinstance(loss, Tensor) for part in quiet(as_counted, loss)[0]]
         rows = quiet(plain_counts, parts)
         if rows[:, :3].sum() > 0:
             self._loss = {

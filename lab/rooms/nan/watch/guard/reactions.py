@@ -94,11 +94,11 @@ class Reactions:
                 self._expect(self._state.open[step_number])
 
     def _expect(self, step: GuardStep) -> None:
-        expected = [one for one in step.events if _is_expected(one)]
+        expected = [event for event in step.events if _is_expected(event)]
         if not expected:
             return
         self._expected = [*self._expected, (step.number, expected)][-MOST_EXPECTED:]
-        step.events = [one for one in step.events if not _is_expected(one)]
+        step.events = [event for event in step.events if not _is_expected(event)]
         step.skipped = True
         if not step.events:
             del self._state.open[step.number]

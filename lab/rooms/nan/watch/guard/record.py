@@ -111,7 +111,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_finite(part) for part in value]
     return value
 
 
@@ -132,7 +132,7 @@ def strategy_of(model: nn.Module) -> Strategy:
     alone = "a forward holds collectives, which one rank cannot run again alone"
     if "FSDPModule" in bases or "FullyShardedDataParallel" in kinds:
         return Strategy("FSDP", True, False, alone)
-    if any(hasattr(one, "placements") for one in model.parameters()):
+    if any(hasattr(parameter, "placements") for parameter in model.parameters()):
         return Strategy("tensor parallel", False, False, alone)
     if world() > 1:
         # Inside DDP's wrapper or outside of it: the model cannot tell.

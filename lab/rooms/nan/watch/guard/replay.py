@@ -73,7 +73,7 @@ def save(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sa
     ]
     inputs += [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     buffers = list(module.buffers())
-    if sum(one.numel() * one.element_size() for one in buffers) > MOST_BUFFER_BYTES:
+    if sum(buffer.numel() * buffer.element_size() for buffer in buffers) > MOST_BUFFER_BYTES:
         buffers = []
     return Saved(
         module,
@@ -81,7 +81,7 @@ def save(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sa
         kwargs,
         [(one, one._version) for one in inputs if not one.is_inference()],
         _random_now(),
-        [(one, one.detach().clone()) for one in buffers],
+        [(buffer, buffer.detach().clone()) for buffer in buffers],
         _autocast_now(),
         torch.is_grad_enabled(),
     )
@@ -153,7 +153,9 @@ def backward_op(saved: Saved, watch: Any, stop: Op | None = None) -> tuple[Op | 
         }
         if not modules:
             return None, "the outputs that took gradients were not found again"
-        inputs: list[Tensor] = [one for one in saved.module.parameters() if one.requires_grad]
+        inputs: list[Tensor] = [
+            parameter for parameter in saved.module.parameters() if parameter.requires_grad
+        ]
         inputs += [one for one, _ in saved.versions if one.requires_grad and one.is_leaf]
         backward = _Finder(watch, path, "", modules=forward.modules, stop=stop)
         with backward, torch.autograd.set_detect_anomaly(True, check_nan=False):
@@ -247,7 +249,9 @@ class _Look:
     """What is bad in some tensors and numbers."""
 
     def __init__(self, values: Any) -> None:
-        self.tensors = [one for one in tensors_in(values) if one.is_floating_point() or one.is_complex()]
+        self.tensors = [
+            tensor for tensor in tensors_in(values) if tensor.is_floating_point() or tensor.is_complex()
+        ]
         self.nan = self.inf = False
         self.is_minus = True  # all that is bad is minus infinity
         self.places = set[int]()  # of memory with something bad
@@ -362,8 +366,8 @@ if TorchDispatchMode is not None and _sequence is not None:
 
         def _op(self, name: str, module: str, node: Any, arguments: Any, inputs: str) -> Op:
             tensors = tensors_in(arguments)
-            shapes = tuple("x".join(map(str, one.shape)) or "scalar" for one in tensors)
-            dtypes = tuple(str(one.dtype)[6:] for one in tensors)
+            shapes = tuple("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
+            dtypes = tuple(str(tensor.dtype)[6:] for tensor in tensors)
             if node is None:
                 return Op(name, module, shapes, dtypes, user_line(), "", inputs)
             if not isinstance(node, torch.autograd.function.BackwardCFunction) and (line := _hook_line()):
@@ -375,9 +379,9 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
-        return [one for inner in value.values() for one in tensors_in(inner)]
+        return [tensor for inner in value.values() for tensor in tensors_in(inner)]
     if isinstance(value, (tuple, list)):
-        return [one for inner in value for one in tensors_in(inner)]
+        return [tensor for inner in value for tensor in tensors_in(inner)]
     return []
 
 
@@ -393,9 +397,9 @@ def is_unwritten(name: str) -> bool:
 
 def _numbers(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        return [one for inner in value.values() for one in _numbers(inner)]
+        return [number for inner in value.values() for number in _numbers(inner)]
     if isinstance(value, (tuple, list)):
-        return [one for inner in value for one in _numbers(inner)]
+        return [number for inner in value for number in _numbers(inner)]
     return [value] if isinstance(value, float) else []
 
 

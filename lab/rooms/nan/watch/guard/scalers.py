@@ -65,7 +65,9 @@ class Scalers:
 
     def _meet(self, kinds: Iterable[type[Any]]) -> None:
         make = {"scale": self._scale, "step": self._step, "update": self._update}
-        for kind in (one for given in kinds for one in given.__mro__ if one not in self._met):
+        for kind in (
+            base for scaler_class in kinds for base in scaler_class.__mro__ if base not in self._met
+        ):
             self._met.add(kind)
             for name, patch in make.items():
                 plain = vars(kind).get(name)

@@ -213,7 +213,7 @@ def is_enabled(scaler: Any) -> bool:
 def found_infinity(state: Any) -> bool:
     """Whether a scaler met infinities in the gradients that an optimizer with this state would take."""
     flags = state.get("found_inf_per_device", {}) if isinstance(state, dict) else {}
-    return any(quiet(bool, one) for one in flags.values())
+    return any(quiet(bool, flag) for flag in flags.values())
 
 
 @passes_on

@@ -35,7 +35,7 @@ class StepState:
         self, model: nn.Module, scaler: Any = None, *, headroom: int = 16, counter: str | None = None
     ) -> None:
         self.model, self.modules = model, Modules(model)
-        device = next((one.device for one in model.parameters()), torch.device("cpu"))
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.on_gpu = device.type == "cuda"
         self.strategy, self.scaling, self.headroom = strategy_of(model), Scaling(scaler), Headroom(headroom)
         self.counter, self.count = self._chosen(device, counter)
@@ -176,7 +176,7 @@ class StepState:
 
     def add(self, event: Event) -> None:
         step = self.open.setdefault(event.step, GuardStep(event.step))
-        if len(step.events) < MOST_EVENTS or event.time < max(one.time for one in step.events):
+        if len(step.events) < MOST_EVENTS or event.time < max(event.time for event in step.events):
             step.events.append(event)
         else:
             self.dropped += 1
@@ -306,7 +306,7 @@ class GuardStep:
 
 def first_of(events: Iterable[Event]) -> Event | None:
     """The verdict: the earliest, and in one moment the earliest stage."""
-    order = {stage: at for at, stage in enumerate(STAGES)}
+    order = {stage: index for index, stage in enumerate(STAGES)}
     return min(events, key=lambda event: (event.time, order[event.stage]), default=None)
 
 

@@ -78,9 +78,9 @@ def _lowest(tensors: Sequence[Tensor]) -> list[float]:
     small = sum(map(Tensor.numel, tensors)) <= SMALL and len({*map(KIND, tensors)}) == 1
     if small and float(torch._C._nn.flatten_dense_tensors([*tensors]).amin()) >= 0:
         return [0.0] * len(tensors)
-    lows = [one.detach().amin().double() for one in tensors]
-    if len({one.device for one in lows}) > 1:
-        return [float(one) for one in lows]
+    lows = [tensor.detach().amin().double() for tensor in tensors]
+    if len({low.device for low in lows}) > 1:
+        return [float(low) for low in lows]
     lowest: list[float] = torch.stack(lows).tolist()
     return lowest
 

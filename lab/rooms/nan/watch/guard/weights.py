@@ -78,7 +78,7 @@ class Weights:
 
     def _forget_the_dead(self) -> None:
         """Weights that were replaced and are gone: another may have their id."""
-        for key in [key for key, one in self._references.items() if one() is None]:
+        for key in [key for key, reference in self._references.items() if reference() is None]:
             for table in (self._references, self.names, self.owners, self.versions_after):
                 table.pop(key, None)
 
@@ -170,7 +170,11 @@ class Weights:
         self._written_before_update.clear()
 
     def _read(self, late: float, buffers: bool) -> None:
-        states = [one for by in self._updated_by.values() for one in state_tensors(by, self.unread_state)]
+        states = [
+            state_tensor
+            for by in self._updated_by.values()
+            for state_tensor in state_tensors(by, self.unread_state)
+        ]
         weights = named_weights(self._walk())
         states, weights = parts_of(states), parts_of(weights)
         rows = quiet(self._count, [one for _, one in (*states, *weights)])
@@ -290,13 +294,13 @@ class Weights:
         if grad is None or self._since_read != 1:
             return None
         parts = quiet(as_counted, grad)[0]
-        bad = [one for one, row in zip(parts, quiet(self._count, parts), strict=True) if row[:3].sum() > 0]
+        bad = [part for part, row in zip(parts, quiet(self._count, parts), strict=True) if row[:3].sum() > 0]
         return bad[0] if bad else None
 
     def would_take_bad(self, parameters: Iterable[Tensor]) -> bool:
         """Whether an update of these weights would be by gradients that are bad."""
-        grads = [one.grad for one in parameters if one.grad is not None]
-        parts = [part for one in grads for part in quiet(as_counted, one)[0]]
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        parts = [part for grad in grads for part in quiet(as_counted, grad)[0]]
         return bool(parts) and bool((quiet(self._count, parts)[:, :3] > 0).any())
 
     def _span(self) -> str:

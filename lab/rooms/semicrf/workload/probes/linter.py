@@ -117,7 +117,7 @@ def outcomes(objective: Objective, frames: int) -> tuple[Tensor, Tensor]:
         return labels, run_starts(labels)
     paths = list(tilings(frames, longest, classes))
     labels = torch.tensor([[c for k, c in path for _ in range(k)] for path in paths])
-    starts = torch.tensor([[at == 0 for k, _ in path for at in range(k)] for path in paths])
+    starts = torch.tensor([[index == 0 for k, _ in path for index in range(k)] for path in paths])
     return labels, starts
 
 

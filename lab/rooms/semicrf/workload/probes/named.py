@@ -191,7 +191,7 @@ def chain(name: str, target: Any, device: torch.device, parameters: dict[str, st
             for start, end, label in path:
                 row_T[start:end] = label
         crf = target(score_BTC.shape[2], **options.get("make", {})).to(device)
-        values = {own: model[ours] for own, ours in parameters.items()}
+        values = {own: model[parameter] for own, parameter in parameters.items()}
         arguments = (finite_padding(score_BTC, lengths_B), labels_BT, mask_BT)
         log_p_B = torch.func.functional_call(crf, values, arguments, options.get("call", {}))
         starts_BT = torch.ones_like(mask_BT)

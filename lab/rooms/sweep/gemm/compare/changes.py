@@ -39,8 +39,8 @@ GEMM_FIGURES = column_names(
 def config_changes(base: Sweep, heads: Sequence[Sweep]) -> pd.DataFrame:
     """One row per configuration of the base or another sweep: medians, change, interval over ranks, and over
     repeats an interval and p, which is corrected over all sweeps and configurations (Holm)."""
-    frame: pd.DataFrame = pd.concat([_changes(base, other) for other in heads], ignore_index=True)
-    p = frame["p_value"].mask(frame["other"].isin([one.label for one in heads if steps_differ(base, one)]))
+    frame: pd.DataFrame = pd.concat([_changes(base, head) for head in heads], ignore_index=True)
+    p = frame["p_value"].mask(frame["other"].isin([head.label for head in heads if steps_differ(base, head)]))
     frame["p_value"] = p  # of other numbers of steps no test says anything
     frame["p_holm"] = holm(p.to_numpy(dtype=float))
     tested = int(p.notna().sum())
@@ -58,7 +58,7 @@ def steps_differ(base: Sweep, head: Sweep) -> bool:
 
 def shared_repeats(base: Sweep, head: Sweep) -> int:
     """Repeats of `other` whose total time is that of a repeat of `base`, to the last digit: copies of it."""
-    sides = [_totals(one.tables) for one in (base, head)]
+    sides = [_totals(side.tables) for side in (base, head)]
     none = np.empty(0)
     return sum(
         int(np.isin(head_repeats.repeats, sides[0][key].repeats if key in sides[0] else none).sum())
@@ -73,7 +73,7 @@ def copied_repeats(sweep: Sweep) -> int:
 
 def _changes(base: Sweep, head: Sweep) -> pd.DataFrame:
     rows = []
-    sides = [_totals(one.tables) for one in (base, head)]
+    sides = [_totals(side.tables) for side in (base, head)]
     for setting in sorted(set(sides[0]) | set(sides[1])):
         base_values, head_values = (side.get(setting, _NO_TOTALS) for side in sides)
         rows.append(
@@ -98,7 +98,7 @@ def _changes(base: Sweep, head: Sweep) -> pd.DataFrame:
 def gemm_changes(base: Sweep, head: Sweep) -> pd.DataFrame:
     """One row per configuration and GEMM shape of both sweeps, most time changed first."""
     key = [*SETTING, *GEMM_SHAPE]
-    groups = [dict(list(_fresh_gemms(one.tables).groupby(key, dropna=False))) for one in (base, head)]
+    groups = [dict(list(_fresh_gemms(side.tables).groupby(key, dropna=False))) for side in (base, head)]
     rows = []
     for shape in sorted(set(groups[0]) & set(groups[1]), key=str):
         base_values, head_values = (group[shape] for group in groups)

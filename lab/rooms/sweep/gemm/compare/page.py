@@ -73,12 +73,14 @@ def write_comparison(
     ]
     base, heads = sweeps[0], sweeps[1:]
     configs = rounded(config_changes(base, heads))
-    gemm = rounded(pd.concat([gemm_changes(base, other) for other in heads], ignore_index=True))
+    gemm = rounded(pd.concat([gemm_changes(base, head) for head in heads], ignore_index=True))
     environment = environments(sweeps)
     by_rank = rounded(_by_rank(sweeps))
     tables = {"configurations": configs, "gemm": gemm, "environment": environment, "ranks": by_rank}
     files = [write_csv(table, out / "comparison" / f"{name}.csv") for name, table in tables.items()]
-    missing = [f"{one.label}: {sentence}" for one in sweeps for sentence in left_out(one.tables.configs)]
+    missing = [
+        f"{sweep.label}: {sentence}" for sweep in sweeps for sentence in left_out(sweep.tables.configs)
+    ]
     missing += not_compared(base, heads, configs)
     verdict = compared_in_words(configs, gemm, environment, base, heads)
     page = Page(
@@ -97,7 +99,7 @@ def write_comparison(
     )
     files += sorted((out / PLOTS).rglob("*.png"))
     files.append(write_page(page, page_path or out / PAGE))
-    problems = [f"{one.label}: {what}" for one in sweeps for what in one.tables.problems["what"]]
+    problems = [f"{sweep.label}: {problem}" for sweep in sweeps for problem in sweep.tables.problems["what"]]
     return Report(
         files=files, missing=missing, problems=problems, incomplete=_incomplete(sweeps), findings=verdict
     )
@@ -127,7 +129,7 @@ def _labels(folders: Sequence[Path], labels: Sequence[str]) -> list[str]:
         )
     names = list(labels) or [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
-        names = [f"{chr(ord('A') + at)} {name}" for at, name in enumerate(names)]
+        names = [f"{chr(ord('A') + index)} {name}" for index, name in enumerate(names)]
     return names
 
 
@@ -170,7 +172,7 @@ def _sections(
         environment,
         "Recorded environment of each sweep, differences first",
         "comparison/environment.csv",
-        headings={one.label: Heading(one.label, "") for one in sweeps},
+        headings={sweep.label: Heading(sweep.label, "") for sweep in sweeps},
         pills=PILLS,
         open_rows=60,
     )
@@ -182,7 +184,7 @@ def _sections(
 
 
 def _by_rank(sweeps: Sequence[Sweep]) -> pd.DataFrame:
-    parts = [one.tables.timeline.assign(sweep=one.label) for one in sweeps]
+    parts = [sweep.tables.timeline.assign(sweep=sweep.label) for sweep in sweeps]
     frame: pd.DataFrame = pd.concat(parts, ignore_index=True)
     ordered: pd.DataFrame = frame[["sweep", *[name for name in frame if name != "sweep"]]]
     return ordered

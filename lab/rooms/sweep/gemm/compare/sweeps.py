@@ -39,20 +39,20 @@ def read_for_comparison(
     """What one sweep says, and its environment; each trace is read once."""
     run = Run.open(folder) if Run.is_run(folder) else None
     data = read_sweep(folder, workers=workers, expected=expected_rows(run), progress=progress)
-    metas = [one.meta for ranks in data.ranks.values() for one in ranks.values()]
+    metas = [rank.meta for ranks in data.ranks.values() for rank in ranks.values()]
     environment = _environment(run.manifest if run else None, metas, data.tables)
     return Sweep(label, folder, data.tables, environment, bound_by_hosts(explained_of(data)) or "", data)
 
 
 def environments(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     """What is known of each sweep's environment, one row per fact; what differs comes first."""
-    facts = list(dict.fromkeys(name for one in sweeps for name in one.environment))
+    facts = list(dict.fromkeys(name for sweep in sweeps for name in sweep.environment))
     rows = []
     for fact in facts:
-        values = [one.environment.get(fact, "not recorded") for one in sweeps]
-        row = dict(zip([one.label for one in sweeps], values, strict=True))
+        values = [sweep.environment.get(fact, "not recorded") for sweep in sweeps]
+        row = dict(zip([sweep.label for sweep in sweeps], values, strict=True))
         rows.append({"what": fact, **row, "state": "same" if len(set(values)) == 1 else "differs"})
-    frame = pd.DataFrame(rows, columns=["what", *[one.label for one in sweeps], "state"])
+    frame = pd.DataFrame(rows, columns=["what", *[sweep.label for sweep in sweeps], "state"])
     ordered: pd.DataFrame = frame.sort_values("state", kind="stable", ignore_index=True)
     return ordered
 

@@ -111,7 +111,7 @@ def read_sweep(
     read: list[list[RankTables]] = [[] for _ in configs]
     for job, result in zip(jobs, results, strict=True):
         tables = [_unread(job, result)] if isinstance(result, LabError) else result
-        read[job.config] += [one for one in tables if only.has_rank(one.figures.rank)]
+        read[job.config] += [table for table in tables if only.has_rank(table.figures.rank)]
     return _together(sweep, configs, read, expected)
 
 

@@ -70,17 +70,17 @@ def _filled(by_setting: Ranks, table_of: Callable[[RankTables], Table | None]) -
 
 def _key_columns(filled: _Found) -> dict[str, np.ndarray]:
     """Setting and rank of every row."""
-    columns = {name: _repeated([key[at] for key, *_ in filled], filled) for at, name in enumerate(KEY)}
+    columns = {name: _repeated([key[index] for key, *_ in filled], filled) for index, name in enumerate(KEY)}
     return columns | {"rank": _repeated([rank for _, rank, *_ in filled], filled)}
 
 
 def _repeated(values: Sequence[str | int], filled: _Found) -> np.ndarray:
     """One value per rank, for each row of its table."""
-    kind = object if any(isinstance(one, str) for one in values) else np.int64
+    kind = object if any(isinstance(value, str) for value in values) else np.int64
     return np.repeat(np.array(values, dtype=kind), [len(table) for *_, table in filled])
 
 
 def _stacked(tables: Sequence[Table], names: Sequence[str]) -> dict[str, np.ndarray]:
     """The columns of all tables, one after another."""
     columns = [table.as_dict() for table in tables]
-    return {name: np.concatenate([one[name] for one in columns]) for name in names if columns}
+    return {name: np.concatenate([column[name] for column in columns]) for name in names if columns}

@@ -45,7 +45,7 @@ def ops_summary(launched: Launches) -> Table:
             "total_direct_kernel_time_ms": direct / 1000,
             "total_subtree_kernel_time_ms": subtree / 1000,
             "Count": np.bincount(group, minlength=n),
-            "Categories": [str(sorted(each)) for each in categories],
+            "Categories": [str(sorted(category)) for category in categories],
         }
     )
     return ranked(found_rows, "total_direct_kernel_time_ms")
@@ -105,6 +105,6 @@ def who(trace: Capture, pid: np.ndarray, tid: np.ndarray) -> dict[str, np.ndarra
     columns = [
         [names.get(process, "") for process, _ in pid_tids],
         [labels.get(process, "") for process, _ in pid_tids],
-        [threads.get(one, "") for one in pid_tids],
+        [threads.get(pid_tid, "") for pid_tid in pid_tids],
     ]
     return {title: objects(column) for title, column in zip(WHO, columns, strict=True)}

@@ -69,7 +69,7 @@ def perf_model_sheets(launched: Launches) -> dict[str, Table]:
     board = _board(trace)
     sheets = {"unified_perf_summary": _unified(launched, instances, first_rows, group, works, board)}
     for name in SHEETS:
-        chosen = [at for at, work in enumerate(works) if work is not None and work.kind == name]
+        chosen = [index for index, work in enumerate(works) if work is not None and work.kind == name]
         if chosen:
             sheets[name] = _sheet(launched, instances, first_rows, group, works, chosen, board)
     return sheets

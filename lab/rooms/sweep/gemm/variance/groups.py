@@ -101,7 +101,7 @@ def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
 def _slowdowns(instances: pd.DataFrame, order: np.ndarray, ends: np.ndarray) -> dict[str, list[float]]:
     columns = instances[[*KEY, "rank", "step", "dur_ns", "comm_ns"]].iloc[order]
     slowdowns = [slowdown(columns.iloc[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-    return {name: [one[name] for one in slowdowns] for name in slowdowns[0]}
+    return {name: [slowdown[name] for slowdown in slowdowns] for name in slowdowns[0]}
 
 
 def _step_medians(step: np.ndarray, dur_us: np.ndarray, group: np.ndarray, n: int) -> list[str]:
@@ -111,7 +111,7 @@ def _step_medians(step: np.ndarray, dur_us: np.ndarray, group: np.ndarray, n: in
     texts: list[list[str]] = [[] for _ in range(n)]
     for (group_index, number), us in zip(pairs.tolist(), medians_us.tolist(), strict=True):
         texts[group_index].append(f"{number}: {us:.3f}")
-    return ["; ".join(each) for each in texts]
+    return ["; ".join(text) for text in texts]
 
 
 def _kernel_names(kernels: pd.Series, group: np.ndarray, n: int) -> dict[str, Any]:

@@ -23,4 +23,4 @@ def below(tables: Sequence[Table], columns: Sequence[str]) -> Table:
     """Tables one below the other, in these columns."""
     if not tables:
         return Table({name: np.empty(0, dtype=object) for name in columns})
-    return Table({name: np.concatenate([getattr(one, name) for one in tables]) for name in columns})
+    return Table({name: np.concatenate([getattr(table, name) for table in tables]) for name in columns})

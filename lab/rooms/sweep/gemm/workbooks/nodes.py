@@ -17,7 +17,7 @@ class Nodes:
     ranks: Mapping[int, RankTables]
 
     def of(self, rank: int) -> int:
-        size = max((one.num_devices for one in self.ranks.values()), default=0)
+        size = max((rank.num_devices for rank in self.ranks.values()), default=0)
         return rank // size if size else 0
 
     def spans(self, pg_ranks: np.ndarray) -> np.ndarray:

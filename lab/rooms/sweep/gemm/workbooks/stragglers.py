@@ -48,7 +48,9 @@ def stragglers(
                     name: [row.get(name, np.nan) for row in times]
                     for name in ("computation_time_ms", "idle_time_ms")
                 },
-                "verdict": ["; ".join(one.text for one in causes if one.rank == rank) for rank in ranks],
+                "verdict": [
+                    "; ".join(cause.text for cause in causes if cause.rank == rank) for rank in ranks
+                ],
             }
         )
     return over_settings(tables, STRAGGLERS)

@@ -246,7 +246,7 @@ class Training(Recorder):
 
     def _begin(self, root: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward of the program that may be the first of a step."""
-        if self._open and any(_version(known) != self._versions.get(id(known)) for known in self._roots):
+        if self._open and any(_version(root) != self._versions.get(id(root)) for root in self._roots):
             self.notes.append(f"step {self.step} was not run again: no optimizer of torch ended it")
             self._after_update()
         if self._open:
@@ -267,7 +267,7 @@ class Training(Recorder):
         self._meet(root)
         for name, digest in digests(random_state()).items():
             self.row("random", name, None, digest, phase="start")
-        self._versions = {id(known): _version(known) for known in self._roots}
+        self._versions = {id(root): _version(root) for root in self._roots}
         if self.step == 1 or self._versions != self._updated:
             self._weights()  # the first, or changed since the update by something else
         self.rows_of("buffer", [(plain_name(n, root), buffer) for n, buffer in root.named_buffers()], "start")
@@ -400,7 +400,7 @@ class Training(Recorder):
             return
         self.phase = "update"
         self._weights()
-        self._updated = {id(known): _version(known) for known in self._roots}
+        self._updated = {id(root): _version(root) for root in self._roots}
         self._open = False
         self._saved = None
         self._read.clear()
