@@ -91,31 +91,37 @@ def table_of(rows: Sequence[Row], when: str) -> str:
     return "\n".join([f"Measured {when}:\n", header, f"|{'---|' * len(columns)}", *lines, ""])
 
 
-def merged(text: str, measured: Mapping[str, str], order: Sequence[str]) -> str:
-    """`text` with the tables of the benches in `measured` replaced; the others stay as they were measured.
+def merged(text: str, tables: Mapping[str, str], order: Sequence[str]) -> str:
+    """`text` with the tables of the benches in `tables` replaced; the others stay as they were measured.
 
     So do those of a machine with a GPU when a bench runs on one without, and the other way round.
     """
     intro, *parts = _SECTION.split(text)
-    tables: dict[str, list[str]] = {name: [] for name in order}
+    kept: dict[str, list[str]] = {name: [] for name in order}
     for name, body in zip(parts[::2], parts[1::2], strict=True):
-        if name in tables:
-            tables[name] = [table.strip() + "\n" for table in _TABLE.split(body) if table.strip()]
-    for name, table in measured.items():
-        tables[name] = _beside(tables[name], table)
-    sections = [
-        f"## `python -m bench {name}`\n\n" + "\n".join(tables[name]) for name in order if tables[name]
-    ]
+        if name in kept:
+            kept[name] = [table.strip() + "\n" for table in _TABLE.split(body) if table.strip()]
+    kept |= {name: _beside(kept[name], table) for name, table in tables.items()}
+    sections = [f"## `python -m bench {name}`\n\n" + "\n".join(kept[name]) for name in order if kept[name]]
     return "\n".join([intro.rstrip("\n") + "\n", *sections])
 
 
 def _beside(kept: Sequence[str], table: str) -> list[str]:
     """The tables of one bench: the new one, and those of the other kind of machine.
 
-    A table that only says what could not be measured stands alone or not at all.
+    Lines that say a GPU is needed stand only where no machine with one has measured.
     """
-    others = [other for other in kept if has_gpu(other) != has_gpu(table) and NO_GPU not in other]
-    return others if others and NO_GPU in table else [table, *others]
+    others = [_measured_lines(other) for other in kept if has_gpu(other) != has_gpu(table)]
+    others = [other for other in others if other]
+    measured_here = _measured_lines(table) if others else table
+    return [measured_here, *others] if measured_here else others
+
+
+def _measured_lines(table: str) -> str:
+    """A table without its lines that wait for a GPU; "" if none is left."""
+    when, gap, header, rule, *lines = table.splitlines()
+    lines = [line for line in lines if NO_GPU not in line]
+    return "\n".join([when, gap, header, rule, *lines, ""]) if lines else ""
 
 
 def has_gpu(table: str) -> bool:

@@ -98,6 +98,18 @@ def test_figures_of_a_gpu_and_of_a_cpu_stand_side_by_side():
     assert measured_again(measured_again("Words.", gpu), absent) == measured_again("Words.", gpu)
 
 
+def test_what_waits_for_a_gpu_hides_nothing_that_was_measured_beside_it():
+    when = "2026-01-01, abc, load 0.5, 2 x AMD"
+    mixed = table_of([Row("on the CPU", cost="1 s"), Row("on a GPU", absent="needs a GPU")], when)
+    alone = merged("Words.", {"a": mixed}, "a")
+    assert "| on the CPU |" in alone and NO_GPU in alone
+    for both in (
+        merged(alone, {"a": table("g", "16 x Intel + H200")}, "a"),
+        merged(merged("Words.", {"a": table("g", "16 x Intel + H200")}, "a"), {"a": mixed}, "a"),
+    ):
+        assert "| on the CPU |" in both and "| g |" in both and NO_GPU not in both
+
+
 def test_a_bench_that_breaks_is_a_line_and_the_exit_code_knows(page, monkeypatch, capsys):
     class Module:
         __doc__ = "About it."
