@@ -9,7 +9,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 # Python compiles what is imported; compiling all of torch and its company beforehand doubles an install.
 INSTALL := $(PIP) install --no-compile
 
-.PHONY: demo test test-long lint shape mutate format docs bench bench-semicrf schema clean images locks compose compose-up bake dockerfiles pin audit
+.PHONY: demo test test-long lint shape mutate format site docs bench bench-semicrf schema clean images locks compose compose-up bake dockerfiles pin audit
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
 	$(BIN)/lab run --quiet --gpus none sweep -c 28,42 -t 256 --ranks 2
@@ -51,9 +51,11 @@ bench: $(VENV)/.test  ## speed and memory beside the peer in one run; writes doc
 bench-semicrf: $(VENV)/.test  ## the semi-CRF beside flash-semicrf on this GPU or CPU; LAB_BENCH_FLASH_SEMICRF names its folder
 	$(BIN)/python -m bench.semicrf
 
-docs: $(VENV)/.test  ## build the site of the docs, every link checked, and serve it on this machine
+site: $(VENV)/.test  ## build the site of the docs into site/, every link checked
 	$(BIN)/python scripts/commands.py > docs/commands.md
 	$(BIN)/mkdocs build --quiet
+
+docs: site  ## the same, and serve it on this machine
 	$(BIN)/mkdocs serve
 
 schema: $(VENV)/.demo  ## write docs/manifest.schema.json anew

@@ -126,7 +126,7 @@ def test_only_a_version_tag_publishes_and_only_after_everything_else():
     for name in ("publish", "publish-rocm70", "release"):
         assert JOBS[name]["if"].split(" && ")[0] == "startsWith(github.ref, 'refs/tags/v')"
     for name in ("publish", "publish-rocm70"):
-        assert set(JOBS[name]["needs"]) == {"lint", "test", "smoke", "engine", "audit"}
+        assert set(JOBS[name]["needs"]) == {"lint", "test", "smoke", "engine", "docs", "audit"}
     assert [name for name, job in CALLS.items() if job["with"].get("push")] == ["publish", "publish-rocm70"]
     (push,) = [step for _, step in STEPS if step.get("with", {}).get("push")]
     assert push["with"]["provenance"] == "mode=max" and push["with"]["sbom"] is True
@@ -181,6 +181,7 @@ case "$name $1 $2" in
     mkdir -p build/images/dist; touch build/images/dist/lab.whl; echo LAB_WHEEL=a=b ;;
   "lab images check") echo "wheel $LAB_WHEEL" >>"$CALLED" ;;
   "docker image inspect") case "$*" in *Id*) echo sha256:12ab ;; *) exit 1 ;; esac ;;
+  "make site ") mkdir -p site ;;
   "gh release create") cp build/images/dist/images.json "$RELEASED" ;;
 esac
 """
@@ -230,6 +231,7 @@ def workflow(tmp_path, monkeypatch):
         ("test", ["make test PYTEST=-n 4 --dist loadfile -m 'not docker'"]),
         ("smoke", ["make test PYTEST=-n 4 --dist loadfile -m 'not torch and not docker'"]),
         ("engine", ["make test PYTEST=-n 2 --dist loadfile -m docker"]),
+        ("docs", ["make site"]),
         ("audit", ["python -m pip install --quiet pip-audit", "python scripts/audit.py"]),
         (
             "image",
