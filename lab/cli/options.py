@@ -110,7 +110,8 @@ SLURM = (
 
 def _absolute(text: str) -> str:
     source, colon, target = text.partition(":")
-    return f"{os.path.abspath(os.path.expanduser(source))}{colon}{target}"
+    path = os.path.abspath(os.path.expanduser(source)) if source else ""
+    return f"{path}{colon}{target}"
 
 
 def make_options(as_json: bool = False, **flags: Any) -> Options:

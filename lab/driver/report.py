@@ -63,7 +63,9 @@ def _differences(manifest: Manifest, step: Step, gpus: Sequence[Gpu], report: St
     if step.node and step.node != report.node:
         texts.append(f"ran on {report.node}, the plan names {step.node}")
     texts += _other_gpus(gpus, report.gpus)
-    planned = {n: value for n, value in step.env.items() if not (is_secret(n) or n.startswith("LAB_"))}
+    # The run's copy of lab stands before a PYTHONPATH of the caller's.
+    own = ("LAB_", "PYTHONPATH")
+    planned = {n: value for n, value in step.env.items() if not (is_secret(n) or n.startswith(own))}
     for name, value in planned.items():
         if (value_seen := report.env.get(name)) != redact(value, secret_values()):
             texts.append(

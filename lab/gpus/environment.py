@@ -49,7 +49,8 @@ def relevant_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def parse_variable(text: str) -> tuple[str, str]:
-    """NAME=VALUE, or NAME with the caller's own value. Raises UsageError for a secret, or for one not set."""
+    """NAME=VALUE, or NAME with the caller's own value. Raises UsageError for a secret, for what lab sets itself, and
+    for one not set."""
     name, equals, value = text.partition("=")
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise UsageError(f"--env {text!r} is not NAME or NAME=VALUE")
@@ -58,6 +59,8 @@ def parse_variable(text: str) -> tuple[str, str]:
             f"--env {name}: a secret would stand in the run's record and in `docker inspect`",
             fix="lab fetch downloads models; mount a file of your own with --mount",
         )
+    if MASK.search(name) or name.startswith("LAB_"):
+        raise UsageError(f"--env {name}: lab sets this variable itself", fix="--gpus picks a run's GPUs")
     if not equals and name not in os.environ:
         raise UsageError(f"--env {name}: it is not set here", fix=f"--env {name}=VALUE")
     return name, value if equals else os.environ[name]

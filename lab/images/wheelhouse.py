@@ -46,7 +46,6 @@ def download_argv(
     folder: Path,
     *,
     machine: str | None = None,
-    musl: bool = False,
 ) -> list[str]:
     """pip's command line that downloads wheels with what they need, for another Python and machine."""
     platforms = [word for tag in TAGS for word in ("--platform", f"{tag}_{machine or platform.machine()}")]

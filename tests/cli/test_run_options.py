@@ -37,7 +37,10 @@ def test_the_help_fits_two_screens_with_what_is_typed_most_first_and_slurm_last(
     "words, problem",
     [
         ("--env HF_TOKEN=x", "a secret would stand in the run's record"),
-        ("--env LAB_TEST_NOT_SET", "it is not set here"),
+        ("--env MINE_NOT_SET", "it is not set here"),
+        ("--env CUDA_VISIBLE_DEVICES=5", "lab sets this variable itself"),
+        ("--env LAB_NUM_GPUS=8", "lab sets this variable itself"),
+        ("--image cpu --mount :/data", "is not SRC[:DST[:ro]]"),
         ("--env 1X=2", "is not NAME or NAME=VALUE"),
         ("--mount /tmp", "about containers"),
     ],

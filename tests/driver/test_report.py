@@ -115,10 +115,10 @@ def run_with(tmp_path, report: dict, *, summary: dict | None = None, env: dict[s
 
 def test_a_report_that_agrees_with_the_plan_has_no_difference_and_leaves_no_file(tmp_path):
     seen = {
-        "env": {"NCCL_DEBUG": "INFO"},
+        "env": {"NCCL_DEBUG": "INFO", "PYTHONPATH": "/run/.lab/copy:/mine"},
         "gpus": [{"vendor": "nvidia", "index": 0, "uuid": UUID, "driver": "570.1"}],
     }
-    run, step = run_with(tmp_path, seen, env={"NCCL_DEBUG": "INFO"})
+    run, step = run_with(tmp_path, seen, env={"NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"})
     report = read_report(run, step, [GPU])
     assert report.differences == () and not (run.folder(step) / REPORT).exists()
 

@@ -53,8 +53,7 @@ class Daemon(Nature):
 def connect(env: Mapping[str, str] | None = None, *, timeout_s: int | None = None) -> Daemon:
     """Connect to the engine of `endpoint_of`; the API version is negotiated.
 
-    The context of Docker's CLI is ignored. Raises EngineError when the engine is down, may not be used by
-    this user, or is on another machine.
+    Raises EngineError when the engine is down, may not be used by this user, or is on another machine.
     """
     import docker
 
@@ -68,7 +67,7 @@ def connect(env: Mapping[str, str] | None = None, *, timeout_s: int | None = Non
             fix="unset it, or write unix:///path/to/docker.sock: containers mount folders of this machine",
         )
     with translated(Context(endpoint=endpoint)):
-        # A base_url that is given keeps SDK 7.2 from following the CLI's context, as 7.1 never did.
+        # A base_url that is given keeps SDK 7.2 from choosing another context than `endpoint_of` did.
         client = docker.APIClient(
             base_url=endpoint,
             version=None,
