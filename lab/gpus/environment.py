@@ -49,8 +49,10 @@ def relevant_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def parse_variable(text: str) -> tuple[str, str]:
-    """NAME=VALUE, or NAME with the caller's own value. Raises UsageError for a secret, for what lab sets itself, and
-    for one not set."""
+    """NAME=VALUE, or NAME with the caller's own value.
+
+    Raises UsageError for a secret, for a variable that lab sets itself, and for one that is not set.
+    """
     name, equals, value = text.partition("=")
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise UsageError(f"--env {text!r} is not NAME or NAME=VALUE")

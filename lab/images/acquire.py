@@ -119,20 +119,21 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
     code, tail = stream([*cli, "pull", way.ref], env={}, cwd=Path.cwd(), say=say)
     if code:
         raise pull_error(Path(cli[0]).name, way.ref, tail[-1] if tail else f"exit code {code}")
-    version = version_of(cli, way.ref)
-    if version != lab.__version__:
+    labels = labels_of(cli, way.ref)
+    if (version := labels.get(VERSION_LABEL)) != lab.__version__:
         raise BadDataError(
             f"the image is of lab {version or '(no version)'}, this is lab {lab.__version__}",
             location=way.ref,
             fix="name the release or the tag of this version",
         )
-    if (title := _label(cli, TITLE_LABEL, way.ref)) != f"lab/{target.name}":
+    if (title := labels.get(TITLE_LABEL)) != f"lab/{target.name}":
         raise BadDataError(
             f"the image is {title or 'none of lab (it has no title)'}, not lab/{target.name}",
             location=way.ref,
             fix="name the image of this target",
         )
-    digests = _inspect(cli, '{{join .RepoDigests " "}}', way.ref).split()
+    template = '{{join .RepoDigests " "}}'
+    digests = output_of([*cli, "image", "inspect", "-f", template, way.ref]).split()
     output_of([*cli, "tag", way.ref, target.ref])
     return next((digest for digest in digests if registry_of(digest) == registry_of(way.ref)), way.ref)
 
@@ -148,19 +149,10 @@ def pull_error(program: str, ref: str, message: str) -> EngineError:
 
 def version_of(cli: Sequence[str], ref: str) -> str:
     """The version of lab that an image on the engine is labelled with; "" if with none."""
-    return _label(cli, VERSION_LABEL, ref)
+    return labels_of(cli, ref).get(VERSION_LABEL, "")
 
 
 def labels_of(cli: Sequence[str], ref: str) -> dict[str, str]:
     """The labels of an image on the engine."""
-    return (
-        msgspec.json.decode(_inspect(cli, "{{json .Config.Labels}}", ref), type=dict[str, str] | None) or {}
-    )
-
-
-def _label(cli: Sequence[str], label: str, ref: str) -> str:
-    return _inspect(cli, f'{{{{index .Config.Labels "{label}"}}}}', ref)
-
-
-def _inspect(cli: Sequence[str], template: str, ref: str) -> str:
-    return output_of([*cli, "image", "inspect", "-f", template, ref])
+    text = output_of([*cli, "image", "inspect", "-f", "{{json .Config.Labels}}", ref])
+    return msgspec.json.decode(text, type=dict[str, str] | None) or {}

@@ -34,14 +34,19 @@ def endpoint_of(env: Mapping[str, str]) -> str:
 
 
 def _of_context(env: Mapping[str, str]) -> str | None:
-    """The endpoint of $DOCKER_CONTEXT or of `docker context use`; None for the default one."""
+    """The endpoint of $DOCKER_CONTEXT or of `docker context use`; None for the default one.
+
+    A context that is not here is an endpoint, too: no engine answers there, and the error names it.
+    """
     folder = Path(env.get("DOCKER_CONFIG") or Path(env.get("HOME") or "/nonexistent") / ".docker")
     name = env.get("DOCKER_CONTEXT") or _json(folder / "config.json").get("currentContext")
     if not name or name == "default":
         return None
     path = folder / "contexts/meta" / hashlib.sha256(str(name).encode()).hexdigest() / "meta.json"
-    host = _json(path).get("Endpoints", {}).get("docker", {}).get("Host")
-    return str(host) if host else None
+    try:
+        return str(json.loads(path.read_bytes())["Endpoints"]["docker"]["Host"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return f"context://{name}"
 
 
 def _json(path: Path) -> dict[str, Any]:

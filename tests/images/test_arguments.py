@@ -24,7 +24,7 @@ BUILDER = Builder(docker="docker", argv=("docker", "build"), env={"DOCKER_BUILDK
 
 def argv(name="cpu", base=None):
     target = next(t for t in targets() if t.name == name)
-    return build_argv(target, BUILDER, WHEEL, base=base, network="host", iidfile=Path("/i"), root=ROOT)
+    return build_argv(target, BUILDER, WHEEL, base=base, iidfile=Path("/i"), root=ROOT)
 
 
 @pytest.fixture

@@ -49,7 +49,6 @@ def test_a_target_gets_the_arguments_that_labs_own_build_gives(target, tmp_path,
         Builder(docker="docker", argv=("docker",)),
         Wheel(name="w", sha256="s"),
         base=None,
-        network="host",
         iidfile=tmp_path / "i",
         root=ROOT,
     )

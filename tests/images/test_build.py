@@ -27,7 +27,7 @@ from tests.images.tree import copy_tree
 
 def test_images_cannot_be_built_without_the_source_tree(tmp_path):
     with pytest.raises(MissingError, match="source tree"):
-        list(build(["cpu"], base=None, network="host", say=print, root=tmp_path))
+        list(build(["cpu"], base=None, say=print, root=tmp_path))
 
 
 def test_a_plan_builds_nothing_and_needs_no_builder(dockers):
@@ -99,7 +99,7 @@ def test_one_changed_line_rebuilds_the_wheel_and_no_dependency(
     shutil.copytree(ROOT / WHEELHOUSE, tmp_path / WHEELHOUSE)
     lines: list[str] = []
     try:
-        changed = list(build(["cpu"], base=debian_base, network="host", say=lines.append, root=tmp_path))
+        changed = list(build(["cpu"], base=debian_base, say=lines.append, root=tmp_path))
     finally:
         subprocess.run(
             ["docker", "image", "rm", changed_ref, f"{changed_ref}-torch"], capture_output=True, check=False
@@ -130,7 +130,7 @@ def test_the_tests_build_under_names_of_their_own_with_a_label():
 def _argv(target: Target) -> list[str]:
     builder = Builder(docker="docker", argv=("docker", "build"))
     wheel = Wheel(name="lab.whl", sha256="0")
-    return build_argv(target, builder, wheel, base="local/x", network="none", iidfile=Path("i"), root=ROOT)
+    return build_argv(target, builder, wheel, base="local/x", iidfile=Path("i"), root=ROOT)
 
 
 def image_record(ref: str) -> dict:

@@ -63,8 +63,8 @@ def connect(env: Mapping[str, str] | None = None, *, timeout_s: int | None = Non
     endpoint = endpoint_of(env)
     if not endpoint.startswith(("unix://", "http+unix://")):
         raise EngineError(
-            f"DOCKER_HOST={endpoint} is not the socket of an engine of this machine",
-            fix="unset it, or write unix:///path/to/docker.sock: containers mount folders of this machine",
+            f"{endpoint} (of DOCKER_HOST or Docker's context) is not the socket of an engine of this machine",
+            fix="DOCKER_HOST=unix:///path/to/docker.sock, because containers mount folders of this machine",
         )
     with translated(Context(endpoint=endpoint)):
         # A base_url that is given keeps SDK 7.2 from choosing another context than `endpoint_of` did.

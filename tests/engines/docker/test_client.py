@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.server
 import json
 import socket
@@ -65,6 +66,31 @@ def test_what_is_not_the_socket_of_an_engine_here_is_refused(host):
 
 def test_an_address_without_a_path_is_none():
     assert endpoint_of({"DOCKER_HOST": "unix://"}) == endpoint_of({})
+
+
+@pytest.mark.parametrize(
+    "meta, endpoint",
+    [
+        ('{"Endpoints": {"docker": {"Host": "unix:///mine.sock"}}}', "unix:///mine.sock"),
+        ('{"Endpoints": {"docker": {"Host": "tcp://10.0.0.1:2375"}}}', "tcp://10.0.0.1:2375"),
+        ('{"Endpoints": []}', "context://lab-test"),
+        (None, "context://lab-test"),
+    ],
+)
+def test_the_context_of_dockers_program_is_followed_and_one_that_is_not_here_refused(
+    tmp_path, meta, endpoint
+):
+    folder = tmp_path / "contexts/meta" / hashlib.sha256(b"lab-test").hexdigest()
+    folder.mkdir(parents=True)
+    if meta:
+        (folder / "meta.json").write_text(meta)
+    (tmp_path / "config.json").write_text('{"currentContext": "lab-test"}')
+    env = {"DOCKER_CONFIG": str(tmp_path)}
+    assert endpoint_of(env) == endpoint
+    assert endpoint_of({**env, "DOCKER_CONTEXT": "default"}) == endpoint_of({})
+    with pytest.raises(EngineError, match="mine.sock" if "mine" in endpoint else "not the socket") as caught:
+        connect(env)
+    assert endpoint in str(caught.value)
 
 
 PODMAN = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Version": "4.3.1"}]}
