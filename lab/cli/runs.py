@@ -103,7 +103,8 @@ def runs_reap(running: bool, slurm_job: str | None) -> None:
 @as_json("The manifest itself")
 def runs_show(folder: Path, as_json: bool) -> None:
     """Show what a run is, and the outcome of each step."""
-    manifest = Run.open(folder).manifest
+    run = Run.open(folder)
+    manifest = run.manifest
     if as_json:
         print_json(manifest)
         return
@@ -114,9 +115,10 @@ def runs_show(folder: Path, as_json: bool) -> None:
     )
     for gpu in manifest.gpus:
         _say(f"GPU {gpu.index}: {gpu.name} {gpu.uuid} driver {gpu.driver}")
+    begun = "running" if run.driver_pid() else "unfinished, and no process here drives it: lab run --resume"
     for record in manifest.steps:
         outcome = record.outcome
-        state = "running or killed" if record.attempts else "planned"
+        state = begun if record.attempts else "planned"
         if outcome:
             state = f"{outcome.status.value:12} {outcome.seconds:8.1f} s  {outcome.reason}"
         _say(f"  {record.step.name:24} {state}".rstrip())
@@ -128,8 +130,10 @@ def _say(line: str) -> None:
 
 
 def _counts(manifest: Manifest) -> Counter[str]:
-    outcomes = [record.outcome for record in manifest.steps]
-    return Counter(outcome.status.value if outcome else "planned" for outcome in outcomes)
+    return Counter(
+        record.outcome.status.value if record.outcome else "unfinished" if record.attempts else "planned"
+        for record in manifest.steps
+    )
 
 
 def _counts_text(manifest: Manifest) -> str:

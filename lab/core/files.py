@@ -81,7 +81,7 @@ def home_folder() -> Path:
     """The caller's home. Raises MissingError without one: no HOME, and no entry in passwd."""
     home = os.path.expanduser("~")
     if home.startswith("~"):
-        fix = "set HOME, or XDG_CACHE_HOME and XDG_STATE_HOME, to folders of yours"
+        fix = "set HOME, or XDG_CACHE_HOME, to a folder of yours"
         raise MissingError(f"the user {os.getuid()} has no home folder here", location="HOME", fix=fix)
     return Path(home)
 
@@ -89,11 +89,6 @@ def home_folder() -> Path:
 def cache_folder() -> Path:
     """Where lab keeps what can be made again; an empty variable is as good as none."""
     return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "lab"
-
-
-def state_folder() -> Path:
-    """Where lab keeps what it learned on this machine; an empty variable is as good as none."""
-    return Path(os.environ.get("XDG_STATE_HOME") or home_folder() / ".local/state") / "lab"
 
 
 def sha256_of(path: Path) -> str:
@@ -125,11 +120,11 @@ def exclusive(path: Path, *, busy: str, fix: str) -> Iterator[None]:
 def holder_pid(path: Path) -> int | None:
     """The process that holds `exclusive(path)` now, or None."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # another user's run can be asked about, too
     except OSError:
-        return None  # never locked, or not ours to lock
+        return None  # never locked, or not ours to read
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         content = os.pread(handle, 32, 0)
         return int(content) if content.isdigit() else None

@@ -101,7 +101,10 @@ class Run:
         pid = self.driver_pid()
         if pid is None:
             return None
-        os.kill(pid, signal.SIGINT)
+        try:
+            os.kill(pid, signal.SIGINT)
+        except PermissionError as error:
+            raise BusyError(f"the driver (pid {pid}) is another user's", location=self.root) from error
         end = time.monotonic() + wait_s
         while self.driver_pid() == pid:
             if time.monotonic() > end:

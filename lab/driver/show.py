@@ -66,9 +66,7 @@ def show_plan(
         {
             **msgspec.to_builtins(step),
             "env": redact_env(step.env, secret_values()),
-            "starts": (preview or engine.preview)(
-                step, site.gpus[: step.num_gpus], run_dir=str(root.absolute())
-            ),
+            "starts": preview(step, site.gpus[: step.num_gpus], run_dir=str(root.absolute())),
         }
         for step in plan.steps
         if step.name not in plan.skipped

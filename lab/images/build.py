@@ -35,7 +35,6 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ref: str
     id: str
-    base: str
     size_bytes: int
     seconds: float
     wheel_sha256: str
@@ -154,7 +153,6 @@ def _build_one(
         name=target.name,
         ref=target.ref,
         id=image_id,
-        base=base_ref,
         size_bytes=int(size),
         seconds=round(time.monotonic() - began, 1),
         wheel_sha256=wheel.sha256,

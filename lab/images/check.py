@@ -127,7 +127,8 @@ def docker_json(argv: Sequence[str]) -> dict[str, Any] | str:
             return _last_json(process.stdout)
     except (subprocess.TimeoutExpired, ValueError) as error:
         return f"{' '.join(argv[:3])}: {error}"
-    return (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+    lines = [line for line in process.stderr.splitlines() if line.strip() and not line.startswith("Run '")]
+    return (lines or [f"exit code {process.returncode}"])[-1]
 
 
 def _last_json(text: str) -> dict[str, Any]:

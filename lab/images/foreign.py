@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from lab.images.check import UNPRIVILEGED, Row, docker_json
 from lab.images.docker_cli import engine_cli
 from lab.images.preflight import DISABLE_REQUIRE, unsuited
 from lab.images.probe import Contents, probe_argv
-from lab.images.saved_checks import saved_path
+from lab.images.saved_checks import looked_once
 from lab.images.spec import Image, Mount, Vendor
 from lab.images.wheelhouse import download_argv
 
@@ -67,10 +68,16 @@ def image_of(
         image = spec.load(name)
         if vendor not in (None, image.vendor):
             raise UsageError(f"the image {name!r} is for the vendor {image.vendor}", fix="drop --vendor")
+    elif not re.fullmatch(r"\w[\w.:/@-]*", name, re.ASCII):  # docker's program would read an option
+        raise UsageError(f"--image {name!r} is not a reference", fix="REGISTRY/NAME:TAG")
     elif looks:
-        image = _looked(name, vendor, mounts_deps)
+        inside, described = inside_of(name)
+        refuse_old_python(name, inside)
+        image = _image(
+            name, vendor, inside, described, (dependencies(inside) if mounts_deps else PLACEHOLDER,)
+        )
     else:
-        image = _image(name, _vendor(name, vendor, {}, {}, None), None, {}, ())
+        image = _image(name, vendor, None, {}, ())
     return msgspec.structs.replace(image, user_mounts=(*image.user_mounts, *map(parse_mount, mounts)))
 
 
@@ -111,15 +118,8 @@ def inside_of(ref: str) -> tuple[Contents, dict[str, Any]]:
         )
     argv = probe_argv(TOOLS)
     key = hashlib.sha256("\0".join(argv).encode()).hexdigest()[:8]
-    path = saved_path(described["Id"], f"inside.{key}.json")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Contents), described
-    except (OSError, msgspec.DecodeError):
-        inside = _look(cli, ref, argv)
-    with writing(path):
-        make_folder(path.parent)
-        path.write_bytes(msgspec.json.encode(inside))
-    return inside, described
+    look = partial(_look, cli, ref, argv)
+    return looked_once(described["Id"], f"inside.{key}.json", Contents, look), described
 
 
 def _look(cli: Sequence[str], ref: str, argv: Sequence[str]) -> Contents:
@@ -130,25 +130,9 @@ def _look(cli: Sequence[str], ref: str, argv: Sequence[str]) -> Contents:
             return msgspec.convert(answer, Contents)
         problems.append(f"{python}: {answer}")
     raise EngineError(
-        f"no Python of {ref} starts as an unknown user, read-only and without network",
-        location="\n         ".join(problems[:2]),
+        f"no Python of {ref} starts as an unknown user, read-only and without network ({problems[0]})",
         fix="lab needs an image with Python 3.10 or newer that every user may run",
     )
-
-
-def _looked(ref: str, vendor: str | None, mounts_deps: bool) -> Image:
-    inside, described = inside_of(ref)
-    refuse_old_python(ref, inside)
-    mount = dependencies(inside) if mounts_deps else PLACEHOLDER
-    return _described(ref, vendor, inside, described, (mount,))
-
-
-def _described(
-    ref: str, vendor: str | None, inside: Contents, described: Mapping[str, Any], mounts: tuple[Mount, ...]
-) -> Image:
-    config = described.get("Config") or {}
-    env = dict(text.partition("=")[::2] for text in config.get("Env") or ())
-    return _image(ref, _vendor(ref, vendor, config.get("Labels") or {}, env, inside), inside, env, mounts)
 
 
 def refuse_old_python(ref: str, inside: Contents) -> None:
@@ -175,9 +159,16 @@ def _vendor(
 
 
 def _image(
-    ref: str, vendor: Vendor, inside: Contents | None, env: Mapping[str, str], mounts: tuple[Mount, ...]
+    ref: str,
+    wanted_vendor: str | None,
+    inside: Contents | None,
+    described: Mapping[str, Any],
+    mounts: tuple[Mount, ...],
 ) -> Image:
     """With the devices, caches and tools of lab's own image of this vendor."""
+    config = described.get("Config") or {}
+    env = dict(text.partition("=")[::2] for text in config.get("Env") or ())
+    vendor = _vendor(ref, wanted_vendor, config.get("Labels") or {}, env, inside)
     model = spec.load({"nvidia": "cuda", "amd": "rocm70", "none": "cpu"}[vendor])
     have = {name for name, path in (inside.tools if inside else {}).items() if path}
     tools = {name: tool for name, tool in model.tools.items() if set(tool.needs) <= have}
@@ -250,7 +241,7 @@ def check_reference(
     except EngineError as error:
         yield row("python", error.problem)
         return
-    image = _described(ref, vendor, inside, described, ())
+    image = _image(ref, vendor, inside, described, ())
     yield row("python", "", f"{inside.python} at {inside.program}, {inside.machine}")
     try:
         yield row("packages", "", f"mounted from {dependencies(inside).source}")

@@ -1,4 +1,4 @@
-"""What `lab images check` found in an image, kept for the manifests of its runs (`checked` in `image`).
+"""What was found in an image: by `lab images check`, for the manifests of its runs, and by looks inside it.
 
 Each result is stored in lab's cache under the image's content id, so it never applies to other content.
 """
@@ -6,8 +6,10 @@ Each result is stored in lab's cache under the image's content id, so it never a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -16,10 +18,12 @@ from lab.core.manifest import ImageCheck
 from lab.errors import writing
 from lab.images.probe import Contents
 
+Document = TypeVar("Document")
+CHECK = "json"
 VERSIONS = ("torch", "triton", "transformers", "numpy", "pandas", "pyarrow", "bitsandbytes", "accelerate")
 
 
-def save_check(image_id: str, contents: Contents, *, ok: bool, root: Path | None = None) -> ImageCheck:
+def save_check(image_id: str, contents: Contents, *, ok: bool) -> ImageCheck:
     """Keep what was found, for runs of this very image."""
     check = ImageCheck(
         ok=ok,
@@ -31,21 +35,37 @@ def save_check(image_id: str, contents: Contents, *, ok: bool, root: Path | None
         versions={name: contents.packages[name] for name in VERSIONS if name in contents.packages},
         tools=tuple(sorted(name for name, path in contents.tools.items() if path)),
     )
-    path = saved_path(image_id, root=root)
-    with writing(path):
-        make_folder(path.parent)
-        write_atomic(path, msgspec.json.encode(check))
+    _save(_path(image_id, CHECK), check)
     return check
 
 
-def load_check(image_id: str, root: Path | None = None) -> ImageCheck | None:
+def load_check(image_id: str) -> ImageCheck | None:
     """What `lab images check` found in the image of this id; None without a readable result."""
+    return _load(_path(image_id, CHECK), ImageCheck)
+
+
+def looked_once(image_id: str, ending: str, kind: type[Document], look: Callable[[], Document]) -> Document:
+    """What `look` finds in the image, kept under its content id: what an id stands for never changes."""
+    path = _path(image_id, ending)
+    document = _load(path, kind)
+    if document is None:
+        document = look()
+        _save(path, document)
+    return document
+
+
+def _load(path: Path, kind: type[Document]) -> Document | None:
     try:
-        return msgspec.json.decode(saved_path(image_id, root=root).read_bytes(), type=ImageCheck)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def saved_path(image_id: str, ending: str = "json", *, root: Path | None = None) -> Path:
-    """The file in lab's cache for what is known of an image's content id."""
-    return (root or cache_folder() / "images") / f"{re.sub(r'[^0-9a-z]', '_', image_id)}.{ending}"
+def _save(path: Path, document: object) -> None:
+    with writing(path):
+        make_folder(path.parent)
+        write_atomic(path, msgspec.json.encode(document))
+
+
+def _path(image_id: str, ending: str) -> Path:
+    return cache_folder() / "images" / f"{re.sub(r'[^0-9a-z]', '_', image_id)}.{ending}"

@@ -67,7 +67,6 @@ def smoke(
     rooms: Rooms,
     *,
     stand_in: bool = False,
-    timeout_s: float = TIMEOUT_S,
     box: Box | None = None,
 ) -> Iterator[Row]:
     """One row per command, as they end. An image that is not built fails, because it was asked for.
@@ -82,7 +81,7 @@ def smoke(
             yield Row(image=target.name, check="built", state="failed", detail=detail)
             continue
         with tempfile.TemporaryDirectory(prefix="lab-smoke-") as folder:
-            yield from _smoke_one(cli, target, Path(folder), rooms, stand_in, timeout_s, box or Box())
+            yield from _smoke_one(cli, target, Path(folder), rooms, stand_in, box or Box())
 
 
 def _smoke_one(
@@ -91,7 +90,6 @@ def _smoke_one(
     folder: Path,
     rooms: Rooms,
     stand_in: bool,
-    timeout_s: float,
     box: Box,
 ) -> Iterator[Row]:
     image = images.load(target.image)
@@ -106,7 +104,7 @@ def _smoke_one(
         env = _without_promise(spec.env) if stand_in else spec.env
         spec = msgspec.structs.replace(spec, image=target.ref, env=env)
         began = time.monotonic()
-        problem, last_line = _run(cli, docker_run_arguments(spec), timeout_s)
+        problem, last_line = _run(cli, docker_run_arguments(spec))
         detail = problem or f"{time.monotonic() - began:.1f} s: {last_line}"
         yield Row(image=target.name, check=name, state="failed" if problem else "ok", detail=detail)
 
@@ -165,7 +163,7 @@ def _host(folder: Path) -> HostContext:
     )
 
 
-def _run(cli: Sequence[str], argv: Sequence[str], timeout_s: float) -> tuple[str | None, str]:
+def _run(cli: Sequence[str], argv: Sequence[str]) -> tuple[str | None, str]:
     """-> what went wrong, or None, and the last line printed."""
     name = f"lab-smoke-{os.getpid()}-{time.monotonic_ns()}"
     words = [*cli, *argv[:1], "--name", name, *argv[1:]]
@@ -175,14 +173,14 @@ def _run(cli: Sequence[str], argv: Sequence[str], timeout_s: float) -> tuple[str
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=timeout_s,
+            timeout=TIMEOUT_S,
             check=False,
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         # Killing the client does not end its container.
         subprocess.run([*cli, "rm", "--force", name], capture_output=True, check=False)
-        return f"did not end in {timeout_s:.0f} s", ""
+        return f"did not end in {TIMEOUT_S:.0f} s", ""
     lines = (process.stdout.strip() or process.stderr.strip()).splitlines()
     if process.returncode:
         errors = (process.stderr.strip() or process.stdout.strip()).splitlines()

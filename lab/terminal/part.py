@@ -52,11 +52,6 @@ class PartOptions:
     to_time: str | None = None
     process: str | None = None
 
-    @property
-    def is_window(self) -> bool:
-        """Whether the part is a window of time, which may cut a step."""
-        return self.from_time is not None or self.to_time is not None
-
 
 def part_options(flags: dict[str, Any]) -> PartOptions:
     """Take the flags of PART out of all flags. Raises UsageError for a time or step that cannot be parsed."""

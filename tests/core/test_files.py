@@ -137,6 +137,16 @@ def test_asking_for_the_holder_neither_makes_nor_keeps_the_lock(tmp_path):
         pass
 
 
+def test_a_lock_that_may_only_be_read_has_a_holder_too(tmp_path, monkeypatch):
+    """Of another user's run: NFS, too, gives a shared lock on what is open for reading."""
+    flags, open_file = [], os.open
+    monkeypatch.setattr(os, "open", lambda path, *args: (flags.append(args[0]), open_file(path, *args))[1])
+    with held(tmp_path / "lock"):
+        flags.clear()
+        assert holder_pid(tmp_path / "lock") == os.getpid()
+    assert flags and flags[0] & os.O_ACCMODE == os.O_RDONLY
+
+
 def test_a_lock_in_a_folder_that_is_not_there_is_an_error_with_its_path(tmp_path):
     with pytest.raises(StorageError) as caught, held(tmp_path / "none" / "lock"):
         pass

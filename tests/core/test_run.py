@@ -195,6 +195,17 @@ def test_a_driver_that_does_not_end_is_named(tmp_path, driver, halves, wait, lim
     assert (caught.value.location, caught.value.fix) == (str(tmp_path), "kill 77")
 
 
+def test_the_driver_of_another_user_is_named_and_the_run_left_alone(tmp_path, driver, monkeypatch):
+    driver.ends_after = 1
+
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    with pytest.raises(BusyError, match=r"pid 77.* is another user's"):
+        a_run(tmp_path).interrupt_driver()
+
+
 def test_another_driver_that_takes_over_is_not_waited_for(tmp_path, driver, monkeypatch):
     pids = iter([77, 78, 78, 78])
     monkeypatch.setattr(Run, "driver_pid", lambda run: next(pids))

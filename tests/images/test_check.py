@@ -36,6 +36,12 @@ def test_an_answer_without_an_object_is_a_row_that_names_the_command(said):
     assert imagecheck.docker_json(["echo", said]).startswith(f"echo {said}: ")
 
 
+def test_the_reason_of_a_failure_is_the_engines_and_not_where_the_help_is():
+    text = "docker: no such program\n\nRun 'docker run --help' for more information"
+    argv = ["sh", "-c", 'echo "$0" >&2; exit 125', text]
+    assert imagecheck.docker_json(argv) == "docker: no such program"
+
+
 def test_what_is_kept_of_a_check_is_found_by_runs_whichever_program_described_the_image(monkeypatch):
     """Runs ask the engine, which says `sha256:` before the id; podman's program does not."""
     kept = []

@@ -80,6 +80,12 @@ def test_without_a_look_the_vendor_is_guessed_by_the_name_or_asked_for():
         image_of("mine:1", looks=False)
 
 
+@pytest.mark.parametrize("name", ["--volume=/:/host", "a b/c", "/x", "a/b\n", "a/b;c"])
+def test_what_cannot_be_a_reference_never_reaches_the_engine(name):
+    with pytest.raises(UsageError, match="is not a reference"):
+        image_of(name)
+
+
 def test_a_python_below_the_floor_is_refused(inside):
     inside(msgspec.structs.replace(CUDA, python="3.9"))
     with pytest.raises(EngineError, match=r"Python 3\.9, and lab needs 3\.10"):

@@ -75,15 +75,16 @@ def test_root_runs_a_smoke_as_somebody_else(tmp_path, monkeypatch):
     }
 
 
-def test_a_command_that_fails_or_hangs_is_a_row_with_its_reason(tmp_path):
+def test_a_command_that_fails_or_hangs_is_a_row_with_its_reason(tmp_path, monkeypatch):
     fails = tmp_path / "fails"
     fails.write_text("#!/bin/sh\necho out; echo broken >&2; exit 3\n")
     hangs = tmp_path / "hangs"
     hangs.write_text("#!/bin/sh\n[ $1 = rm ] && exit 0\nexec sleep 60\n")
     for script in (fails, hangs):
         script.chmod(0o755)
-    assert imagesmoke._run([str(fails)], ["run", "x"], 300) == ("exit code 3: broken", "")
-    assert imagesmoke._run([str(hangs)], ["run", "x"], 0.2)[0] == "did not end in 0 s"
+    assert imagesmoke._run([str(fails)], ["run", "x"]) == ("exit code 3: broken", "")
+    monkeypatch.setattr(imagesmoke, "TIMEOUT_S", 0.2)
+    assert imagesmoke._run([str(hangs)], ["run", "x"])[0] == "did not end in 0 s"
 
 
 def test_an_image_that_is_not_built_fails_the_smoke_that_asked_for_it(monkeypatch):
@@ -101,7 +102,7 @@ def test_an_image_is_tried_with_the_gpu_that_is_here_and_has_to_see_it(monkeypat
     tried = []
     monkeypatch.setattr(imagesmoke, "listed", lambda: {f"{t.ref}:latest": t.ref for t in targets()})
     monkeypatch.setattr(imagesmoke, "engine_cli", lambda: ["docker"])
-    monkeypatch.setattr(imagesmoke, "_run", lambda _, argv, __: tried.append(argv) or (None, ""))
+    monkeypatch.setattr(imagesmoke, "_run", lambda _, argv: tried.append(argv) or (None, ""))
     gpu = Gpu(vendor="nvidia", index=0, uuid="GPU-7", cdi="n/gpu=7" if cdi else None)
     list(imagesmoke.smoke(["cuda", "cpu"], {}, box=imagesmoke.Box(cdi=cdi, gpus=(gpu,))))
     (*of_cpu, of_cuda) = [argv for argv in tried if argv[-1] == "doctor"]

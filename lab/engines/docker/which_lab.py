@@ -7,26 +7,26 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from lab.core import content
-from lab.core.files import make_folder, write_atomic
 from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import HostLab
 from lab.core.provenance import lab_with_content
 from lab.core.run import LAB, Run
 from lab.core.snapshot import launched, report_env, step_env
 from lab.core.step import Step
-from lab.errors import EngineError, UsageError, writing
+from lab.errors import EngineError, UsageError
 from lab.images import compare, spec
 from lab.images.acquire import TITLE_LABEL, labels_of
 from lab.images.container import TMP, USERNS_MODE, ContainerSpec, Mount, least_spec, user_inside
 from lab.images.docker_cli import engine_cli
 from lab.images.names import repository_of
-from lab.images.saved_checks import load_check, saved_path
+from lab.images.saved_checks import load_check, looked_once
 from lab.images.spec import Image
 from lab.images.targets import Target, targets
 
@@ -97,17 +97,10 @@ def choose(lab: Lab, image: ImageRecord, policy: HostLab) -> bool:
 
 
 def lab_inside(daemon: Daemon, image_id: str, python: str) -> Inside:
-    """Hash the lab in the image of this content id, once: what an id stands for never changes."""
+    """Hash the lab in the image of this content id, once."""
     program_hash = hashlib.sha256(f"{python}\0{PROGRAM}".encode()).hexdigest()[:8]
-    path = saved_path(image_id, f"lab.{program_hash}.json")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Inside)
-    except (OSError, msgspec.DecodeError):
-        inside = _ask(daemon, image_id, python)
-    with writing(path):
-        make_folder(path.parent)
-        write_atomic(path, msgspec.json.encode(inside))
-    return inside
+    look = partial(_ask, daemon, image_id, python)
+    return looked_once(image_id, f"lab.{program_hash}.json", Inside, look)
 
 
 def _ask(daemon: Daemon, image_id: str, python: str) -> Inside:
