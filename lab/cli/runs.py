@@ -12,7 +12,7 @@ from lab.core.manifest import Manifest
 from lab.core.run import Run
 from lab.core.run_folder import list_runs
 from lab.core.words import plural, printable
-from lab.driver.detached import follow_logs
+from lab.driver.detached import follow_logs, goes_on
 from lab.driver.drive import stop_run
 from lab.driver.show import raise_for_steps
 from lab.errors import BadDataError, LabError, not_here
@@ -115,7 +115,7 @@ def runs_show(folder: Path, as_json: bool) -> None:
     )
     for gpu in manifest.gpus:
         _say(f"GPU {gpu.index}: {gpu.name} {gpu.uuid} driver {gpu.driver}")
-    begun = "running" if run.driver_pid() else "unfinished, and no process here drives it: lab run --resume"
+    begun = "running" if goes_on(run) else "unfinished, and nothing drives it: lab run --resume"
     for record in manifest.steps:
         outcome = record.outcome
         state = begun if record.attempts else "planned"

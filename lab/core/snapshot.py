@@ -29,7 +29,7 @@ def package_folder() -> Path:
 def take_snapshot(root: Path, identity: Lab) -> None:
     """Copy the lab of this process into the run folder, unless it is there.
 
-    Raises BusyError when the files are not those of `ours` any more: they were edited since it was read.
+    Raises BusyError when the files were edited since `identity` was read.
     """
     target = Path(import_path(str(identity.sha256), str(root)))
     if (target / "lab").is_dir() and content_sha256(target / "lab") == identity.sha256:
@@ -39,7 +39,7 @@ def take_snapshot(root: Path, identity: Lab) -> None:
         for old in (new, target):
             shutil.rmtree(old, ignore_errors=True)
         make_folder(new)
-        shutil.copytree(package, new / "lab", ignore=_left_out)
+        shutil.copytree(package, new / "lab", ignore=lambda _, names: list(filter(is_left_out, names)))
         shutil.copytree(_images_data(package), new / "lab" / "_images")
         if PACKAGED.is_dir():
             shutil.copytree(PACKAGED, new / "lab" / PACKAGED.name)
@@ -89,10 +89,6 @@ def imports_lab(step: Step) -> bool:
     """Whether the step's command runs a module of lab, and so must report what it imported."""
     pairs = zip(step.argv, step.argv[1:], strict=False)
     return any(flag == "-m" and module.split(".")[0] == "lab" for flag, module in pairs)
-
-
-def _left_out(_folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if is_left_out(name)]
 
 
 def _images_data(package: Path) -> Path:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from lab.core.options import Options
 from lab.core.run import Run
+from lab.engines import engine_class
 from lab.engines.output import LineSplitter
 from lab.errors import EngineError, MissingError
 
 DRIVER_LOG = "driver.log"
-POLL_S = 0.3
+POLL_S, ASK_QUEUE_S = 0.3, 3.0  # a question to a scheduler takes its time
 BEGIN_S = 60.0  # in which the new driver takes the run's lock, on a loaded machine
 
 
@@ -24,14 +25,8 @@ def detach(root: Path, options: Options) -> str:
     It keeps no terminal and no pipe of this process, so it outlives a logout.
     """
     log = root / DRIVER_LOG
-    flags = [
-        "--jobs",
-        str(options.jobs),
-        "--analysis",
-        options.analysis,
-        "--wait" if options.wait else "--no-wait",
-    ]
-    flags += ["--host-lab", options.host_lab]
+    flags = ["--jobs", str(options.jobs), "--analysis", options.analysis, "--host-lab", options.host_lab]
+    flags += ["--wait" if options.wait else "--no-wait"]
     with log.open("ab") as file:
         driver = subprocess.Popen(
             [sys.executable, "-m", "lab", "run", *flags, "--resume", str(root.absolute())],
@@ -51,19 +46,24 @@ def detach(root: Path, options: Options) -> str:
     return f"driven by process {driver.pid}, which goes on when you log out (its lines: {log})"
 
 
+def goes_on(run: Run) -> bool:
+    """Whether a driver or jobs of a scheduler work on this run."""
+    return run.driver_pid() is not None or engine_class(run.manifest.engine).has_jobs(run)
+
+
 def follow_logs(run: Run, step: str | None, follow: bool) -> Iterator[str]:
     """The lines of the run's driver, or of its steps' logs one after the other; of one step alone."""
     paths = _paths(run, step)
     splitters = {path: LineSplitter() for path in paths}
     offsets = dict.fromkeys(paths, 0)
     while True:
-        is_last = not follow or run.driver_pid() is None
+        is_last = not (follow and goes_on(run))
         for path in paths:
             chunk, offsets[path] = _since(path, offsets[path])
             yield from splitters[path].feed(chunk)
         if is_last:
             break
-        time.sleep(POLL_S)
+        time.sleep(POLL_S if run.driver_pid() is not None else ASK_QUEUE_S)
     for path in paths:
         yield from splitters[path].flush()
 

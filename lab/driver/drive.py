@@ -63,7 +63,7 @@ def drive(experiment: Experiment) -> None:
         console.say(f"note: {note}")
     manifest = first_manifest(name, plan, site, engine, root, options.env)
     if manifest.lab.used == "mounted" and manifest.image:
-        mounted = f"({described(manifest.lab)}), mounted read-only into {manifest.image.ref}, not its own"
+        mounted = f"({described(manifest.lab)}), mounted read-only into {manifest.image.ref}"
         console.say(f"note: steps import this host's lab {mounted}")
     run = open_or_create(root, manifest, plan, options)
     console.say(f"run folder: {root}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -29,11 +29,13 @@ def read_report(run: Run, step: Step, gpus: Sequence[Gpu]) -> StepReport | None:
         return None
     with contextlib.suppress(OSError):  # it may hold what only this process can redact
         (folder / REPORT).unlink()
+    # The environment of a Slurm job is the node's.
+    callers = [] if run.manifest.engine == "slurm" else sorted(filter(belongs, os.environ))
     report = msgspec.structs.replace(
         report,
         env=redact_env(report.env, secret_values()),
         neighbours=_neighbours(folder / SUMMARY),
-        not_passed=_not_passed(report, os.environ) if run.manifest.engine != "slurm" else (),
+        not_passed=tuple(name for name in callers if name not in report.env),
     )
     return msgspec.structs.replace(report, differences=tuple(_differences(run.manifest, step, gpus, report)))
 
@@ -49,10 +51,6 @@ class _Summary(msgspec.Struct):
     """What the sampling beside a step says of other processes."""
 
     neighbours: Neighbours | None = None
-
-
-def _not_passed(report: StepReport, env: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(name for name in sorted(env) if belongs(name) and name not in report.env)
 
 
 def _differences(manifest: Manifest, step: Step, gpus: Sequence[Gpu], report: StepReport) -> list[str]:

@@ -160,6 +160,11 @@ class Engine(abc.ABC):
         """
         raise NotImplementedError
 
+    @classmethod
+    def has_jobs(cls, run: Run) -> bool:
+        """Whether jobs of a scheduler work on this run without a driver."""
+        return False
+
     # Analysis
 
     def analysis_image(self) -> ImageRecord | None:

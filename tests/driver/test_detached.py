@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from lab.cli.main import cli
 from lab.core.run import Run
 from lab.driver.detached import DRIVER_LOG, follow_logs
 
@@ -54,6 +57,8 @@ def test_after_kill_9_of_every_process_the_run_is_resumed_and_loses_only_the_ste
     while run.driver_pid() is not None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert (run.root / DRIVER_LOG).exists() and Run.open(run.root).open_steps()
+    shown = CliRunner().invoke(cli, ["runs", "show", str(run.root)]).output
+    assert "unfinished, and nothing drives it" in shown
     argv = ["run", "--quiet", "--analysis", "none", "--resume", str(run.root)]
     assert subprocess.run([*LAB, *argv], capture_output=True, check=False).returncode == 0
     first, second = Run.open(run.root).manifest.steps

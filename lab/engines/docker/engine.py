@@ -126,7 +126,7 @@ class DockerEngine(Engine):
                 stdin=stdin,
                 name=container_name(run, step),
                 context=context,
-                labels=make_labels(run, step, gpus, spec.image),
+                labels=make_labels(run, step, gpus),
             )
             log.write(f"lab: {warning}" for warning in warnings)
             watch = Watch(daemon, container, log, context, kills_before)

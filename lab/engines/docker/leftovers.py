@@ -13,7 +13,6 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +42,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # created, running, paused, exited, dead
     gpus: tuple[str, ...]
     fingerprint: str
-    created_utc: str
+    created_s: int
     driver_alive: bool
     slurm_job: str = ""  # the job whose task started it
 
@@ -52,14 +51,13 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in ALIVE
 
 
-def make_labels(run: Run, step: Step, gpus: Sequence[Gpu], ref: str) -> dict[str, str]:
+def make_labels(run: Run, step: Step, gpus: Sequence[Gpu]) -> dict[str, str]:
     return {
         "lab.run": run.manifest.id,
         "lab.run_dir": str(run.root.resolve()),
         "lab.step": step.name,
         "lab.gpus": ",".join(gpu.uuid for gpu in gpus),
         "lab.fingerprint": fingerprint(run, step),
-        "lab.image": ref,
         **driver_labels(),
     }
 
@@ -89,7 +87,7 @@ def read_labels(row: Mapping[str, Any]) -> Leftover:
         gpus=tuple(filter(None, labels.get("lab.gpus", "").split(","))),
         driver_alive=_driver_alive(labels),
         slurm_job=labels.get("lab.slurm_job", ""),
-        created_utc=datetime.fromtimestamp(row["Created"], timezone.utc).isoformat(),
+        created_s=row["Created"],
     )
 
 
@@ -135,7 +133,7 @@ def leftovers(
     filters += [f"lab.step={step}"] if step else []
     with translated(Context(endpoint=daemon.endpoint)):
         rows = daemon.client.containers(all=True, filters={"label": filters})
-    return sorted(map(read_labels, rows), key=lambda left: (left.created_utc, left.name))
+    return sorted(map(read_labels, rows), key=lambda left: (left.created_s, left.name))
 
 
 def stop_run(run_dir: Path, grace_s: float = GRACE_S) -> list[Leftover]:

@@ -7,6 +7,7 @@ its jobs again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -21,7 +22,7 @@ from lab.core.stop import Stop
 from lab.core.words import plural
 from lab.engines.base import Engine, OnLine, Provenance
 from lab.engines.slurm import queue
-from lab.engines.slurm.follow import cancel_run, follow, lost_outcome
+from lab.engines.slurm.follow import cancel_run, follow, living_jobs, lost_outcome
 from lab.engines.slurm.records import Ticket, read_jobs, read_trace, stop_flag, trace_path, write_jobs
 from lab.engines.slurm.runtimes import COMMANDS, WrappedEngine
 from lab.engines.slurm.submission import (
@@ -32,7 +33,7 @@ from lab.engines.slurm.submission import (
     submitit_executor,
 )
 from lab.engines.slurm.task import GRACE_S, execute_step
-from lab.errors import UsageError
+from lab.errors import EngineError, UsageError
 from lab.gpus.selection import parse_spec, placeholders
 from lab.images.foreign import image_of, is_reference, mount_text
 from lab.images.spec import Image
@@ -95,6 +96,12 @@ class SlurmEngine(Engine):
     @classmethod
     def end_leftovers(cls, run: Run) -> list[str]:
         return [f"cancelled job {job}" for job in cancel_run(run.root)]
+
+    @classmethod
+    def has_jobs(cls, run: Run) -> bool:
+        with contextlib.suppress(EngineError):  # a machine without Slurm, to which the run was copied
+            return bool(living_jobs(run.root))
+        return False
 
     # Steps
 
@@ -175,19 +182,17 @@ class SlurmEngine(Engine):
     def leave(self, run: Run, steps: Sequence[Step], *, jobs: int, finish: Callable[[], None]) -> str:
         for step in steps:
             run.begin(step)
-        submitted = self.submit(run, steps, jobs=jobs)
-        analysis = self.submit_last(run, finish)
-        arrays = ", ".join(sorted({queue.array_of(job) for job in submitted.values()}))
-        return f"submitted {plural(len(steps), 'step')} as {arrays} and their analysis as {analysis}"
-
-    def submit_last(self, run: Run, finish: Callable[[], None]) -> str:
-        """Submit one more job after all others of the run, however they end; -> its id."""
-        arrays = sorted({queue.array_of(job) for job in read_jobs(run.root).of_step.values()})
+        self.submit(run, steps, jobs=jobs)
+        jobs_of_run = read_jobs(run.root)
+        arrays = sorted({queue.array_of(job) for job in jobs_of_run.of_step.values()})
         parameters = {
             "slurm_time": self.options.time_min or ANALYSIS_LIMIT_MIN,
             "slurm_job_name": f"lab-{run.manifest.id}-analysis"[:MOST_NAME_CHARACTERS],
         }
-        return submit_after(run.root, self.options, arrays, parameters, finish)
+        jobs_of_run.analysis = submit_after(run.root, self.options, arrays, parameters, finish)
+        write_jobs(run.root, jobs_of_run)
+        analysis = f"and their analysis as {jobs_of_run.analysis}"
+        return f"submitted {plural(len(steps), 'step')} as {', '.join(arrays)} {analysis}"
 
     def _image_of(self, step: Step) -> Image | None:
         return self.further[step.image] if step.image else self.image
@@ -211,14 +216,9 @@ class SlurmEngine(Engine):
         recorded = run.manifest.image
         for record in run.manifest.steps:
             trace = read_trace(trace_path(run.root, record.step.name))
-            if (
-                recorded
-                and recorded.id is None
-                and trace
-                and trace.image
-                and trace.image.name == recorded.name
-            ):
-                return trace.image
+            image = trace.image if trace else None
+            if recorded and image and recorded.id is None and image.name == recorded.name:
+                return image
         return recorded
 
 

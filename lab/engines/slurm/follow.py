@@ -166,10 +166,15 @@ def combined_outcome(run: Run, step: Step, traces: Sequence[Trace]) -> Outcome:
     return outcome
 
 
+def living_jobs(root: Path) -> list[str]:
+    """The jobs of a run that have not ended, that of its analysis among them."""
+    jobs = read_jobs(root)
+    return queue.living([*jobs.of_step.values(), jobs.analysis])
+
+
 def cancel_run(root: Path) -> list[str]:
     """End every job of a run that still lives; -> the jobs."""
-    living = queue.living(list(read_jobs(root).of_step.values()))
-    if living:
+    if living := living_jobs(root):
         end_gently(root, living)
     return living
 

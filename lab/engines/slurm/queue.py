@@ -60,7 +60,7 @@ def listed(jobs: Collection[str]) -> dict[str, Job]:
 
     A waiting task is listed within its array (`12_[3-7]`): it is PENDING. One call for at most 200 jobs.
     """
-    numbers = sorted({array_of(job) for job in jobs})
+    numbers = sorted({array_of(job) for job in jobs if job})
     jobs_by_id: dict[str, Job] = {}
     for start in range(0, len(numbers), JOBS_PER_CALL):
         asked = ",".join(numbers[start : start + JOBS_PER_CALL])

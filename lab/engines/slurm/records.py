@@ -45,6 +45,7 @@ class Jobs(msgspec.Struct, kw_only=True):
 
     of_step: dict[str, str] = {}
     attempt: dict[str, int] = {}
+    analysis: str = ""  # the last job of a run that was left to Slurm
 
 
 def trace_path(root: Path, step: str, node_rank: int = 0) -> Path:

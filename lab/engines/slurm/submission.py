@@ -62,15 +62,14 @@ def submit_after(
     options: SlurmOptions,
     arrays: Sequence[str],
     parameters: Mapping[str, Any],
-    function: Callable[..., None],
-    *arguments: object,
+    function: Callable[[], None],
 ) -> str:
     """Submit a call that starts when these arrays have ended, however they end; -> its job."""
     extra = {"dependency": f"afterany:{':'.join(arrays)}", **extra_parameters(options.extra)}
     extra.pop("gres", None)  # the analysis would hold GPUs that it does not use
     requested = {"slurm_ntasks_per_node": 1, **parameters, "slurm_additional_parameters": extra}
     with submitit_executor(folder, requested) as executor:
-        return str(executor.submit(function, *arguments).job_id)
+        return str(executor.submit(function).job_id)
 
 
 def setup(root: Path) -> list[str]:

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from datetime import datetime
+from functools import partial
 
 import msgspec
 import pytest
@@ -22,7 +23,9 @@ from lab.core.run import Run
 from lab.core.snapshot import package_folder, take_snapshot
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
+from lab.driver.detached import follow_logs
 from lab.driver.execute import StepRunner
+from lab.driver.job import finish_run
 from lab.engines.slurm import queue
 from lab.engines.slurm.engine import SlurmEngine
 from lab.engines.slurm.follow import cancel_run
@@ -319,6 +322,18 @@ def test_a_killed_driver_leaves_jobs_that_the_next_one_takes_up(tmp_path):
     runner.take_up()
     assert outcome_of(again, "a").ok
     assert "a: done" in ears.lines
+
+
+@pytest.mark.slurm
+def test_a_run_left_to_slurm_is_followed_to_the_end_of_its_analysis_and_stopped_with_it(tmp_path):
+    run = a_run(tmp_path / "run", python("a", "import time; print('begun', flush=True); time.sleep(4)"))
+    run.manifest.engine, engine = "slurm", SlurmEngine(SlurmOptions())
+    engine.leave(run, run.pending(), jobs=1, finish=partial(finish_run, str(run.root), "none"))
+    assert "begun" in list(follow_logs(run, "a", follow=True))
+    assert outcome_of(Run.open(run.root), "a").ok
+    held = a_run(tmp_path / "held", python("a", "pass"))
+    SlurmEngine(SlurmOptions(extra=("--hold",))).leave(held, held.pending(), jobs=1, finish=print)
+    assert len(cancel_run(held.root)) == 2 and not SlurmEngine.has_jobs(held)
 
 
 @pytest.mark.slurm
