@@ -90,7 +90,10 @@ def passage(env: Mapping[str, str], *, network: str = "none", inside: Sequence[s
             passed[name] = value
     if of_host:
         subject = f"{plural(len(of_host), 'variable')} of this host"
-        notes.append(f"{subject} do not enter containers: {first_few(of_host, 8)} (--env NAME passes one)")
+        verb = "does" if len(of_host) == 1 else "do"
+        notes.append(
+            f"{subject} {verb} not enter containers: {first_few(of_host, 8)} (--env NAME passes one)"
+        )
     return Passage(passed, tuple(notes))
 
 

@@ -37,7 +37,7 @@ class StepDisplay(Watcher):
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total = console, total
-        self._ended = 0
+        self._steps: set[str] = set()  # begun or ended; one may begin again
         self._skipped: list[tuple[str, str]] = []  # names and reasons, not printed yet
 
     def __enter__(self) -> StepDisplay:
@@ -48,13 +48,14 @@ class StepDisplay(Watcher):
 
     def begin(self, step: Step) -> None:
         self._say_skipped()
-        self._console.say(f"> {step.name} starts ({self._ended + 1} of {self._total})")
+        self._steps.add(step.name)
+        self._console.say(f"> {step.name} starts ({len(self._steps)} of {self._total})")
 
     def line(self, step: Step, line: str) -> None:
         self._console.detail(f"  [{step.name}] {line}")
 
     def end(self, step: Step, outcome: Outcome) -> None:
-        self._ended += 1
+        self._steps.add(step.name)
         if outcome.status is Status.skipped:
             self._skipped.append((step.name, outcome.reason))
         else:

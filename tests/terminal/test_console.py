@@ -34,3 +34,14 @@ def test_steps_that_were_not_needed_are_one_line_in_their_place():
 def test_each_reason_has_its_line_and_the_last_ones_are_not_lost():
     lines = told(("a", Status.skipped, "x"), ("b", Status.skipped, "y"), ("c", Status.skipped, "x"))
     assert lines == ["- 2 steps, a to c: skipped - x", "- b: skipped - y"]
+
+
+def test_a_step_that_was_taken_up_and_begins_again_is_counted_once_and_one_beside_it_as_the_next():
+    out = io.StringIO()
+    with StepDisplay(Console(stream=out), 2) as display:
+        a, b = (Step(name=name, argv=("x",)) for name in "ab")
+        display.end(a, Outcome(status=Status.failed, started_utc="", seconds=1.0))
+        display.begin(a)
+        display.begin(b)
+    starts = [line for line in out.getvalue().splitlines() if "starts" in line]
+    assert starts == ["> a starts (1 of 2)", "> b starts (2 of 2)"]
