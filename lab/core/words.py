@@ -55,9 +55,5 @@ def size_text(size_bytes: float) -> str:
 
 def inert(value: Any) -> Any:
     """A cell with a quote before it where a spreadsheet would run it as a formula."""
-    return f"'{value}" if is_formula(value) else value
-
-
-def is_formula(value: Any) -> bool:
-    """Whether a spreadsheet would run this text."""
-    return isinstance(value, str) and _FORMULA.match(value) is not None
+    is_formula = isinstance(value, str) and _FORMULA.match(value)
+    return f"'{value}" if is_formula else value

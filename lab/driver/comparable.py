@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -56,7 +57,9 @@ def same_images(run: Run, image: ImageRecord | None, further: Sequence[ImageReco
     """Refuse steps in other images: the manifest names one set of images for all its numbers."""
     recorded = [record for record in (run.manifest.image, *run.manifest.images) if record]
     present = [record for record in (image, *further) if record]
-    texts = (", ".join(map(_identity, records)) or "no image" for records in (recorded, present))
+    # Only a node knows the content of a job's image: it refuses another one itself.
+    identify = _identity if all(record.id for record in present) else attrgetter("ref")
+    texts = (", ".join(map(identify, records)) or "no image" for records in (recorded, present))
     tags = "; ".join(f"docker tag {record.id} {record.ref}" for record in recorded if record.id)
     new = "start a new run, in another --output-dir"
     fix = f"{new}, or give the old image its name back: {tags}" if tags else new

@@ -15,7 +15,7 @@ from lab.engines.output import LineSplitter
 from lab.errors import EngineError, MissingError
 
 DRIVER_LOG = "driver.log"
-POLL_S, ASK_QUEUE_S = 0.3, 3.0  # a question to a scheduler takes its time
+POLL_S, ASK_QUEUE_S = 0.3, 3.0  # a scheduler is asked less often
 BEGIN_S = 60.0  # in which the new driver takes the run's lock, on a loaded machine
 
 
@@ -47,7 +47,7 @@ def detach(root: Path, options: Options) -> str:
 
 
 def goes_on(run: Run) -> bool:
-    """Whether a driver or jobs of a scheduler work on this run."""
+    """Whether a driver or jobs of Slurm work on this run."""
     return run.driver_pid() is not None or engine_class(run.manifest.engine).has_jobs(run)
 
 

@@ -16,14 +16,14 @@ import pytest
 from lab.core import manifest as manifests
 from lab.core import snapshot
 from lab.core.content import content_sha256
-from lab.core.manifest import MANIFEST, Lab
+from lab.core.manifest import MANIFEST, ImageRecord, Lab
 from lab.core.options import Options
 from lab.core.plan import Plan
 from lab.core.provenance import lab_with_content
 from lab.core.run import IMPORTED, LAB, Run
 from lab.core.snapshot import imports_lab, package_folder, step_env, take_snapshot
 from lab.core.step import Outcome, Status, Step
-from lab.driver.comparable import checked, same_lab
+from lab.driver.comparable import checked, same_images, same_lab
 from lab.driver.drive import open_or_create, resume
 from lab.errors import BusyError, StorageError, UsageError, storage_error
 from tests.conftest import ROOT, small_disk
@@ -302,3 +302,14 @@ def test_a_step_that_writes_into_the_run_folder_itself_leaves_no_lab_among_its_f
     (run.root / "result.json").write_text("{}")
     run.finish(step, Outcome(status=Status.ok))
     assert list(run.manifest.steps[0].files) == ["result.json"]
+
+
+def test_a_run_whose_image_only_its_nodes_know_goes_on_with_the_same_name_alone(tmp_path):
+    """On Slurm the plan knows a reference, the record its content, which nodes compare."""
+    manifest = a_manifest()
+    manifest.image = ImageRecord(name="x/y:1", ref="x/y:1", id="sha256:one")
+    run = Run.create(tmp_path / "r", manifest)
+    same_images(run, ImageRecord(name="x/y:1", ref="x/y:1"), ())
+    for present in (ImageRecord(name="x/y:2", ref="x/y:2"), msgspec.structs.replace(manifest.image, id="z")):
+        with pytest.raises(UsageError, match="another image"):
+            same_images(run, present, ())
