@@ -75,6 +75,14 @@ def read_json(
     )
 
 
+def read_or_none(path: Path, kind: type[Document]) -> Document | None:
+    """Read a JSON file; None where there is none that fits."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def make_folder(path: Path) -> Path:
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -124,7 +132,7 @@ def exclusive(path: Path, *, busy: str, fix: str) -> Iterator[None]:
 def holder_pid(path: Path) -> int | None:
     """The process that holds `exclusive(path)` now, or None."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # another user's run can be asked about, too
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # of another user's run, too
     except OSError:
         return None  # never locked, or not ours to read
     try:

@@ -49,11 +49,8 @@ def _is_dirty(source: Path) -> bool | None:
     untracked = git(source, "ls-files", "--others", "--", "lab")  # ignored ones too: Python imports them
     if changed is None or untracked is None:
         return None
-    return bool(changed) or not all(map(_is_left_out, untracked.splitlines()))
-
-
-def _is_left_out(name: str) -> bool:
-    return any(map(is_left_out, name.split("/")))
+    paths = [name.split("/") for name in untracked.splitlines()]
+    return bool(changed) or not all(any(map(is_left_out, names)) for names in paths)
 
 
 def host() -> dict[str, str | int]:

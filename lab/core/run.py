@@ -43,10 +43,13 @@ class Run:
         check_steps([record.step for record in manifest.steps])
         run_folder.check_place(root)
         make_folder(root)
-        for name, text in (inputs or {}).items():
-            write_atomic(root / name, text)
         run = cls(root, manifest)
-        run.save()
+        with run.locked():
+            if run_folder.is_run(root):  # another process was quicker
+                run_folder.check_place(root)
+            for name, text in (inputs or {}).items():
+                write_atomic(root / name, text)
+            run.save()
         return run
 
     @classmethod

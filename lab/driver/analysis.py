@@ -131,11 +131,8 @@ def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Cons
     with on_signals(console.say) as stop:
         outcome = engine.run_analysis(run, step, lab_with_content(), on_line=lines.append, stop=stop)
     if stop.is_set():
-        raise Interrupted(
-            "the analysis was interrupted; the run is complete",
-            location=run.root,
-            fix=_again(run),
-        )
+        problem = "the analysis was interrupted; the run is complete"
+        raise Interrupted(problem, location=run.root, fix=_again(run))
     summary = _summary(lines, outcome, run, image)
     _move_in(staging, run.root)
     shutil.rmtree(run.root / STAGING)

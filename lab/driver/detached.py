@@ -38,9 +38,7 @@ def detach(root: Path, options: Options) -> str:
     run, deadline = Run.open(root), time.monotonic() + BEGIN_S
     while run.driver_pid() is None and driver.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    if driver.poll() not in (None, 0) and not any(
-        record.attempts for record in Run.open(root).manifest.steps
-    ):
+    if driver.poll():
         words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
         raise EngineError("the detached driver ended at once:\n" + "\n".join(words), location=log)
     return f"driven by process {driver.pid}, which goes on when you log out (its lines: {log})"

@@ -26,13 +26,7 @@ from lab.driver.drive import first_manifest, prepare_lab
 from lab.driver.show import show_plan
 from lab.engines import engine_for
 from lab.engines.base import Engine
-from lab.errors import (
-    EngineError,
-    Interrupted,
-    LabError,
-    StepFailed,
-    UsageError,
-)
+from lab.errors import EngineError, Interrupted, LabError, StepFailed, UsageError
 from lab.hub import CERTIFICATES, CachedModel, fetch_command, find_model, hub_cache
 from lab.images.container import HUB_CACHE, network_settings
 from lab.secrets import hub_token

@@ -68,11 +68,7 @@ def look_up(needs: Sequence[ModelNeed], engine: Engine, image: str | None) -> li
         check_hub_id(need.model)
     image = image if engine.runs_here else None
     return [
-        Looked(
-            need=need,
-            cached=find_model(need.model, hub_cache()),
-            fetch=fetch_command(need.model, image),
-        )
+        Looked(need=need, cached=find_model(need.model, hub_cache()), fetch=fetch_command(need.model, image))
         for need in needs
     ]
 

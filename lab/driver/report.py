@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
+from lab.core.files import read_or_none
 from lab.core.gpu import Gpu
 from lab.core.manifest import ImageRecord, Manifest, Neighbours, StepReport
 from lab.core.run import REPORT, Run
@@ -23,9 +23,8 @@ from lab.secrets import is_secret, redact, redact_env, secret_values
 def read_report(run: Run, step: Step, gpus: Sequence[Gpu]) -> StepReport | None:
     """The step's own report with its neighbours and differences; None if it left none."""
     folder = run.folder(step)
-    try:
-        report = msgspec.json.decode((folder / REPORT).read_bytes(), type=StepReport)
-    except (OSError, msgspec.DecodeError):
+    report = read_or_none(folder / REPORT, StepReport)
+    if report is None:
         return None
     with contextlib.suppress(OSError):  # it may hold what only this process can redact
         (folder / REPORT).unlink()
@@ -34,17 +33,10 @@ def read_report(run: Run, step: Step, gpus: Sequence[Gpu]) -> StepReport | None:
     report = msgspec.structs.replace(
         report,
         env=redact_env(report.env, secret_values()),
-        neighbours=_neighbours(folder / SUMMARY),
+        neighbours=(read_or_none(folder / SUMMARY, _Summary) or _Summary()).neighbours,
         not_passed=tuple(name for name in callers if name not in report.env),
     )
     return msgspec.structs.replace(report, differences=tuple(_differences(run.manifest, step, gpus, report)))
-
-
-def _neighbours(path: Any) -> Neighbours | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Summary).neighbours
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 class _Summary(msgspec.Struct):

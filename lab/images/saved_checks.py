@@ -9,16 +9,14 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from lab.core.files import cache_folder, make_folder, write_atomic
+from lab.core.files import Document, cache_folder, make_folder, read_or_none, write_atomic
 from lab.core.manifest import ImageCheck
 from lab.errors import writing
 from lab.images.probe import Contents
 
-Document = TypeVar("Document")
 CHECK = "json"
 VERSIONS = ("torch", "triton", "transformers", "numpy", "pandas", "pyarrow", "bitsandbytes", "accelerate")
 
@@ -41,24 +39,17 @@ def save_check(image_id: str, contents: Contents, *, ok: bool) -> ImageCheck:
 
 def load_check(image_id: str) -> ImageCheck | None:
     """What `lab images check` found in the image of this id; None without a readable result."""
-    return _load(_path(image_id, CHECK), ImageCheck)
+    return read_or_none(_path(image_id, CHECK), ImageCheck)
 
 
 def looked_once(image_id: str, ending: str, kind: type[Document], look: Callable[[], Document]) -> Document:
     """What `look` finds in the image, kept under its content id: what an id stands for never changes."""
     path = _path(image_id, ending)
-    document = _load(path, kind)
+    document = read_or_none(path, kind)
     if document is None:
         document = look()
         _save(path, document)
     return document
-
-
-def _load(path: Path, kind: type[Document]) -> Document | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _save(path: Path, document: object) -> None:

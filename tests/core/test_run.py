@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from lab.core import manifest as manifests
+from lab.core import run as run_module
 from lab.core.manifest import FileRecord, StepRecord
 from lab.core.run import Run
 from lab.core.run_folder import home_of, list_runs, new_root
@@ -483,3 +484,20 @@ def test_names_that_lead_out_of_a_run_are_not_as_recorded(tmp_path):
     (tmp_path / "outside").write_text("secret")
     run.manifest.steps[0].files = {name: FileRecord(1, "0" * 64) for name in ("../outside", "/etc/passwd")}
     assert run.changed() == ["../outside", "/etc/passwd"]
+
+
+def test_of_two_that_make_a_run_in_one_folder_at_once_one_is_refused(tmp_path, monkeypatch):
+    """Each has seen an empty folder before the other writes its manifest."""
+    root, second = tmp_path / "run", a_manifest()
+    second.room = "nan"
+    make_folder = run_module.make_folder
+
+    def made_by_two(path):
+        monkeypatch.setattr(run_module, "make_folder", make_folder)
+        make_folder(path)
+        Run.create(root, second, inputs={"train.yaml": "second"})
+
+    monkeypatch.setattr(run_module, "make_folder", made_by_two)
+    with pytest.raises(UsageError, match="already holds a run"):
+        Run.create(root, a_manifest(), inputs={"train.yaml": "first"})
+    assert Run.open(root).manifest.room == "nan" and (root / "train.yaml").read_text() == "second"
