@@ -56,7 +56,7 @@ def own_image_names() -> Iterator[None]:
 def build_test_images() -> dict[str, Built]:
     """lab/cpu and lab/cpu-torch as this tree makes them: minutes the first time, then seconds."""
     with own_image_names():
-        built = imagebuild.build(["cpu"], base=BASE, network="host", say=print)
+        built = imagebuild.build(["cpu"], base=BASE, say=print)
         return {image.name: image for image in built}
 
 

@@ -115,10 +115,10 @@ def runs_show(folder: Path, as_json: bool) -> None:
     )
     for gpu in manifest.gpus:
         _say(f"GPU {gpu.index}: {gpu.name} {gpu.uuid} driver {gpu.driver}")
-    begun = "running" if goes_on(run) else "unfinished, and nothing drives it: lab run --resume"
+    in_work = "running" if goes_on(run) else "unfinished, and nothing drives it: lab run --resume"
     for record in manifest.steps:
         outcome = record.outcome
-        state = begun if record.attempts else "planned"
+        state = in_work if record.attempts else "planned"
         if outcome:
             state = f"{outcome.status.value:12} {outcome.seconds:8.1f} s  {outcome.reason}"
         _say(f"  {record.step.name:24} {state}".rstrip())

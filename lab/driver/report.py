@@ -54,8 +54,8 @@ def _differences(manifest: Manifest, step: Step, gpus: Sequence[Gpu], report: St
         texts.append(f"ran on {report.node}, the plan names {step.node}")
     texts += _other_gpus(gpus, report.gpus)
     # The run's copy of lab stands before a PYTHONPATH of the caller's.
-    own = ("LAB_", "PYTHONPATH")
-    planned = {n: value for n, value in step.env.items() if not (is_secret(n) or n.startswith(own))}
+    of_lab = ("LAB_", "PYTHONPATH")
+    planned = {n: value for n, value in step.env.items() if not (is_secret(n) or n.startswith(of_lab))}
     for name, value in planned.items():
         if (value_seen := report.env.get(name)) != redact(value, secret_values()):
             texts.append(
