@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from lab.recordings.kineto import read_kineto
 from lab.recordings.load import load_capture
-from lab.recordings.merge import merge_json, merge_pftrace
+from lab.recordings.merge import merge_json
 from tests.recordings.merge.made import rank_trace, read, slices
 from tests.tracegen import BASE_NS, LAYOUTS, TraceWriter, training_step
 
@@ -137,15 +136,13 @@ def test_when_nothing_can_be_merged_an_earlier_file_stays(tmp_path: Path) -> Non
     bad = tmp_path / "bad.json"
     bad.write_text("[]")
     assert merge_json([(0, bad)], target).path is None
-    assert merge_pftrace([(0, bad)], target, load=read_kineto).path is None
     assert target.read_text() == "earlier"
 
 
 def test_merging_twice_gives_the_same_bytes(two, tmp_path: Path) -> None:
-    for merge, more in ((merge_json, {}), (merge_pftrace, {"load": read_kineto})):
-        for name in ("a", "b"):
-            merge(two, tmp_path / name, **more)
-        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    for name in ("a", "b"):
+        merge_json(two, tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_hostile_events_are_passed_on_or_counted_but_never_break_the_file(tmp_path: Path) -> None:
