@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lab.recordings.nccl.evidence import integer
+from lab.recordings.nccl.speed import integer
 
 _PROGRAM = re.compile(r"\b([a-z_]{4,40})_perf\b")
 _VERSION = re.compile(r"nccl-library=(\d+)|(?:NCCL|RCCL) version[ :]+([\w.+]+)")
@@ -86,7 +86,7 @@ def rccl_documents(rows: Sequence[Any]) -> list[dict[str, Any]]:
     documents: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         if not is_rccl(row):
-            documents.setdefault(("", 0), {"cut": True})
+            documents.setdefault(("", 0), {})
             continue
         program = _WORDS.sub("_", str(row["name"])).lower()
         gpus = integer(row.get("ranks"), 0) * integer(row.get("gpusPerRank"), 1) or integer(

@@ -6,11 +6,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lab.core.words import plural
 from lab.perfmodel.communication import kind_in
-from lab.recordings.nccl.evidence import Document, Evidence, integer, number, part, parts, text
 
 KNOWN_VERSION = 3
 _PROGRAM = re.compile(r"([a-z_]{4,40})_perf")
@@ -25,22 +25,71 @@ _DOUBTS: dict[str, Callable[[Row], bool]] = {
 }
 
 
+LONGEST_TEXT = 120
+
+
+@dataclass
+class Evidence:
+    """What the files say. rows: for a table; missing: what keeps the answer from being complete.
+
+    speeds: (kind of collective, bytes, ranks) -> us.
+    """
+
+    sentences: list[str] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    speeds: dict[tuple[str, int, int], float] = field(default_factory=dict)
+
+
+def number(value: Any) -> float:
+    """A finite number, NaN for anything else (texts of numbers count)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
+    try:
+        parsed = float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+    return parsed if math.isfinite(parsed) else math.nan
+
+
+def integer(value: Any, default: int = -1) -> int:
+    """An integer of at most 63 bits, `default` for anything else."""
+    parsed = number(value)
+    if math.isnan(parsed) or abs(parsed) >= 1 << 62 or parsed != int(parsed):
+        return default
+    return value if isinstance(value, int) else int(parsed)
+
+
+def text(value: Any) -> str:
+    """Printable and short: files come from outside, and their texts reach a terminal."""
+    if not isinstance(value, (str, int, float)):
+        return "?"
+    return "".join(char if char.isprintable() else "?" for char in str(value)[:LONGEST_TEXT]).strip()
+
+
+def part(value: Any, name: str) -> dict[str, Any]:
+    """A part that should be an object, {} if it is not."""
+    inner = value.get(name) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
+
+
+def parts(value: Any, name: str) -> list[dict[str, Any]]:
+    """A part that should be a list of objects; anything else in it is left out."""
+    inner = value.get(name) if isinstance(value, dict) else None
+    return [row for row in inner if isinstance(row, dict)] if isinstance(inner, list) else []
+
+
 def is_speed(document: Any) -> bool:
     return isinstance(document, dict) and "results" in document and "nccl_version" in document
 
 
-def speed_evidence(documents: Sequence[Document]) -> Evidence:
-    """One row per size, in place and out of place; wrong results are named and count for nothing."""
-    evidence = Evidence("nccl-tests")
-    for path, document in documents:
-        if isinstance(document, dict) and document.get("cut"):
-            problems = ["the file is cut"]
-        elif not is_speed(document):
-            problems = ["no results of nccl-tests"]
-        else:
-            problems = _read(evidence, path.name, document)
-        evidence.missing += [f"{path.name}: {problem}" for problem in problems]
-    return evidence
+def add_document(evidence: Evidence, name: str, document: Any) -> None:
+    """Add the results in a document: one row per size, in place and out of place.
+
+    Wrong results are named and count for nothing.
+    """
+    problems = _read(evidence, name, document) if is_speed(document) else ["no results of nccl-tests"]
+    evidence.missing += [f"{name}: {problem}" for problem in problems]
 
 
 def _read(evidence: Evidence, name: str, document: dict[str, Any]) -> list[str]:
