@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.recordings.flight import rank_in_name, read_dumps, verdict_of
+from lab.recordings.flight import read_dumps, verdict_of
 from lab.recordings.flight.verdict import Verdict
 from tests.simulator import hangs
 
@@ -34,7 +34,7 @@ def test_recorded_hangs_are_named(shared_data, tmp_path, folder, case, kind, ran
         (tmp_path / "x").rename(
             tmp_path / f"dump_{name.replace('node7-', '').replace('mine', 'rank')}.{ending}"
         )
-    (dumps,) = read_dumps(tmp_path).values()
+    dumps = read_dumps(tmp_path)
     found = verdict_of(dumps)
     assert (found.kind, found.ranks, found.seq, found.collective) == (kind, ranks, seq, collective)
     if ranks and ending == "pkl":
@@ -49,7 +49,7 @@ CASES = ("pipeline", "pp_dp", "subgroup_first", "subgroup_last", "subgroup_gloo"
 @pytest.mark.parametrize("case", [f"cases/ranks/hang_{case}" for case in CASES])
 def test_planted_hangs_accuse_who_waits_for_nobody(shared_data, case):
     truth = json.loads((shared_data / "cases/ranks/truth.json").read_text())[case.rpartition("/")[2]]
-    (dumps,) = read_dumps(shared_data / case).values()
+    dumps = read_dumps(shared_data / case)
     found = verdict_of(dumps)
     assert (found.kind, list(found.ranks)) == (truth["class"], truth["culprits"])
 
@@ -57,7 +57,7 @@ def test_planted_hangs_accuse_who_waits_for_nobody(shared_data, case):
 @pytest.mark.data
 @pytest.mark.parametrize("case", ["never_sent", "both_recv"])
 def test_a_receive_without_its_send_accuses_the_sender(shared_data, case):
-    (dumps,) = read_dumps(shared_data / "ranks/pipeline_h200/hangs" / case).values()
+    dumps = read_dumps(shared_data / "ranks/pipeline_h200/hangs" / case)
     found = verdict_of(dumps)
     assert (found.kind, found.ranks, found.collective) == ("not_joined", (0,), "recv 1<-0")
     assert "p2p_hang.py" in found.frame
@@ -86,21 +86,14 @@ def test_a_batch_of_transfers_accuses_nobody(tmp_path):
 
 
 @pytest.mark.data
-def test_a_folder_of_several_hangs_is_read_case_by_case_and_pickles_win(shared_data):
-    found = read_dumps(shared_data / "ranks/flight_recorder_nccl")
-    assert sorted(found) == ["healthy", "not_joined", "op_mismatch", "stuck_kernel"]
-    assert all(dump.path.suffix == ".pkl" for dumps in found.values() for dump in dumps.values())
-
-
-@pytest.mark.data
 def test_a_rank_without_a_dump_is_the_suspect(shared_data, tmp_path):
     shutil.copy(shared_data / "ranks/flight_recorder_nccl/not_joined_rank0.pkl", tmp_path / "rank0.pkl")
-    (dumps,) = read_dumps(tmp_path).values()
+    dumps = read_dumps(tmp_path)
     found = verdict_of(dumps)
     assert (found.kind, found.ranks, found.missing) == ("not_joined", (1,), (1,))
     assert "left no dump" in found.text
     shutil.copy(shared_data / "ranks/flight_recorder_nccl/healthy_rank0.pkl", tmp_path / "rank0.pkl")
-    (dumps,) = read_dumps(tmp_path).values()
+    dumps = read_dumps(tmp_path)
     assert verdict_of(dumps).kind == "unknown"  # nothing hangs there, but that is no all-clear
 
 
@@ -126,7 +119,7 @@ def made(folder: Path, ranks: dict[int, list[dict[str, Any]]], groups: dict[str,
     for rank, entries in ranks.items():
         document = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
         (folder / f"trace_{rank}").write_text(json.dumps(document))
-    (dumps,) = read_dumps(folder).values()
+    dumps = read_dumps(folder)
     return verdict_of(dumps)
 
 
@@ -184,7 +177,7 @@ def test_a_host_inside_a_call_that_no_dump_has_may_be_another_groups_first(tmp_p
     )
     ranks = {0: [entry(1), entry(2, **STARTED)], 1: [entry(1)]}
     made(tmp_path, ranks, {"0": [0, 1], "1": [0, 1]})
-    (dumps,) = read_dumps(tmp_path).values()
+    dumps = read_dumps(tmp_path)
     found = verdict_of({**dumps, 1: replace(dumps[1], stack=stack)})
     assert (found.kind, found.ranks, found.seq) == ("not_joined", (1,), 2)
     assert "line 70 in step, inside a collective that is not in its dump" in found.text
@@ -225,7 +218,7 @@ def test_overwritten_entries_of_a_ring_count_as_entered(tmp_path):
         status = {"0": {"last_enqueued_collective": str(100 - rank), "last_completed_collective": "99"}}
         document = {"pg_config": config, "pg_status": status, "entries": entries}
         (tmp_path / f"r{rank}.json").write_text(json.dumps(document))
-    (dumps,) = read_dumps(tmp_path).values()
+    dumps = read_dumps(tmp_path)
     found = verdict_of(dumps)
     assert (found.kind, found.ranks, found.seq) == ("not_joined", (1,), 100)
 
@@ -236,9 +229,9 @@ def test_a_dump_that_cannot_be_read_is_no_evidence_that_its_rank_never_came(shar
     shutil.copy(shared_data / f"ranks/flight_recorder_nccl/{case}_rank0.pkl", tmp_path / "rank_0.pkl")
     whole = (shared_data / f"ranks/flight_recorder_nccl/{case}_rank1.pkl").read_bytes()
     (tmp_path / "rank_1.pkl").write_bytes(whole[: len(whole) // 2])
-    unread: list[Any] = []
-    (dumps,) = read_dumps(tmp_path, unread).values()
-    found = verdict_of(dumps, [rank_in_name(Path(str(error.location))) for error in unread])
+    unread: dict[int, Any] = {}
+    dumps = read_dumps(tmp_path, unread)
+    found = verdict_of(dumps, unread)
     assert (found.kind, found.ranks, found.seq) == ("unknown", (1,), 4)
     assert found.text.startswith("it is not known whether rank 1 entered call 4")
     assert "the dump of rank 1 cannot be read" in found.text and "left no dump" not in found.text
@@ -252,7 +245,7 @@ def test_a_dump_that_cannot_be_read_is_no_evidence_that_its_rank_never_came(shar
 )
 def test_one_dump_of_gloo_says_nothing_of_ranks_that_nobody_names(shared_data, tmp_path, case, words):
     shutil.copy(shared_data / f"ranks/flight_recorder_gloo/{case}_rank0.pkl", tmp_path / "rank0.pkl")
-    (dumps,) = read_dumps(tmp_path).values()
+    dumps = read_dumps(tmp_path)
     found = verdict_of(dumps)
     assert found.kind == "unknown" and words in found.text and "how many ranks the job has" in found.text
 
@@ -261,7 +254,7 @@ def test_one_dump_of_gloo_says_nothing_of_ranks_that_nobody_names(shared_data, t
 def test_a_gap_between_the_dumps_of_gloo_is_a_missing_rank(shared_data, tmp_path):
     for rank, name in ((0, "rank0"), (1, "rank2")):
         shutil.copy(shared_data / f"ranks/flight_recorder_gloo/ok_rank{rank}.pkl", tmp_path / f"{name}.pkl")
-    (dumps,) = read_dumps(tmp_path).values()
+    dumps = read_dumps(tmp_path)
     found = verdict_of(dumps)
     assert (found.kind, found.missing) == ("unknown", (1,)) and "rank 1 left no dump" in found.text
 
@@ -294,7 +287,7 @@ def test_simulated_hangs_accuse_nobody_who_is_a_victim(tmp_path, seed):
     hang = hangs.draw(seed)
     if not hangs.write_dumps(hang, tmp_path):
         return  # the orders that were swapped meet no one
-    (dumps,) = read_dumps(tmp_path).values()
+    dumps = read_dumps(tmp_path)
     found = verdict_of(dumps)
     if hang.kind in (hangs.SIZES, hangs.SWAPPED):
         kind = "mismatched" if hang.kind == hangs.SIZES else "order_deadlock"
@@ -318,6 +311,6 @@ def test_a_host_inside_a_call_that_is_not_recorded_is_no_all_clear(shared_data, 
     (tmp_path / "rank1.stack.txt").write_text(
         "Thread 0x1 (most recent call first):\n  " + "\n  ".join(frames) + "\n"
     )
-    (dumps,) = read_dumps(tmp_path).values()
+    dumps = read_dumps(tmp_path)
     found = verdict_of(dumps)
     assert found.kind == "unknown" and 'rank 1 at File "train.py", line 7 in run' in found.text
