@@ -19,6 +19,7 @@ from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.replay import Step
 from lab.recordings.ranks.work import COMP
+from lab.recordings.tables import Table
 from lab.stats import robust
 from lab.stats.columns import distinct
 from lab.stats.intervals import overlap, union
@@ -60,11 +61,11 @@ def costs_of(explained: Explained) -> dict[Class, Cost]:
     calls = pairs.collectives
     if not len(calls):
         return {}
-    keys = list(zip(calls.kind.tolist(), calls.msg_bytes.tolist(), calls.group_size.tolist(), strict=True))
-    classes = sorted({Class(*key) for key in keys})
+    names = classes_of(calls)
+    classes = sorted({*names})
     number = {name: class_index for class_index, name in enumerate(classes)}
     # The last place is that of rows without a call: their number is -1.
-    of_call = np.array([*(number[Class(*key)] for key in keys), UNKNOWN], dtype=np.int64)
+    of_call = np.array([*(number[name] for name in names), UNKNOWN], dtype=np.int64)
     shares = [
         _contention_by_class(account, index, of_call, len(classes)) for index in range(len(account.ranks))
     ]
@@ -88,6 +89,12 @@ def costs_of(explained: Explained) -> dict[Class, Cost]:
             kernel=_most_frequent(rows.kernel),
         )
     return costs_by_class
+
+
+def classes_of(collectives: Table) -> list[Class]:
+    """The class of each collective (n,)."""
+    columns = (collectives.kind, collectives.msg_bytes, collectives.group_size)
+    return [Class(*key) for key in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def _contention_by_class(account: Account, index: int, of_call: np.ndarray, num: int) -> np.ndarray:

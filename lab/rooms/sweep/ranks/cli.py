@@ -52,7 +52,7 @@ def account(folder: Path, pattern: str | None, **options: Any) -> None:
     asked = Reading(**options)
     target = asked.target(folder)
     writes = not asked.as_json or asked.out is not None
-    settings = asked.settings(folder, keep_in=folder if writes else None, ranks=_regex(pattern))
+    settings = asked.settings(folder, ranks=_regex(pattern))
     files: list[Path] = []
     if writes:
         from lab.rooms.sweep.ranks.page import write_account

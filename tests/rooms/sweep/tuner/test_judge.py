@@ -54,7 +54,7 @@ def test_what_is_best_alone_becomes_a_row():
 
 def test_what_cannot_be_told_apart_is_left_at_default_and_named():
     (one,) = judge(_runs({28: [2.0, 2.3, 1.9], 42: [2.1, 2.0, 2.2]})).decisions
-    assert one.row is None and one.looked and "28 and 42 channels cannot be told apart" in one.reason
+    assert one.row is None and one.looked and "28 channels and 42 channels cannot be told apart" in one.reason
 
 
 def test_one_run_each_proves_nothing():
@@ -126,7 +126,7 @@ def test_both_ends_of_contention_must_agree():
         for one in [ran.classes[NAME]]
     ]
     (one,) = judge(runs).decisions
-    assert one.row is None and "does not tell which holds once nobody is late" in one.reason
+    assert one.row is None and "does not tell which holds once no rank is late" in one.reason
 
 
 def test_the_librarys_own_choice_may_be_best():
