@@ -43,14 +43,6 @@ class Pairs:
     problems: tuple[str, ...]
     clocks: tuple[Clock, ...] = ()
 
-    def by_rank(self, column: str) -> np.ndarray:
-        """A column of `instances` as floats (collectives, ranks); NaN where a rank has no row."""
-        grid = np.full((len(self.collectives), len(self.ranks)), np.nan)
-        paired = self.instances.where(self.instances.collective_id >= 0)
-        column_of_rank = np.searchsorted(np.array(self.ranks), paired.rank)
-        grid[paired.collective_id, column_of_rank] = getattr(paired, column)
-        return grid
-
 
 def pair_collectives(ranks: Mapping[int, Table], *, hosts: Mapping[int, str] | None = None) -> Pairs:
     """Match the rows of `views.collective_instances`, one table per rank.
@@ -140,7 +132,6 @@ def _problems_of(
     rows: CallRows, call: np.ndarray, collectives: Table, clocks: Sequence[Clock]
 ) -> Iterator[str]:
     num = len(collectives)
-    yield from rows.renamed
     is_loose = (call < 0) & rows.p2p
     loose, unnamed = int(is_loose.sum()), np.array([route == UNNAMED for route in rows.routes], dtype=bool)
     if loose:

@@ -8,15 +8,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.pairing import Clock
-from lab.recordings.ranks.causes import HostLate, Wait, late_hosts, waits_of
 from lab.recordings.ranks.common import UNKNOWN, Together, together
 from lab.recordings.ranks.contention import Contention, contention_of
 from lab.recordings.ranks.labels import LABELS, Segments, segments_of
 from lab.recordings.ranks.work import RankWork
 from lab.stats import robust
+from lab.stats.columns import distinct
+from lab.stats.intervals import overlap
 
 # One part per label; what collectives beside it cost is taken out of compute.
 PARTS = ("compute_ns", "contention_ns", *(f"{label}_ns" for label in LABELS[1:]))
+# What the awaited rank did while the others waited -> the cause.
+CLOCK, BEFORE, UNEXPLAINED = "clock", "entered_late", "unexplained"
+BECAUSE = {
+    "compute": "work",
+    "transfer": "link",
+    "wait": "chain",
+    "copy": "copy",
+    "launch_late": "launch",
+    "launch_gap": "launch",
+    "tail": "launch",
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """How long a rank waits for another in one step, and what that one did meanwhile."""
+
+    step: int
+    rank: int
+    awaited: int
+    because: str
+    ns: int
+
+
+@dataclass(frozen=True)
 class Account:
     """The account of one recording; together and segments are what it was made from."""
 
@@ -47,7 +70,6 @@ class Account:
     contention: tuple[Contention, ...]
     rows: tuple[Row, ...]
     waits: tuple[Wait, ...]
-    hosts: tuple[HostLate, ...]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -83,7 +105,6 @@ def account_of(works: Mapping[int, RankWork]) -> Account:
         contention=contention,
         rows=tuple(_rows(ranks, segments, contention)),
         waits=tuple(waits_of(ranks, segments)),
-        hosts=tuple(late_hosts(ranks, segments)),
     )
 
 
@@ -150,3 +171,50 @@ def _entered(ranks: Together) -> dict[tuple[int, int], int]:
         middle = int(robust.median(list(begins.values()))) if begins else 0
         entered_ns.update({(step, index): begin - middle for index, begin in begins.items()})
     return entered_ns
+
+
+def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
+    """Every wait by (step, rank, awaited rank, cause), sorted in this order; exact in ns."""
+    waits: list[Wait] = []
+    for index, of_rank in enumerate(segments):
+        rows = np.flatnonzero(of_rank.awaited != UNKNOWN)
+        numbers = together.windows[index][:, 0]
+        for awaited in distinct(of_rank.awaited[rows]).tolist():
+            rows_of_awaited = rows[of_rank.awaited[rows] == awaited]
+            spans = [
+                together.own(awaited, together.common(index, edge[rows_of_awaited]))
+                for edge in (of_rank.begin, of_rank.end)
+            ]
+            parts = _label_times(segments[awaited], *spans)
+            for window in distinct(of_rank.window[rows_of_awaited]).tolist():
+                inside = of_rank.window[rows_of_awaited] == window
+                total_ns = int(of_rank.length[rows_of_awaited[inside]].sum())
+                causes = _causes(parts[inside], total_ns, plausible=together.clock(awaited).plausible)
+                step, ranks = int(numbers[window]), together.ranks
+                waits += [Wait(step, ranks[index], ranks[awaited], why, ns) for why, ns in causes.items()]
+    return sorted(waits, key=lambda of_rank: (of_rank.step, of_rank.rank, of_rank.awaited, -of_rank.ns))
+
+
+def _label_times(segments: Segments, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """What one rank does in each span of time (n,): ns of each label (n, labels)."""
+    times = np.zeros((len(begin), len(LABELS)), dtype=np.int64)
+    spans = np.stack([begin, end], axis=1)
+    for label in distinct(segments.label).tolist():
+        chosen = segments.label == label
+        cover = np.stack([segments.begin[chosen], segments.end[chosen]], axis=1)
+        times[:, label] = overlap(spans, cover)
+    return times
+
+
+def _causes(parts: np.ndarray, whole_ns: int, *, plausible: bool) -> dict[str, int]:
+    if not plausible:
+        return {CLOCK: whole_ns}
+    sums: dict[str, int] = {}
+    for label, ns in enumerate(parts.sum(axis=0).tolist()):
+        if ns:
+            cause = BECAUSE.get(LABELS[label], UNEXPLAINED)
+            sums[cause] = sums.get(cause, 0) + ns
+    outside_ns = whole_ns - sum(sums.values())
+    if outside_ns:  # outside the awaited rank's windows: it had not entered its step
+        sums[BEFORE] = sums.get(BEFORE, 0) + outside_ns
+    return sums

@@ -85,18 +85,6 @@ def test_a_batch_of_transfers_accuses_nobody(tmp_path):
     assert (found.kind, found.ranks) == ("unknown", ()) and "partners are not recorded" in found.text
 
 
-@pytest.mark.data
-def test_a_rank_without_a_dump_is_the_suspect(shared_data, tmp_path):
-    shutil.copy(shared_data / "ranks/flight_recorder_nccl/not_joined_rank0.pkl", tmp_path / "rank0.pkl")
-    dumps = read_dumps(tmp_path)
-    found = verdict_of(dumps)
-    assert (found.kind, found.ranks, found.missing) == ("not_joined", (1,), (1,))
-    assert "left no dump" in found.text
-    shutil.copy(shared_data / "ranks/flight_recorder_nccl/healthy_rank0.pkl", tmp_path / "rank0.pkl")
-    dumps = read_dumps(tmp_path)
-    assert verdict_of(dumps).kind == "unknown"  # nothing hangs there, but that is no all-clear
-
-
 def entry(seq: int, name: str = "nccl:all_reduce", *, group: str = "0", **more: Any) -> dict[str, Any]:
     usual = {
         "process_group": [group, "default"],
@@ -143,27 +131,6 @@ def test_dtypes_must_agree_too_and_gathers_by_their_inputs_only(tmp_path):
     assert made(tmp_path, ranks, {"0": [0, 1]}).kind == "mismatched"
 
 
-def test_a_host_that_waits_in_another_group_is_followed_to_who_waits_nowhere(tmp_path):
-    """Rank 0 waits for 1 in group 0; 1 waits for 2 in group 1; 2 is stuck elsewhere."""
-    ranks = {
-        0: [entry(1, **STARTED)],
-        1: [entry(1, group="1", **STARTED)],
-        2: [],
-    }
-    found = made(tmp_path, ranks, {"0": [0, 1], "1": [1, 2]})
-    assert (found.kind, found.ranks, found.group) == ("not_joined", (2,), "1")
-
-
-def test_groups_entered_in_different_orders_are_a_deadlock(tmp_path):
-    ranks = {
-        0: [entry(1, group="0", **STARTED), entry(1, group="1", **SCHEDULED)],
-        1: [entry(1, group="1", **STARTED), entry(1, group="0", **SCHEDULED)],
-    }
-    found = made(tmp_path, ranks, {"0": [0, 1], "1": [0, 1]})
-    assert (found.kind, found.ranks) == ("order_deadlock", (0, 1))
-    assert "different orders" in found.text
-
-
 def test_a_host_inside_a_call_that_no_dump_has_may_be_another_groups_first(tmp_path):
     """As NCCL on two H200s: rank 1 builds the communicator of a second group, rank 0 is in the first one."""
     folder = "/usr/lib/python3/site-packages/torch/distributed"
@@ -184,12 +151,6 @@ def test_a_host_inside_a_call_that_no_dump_has_may_be_another_groups_first(tmp_p
     assert "different orders" in found.text
     elsewhere = stack.replace("torch/distributed/distributed_c10d.py", "queue.py")
     assert "different orders" not in verdict_of({**dumps, 1: replace(dumps[1], stack=elsewhere)}).text
-
-
-def test_all_started_and_none_ended_is_stuck_with_nobody_singled_out(tmp_path):
-    ranks = {rank: [entry(1), entry(2, **STARTED)] for rank in range(4)}
-    found = made(tmp_path, ranks, {"0": [0, 1, 2, 3]})
-    assert (found.kind, found.ranks, found.seq) == ("stuck_kernel", (0, 1, 2, 3), 2)
 
 
 def test_a_backend_without_states_cannot_tell_a_kernel_from_a_host(tmp_path):

@@ -124,13 +124,6 @@ def test_planted_sizes_come_out_within_a_tenth(shared_data):
 
 
 @pytest.mark.data
-def test_hidden_causes_say_what_hides_them(shared_data):
-    (one,) = explain([account_in(folder_of(shared_data, "two"))])
-    hidden = next(finding for finding in one.findings if not finding.binding)
-    assert "+2.7 ms" in hidden.text and "costs nothing until rank 3 is repaired" in hidden.text
-
-
-@pytest.mark.data
 def test_a_larger_batch_is_more_work_and_not_more_kernels(shared_data):
     folder = shared_data / "cases/ranks/uneven_batch"
     works = {rank: work_of(read_kineto(folder / f"rank{rank}.json.gz")) for rank in range(4)}

@@ -173,25 +173,6 @@ def test_waits_that_do_not_repeat_the_recording_are_completed_and_that_is_said(t
     assert one.length_ms(READY) == pytest.approx(truth_ms, rel=0.02)
 
 
-@pytest.mark.parametrize("reader", ["native", "plain"])
-@pytest.mark.parametrize("field", ["wait_on_stream", "wait_on_cuda_event_record_corr_id", "stream", "device"])
-@pytest.mark.parametrize("value", [None, 1.5, [], {}, True, 2**70, "x", -5])
-def test_odd_values_cost_their_own_wait_and_nothing_else(tmp_path, monkeypatch, reader, field, value):
-    monkeypatch.setenv("LAB_READER", reader)
-    writer = TraceWriter(rank=0, world_size=1)
-    host = Host(writer)
-    host.launch("a", MAIN, 1100, 10)
-    host.wait(SIDE, MAIN)
-    writer.events[-1]["args"][field] = value
-    host.launch("b", SIDE, 1300, 10)
-    host.wait(MAIN, SIDE)
-    host.launch("c", MAIN, 1500, 10)
-    trace = load_capture(writer.write(tmp_path / "rank0.json"))
-    work = work_of(trace)
-    assert len(trace.ops) == 3 and [2, 1] in work.waits.tolist()
-    assert (len(work.waits) == 2) is (field == "device")  # the event stands on its GPU's row too
-
-
 @pytest.mark.parametrize(("sync", "seen"), [(True, True), (False, False)])
 def test_a_wait_for_an_event_that_is_not_told_binds_after_the_latency_of_events(tmp_path, sync, seen):
     """GEMMs of 500 us, each awaited by a side kernel that starts 15 us after it, later than without one."""
