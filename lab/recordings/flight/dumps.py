@@ -15,7 +15,7 @@ from typing import Any
 from lab.errors import BadDataError, LabError, MissingError
 
 MOST_BYTES, MOST_FILES, MOST_ENTRIES = 256 << 20, 16_384, 1_000_000
-# Groups and texts beyond these are no real job's.
+# No real job has groups and texts beyond these.
 MOST_GROUPS, LONGEST_INT = 65_536, 1 << 63
 # All that a dump of texts, numbers, lists and dicts needs; none of these calls or imports anything.
 _FORBIDDEN = {
@@ -72,7 +72,7 @@ class Dump:
 def read_dumps(folder: Path, unread: dict[int, LabError] | None = None) -> dict[int, Dump]:
     """Read the dumps of one job: rank -> dump.
 
-    The rank is `rank3` or the last number in a file's name; files without a number are no dumps, unless
+    The rank is `rank3` or the last number in a file's name; files without a number are not dumps, unless
     `folder` is the file. Of a pickle and a JSON of one rank the pickle is read, for it has the source lines.
     unread: takes the errors of unreadable dumps, by rank, if any can be read; without it the first is raised.
     Raises MissingError without dumps, BadDataError where none can be read or a rank is there twice.
@@ -220,7 +220,7 @@ def _unpickled(data: bytes, path: Path) -> Any:
         nests = _NestedTuples()
         for opcode, argument, position in pickletools.genops(data):
             if opcode.name in _NEEDLESS or nests.by_reference(opcode.name, argument):
-                raise bad(f"the pickle is no plain dump ({opcode.name} at byte {position}): refused")
+                raise bad(f"the pickle is not a plain dump ({opcode.name} at byte {position}): refused")
             if opcode.name in _FORBIDDEN:
                 raise bad(f"the pickle wants to run code ({opcode.name} at byte {position}): refused")
             if opcode.name in ("LONG_BINPUT", "PUT") and int(str(argument)) > len(data):

@@ -81,9 +81,9 @@ def _events_of(trace: Capture, rank: int, shift_ns: int) -> Iterator[Event]:
         ids = (rows if group is calls else launch[rows]) + first_flow
         yield from _ends(group, rows, ids, "ac2g", np.full(len(rows), group is kernels), shift_ns)
     flow = trace.flows.flow
-    whole = np.intersect1d(flow[trace.flows.is_end], flow[~trace.flows.is_end])
-    rows = np.flatnonzero(np.isin(flow, whole))
-    ids = np.searchsorted(whole, flow[rows]) + first_flow + (1 << 39)
+    paired = np.intersect1d(flow[trace.flows.is_end], flow[~trace.flows.is_end])
+    rows = np.flatnonzero(np.isin(flow, paired))
+    ids = np.searchsorted(paired, flow[rows]) + first_flow + (1 << 39)
     yield from _ends(arrows, rows, ids, "fwdbwd", trace.flows.is_end[rows], shift_ns)
 
 

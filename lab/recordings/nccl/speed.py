@@ -19,7 +19,7 @@ Row = dict[str, Any]
 # Rows that say nothing of a transfer, and why.
 _DOUBTS: dict[str, Callable[[Row], bool]] = {
     "wrong, left out": lambda row: row["wrong"] > 0,
-    "timed on the CPU, which is no transfer: left out": lambda row: row["timed_on"] == "cpu",
+    "timed on the CPU, which is not a transfer: left out": lambda row: row["timed_on"] == "cpu",
     "without a time: left out": lambda row: not row["time_us"] > 0,
     "without a size: left out": lambda row: row["bytes"] < 0,
 }
@@ -169,7 +169,7 @@ def _row(result: dict[str, Any], place: str, collective: str, num_ranks: int) ->
 
 
 def _num_wrong(value: Any) -> int:
-    """How many elements were wrong; -1 where that was not checked. What is no number of them is no 0."""
+    """How many elements were wrong; -1 where that was not checked. What is not a number counts as wrong."""
     if value is None or str(value).strip().lower() in ("", "-", "n/a"):
         return -1
     return 0 if number(value) == 0 else max(integer(value), 1)

@@ -100,7 +100,7 @@ def _saves(played: tuple[Step, Outcome] | None, excesses: Sequence[Excess]) -> f
 
 
 def not_joined(account: Account) -> str | None:
-    """Why nobody can tell whom the others wait for; None where the ranks' collectives are paired."""
+    """Why it cannot be told whom the others wait for; None where the ranks' collectives are paired."""
     pairs = account.together.pairs
     if len(account.ranks) < 2:
         return None

@@ -16,7 +16,7 @@ from lab.stats.robust import column_medians
 HOST_STEPS, GPU_STEPS, WHOLE = "host", "gpu", "whole recording"
 # GPU work of a step that ends so much of it later spills into the next step.
 SPILLS = 0.05
-# A first step with so much work from before it is no whole step.
+# A first step with so much work from before it is not a whole step.
 CUT_SHARE = 0.05
 UNKNOWN = -1
 

@@ -1,4 +1,4 @@
-"""What each kind and size of collective costs a step once nobody is late: transfer and slower GEMMs.
+"""What each kind and size of collective costs a step once no rank is late: transfer and slower GEMMs.
 
 The step is replayed with all hosts ready, so that no rank waits for a late one, and again without the
 transfers of one class and without what it costs the kernels beside it; the difference is the class's cost.
@@ -39,7 +39,7 @@ class Cost:
     """One class in one recording; medians over steps, NaN where no step could be replayed.
 
     cost_ms counts all that its collectives cost the kernels beside them; least_ms leaves out what they cost
-    while they only waited, which would not be if nobody were late. latency_us: from the last arrival to the
+    while they only waited, which would not be if no rank were late. latency_us: from the last arrival to the
     first end, median over calls. grid and block are those of most of its kernels, -1 unknown; kernel is the
     name of most of them. blocks says whether waits can be told in calls of this kind.
     """

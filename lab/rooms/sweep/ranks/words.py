@@ -32,7 +32,7 @@ def sentences(setting: Setting) -> list[str]:
         for sentence in (
             None if has_late_host else host_bound(explanation),
             *(f"{finding.text[:1].upper()}{finding.text[1:]}." for finding in explanation.findings),
-            None if explanation.findings else _nobody(setting),
+            None if explanation.findings else _no_rank(setting),
             _where_time_goes(setting),
             *pipeline_sentences(setting),
             _what_if(setting),
@@ -77,7 +77,7 @@ def _a_step(account: Account) -> str:
     return "The recording" if is_whole(account.together.steps) else "A step"
 
 
-def _nobody(setting: Setting) -> str:
+def _no_rank(setting: Setting) -> str:
     scope = " in what was recorded" if setting.missing else ""
     ranks = plural(len(setting.account.ranks), "rank")
     return f"No rank stands out{scope}: none of {ranks} has more than the others."

@@ -41,7 +41,7 @@ class Decision:
     settings are those compared, in the order of the judgements: with all that the collectives cost other
     kernels (cost), and without what they cost while they only waited (least_cost). looked is False where
     something
-    that a judgement needs was not recorded, so that no answer is no all-clear.
+    that a judgement needs was not recorded, so that no answer is not an all-clear.
     """
 
     name: Class
