@@ -32,9 +32,7 @@ def documents_in(text: str, name: str) -> list[dict[str, Any]]:
         words = line.lstrip("# ").split()
         program = _PROGRAM.search(line) or program
         if line.startswith("#") and words[:1] == ["nThread"]:
-            documents.append(
-                {"version": 3, "args": [], "devices": [], "results": [], "env": {}, "nccl_version": "?"}
-            )
+            documents.append({"version": 3, "args": [], "devices": [], "results": [], "nccl_version": "?"})
         if not documents:
             continue
         run = documents[-1]
@@ -92,7 +90,7 @@ def rccl_documents(rows: Sequence[Any]) -> list[dict[str, Any]]:
         gpus = integer(row.get("ranks"), 0) * integer(row.get("gpusPerRank"), 1) or integer(
             row.get("gpus"), 0
         )
-        empty = {"version": 3, "args": [f"{program}_perf"], "results": [], "nccl_version": "?", "env": {}}
+        empty = {"version": 3, "args": [f"{program}_perf"], "results": [], "nccl_version": "?"}
         document = documents.setdefault((program, gpus), empty | {"devices": [{}] * min(gpus, 1 << 20)})
         place = "in_place" if integer(row["inPlace"]) else "out_of_place"
         times = {

@@ -14,7 +14,6 @@ from lab.perfmodel.communication import kind_in
 
 KNOWN_VERSION = 3
 _PROGRAM = re.compile(r"([a-z_]{4,40})_perf")
-_SHOWN_ENV = re.compile(r"^(NCCL|RCCL|HSA)_")
 Row = dict[str, Any]
 # Rows that say nothing of a transfer, and why.
 _DOUBTS: dict[str, Callable[[Row], bool]] = {
@@ -149,7 +148,7 @@ def _num_ranks(document: dict[str, Any], problems: list[str]) -> int:
 
 
 def _row(result: dict[str, Any], place: str, collective: str, num_ranks: int) -> Row:
-    values, per_iter = part(result, place), part(result, f"{place}_per_iter")
+    values = part(result, place)
     return {
         "collective": collective,
         "bytes": integer(result.get("size")),
@@ -162,9 +161,6 @@ def _row(result: dict[str, Any], place: str, collective: str, num_ranks: int) ->
         "bus_bw_gb_s": number(values.get("bus_bw")),
         "wrong": _num_wrong(values.get("nwrong")),
         "timed_on": "gpu" if "time" in values else "cpu",
-        "p50_us": number(per_iter.get("p50_us")),
-        "p95_us": number(per_iter.get("p95_us")),
-        "cv_percent": number(per_iter.get("cv_pct")),
     }
 
 
@@ -179,14 +175,10 @@ def _summary(document: dict[str, Any], collective: str, num_ranks: int, rows: Se
     speeds = [row["bus_bw_gb_s"] for row in rows if row["wrong"] <= 0 and not math.isnan(row["bus_bw_gb_s"])]
     sizes = [row["bytes"] for row in rows if row["bytes"] >= 0] or [0]
     best = f", at best {max(speeds):.1f} GB/s (bus)" if speeds else ""
-    env = part(document, "env")
-    names = sorted(name for name in env if _SHOWN_ENV.match(str(name)))[:6]
-    settings = ", ".join(f"{text(name)}={text(env[name])}" for name in names)
     version = text(document.get("nccl_version", "?"))
     library = f"; NCCL {version}" if version != "?" else ""
     return (
         f"{collective or 'an unknown collective'} over {plural(num_ranks, 'rank')}, "
         f"{plural(len(rows), 'result')} from {min(sizes)} to "
         f"{max(sizes)} bytes{best}{library}"
-        f"{'; ' + settings if settings else ''}"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,28 +128,6 @@ def test_dtypes_must_agree_too_and_gathers_by_their_inputs_only(tmp_path):
     assert made(tmp_path, ranks, {"0": [0, 1]}).kind == "stuck_kernel"
     ranks[1][0]["input_dtypes"] = ["BFloat16"]
     assert made(tmp_path, ranks, {"0": [0, 1]}).kind == "mismatched"
-
-
-def test_a_host_inside_a_call_that_no_dump_has_may_be_another_groups_first(tmp_path):
-    """As NCCL on two H200s: rank 1 builds the communicator of a second group, rank 0 is in the first one."""
-    folder = "/usr/lib/python3/site-packages/torch/distributed"
-    stack = "Thread MainThread (most recent call first):\n" + "".join(
-        f'  File "{file}", line {line} in {name}\n'
-        for file, line, name in (
-            (f"{folder}/distributed_c10d.py", 3068, "all_reduce"),
-            (f"{folder}/c10d_logger.py", 83, "wrapper"),
-            ("/app/train.py", 70, "step"),
-        )
-    )
-    ranks = {0: [entry(1), entry(2, **STARTED)], 1: [entry(1)]}
-    made(tmp_path, ranks, {"0": [0, 1], "1": [0, 1]})
-    dumps = read_dumps(tmp_path)
-    found = verdict_of({**dumps, 1: replace(dumps[1], stack=stack)})
-    assert (found.kind, found.ranks, found.seq) == ("not_joined", (1,), 2)
-    assert "line 70 in step, inside a collective that is not in its dump" in found.text
-    assert "different orders" in found.text
-    elsewhere = stack.replace("torch/distributed/distributed_c10d.py", "queue.py")
-    assert "different orders" not in verdict_of({**dumps, 1: replace(dumps[1], stack=elsewhere)}).text
 
 
 def test_a_backend_without_states_cannot_tell_a_kernel_from_a_host(tmp_path):

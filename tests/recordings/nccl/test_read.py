@@ -20,12 +20,7 @@ def test_nccl_tests_give_times_by_kind_size_and_ranks(tmp_path):
     found = _one(write(tmp_path / "x", speed({1024: 9.0, 4096: 12.0})))
     assert not found.missing
     assert found.speeds == {("all_reduce", 1024, 8): 9.0, ("all_reduce", 4096, 8): 12.0}
-    assert [row["p95_us"] for row in found.rows if row["place"] == "out_of_place"] == pytest.approx(
-        [10.8, 14.4]
-    )
-    assert "NCCL_DEBUG=INFO" in found.sentences[0] and "hunter2" not in json.dumps(
-        found.rows + found.sentences
-    )
+    assert "hunter2" not in json.dumps(found.rows + found.sentences)
 
 
 def test_wrong_results_count_for_nothing_and_are_said(tmp_path):
@@ -138,12 +133,6 @@ def test_in_place_never_stands_for_out_of_place_and_a_cpus_time_for_neither(tmp_
 def test_what_cannot_be_compared_with_anything_is_said(tmp_path, changes, text):
     found = _one(write(tmp_path / "x", {**speed({1024: 9.0}), **changes}))
     assert found.speeds == {} and any(text in one for one in found.missing)
-
-
-def test_ranks_of_several_groups_are_those_of_one_group(tmp_path):
-    devices = [{"rank": n, "group": n % 2} for n in range(8)]
-    found = _one(write(tmp_path / "x", speed({1024: 9.0}, devices=devices)))
-    assert list(found.speeds) == [("all_reduce", 1024, 4)] and "over 4 ranks" in found.sentences[0]
 
 
 def test_values_replaced_at_random_end_in_words_and_never_in_another_error(tmp_path):

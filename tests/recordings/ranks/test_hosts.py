@@ -43,25 +43,3 @@ def test_waits_of_the_host_are_seen_with_the_operation_that_ends_them():
     assert wait.place == len(works[0]) // 6 and wait.lag_ns == 10_000
     assert works[0].end[rows[wait.on]] == works[0].end[rows[: wait.place]].max()
     assert host_waits(works[1], rows) == []
-
-
-@pytest.mark.parametrize("change", ["short", "long after", "while another thread launches"])
-def test_other_blocking_calls_are_the_hosts_own_time(change):
-    works = waiting(Job(ranks=2).play(), patient=(0,))
-    ((begin, end),) = works[0].blocking_calls.tolist()
-    first = int(works[0].call_begin[1])
-    calls = {"short": (end - 50_000, end), "long after": (begin, end + 400_000)}.get(change, (first, end))
-    work = replace(works[0], blocking_calls=np.array([calls]))
-    if change == "long after":
-        later = np.where(work.call_begin > begin, 400_000, 0)
-        work = replace(work, call_begin=work.call_begin + later, call_end=work.call_end + later)
-    assert host_waits(work, launched_in(account_of(works).together, 0, 5)) == []
-
-
-def test_a_wait_is_seen_where_launches_after_it_were_not_recorded():
-    works = waiting(Job(ranks=2).play(), patient=(0,))
-    rows = launched_in(account_of(works).together, 0, 5)
-    (wait,) = host_waits(works[0], rows)
-    begin, start, later = works[0].call_begin.copy(), works[0].start.copy(), rows[wait.place :]
-    start[later], begin[later] = begin[later], -1
-    assert host_waits(replace(works[0], call_begin=begin, start=start), rows) == [wait]

@@ -156,13 +156,6 @@ def test_a_slower_rank_makes_no_host_late_of_two():
     assert named(one) == {(0, "slow_kernels")}
 
 
-@pytest.mark.parametrize("factor", [1.5, 2.5])
-def test_a_hot_rank_beside_a_late_one_keeps_its_size(factor):
-    one = explained(Job(ranks=2, slower={0: factor}, late={(1, step): 30 for step in range(3)}))
-    assert named(one) == {(0, "slow_kernels"), (1, "host_late")}
-    assert cost_ms(one, 0, "slow_kernels") == pytest.approx(LAYERS * GEMM_US * (factor - 1) / 1e3, rel=0.1)
-
-
 def lengths_ms(one: Explained, step: int) -> dict[str, float]:
     return {row.change: row.length_ms for row in one.what_if if row.step == step}
 

@@ -101,18 +101,6 @@ def test_without_them_the_slow_hosts_hide_the_waits(tmp_path):
     assert one.length_ms(READY) == pytest.approx((LAYERS * GEMM_US + TRANSFER_US) / 1e3, rel=0.2)
 
 
-@pytest.mark.parametrize("layout", ["compact", "key_per_line", "indented"])
-@pytest.mark.parametrize("reader", ["native", "plain"])
-def test_both_readers_give_the_same_waits(tmp_path, monkeypatch, reader, layout):
-    monkeypatch.setenv("LAB_READER", reader)
-    work = _works(tmp_path, sync=True, layout=layout)[0]
-    names = [(work.keys[work.key[a]][3], work.keys[work.key[b]][3]) for a, b in work.waits.tolist()]
-    assert names.count(("side_kernel", "nvjet_gemm")) == 2 * LAYERS
-    # The wait after a step's last layer is the next step's first GEMM's.
-    assert names.count(("nvjet_gemm", "side_kernel")) == 2 * LAYERS - 1
-    assert len(work.waits) == 4 * LAYERS - 1 + 4
-
-
 def test_a_wait_of_the_host_or_of_an_event_from_before_the_window_is_none(tmp_path):
     writer = TraceWriter(rank=0, world_size=1)
     host = Host(writer)

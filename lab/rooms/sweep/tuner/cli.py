@@ -99,6 +99,8 @@ def _print(judged: Judged, files: list[Path], proofs: list[Proof] | None) -> Non
         click.echo(f"- {proof.verdict}: {proof.text}.")
     for path in files:
         click.echo(f"wrote {path}")
+    if proofs is None and any(decision.row for decision in judged.decisions):
+        click.echo(f"To prove its effect: `lab run sweep --tuner {files[0]} ...`, then this with --run RUN.")
 
 
 def _not_known(judged: Judged, proofs: list[Proof] | None) -> list[str]:

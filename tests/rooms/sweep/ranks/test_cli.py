@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from lab.errors import BadDataError, MissingError, StepFailed
+from lab.errors import BadDataError, StepFailed
 from lab.rooms.sweep.ranks.cli import ranks
 from tests.recordings.test_gpu_state import write_state
 from tests.tracegen import BASE_NS, TraceWriter
@@ -124,27 +124,6 @@ def test_a_rank_that_lacks_calls_of_a_shared_step_ends_with_1(tmp_path):
     found = json.loads(done.stdout)
     assert [(f["rank"], f["cause"]) for f in found["findings"] if f["cause"] == "missing"] == [(2, "missing")]
     assert len(found["lacking"]) == 1 and len(found["steps"]) == STEPS * 3
-
-
-def test_a_setting_without_a_readable_trace_is_named_and_the_others_are_told(tmp_path):
-    write_job(tmp_path / "256thread/nccl_28channels/torch_profiler")
-    for rank in range(2):
-        damaged = tmp_path / f"512thread/nccl_28channels/torch_profiler/rank{rank}/trace_step7.json.gz"
-        damaged.parent.mkdir(parents=True)
-        damaged.write_bytes(b"\x1f\x8b")
-    done = call(tmp_path, "--json", ok=False)
-    assert isinstance(done.exception, StepFailed)
-    assert "512 threads, 28 channels is left out: trace_step7.json.gz: " in str(done.exception)
-    assert len(json.loads(done.stdout)["steps"]) == STEPS * 3
-
-
-def test_no_folder_is_missing_and_any_tree_is_read_by_a_pattern(tmp_path):
-    assert isinstance(call(tmp_path / "gone", ok=False).exception, MissingError)
-    write_job(tmp_path / "job")
-    for rank in range(3):
-        (tmp_path / "job" / f"rank{rank}").rename(tmp_path / "job" / f"gpu-{rank}-x")
-    found = answer(tmp_path / "job", "--ranks", r"gpu-(\d+)-")
-    assert found["collectives"]["complete"] == STEPS * CALLS
 
 
 def test_a_sweep_is_told_setting_by_setting(tmp_path):

@@ -62,14 +62,6 @@ def test_one_run_each_proves_nothing():
     assert one.row is None and "proves nothing (256t 28ch leads by 7.000 ms" in one.reason
 
 
-def test_blocks_that_lack_a_setting_do_not_count():
-    runs = _runs(CLEAR)
-    (one,) = judge(
-        [ran for ran in runs if (ran.knobs.channel, ran.repeat) not in {(28, 1), (42, 2)}]
-    ).decisions
-    assert one.row is None and one.blocks == 1
-
-
 @pytest.mark.parametrize(
     ("changes", "reason", "looked"),
     [
@@ -193,13 +185,3 @@ def test_what_an_algorithm_does_not_reach_is_one_setting_for_that_collective():
 def test_a_request_that_was_not_followed_sets_nothing():
     (one,) = judge(_how_runs(Class("all_reduce", 1 << 24, 8), used=("ring", "simple"))).decisions
     assert one.row is None and one.looked and "ll128 was requested and simple used" in one.reason
-
-
-def test_settings_that_cannot_be_told_apart_are_named_whole():
-    runs = [
-        _ran(0, 28, repeat, 2.0 + ((repeat + len(word)) % 3) / 5, how=("", word), choice=Choice("ring", word))
-        for word in ("ll", "simple")
-        for repeat in (1, 2, 3)
-    ]
-    (one,) = judge(runs).decisions
-    assert one.row is None and "28 channels, ll and 28 channels, simple cannot be told apart" in one.reason
