@@ -17,11 +17,8 @@ from lab.recordings.tables import KERNEL, Table
 
 # In the order of the values of `ops.kind`.
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-_GEOMETRY = tuple(f"{shape}_{axis}" for shape in ("grid", "block") for axis in "xyz")
-_KERNEL_NUMBERS = ("device", "stream", "external_id", *_GEOMETRY, "bytes")
-_COLLECTIVE_NUMBERS = ("in_nelems", "out_nelems", "group_size", "seq", "dst_rank", "src_rank", "group_rank")
-_COLLECTIVE_TEXTS = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks")
-_OP_TEXTS = ("dims", "types", "strides")
+# Columns that a viewer shows by a slice's place and name.
+_SHOWN = {"process", "start_ns", "end_ns", "kind", "pid", "tid", "end_tid", "name_id", "kernel", "op"}
 _EVENTS_AT_ONCE = 10_000
 
 Event = dict[str, Any]
@@ -66,9 +63,10 @@ def merge_captures(
 
 def _events_of(trace: Capture, rank: int, shift_ns: int) -> Iterator[Event]:
     """The events of one rank: names of its rows, slices, arrows from launches and from forward operators."""
-    kernels, calls = _kernels(trace), _calls(trace)
-    gpu = [kernels, _ranges(trace.gpu_ranges, "gpu_user_annotation")]
-    cpu = [calls, _ranges(trace.annotations, "user_annotation"), _operators(trace)]
+    kernels, calls = _kernels(trace), _of_table(trace, trace.api, "cuda_runtime")
+    gpu = [kernels, _of_table(trace, trace.gpu_ranges, "gpu_user_annotation")]
+    ranges = _of_table(trace, trace.annotations, "user_annotation")
+    cpu = [calls, ranges, _of_table(trace, trace.operators, "cpu_op")]
     arrows = _arrows(trace)
     yield from _place(trace, rank, gpu, on_gpu=True)
     yield from _place(trace, rank, [*cpu, arrows], on_gpu=False)
@@ -92,29 +90,25 @@ def _kernels(trace: Capture) -> _Slices:
     row = np.full(len(ops) + 1, -1, dtype=np.int64)
     row[collectives.kernel] = np.arange(len(collectives))
     row = row[:-1]
-    args = {"correlation": ops.corr} | {name: getattr(ops, name) for name in _KERNEL_NUMBERS}
-    for name in _COLLECTIVE_NUMBERS:
-        args[name] = np.append(getattr(collectives, name), -1)[row]
-    for name in _COLLECTIVE_TEXTS:
-        args[name] = trace.text(np.append(getattr(collectives, f"{name}_id"), -1)[row])
+    of_call = Table({name: np.append(getattr(collectives, name), -1)[row] for name in collectives})
     kinds = np.where(trace.work, KERNEL, ops.kind)  # a whole graph in one row computes, too
     categories = [_GPU_CATEGORIES[kind] for kind in kinds.tolist()]
-    return _Slices(ops, categories, ops.device, ops.stream, args)
+    return _Slices(ops, categories, ops.device, ops.stream, _details(trace, ops) | _details(trace, of_call))
 
 
-def _calls(trace: Capture) -> _Slices:
-    api = trace.api
-    return _Slices(api, ["cuda_runtime"] * len(api), api.pid, api.tid, {"correlation": api.corr})
+def _of_table(trace: Capture, table: Table, category: str) -> _Slices:
+    return _Slices(table, [category] * len(table), table.pid, table.tid, _details(trace, table))
 
 
-def _ranges(ranges: Table, category: str) -> _Slices:
-    return _Slices(ranges, [category] * len(ranges), ranges.pid, ranges.tid, {})
-
-
-def _operators(trace: Capture) -> _Slices:
-    ops = trace.operators
-    texts = {name: trace.text(getattr(ops, f"{name}_id")) for name in _OP_TEXTS}
-    return _Slices(ops, ["cpu_op"] * len(ops), ops.pid, ops.tid, {"external_id": ops.external_id} | texts)
+def _details(trace: Capture, table: Table) -> dict[str, np.ndarray]:
+    """What else is known of each row: numbers, and texts by the 32-bit ids of strings."""
+    details = {}
+    for name in table:
+        column = getattr(table, name)
+        is_text = name.endswith("_id") and column.dtype == np.int32
+        if name not in _SHOWN:
+            details[name.removesuffix("_id") if is_text else name] = trace.text(column) if is_text else column
+    return details
 
 
 def _arrows(trace: Capture) -> _Slices:
