@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,14 +76,6 @@ def test_arrows_lead_from_a_launch_to_its_kernel_and_from_forward_to_backward(tm
     kernel = next(e["name"] for e in document["traceEvents"] if e.get("cat") == "kernel")
     expected = [("aten::mm", "MmBackward0"), ("cudaLaunchKernel", kernel)] * 2
     assert arrows(merged(paths, tmp_path / "o.json.gz")) == sorted(expected)
-
-
-@pytest.mark.data
-def test_a_real_rank_has_all_its_arrows(shared_data: Path, tmp_path: Path) -> None:
-    """The file holds 716 ends of arrows from forward to backward."""
-    path = shared_data / "sweep_h200/256thread/nccl_28channels/torch_profiler/rank0/trace_step7.json.gz"
-    events = merged([path], tmp_path / "o.json.gz")["traceEvents"]
-    assert sum(event.get("cat") == "fwdbwd" for event in events) == 716
 
 
 def test_kernels_that_overlap_on_one_stream_get_tracks(tmp_path: Path) -> None:

@@ -97,22 +97,6 @@ def test_why_the_last_rank_was_late_is_golden(shared_data, name):
     assert found == {words[name]: pytest.approx(ms, abs=0.006) for name, ms in golden.items()}
 
 
-@pytest.mark.data
-def test_shifted_clocks_leave_the_account_as_it_was(shared_data):
-    golden = golden_of(shared_data, "clock")["parts_ns"]
-    account = account_in(folder_of(shared_data, "clock"))
-    for row in account.rows:
-        wanted = golden[f"{row.step},{row.rank}"]
-        assert sum(row.parts.values()) == row.step_ns == wanted["step"]
-        assert all(abs(row.parts[ours] - wanted[theirs]) < 150_000 for ours, theirs in GOLDEN.items())
-    clocks = {clock.rank: clock for clock in account.clocks}
-    assert {rank for rank, clock in clocks.items() if clock.corrected} == {4, 6}
-    zero = clocks[0].offset_ns
-    assert (clocks[4].offset_ns - zero) / 1e3 == pytest.approx(3_292.6, abs=25)
-    assert (clocks[6].offset_ns - zero) / 1e3 == pytest.approx(-999_993.7, abs=25)
-    assert not any(clock.drift_ppm for clock in clocks.values())
-
-
 @settings(max_examples=15)
 @given(
     st.dictionaries(st.integers(0, 3), st.floats(-50, 50), max_size=2),
