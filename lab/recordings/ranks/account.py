@@ -35,9 +35,8 @@ BECAUSE = {
 class Row:
     """One rank and step in ns; the PARTS sum to step_ns. wait_for: the rank waited for longest, or None.
 
-    not_separable_ns is inside compute: kernels beside collectives that never ran alone. contention beside a
-    collective that only waited is in beside_wait_ns. entered_ns: how much later than the median rank the step
-    began, on the common clock.
+    not_separable_ns is inside compute: kernels beside collectives that never ran alone. entered_ns: how much
+    later than the median rank the step began, on the common clock.
     """
 
     step: int
@@ -46,7 +45,6 @@ class Row:
     parts: dict[str, int]
     wait_for: int | None
     not_separable_ns: int
-    beside_wait_ns: int
     entered_ns: int
 
 
@@ -98,7 +96,7 @@ def account_of(works: Mapping[int, RankWork]) -> Account:
         segments_of(work, call, windows)
         for work, call, windows in zip(ranks.works, ranks.calls, ranks.windows, strict=True)
     )
-    contention = tuple(contention_of(ranks.works, ranks.calls))
+    contention = tuple(contention_of(ranks.works))
     return Account(
         together=ranks,
         segments=segments,
@@ -121,8 +119,7 @@ def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Co
         window = np.searchsorted(windows[:, 1], work.start, side="right") - 1
         inside = (window >= 0) & (work.start < windows[np.maximum(window, 0), 2])
         costs = [
-            _sums(values, window, len(windows), inside)
-            for values in (extra.cost_ns, extra.not_separable_ns, extra.beside_wait_ns)
+            _sums(values, window, len(windows), inside) for values in (extra.cost_ns, extra.not_separable_ns)
         ]
         for window_index, (step, begin, end) in enumerate(windows.tolist()):
             contended = min(int(costs[0][window_index]), int(sums["compute_ns"][window_index]))
@@ -137,7 +134,6 @@ def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Co
                     parts={name: parts[name] for name in PARTS},
                     wait_for=_waited_for(ranks, of_rank, window_index),
                     not_separable_ns=int(costs[1][window_index]),
-                    beside_wait_ns=int(costs[2][window_index]),
                     entered_ns=entered.get((step, index), 0),
                 )
             )

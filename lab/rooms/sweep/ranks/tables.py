@@ -15,7 +15,7 @@ from lab.rooms.sweep.tables import column_names
 ACCOUNT = [
     *column_names("step rank step_ns"),
     *PARTS,
-    *column_names("wait_for not_separable_ns contention_beside_waiting_ns entered_late_ns"),
+    *column_names("wait_for not_separable_ns entered_late_ns"),
 ]
 CLOCKS = column_names("rank offset_us low_us high_us drift_ppm corrected plausible")
 FINDINGS = column_names("rank cause binding cost_ms saves_ms steps text")
@@ -90,7 +90,6 @@ def _steps(explained: Explained) -> Rows:
             **row.parts,
             "wait_for": row.wait_for,
             "not_separable_ns": row.not_separable_ns,
-            "contention_beside_waiting_ns": row.beside_wait_ns,
             "entered_late_ns": row.entered_ns,
         }
         for row in explained.account.rows
