@@ -23,7 +23,7 @@ class Pairs:
     pg_desc, pg_ranks, collective, kind, blocks (no rank leaves before all are in), dtype, in_nelems,
     out_nelems, msg_bytes, group_size, index_in_group, num_ranks, complete, missing_ranks (text `1, 5`),
     ts_ns, latency_us (the shortest, so the transfer without the waiting), start_skew_us, end_skew_us,
-    mean_wait_us, straggler_rank (started last), first_rank, algbw_gb_s, busbw_gb_s (GB = 1e9 bytes; NaN where
+    straggler_rank (started last), first_rank, algbw_gb_s, busbw_gb_s (GB = 1e9 bytes; NaN where
     unknown), stream, step, confidence (`seq`, `order`, `lcs` or, without metadata, `stream`). A call seen on
     one rank alone has NaN skews and straggler_rank -1.
     instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched; of several

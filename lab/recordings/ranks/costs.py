@@ -47,7 +47,6 @@ class Cost:
     cost_ms: float
     least_ms: float
     latency_us: float
-    num_calls: int
     blocks: bool
     grid: int
     block: int
@@ -82,7 +81,6 @@ def costs_of(explained: Explained) -> dict[Class, Cost]:
             cost_ms=float(middle[class_index, 0]),
             least_ms=float(middle[class_index, 1]),
             latency_us=robust.median(latencies_ns) / 1e3 if len(latencies_ns) else float("nan"),
-            num_calls=int(of_class.sum()),
             blocks=bool(calls.blocks[of_class].all()),
             grid=_most_frequent(rows.grid_x),
             block=_most_frequent(rows.block_x),

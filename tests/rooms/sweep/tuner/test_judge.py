@@ -19,7 +19,6 @@ RING = Choice("ring", "simple")
 def _ran(threads: int, channels: int, repeat: int, cost_ms: float, **changes) -> Ran:
     known = {
         "latency_us": 100.0,
-        "num_calls": 6,
         "blocks": True,
         "grid": channels,
         "block": 288,
