@@ -16,7 +16,7 @@ from lab.recordings.names import kernel_class
 from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN
 from lab.recordings.ranks.hosts import host_lateness_ns
-from lab.recordings.ranks.work import COMP, COPY
+from lab.recordings.ranks.work import COMM, COMP, COPY
 from lab.stats import robust
 from lab.stats.robust import column_medians
 
@@ -155,31 +155,41 @@ def _compute(account: Account, rows: Sequence[Row]) -> list[Excess]:
 
 @dataclass(frozen=True)
 class _Keys:
-    """Kernels of one step by key: how many and how long on each rank (ranks, keys), without contention."""
+    """Kernels of one step by key: how many and how long on each rank (ranks, keys), without contention.
+
+    place: key and stretch of each kernel, where a stretch is what is launched between two collectives.
+    """
 
     names: list[tuple[str, ...]]
     count: np.ndarray
     ns: np.ndarray
     rows: list[np.ndarray]
     key: list[np.ndarray]
+    place: list[np.ndarray]
     dur: list[np.ndarray]
 
 
 def _by_key(account: Account, rows: Sequence[Row]) -> _Keys:
     number_of_key: dict[tuple[str, ...], int] = {}
-    chosen, keys, durs = [], [], []
+    chosen, keys, stretches, durs = [], [], [], []
     for row in rows:
         index = account.ranks.index(row.rank)
         work = account.together.works[index]
-        kernels = np.flatnonzero((work.kind == COMP) & _in_step(account, row, work.start))
+        inside = _in_step(account, row, work.start)
+        kernels = np.flatnonzero((work.kind == COMP) & inside)
         numbers = [number_of_key.setdefault(name, len(number_of_key)) for name in work.keys]
         chosen.append(kernels)
         keys.append(np.array(numbers, dtype=np.int64)[work.key[kernels]])
+        launched = np.where(work.call_begin >= 0, work.call_begin, work.start)
+        talks = launched[(work.kind == COMM) & inside]
+        stretches.append(np.searchsorted(np.sort(talks), launched[kernels]))
         durs.append((work.end - work.start)[kernels] - account.contention[index].cost_ns[kernels])
     num_keys = len(number_of_key)
     count = np.stack([np.bincount(key, minlength=num_keys) for key in keys])
     ns = np.stack([np.bincount(*pair, minlength=num_keys) for pair in zip(keys, durs, strict=True)])
-    return _Keys(list(number_of_key), count, ns, chosen, keys, durs)
+    num_stretches = 1 + max((int(stretch.max()) for stretch in stretches if len(stretch)), default=0)
+    places = [key * num_stretches + stretch for key, stretch in zip(keys, stretches, strict=True)]
+    return _Keys(list(number_of_key), count, ns, chosen, keys, places, durs)
 
 
 def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[Excess, Excess]:
@@ -196,8 +206,9 @@ def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[E
     num_rows = len(account.together.works[account.ranks.index(row.rank)])
     less_extra, less_slow = np.zeros(num_rows), np.zeros(num_rows)
     key, dur, rows = table.key[rank_index], table.dur[rank_index], table.rows[rank_index]
-    # Of the same kernels the last count as extra.
-    is_extra = _nth(key, -rows) < extra[key]
+    # Of the same kernels those count as extra that others lack between the same collectives, then the last.
+    beyond = _nth(table.place[rank_index], -rows) < _surplus(table, rank_index)
+    is_extra = _nth(key, -rows, ~beyond) < extra[key]
     less_extra[rows[is_extra]] = dur[is_extra]
     less_slow[rows[~is_extra]] = np.maximum(slower[key[~is_extra]], 0)
     num_more = int(count.sum() - np.median(table.count[is_peer].sum(axis=1)))
@@ -209,12 +220,24 @@ def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[E
     )
 
 
-def _nth(group: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The place of each row (n,) within its group, sorted by `order`."""
-    rows = np.lexsort((order, group))
+def _nth(group: np.ndarray, *order: np.ndarray) -> np.ndarray:
+    """The place of each row (n,) within its group, sorted by the last of `order` first."""
+    rows = np.lexsort((*order, group))
     nth = np.empty(len(group), dtype=np.int64)
     nth[rows] = np.arange(len(group)) - np.searchsorted(group[rows], group[rows])
     return nth
+
+
+def _surplus(table: _Keys, rank_index: int) -> np.ndarray:
+    """Of each kernel (n,) of one rank: how many more like it there are in its stretch than on other ranks."""
+    used, index = np.unique(table.place[rank_index], return_inverse=True)
+    counts = []
+    for place in table.place:
+        shared = place[np.isin(place, used)]
+        counts.append(np.bincount(np.searchsorted(used, shared), minlength=len(used)))
+    usual = np.median(np.delete(np.stack(counts), rank_index, axis=0), axis=0)
+    surplus: np.ndarray = np.maximum(counts[rank_index] - usual, 0)[index.ravel()]
+    return surplus
 
 
 def _extra_words(table: _Keys, extra: np.ndarray, num_more: int) -> str:
