@@ -17,7 +17,6 @@ import numpy as np
 from lab.recordings.pairing.rows import CallRows, Match
 from lab.stats import robust
 from lab.stats.columns import distinct
-from lab.stats.robust import column_medians
 
 # Clocks of GPUs on one host, and the ends of one collective, differ by some tens of us.
 SAME_HOST_NS = 50_000
@@ -128,10 +127,21 @@ def _median_deviation(num_ranks: int, grids: Sequence[_Grid]) -> np.ndarray:
     """Each rank's median end relative to the median end of the call (ranks,), NaN for none."""
     deviation = np.full(num_ranks, np.nan)
     for grid in grids:
-        medians = column_medians(grid.end - column_medians(grid.end.T)[:, None])
-        is_first = np.isnan(deviation[grid.ranks])
-        deviation[grid.ranks[is_first]] = medians[is_first]
+        middle = _row_medians(grid.end)
+        for column, index in enumerate(grid.ranks.tolist()):
+            deviations = grid.end[:, column] - middle
+            deviations = deviations[~np.isnan(deviations)]
+            if len(deviations) and math.isnan(deviation[index]):
+                deviation[index] = robust.median(deviations)
     return deviation
+
+
+def _row_medians(values: np.ndarray) -> np.ndarray:
+    """The middle of each row (calls,), the lower one of two; NaN sorts last and does not count."""
+    ordered = np.sort(values, axis=1)
+    count = (~np.isnan(values)).sum(axis=1)
+    middle: np.ndarray = ordered[np.arange(len(values)), np.maximum(count - 1, 0) // 2]
+    return middle
 
 
 def _middle_rank(deviation: np.ndarray) -> int:

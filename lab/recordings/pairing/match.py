@@ -16,8 +16,11 @@ from lab.recordings.pairing.routes import match_route
 from lab.recordings.pairing.rows import UNNAMED, CallRows, Match, numbered, running_count
 from lab.stats.columns import distinct
 
-# Ends of one call agree within so much on one clock; where they do less, a neighbouring call may fit as well.
-STEADY_NS = 20_000
+# Ends of one call agree within some tens of us, those of neighbouring calls lie ms apart.
+STEADY_NS = 100_000
+# Windows cut at different calls: equal lists may be shifted by so many.
+MOST_SHIFTED = 8
+BETTER_SHIFT = 5
 FEWEST_CALLS = 3
 
 
@@ -60,32 +63,64 @@ def _by_order(rows: CallRows, members: np.ndarray) -> tuple[np.ndarray, str]:
     signatures = [rows.signature[members[index]] for index in lists]
     if all(np.array_equal(signatures[0], signature) for signature in signatures[1:]):
         call = running_count(rows.rank_index[members])
-        start = rows.start[members]
-        if _all_met(rows, members, call, start):
+        if _all_met(rows, members, call, rows.start[members]):
             return call, "order"
-        offsets = _offsets(rows, members, lists)
-        if offsets is not None and _all_met(rows, members, call, start - offsets):
-            return call, "order"
+        shifts = _shifts(rows, members, lists)
+        if shifts is not None:
+            shifted = call + shifts[np.repeat(np.arange(len(lists)), [len(index) for index in lists])]
+            start = rows.start[members] - _offsets(rows, members, lists, shifts)
+            if _all_met(rows, members, shifted, start):
+                return shifted - shifted.min(), "order" if not shifts.any() else "lcs"
     return align_ranks(rows, members, lists), "lcs"
 
 
-def _offsets(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The clock of each row's rank against the first rank's (m,) in ns, by the ends of calls in equal places.
+def _shifts(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) -> np.ndarray | None:
+    """By how many calls each rank's list is shifted against the first one's; None if no shift is steady.
 
-    None where these do not stay together: then equal places hold different calls.
+    Place 0 wins unless another is clearly steadier.
     """
     ends = rows.start[members] + rows.dur[members]
     reference = ends[lists[0]]
     if len(reference) < FEWEST_CALLS:
         return None
-    offsets = np.zeros(len(members), dtype=np.int64)
+    shifts = []
     for index in lists:
-        apart = ends[index] - reference
-        offset, slope, middle = clock_line(ends[index], apart)
-        line = offset + slope * (ends[index] - middle)
-        if np.percentile(np.abs(apart - line), 90) > STEADY_NS:
+        spreads = {0: _spread(ends[index], reference, 0)}
+        if spreads[0] > STEADY_NS / BETTER_SHIFT:
+            limit = min(MOST_SHIFTED, len(reference) - FEWEST_CALLS)
+            spreads |= {k: _spread(ends[index], reference, k) for k in range(-limit, limit + 1) if k}
+        best = min(spreads, key=lambda k: (spreads[k], abs(k)))
+        shift = best if spreads[best] * BETTER_SHIFT < spreads[0] else 0
+        if spreads[shift] > STEADY_NS:
             return None
-        offsets[index] = np.rint(line).astype(np.int64)
+        shifts.append(shift)
+    return np.array(shifts, dtype=np.int64)
+
+
+def _pairs_of(ends: np.ndarray, reference: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
+    """This rank's ends and those of the first rank's calls that stand `shift` places later."""
+    count = len(reference) - abs(shift)
+    a, b = max(0, -shift), max(0, shift)
+    return ends[a : a + count], reference[b : b + count]
+
+
+def _spread(ends: np.ndarray, reference: np.ndarray, shift: int) -> float:
+    """How far 9 of 10 differences of the ends lie from their median at most, drift taken out."""
+    a, b = _pairs_of(ends, reference, shift)
+    offset, slope, middle = clock_line(a, a - b)
+    return float(np.percentile(np.abs(a - b - offset - slope * (a - middle)), 90))
+
+
+def _offsets(
+    rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray], shifts: np.ndarray
+) -> np.ndarray:
+    """The clock of each row's rank against the first rank's (m,) in ns, from the ends."""
+    ends = rows.start[members] + rows.dur[members]
+    offsets = np.zeros(len(members), dtype=np.int64)
+    for index, shift in zip(lists, shifts.tolist(), strict=True):
+        a, b = _pairs_of(ends[index], ends[lists[0]], shift)
+        offset, slope, middle = clock_line(a, a - b)
+        offsets[index] = np.rint(offset + slope * (ends[index] - middle)).astype(np.int64)
     return offsets
 
 

@@ -143,8 +143,7 @@ def _problems_of(
     if num and (unsure := int((collectives.confidence == "stream").sum())):
         yield f"{unsure} of {num} collectives have no metadata: they were paired by stream and order only"
     if num and (by_lcs := int((collectives.confidence == "lcs").sum())):
-        reason = "ranks recorded different calls, or their clocks differ"
-        yield f"{by_lcs} of {num} collectives were paired by their times: {reason}"
+        yield f"{by_lcs} of {num} collectives were aligned, because not every rank recorded the same calls"
     if rows.not_aligned:
         calls = plural(rows.not_aligned, "collective")
         yield f"{calls} of one rank not aligned: too many between two steps"
