@@ -73,7 +73,7 @@ def mcp(folder: Path) -> None:
     "form",
     required=True,
     type=click.Choice(["perfetto", "chrome", "xlsx", "parquet"]),
-    help="perfetto: .pftrace.gz; chrome: Trace Event JSON; xlsx, parquet: tables.",
+    help="perfetto: any recording for its viewer; chrome: all of torch.profiler's; xlsx, parquet: tables.",
 )
 @option("-o", "--out", type=PATH, default=Path("exports"), help="Folder for the files.")
 def export(runs: tuple[Path, ...], form: str, out: Path) -> None:

@@ -107,7 +107,7 @@ def end(folder: Path, context: RankContext, seconds: float, attempt_start_s: flo
         ranks = _ranks_there(folder)
         summary = folder.with_suffix(".txt")
         if context.rank == min(ranks, default=context.rank):
-            verdict = verdict_of(next(iter(read_dumps(folder).values())))
+            verdict = verdict_of(read_dumps(folder))
             reason = f"{reason}: {verdict.kind.replace('_', ' ')}: {verdict.text}"
             write_atomic(summary, f"rank {context.rank} stalled: {reason}\n".encode())
         else:  # wait: a rank that ends takes its peers with it, the one that writes the summary too

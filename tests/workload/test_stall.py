@@ -48,7 +48,7 @@ def play(case: str, out: Path, limit: float) -> list[subprocess.CompletedProcess
 def test_a_hang_is_dumped_and_named_before_the_ranks_end(tmp_path, case, kind, ranks):
     done = play(case, tmp_path, 4.0)
     assert [one.returncode for one in done] == [1, 1], [one.stderr[-500:] for one in done]
-    (dumps,) = read_dumps(tmp_path / "hang").values()
+    dumps = read_dumps(tmp_path / "hang")
     verdict = verdict_of(dumps)
     assert (verdict.kind, verdict.ranks) == (kind, ranks)
     assert "hang_job.py" in verdict.frame
@@ -68,7 +68,7 @@ def test_what_an_earlier_attempt_left_in_the_folder_does_not_speak(tmp_path):
     done = play("mismatched", tmp_path, 4.0)
     assert "rank 0 stalled: no step finished within 4 s: mismatched" in done[0].stdout
     assert "mismatched" in (tmp_path / "hang.txt").read_text()
-    (dumps,) = read_dumps(tmp_path / "hang").values()
+    dumps = read_dumps(tmp_path / "hang")
     assert sorted(dumps) == [0, 1] and verdict_of(dumps).missing == ()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from lab.errors import BadDataError, LabError, MissingError
 
 MOST_BYTES, MOST_FILES, MOST_ENTRIES = 256 << 20, 16_384, 1_000_000
-# Groups and texts beyond these are no real job's.
+# No real job has groups and texts beyond these.
 MOST_GROUPS, LONGEST_INT = 65_536, 1 << 63
 # All that a dump of texts, numbers, lists and dicts needs; none of these calls or imports anything.
 _FORBIDDEN = {
@@ -69,46 +69,51 @@ class Dump:
     stack: str = ""
 
 
-def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, dict[int, Dump]]:
-    """Read every set of dumps below `folder`: name of the set -> rank -> dump; "" if there is one set only.
+def read_dumps(folder: Path, unread: dict[int, LabError] | None = None) -> dict[int, Dump]:
+    """Read the dumps of one job: rank -> dump.
 
-    unread: takes the errors of files that cannot be read, if any other can; without it the first is raised.
-
-    Files of one set differ in their rank alone, or in host and rank (host1_rank0, host2_rank1); of a pickle
-    and a JSON of one rank the pickle is read, for it has the source lines. Raises MissingError without dumps,
-    BadDataError where one cannot be read.
+    The rank is `rank3` or the last number in a file's name; files without a number are not dumps, unless
+    `folder` is the file. Of a pickle and a JSON of one rank the pickle is read, for it has the source lines.
+    unread: takes the errors of unreadable dumps, by rank, if any can be read; without it the first is raised.
+    Raises MissingError without dumps, BadDataError where none can be read or a rank is there twice.
     """
-    sets: dict[str, dict[int, Path]] = {}
-    stacks: dict[tuple[str, int], Path] = {}
+    paths: dict[int, Path] = {}
+    stacks: dict[int, Path] = {}
     for path in _files(folder):
-        rank, name = _rank_and_set(path)
+        rank = _rank_in(path)
+        if rank is None and path == folder:
+            rank = 0
+        if rank is None:
+            continue
         if _STACK.search(path.name):
-            stacks[_STACK.sub("", name).strip("_.-"), rank] = path
+            stacks[rank] = path
         elif path.suffix.lower() in _SUFFIXES or path.suffix[1:].isdigit():
-            paths = sets.setdefault(name, {})
+            if rank in paths and paths[rank].stem != path.stem:
+                raise BadDataError(
+                    f"two dumps of rank {rank}: {paths[rank].name} and {path.name}",
+                    location=folder,
+                    fix="give a folder with the dumps of one job alone",
+                )
             if rank not in paths or path.suffix.lower() != ".json":
                 paths[rank] = path
-    dumps: dict[str, dict[int, Dump]] = {}
-    errors: list[LabError] = []
-    for name, paths in _jobs(sets).items():
-        for rank, path in sorted(paths.items()):
-            try:
-                stack = _stack(stacks, _rank_and_set(path)[1], rank)
-                dumps.setdefault(name, {})[rank] = _read(path, rank, stack)
-            except LabError as error:
-                errors.append(error)
-    dumps = {name: by_rank for name, by_rank in dumps.items() if by_rank}
+    dumps: dict[int, Dump] = {}
+    errors: dict[int, LabError] = {}
+    for rank, path in sorted(paths.items()):
+        try:
+            dumps[rank] = _read(path, rank, _stack(stacks.get(rank)))
+        except LabError as error:
+            errors[rank] = error
     if errors and (unread is None or not dumps):
-        raise errors[0]
+        raise next(iter(errors.values()))
     if unread is not None:
-        unread += errors
+        unread.update(errors)
     if not dumps:
         raise MissingError(
             "no flight-recorder dumps here",
             location=folder,
             fix="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or use `lab run --stall-timeout`",
         )
-    return {"": next(iter(dumps.values()))} if len(dumps) == 1 else dumps
+    return dumps
 
 
 def _files(folder: Path) -> list[Path]:
@@ -126,48 +131,13 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _jobs(sets: Mapping[str, dict[int, Path]]) -> dict[str, dict[int, Path]]:
-    """Join the sets that are one job's on several hosts: no rank is in two of them.
-
-    Names that differ in numbers alone (host1, host2) are joined first, then all that is left if it fits.
-    """
-    by_name: dict[str, list[str]] = {}
-    for name in sets:
-        by_name.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    jobs: dict[str, dict[int, Path]] = {}
-    for common, names in by_name.items():
-        job = _joined([sets[name] for name in names])
-        if job is None:
-            jobs.update({name: sets[name] for name in names})
-        else:
-            jobs[common if len(names) > 1 else names[0]] = job
-    single = _joined(list(jobs.values()))
-    return jobs if single is None else {"": single}
-
-
-def _joined(parts: Sequence[Mapping[int, Path]]) -> dict[int, Path] | None:
-    """All parts in one, None where a rank is in two of them."""
-    job = {rank: path for part in parts for rank, path in part.items()}
-    return job if len(job) == sum(len(part) for part in parts) else None
-
-
-def rank_in_name(path: Path) -> int | None:
-    """The rank whose dump a file may be, by its name; None where the name has no number."""
-    return _rank_and_set(path)[0] if _LAST_NUMBER.search(path.stem) else None
-
-
-def _rank_and_set(path: Path) -> tuple[int, str]:
-    """The rank in a file's name, and the rest of the name; rank 0 where the name has no number."""
+def _rank_in(path: Path) -> int | None:
     stem = path.name[: -len(path.suffix)] if path.suffix.lower() in (*_SUFFIXES[1:], ".txt") else path.name
     match = _RANK.search(stem) or _LAST_NUMBER.search(stem)
-    if match is None:
-        return 0, stem
-    return int(match.group(1)), (stem[: match.start()] + stem[match.end() :]).strip("_.-")
+    return int(match.group(1)) if match else None
 
 
-def _stack(stacks: Mapping[tuple[str, int], Path], name: str, rank: int) -> str:
-    path = stacks.get((name, rank)) or stacks.get(("", rank))
-    path = path or next((stacks[key] for key in sorted(stacks) if key[1] == rank), None)
+def _stack(path: Path | None) -> str:
     if path is None:
         return ""
     with path.open("rb") as file:
@@ -250,7 +220,7 @@ def _unpickled(data: bytes, path: Path) -> Any:
         nests = _NestedTuples()
         for opcode, argument, position in pickletools.genops(data):
             if opcode.name in _NEEDLESS or nests.by_reference(opcode.name, argument):
-                raise bad(f"the pickle is no plain dump ({opcode.name} at byte {position}): refused")
+                raise bad(f"the pickle is not a plain dump ({opcode.name} at byte {position}): refused")
             if opcode.name in _FORBIDDEN:
                 raise bad(f"the pickle wants to run code ({opcode.name} at byte {position}): refused")
             if opcode.name in ("LONG_BINPUT", "PUT") and int(str(argument)) > len(data):

@@ -72,7 +72,7 @@ class _Stall:
 def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> Verdict:
     """Judge one set of dumps by who waits for whom; missing dumps are evidence, not an error.
 
-    unreadable: ranks whose dumps are there and cannot be read, so that their absence is no evidence. A dump
+    unreadable: ranks whose dumps are there and cannot be read, so that their absence proves nothing. A dump
     whose collectives have no numbers is one too: which calls of the other ranks they are cannot be told.
     """
     blind = {rank for rank, dump in dumps.items() if any(e.seq < 0 and not e.is_p2p for e in dump.entries)}
@@ -102,7 +102,7 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
     victims = {rank for stall in stalls if stall.awaited for rank in stall.waiting}
 
     def order(stall: _Stall) -> tuple[bool, int]:
-        """A rank whose dump shows that it waits for nobody says more than a dump that is missing."""
+        """A rank whose dump shows that it waits for no other says more than a dump that is missing."""
         is_shown = any(rank in dumps and rank not in victims for rank in stall.absent)
         created_ns = min((entry.created_ns for entry in stall.entries.values()), default=0)
         return not is_shown, created_ns
@@ -195,7 +195,7 @@ def _transfer_stalls(dumps: Mapping[int, Dump]) -> Iterator[_Stall]:
         entries = [entry for entry in dump.entries if entry.is_p2p and not _has_ended(entry)]
         if any(entry.state == "started" for entry in dump.entries) or any(
             entry.name == _BATCH for entry in dump.entries if entry.is_p2p
-        ):  # what is only scheduled stands behind another call, or is told by its batch
+        ):  # what is only scheduled stands behind another call, or belongs to a batch
             entries = [entry for entry in entries if entry.state != "scheduled"]
         for entry in entries:
             peer = _peer(dumps, dump, entry)
@@ -323,7 +323,7 @@ def _of_stall(
     missing: tuple[int, ...],
     unreadable: Collection[int],
 ) -> Verdict:
-    """Judge the stall at the root: who waits elsewhere (`victims`) is no culprit."""
+    """Judge the stall at the root: who waits elsewhere (`victims`) is not a culprit."""
     call = stall.entry
     name, is_whole = call.name if call else "", _is_whole(dumps)
 
@@ -383,7 +383,7 @@ def _is_whole(dumps: Mapping[int, Dump]) -> bool:
 def _no_stall(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: Collection[int]) -> Verdict:
     if missing:
         left = "left no dump that can be read" if {*missing} & {*unreadable} else "left no dump"
-        text = f"what was dumped has ended; {ranks_text(missing)} {left}, so this is no all-clear"
+        text = f"what was dumped has ended; {ranks_text(missing)} {left}, so this is not an all-clear"
         return _without_call(UNKNOWN, missing, text, missing)
     ended = "every recorded collective has ended on"
     inside = [rank for rank, dump in sorted(dumps.items()) if _in_unrecorded(dump)]

@@ -1,19 +1,18 @@
-"""What both formats share: the compressed file, the numbering of processes, the result."""
+"""What both merges share: the compressed file, the numbering of processes, lanes, the result."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Generic, TypeVar
+from typing import IO, Any
+
+import msgspec
 
 from lab.core.files import replacing
-from lab.errors import LabError
-
-Loaded = TypeVar("Loaded")
 
 packer: ModuleType
 
@@ -26,6 +25,8 @@ RANK_PIDS = 1000
 CPU_PIDS = 500
 
 FIRST_TEXT_TID = 1 << 30  # above any thread number of Linux
+
+ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 @dataclass(frozen=True)
@@ -45,38 +46,6 @@ class Merged:
     problems: tuple[str, ...]
 
 
-@dataclass
-class Ranks(Generic[Loaded]):
-    """The readable ones of `traces`, each rank once; a sentence in `problems` for each other one.
-
-    The rank that the trace says takes precedence over that of its path.
-    """
-
-    traces: Sequence[tuple[int | None, Path]]
-    load: Callable[[Path], Loaded]
-    rank_of: Callable[[Loaded], int | None]
-    problems: list[str] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[tuple[int, Path, Loaded]]:
-        used: set[int] = set()
-        for rank_in_path, path in self.traces:
-            try:
-                loaded = self.load(path)
-            except LabError as error:
-                self.problems.append(f"left out: {error.problem} ({error.location})")
-                continue
-            recorded = self.rank_of(loaded)
-            rank = rank_in_path if recorded is None else recorded
-            if rank is None:
-                rank = max(used, default=-1) + 1
-                self.problems.append(f"rank unknown, shown as rank {rank} ({path})")
-            if rank in used:
-                self.problems.append(f"left out: another trace is of rank {rank}, too ({path})")
-                continue
-            used.add(rank)
-            yield rank, path, loaded
-
-
 @contextmanager
 def packed(target: Path) -> Iterator[IO[bytes]]:
     """A file that appears once it is complete, gzip where its name ends so; equal input, equal bytes."""
@@ -89,3 +58,25 @@ def packed(target: Path) -> Iterator[IO[bytes]]:
         packer.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=2, mtime=0) as gz,
     ):
         yield gz
+
+
+def lanes(starts: Sequence[Any], ends: Sequence[Any]) -> list[int]:
+    """The lane of each slice of one row, given by start and longest first: slices of one lane only nest.
+
+    Viewers cut or drop what begins within a slice and ends after it, so that goes to the first lane where the
+    last open slice has ended or contains it.
+    """
+    slice_lanes = []
+    open_ends: list[list[Any]] = []  # by lane, outermost first
+    for start, end in zip(starts, ends, strict=True):
+        for lane, lane_ends in enumerate(open_ends):
+            while lane_ends and lane_ends[-1] <= start:
+                lane_ends.pop()
+            if not lane_ends or lane_ends[-1] >= end:
+                lane_ends.append(end)
+                slice_lanes.append(lane)
+                break
+        else:
+            slice_lanes.append(len(open_ends))
+            open_ends.append([end])
+    return slice_lanes

@@ -1,9 +1,9 @@
-"""What NCCL's own tools say about collectives, beside a trace: nccl-tests, NCCL Inspector, RAS.
+"""What nccl-tests and rccl-tests measured: how fast collectives of each size are on this machine, alone.
 
-The kind of a file is told from its content. Sources: NVIDIA/nccl-tests (`-J`, JSON version 3), NVIDIA/nccl
-`ext-profiler/inspector` (format v4.0) and `ncclras -f json` (2.28.7 on).
+Sources: NVIDIA/nccl-tests (what it prints; `-J`, JSON version 3), ROCm/rccl-tests (`-Z json` and `-Z csv`).
 """
 
-from lab.recordings.nccl.read import Evidence, read_evidence
+from lab.recordings.nccl.read import read_evidence
+from lab.recordings.nccl.speed import Evidence
 
 __all__ = ["Evidence", "read_evidence"]

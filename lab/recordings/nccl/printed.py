@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lab.recordings.nccl.evidence import integer
+from lab.recordings.nccl.speed import integer
 
 _PROGRAM = re.compile(r"\b([a-z_]{4,40})_perf\b")
 _VERSION = re.compile(r"nccl-library=(\d+)|(?:NCCL|RCCL) version[ :]+([\w.+]+)")
@@ -32,9 +32,7 @@ def documents_in(text: str, name: str) -> list[dict[str, Any]]:
         words = line.lstrip("# ").split()
         program = _PROGRAM.search(line) or program
         if line.startswith("#") and words[:1] == ["nThread"]:
-            documents.append(
-                {"version": 3, "args": [], "devices": [], "results": [], "env": {}, "nccl_version": "?"}
-            )
+            documents.append({"version": 3, "args": [], "devices": [], "results": [], "nccl_version": "?"})
         if not documents:
             continue
         run = documents[-1]
@@ -86,13 +84,13 @@ def rccl_documents(rows: Sequence[Any]) -> list[dict[str, Any]]:
     documents: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         if not is_rccl(row):
-            documents.setdefault(("", 0), {"cut": True})
+            documents.setdefault(("", 0), {})
             continue
         program = _WORDS.sub("_", str(row["name"])).lower()
         gpus = integer(row.get("ranks"), 0) * integer(row.get("gpusPerRank"), 1) or integer(
             row.get("gpus"), 0
         )
-        empty = {"version": 3, "args": [f"{program}_perf"], "results": [], "nccl_version": "?", "env": {}}
+        empty = {"version": 3, "args": [f"{program}_perf"], "results": [], "nccl_version": "?"}
         document = documents.setdefault((program, gpus), empty | {"devices": [{}] * min(gpus, 1 << 20)})
         place = "in_place" if integer(row["inPlace"]) else "out_of_place"
         times = {

@@ -1,4 +1,4 @@
-"""Files of NCCL's tools, by their content: what kind each is, and what all of them say."""
+"""Files of nccl-tests and rccl-tests, printed or written, and what all of them say."""
 
 from __future__ import annotations
 
@@ -8,49 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import BadDataError, LabError, MissingError
-from lab.recordings.nccl.evidence import Document, Evidence
-from lab.recordings.nccl.inspector import inspector_evidence, is_inspector
 from lab.recordings.nccl.printed import documents_in, is_rccl, rccl_documents, rows_in
-from lab.recordings.nccl.ras import is_ras, ras_evidence
-from lab.recordings.nccl.speed import is_speed, speed_evidence
+from lab.recordings.nccl.speed import Evidence, add_document, is_speed
 
-MOST_BYTES, MOST_FILES, MOST_OBJECTS = 256 << 20, 16_384, 2_000_000
-_KINDS = ((is_speed, speed_evidence), (is_inspector, inspector_evidence), (is_ras, ras_evidence))
-__all__ = ["Evidence", "read_evidence"]
+MOST_BYTES, MOST_FILES = 256 << 20, 16_384
 
 
-def read_evidence(paths: Sequence[Path]) -> list[Evidence]:
-    """Read what the files say, one Evidence per kind of file; a folder stands for the files in it.
+def read_evidence(paths: Sequence[Path]) -> Evidence:
+    """Read what the files say; a folder stands for the files in it.
 
-    Raises MissingError where there is no file, BadDataError where none can be read or is known. Of several
-    files those that cannot be read are in `missing` of the first Evidence.
+    Raises MissingError where there is no file, BadDataError where none can be read. Of several files those
+    that cannot be read are in `missing`.
     """
     files = list(_files(paths))
     if not files:
         raise MissingError(
             "no file here", location=paths[0] if paths else None, fix="give a file, or a folder"
         )
-    documents: list[list[Document]] = [[] for _ in _KINDS]
+    evidence = Evidence()
     errors: list[LabError] = []
     for path in files:
         try:
-            values = _values(path)
-            documents[_kind_index(values[0], path)] += [(path, value) for value in values]
+            documents = _documents(path)
         except LabError as error:
             errors.append(error)
-    evidence = [judge(of_kind) for (_, judge), of_kind in zip(_KINDS, documents, strict=True) if of_kind]
-    if not evidence:
+            continue
+        for document in documents:
+            add_document(evidence, path.name, document)
+    if len(errors) == len(files):
         raise errors[0]
-    evidence[0].missing += [f"{Path(str(error.location)).name}: {error.problem}" for error in errors]
+    evidence.missing += [f"{Path(str(error.location)).name}: {error.problem}" for error in errors]
     return evidence
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.exists():
-            raise MissingError(
-                "no such file", location=path, fix="give a file of nccl-tests, Inspector or RAS"
-            )
+            raise MissingError("no such file", location=path, fix="give a file of nccl-tests or rccl-tests")
         if not path.is_dir():
             yield path
             continue
@@ -64,55 +58,42 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         yield from files
 
 
-def _kind_index(value: Any, path: Path) -> int:
-    """The index in _KINDS of a file that begins with this value."""
-    for index, (is_kind, _) in enumerate(_KINDS):
-        if is_kind(value):
-            return index
-    if isinstance(value, dict) and {"pg_config", "pg_status"} & value.keys():
-        raise BadDataError(
-            "a flight recorder's dump, which is no speed or count",
-            location=path,
-            fix="use `lab ranks hang FOLDER`",
-        )
-    raise BadDataError(
-        "neither nccl-tests' nor rccl-tests' results, nor JSON of NCCL Inspector or RAS",
-        location=path,
-        fix="give nccl-tests' output or -J file, NCCL Inspector's dump, or `ncclras -f json`",
-    )
-
-
-def _values(path: Path) -> list[Any]:
-    """Every JSON value in a file, whether it has one, one per line, or one list of them; of what nccl-tests
-    and rccl-tests print or write otherwise, the same as nccl-tests' JSON."""
+def _documents(path: Path) -> list[Any]:
+    """The runs in a file, each as a document of nccl-tests' JSON."""
     if path.stat().st_size > MOST_BYTES:
         raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB", location=path, fix="split the file")
     text = path.read_bytes().decode("utf-8", "replace").lstrip("\ufeff")
     if printed := documents_in(text, path.name):
-        return list(printed)
-    if rows := rows_in(text):
-        return list(rccl_documents(rows))
-    decoder, offset = json.JSONDecoder(), 0
-    values: list[Any] = []
-    while True:
-        while offset < len(text) and text[offset] in " \t\r\n,":
-            offset += 1
-        if offset >= len(text):
-            break
-        if len(values) >= MOST_OBJECTS:
-            raise BadDataError(f"more than {MOST_OBJECTS:,} values", location=path, fix="split the file")
+        return printed
+    values = rows_in(text) or _json_values(text, path)
+    if is_rccl(values[0]):
+        return rccl_documents(values)
+    if not is_speed(values[0]):
+        is_dump = isinstance(values[0], dict) and {"pg_config", "pg_status"} & values[0].keys()
+        raise BadDataError(
+            "neither nccl-tests' nor rccl-tests' results",
+            location=path,
+            fix="use `lab ranks hang FOLDER` for a flight recorder's dump"
+            if is_dump
+            else "give what nccl-tests prints or writes with -J FILE, or rccl-tests with -Z json -x FILE",
+        )
+    return values
+
+
+def _json_values(text: str, path: Path) -> list[Any]:
+    """The values of one JSON, or of one per line; of a list its elements."""
+    try:
         try:
-            value, offset = decoder.raw_decode(text, offset)
-        except (ValueError, RecursionError) as error:
-            if values:  # a file that its writer was still at: what is whole counts, the cut is named
-                values.append({"cut": True})
-                break
-            raise BadDataError(
-                f"not JSON ({error})" if isinstance(error, ValueError) else "JSON nested too deep",
-                location=path,
-                fix="give what nccl-tests prints or writes with -J FILE, or rccl-tests with -Z json -x FILE",
-            ) from error
-        values += value if isinstance(value, list) else [value]
+            value = json.loads(text)
+        except ValueError:
+            value = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise BadDataError(
+            f"not JSON ({error})" if isinstance(error, ValueError) else "JSON nested too deep",
+            location=path,
+            fix="give what nccl-tests prints or writes with -J FILE, or rccl-tests with -Z json -x FILE",
+        ) from error
+    values = value if isinstance(value, list) else [value]
     if not values:
-        raise BadDataError("the file is empty", location=path, fix="give a file with JSON")
-    return list(rccl_documents(values)) if is_rccl(values[0]) else values
+        raise BadDataError("the file is empty", location=path, fix="give a file with results")
+    return values

@@ -6,41 +6,89 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lab.core.words import plural
 from lab.perfmodel.communication import kind_in
-from lab.recordings.nccl.evidence import Document, Evidence, integer, number, part, parts, text
 
 KNOWN_VERSION = 3
 _PROGRAM = re.compile(r"([a-z_]{4,40})_perf")
-_SHOWN_ENV = re.compile(r"^(NCCL|RCCL|HSA)_")
 Row = dict[str, Any]
 # Rows that say nothing of a transfer, and why.
 _DOUBTS: dict[str, Callable[[Row], bool]] = {
     "wrong, left out": lambda row: row["wrong"] > 0,
-    "timed on the CPU, which is no transfer: left out": lambda row: row["timed_on"] == "cpu",
+    "timed on the CPU, which is not a transfer: left out": lambda row: row["timed_on"] == "cpu",
     "without a time: left out": lambda row: not row["time_us"] > 0,
     "without a size: left out": lambda row: row["bytes"] < 0,
 }
+
+
+LONGEST_TEXT = 120
+
+
+@dataclass
+class Evidence:
+    """What the files say. rows: for a table; missing: what keeps the answer from being complete.
+
+    speeds: (kind of collective, bytes, ranks) -> us.
+    """
+
+    sentences: list[str] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    speeds: dict[tuple[str, int, int], float] = field(default_factory=dict)
+
+
+def number(value: Any) -> float:
+    """A finite number, NaN for anything else (texts of numbers count)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
+    try:
+        parsed = float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+    return parsed if math.isfinite(parsed) else math.nan
+
+
+def integer(value: Any, default: int = -1) -> int:
+    """An integer of at most 63 bits, `default` for anything else."""
+    parsed = number(value)
+    if math.isnan(parsed) or abs(parsed) >= 1 << 62 or parsed != int(parsed):
+        return default
+    return value if isinstance(value, int) else int(parsed)
+
+
+def text(value: Any) -> str:
+    """Printable and short: files come from outside, and their texts reach a terminal."""
+    if not isinstance(value, (str, int, float)):
+        return "?"
+    return "".join(char if char.isprintable() else "?" for char in str(value)[:LONGEST_TEXT]).strip()
+
+
+def part(value: Any, name: str) -> dict[str, Any]:
+    """A part that should be an object, {} if it is not."""
+    inner = value.get(name) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
+
+
+def parts(value: Any, name: str) -> list[dict[str, Any]]:
+    """A part that should be a list of objects; anything else in it is left out."""
+    inner = value.get(name) if isinstance(value, dict) else None
+    return [row for row in inner if isinstance(row, dict)] if isinstance(inner, list) else []
 
 
 def is_speed(document: Any) -> bool:
     return isinstance(document, dict) and "results" in document and "nccl_version" in document
 
 
-def speed_evidence(documents: Sequence[Document]) -> Evidence:
-    """One row per size, in place and out of place; wrong results are named and count for nothing."""
-    evidence = Evidence("nccl-tests")
-    for path, document in documents:
-        if isinstance(document, dict) and document.get("cut"):
-            problems = ["the file is cut"]
-        elif not is_speed(document):
-            problems = ["no results of nccl-tests"]
-        else:
-            problems = _read(evidence, path.name, document)
-        evidence.missing += [f"{path.name}: {problem}" for problem in problems]
-    return evidence
+def add_document(evidence: Evidence, name: str, document: Any) -> None:
+    """Add the results in a document: one row per size, in place and out of place.
+
+    Wrong results are named and count for nothing.
+    """
+    problems = _read(evidence, name, document) if is_speed(document) else ["no results of nccl-tests"]
+    evidence.missing += [f"{name}: {problem}" for problem in problems]
 
 
 def _read(evidence: Evidence, name: str, document: dict[str, Any]) -> list[str]:
@@ -100,7 +148,7 @@ def _num_ranks(document: dict[str, Any], problems: list[str]) -> int:
 
 
 def _row(result: dict[str, Any], place: str, collective: str, num_ranks: int) -> Row:
-    values, per_iter = part(result, place), part(result, f"{place}_per_iter")
+    values = part(result, place)
     return {
         "collective": collective,
         "bytes": integer(result.get("size")),
@@ -113,14 +161,11 @@ def _row(result: dict[str, Any], place: str, collective: str, num_ranks: int) ->
         "bus_bw_gb_s": number(values.get("bus_bw")),
         "wrong": _num_wrong(values.get("nwrong")),
         "timed_on": "gpu" if "time" in values else "cpu",
-        "p50_us": number(per_iter.get("p50_us")),
-        "p95_us": number(per_iter.get("p95_us")),
-        "cv_percent": number(per_iter.get("cv_pct")),
     }
 
 
 def _num_wrong(value: Any) -> int:
-    """How many elements were wrong; -1 where that was not checked. What is no number of them is no 0."""
+    """How many elements were wrong; -1 where that was not checked. What is not a number counts as wrong."""
     if value is None or str(value).strip().lower() in ("", "-", "n/a"):
         return -1
     return 0 if number(value) == 0 else max(integer(value), 1)
@@ -130,14 +175,10 @@ def _summary(document: dict[str, Any], collective: str, num_ranks: int, rows: Se
     speeds = [row["bus_bw_gb_s"] for row in rows if row["wrong"] <= 0 and not math.isnan(row["bus_bw_gb_s"])]
     sizes = [row["bytes"] for row in rows if row["bytes"] >= 0] or [0]
     best = f", at best {max(speeds):.1f} GB/s (bus)" if speeds else ""
-    env = part(document, "env")
-    names = sorted(name for name in env if _SHOWN_ENV.match(str(name)))[:6]
-    settings = ", ".join(f"{text(name)}={text(env[name])}" for name in names)
     version = text(document.get("nccl_version", "?"))
     library = f"; NCCL {version}" if version != "?" else ""
     return (
         f"{collective or 'an unknown collective'} over {plural(num_ranks, 'rank')}, "
         f"{plural(len(rows), 'result')} from {min(sizes)} to "
         f"{max(sizes)} bytes{best}{library}"
-        f"{'; ' + settings if settings else ''}"
     )

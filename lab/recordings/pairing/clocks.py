@@ -1,4 +1,4 @@
-"""How far the clock of each rank is off: nobody leaves a collective before all have entered it.
+"""How far the clock of each rank is off: no rank leaves a collective before all have entered it.
 
 Against a reference rank, every blocking call bounds a rank's clock on both sides; the median difference of
 the ends is the estimate (Duda 1987; Moon, Skelly and Towsley, INFOCOM 1999, for the bounds). A rank is

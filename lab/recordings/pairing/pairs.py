@@ -23,7 +23,7 @@ class Pairs:
     pg_desc, pg_ranks, collective, kind, blocks (no rank leaves before all are in), dtype, in_nelems,
     out_nelems, msg_bytes, group_size, index_in_group, num_ranks, complete, missing_ranks (text `1, 5`),
     ts_ns, latency_us (the shortest, so the transfer without the waiting), start_skew_us, end_skew_us,
-    mean_wait_us, straggler_rank (started last), first_rank, algbw_gb_s, busbw_gb_s (GB = 1e9 bytes; NaN where
+    straggler_rank (started last), first_rank, algbw_gb_s, busbw_gb_s (GB = 1e9 bytes; NaN where
     unknown), stream, step, confidence (`seq`, `order`, `lcs` or, without metadata, `stream`). A call seen on
     one rank alone has NaN skews and straggler_rank -1.
     instances: the rows of every rank's table with rank, collective_id (-1: cannot be matched; of several
@@ -42,14 +42,6 @@ class Pairs:
     offsets_ns: dict[int, int]
     problems: tuple[str, ...]
     clocks: tuple[Clock, ...] = ()
-
-    def by_rank(self, column: str) -> np.ndarray:
-        """A column of `instances` as floats (collectives, ranks); NaN where a rank has no row."""
-        grid = np.full((len(self.collectives), len(self.ranks)), np.nan)
-        paired = self.instances.where(self.instances.collective_id >= 0)
-        column_of_rank = np.searchsorted(np.array(self.ranks), paired.rank)
-        grid[paired.collective_id, column_of_rank] = getattr(paired, column)
-        return grid
 
 
 def pair_collectives(ranks: Mapping[int, Table], *, hosts: Mapping[int, str] | None = None) -> Pairs:
@@ -140,7 +132,6 @@ def _problems_of(
     rows: CallRows, call: np.ndarray, collectives: Table, clocks: Sequence[Clock]
 ) -> Iterator[str]:
     num = len(collectives)
-    yield from rows.renamed
     is_loose = (call < 0) & rows.p2p
     loose, unnamed = int(is_loose.sum()), np.array([route == UNNAMED for route in rows.routes], dtype=bool)
     if loose:

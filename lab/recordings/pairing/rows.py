@@ -50,9 +50,8 @@ class CallRows:
         self.p2p = np.array([kind == "p2p" for kind in self.kinds], dtype=bool)
         self.buffered = np.zeros(len(calls), dtype=bool)
         self.signature = numbered(self._signatures())[0]
-        keys, self.renamed = one_name(list(self._groups()), self.rank_index.tolist(), self.ranks)
         routes = [route if p2p else () for route, p2p in zip(routes, self.p2p.tolist(), strict=True)]
-        self.group, groups = numbered(zip(keys, routes, strict=True))
+        self.group, groups = numbered(zip(self._groups(), routes, strict=True))
         self.groups, self.routes = [key for key, _ in groups], [route for _, route in groups]
         self.num_groups = len(self.groups)
         self._by_group = np.split(*self._launch_order())
@@ -115,53 +114,6 @@ class CallRows:
             if (index, stream) not in ordinals:
                 ordinals[index, stream] = nth[index] = nth.get(index, -1) + 1
             yield "", "", ordinals[index, stream]
-
-
-def one_name(
-    keys: list[GroupKey], rank_index: Sequence[int], ranks: Sequence[int]
-) -> tuple[list[GroupKey], list[str]]:
-    """The groups (n,), where a group that ranks name differently has the name of the first of them.
-
-    A name that one rank alone uses, for a group that others must be in, stands for a group of the same ranks
-    that this rank lacks, in order of appearance. The second value says which.
-    """
-    held: list[dict[GroupKey, None]] = [{} for _ in ranks]
-    for index, key in zip(rank_index, keys, strict=True):
-        held[index].setdefault(key)
-    users: dict[GroupKey, set[int]] = {}
-    for index, of_rank in enumerate(held):
-        for key in of_rank:
-            users.setdefault(key, set()).add(index)
-    members = {key: frozenset(ranks_of(key[0], ranks)) & {*ranks} for key in users}
-    only = {key: min(used) for key, used in users.items() if len(used) == 1 and len(members[key]) > 1}
-    alike: dict[frozenset[int], list[GroupKey]] = {}
-    for key in users:
-        alike.setdefault(members[key], []).append(key)
-    taken, notes = dict[GroupKey, GroupKey](), list[str]()
-    for (index, same), names in _by_rank_and_members(only, members).items():
-        left = [
-            alternative
-            for alternative in alike[same]
-            if alternative not in taken
-            and only.get(alternative, -1) < index
-            and index not in users[alternative]
-        ]
-        for key, alternative in zip(names, left, strict=False):  # either may be more
-            taken[key] = alternative
-            users[alternative].add(index)
-            name = f"{key[1]!r}" if key[1] else "without a name"
-            notes.append(f"process group {alternative[1]!r} is {name} on rank {ranks[index]}: taken as one")
-    return [taken.get(key, key) for key in keys], notes
-
-
-def _by_rank_and_members(
-    only: Mapping[GroupKey, int], members: Mapping[GroupKey, frozenset[int]]
-) -> dict[tuple[int, frozenset[int]], list[GroupKey]]:
-    """Names that one rank alone uses, by its index and the group's members, lower ranks first."""
-    names: dict[tuple[int, frozenset[int]], list[GroupKey]] = {}
-    for key, index in sorted(only.items(), key=lambda item: item[1]):
-        names.setdefault((index, members[key]), []).append(key)
-    return names
 
 
 @dataclass(frozen=True)

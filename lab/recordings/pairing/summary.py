@@ -84,14 +84,11 @@ class CallSummary:
         alone = self._size < 2
         first_row, last_row = self._index[self._offset], self._last_rows()
         end_first, end_last = self._reduce(np.minimum, self._ends), self._reduce(np.maximum, self._ends)
-        waits = (self.all_in() - self._start)[self._index]
-        mean_wait = np.add.reduceat(waits, self._offset) / self._size if self._num else np.empty(0)
         return {
             "ts_ns": self._start[first_row],
             "latency_us": self._reduce(np.minimum, self._rows.dur) / 1e3,
             "start_skew_us": np.where(alone, np.nan, (self.last_start - self._start[first_row]) / 1e3),
             "end_skew_us": np.where(alone, np.nan, (end_last - end_first) / 1e3),
-            "mean_wait_us": np.where(alone, np.nan, mean_wait / 1e3),
             "straggler_rank": np.where(alone, -1, self._rows.rank[last_row]),
             "first_rank": np.where(alone, -1, self._rows.rank[first_row]),
         }

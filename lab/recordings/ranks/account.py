@@ -8,24 +8,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.pairing import Clock
-from lab.recordings.ranks.causes import HostLate, Wait, late_hosts, waits_of
 from lab.recordings.ranks.common import UNKNOWN, Together, together
 from lab.recordings.ranks.contention import Contention, contention_of
 from lab.recordings.ranks.labels import LABELS, Segments, segments_of
 from lab.recordings.ranks.work import RankWork
 from lab.stats import robust
+from lab.stats.columns import distinct
+from lab.stats.intervals import overlap
 
 # One part per label; what collectives beside it cost is taken out of compute.
 PARTS = ("compute_ns", "contention_ns", *(f"{label}_ns" for label in LABELS[1:]))
+# What the awaited rank did while the others waited -> the cause.
+CLOCK, BEFORE, UNEXPLAINED = "clock", "entered_late", "unexplained"
+BECAUSE = {
+    "compute": "work",
+    "transfer": "link",
+    "wait": "chain",
+    "copy": "copy",
+    "launch_late": "launch",
+    "launch_gap": "launch",
+    "tail": "launch",
+}
 
 
 @dataclass(frozen=True)
 class Row:
     """One rank and step in ns; the PARTS sum to step_ns. wait_for: the rank waited for longest, or None.
 
-    not_separable_ns is inside compute: kernels beside collectives that never ran alone. contention beside a
-    collective that only waited is in beside_wait_ns. entered_ns: how much later than the median rank the step
-    began, on the common clock.
+    not_separable_ns is inside compute: kernels beside collectives that never ran alone. entered_ns: how much
+    later than the median rank the step began, on the common clock.
     """
 
     step: int
@@ -34,8 +45,18 @@ class Row:
     parts: dict[str, int]
     wait_for: int | None
     not_separable_ns: int
-    beside_wait_ns: int
     entered_ns: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """How long a rank waits for another in one step, and what that one did meanwhile."""
+
+    step: int
+    rank: int
+    awaited: int
+    because: str
+    ns: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,6 @@ class Account:
     contention: tuple[Contention, ...]
     rows: tuple[Row, ...]
     waits: tuple[Wait, ...]
-    hosts: tuple[HostLate, ...]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -76,14 +96,13 @@ def account_of(works: Mapping[int, RankWork]) -> Account:
         segments_of(work, call, windows)
         for work, call, windows in zip(ranks.works, ranks.calls, ranks.windows, strict=True)
     )
-    contention = tuple(contention_of(ranks.works, ranks.calls))
+    contention = tuple(contention_of(ranks.works))
     return Account(
         together=ranks,
         segments=segments,
         contention=contention,
         rows=tuple(_rows(ranks, segments, contention)),
         waits=tuple(waits_of(ranks, segments)),
-        hosts=tuple(late_hosts(ranks, segments)),
     )
 
 
@@ -100,8 +119,7 @@ def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Co
         window = np.searchsorted(windows[:, 1], work.start, side="right") - 1
         inside = (window >= 0) & (work.start < windows[np.maximum(window, 0), 2])
         costs = [
-            _sums(values, window, len(windows), inside)
-            for values in (extra.cost_ns, extra.not_separable_ns, extra.beside_wait_ns)
+            _sums(values, window, len(windows), inside) for values in (extra.cost_ns, extra.not_separable_ns)
         ]
         for window_index, (step, begin, end) in enumerate(windows.tolist()):
             contended = min(int(costs[0][window_index]), int(sums["compute_ns"][window_index]))
@@ -116,7 +134,6 @@ def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Co
                     parts={name: parts[name] for name in PARTS},
                     wait_for=_waited_for(ranks, of_rank, window_index),
                     not_separable_ns=int(costs[1][window_index]),
-                    beside_wait_ns=int(costs[2][window_index]),
                     entered_ns=entered.get((step, index), 0),
                 )
             )
@@ -150,3 +167,50 @@ def _entered(ranks: Together) -> dict[tuple[int, int], int]:
         middle = int(robust.median(list(begins.values()))) if begins else 0
         entered_ns.update({(step, index): begin - middle for index, begin in begins.items()})
     return entered_ns
+
+
+def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
+    """Every wait by (step, rank, awaited rank, cause), sorted in this order; exact in ns."""
+    waits: list[Wait] = []
+    for index, of_rank in enumerate(segments):
+        rows = np.flatnonzero(of_rank.awaited != UNKNOWN)
+        numbers = together.windows[index][:, 0]
+        for awaited in distinct(of_rank.awaited[rows]).tolist():
+            rows_of_awaited = rows[of_rank.awaited[rows] == awaited]
+            spans = [
+                together.own(awaited, together.common(index, edge[rows_of_awaited]))
+                for edge in (of_rank.begin, of_rank.end)
+            ]
+            parts = _label_times(segments[awaited], *spans)
+            for window in distinct(of_rank.window[rows_of_awaited]).tolist():
+                inside = of_rank.window[rows_of_awaited] == window
+                total_ns = int(of_rank.length[rows_of_awaited[inside]].sum())
+                causes = _causes(parts[inside], total_ns, plausible=together.clock(awaited).plausible)
+                step, ranks = int(numbers[window]), together.ranks
+                waits += [Wait(step, ranks[index], ranks[awaited], why, ns) for why, ns in causes.items()]
+    return sorted(waits, key=lambda of_rank: (of_rank.step, of_rank.rank, of_rank.awaited, -of_rank.ns))
+
+
+def _label_times(segments: Segments, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """What one rank does in each span of time (n,): ns of each label (n, labels)."""
+    times = np.zeros((len(begin), len(LABELS)), dtype=np.int64)
+    spans = np.stack([begin, end], axis=1)
+    for label in distinct(segments.label).tolist():
+        chosen = segments.label == label
+        cover = np.stack([segments.begin[chosen], segments.end[chosen]], axis=1)
+        times[:, label] = overlap(spans, cover)
+    return times
+
+
+def _causes(parts: np.ndarray, whole_ns: int, *, plausible: bool) -> dict[str, int]:
+    if not plausible:
+        return {CLOCK: whole_ns}
+    sums: dict[str, int] = {}
+    for label, ns in enumerate(parts.sum(axis=0).tolist()):
+        if ns:
+            cause = BECAUSE.get(LABELS[label], UNEXPLAINED)
+            sums[cause] = sums.get(cause, 0) + ns
+    outside_ns = whole_ns - sum(sums.values())
+    if outside_ns:  # outside the awaited rank's windows: it had not entered its step
+        sums[BEFORE] = sums.get(BEFORE, 0) + outside_ns
+    return sums

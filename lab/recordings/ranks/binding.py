@@ -10,12 +10,9 @@ import numpy as np
 from lab.core.words import plural
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
-from lab.recordings.ranks.common import launched_in
-from lab.recordings.ranks.hosts import host_waits
 from lab.recordings.ranks.replay import Outcome, Step
 from lab.recordings.ranks.stragglers import ENTERED_LATE, HOST_LATE, Excess
 from lab.stats import robust
-from lab.stats.intervals import overlap
 
 # A cause binds if its repair shortens the step by so much of its size, and by so much in all.
 BINDS_SHARE, BINDS_NS = 0.1, 200_000
@@ -103,7 +100,7 @@ def _saves(played: tuple[Step, Outcome] | None, excesses: Sequence[Excess]) -> f
 
 
 def not_joined(account: Account) -> str | None:
-    """Why nobody can tell whom the others wait for; None where the ranks' collectives are paired."""
+    """Why it cannot be told whom the others wait for; None where the ranks' collectives are paired."""
     pairs = account.together.pairs
     if len(account.ranks) < 2:
         return None
@@ -118,7 +115,7 @@ def not_joined(account: Account) -> str | None:
 
 
 def _binds(account: Account, excess: Excess, saves: float | None) -> bool:
-    if saves is not None and (saves > _threshold_ns(excess) or not _hosts_follow(account, excess)):
+    if saves is not None:
         return saves > _threshold_ns(excess)
     waited_ns = dict.fromkeys(account.ranks, 0)
     for wait in account.waits:
@@ -126,21 +123,3 @@ def _binds(account: Account, excess: Excess, saves: float | None) -> bool:
             waited_ns[wait.rank] += wait.ns
     del waited_ns[excess.rank]
     return robust.median([*waited_ns.values()]) > _threshold_ns(excess)
-
-
-def _hosts_follow(account: Account, excess: Excess) -> bool:
-    """Whether the others' hosts block in mid-step for what no replay knows: their launches are no floor.
-
-    Then who is waited for says more than what the replay saves.
-    """
-    blocked = []
-    together = account.together
-    for index, work in enumerate(together.works):
-        window, rows = together.window(index, excess.step), launched_in(together, index, excess.step)
-        if work.rank == excess.rank or window is None or not len(rows):
-            continue
-        until = max(window[0], int(work.call_begin[rows].max()))
-        span = np.array([[window[0], until]], dtype=np.int64)
-        known_ns = sum(wait.end - wait.begin for wait in host_waits(work, rows))
-        blocked.append(int(overlap(span, work.blocking_calls)[0]) - known_ns)
-    return bool(blocked) and robust.median(blocked) > _threshold_ns(excess)

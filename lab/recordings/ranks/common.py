@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from lab.stats.robust import column_medians
 HOST_STEPS, GPU_STEPS, WHOLE = "host", "gpu", "whole recording"
 # GPU work of a step that ends so much of it later spills into the next step.
 SPILLS = 0.05
-# A first step with so much work from before it is no whole step.
+# A first step with so much work from before it is not a whole step.
 CUT_SHARE = 0.05
 UNKNOWN = -1
 
@@ -91,40 +91,10 @@ def together(works: Mapping[int, RankWork]) -> Together:
     hosts = {work.rank: work.host for work in ordered}
     host_of_rank = hosts if all(hosts.values()) else None
     pairs = pair_collectives({work.rank: work.collectives for work in ordered}, hosts=host_of_rank)
-    ordered, renumbered = _one_numbering(ordered, pairs)
-    pairs = replace(pairs, problems=(*pairs.problems, *renumbered))
     windows, kind = _windows(ordered)
     origin = min((int(work.start.min()) for work in ordered if len(work)), default=0)
     cut = next((number for work in ordered for number in _cut_step(work)), None)
     return Together(ordered, pairs, _calls(ordered, pairs), windows, kind, origin, cut)
-
-
-def _one_numbering(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[tuple[RankWork, ...], list[str]]:
-    """The ranks with their steps numbered alike: the same calls tell whose numbers are off by how many."""
-    grid = pairs.by_rank("row")
-    number = np.full(grid.shape, np.nan)
-    for index, work in enumerate(works):
-        paired = np.flatnonzero(~np.isnan(grid[:, index]) & bool(len(work.steps)))
-        if not len(paired):
-            continue
-        step_index = _step_of_launch(work)[grid[paired, index].astype(np.int64)]
-        number[paired[step_index != UNKNOWN], index] = work.steps[step_index[step_index != UNKNOWN], 0]
-    ordered = np.sort(number, axis=1)
-    num_known = (~np.isnan(number)).sum(axis=1)
-    usual = ordered[np.arange(len(number)), np.maximum(num_known - 1, 0) // 2] if number.size else np.empty(0)
-    numbered, notes = [], []
-    for index, work in enumerate(works):
-        off = number[:, index] - usual
-        off = off[~np.isnan(off) & (num_known > 1)]
-        if len(off) and off[0] and (off == off[0]).all():
-            steps = work.steps - np.array([int(off[0]), 0, 0])
-            work = replace(work, steps=steps)
-            higher = "higher" if off[0] > 0 else "lower"
-            notes.append(
-                f"rank {work.rank} numbers its steps {abs(int(off[0]))} {higher} than the others: renumbered"
-            )
-        numbered.append(work)
-    return tuple(numbered), notes
 
 
 def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.names import CLASSES, kernel_class
-from lab.recordings.ranks.common import Call
 from lab.recordings.ranks.work import COMM, COMP, RankWork
 from lab.stats.intervals import overlap, spans, union
 from lab.stats.robust import column_medians
@@ -21,17 +20,16 @@ SAME_SPEED, SIGMAS = 0.1, 3 * 1.4826
 
 @dataclass(frozen=True)
 class Contention:
-    """Per operation of one rank (n,) in ns: what collectives cost it, of which beside a waiting one.
+    """Per operation of one rank (n,) in ns: what collectives cost it.
 
     not_separable is the time beside collectives of kernels that never ran alone: it stays in compute.
     """
 
     cost_ns: np.ndarray
-    beside_wait_ns: np.ndarray
     not_separable_ns: np.ndarray
 
 
-def contention_of(works: Sequence[RankWork], calls: Sequence[Call]) -> list[Contention]:
+def contention_of(works: Sequence[RankWork]) -> list[Contention]:
     """One per rank. A kernel's usual time is the median of the same kernel (op, shapes, grid) alone.
 
     On the same rank from three instances on; otherwise over all ranks times the rank's own speed (the median
@@ -39,12 +37,12 @@ def contention_of(works: Sequence[RankWork], calls: Sequence[Call]) -> list[Cont
     """
     shared, numbers = _common_keys(works)
     num_ranks, num_keys = len(works), len(shared)
-    overlaps = [_overlaps(work, call) for work, call in zip(works, calls, strict=True)]
+    overlaps = [_overlaps(work) for work in works]
     computes = [work.kind == COMP for work in works]
     # Alone ran what no collective was beside; a kernel of no time tells nothing of the usual one.
     free = [
         mask & (beside == 0) & (work.end > work.start)
-        for mask, work, (beside, *_) in zip(computes, works, overlaps, strict=True)
+        for mask, work, (beside, _) in zip(computes, works, overlaps, strict=True)
     ]
     rank = np.repeat(np.arange(num_ranks), [int(mask.sum()) for mask in free])
     key = np.concatenate([number[mask] for number, mask in zip(numbers, free, strict=True)])
@@ -58,21 +56,15 @@ def contention_of(works: Sequence[RankWork], calls: Sequence[Call]) -> list[Cont
     usual_ns, usual_count = _medians(key, dur / apart[rank, classes[key]], num_keys)
     speed = _by_class(rank, classes[key], dur / usual_ns[key], num_ranks)
     contention = []
-    for i, (work, (_, owned, waiting)) in enumerate(zip(works, overlaps, strict=True)):
+    for i, (work, (_, owned)) in enumerate(zip(works, overlaps, strict=True)):
         of_row = numbers[i]
         has_own = own_count[i, of_row] >= FEWEST_FREE
         has_usual = has_own | (usual_count[of_row] >= FEWEST_FREE)
         base = np.where(has_own, own_ns[i, of_row], usual_ns[of_row] * speed[i, classes[of_row]])
         slower = np.clip(work.end - work.start - base, 0, owned)
         cost = np.where(computes[i] & has_usual & (owned > 0), slower, 0.0)
-        share = np.divide(waiting, owned, out=np.zeros(len(owned)), where=owned > 0)
-        contention.append(
-            Contention(
-                np.rint(cost).astype(np.int64),
-                np.rint(cost * np.minimum(share, 1)).astype(np.int64),
-                np.where(computes[i] & ~has_usual, owned, 0),
-            )
-        )
+        not_separable = np.where(computes[i] & ~has_usual, owned, 0)
+        contention.append(Contention(np.rint(cost).astype(np.int64), not_separable))
     return contention
 
 
@@ -88,8 +80,8 @@ def _common_keys(works: Sequence[RankWork]) -> tuple[list[tuple[str, ...]], list
     return list(number_of_key), numbers
 
 
-def _overlaps(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per operation: time beside collectives, of it owned, of that beside a waiting one.
+def _overlaps(work: RankWork) -> tuple[np.ndarray, np.ndarray]:
+    """Per operation: time beside collectives, and of it owned.
 
     Where kernels overlap, the one that started first owns the time, so that no instant counts twice.
     """
@@ -101,8 +93,7 @@ def _overlaps(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, np.nd
     if len(rows):
         reach = np.maximum.accumulate(work.end[rows])
         owned[rows[1:], 0] = np.minimum(np.maximum(work.start[rows[1:]], reach[:-1]), work.end[rows[1:]])
-    waits = union(np.stack([work.start[call.row], call.all_in], axis=1)) if len(call.row) else comm[:0]
-    return overlap(operations, comm), overlap(owned, comm), overlap(owned, waits)
+    return overlap(operations, comm), overlap(owned, comm)
 
 
 def _medians(group: np.ndarray, values: np.ndarray, num_groups: int) -> tuple[np.ndarray, np.ndarray]:

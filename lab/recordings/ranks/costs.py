@@ -1,4 +1,4 @@
-"""What each kind and size of collective costs a step once nobody is late: transfer and slower GEMMs.
+"""What each kind and size of collective costs a step once no rank is late: transfer and slower GEMMs.
 
 The step is replayed with all hosts ready, so that no rank waits for a late one, and again without the
 transfers of one class and without what it costs the kernels beside it; the difference is the class's cost.
@@ -19,6 +19,7 @@ from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.replay import Step
 from lab.recordings.ranks.work import COMP
+from lab.recordings.tables import Table
 from lab.stats import robust
 from lab.stats.columns import distinct
 from lab.stats.intervals import overlap, union
@@ -38,7 +39,7 @@ class Cost:
     """One class in one recording; medians over steps, NaN where no step could be replayed.
 
     cost_ms counts all that its collectives cost the kernels beside them; least_ms leaves out what they cost
-    while they only waited, which would not be if nobody were late. latency_us: from the last arrival to the
+    while they only waited, which would not be if no rank were late. latency_us: from the last arrival to the
     first end, median over calls. grid and block are those of most of its kernels, -1 unknown; kernel is the
     name of most of them. blocks says whether waits can be told in calls of this kind.
     """
@@ -46,7 +47,6 @@ class Cost:
     cost_ms: float
     least_ms: float
     latency_us: float
-    num_calls: int
     blocks: bool
     grid: int
     block: int
@@ -60,11 +60,11 @@ def costs_of(explained: Explained) -> dict[Class, Cost]:
     calls = pairs.collectives
     if not len(calls):
         return {}
-    keys = list(zip(calls.kind.tolist(), calls.msg_bytes.tolist(), calls.group_size.tolist(), strict=True))
-    classes = sorted({Class(*key) for key in keys})
+    names = classes_of(calls)
+    classes = sorted({*names})
     number = {name: class_index for class_index, name in enumerate(classes)}
     # The last place is that of rows without a call: their number is -1.
-    of_call = np.array([*(number[Class(*key)] for key in keys), UNKNOWN], dtype=np.int64)
+    of_call = np.array([*(number[name] for name in names), UNKNOWN], dtype=np.int64)
     shares = [
         _contention_by_class(account, index, of_call, len(classes)) for index in range(len(account.ranks))
     ]
@@ -81,13 +81,18 @@ def costs_of(explained: Explained) -> dict[Class, Cost]:
             cost_ms=float(middle[class_index, 0]),
             least_ms=float(middle[class_index, 1]),
             latency_us=robust.median(latencies_ns) / 1e3 if len(latencies_ns) else float("nan"),
-            num_calls=int(of_class.sum()),
             blocks=bool(calls.blocks[of_class].all()),
             grid=_most_frequent(rows.grid_x),
             block=_most_frequent(rows.block_x),
             kernel=_most_frequent(rows.kernel),
         )
     return costs_by_class
+
+
+def classes_of(collectives: Table) -> list[Class]:
+    """The class of each collective (n,)."""
+    columns = (collectives.kind, collectives.msg_bytes, collectives.group_size)
+    return [Class(*key) for key in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def _contention_by_class(account: Account, index: int, of_call: np.ndarray, num: int) -> np.ndarray:

@@ -77,7 +77,7 @@ def _replayable(account: Account) -> tuple[list[Step], list[str]]:
     """The steps that can be replayed, and why others cannot."""
     together = account.together
     if len(together.works) < 2:
-        return [], ["one rank alone has nobody to wait for: nothing is replayed"]
+        return [], ["one rank alone waits for no other: nothing is replayed"]
     if (reason := not_joined(account)) is not None:
         return [], [f"{reason}: no what-if is given"]
     wrong = [clock.rank for clock in account.clocks if not clock.plausible]

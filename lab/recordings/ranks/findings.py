@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import mean
 
+import numpy as np
+
 from lab.core.words import plural, printable
 from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.binding import Judged, judged_of
 from lab.recordings.ranks.explained import Finding
+from lab.recordings.ranks.labels import LAUNCH_LATE
 from lab.recordings.ranks.replay import Outcome, Step
 from lab.recordings.ranks.stragglers import (
     ENTERED_LATE,
@@ -22,6 +25,7 @@ from lab.recordings.ranks.stragglers import (
     missing_of,
 )
 from lab.recordings.ranks.words import is_whole, joined, ranks_in_words, steps_text
+from lab.stats.intervals import overlap, subtract, union
 
 _WORDS = {
     HOST_LATE: "its host launches late",
@@ -30,15 +34,6 @@ _WORDS = {
     SLOW_KERNELS: "its kernels are slower",
     SLOW_LINK: "it leaves collectives late",
     "copies": "it copies more",
-}
-
-
-# What a late host did, by `HostLate.by_activity`.
-_ACTIVITIES = {
-    "blocking call": "in a blocking call",
-    "runtime call": "in launch calls",
-    "op": "dispatching ops",
-    "no op": "outside any op (Python, data loading)",
 }
 
 
@@ -99,16 +94,25 @@ def _cover(group: Sequence[Judged], judged: Sequence[Judged]) -> str:
 
 
 def _host_words(account: Account, rank: int, steps: Sequence[int]) -> str:
-    """What a late host did, and before which op."""
-    activity: Counter[str] = Counter()
-    ops: Counter[str] = Counter()
-    for host in account.hosts:
-        if host.rank == rank and host.step in steps:
-            activity.update(host.by_activity)
-            ops.update(dict(host.by_op))
-    if not activity.total():
+    """What a late host did, by the calls and ops of the threads that launch, and before which op."""
+    index = account.ranks.index(rank)
+    work, segments = account.together.works[index], account.segments[index]
+    step = account.together.windows[index][:, 0][segments.window]
+    rows = np.flatnonzero((segments.label == LAUNCH_LATE) & np.isin(step, steps))
+    if not len(rows):
         return ""
-    ((name, ns),) = activity.most_common(1)
-    op = ops.most_common(1)[0][0] if ops else ""
+    late = np.stack([segments.begin[rows], segments.end[rows]], axis=1)
+    blocked = union(work.blocking_calls)
+    calls = subtract(work.calls, blocked)
+    ops = subtract(subtract(work.host_ops, blocked), calls)
+    covers = {"in a blocking call": blocked, "in launch calls": calls, "dispatching ops": ops}
+    activity = {name: int(overlap(late, cover).sum()) for name, cover in covers.items()}
+    total = int(segments.length[rows].sum())
+    activity["outside any op (Python, data loading)"] = total - sum(activity.values())
+    name = max(activity, key=activity.__getitem__)
+    late_ns: Counter[str] = Counter()
+    for row, ns in zip(segments.next_row[rows].tolist(), segments.length[rows].tolist(), strict=True):
+        late_ns[work.keys[work.key[row]][0]] += ns
+    op = late_ns.most_common(1)[0][0]
     op_text = f", most of it before {printable(op)}" if op else ""
-    return f" ({100 * ns / activity.total():.0f} % of it {_ACTIVITIES[name]}{op_text})"
+    return f" ({100 * activity[name] / total:.0f} % of it {name}{op_text})"

@@ -11,6 +11,7 @@ was what was waited for at least once.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -324,124 +325,88 @@ def with_delays(step: Step, most_ns: float = DELAY_NS) -> Step:
 
 def play(step: Step) -> Outcome | None:
     """The step from its launches; None where the orders of collectives contradict each other."""
-    player = _Player(step)
-    player.run()
-    lanes = player.lanes.values()
+    gates: dict[int, _Gate] = {}
+    lanes = [_Lane(played, gates) for played in step.ranks.values()]
+    while any(lane.advance() for lane in lanes):
+        pass
     if any(math.isnan(end) for lane in lanes for end in lane.end):
         return None
     return Outcome(
         start={lane.rank: lane.start for lane in lanes},
         end={lane.rank: lane.end for lane in lanes},
         held_by={lane.rank: lane.held_by for lane in lanes},
-        latest_of=player.latest_of,
+        latest_of={key: latest for lane in lanes for key, latest in lane.latest_of.items()},
         finish=max(max(lane.end) for lane in lanes),
     )
 
 
+@dataclass
 class _Gate:
-    """A call that some must enter before those who wait for it go on. latest: (start, rank, place)."""
+    """A call that `missing` operations must still enter. latest: (start, rank, place) of the last so far."""
 
-    def __init__(self) -> None:
-        self.members = 0
-        self.latest = (-math.inf, UNKNOWN, UNKNOWN)
-        self.waiting: list[tuple[_Lane, int]] = []
-
-
-class _Player:
-    """Plays all ranks: each operation starts and ends as soon as what it waits for has."""
-
-    def __init__(self, step: Step) -> None:
-        self.lanes = {rank: _Lane(played) for rank, played in step.ranks.items()}
-        self.latest_of: dict[tuple[int, int], tuple[int, int]] = {}
-        self._gates: dict[int, _Gate] = {}
-        self._todo: list[tuple[_Lane, int, bool]] = []  # an operation and whether it has started
-        for played in step.ranks.values():
-            for entered, _ in played.legs.values():
-                for call in entered:
-                    self._gates.setdefault(call, _Gate()).members += 1
-
-    def run(self) -> None:
-        for lane in self.lanes.values():
-            self._launch(lane)
-        while self._todo:
-            lane, place, has_started = self._todo.pop()
-            if place == UNKNOWN:
-                self._launch(lane)
-            elif has_started:
-                self._end(lane, place)
-            else:
-                self._start(lane, place)
-
-    def _launch(self, lane: _Lane) -> None:
-        """Go on with a host until it waits for an operation that has not ended."""
-        while lane.index < len(lane.start):
-            if (blocker := lane.launch()) != UNKNOWN:
-                lane.blocked.setdefault(blocker, []).append(UNKNOWN)
-                return
-            lane.index += 1
-            self._start(lane, lane.index - 1)
-
-    def _start(self, lane: _Lane, place: int) -> None:
-        if (blocker := lane.begin(place)) != UNKNOWN:
-            lane.blocked.setdefault(blocker, []).append(place)
-            return
-        for call in lane.legs.get(place, ((), ()))[0]:
-            gate = self._gates[call]
-            gate.members -= 1
-            gate.latest = max(gate.latest, (lane.start[place], lane.rank, place))
-            if not gate.members:
-                self._todo += [(waiting, waiting_place, True) for waiting, waiting_place in gate.waiting]
-        self._end(lane, place)
-
-    def _end(self, lane: _Lane, place: int) -> None:
-        gates = [self._gates[call] for call in lane.legs.get(place, ((), ()))[1]]
-        for gate in gates:
-            if gate.members:
-                gate.waiting.append((lane, place))
-                return
-        all_in = lane.start[place]
-        if gates:
-            latest = max(gate.latest for gate in gates)
-            self.latest_of[lane.rank, place] = latest[1:]
-            all_in = max(all_in, latest[0])
-        lane.end[place] = all_in + lane.dur[place]
-        self._todo += [(lane, blocked, False) for blocked in lane.blocked.pop(place, ())]
+    missing: int = 0
+    latest: tuple[float, int, int] = (-math.inf, UNKNOWN, UNKNOWN)
 
 
 class _Lane:
-    """One rank while it is played; blocked: by operation, the places (UNKNOWN: the host) that wait for it."""
+    """One rank while it is played: its host and each of its streams go on as far as they can."""
 
-    def __init__(self, played: Played) -> None:
+    def __init__(self, played: Played, gates: dict[int, _Gate]) -> None:
         count = len(played.rows)
-        self.index, self.rank, self.legs = 0, played.rank, played.legs
+        self.rank, self._legs, self._gates = played.rank, played.legs, gates
         self.start, self.end = [math.nan] * count, [math.nan] * count
         self.held_by = [(True, UNKNOWN)] * count
-        self.blocked: dict[int, list[int]] = {}
-        self.dur = np.maximum(played.dur, 0).tolist()
-        self._launch_ns = (played.ready + played.lag).tolist()
+        self.latest_of: dict[tuple[int, int], tuple[int, int]] = {}
+        self._dur = np.maximum(played.dur, 0).tolist()
+        self._num_launched, self._launch_ns = 0, (played.ready + played.lag).tolist()
         self._waits = {wait.place: wait for wait in played.waits}
         self._later, self._held_by = 0.0, UNKNOWN  # what the host's waits add, and the last that held it
         self._floor = played.floor.tolist()
         self._delay = played.delay.tolist()
         self._previous, self._awaited = played.previous.tolist(), played.awaited or ((),) * count
+        streams = distinct(played.stream).tolist()
+        self._queues = [deque(np.flatnonzero(played.stream == stream).tolist()) for stream in streams]
+        for entered, _ in played.legs.values():
+            for call in entered:
+                gates.setdefault(call, _Gate()).missing += 1
 
-    def launch(self) -> int:
-        """Launch the next operation; the one that the host waits for first, UNKNOWN if none holds it."""
-        wait = self._waits.get(self.index)
+    def advance(self) -> bool:
+        """Launch, start and end what can be; whether anything was."""
+        has_moved = False
+        while self._num_launched < len(self.start) and self._launch(self._num_launched):
+            self._num_launched += 1
+            has_moved = True
+        for queue in self._queues:
+            while queue and queue[0] < self._num_launched:
+                if math.isnan(self.start[queue[0]]):
+                    if not self._start(queue[0]):
+                        break
+                    has_moved = True
+                if not self._end(queue[0]):
+                    break
+                queue.popleft()
+                has_moved = True
+        return has_moved
+
+    def _launch(self, place: int) -> bool:
+        """Launch an operation, unless the host waits for one that has not ended."""
+        wait = self._waits.get(place)
         if wait is not None:
             if math.isnan(self.end[wait.on]):
-                return int(wait.on)
-            self._wait(wait)
-        self._launch_ns[self.index] += self._later
-        self.held_by[self.index] = (True, self._held_by)
-        return UNKNOWN
+                return False
+            arrives, ended_ns = wait.begin + self._later, self.end[wait.on] + wait.lag_ns
+            self._later = max(arrives, ended_ns) - wait.end
+            if ended_ns > arrives:
+                self._held_by = wait.on
+        self._launch_ns[place] += self._later
+        self.held_by[place] = (True, self._held_by)
+        return True
 
-    def begin(self, place: int) -> int:
-        """Start a launched operation; the one that must end first, UNKNOWN if none holds it."""
+    def _start(self, place: int) -> bool:
+        """Start a launched operation, unless it waits for one that has not ended."""
         blockers = [op for op in (self._previous[place], *self._awaited[place]) if op >= 0]
-        for operation in blockers:
-            if math.isnan(self.end[operation]):
-                return int(operation)
+        if any(math.isnan(self.end[op]) for op in blockers):
+            return False
         start, held_by = self._launch_ns[place], self.held_by[place]
         if self._floor[place] + STREAM_NS > start:
             start = self._floor[place] + STREAM_NS
@@ -449,14 +414,24 @@ class _Lane:
             if self.end[operation] + STREAM_NS > start:
                 start, held_by = self.end[operation] + STREAM_NS, (False, operation)
         self.start[place], self.held_by[place] = start + self._delay[place], held_by
-        return UNKNOWN
+        for call in self._legs.get(place, ((), ()))[0]:
+            gate = self._gates[call]
+            gate.missing -= 1
+            gate.latest = max(gate.latest, (self.start[place], self.rank, place))
+        return True
 
-    def _wait(self, wait: HostWait) -> None:
-        """The host goes on when the operation has ended, or at once where it already had."""
-        arrives, ended_ns = wait.begin + self._later, self.end[wait.on] + wait.lag_ns
-        self._later = max(arrives, ended_ns) - wait.end
-        if ended_ns > arrives:
-            self._held_by = wait.on
+    def _end(self, place: int) -> bool:
+        """End a started operation, unless it waits for others to enter its calls."""
+        gates = [self._gates[call] for call in self._legs.get(place, ((), ()))[1]]
+        if any(gate.missing for gate in gates):
+            return False
+        all_in = self.start[place]
+        if gates:
+            latest = max(gate.latest for gate in gates)
+            self.latest_of[self.rank, place] = latest[1:]
+            all_in = max(all_in, latest[0])
+        self.end[place] = all_in + self._dur[place]
+        return True
 
 
 def error_share(step: Step, outcome: Outcome) -> float:

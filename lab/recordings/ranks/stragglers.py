@@ -1,7 +1,7 @@
 """Which rank does more, slower or later than the others, part by part: one rule for all of lab.
 
 A rank is named by the time that its excess over the others takes, never by how often it comes last. Waiting
-is no excess: it is what the others' excess causes.
+is not an excess: it is what the others' excess causes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def host_bound(explained: Explained) -> str | None:
 
 
 def is_whole(steps: Sequence[int]) -> bool:
-    """Whether these are no steps, but the one window of a recording without marks."""
+    """Whether these stand for the one window of a recording without marks."""
     return UNKNOWN in steps
 
 

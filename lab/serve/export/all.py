@@ -10,7 +10,7 @@ from lab.serve.export.sheets import safe, write_parquet, write_xlsx
 from lab.serve.export.timelines import MISSING, write_chrome, write_perfetto
 from lab.serve.walk import recordings_below
 
-WRITERS = {"perfetto": (write_perfetto, ".pftrace.gz"), "chrome": (write_chrome, ".json.gz")}
+WRITERS = {"perfetto": (write_perfetto, ".json.gz"), "chrome": (write_chrome, ".json.gz")}
 
 
 def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:

@@ -12,7 +12,7 @@ from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.recordings.load import format_of, load_capture
-from lab.recordings.merge import merge_json, merge_pftrace
+from lab.recordings.merge import merge_captures, merge_json
 from lab.recordings.pairing import pair_collectives
 from lab.recordings.processes import process_captures
 from lab.recordings.views.collectives import collective_instances
@@ -31,20 +31,14 @@ class Ranks:
 
 
 def write_perfetto(paths: Sequence[Path], target: Path) -> list[str]:
-    """All ranks of these recordings in one gzipped pftrace; returns sentences about what is not in it."""
+    """All ranks of these recordings, of any profiler, in one gzipped JSON; returns what is not in it."""
     ranks = read_ranks(paths)
-    named = {Path(f"rank{rank}"): trace for rank, trace in ranks.traces.items()}
-    merged = merge_pftrace(
-        [(rank, Path(f"rank{rank}")) for rank in ranks.traces],
-        target,
-        load=named.__getitem__,
-        offsets_ns=ranks.offsets_ns,
-    )
-    return _once([*ranks.notes, *merged.problems])
+    merge_captures(ranks.traces, target, offsets_ns=ranks.offsets_ns)
+    return _once(ranks.notes)
 
 
 def write_chrome(paths: Sequence[Path], target: Path) -> list[str]:
-    """The same as gzipped Trace Event JSON, with every event that torch.profiler wrote.
+    """The same from the files of torch.profiler, with every event that it wrote.
 
     Raises BadDataError for other profilers' recordings: their events are not in that format.
     """

@@ -192,7 +192,7 @@ class Site:
             row=self.row(query["run"]) if query.get("run") else None,
             key=query.get("run", ""),
             names=names,
-            file=_pftrace_name(names[0]),
+            file=_timeline_name(names[0]),
             query=urlencode(address),
         )
 
@@ -228,8 +228,8 @@ class Site:
 
     def perfetto(self, request: Request) -> Response:
         paths, names = self._recordings(request.query_params)
-        file = self.jobs.file("perfetto", paths, ".pftrace.gz")
-        return FileResponse(file, media_type="application/octet-stream", filename=_pftrace_name(names[0]))
+        file = self.jobs.file("perfetto", paths, ".json.gz")
+        return FileResponse(file, media_type="application/octet-stream", filename=_timeline_name(names[0]))
 
     def file(self, request: Request) -> Response:
         """A file of a run or of a diff, under its capability; types by a table, all else as a download."""
@@ -282,10 +282,10 @@ def _size(size_bytes: int) -> str:
     return plural(size_bytes, "byte") if size_bytes < 1000 else size_text(size_bytes)
 
 
-def _pftrace_name(name: str) -> str:
+def _timeline_name(name: str) -> str:
     """What a recording's name becomes as a Perfetto file."""
     plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)
-    return f"{plain[-80:].replace('.gz', '')}.pftrace.gz"
+    return f"{plain[-80:].removesuffix('.gz').removesuffix('.json')}.json.gz"
 
 
 def _blocks(stream: Any) -> Iterator[bytes]:

@@ -39,48 +39,6 @@ def speed(
     }
 
 
-def operation(
-    rank: int, serial: int, exec_us: float, *, ranks: int = 4, size: int = 1 << 20, **more: Any
-) -> dict:
-    """One line of NCCL Inspector."""
-    return {
-        "header": {"id": "0xabc", "rank": rank, "n_ranks": ranks, "nnodes": 1},
-        "metadata": {"inspector_output_format_version": "v4.0", "hostname": "h", "pid": 7},
-        "coll_perf": {
-            "coll": "AllReduce",
-            "coll_sn": serial,
-            "coll_msg_size_bytes": size,
-            "coll_exec_time_us": exec_us,
-            "coll_timing_source": "kernel_gpu",
-            **more,
-        },
-    }
-
-
-def ras(counts: dict[int, int], *, timestamp: str = "1", missing: int = 0, **status: Any) -> dict:
-    """One answer of `ncclras -f json` about one communicator."""
-    ranks = [
-        {
-            "rank": rank,
-            "host": "h",
-            "status": {"init_state": 0, **status},
-            "collective_counts": {"AllReduce": n},
-        }
-        for rank, n in counts.items()
-    ]
-    gone = [
-        {"rank": 90 + i, "status": {"unresponsive": True, "considered_dead": True}} for i in range(missing)
-    ]
-    one = {"hash": "0x1", "size": len(ranks) + missing, "ranks_count": len(ranks), "ranks": ranks}
-    one |= {"missing_ranks_count": missing, "missing_ranks": gone}
-    return {
-        "nccl_version": "2.28.9",
-        "timestamp": timestamp,
-        "communicators": [one],
-        "ras": {"timeouts_count": 0},
-    }
-
-
 def write(path: Path, *documents: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(json.dumps(one) for one in documents))

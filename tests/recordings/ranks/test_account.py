@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,22 +97,6 @@ def test_why_the_last_rank_was_late_is_golden(shared_data, name):
     assert found == {words[name]: pytest.approx(ms, abs=0.006) for name, ms in golden.items()}
 
 
-@pytest.mark.data
-def test_shifted_clocks_leave_the_account_as_it_was(shared_data):
-    golden = golden_of(shared_data, "clock")["parts_ns"]
-    account = account_in(folder_of(shared_data, "clock"))
-    for row in account.rows:
-        wanted = golden[f"{row.step},{row.rank}"]
-        assert sum(row.parts.values()) == row.step_ns == wanted["step"]
-        assert all(abs(row.parts[ours] - wanted[theirs]) < 150_000 for ours, theirs in GOLDEN.items())
-    clocks = {clock.rank: clock for clock in account.clocks}
-    assert {rank for rank, clock in clocks.items() if clock.corrected} == {4, 6}
-    zero = clocks[0].offset_ns
-    assert (clocks[4].offset_ns - zero) / 1e3 == pytest.approx(3_292.6, abs=25)
-    assert (clocks[6].offset_ns - zero) / 1e3 == pytest.approx(-999_993.7, abs=25)
-    assert not any(clock.drift_ppm for clock in clocks.values())
-
-
 @settings(max_examples=15)
 @given(
     st.dictionaries(st.integers(0, 3), st.floats(-50, 50), max_size=2),
@@ -127,25 +110,3 @@ def test_parts_sum_to_the_step_whatever_happens(clock, slower, late, seed):
         assert sum(row.parts.values()) == row.step_ns and min(row.parts.values()) >= 0
         waits = sum(w.ns for w in account.waits if (w.step, w.rank) == (row.step, row.rank))
         assert waits == row.parts["wait_ns"]
-
-
-def test_the_order_of_ranks_and_of_rows_changes_nothing():
-    works = Job(ranks=4, late={(2, 1): 5}).play()
-    usual = account_of(works)
-    again = account_of(dict(reversed(list(works.items()))))
-    assert usual.rows == again.rows and usual.waits == again.waits
-
-
-def test_a_longer_delay_of_the_last_rank_is_waited_for_by_all_others():
-    parts = []
-    for delay in (10, 15):
-        account = account_of(Job(late={(3, 1): delay}).play())
-        parts.append([row.parts["wait_ns"] for row in account.rows if row.step == 6 and row.rank != 3])
-    assert np.subtract(parts[1], parts[0]) / 1e6 == pytest.approx(np.full(7, 5.0), abs=0.1)
-
-
-def test_one_rank_alone_has_transfer_and_nobody_to_wait_for():
-    works = Job(ranks=4).play()
-    account = account_of({2: works[2]})
-    assert account.waits == () and all(row.wait_for is None for row in account.rows)
-    assert all(sum(row.parts.values()) == row.step_ns for row in account.rows)

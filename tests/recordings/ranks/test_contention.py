@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.recordings.ranks.common import Call
 from lab.recordings.ranks.contention import contention_of
 from lab.recordings.ranks.work import COMM, COMP, RankWork
 
@@ -53,9 +52,7 @@ def _rank(rank: int, factor: float, cost: float, beside: bool) -> RankWork:
 
 
 def cost_us(factors: list[float], costs: list[float]) -> list[float]:
-    none = np.empty(0, dtype=np.int64)
-    calls = [Call(none, none, none, none, none.astype(float), none.astype(bool), {}) for _ in factors]
-    return [one.cost_ns.sum() / US for one in contention_of(works(factors, costs), calls)]
+    return [one.cost_ns.sum() / US for one in contention_of(works(factors, costs))]
 
 
 @pytest.mark.parametrize("factors", [[2.5, 1.0], [2.5, 2.5, 1.0, 1.0], [1.0, 2.5], [1.0, 1.0]])

@@ -13,21 +13,6 @@ from lab.recordings.ranks.hosts import host_lateness_ns, host_waits
 from tests.recordings.ranks.made import MS, Job
 
 
-def lateness_ms(job: Job, step: int = 6) -> dict[int, float]:
-    together = account_of(job.play()).together
-    return {rank: ns / MS for rank, ns in host_lateness_ns(together, step).items()}
-
-
-def test_a_late_host_is_behind_by_its_delay_and_the_others_are_not():
-    found = lateness_ms(Job(ranks=4, late={(2, 1): 20}))
-    assert found.pop(2) == pytest.approx(20, rel=0.01)
-    assert len(found) == 3 and all(ms < 0.1 for ms in found.values())
-
-
-def test_a_rank_that_begins_its_step_late_launches_no_later_within_it():
-    assert max(lateness_ms(Job(ranks=4, entered={3: 9}), step=5).values()) < 0.1
-
-
 def waiting(works: dict[int, RankWork], patient: tuple[int, ...]) -> dict[int, RankWork]:
     """The hosts of `patient` ranks wait in mid-step for what they launched last, which ends with rank 1's."""
     found = {}
@@ -58,37 +43,3 @@ def test_waits_of_the_host_are_seen_with_the_operation_that_ends_them():
     assert wait.place == len(works[0]) // 6 and wait.lag_ns == 10_000
     assert works[0].end[rows[wait.on]] == works[0].end[rows[: wait.place]].max()
     assert host_waits(works[1], rows) == []
-
-
-@pytest.mark.parametrize("change", ["short", "long after", "while another thread launches"])
-def test_other_blocking_calls_are_the_hosts_own_time(change):
-    works = waiting(Job(ranks=2).play(), patient=(0,))
-    ((begin, end),) = works[0].blocking_calls.tolist()
-    first = int(works[0].call_begin[1])
-    calls = {"short": (end - 50_000, end), "long after": (begin, end + 400_000)}.get(change, (first, end))
-    work = replace(works[0], blocking_calls=np.array([calls]))
-    if change == "long after":
-        later = np.where(work.call_begin > begin, 400_000, 0)
-        work = replace(work, call_begin=work.call_begin + later, call_end=work.call_end + later)
-    assert host_waits(work, launched_in(account_of(works).together, 0, 5)) == []
-
-
-def test_a_rank_without_launches_has_no_lateness():
-    works = Job(ranks=3).play()
-    lost = np.full(len(works[0]), -1)
-    works[0] = replace(works[0], call_begin=lost, call_end=lost)
-    assert set(host_lateness_ns(account_of(works).together, 6)) == {1, 2}
-
-
-def test_a_host_that_launches_more_at_the_others_pace_is_not_late():
-    together = account_of(Job(ranks=3, extra={2: 1}).play()).together
-    assert max(host_lateness_ns(together, 6).values()) < 0.3 * MS
-
-
-def test_a_wait_is_seen_where_launches_after_it_were_not_recorded():
-    works = waiting(Job(ranks=2).play(), patient=(0,))
-    rows = launched_in(account_of(works).together, 0, 5)
-    (wait,) = host_waits(works[0], rows)
-    begin, start, later = works[0].call_begin.copy(), works[0].start.copy(), rows[wait.place :]
-    start[later], begin[later] = begin[later], -1
-    assert host_waits(replace(works[0], call_begin=begin, start=start), rows) == [wait]

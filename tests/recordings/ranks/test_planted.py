@@ -116,25 +116,12 @@ def test_dropped_calls_are_missing_and_shift_no_other():
     assert (one.account.num_calls, one.account.num_complete) == (3 * LAYERS, 3 * LAYERS - 2)
 
 
-def test_hidden_causes_are_said_beside_the_one_that_binds():
-    one = explained(Job(late={(7, 0): 30, (7, 1): 30, (7, 2): 30}, extra={5: 4}, clock={1: -12}))
-    assert named(one) == {(7, "host_late"), (5, "more_work")}
-    late, more = one.findings
-    assert late.rank == 7 and late.binding and more.rank == 5
-    assert cost_ms(one, 5, "more_work") == pytest.approx(4 * GEMM_US / 1e3, rel=0.1)
-
-
 def test_without_the_binding_rank_the_hidden_one_would_be_the_straggler():
     both = explained(Job(late={(7, step): 30 for step in range(3)}, late_layer=LAYERS - 1, slower={5: 1.2}))
     hidden = next(finding for finding in both.findings if finding.rank == 5)
     assert not hidden.binding and "until rank 7 is repaired" in hidden.text
     alone = explained(Job(slower={5: 1.2}))
     assert alone.findings[0].binding
-
-
-def test_two_ranks_are_told_apart_as_well_as_eight():
-    one = explained(Job(ranks=2, slower={1: 1.3}))
-    assert named(one) == {(1, "slow_kernels")}
 
 
 @pytest.mark.parametrize("change", [{"slower": {2: 1.3, 5: 1.3}}, {"extra": {2: 4, 5: 4}}])
@@ -146,14 +133,6 @@ def test_ranks_that_are_equally_slow_hold_the_step_together(change):
         assert "alone saves 0.0 ms a step, ranks 2 and 5 together" in finding.text
         together_ms = float(finding.text.partition("together ")[2].split()[0])
         assert together_ms == pytest.approx(finding.cost_ms, rel=0.1)
-
-
-def test_hosts_that_are_equally_late_hold_the_step_together():
-    one = explained(Job(late={(3, 1): 20, (6, 1): 20}))
-    assert named(one) == {(3, "host_late"), (6, "host_late")}
-    assert all(finding.binding and finding.steps == (6,) for finding in one.findings)
-    ms = float(one.findings[0].text.partition("ranks 3 and 6 together ")[2].split()[0])
-    assert ms == pytest.approx(explained(Job(late={(3, 1): 20})).findings[0].saves_ms, rel=0.1)
 
 
 @pytest.mark.parametrize("layer_ms", [0.0, 1.8])
@@ -175,23 +154,6 @@ def test_a_host_that_lingers_after_a_step_enters_the_next_one_late():
 def test_a_slower_rank_makes_no_host_late_of_two():
     one = explained(Job(ranks=2, slower={0: 2.0}))
     assert named(one) == {(0, "slow_kernels")}
-
-
-@pytest.mark.parametrize("factor", [1.5, 2.5])
-def test_a_hot_rank_beside_a_late_one_keeps_its_size(factor):
-    one = explained(Job(ranks=2, slower={0: factor}, late={(1, step): 30 for step in range(3)}))
-    assert named(one) == {(0, "slow_kernels"), (1, "host_late")}
-    assert cost_ms(one, 0, "slow_kernels") == pytest.approx(LAYERS * GEMM_US * (factor - 1) / 1e3, rel=0.1)
-
-
-@pytest.mark.parametrize("clock_ms", [0, 4])
-def test_where_no_call_is_paired_nothing_is_called_hidden(clock_ms):
-    one = explained(Job(late={(3, 1): 20}, collective="send", clock={3: clock_ms}))
-    assert named(one) == {(3, "host_late")}
-    (finding,) = one.findings
-    assert finding.saves_ms is None and "hidden" not in finding.text
-    assert "whether it holds the others up is unknown" in finding.text
-    assert one.what_if == () and "not paired" in one.withheld[0]
 
 
 def lengths_ms(one: Explained, step: int) -> dict[str, float]:

@@ -35,5 +35,5 @@ def test_a_click_hands_the_recording_to_perfettos_page(tmp_path):
         with page.expect_popup() as popup:
             page.click("text=open in Perfetto")
         got = popup.value.locator("#got").inner_text()
-        assert got == "trace.json trace.json.pftrace.gz true true", "a gzip file"
+        assert got == "trace.json trace.json.gz true true", "a gzip file"
         page.wait_for_selector("text=given to Perfetto")

@@ -99,10 +99,9 @@ def variance(sweep: Path, top_k: int, **shared: Any) -> None:
     option(
         "--format",
         "form",
-        type=click.Choice(["json", "original", "pftrace"]),
+        type=click.Choice(["json", "original"]),
         default="json",
-        help="Chrome's JSON; the same as the original sweep writes it (unpacked, [R0] before each name); or "
-        "Perfetto's own, which is smaller and opens faster.",
+        help="Packed JSON, or as the original sweep writes it: unpacked, [R0] before each name.",
     ),
     option("-n", "--num-ranks", type=click.IntRange(min=1), help="Only the N lowest ranks. [default: all]"),
     option("--trace-name", metavar="FILE", help="Each rank's file of this name. [default: the newest]"),

@@ -14,7 +14,7 @@ from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.recordings.load import load_torch_trace
-from lab.recordings.merge import Merged, merge_json, merge_pftrace
+from lab.recordings.merge import Merged, merge_json
 from lab.recordings.pairing import pair_collectives
 from lab.recordings.pool import map_traces
 from lab.recordings.tables import Table
@@ -26,12 +26,12 @@ from lab.rooms.sweep.layout import ConfigDir, TraceFile, configs_of
 if TYPE_CHECKING:
     from lab.rooms.sweep.tables import Progress
 
-SUFFIXES = {"json": ".json.gz", "original": ".json", "pftrace": ".pftrace.gz"}
+SUFFIXES = {"json": ".json.gz", "original": ".json"}
 
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """form is json, original or pftrace.
+    """form is json or original.
 
     num_ranks: only so many ranks, the lowest; trace_name: the file of each rank, where there are several.
     """
@@ -88,17 +88,14 @@ def merge_one(job: MergeJob) -> tuple[Merged, list[str]]:
     load = partial(load_torch_trace, salvage=options.salvage)
     traces = [(trace.rank, trace.path) for trace in job.traces]
     offsets_ns, torn = clocks_and_holes(traces, load)
-    if options.form == "pftrace":
-        merged = merge_pftrace(traces, job.target, load=load, offsets_ns=offsets_ns, cpu_ops=options.cpu_ops)
-    else:
-        merged = merge_json(
-            traces,
-            job.target,
-            offsets_ns=offsets_ns,
-            cpu_ops=options.cpu_ops,
-            salvage=options.salvage,
-            with_prefix=options.form == "original",
-        )
+    merged = merge_json(
+        traces,
+        job.target,
+        offsets_ns=offsets_ns,
+        cpu_ops=options.cpu_ops,
+        salvage=options.salvage,
+        with_prefix=options.form == "original",
+    )
     return merged, torn
 
 

@@ -52,7 +52,7 @@ def account(folder: Path, pattern: str | None, **options: Any) -> None:
     asked = Reading(**options)
     target = asked.target(folder)
     writes = not asked.as_json or asked.out is not None
-    settings = asked.settings(folder, keep_in=folder if writes else None, ranks=_regex(pattern))
+    settings = asked.settings(folder, ranks=_regex(pattern))
     files: list[Path] = []
     if writes:
         from lab.rooms.sweep.ranks.page import write_account
@@ -70,38 +70,26 @@ def hang(folder: Path, as_json: bool) -> None:
     Python stacks beside them (rank1.stack.txt) are shown for ranks that never came. The exit code is 0
     whatever the verdict, 1 where dumps are missing or nothing can be told, 5 where one cannot be read.
     """
-    from lab.recordings.flight import rank_in_name, read_dumps, verdict_of
+    from lab.recordings.flight import read_dumps, verdict_of
 
-    unread: list[LabError] = []
-    sets = read_dumps(folder, unread)
-    ranks = {id(error): rank_in_name(Path(str(error.location))) for error in unread}
-    damaged = [error for error in unread if ranks[id(error)] is not None]
-    lost = {rank for rank in ranks.values() if rank is not None}
-    verdicts = {name: verdict_of(dumps, lost) for name, dumps in sets.items()}
+    unread: dict[int, LabError] = {}
+    verdict = verdict_of(read_dumps(folder, unread), unread.keys())
     if as_json:
         import msgspec
 
-        parts = [
-            {**({"case": name} if name else {}), **_verdict_json(verdict)}
-            for name, verdict in verdicts.items()
-        ]
-        click.echo(msgspec.json.encode(parts[0] if len(parts) == 1 else {"cases": parts}).decode())
+        click.echo(msgspec.json.encode(_verdict_json(verdict)).decode())
     else:
-        for name, verdict in verdicts.items():
-            click.echo(f"{name + ': ' if name else ''}{verdict.kind.replace('_', ' ')}: {verdict.text}")
-        for error in unread:
-            click.echo(f"note: {Path(str(error.location)).name} is left out: {error.problem}")
-    if damaged:
+        click.echo(f"{verdict.kind.replace('_', ' ')}: {verdict.text}")
+    if unread:
         raise BadDataError(
             "dumps that cannot be read:\n"
-            + "\n".join(f"  {Path(str(error.location)).name}: {error.problem}" for error in damaged),
+            + "\n".join(f"  {Path(str(e.location)).name}: {e.problem}" for e in unread.values()),
             location=folder,
             fix="the verdict rests on the others; dump these ranks again, or take the files away",
         )
-    unsure = [verdict for verdict in verdicts.values() if verdict.kind == "unknown" or verdict.missing]
-    if unsure:
+    if verdict.kind == "unknown" or verdict.missing:
         raise StepFailed(
-            "the dumps do not tell everything:\n" + "\n".join(f"  {verdict.text}" for verdict in unsure),
+            f"the dumps do not tell everything: {verdict.text}",
             location=folder,
             fix="dump every rank; a rank that leaves no dump is dead or was not asked",
         )

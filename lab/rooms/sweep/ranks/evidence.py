@@ -1,9 +1,9 @@
-"""`lab ranks import`: what nccl-tests, NCCL Inspector and RAS say, alone or beside a recording."""
+"""`lab ranks import`: what nccl-tests and rccl-tests measured, alone or beside a recording."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from lab.terminal.options import out, with_options
 
 # A transfer in the recording that takes so many times as long as alone is said.
 NOTABLE = 1.2
-ALONE = "alone"
 
 
 @click.command("import")
@@ -26,36 +25,38 @@ ALONE = "alone"
     type=click.Path(path_type=Path, exists=True),
     help="Compare with the transfers of this recording (a folder of ranks, a sweep, a run).",
 )
-@out("A table per kind of file. [default: none is written]")
+@out("Where nccl_tests.csv goes. [default: it is not written]")
 @with_options(JSON)
 def import_evidence(files: tuple[Path, ...], folder: Path | None, out: Path | None, as_json: bool) -> None:
-    """Read nccl-tests' JSON, NCCL Inspector's dumps or RAS' answers, told from their content.
+    """Read what nccl-tests or rccl-tests measured: how fast collectives are alone.
 
-    FILES are files or folders. nccl-tests says how fast collectives are alone, Inspector who waits without a
-    trace, RAS who has launched less. Two answers of RAS, some seconds apart, tell a hang from being behind.
-    Exit code 1: something is missing (a rank's file, a second answer, results that were wrong).
+    FILES are files or folders. Exit code 1: results were wrong, or a size was not measured.
     """
     from lab.core.words import first_few
     from lab.recordings.nccl import read_evidence
 
     evidence = read_evidence(files)
-    beside, unknown = _beside(folder, evidence) if folder else ([], [])
-    written = _write(evidence, out) if out else []
+    beside, unknown = _beside(folder, evidence.speeds) if folder else ([], [])
+    written = _write(evidence.rows, out) if out and evidence.rows else []
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.encode(_document(evidence, beside, written)).decode())
+        document = {
+            "sentences": evidence.sentences,
+            "rows": evidence.rows,
+            "lacking": evidence.missing,
+            "beside": beside,
+            "files": [str(path) for path in written],
+        }
+        click.echo(msgspec.json.encode(document).decode())
     else:
-        for kind_evidence in evidence:
-            for sentence in kind_evidence.sentences:
-                click.echo(f"- {kind_evidence.kind}: {sentence}.")
+        for sentence in evidence.sentences:
+            click.echo(f"- {sentence}.")
         for row in beside:
             click.echo(f"- {row['text']}.")
         for path in written:
             click.echo(f"wrote {path}")
-    missing = [
-        f"{kind_evidence.kind}: {text}" for kind_evidence in evidence for text in kind_evidence.missing
-    ]
+    missing = list(evidence.missing)
     if folder and not beside:
         missing.append(
             "no collective of the recording has a kind, size and number of ranks that was measured"
@@ -65,7 +66,7 @@ def import_evidence(files: tuple[Path, ...], folder: Path | None, out: Path | No
     if missing:
         raise StepFailed(
             "the evidence is incomplete:\n" + "\n".join(f"  {line}" for line in missing),
-            fix="the rest is told; add what is missing and repeat the command",
+            fix="add what is missing and repeat the command",
         )
 
 
@@ -83,7 +84,9 @@ def alone_us(speeds: Mapping[tuple[str, int, int], float], kind: str, num_bytes:
     return float(low * (high / low) ** share) if low > 0 and high > 0 else math.nan
 
 
-def _beside(folder: Path, evidence: Sequence[Any]) -> tuple[list[dict[str, Any]], list[str]]:
+def _beside(
+    folder: Path, speeds: Mapping[tuple[str, int, int], float]
+) -> tuple[list[dict[str, Any]], list[str]]:
     """One row per class of the recording that was measured alone, and the classes that were not."""
     with needs("analysis"):
         from lab.rooms.sweep.ranks.read import read_settings
@@ -93,16 +96,15 @@ def _beside(folder: Path, evidence: Sequence[Any]) -> tuple[list[dict[str, Any]]
     rows, unknown = [], []
     for setting in read_settings(folder):
         for name, cost in costs_of(setting.explained).items():
-            alone, best = _best(evidence, name.kind, name.num_bytes, name.num_ranks)
+            alone = alone_us(speeds, name.kind, name.num_bytes, name.num_ranks)
             class_text = (
                 f"{setting.name}: {name.kind} of {size_text(name.num_bytes)} over {name.num_ranks} ranks"
             )
-            if math.isnan(alone) or not cost.latency_us > 0:
+            if not alone > 0 or not cost.latency_us > 0:
                 unknown.append(class_text)
                 continue
             ratio = cost.latency_us / alone
-            allowed = "the fabric allows" if best == ALONE else "it was there"
-            judged = f": slower than {allowed}" if ratio > NOTABLE else ""
+            judged = ": slower than the fabric allows" if ratio > NOTABLE else ""
             rows.append(
                 {
                     "setting": setting.name,
@@ -113,48 +115,15 @@ def _beside(folder: Path, evidence: Sequence[Any]) -> tuple[list[dict[str, Any]]
                     "alone_us": alone,
                     "ratio": ratio,
                     "text": f"{class_text} takes {cost.latency_us:.0f} us after the last arrival, "
-                    f"{alone:.0f} us "
-                    f"{best} ({ratio:.2f} times){judged}",
+                    f"{alone:.0f} us alone ({ratio:.2f} times){judged}",
                 }
             )
     return rows, unknown
 
 
-def _best(evidence: Sequence[Any], kind: str, num_bytes: int, ranks: int) -> tuple[float, str]:
-    """The time of nccl-tests, or else the least that Inspector saw, which is none of a collective alone."""
-    for kind_evidence in evidence:  # nccl-tests come first
-        if not math.isnan(us := alone_us(kind_evidence.speeds, kind, num_bytes, ranks)) and us > 0:
-            return us, ALONE if kind_evidence.kind == "nccl-tests" else "at best under NCCL Inspector"
-    return math.nan, ""
-
-
-def _write(evidence: Sequence[Any], out: Path) -> list[Path]:
+def _write(rows: list[dict[str, Any]], out: Path) -> list[Path]:
     with needs("analysis"):
         import pandas as pd
     from lab.report.tables import write_csv
 
-    return [
-        write_csv(
-            pd.DataFrame(kind_evidence.rows),
-            out / f"{kind_evidence.kind.lower().replace(' ', '_').replace('-', '_')}.csv",
-        )
-        for kind_evidence in evidence
-        if kind_evidence.rows
-    ]
-
-
-def _document(evidence: Sequence[Any], beside: list[dict[str, Any]], written: list[Path]) -> dict[str, Any]:
-    return {
-        "evidence": [
-            {
-                "kind": kind_evidence.kind,
-                "sentences": kind_evidence.sentences,
-                "late_ranks": [{"rank": rank, "ms": ms} for rank, ms in kind_evidence.late_ranks],
-                "rows": kind_evidence.rows,
-                "lacking": kind_evidence.missing,
-            }
-            for kind_evidence in evidence
-        ],
-        "beside": beside,
-        "files": [str(path) for path in written],
-    }
+    return [write_csv(pd.DataFrame(rows), out / "nccl_tests.csv")]

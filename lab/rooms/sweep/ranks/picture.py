@@ -5,40 +5,16 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from lab.recordings.ranks.account import PARTS, Account
+from lab.recordings.ranks.account import PARTS
 from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.explained import Explained
-from lab.recordings.ranks.labels import (
-    COMPUTE,
-    COPYING,
-    LAUNCH_GAP,
-    LAUNCH_LATE,
-    TAIL,
-    TRANSFER,
-    UNEXPLAINED,
-    UNPAIRED,
-    WAIT,
-)
+from lab.recordings.ranks.labels import LABELS
 from lab.report.figures import stacked_panels, timeline
 
-ROLES = {
-    COMPUTE: ("compute", "computation"),
-    TRANSFER: ("transfer", "communication"),
-    WAIT: ("wait for a rank", "idle"),
-    UNPAIRED: ("unpaired", "warn"),
-    COPYING: ("copy", "memcpy"),
-    LAUNCH_LATE: ("launched late", "fail"),
-    LAUNCH_GAP: ("launch gap", "muted"),
-    TAIL: ("tail", "rule"),
-    UNEXPLAINED: ("unexplained", "unknown"),
-}
-PART_ROLES = dict(
-    zip(
-        PARTS,
-        ("computation", "ok", "communication", "idle", "warn", "memcpy", "fail", "muted", "rule", "unknown"),
-        strict=True,
-    )
-)
+# Colours of the labels, in their order.
+COLOURS = ("computation", "communication", "idle", "warn", "memcpy", "fail", "muted", "rule", "unknown")
+ROLES = [(label.replace("_", " "), role) for label, role in zip(LABELS, COLOURS, strict=True)]
+PART_ROLES = dict(zip(PARTS, (COLOURS[0], "ok", *COLOURS[1:]), strict=True))  # contention is the second
 PART_WORDS = {role: name.removesuffix("_ns").replace("_", " ") for name, role in PART_ROLES.items()}
 MOST_ARROWS = 24
 # Bars of one label are one where less than this many inches are between them: a fifth of a pixel.
@@ -48,32 +24,37 @@ CLOSEST_IN = 1 / 750
 def step_picture(explained: Explained, step: int, width_in: float) -> Drawing:
     """Every rank's labels over one step on the common clock, in ms since the first begin."""
     account = explained.account
-    edges = [_edges(account, index, step) for index in _with(account, step)]
-    origin = min(begin for begin, _ in edges)
-    closest_ms = CLOSEST_IN / width_in * (max(end for _, end in edges) - origin) / 1e6
+    together = account.together
+    windows = {i: w for i in range(len(account.ranks)) if (w := together.window(i, step)) is not None}
+    row_of = {index: row for row, index in enumerate(windows)}
+    edges = [together.common(index, np.array(window)) for index, window in windows.items()]
+    origin = min(int(begin) for begin, _ in edges)
+    length_ms = max(int(end) - origin for _, end in edges) / 1e6
+    closest_ms = CLOSEST_IN / width_in * length_ms
     parts: dict[tuple[str, str], list[np.ndarray]] = {}
-    arrows: list[tuple[float, float, int, int]] = []
+    arrows: list[tuple[float, float, int, int]] = []  # ms waited, end of the wait, who waits, and for whom
     last_ms = 0.0
-    for row, index in enumerate(_with(account, step)):
+    for index, row in row_of.items():
         segments = account.segments[index]
-        window = account.together.windows[index][:, 0]
-        in_step = np.flatnonzero(window[segments.window] == step)
-        begin = (account.together.common(index, segments.begin[in_step]) - origin) / 1e6
+        in_step = np.flatnonzero(together.windows[index][segments.window, 0] == step)
+        begin = (together.common(index, segments.begin[in_step]) - origin) / 1e6
         length = segments.length[in_step] / 1e6
         last_ms = max(last_ms, float((begin + length).max(initial=0)))
-        for label, role in ROLES.items():
+        for label, role in enumerate(ROLES):
             chosen = segments.label[in_step] == label
             if chosen.any():
                 bars = _merged(begin[chosen], length[chosen], closest_ms)
-                parts.setdefault(role, []).append(
-                    np.column_stack([np.full(len(bars), row), bars, np.ones(len(bars))])
-                )
-        arrows += _waits(account, index, row, in_step, begin, length, step)
+                boxes = np.column_stack([np.full(len(bars), row), bars, np.ones(len(bars))])
+                parts.setdefault(role, []).append(boxes)
+        awaited = segments.awaited[in_step]
+        for peer in np.unique(awaited[awaited != UNKNOWN]).tolist():
+            if peer in row_of:
+                bars = _merged(begin[awaited == peer], length[awaited == peer])
+                arrows += [(ms, at + ms, row, row_of[peer]) for at, ms in bars.tolist()]
     arrows.sort(reverse=True)
-    order = [role for role in ROLES.values() if role in parts]
     return timeline(
-        [f"rank {account.ranks[index]}" for index in _with(account, step)],
-        {role: np.concatenate(parts[role]) for role in order},
+        [f"rank {account.ranks[index]}" for index in windows],
+        {role: np.concatenate(parts[role]) for role in ROLES if role in parts},
         span=(0.0, max(last_ms, 1e-3)),
         bands=(),
         shades=(),
@@ -97,15 +78,6 @@ def account_picture(explained: Explained, width_in: float) -> Drawing:
     return stacked_panels(titles, labels, parts, axis="ms", words=PART_WORDS, width_in=width_in)
 
 
-def _with(account: Account, step: int) -> list[int]:
-    return [i for i in range(len(account.ranks)) if account.together.window(i, step) is not None]
-
-
-def _edges(account: Account, index: int, step: int) -> tuple[int, int]:
-    begin, end = account.together.common(index, np.array(account.together.window(index, step) or (0, 0)))
-    return int(begin), int(end)
-
-
 def _merged(begin: np.ndarray, length: np.ndarray, closest: float = 1e-9) -> np.ndarray:
     """Bars (m, 2) of start and length, where neighbours that touch, or nearly, are one."""
     end = begin + length
@@ -113,25 +85,3 @@ def _merged(begin: np.ndarray, length: np.ndarray, closest: float = 1e-9) -> np.
     run_starts = np.flatnonzero(opens)
     ends = np.append(end[run_starts[1:] - 1], end[-1])
     return np.column_stack([begin[run_starts], ends - begin[run_starts]])
-
-
-def _waits(
-    account: Account,
-    index: int,
-    row: int,
-    in_step: np.ndarray,
-    begin: np.ndarray,
-    length: np.ndarray,
-    step: int,
-) -> list[tuple[float, float, int, int]]:
-    """(ms waited, time of the end of the wait, row, row of who is waited for)."""
-    places = {one: index for index, one in enumerate(_with(account, step))}
-    awaited = account.segments[index].awaited[in_step]
-    chosen = np.flatnonzero(awaited != UNKNOWN)
-    waits: list[tuple[float, float, int, int]] = []
-    for awaited_index in np.unique(awaited[chosen]).tolist():
-        if awaited_index in places:
-            of_awaited = chosen[awaited[chosen] == awaited_index]
-            bars = _merged(begin[of_awaited], length[of_awaited])
-            waits += [(ms, at + ms, row, places[awaited_index]) for at, ms in bars.tolist()]
-    return waits

@@ -210,7 +210,7 @@ def read_work(job: Job) -> list[Read]:
     ]
     if not any(len(read.work) for read in reads):
         raise BadDataError(
-            "the trace holds no events: it is no readable rank",
+            "the trace holds no events, so it cannot be read as a rank",
             location=job.path,
             fix="record this rank again, or leave its file out",
         )
@@ -266,7 +266,7 @@ def _collect(
 
 
 def _steps_not_shared(explained: Explained) -> list[str]:
-    """Steps that only some ranks recorded: nobody can tell who was waited for in them."""
+    """Steps that only some ranks recorded: who was waited for in them cannot be told."""
     together = explained.account.together
     steps_of_rank = {work.rank: set(work.steps[:, 0].tolist()) for work in together.works}
     bare = [rank for rank, steps in sorted(steps_of_rank.items()) if not steps]
@@ -298,7 +298,7 @@ def _shifted(work: RankWork, shift_ns: int) -> RankWork:
 
 
 def _without_launches(explained: Explained) -> list[str]:
-    """Ranks whose launches were not recorded, so that nobody can tell whether their hosts are late."""
+    """Ranks whose launches were not recorded, so that it cannot be told whether their hosts are late."""
     sentences = []
     for work in explained.account.together.works:
         idle_ns = sum(row.parts["unexplained_ns"] for row in explained.account.rows if row.rank == work.rank)

@@ -44,10 +44,7 @@ class Reading:
 
         return self.out or places(folder, in_place=self.in_place).home / "ranks"
 
-    def settings(
-        self, folder: Path, *, keep_in: Path | None, ranks: re.Pattern[str] | None = None
-    ) -> list[Setting]:
-        """The settings of a recording; keep_in: the recording beside whose analysis columns are kept."""
+    def settings(self, folder: Path, *, ranks: re.Pattern[str] | None = None) -> list[Setting]:
         with needs("analysis"):
             from lab.rooms.sweep.gemm.session import num_workers, show_progress
             from lab.rooms.sweep.ranks.read import read_settings

@@ -32,7 +32,7 @@ def sentences(setting: Setting) -> list[str]:
         for sentence in (
             None if has_late_host else host_bound(explanation),
             *(f"{finding.text[:1].upper()}{finding.text[1:]}." for finding in explanation.findings),
-            None if explanation.findings else _nobody(setting),
+            None if explanation.findings else _no_rank(setting),
             _where_time_goes(setting),
             *pipeline_sentences(setting),
             _what_if(setting),
@@ -41,11 +41,9 @@ def sentences(setting: Setting) -> list[str]:
             *_clocks(setting),
             _windows(setting),
             *(f"Withheld: {text}." for text in explanation.withheld),
-            *(f"{text[:1].upper()}{text[1:]}." for text in explanation.notes),
             *(
                 f"{text[:1].upper()}{text[1:]}."
-                for text in account.together.pairs.problems
-                if "clock" not in text
+                for text in (*explanation.notes, *account.together.pairs.problems)
             ),
         )
         if sentence
@@ -79,7 +77,7 @@ def _a_step(account: Account) -> str:
     return "The recording" if is_whole(account.together.steps) else "A step"
 
 
-def _nobody(setting: Setting) -> str:
+def _no_rank(setting: Setting) -> str:
     scope = " in what was recorded" if setting.missing else ""
     ranks = plural(len(setting.account.ranks), "rank")
     return f"No rank stands out{scope}: none of {ranks} has more than the others."
@@ -215,33 +213,19 @@ def _explains(setting: Setting, rank: int, clock_ratio: float) -> str:
 
 
 def _clocks(setting: Setting) -> list[str]:
-    texts = []
-    for clock in setting.account.clocks:
-        bounds = f"between {clock.low_ns / 1e3:.0f} and {clock.high_ns / 1e3:.0f} us"
-        drift = f", and it drifts by {clock.drift_ppm:.1f} ppm" if clock.drift_ppm else ""
-        if not clock.plausible:
-            texts.append(
-                f"The clock of rank {clock.rank} contradicts the collectives ({bounds}); do not trust it."
-            )
-        elif clock.corrected:
-            texts.append(
-                f"The clock of rank {clock.rank} is {clock.offset_ns / 1e3:.1f} us ahead ({bounds}{drift}): "
-                "corrected."
-            )
-    loose = [clock.rank for clock in setting.account.clocks if np.isnan(clock.high_ns)]
-    if loose and len(setting.account.clocks) > 1:
+    """Ranks whose clocks no collective bounds, or only widely."""
+    clocks, texts = setting.account.clocks, []
+    loose = [clock.rank for clock in clocks if np.isnan(clock.high_ns)]
+    if loose and len(clocks) > 1:
         whose = f"clock{'s' if len(loose) > 1 else ''} of {ranks_in_words(loose, 'is', 'are')}"
         texts.append(f"The {whose} as recorded: no collective with the others tells how far off.")
-    wide = [
-        clock.rank
-        for clock in setting.account.clocks
-        if clock.high_ns - clock.low_ns > 1e6 and not clock.corrected
-    ]
+    wide = [clock for clock in clocks if clock.high_ns - clock.low_ns > 1e6 and not clock.corrected]
     if wide:
-        widest_ms = max(c.high_ns - c.low_ns for c in setting.account.clocks if c.rank in wide) / 1e6
-        clocks = f"clock{'s' if len(wide) > 1 else ''} of {ranks_in_words(wide, 'is', 'are')}"
+        widest_ms = max(clock.high_ns - clock.low_ns for clock in wide) / 1e6
+        ranks = ranks_in_words([clock.rank for clock in wide], "is", "are")
+        whose = f"clock{'s' if len(wide) > 1 else ''} of {ranks}"
         texts.append(
-            f"The {clocks} bounded only to within {widest_ms:.1f} ms: a smaller error would not show."
+            f"The {whose} bounded only to within {widest_ms:.1f} ms: a smaller error would not show."
         )
     return texts
 

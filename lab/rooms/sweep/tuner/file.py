@@ -20,7 +20,7 @@ from lab.rooms.sweep.knobs import ALGORITHMS, PROTOCOLS
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
 HEADER = "collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"
 LARGEST = (1 << 64) - 1
-# 4294967295 is no maximum there: sizes are 64 bits wide.
+# 4294967295 is not a maximum there: sizes are 64 bits wide.
 OPEN_ABOVE = 1 << 32
 LONGEST_LINE, MOST_BYTES = 255, 1 << 20
 _WIDTH = 110
@@ -56,9 +56,9 @@ def problem_of(row: Row) -> str | None:
     if row.collective not in COLLECTIVES:
         return f"the collective {row.collective!r} is none of {', '.join(COLLECTIVES)}"
     if row.algorithm not in ALGORITHMS or row.protocol not in PROTOCOLS:
-        return f"{row.algorithm!r} with {row.protocol!r} is no known algorithm and protocol"
+        return f"{row.algorithm!r} with {row.protocol!r} is not a known algorithm and protocol"
     if not 0 <= row.min_bytes <= row.max_bytes <= LARGEST:
-        return f"the sizes {row.min_bytes} to {row.max_bytes} are no range"
+        return f"the sizes {row.min_bytes} to {row.max_bytes} are not a range"
     if any(number < -1 or number == 0 for number in numbers):
         return "channels, nodes and ranks must be above 0, or -1"
     return None

@@ -17,7 +17,7 @@ from lab.rooms.sweep.knobs import Knobs, serves
 from lab.rooms.sweep.names import short_name, size_text
 from lab.rooms.sweep.tuner.file import Row, bounds_of
 from lab.rooms.sweep.tuner.logs import Choice
-from lab.rooms.sweep.tuner.observe import Observed, Ran, sizes_of
+from lab.rooms.sweep.tuner.observe import Observed, Ran
 from lab.stats.effects import Best, best_of
 
 
@@ -41,7 +41,7 @@ class Decision:
     settings are those compared, in the order of the judgements: with all that the collectives cost other
     kernels (cost), and without what they cost while they only waited (least_cost). looked is False where
     something
-    that a judgement needs was not recorded, so that no answer is no all-clear.
+    that a judgement needs was not recorded, so that no answer is not an all-clear.
     """
 
     name: Class
@@ -70,7 +70,7 @@ class Judged:
 
 def judge(runs: Sequence[Ran]) -> Judged:
     """The judgement over all runs of a sweep."""
-    names = sizes_of(runs)
+    names = sorted({name for ran in runs for name in ran.classes})
     bounds = {}
     for name in names:
         alike = [one.num_bytes for one in names if (one.kind, one.num_ranks) == (name.kind, name.num_ranks)]
@@ -192,22 +192,15 @@ def _not_alone(sets: Sequence[Set], cost: Best, least_best: Best) -> str | None:
         if len(several) > 1:
             lead = f"{_lead(sets, judged):.3f} ms a step"
             needed = f"{judged.needed:.3f} ms would be needed"
-            return f"{_together(several)} cannot be told apart: the lead is {lead}, and {needed}"
+            names = " and ".join(map(str, several))
+            return f"{names} cannot be told apart: the lead is {lead}, and {needed}"
     if sets[cost.lowest] != sets[least_best.lowest]:
         return (
             f"{sets[cost.lowest]} is best with all that waiting collectives cost GEMMs, "
             f"{sets[least_best.lowest]} "
-            "without: the recording does not tell which holds once nobody is late"
+            "without: the recording does not tell which holds once no rank is late"
         )
     return None
-
-
-def _together(several: Sequence[Set]) -> str:
-    """`28 and 42 channels`, or whole settings where they differ in more than channels."""
-    only_channels = len({one[1:] for one in several}) == 1 and all(one.channels for one in several)
-    words = [str(one.channels) if only_channels and not any(one[1:]) else str(one) for one in several]
-    text = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-    return f"{text} channels" if only_channels and not any(several[0][1:]) else text
 
 
 def _lead(sets: Sequence[Set], judged: Best) -> float:
@@ -270,7 +263,7 @@ def _why(sets: Sequence[Set], cost: Best) -> str:
 
 
 def _threads(runs: Sequence[Ran]) -> tuple[int | None, str]:
-    """The best threads per block by the step with nobody late; a tuner's file cannot set them."""
+    """The best threads per block by the step with no rank late; a tuner's file cannot set them."""
     ready_of_run = {(ran.knobs, ran.repeat): ran.ready_ms for ran in runs}
     settings = sorted({key for key, _ in ready_of_run})
     if len({knobs.threads for knobs in settings}) < 2:
@@ -288,10 +281,10 @@ def _threads(runs: Sequence[Ran]) -> tuple[int | None, str]:
     best = short_name(*settings[judged.lowest])
     if len(several) > 1:
         return None, (
-            f"{' and '.join(map(str, several))} threads cannot be told apart by the step with nobody late "
+            f"{' and '.join(map(str, several))} threads cannot be told apart by the step with no rank late "
             f"(lead {_percent(judged.lead)}, {_percent(judged.needed)} needed)"
         )
-    return several[0], f"{best} has the fastest step with nobody late, by {_percent(judged.lead)}"
+    return several[0], f"{best} has the fastest step with no rank late, by {_percent(judged.lead)}"
 
 
 def _percent(log_ratio: float) -> str:

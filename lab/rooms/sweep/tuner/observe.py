@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lab.recordings.ranks.costs import Class, Cost, costs_of
@@ -24,7 +24,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run of a sweep. ready_ms: its step with nobody late, None where it could not be replayed."""
+    """One run of a sweep. ready_ms: its step with no rank late, None where it could not be replayed."""
 
     knobs: Knobs
     repeat: int
@@ -59,8 +59,3 @@ def observe(settings: Iterable[Setting]) -> list[Ran]:
             )
         )
     return observed
-
-
-def sizes_of(runs: Sequence[Ran]) -> list[Class]:
-    """Every class that some run has, in order."""
-    return sorted({name for ran in runs for name in ran.classes})

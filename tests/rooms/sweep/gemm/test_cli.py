@@ -154,11 +154,11 @@ def test_report_and_variance_write_all_known_files_and_the_same_as_all(sweep: Pa
 
 def test_json_lists_files_and_findings(sweep: Path, tmp_path: Path) -> None:
     result = json.loads(
-        gemm("merge", sweep, "-o", tmp_path / "o", "-w", "1", "-q", "--json", "--format", "pftrace")
+        gemm("merge", sweep, "-o", tmp_path / "o", "-w", "1", "-q", "--json", "--format", "original")
     )
     assert sorted(result) == ["files", "findings", "lacking", "problems"]
     assert [Path(name).name for name in result["files"]] == [
-        f"{t}thread_28ch_merged.pftrace.gz" for t in (256, 512)
+        f"{t}thread_28ch_merged.json" for t in (256, 512)
     ]
 
 

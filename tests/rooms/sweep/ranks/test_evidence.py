@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from lab.errors import StepFailed
 from lab.rooms.sweep.ranks.cli import ranks
 from lab.rooms.sweep.ranks.evidence import alone_us
-from tests.recordings.nccl.made import operation, ras, speed, write
+from tests.recordings.nccl.made import speed, write
 from tests.rooms.sweep.tuner.made import NELEMS, write_run
 
 SIZE = 4 * NELEMS
@@ -52,20 +52,10 @@ def test_nothing_is_told_outside_the_measured_sizes():
     )
 
 
-def test_tables_are_written_and_one_answer_of_ras_is_not_enough(tmp_path):
-    file = write(tmp_path / "x", ras({0: 3, 1: 2}))
-    done = call(file, "--out", tmp_path / "out", ok=False)
-    assert isinstance(done.exception, StepFailed) and "ask RAS again" in str(done.exception)
-    rows = list(csv.DictReader((tmp_path / "out/ras.csv").open()))
-    assert [(row["rank"], row["AllReduce"]) for row in rows] == [("0", "3"), ("1", "2")]
-
-
-def test_what_inspector_saw_in_a_run_is_not_called_alone_and_nccl_tests_come_first(tmp_path):
-    write_run(tmp_path / "job", 180.0)
-    seen = [operation(rank, n, 60.0, ranks=2, size=SIZE) for rank in range(2) for n in range(3)]
-    lines = write(tmp_path / "inspector", *seen)
-    (row,) = json.loads(call(lines, "--with", tmp_path / "job", "--json").stdout)["beside"]
-    assert row["alone_us"] == 60.0 and "at best under NCCL Inspector" in row["text"]
-    file = write(tmp_path / "x.json", speed({SIZE: 90.0}, ranks=2))
-    (row,) = json.loads(call(lines, file, "--with", tmp_path / "job", "--json").stdout)["beside"]
-    assert row["alone_us"] == 90.0 and "90 us alone" in row["text"]
+def test_a_table_is_written_and_wrong_results_end_with_1(tmp_path):
+    document = speed({1024: 3.0})
+    document["results"][0]["out_of_place"]["nwrong"] = 1
+    done = call(write(tmp_path / "x", document), "--out", tmp_path / "out", ok=False)
+    assert isinstance(done.exception, StepFailed) and "1 result wrong" in str(done.exception)
+    rows = list(csv.DictReader((tmp_path / "out/nccl_tests.csv").open()))
+    assert [(row["place"], row["wrong"]) for row in rows] == [("out_of_place", "1"), ("in_place", "0")]

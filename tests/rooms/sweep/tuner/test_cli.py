@@ -8,7 +8,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from lab.errors import StepFailed, UsageError
+from lab.errors import StepFailed
 from lab.rooms.sweep.ranks.cli import ranks
 from lab.rooms.sweep.tuner.file import read_rows
 from tests.rooms.sweep.tuner.made import NELEMS, applied, tuning, write_run, write_sweep
@@ -72,17 +72,9 @@ def test_a_run_under_the_file_proves_it(tmp_path):
     assert json.loads(done.stdout)["proofs"][0]["verdict"] == "did not take effect"
 
 
-def test_verifying_needs_a_plugin_and_a_sweep_of_lab(tmp_path):
-    sweep = write_sweep(tmp_path / "s", {28: 120.0, 42: 180.0}, log=tuning(SIZE))
-    with pytest.raises(UsageError, match="plugin"):
-        call(sweep, "--for", "nccl", "--out", tmp_path / "out", "--verify")
-    with pytest.raises(UsageError, match="another's"):
-        call(sweep, "--for", "rccl", "--out", tmp_path / "out", "--verify")
-
-
 def test_nothing_set_is_nothing_proven(tmp_path):
     sweep = write_sweep(tmp_path / "s", {28: 150.0, 42: 150.0}, scatter_us=8.0, log=tuning(SIZE))
-    done = call(sweep, "--for", "rccl", "--out", tmp_path / "out", "--verify", ok=False)
+    done = call(sweep, "--for", "rccl", "--out", tmp_path / "out", "--run", sweep, ok=False)
     assert isinstance(done.exception, StepFailed) and "nothing to prove" in str(done.exception)
 
 
@@ -99,14 +91,11 @@ def test_the_planted_best_algorithm_and_protocol_are_written_with_the_channels_k
             protocol = "LL128" if block == 640 else "SIMPLE"
             log = tuning(SIZE, algorithm, protocol)
             write_run(folder, transfer_us + 20 * repeat + len(how) % 3, block=block, log=log)
-    done = call(tmp_path / "s", "--for", "nccl", "--out", tmp_path / "out", "--json")
+    call(tmp_path / "s", "--for", "nccl", "--out", tmp_path / "out")
     (row,) = read_rows(tmp_path / "out/nccl_tuner.conf")
     assert row.text() == f"allreduce,{SIZE // 2},{2 * SIZE},ring,ll128,-1,-1,2"
-    settings = json.loads(done.stdout)["classes"][0]["settings"]
-    assert [(one["algorithm"], one["protocol"]) for one in settings] == [
-        ("", ""),
-        ("ring", "ll128"),
-        ("ring", "simple"),
-    ]
+    evidence = list(csv.DictReader((tmp_path / "out/tuner.csv").open()))
+    requested = [(row["requested_algorithm"], row["requested_protocol"]) for row in evidence]
+    assert requested == [("", ""), ("ring", "ll128"), ("ring", "simple")]
     text = (tmp_path / "out/nccl_tuner.conf").read_text()
     assert "NCCL_ALGO" in text and "did not vary" not in text

@@ -19,7 +19,6 @@ RING = Choice("ring", "simple")
 def _ran(threads: int, channels: int, repeat: int, cost_ms: float, **changes) -> Ran:
     known = {
         "latency_us": 100.0,
-        "num_calls": 6,
         "blocks": True,
         "grid": channels,
         "block": 288,
@@ -54,20 +53,12 @@ def test_what_is_best_alone_becomes_a_row():
 
 def test_what_cannot_be_told_apart_is_left_at_default_and_named():
     (one,) = judge(_runs({28: [2.0, 2.3, 1.9], 42: [2.1, 2.0, 2.2]})).decisions
-    assert one.row is None and one.looked and "28 and 42 channels cannot be told apart" in one.reason
+    assert one.row is None and one.looked and "28 channels and 42 channels cannot be told apart" in one.reason
 
 
 def test_one_run_each_proves_nothing():
     (one,) = judge(_runs({28: [2.0], 42: [9.0]})).decisions
     assert one.row is None and "proves nothing (256t 28ch leads by 7.000 ms" in one.reason
-
-
-def test_blocks_that_lack_a_setting_do_not_count():
-    runs = _runs(CLEAR)
-    (one,) = judge(
-        [ran for ran in runs if (ran.knobs.channel, ran.repeat) not in {(28, 1), (42, 2)}]
-    ).decisions
-    assert one.row is None and one.blocks == 1
 
 
 @pytest.mark.parametrize(
@@ -126,7 +117,7 @@ def test_both_ends_of_contention_must_agree():
         for one in [ran.classes[NAME]]
     ]
     (one,) = judge(runs).decisions
-    assert one.row is None and "does not tell which holds once nobody is late" in one.reason
+    assert one.row is None and "does not tell which holds once no rank is late" in one.reason
 
 
 def test_the_librarys_own_choice_may_be_best():
@@ -193,13 +184,3 @@ def test_what_an_algorithm_does_not_reach_is_one_setting_for_that_collective():
 def test_a_request_that_was_not_followed_sets_nothing():
     (one,) = judge(_how_runs(Class("all_reduce", 1 << 24, 8), used=("ring", "simple"))).decisions
     assert one.row is None and one.looked and "ll128 was requested and simple used" in one.reason
-
-
-def test_settings_that_cannot_be_told_apart_are_named_whole():
-    runs = [
-        _ran(0, 28, repeat, 2.0 + ((repeat + len(word)) % 3) / 5, how=("", word), choice=Choice("ring", word))
-        for word in ("ll", "simple")
-        for repeat in (1, 2, 3)
-    ]
-    (one,) = judge(runs).decisions
-    assert one.row is None and "28 channels, ll and 28 channels, simple cannot be told apart" in one.reason

@@ -52,18 +52,6 @@ def test_a_range_that_the_run_never_used_is_not_proven():
     assert proof.verdict == UNPROVEN and "in its range" in proof.text
 
 
-def test_a_log_that_gives_each_ranks_part_of_a_gather_proves_it_too():
-    gather = Class("all_gather", 262148096, 2)
-    row = Row("allgather", 1 << 20, 1 << 40, "ring", "simple", 8, -1, 2)
-    whole = Counter([Choice("ring", "simple", 8)])
-    said = Said(
-        choices={("allgather", 131074048): whole, ("allreduce", 4): Counter([Choice("ring", "ll", 1)])},
-        applied={("allgather", 262148096): whole},
-    )
-    (proof,) = prove([row], {gather: Counter({8: 28})}, said)
-    assert proof.verdict == TOOK_EFFECT and "28 kernels on 8 blocks" in proof.text
-
-
 def test_a_part_as_large_as_another_call_is_not_taken_for_that_call():
     small, large = Class("reduce_scatter", 1 << 20, 2), Class("reduce_scatter", 1 << 21, 2)
     row = Row("reducescatter", 0, 1 << 40, "ring", "simple", 8, -1, 2)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.recordings.kineto.indices import loss_lines
-from lab.recordings.merge.chrome.rank import Counters, RankEvents
-from lab.recordings.merge.chrome.recordings import CUT, ENCODER, Recording, absent, recordings
-from lab.recordings.merge.output import Merged, packed
+from lab.recordings.merge.output import ENCODER, Merged, packed
+from lab.recordings.merge.rank import Counters, RankEvents
+from lab.recordings.merge.recordings import CUT, Recording, absent, recordings
 
 
 def merge_json(

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from lab.recordings.merge.output import Ranks
+from lab.errors import LabError
+from lab.recordings.merge.output import ENCODER
 from lab.recordings.pieces import EventPieces, Piece, elements, once
 
 Event = dict[str, Raw]
@@ -26,7 +27,6 @@ class _Skipped(msgspec.Struct):
 
 
 _SKIP = msgspec.json.Decoder(list[_Skipped])
-ENCODER = msgspec.json.Encoder(decimal_format="number")
 NOTHING = Raw(b'""')
 
 
@@ -103,17 +103,29 @@ class Recording:
 def recordings(
     traces: Sequence[tuple[int | None, Path]], *, salvage: bool
 ) -> tuple[list[Recording], list[str]]:
-    """The readable traces by rank, a sentence for each other one."""
-    ranks = Ranks(
-        traces,
-        lambda path: read_frame(path, salvage=salvage),
-        lambda frame: natural_number(distributed_info(frame).get("rank")),
-    )
-    readable = [
-        Recording(path, rank, natural_number(frame.get("baseTimeNanoseconds")) or 0, frame)
-        for rank, path, frame in ranks
-    ]
-    return sorted(readable, key=lambda recording: recording.rank), ranks.problems
+    """The readable traces by rank, each rank once; a sentence for each of the rest.
+
+    The rank that the trace says takes precedence over that of its path.
+    """
+    readable: dict[int, Recording] = {}
+    problems: list[str] = []
+    for rank_in_path, path in traces:
+        try:
+            frame = read_frame(path, salvage=salvage)
+        except LabError as error:
+            problems.append(f"left out: {error.problem} ({error.location})")
+            continue
+        recorded = natural_number(distributed_info(frame).get("rank"))
+        rank = rank_in_path if recorded is None else recorded
+        if rank is None:
+            rank = max(readable, default=-1) + 1
+            problems.append(f"rank unknown, shown as rank {rank} ({path})")
+        if rank in readable:
+            problems.append(f"left out: another trace is of rank {rank}, too ({path})")
+            continue
+        base_ns = natural_number(frame.get("baseTimeNanoseconds")) or 0
+        readable[rank] = Recording(path, rank, base_ns, frame)
+    return [readable[rank] for rank in sorted(readable)], problems
 
 
 def absent(present: Sequence[Recording]) -> tuple[int, ...]:

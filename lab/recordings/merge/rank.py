@@ -13,8 +13,8 @@ from typing import IO, Any
 import msgspec
 from msgspec import Raw
 
-from lab.recordings.merge.chrome.recordings import ENCODER, NOTHING, Event, Recording, events_of, header_of
-from lab.recordings.merge.output import CPU_PIDS, FIRST_TEXT_TID, RANK_PIDS
+from lab.recordings.merge.output import CPU_PIDS, ENCODER, FIRST_TEXT_TID, RANK_PIDS, lanes
+from lab.recordings.merge.recordings import NOTHING, Event, Recording, events_of, header_of
 
 Row = tuple[bytes, bytes]  # pid and tid as they are written in the file
 
@@ -129,25 +129,16 @@ class RankEvents:
     def _assign_lanes(self, durations: Sequence[tuple[Row, Decimal, Decimal]]) -> None:
         """A track of its own for what begins within an event and ends after it: viewers cut or drop it."""
         self._lanes = [0] * len(durations)
-        open_ends: dict[
-            Row, list[list[Decimal]]
-        ] = {}  # by lane, of the events that are open, outermost first
-        order = sorted(range(len(durations)), key=lambda index: (durations[index][1], -durations[index][2]))
-        for index in order:
-            row, start_us, end_us = durations[index]
-            lanes = open_ends.setdefault(row, [])
-            for ends in lanes:
-                while ends and ends[-1] <= start_us:
-                    ends.pop()
-            free = [lane for lane, ends in enumerate(lanes) if not ends or end_us <= ends[-1]]
-            lane = free[0] if free else len(lanes)
-            if not free:
-                lanes.append([])
-            lanes[lane].append(end_us)
-            self._lanes[index] = lane
-            if lane and (row[0], row[1], lane) not in self._lane_tids:
-                number = FIRST_TEXT_TID + len(self._tids) + len(self._lane_tids)
-                self._lane_tids[row[0], row[1], lane] = _raw_number(number)
+        by_row: dict[Row, list[int]] = {}
+        for index in sorted(range(len(durations)), key=lambda i: (durations[i][1], -durations[i][2])):
+            by_row.setdefault(durations[index][0], []).append(index)
+        for (pid, tid), indices in by_row.items():
+            _, starts, ends = zip(*(durations[index] for index in indices), strict=True)
+            for index, lane in zip(indices, lanes(starts, ends), strict=True):
+                self._lanes[index] = lane
+                if lane and (pid, tid, lane) not in self._lane_tids:
+                    number = FIRST_TEXT_TID + len(self._tids) + len(self._lane_tids)
+                    self._lane_tids[pid, tid, lane] = _raw_number(number)
 
     def _place_unsure_rows(self) -> None:
         """Flows, and categories that occur on both sides, go where the other events of their row are."""

@@ -1,1 +1,0 @@
-"""Merge into one JSON file in the Trace Event Format."""
