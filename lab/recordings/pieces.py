@@ -6,6 +6,7 @@ the file (before and after that array) is `EventPieces.frame`, itself a small JS
 
 from __future__ import annotations
 
+import gzip
 import re
 import zlib
 from collections.abc import Iterator
@@ -277,6 +278,28 @@ def inside_string(text: bytes) -> bool:
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     return text.count(b'"') % 2 == 1
+
+
+def read_whole(path: Path, most_bytes: int, fix: str = "") -> bytes:
+    """The content of a file, inflated if gzipped.
+
+    Raises MissingError where it cannot be read; BadDataError for damaged gzip, and for more than most_bytes.
+    """
+    content = bytearray()
+    try:
+        with path.open("rb") as plain:
+            file = gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(b"\x1f\x8b") else plain
+            while len(content) <= most_bytes and (chunk := file.read(1 << 20)):
+                content += chunk
+    except FileNotFoundError as error:
+        raise not_here("no such file", path) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
+    except OSError as error:
+        raise MissingError(f"cannot be read: {error.strerror or error}", location=path) from error
+    if len(content) > most_bytes:
+        raise BadDataError(f"larger than {most_bytes / (1 << 30):.3g} GiB", location=path, fix=fix)
+    return bytes(content)
 
 
 def is_json(path: Path) -> bool:
