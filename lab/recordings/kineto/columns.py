@@ -135,13 +135,11 @@ class Columns:
         rows: dict[str, list[Any]] = defaultdict(list)
         for event in self._decoder.decode(piece):
             rows[self._table_of[event.cat]].append(event)
-        self._add_gpu(*self._timed("kernels", rows["kernels"]))
-        self._add_ops(*self._timed("ops", rows["ops"]))
-        self._add_runtime(*self._timed("runtime", rows["runtime"]))
-        self._add_ranges(*self._timed("ranges", rows["ranges"]))
-        self._append(
-            "modules", self._timed("modules", [e for e in rows["functions"] if e.name.startswith(MODULE)])[1]
-        )
+        modules = [event for event in rows["functions"] if event.name.startswith(MODULE)]
+        slices = {table: rows[table] for table in ("kernels", "ops", "runtime", "ranges")} | {
+            "modules": modules
+        }
+        self._add_slices({table: self._timed(table, events) for table, events in slices.items()})
         self._add_names([event for event in rows["names"] if event.ph == "M"])
         self._num_unread.update(event.cat for event in rows[""] if event.ph == "X")
         self._add_flows([event for event in rows["flows"] if event.ph in ("s", "f")])
@@ -224,12 +222,9 @@ class Columns:
         if not self._scanned or not self._scanned.num_bytes:
             return
         scanned = self._scanned.take()
-        timed = {table: self._scanned_slices(table, *slices) for table, slices in scanned.timed.items()}
-        self._add_gpu(*timed["kernels"])
-        self._add_ops(*timed["ops"])
-        self._add_runtime(*timed["runtime"])
-        self._add_ranges(*timed["ranges"])
-        self._append("modules", timed["modules"][1])
+        self._add_slices(
+            {table: self._scanned_slices(table, *slices) for table, slices in scanned.timed.items()}
+        )
         self._add_names(scanned.names)
         self._num_unread.update(scanned.foreign.categories())
         self._add_arrows(scanned.arrows)
@@ -242,13 +237,19 @@ class Columns:
         self._num_slices[table] += len(fields)
         return fields, _slices(fields, ts_ns, dur_ns) if len(fields) else {}
 
-    def _append(self, table: str, columns: dict[str, np.ndarray]) -> None:
-        if columns:
-            self._tables[table].append(columns)
+    def _add_slices(self, timed: Mapping[str, tuple[AnyFields, dict[str, np.ndarray]]]) -> None:
+        add = {
+            "kernels": self._add_gpu,
+            "ops": self._add_ops,
+            "runtime": self._add_runtime,
+            "ranges": self._add_ranges,
+            "modules": lambda _, columns: self._tables["modules"].append(columns),
+        }
+        for table, (fields, columns) in timed.items():
+            if columns:
+                add[table](fields, columns)
 
     def _add_gpu(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
-        if not columns:
-            return
         columns["kind"] = fields.by_category(self._kind_of.__getitem__, np.int8)
         device, stream = fields.ints("device"), fields.ints("stream")
         columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
@@ -323,8 +324,6 @@ class Columns:
         self._tables[table].append(columns)
 
     def _add_ops(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
-        if not columns:
-            return
         for name, field in (("external_id", "external_id"), ("rf_id", "rf_id"), ("seq", "sequence")):
             columns[name] = fields.ints(field)
         for name in ("dims", "types", "strides", "concrete"):
@@ -333,16 +332,12 @@ class Columns:
         self._add_collectives("comm_ops", "op", "ops", fields)
 
     def _add_runtime(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
-        if not columns:
-            return
         columns["corr"], columns["external_id"] = fields.ints("correlation"), fields.ints("external_id")
         columns["kernel_id"] = fields.texts("kernel")
         self._tables["runtime"].append(columns)
         self._geometry.update(fields.geometry())
 
     def _add_ranges(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
-        if not columns:
-            return
         columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
         for name in ("dims", "types"):
             columns[f"{name}_id"] = fields.raws(name)
