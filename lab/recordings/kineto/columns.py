@@ -70,6 +70,7 @@ TABLE_OF = {
 
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "dynamic_smem_bytes")
 AnyFields = Fields | Scanned
+TIMED = ("kernels", "ops", "runtime", "ranges", "modules")
 _ABSOLUTE_NS = 2**43 * 1000  # times beyond it count from 1970, not from a base
 
 
@@ -136,10 +137,8 @@ class Columns:
         for event in self._decoder.decode(piece):
             rows[self._table_of[event.cat]].append(event)
         modules = [event for event in rows["functions"] if event.name.startswith(MODULE)]
-        slices = {table: rows[table] for table in ("kernels", "ops", "runtime", "ranges")} | {
-            "modules": modules
-        }
-        self._add_slices({table: self._timed(table, events) for table, events in slices.items()})
+        events_of = {table: rows.get(table, []) for table in TIMED} | {"modules": modules}
+        self._add_slices({table: self._timed(table, events) for table, events in events_of.items()})
         self._add_names([event for event in rows["names"] if event.ph == "M"])
         self._num_unread.update(event.cat for event in rows[""] if event.ph == "X")
         self._add_flows([event for event in rows["flows"] if event.ph in ("s", "f")])
@@ -221,21 +220,21 @@ class Columns:
     def _take_scanned(self) -> None:
         if not self._scanned or not self._scanned.num_bytes:
             return
-        scanned = self._scanned.take()
-        self._add_slices(
-            {table: self._scanned_slices(table, *slices) for table, slices in scanned.timed.items()}
+        tables, names, waits = self._scanned.take()
+        slices = {}
+        for table in TIMED:
+            fields = tables[table]
+            self._num_slices[table] += len(fields)
+            columns = _slices(fields, fields.ints("ts_ns"), fields.ints("dur_ns")) if len(fields) else {}
+            slices[table] = fields, columns
+        self._add_slices(slices)
+        self._add_names(names)
+        self._num_unread.update(tables["foreign"].categories())
+        self._add_arrows(tables["arrows"])
+        self._add_waits(waits)
+        self._indices.add_numbers(
+            *(tables[name].ints("ev_idx") for name in ("operator_indices", "other_indices"))
         )
-        self._add_names(scanned.names)
-        self._num_unread.update(scanned.foreign.categories())
-        self._add_arrows(scanned.arrows)
-        self._add_waits(scanned.waits)
-        self._indices.add_numbers(*scanned.indices)
-
-    def _scanned_slices(
-        self, table: str, fields: Scanned, ts_ns: np.ndarray, dur_ns: np.ndarray
-    ) -> tuple[Scanned, dict[str, np.ndarray]]:
-        self._num_slices[table] += len(fields)
-        return fields, _slices(fields, ts_ns, dur_ns) if len(fields) else {}
 
     def _add_slices(self, timed: Mapping[str, tuple[AnyFields, dict[str, np.ndarray]]]) -> None:
         add = {

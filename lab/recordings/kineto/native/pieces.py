@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -106,26 +105,7 @@ _PARTS = {  # of a table: its collectives, launches and copies
     "kernels": {"comms": "kernel_comms", "copies": "copies"},
     "ops": {"comms": "op_comms"},
     "runtime": {"launches": "launches"},
-    "ranges": {},
-    "modules": {},
 }
-
-
-@dataclass(frozen=True)
-class ScannedEvents:
-    """timed: the slices of each table with ts_ns and dur_ns, each (n,).
-
-    indices: the recorder's own numbers of operators and ranges, and of other events. arrows: their ends.
-    names, waits: the events that name processes and threads, and the waits for events, decoded. foreign:
-    slices of categories that nothing reads.
-    """
-
-    timed: Mapping[str, tuple[Scanned, np.ndarray, np.ndarray]]
-    indices: tuple[np.ndarray, np.ndarray]
-    arrows: Scanned
-    names: tuple[Any, ...]
-    waits: tuple[Any, ...]
-    foreign: Scanned
 
 
 class ScannedPieces:
@@ -162,26 +142,14 @@ class ScannedPieces:
         self.num_bytes += len(text)
         return True
 
-    def take(self) -> ScannedEvents:
-        """The events scanned since the last call, until the next piece is scanned."""
-        rows = self._scanner.take()
-        names, waits = tuple(self._names), tuple(self._waits)
+    def take(self) -> tuple[dict[str, Scanned], list[Any], list[Any]]:
+        """The tables of what was scanned since the last call, valid until the next piece is scanned; and
+        the events that name processes and threads, and the waits for events, decoded."""
+        rows, names, waits = self._scanner.take(), self._names, self._waits
         self.num_bytes, self._names, self._waits = 0, [], []
-        timed = {
-            table: self._slices(rows[table], **{part: rows[name] for part, name in parts.items()})
-            for table, parts in _PARTS.items()
-        }
-        return ScannedEvents(
-            timed,
-            (rows["operator_indices"].ev_idx, rows["other_indices"].ev_idx),
-            Scanned(rows["arrows"], self.texts),
-            names,
-            waits,
-            Scanned(rows["foreign"], self.texts),
-        )
-
-    def _slices(self, rows: Rows, **parts: Rows) -> tuple[Scanned, np.ndarray, np.ndarray]:
-        return Scanned(rows, self.texts, **parts), rows.ts_ns, rows.dur_ns
+        parts = {table: {part: rows[name] for part, name in of.items()} for table, of in _PARTS.items()}
+        tables = {table: Scanned(rows[table], self.texts, **parts.get(table, {})) for table in rows}
+        return tables, names, waits
 
 
 def _texts_of(rows: Rows, text: bytes) -> Iterator[bytes]:
