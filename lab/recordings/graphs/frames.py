@@ -17,7 +17,7 @@ import numpy as np
 from lab.recordings.capture import MODULE, Capture
 from lab.recordings.kineto.decode import Event, EventDecoder, clean_text, decode_frame, integer_of
 from lab.recordings.kineto.values import durations_ns, times_ns
-from lab.recordings.owners import innermost, thread_nesting
+from lab.recordings.owners import innermost, parents
 from lab.recordings.pieces import EventPieces
 from lab.recordings.tables import Table
 
@@ -38,13 +38,7 @@ class Nested:
 
     @cached_property
     def _parent(self) -> np.ndarray:
-        """Row around each row (n,), or -1."""
-        table = self.table
-        parent = np.full(len(table), -1, dtype=np.int64)
-        for thread in sorted(set(zip(table.pid.tolist(), table.tid.tolist(), strict=True))):
-            rows, above = thread_nesting(table, *thread)
-            parent[rows] = np.where(above >= 0, rows[above], -1)
-        return parent
+        return parents(self.table)
 
     def around(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> list[tuple[int, ...]]:
         """Rows around each time (n,), outermost first."""
