@@ -154,7 +154,7 @@ class Database:
         names = [*needed, *optional]
         if columns is None:
             return {name: np.empty(0, dtype=np.int64) for name in names}
-        if absent := sorted(set(needed.values()) - columns):
+        if absent := sorted(set(needed.values()) - columns - {"rowid"}):
             raise BadDataError(
                 f"{table} has no column {', '.join(absent)}: a version that lab does not support",
                 location=self.path,
