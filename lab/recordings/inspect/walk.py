@@ -89,7 +89,7 @@ OTHERS = (
 
 
 def other_of(path: Path) -> Other | None:
-    """What a file is that holds no recording; None if lab does not know it. Looks at PEEK_BYTES at most."""
+    """What a file without a recording is; None if lab does not know it. Looks at PEEK_BYTES at most."""
     try:
         start, _ = start_of(path, PEEK_BYTES)
     except MissingError:

@@ -120,7 +120,7 @@ def _calls_of(of: Evidence, replay: np.ndarray, replays: list[int]) -> np.ndarra
 
 
 def _summed_up(of: Evidence) -> list[Lack]:
-    """Replays recorded as one row each: nobody knows what ran in them."""
+    """Replays recorded as one row each: what ran in them is unknown."""
     rows = np.flatnonzero(of.ops.kind == GRAPH)
     if not len(rows):
         return []
@@ -133,7 +133,7 @@ def _unknown(of: Evidence, process: int, rows: np.ndarray, reason: str) -> Lack:
     total_ns = int(process_ns.sum())
     share = int(time_ns[rows].sum()) / total_ns if total_ns else None
     part = f" ({share:.1%} of GPU time)" if share is not None else ""
-    text = f"{reason}{part}: nobody knows whether all of it is here"
+    text = f"{reason}{part}: whether all of it is here is unknown"
     return Lack("gpu", "all", "R", process, len(rows), len(process_ns), share, text, unknown=True)
 
 

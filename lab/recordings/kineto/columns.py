@@ -383,7 +383,7 @@ class Columns:
         return fields, _slices(fields, ts_ns, dur_ns) if events else {}
 
     def _times_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        # JSON holds no NUL; joining and splitting is five times faster than bytes() of each.
+        # JSON has no NUL; joining and splitting is five times faster than bytes() of each.
         return times_ns(b"\0".join(map(_TS, events)).split(b"\0"))
 
 

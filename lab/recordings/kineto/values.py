@@ -85,7 +85,7 @@ class ColumnEncoder:
         return np.fromiter(map(self.strings.__getitem__, map(text_of, rows)), np.int32, len(rows))
 
     def raws(self, args: Sequence[Args], name: str) -> np.ndarray:
-        # JSON holds no NUL. Joining and splitting is five times faster than bytes() of each.
+        # JSON has no NUL. Joining and splitting is five times faster than bytes() of each.
         texts = b"\0".join(map(attrgetter(name), args)).split(b"\0")
         return np.fromiter(map(self._raw_ids.__getitem__, texts), np.int32, len(args))
 
