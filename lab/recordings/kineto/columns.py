@@ -242,11 +242,14 @@ class Columns:
             "ops": self._add_ops,
             "runtime": self._add_runtime,
             "ranges": self._add_ranges,
-            "modules": lambda _, columns: self._tables["modules"].append(columns),
+            "modules": self._add_modules,
         }
         for table, (fields, columns) in timed.items():
             if columns:
                 add[table](fields, columns)
+
+    def _add_modules(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
+        self._tables["modules"].append(columns)
 
     def _add_gpu(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
         columns["kind"] = fields.by_category(self._kind_of.__getitem__, np.int8)
