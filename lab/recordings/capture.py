@@ -266,7 +266,7 @@ class DeviceEvents:
     samples: (GPU, metric) -> times (n,) in ns and percent of the peak (n,), by time; metrics are sm_active,
     tensor_active, dram_read and dram_write.
     gpus: (pid, CUDA device) -> GPU; {} where the recording does not say which GPU a device is.
-    faults: `cpu`, `gpu` -> columns pid, start_ns and pages, each (m,); a side without a table is absent.
+    faults: `cpu`, `gpu` -> columns pid, start_ns and pages, each (m,); those without a table are absent.
     """
 
     samples: Mapping[tuple[int, str], tuple[np.ndarray, np.ndarray]]

@@ -70,7 +70,7 @@ class GpuState:
     def summary(self, place: int, begin_ns: int, end_ns: int) -> dict[str, Any]:
         """One GPU while it worked between two times, give or take near_ns: medians, extremes, reasons.
 
-        Samples in which the GPU idled do not count, unless there are no others.
+        Samples in which the GPU idled count only if all are such.
         """
         inside = (self.place == place) & (self.unix_ns >= begin_ns - self.near_ns)
         inside &= self.unix_ns <= end_ns + self.near_ns

@@ -27,13 +27,13 @@ SHORTFALLS = ("B",)  # and the ones that make times too short
 
 
 class Lack(msgspec.Struct, frozen=True, omit_defaults=False):
-    """Something that is missing from a recording, or of which nobody can say whether it is.
+    """Something that is missing from a recording, or may be.
 
     n of `of` are missing; share is of the axis' unit (launches for `gpu`, GPU time for `host`, events for
     `ops`), None where it cannot be known. `unknown` marks a finding that proves nothing: what it covers was
     not recorded, so it may be there or not. `untraced` marks a domain that the recorder was not asked for: it
-    is told, and leaves the verdict on what was recorded alone. process is an index of `Capture.processes`, -1
-    for all of them.
+    is printed, and leaves the verdict on what was recorded alone. process is an index of `Capture.processes`,
+    -1 for all of them.
     """
 
     axis: Axis

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,13 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from lab.core.words import plural
-from lab.errors import BadDataError, MissingError, not_here
+from lab.errors import BadDataError, MissingError
 from lab.recordings import nsys, rocpd, rocprofv3, rpd, sqlite, xplane
 from lab.recordings.capture import Capture
 from lab.recordings.integrity import integrity_of
 from lab.recordings.integrity.physics import limit_lacks
 from lab.recordings.kineto import read_kineto
 from lab.recordings.nsys.parquet import load_folder
+from lab.recordings.pieces import start_of
 from lab.recordings.processes import combined, without_untimed
 from lab.recordings.rocprofv3.csv_reader import is_kernel_trace, load_csv
 
@@ -33,7 +32,6 @@ _JAX_WAY = "give the .xplane.pb that JAX wrote beside it: the JSON holds at most
 # A packet (field 1) of up to 2^28 bytes that begins with a field of its own.
 _PERFETTO = re.compile(rb"\n[\x80-\xff]{0,3}[\x01-\x7f](\Z|[\x08-\xff])")
 _PAIRS = re.compile(rb'"ph"\s*:\s*"B"[^}]*"cat"|"cat"\s*:[^}]*"ph"\s*:\s*"B"')
-_GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 # Names of its tracks and arguments; torch.profiler writes neither.
 _OLD_ROCPROF = (b'"BeginNs"', b' CPU HIP API"', b' CPU HSA API"')
@@ -293,9 +291,9 @@ def look(path: Path) -> Iterator[Sample]:
     if path.is_dir():
         yield Sample(path, path, names=frozenset(one.name for one in path.iterdir()))
         return
-    start = _first_bytes(path)
-    packed = start.startswith(_GZIP)
-    start = _unzipped_start(path) if packed else start
+    start, packed = start_of(path, START_BYTES)
+    if not start and not packed:
+        raise BadDataError("the file is empty (0 bytes)", location=path, fix="record or export it again")
     if not start.startswith(sqlite.MAGIC):
         # A damaged gzip file: the JSON reader says at which byte.
         yield Sample(path, path, start or (b"{" if packed else b""))
@@ -309,25 +307,3 @@ def look(path: Path) -> Iterator[Sample]:
 def _tables(path: Path) -> frozenset[str]:
     with sqlite.opened(path) as connection:
         return sqlite.tables_of(connection)
-
-
-def _first_bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            start = file.read(START_BYTES)
-    except FileNotFoundError as error:
-        raise not_here("no such file", path) from error
-    except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error
-    if not start:
-        raise BadDataError("the file is empty (0 bytes)", location=path, fix="record or export it again")
-    return start
-
-
-def _unzipped_start(path: Path) -> bytes:
-    """The first bytes inside a gzip file; b"" for a damaged one, whose reader reports the place."""
-    try:
-        with gzip.open(path) as file:
-            return file.read(START_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return b""

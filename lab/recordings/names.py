@@ -42,7 +42,7 @@ _NO_TENSORS = re.compile(r"(?:,\s*\[\])+\s*\]$")
 
 
 def short_dims(dims: str) -> str:
-    """Shapes for a sentence: without those of the last arguments that are no tensors, which are `[]`."""
+    """Shapes for a sentence: without the `[]` of last arguments that are not tensors."""
     return _NO_TENSORS.sub("]", dims)
 
 

@@ -17,6 +17,7 @@ from lab.recordings.capture import OP, UNCLAIMED, Capture, Process, by_process
 from lab.recordings.lacks import Axis, Lack
 from lab.recordings.tables import Table
 from lab.stats.columns import distinct, distinct_rows
+from lab.stats.intervals import enclosing
 
 MOST_PROCESSES = 1024  # of one file; more are not told apart
 # Stands for a number that several processes have and nothing tells apart: it joins nothing, proves no loss.
@@ -220,19 +221,32 @@ def operators_of_launches(
 
 def innermost(slices: Table, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
     """Row of the innermost slice that runs at each (pid, tid, time) (n,), or -1."""
-    result = np.full(len(ts_ns), -1, dtype=np.int64)
-    for thread in sorted(set(zip(pid.tolist(), tid.tolist(), strict=True))):
-        rows, parents = thread_nesting(slices, *thread)
-        if len(rows) == 0:
-            continue
-        asked = np.flatnonzero((pid == thread[0]) & (tid == thread[1]))
-        when_ns = ts_ns[asked]
-        ends_ns = slices.end_ns[rows]
-        index = np.searchsorted(slices.start_ns[rows], when_ns, side="right") - 1
-        while (over := (index >= 0) & (ends_ns[index] < when_ns)).any():
-            index[over] = parents[index[over]]
-        result[asked] = np.where(index >= 0, rows[index], -1)
+    result, parent = np.full(len(ts_ns), -1, dtype=np.int64), parents(slices)
+    for thread_pid, thread_tid in sorted(set(zip(pid.tolist(), tid.tolist(), strict=True))):
+        rows = np.flatnonzero((slices.pid == thread_pid) & (slices.tid == thread_tid))
+        rows = rows[np.lexsort((-slices.end_ns[rows], slices.start_ns[rows]))]
+        asked = np.flatnonzero((pid == thread_pid) & (tid == thread_tid))
+        index = np.searchsorted(slices.start_ns[rows], ts_ns[asked], side="right") - 1
+        # Start at the slice that began last and climb: a slice around the time lies around that one, too.
+        row = np.append(rows, -1)[index]
+        over = np.flatnonzero(row >= 0)
+        while len(over := over[slices.end_ns[row[over]] < ts_ns[asked[over]]]):
+            row[over] = parent[row[over]]
+            over = over[row[over] >= 0]
+        result[asked] = row
     return result
+
+
+def parents(slices: Table) -> np.ndarray:
+    """Row of the innermost slice around each one on its own thread (n,), or -1."""
+    order = np.lexsort((-slices.end_ns, slices.start_ns, slices.tid, slices.pid))
+    pid, tid = slices.pid[order], slices.tid[order]
+    edges = np.flatnonzero((np.diff(pid) != 0) | (np.diff(tid) != 0)) + 1
+    parent = np.full(len(order), -1, dtype=np.int64)
+    for rows in np.split(order, edges) if len(order) else ():
+        above = enclosing(np.stack([slices.start_ns[rows], slices.end_ns[rows]], axis=1))
+        parent[rows] = np.where(above >= 0, rows[above], -1)
+    return parent
 
 
 def first_index(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
@@ -243,21 +257,6 @@ def first_index(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
     index = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
     nearest = order[index]
     return np.where((among[nearest] == wanted) & (wanted >= 0), nearest, -1)
-
-
-def thread_nesting(slices: Table, pid: int, tid: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (m,) of one thread by start, longest first, and the index of each one's parent in them, or -1."""
-    rows = np.flatnonzero((slices.pid == pid) & (slices.tid == tid))
-    rows = rows[np.lexsort((-slices.end_ns[rows], slices.start_ns[rows]))]
-    ends = slices.end_ns[rows].tolist()
-    parents = np.full(len(rows), -1, dtype=np.int64)
-    open_indices: list[int] = []
-    for index, end in enumerate(ends):
-        while open_indices and ends[open_indices[-1]] < end:
-            open_indices.pop()
-        parents[index] = open_indices[-1] if open_indices else -1
-        open_indices.append(index)
-    return rows, parents
 
 
 def _by_calls(ops: Table, api: Table, num_processes: int) -> tuple[np.ndarray, list[str]]:

@@ -54,7 +54,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-# Parts of a step that are numbered, too, are no steps: `dataloader_iter_3`, `optimizer_step 3`.
+# Parts of a step that are numbered, too, are not steps: `dataloader_iter_3`, `optimizer_step 3`.
 _PART = (
     r"(?!.*(load|fetch|data|optim|backward|sched|micro|sub|inner|grad|warm)\w{0,12}[ _.:/-]{0,3}(step|iter))"
 )

@@ -6,6 +6,7 @@ the file (before and after that array) is `EventPieces.frame`, itself a small JS
 
 from __future__ import annotations
 
+import gzip
 import re
 import zlib
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class EventPieces:
     def _inflated(self, size: int) -> Iterator[bytes]:
         try:
             with self.path.open("rb") as file:
-                self.packed = file.read(2) == b"\x1f\x8b"
+                self.packed = file.read(2) == _GZIP
                 file.seek(0)
                 # zlib drops the output of the call that meets damage, so calls are small under salvage.
                 step = size if not self.packed else 1024 if self.salvage else size // 8
@@ -279,16 +281,50 @@ def inside_string(text: bytes) -> bool:
     return text.count(b'"') % 2 == 1
 
 
-def is_json(path: Path) -> bool:
-    """Whether a file, inflated if gzipped, begins as JSON. Raises MissingError where it cannot be read."""
+def read_whole(path: Path, most_bytes: int, fix: str = "") -> bytes:
+    """The content of a file, inflated if gzipped.
+
+    Raises MissingError where it cannot be read; BadDataError for damaged gzip, and for more than most_bytes.
+    """
+    content = bytearray()
+    try:
+        with path.open("rb") as plain:
+            file = gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(_GZIP) else plain
+            while len(content) <= most_bytes and (chunk := file.read(1 << 20)):
+                content += chunk
+    except FileNotFoundError as error:
+        raise not_here("no such file", path) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
+    except OSError as error:
+        raise MissingError(f"cannot be read: {error.strerror or error}", location=path) from error
+    if len(content) > most_bytes:
+        raise BadDataError(f"larger than {most_bytes / (1 << 30):.3g} GiB", location=path, fix=fix)
+    return bytes(content)
+
+
+def start_of(path: Path, size: int) -> tuple[bytes, bool]:
+    """The first bytes of a file, inflated if gzipped (b"" where that is damaged); and whether it is gzipped.
+
+    Raises MissingError where it cannot be read.
+    """
     try:
         with path.open("rb") as file:
-            start = file.read(4096)
+            start = file.read(size)
+    except FileNotFoundError as error:
+        raise not_here("no such file", path) from error
     except OSError as error:
         raise MissingError(f"cannot be read: {error.strerror}", location=path) from error
-    if start[:2] == b"\x1f\x8b":
-        try:
-            start = zlib.decompressobj(31).decompress(start, 64)
-        except zlib.error:
-            return True  # a damaged one: its reader says where
-    return start.lstrip(_BOM + _SPACE)[:1] in (b"{", b"[")
+    if not start.startswith(_GZIP):
+        return start, False
+    try:
+        with gzip.open(path) as packed:
+            return packed.read(size), True
+    except (OSError, EOFError, zlib.error):
+        return b"", True
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file begins as JSON, or is damaged gzip, of which its reader says where."""
+    start, is_packed = start_of(path, 4096)
+    return start.lstrip(_BOM + _SPACE)[:1] in (b"{", b"[") or (is_packed and not start)

@@ -29,10 +29,7 @@ from lab.recordings.lacks import Lack, without_times
 from lab.recordings.tables import Schema, Table, concat
 from lab.stats.columns import distinct
 
-_TEXTS = {"name_id", "text_id", "domain", "dims_id", "types_id", "strides_id", "concrete_id"} | {
-    "counter_id",
-    "unit_id",
-}
+_TEXTS = {"name_id", "text_id", "domain", "dims_id", "types_id", "strides_id", "concrete_id"}
 
 
 def combined(source: Path, captures: Sequence[Capture]) -> Capture:

@@ -95,17 +95,6 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def is_gzip(path: Path) -> bool:
-    """Whether a file begins as gzip files do. Raises MissingError where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(2) == b"\x1f\x8b"
-    except FileNotFoundError as error:
-        raise not_here("no such file", path) from error
-    except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error
-
-
 @contextmanager
 def unzipped(path: Path) -> Iterator[Path]:
     """The database in a gzip file, as a temporary file within the block, because SQLite needs random access;
@@ -165,7 +154,7 @@ class Database:
         names = [*needed, *optional]
         if columns is None:
             return {name: np.empty(0, dtype=np.int64) for name in names}
-        if absent := sorted(set(needed.values()) - columns):
+        if absent := sorted(set(needed.values()) - columns - {"rowid"}):
             raise BadDataError(
                 f"{table} has no column {', '.join(absent)}: a version that lab does not support",
                 location=self.path,

@@ -38,12 +38,10 @@ class Origin:
 
 @dataclass
 class Provenance:
-    """Origins by (name, hash), and generated files by hash; files: how many were looked at."""
+    """Origins by (name, hash), and by name."""
 
     by_hash: dict[tuple[str, str], Origin] = field(default_factory=dict)
     by_name: dict[str, list[Origin]] = field(default_factory=lambda: defaultdict(list))
-    sources: dict[str, Path] = field(default_factory=dict)
-    files: int = 0
 
     def of(self, name: str, hash_: str) -> Origin | None:
         """The origin of a kernel. By the name alone only where every graph that has it says the same."""
@@ -84,7 +82,6 @@ def _files(folder: Path) -> Iterator[Path]:
 def _read_graph(files: list[Path], provenance: Provenance) -> None:
     """The files of one compiled graph lie in one folder."""
     texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in files}
-    provenance.files += len(texts)
     nodes: dict[str, tuple[str, str]] = {}
     hashes: dict[str, str] = {}
     comments: dict[str, Origin] = {}
@@ -95,8 +92,6 @@ def _read_graph(files: list[Path], provenance: Provenance) -> None:
             nodes |= _nodes(text)
         if "# kernel path: " in text or "Original ATen: [" in text:
             _read_comments(text, hashes, comments)
-        if re.fullmatch(r"[a-z2-7]{50,52}", path.stem):
-            provenance.sources[path.stem] = path
     mapped: dict[str, list[str]] = {}
     stacks: dict[str, list[str]] = {}
     for path, text in texts.items():

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lab.recordings.capture import GRAPH, MEMCPY, MEMSET, OP, Capture
+from lab.perfmodel.classes import CLASSES
+from lab.recordings.capture import GRAPH, MODULE, OP, Capture
 from lab.recordings.compiled import is_inductor, read_inductor
 from lab.recordings.gantt.bars import FAMILY_OF, UNKNOWN_DEVICE, Bars, Span, assemble
 from lab.recordings.graphs.frames import Frames, read_frames
-from lab.recordings.names import kernel_class
 from lab.recordings.projection import Projection
 from lab.recordings.tables import Table
+from lab.recordings.views import row_classes
 
 
 def sources_of(capture: Capture, operator: np.ndarray) -> np.ndarray:
@@ -55,9 +56,6 @@ def generated_files(path: Path, external_id: np.ndarray) -> np.ndarray:
     )[:-1]
 
 
-_MODULE = "nn.Module: "
-
-
 def bars_of_capture(projection: Projection) -> Bars:
     """Every operation on its GPU, one rank per process; phases, modules and operators from the projection."""
     capture = projection.capture
@@ -65,7 +63,7 @@ def bars_of_capture(projection: Projection) -> Bars:
     zero_ns = int(ops.start_ns.min()) if len(ops) else 0
     ranges = capture.ranges
     operator = projection.nearest(ranges.kind == OP)
-    module = projection.nearest(_named(capture, lambda text: text.startswith(_MODULE)))
+    module = projection.nearest(_named(capture, lambda text: text.startswith(MODULE)))
     frame = pd.DataFrame(
         {
             "rank": ops.process,
@@ -93,9 +91,10 @@ def _named(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
 
 
 def _families(capture: Capture) -> np.ndarray:
-    by_name = [FAMILY_OF[kernel_class(text)] for text in capture.strings]
-    families: np.ndarray = np.array([*by_name, FAMILY_OF["other"]], dtype=np.int8)[capture.ops.name_id]
-    families[np.isin(capture.ops.kind, (MEMCPY, MEMSET))] = FAMILY_OF["memcpy"]
+    """The family (n,) of each operation, by the class that every table gives it."""
+    families: np.ndarray = np.array([FAMILY_OF[kind] for kind in CLASSES], dtype=np.int8)[
+        row_classes(capture)
+    ]
     families[capture.ops.kind == GRAPH] = FAMILY_OF["other"]
     return families
 
@@ -113,7 +112,7 @@ def _phases(projection: Projection) -> np.ndarray:
     named_by_program = np.zeros(len(capture.strings) + 1, dtype=bool)
     named_by_program[capture.ranges.name_id[capture.ranges.kind != OP]] = True
     named_by_program &= np.array(
-        [*("#" not in text and not text.startswith(_MODULE) for text in capture.strings), False]
+        [*("#" not in text and not text.startswith(MODULE) for text in capture.strings), False]
     )
     paths = [""]
     for node in range(1, len(tree)):

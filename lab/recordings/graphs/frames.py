@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings.capture import MODULE, Capture
-from lab.recordings.kineto.decode import EventDecoder, clean_text, decode_frame, integer_of
-from lab.recordings.kineto.values import digits_us_to_ns, float_us_to_ns
-from lab.recordings.owners import innermost, thread_nesting
+from lab.recordings.kineto.decode import Event, EventDecoder, clean_text, decode_frame, integer_of
+from lab.recordings.kineto.values import durations_ns, times_ns
+from lab.recordings.owners import innermost, parents
 from lab.recordings.pieces import EventPieces
 from lab.recordings.tables import Table
 
@@ -38,13 +38,7 @@ class Nested:
 
     @cached_property
     def _parent(self) -> np.ndarray:
-        """Row around each row (n,), or -1."""
-        table = self.table
-        parent = np.full(len(table), -1, dtype=np.int64)
-        for thread in sorted(set(zip(table.pid.tolist(), table.tid.tolist(), strict=True))):
-            rows, above = thread_nesting(table, *thread)
-            parent[rows] = np.where(above >= 0, rows[above], -1)
-        return parent
+        return parents(self.table)
 
     def around(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> list[tuple[int, ...]]:
         """Rows around each time (n,), outermost first."""
@@ -140,7 +134,6 @@ def read_frames(path: Path) -> Frames:
     problems: Counter[str] = Counter()
     pieces = EventPieces(path, salvage=True)
     decoder = EventDecoder(pieces, problems)
-    decoder.exact = True
     names: dict[str, int] = {}
     chunks = []
     for piece in pieces:
@@ -165,17 +158,14 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and abs(value) < 2**62
 
 
-def _columns(events: list[object], names: dict[str, int]) -> dict[str, np.ndarray]:
-    ts_ns, is_time = digits_us_to_ns([bytes(event.ts) for event in events])  # type: ignore[attr-defined]
-    dur_ns, _ = float_us_to_ns(np.array([event.dur for event in events]))  # type: ignore[attr-defined]
+def _columns(events: list[Event], names: dict[str, int]) -> dict[str, np.ndarray]:
+    ts_ns, is_time = times_ns([bytes(event.ts) for event in events])
+    dur_ns, _ = durations_ns(np.array([event.dur for event in events]))
     columns = {
         "start_ns": ts_ns,
-        "end_ns": ts_ns + np.maximum(dur_ns, 0),
-        "pid": np.array([event.pid for event in events], dtype=np.int64),  # type: ignore[attr-defined]
-        "tid": np.array([event.tid for event in events], dtype=np.int64),  # type: ignore[attr-defined]
-        "name_id": np.array(
-            [names.setdefault(event.name, len(names)) for event in events],  # type: ignore[attr-defined]
-            dtype=np.int64,
-        ),
+        "end_ns": ts_ns + dur_ns,
+        "pid": np.array([event.pid for event in events], dtype=np.int64),
+        "tid": np.array([event.tid for event in events], dtype=np.int64),
+        "name_id": np.array([names.setdefault(event.name, len(names)) for event in events], dtype=np.int64),
     }
     return {name: column[is_time] for name, column in columns.items()}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core.run import Run
-from lab.errors import LabError, not_here
+from lab.errors import LabError, MissingError, not_here
 from lab.recordings.load import format_of
+from lab.recordings.pieces import start_of
 
 PEEK_BYTES = 64 << 10
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -91,22 +89,12 @@ OTHERS = (
 
 
 def other_of(path: Path) -> Other | None:
-    """What a file is that holds no recording; None if lab does not know it. Looks at PEEK_BYTES at most."""
-    start = peek(path)
-    return next((one for one in OTHERS if one.fits(start)), None)
-
-
-def peek(path: Path) -> bytes:
-    """The first bytes, inflated if gzipped; b"" if they cannot be read."""
+    """What a file without a recording is; None if lab does not know it. Looks at PEEK_BYTES at most."""
     try:
-        with path.open("rb") as file:
-            start = file.read(PEEK_BYTES)
-        if not start.startswith(_GZIP):
-            return start
-        with gzip.open(path) as packed:
-            return packed.read(PEEK_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return b""
+        start, _ = start_of(path, PEEK_BYTES)
+    except MissingError:
+        return None
+    return next((one for one in OTHERS if one.fits(start)), None)
 
 
 _XPLANE = ".xplane.pb"

@@ -205,7 +205,7 @@ def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list
     """Rule K: rows that end after a wait for the whole device that began when they were launched already.
 
     A wait covers the current device only, so a process with several is not judged. Nor is a wait of 0 ns,
-    which is how readers give a call without an end: nobody saw it return.
+    which is how readers give a call without an end: its return was not recorded.
     """
     waits = api[(of.call_kinds[api] == WAIT) & (of.api.end_ns[api] > of.api.start_ns[api])]
     called = ops[of.call_of[ops] >= 0]
@@ -330,7 +330,7 @@ def _unnamed(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> li
 
 
 def is_blank(name: str) -> bool:
-    """Whether this is no kernel's name but stands for one that is not in the recording."""
+    """Whether this stands for the name of a kernel that is not in the recording."""
     return not name.strip() or name.endswith(NO_SYMBOL)
 
 

@@ -1,7 +1,7 @@
 """Rule S over the ranks of one job: a rank that stops early, or has no GPU rows where the others have some.
 
-Unequal numbers of rows are no sign: pipeline stages and sharded tables make them. Clocks of ranks differ, so
-a rank's end counts from the start of its own first step.
+Unequal numbers of rows prove nothing: pipeline stages and sharded tables make them. Clocks of ranks differ,
+so a rank's end counts from the start of its own first step.
 """
 
 from __future__ import annotations

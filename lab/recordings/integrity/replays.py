@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -92,9 +93,11 @@ def replay_lacks(
     classes = _classes(of, replay, rows)
     if classes is None:
         return [*lacks, _unknown(of, -1, rows, "too many different replays to compare")]
-    for process in sorted({kernel_class.process for kernel_class in classes}):
-        of_process = [kernel_class for kernel_class in classes if kernel_class.process == process]
-        lacks += _judged(of, process, of_process, replay, windows, captures)
+    judgements = _judgements(classes, windows, captures)
+    for process in sorted({judgement.of.process for judgement in judgements}):
+        lacks += _lacks_of_process(
+            of, process, [one for one in judgements if one.of.process == process], replay
+        )
     return lacks
 
 
@@ -103,19 +106,11 @@ def cut_launches(of: Evidence) -> tuple[np.ndarray, np.ndarray]:
     replay = _replay_of(of)
     rows = np.flatnonzero(replay >= 0)
     classes = (_classes(of, replay, rows) if len(rows) else None) or []
-    windows = windows_of(of)
-    lost: list[int] = []
-    perhaps: list[int] = []
-    for process in {replay_class.process for replay_class in classes}:
-        of_process = [replay_class for replay_class in classes if replay_class.process == process]
-        proven = _proven(of_process, _sizes(process, windows, ()))
-        compared = _compared(process, of_process, proven, windows, ())
-        for replay_class, is_proven, (missing, _) in zip(of_process, proven, compared, strict=True):
-            if missing:
-                lost += replay_class.replays.tolist()
-            elif not is_proven and _perhaps_missing(replay_class, of_process):
-                perhaps += replay_class.replays.tolist()
-    return _calls_of(of, replay, lost), _calls_of(of, replay, perhaps)
+    replays: dict[str, list[int]] = {"lost": [], "perhaps": []}
+    for judgement in _judgements(classes, windows_of(of), ()):
+        if judgement.state in replays:
+            replays[judgement.state] += judgement.of.replays.tolist()
+    return _calls_of(of, replay, replays["lost"]), _calls_of(of, replay, replays["perhaps"])
 
 
 def _calls_of(of: Evidence, replay: np.ndarray, replays: list[int]) -> np.ndarray:
@@ -125,7 +120,7 @@ def _calls_of(of: Evidence, replay: np.ndarray, replays: list[int]) -> np.ndarra
 
 
 def _summed_up(of: Evidence) -> list[Lack]:
-    """Replays recorded as one row each: nobody knows what ran in them."""
+    """Replays recorded as one row each: what ran in them is unknown."""
     rows = np.flatnonzero(of.ops.kind == GRAPH)
     if not len(rows):
         return []
@@ -138,7 +133,7 @@ def _unknown(of: Evidence, process: int, rows: np.ndarray, reason: str) -> Lack:
     total_ns = int(process_ns.sum())
     share = int(time_ns[rows].sum()) / total_ns if total_ns else None
     part = f" ({share:.1%} of GPU time)" if share is not None else ""
-    text = f"{reason}{part}: nobody knows whether all of it is here"
+    text = f"{reason}{part}: whether all of it is here is unknown"
     return Lack("gpu", "all", "R", process, len(rows), len(process_ns), share, text, unknown=True)
 
 
@@ -222,45 +217,80 @@ def _identities(of: Evidence, rows: np.ndarray) -> np.ndarray:
     return ids.reshape(-1)
 
 
-def _judged(
-    of: Evidence,
-    process: int,
-    classes: list[_Class],
-    replay: np.ndarray,
-    windows: Windows,
-    captures: Sequence[Windows],
+@dataclass(frozen=True)
+class _Judgement:
+    """What is known of replays with equal rows.
+
+    proven: they have the rows of a capture; ambiguous: they do, and may be what is left of a longer graph;
+    lost: each lost `missing` rows, as longer replays `like` show; perhaps: it did if it is of a longer one's
+    graph; open: nothing says.
+    """
+
+    of: _Class
+    state: Literal["proven", "ambiguous", "lost", "perhaps", "open"]
+    missing: int = 0
+    like: _Class | None = None
+
+
+def _judgements(all_classes: list[_Class], windows: Windows, captures: Sequence[Windows]) -> list[_Judgement]:
+    judgements = []
+    for process in dict.fromkeys(replay_class.process for replay_class in all_classes):
+        classes = [replay_class for replay_class in all_classes if replay_class.process == process]
+        launches, calls = (
+            column[windows.process == process] for column in (windows.num_launches, windows.num_calls)
+        )
+        sizes = [(launches, calls), *((capture.num_launches, capture.num_calls) for capture in captures)]
+        idle = [size for size in launches.tolist() if not any(one.rows == size for one in classes)]
+        # One graph was captured here: replays of almost its size are of it.
+        exact = [capture.num_launches for capture in captures if capture.exact]
+        beside = distinct(np.concatenate([launches if len(launches) == 1 else launches[:0], *exact]))
+        judgements += [
+            _judgement(replay_class, is_proven, classes, idle, beside)
+            for replay_class, is_proven in zip(classes, _proven(classes, sizes), strict=True)
+        ]
+    return judgements
+
+
+def _judgement(
+    replay_class: _Class, is_proven: bool, classes: list[_Class], idle: list[int], beside: np.ndarray
+) -> _Judgement:
+    if is_proven:
+        may_be_left = _may_be_left(replay_class, classes, idle)
+        return _Judgement(replay_class, "ambiguous" if may_be_left else "proven")
+    missing, like = _missing(replay_class, classes, beside)
+    if missing:
+        return _Judgement(replay_class, "lost", missing, like)
+    less = _perhaps_missing(replay_class, classes)
+    return _Judgement(replay_class, "perhaps" if less else "open", less)
+
+
+def _lacks_of_process(
+    of: Evidence, process: int, judgements: list[_Judgement], replay: np.ndarray
 ) -> list[Lack]:
-    proven = _proven(classes, _sizes(process, windows, captures))
-    captured = windows.num_launches[windows.process == process].tolist()
-    idle = [size for size in captured if not any(replay_class.rows == size for replay_class in classes)]
     lost: dict[Place, int] = {}
     expected = 0
-    unproven: list[_Class] = []
-    ambiguous: list[_Class] = []
+    classes: dict[str, list[_Class]] = {"ambiguous": [], "open": []}
     perhaps: list[int] = []
-    compared = _compared(process, classes, proven, windows, captures)
-    for replay_class, is_proven, (missing, like) in zip(classes, proven, compared, strict=True):
-        expected += len(replay_class.replays) * (replay_class.rows + missing)
-        if missing:
-            for index in replay_class.replays.tolist():
-                place = _place(of, replay, index, process, like)
-                lost[place] = lost.get(place, 0) + missing
-        elif is_proven:
-            if _may_be_left(replay_class, classes, idle):
-                ambiguous.append(replay_class)
-        elif less := _perhaps_missing(replay_class, classes):
-            perhaps.append(less)
-        else:
-            unproven.append(replay_class)
+    for judgement in judgements:
+        replay_class, missing = judgement.of, judgement.missing
+        is_lost = judgement.state == "lost"
+        expected += len(replay_class.replays) * (replay_class.rows + (missing if is_lost else 0))
+        for index in replay_class.replays.tolist() if is_lost else ():
+            place = _place(of, replay, index, process, judgement.like)
+            lost[place] = lost.get(place, 0) + missing
+        if judgement.state == "perhaps":
+            perhaps.append(missing)
+        if judgement.state in classes:
+            classes[judgement.state].append(replay_class)
     lacks = [_lossy(process, place, n, expected) for place, n in lost.items()]
     if perhaps:
         lacks.append(_perhaps_lossy(process, perhaps, expected))
     # Where another replay lost rows, the equal ones are what says so.
-    if unproven := [replay_class for replay_class in unproven if len(replay_class.replays) == 1 or not lacks]:
+    if unproven := [one for one in classes["open"] if len(one.replays) == 1 or not lacks]:
         lacks.append(_open(of, process, replay, unproven, "without the capture of their graph to compare"))
-    if ambiguous:
+    if classes["ambiguous"]:
         reason = "with the rows of a captured graph, or with what is left of a longer one"
-        lacks.append(_open(of, process, replay, ambiguous, reason))
+        lacks.append(_open(of, process, replay, classes["ambiguous"], reason))
     return lacks
 
 
@@ -284,32 +314,6 @@ def _may_be_left(replay_class: _Class, classes: list[_Class], idle: list[int]) -
     ]
     longer += [size for size in idle if size > replay_class.rows]
     return any(replay_class.rows >= LEAST_LEFT * size for size in longer)
-
-
-def _sizes(
-    process: int, windows: Windows, captures: Sequence[Windows]
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    of_process = windows.process == process
-    return [
-        (windows.num_launches[of_process], windows.num_calls[of_process]),
-        *((capture.num_launches, capture.num_calls) for capture in captures),
-    ]
-
-
-def _compared(
-    process: int, classes: list[_Class], proven: list[bool], windows: Windows, captures: Sequence[Windows]
-) -> list[tuple[int, _Class | None]]:
-    """Of each class of a process, how many rows each of its replays lost, and longer replays of its graph."""
-    of_process = windows.process == process
-    # One graph was captured here: replays of almost its size are of it.
-    captured = windows.num_launches[of_process][:1] if of_process.sum() == 1 else windows.num_launches[:0]
-    beside = distinct(
-        np.concatenate([captured, *(capture.num_launches for capture in captures if capture.exact)])
-    )
-    return [
-        (0, None) if is_proven else _missing(replay_class, classes, beside)
-        for replay_class, is_proven in zip(classes, proven, strict=True)
-    ]
 
 
 def _proven(classes: list[_Class], sizes: list[tuple[np.ndarray, np.ndarray]]) -> list[bool]:

@@ -126,9 +126,7 @@ def lost_at_edges(of: Evidence) -> np.ndarray:
 def _no_calls(process: int, rows: int) -> list[Lack]:
     reason = "no API calls were recorded"
     return [
-        Lack(
-            "host", "all", "H", process, rows, rows, None, f"{reason}: nobody knows who launched what", True
-        ),
+        Lack("host", "all", "H", process, rows, rows, None, f"{reason}: who launched what is unknown", True),
         Lack("gpu", "all", "G", process, 0, rows, None, f"{reason}: lost GPU rows cannot be seen", True),
     ]
 

@@ -35,7 +35,6 @@ from lab.recordings.capture import (
     filled,
 )
 from lab.recordings.kineto.decode import EventDecoder, clean_text, integer_of, meta_of
-from lab.recordings.kineto.fields import Decoded, Fields
 from lab.recordings.kineto.indices import (
     EventIndices,
     cut_short,
@@ -45,15 +44,9 @@ from lab.recordings.kineto.indices import (
     unread,
     untimed,
 )
-from lab.recordings.kineto.native.pieces import ScannedEvents, ScannedPieces
+from lab.recordings.kineto.native.pieces import Scanned, ScannedPieces
 from lab.recordings.kineto.native.scanner import ARROW_END
-from lab.recordings.kineto.values import (
-    FLOAT_EXACT_US,
-    ColumnEncoder,
-    Lookup,
-    digits_us_to_ns,
-    float_us_to_ns,
-)
+from lab.recordings.kineto.values import ColumnEncoder, Fields, Lookup, durations_ns, times_ns
 from lab.recordings.pieces import EventPieces, Piece
 from lab.recordings.tables import Growing, Schema, Table, concat
 
@@ -76,7 +69,9 @@ TABLE_OF = {
 }
 
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "dynamic_smem_bytes")
-TIMED = ("kernels", "ops", "runtime", "ranges")
+AnyFields = Fields | Scanned
+TIMED = ("kernels", "ops", "runtime", "ranges", "modules")
+_ABSOLUTE_NS = 2**43 * 1000  # times beyond it count from 1970, not from a base
 
 
 def _part(schema: Schema, names: str) -> Schema:
@@ -103,8 +98,6 @@ SCHEMAS: dict[str, Schema] = {
 }
 _PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
 _ID = attrgetter("id")
-_MODULE = b'"%s' % MODULE.encode()
-_ESCAPE = b"\\u"  # in which a module's name may hide
 STREAM_WAIT = "Stream Wait Event"  # Kineto's name of the kind in which a stream waits, not the host
 _FLOW = re.compile(rb"\d{1,18}")
 
@@ -126,39 +119,44 @@ class Columns:
         self._num_untimed: Counter[str] = Counter()  # of them, those whose times cannot be read
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
-        self._scanned = ScannedPieces.of(self._encode)
-        self._together_bytes = together_bytes
         self._num_unread: Counter[str] = Counter()  # slices that go to no table, by category
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
         self._named: dict[tuple[str, int, int], int] = {}
+        self._scanned = ScannedPieces.of(self._encode)
+        self._together_bytes = together_bytes
 
     def feed(self, piece: Piece) -> None:
-        """Decode one piece and append its rows; raises BadDataError for text that is not JSON."""
+        """Append the rows of one piece; raises BadDataError for text that is not JSON."""
         if self._scanned:
             scanned = self._scanned.scan(piece.text)
             if not scanned or self._scanned.num_bytes >= self._together_bytes:
                 self._take_scanned()
             if scanned:
                 return
-        may_have_modules = _MODULE in piece.text or _ESCAPE in piece.text
-        if not may_have_modules and (functions := self._decoder.functions(piece)):
-            self._indices.add({"functions": functions})
-            return
-        try:
-            self._add(self._decoder.decode(piece))
-        except _TooLarge:
-            self._decoder.exact = True
-            self._add(self._decoder.decode(piece))
+        rows: dict[str, list[Any]] = defaultdict(list)
+        for event in self._decoder.decode(piece):
+            rows[self._table_of[event.cat]].append(event)
+        modules = [event for event in rows["functions"] if event.name.startswith(MODULE)]
+        events_of = {table: rows.get(table, []) for table in TIMED} | {"modules": modules}
+        self._add_slices({table: self._timed(table, events) for table, events in events_of.items()})
+        self._add_names([event for event in rows["names"] if event.ph == "M"])
+        self._num_unread.update(event.cat for event in rows[""] if event.ph == "X")
+        self._add_flows([event for event in rows["flows"] if event.ph in ("s", "f")])
+        self._add_waits([event for event in rows["waits"] if event.ph == "X"])
+        self._indices.add(rows)
 
     def finish(self, frame: dict[str, Any]) -> Capture:
         """The capture, once every piece has been fed; its GPU rows still have the pid of their row."""
         self._take_scanned()
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
-        if self._pieces.cut and "baseTimeNanoseconds" not in frame and not self._decoder.exact:
-            self.problems["the base time is missing: times count from an unknown moment"] += 1
         self._name_threads()
         columns = {name: table.columns() for name, table in self._tables.items()}
+        latest_ns = max(
+            int(columns[name]["start_ns"].max(initial=0)) for name in ("kernels", "ops", "runtime")
+        )
+        if self._pieces.cut and "baseTimeNanoseconds" not in frame and latest_ns < _ABSOLUTE_NS:
+            self.problems["the base time is missing: times count from an unknown moment"] += 1
         for table in columns.values():
             for name in ("start_ns", "end_ns", "ts_ns"):
                 if name in table:
@@ -220,52 +218,40 @@ class Columns:
             columns[name] = np.where(launched & (columns[name] < 0), sizes, columns[name])
 
     def _take_scanned(self) -> None:
-        if self._scanned and self._scanned.num_bytes:
-            self._add_scanned(self._scanned.take())
-
-    def _add_scanned(self, scanned: ScannedEvents) -> None:
-        self._decoder.exact |= scanned.exact
-        timed = {}
-        for table, (fields, ts_ns, dur_ns) in scanned.timed.items():
+        if not self._scanned or not self._scanned.num_bytes:
+            return
+        tables, names, waits = self._scanned.take()
+        slices = {}
+        for table in TIMED:
+            fields = tables[table]
             self._num_slices[table] += len(fields)
-            timed[table] = fields, self._place(fields, ts_ns, dur_ns)
-        self._add_timed(timed)
-        self._add_modules(*scanned.modules)
-        self._add_names(scanned.names)
-        self._add_waits(scanned.waits)
-        self._add_arrows(scanned)
-        self._indices.add_numbers(*scanned.indices)
-        self._num_unread.update(scanned.foreign.categories())
+            columns = _slices(fields, fields.ints("ts_ns"), fields.ints("dur_ns")) if len(fields) else {}
+            slices[table] = fields, columns
+        self._add_slices(slices)
+        self._add_names(names)
+        self._num_unread.update(tables["foreign"].categories())
+        self._add_arrows(tables["arrows"])
+        self._add_waits(waits)
+        self._indices.add_numbers(
+            *(tables[name].ints("ev_idx") for name in ("operator_indices", "other_indices"))
+        )
 
-    def _add(self, events: Iterable[Any]) -> None:
-        rows: dict[str, list[Any]] = defaultdict(list)
-        for event in events:
-            rows[self._table_of[event.cat]].append(event)
-        # Times first: if they are too large, nothing of the piece has been added.
-        timed = {table: self._timed(table, rows[table]) for table in TIMED}
-        flows = [event for event in rows["flows"] if event.ph in ("s", "f")]
-        flow_starts = self._starts_ns(flows)
-        modules = self._modules(rows["functions"])
-        self._add_timed(timed)
-        self._add_modules(*modules)
-        self._add_names([event for event in rows["names"] if event.ph == "M"])
-        self._num_unread.update(event.cat for event in rows[""] if event.ph == "X")
-        self._add_flows(flows, *flow_starts)
-        self._add_waits([event for event in rows["waits"] if event.ph == "X"])
-        self._indices.add(rows)
-
-    def _add_timed(self, timed: Mapping[str, tuple[Fields, dict[str, np.ndarray]]]) -> None:
+    def _add_slices(self, timed: Mapping[str, tuple[AnyFields, dict[str, np.ndarray]]]) -> None:
         add = {
             "kernels": self._add_gpu,
             "ops": self._add_ops,
             "runtime": self._add_runtime,
             "ranges": self._add_ranges,
+            "modules": self._add_modules,
         }
         for table, (fields, columns) in timed.items():
-            if len(fields):
+            if columns:
                 add[table](fields, columns)
 
-    def _add_gpu(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+    def _add_modules(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
+        self._tables["modules"].append(columns)
+
+    def _add_gpu(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
         columns["kind"] = fields.by_category(self._kind_of.__getitem__, np.int8)
         device, stream = fields.ints("device"), fields.ints("stream")
         columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
@@ -288,12 +274,13 @@ class Columns:
         self._tables["kernels"].append(columns)
         self._add_collectives("collectives", "kernel", "kernels", fields)
 
-    def _add_flows(self, events: list[Any], ts_ns: np.ndarray, timed: np.ndarray) -> None:
-        """Ends of arrows; one without a time or a number is no arrow."""
+    def _add_flows(self, events: list[Any]) -> None:
+        """Ends of arrows; one without a time or a number is left out."""
         if not events:
             return
+        ts_ns, timed = self._times_ns(events)
         numbers = _flow_numbers(events)
-        fields = Decoded(events, self._encode)
+        fields = Fields(events, self._encode)
         columns = {
             "ts_ns": ts_ns,
             "pid": fields.ids("pid"),
@@ -302,60 +289,34 @@ class Columns:
             "is_end": np.fromiter(map("f".__eq__, map(_PH, events)), bool, len(events)),
         }
         valid = timed & (numbers >= 0)
-        if valid.any():
-            self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
+        self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
+
+    def _add_arrows(self, fields: Scanned) -> None:
+        columns = {name: fields.ints(name) for name in ("ts_ns",)} | {
+            name: fields.ids(name) for name in ("pid", "tid")
+        }
+        columns |= {"flow": fields.ints("id"), "is_end": fields.ints("ph") == ARROW_END}
+        valid = columns["flow"] >= 0
+        self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
 
     def _add_waits(self, events: Sequence[Any]) -> None:
         """Waits of streams for events; the host's own waits are calls of the runtime."""
         events = [event for event in events if event.name == STREAM_WAIT]
         if not events:
             return
-        fields = Decoded(events, self._encode)
+        fields = Fields(events, self._encode)
         columns = {name: fields.ints(name) for name in ("stream", "on_stream", "record")}
         columns["corr"] = fields.ints("correlation")
         device = fields.ints("device")
         columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
         self._tables["waits"].append(columns)
 
-    def _add_arrows(self, scanned: ScannedEvents) -> None:
-        fields = scanned.arrows
-        if not len(fields):
-            return
-        numbers = fields.ints("id")
-        columns = {
-            "ts_ns": fields.ints("ts_ns"),
-            "pid": fields.ids("pid"),
-            "tid": fields.ids("tid"),
-            "flow": numbers,
-            "is_end": fields.ints("ph") == ARROW_END,
-        }
-        valid = numbers >= 0
-        if valid.any():
-            self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
-
-    def _modules(self, events: list[Any]) -> tuple[Fields, np.ndarray, np.ndarray]:
-        """The calls of modules among Python's calls that have a start and a duration."""
-        events = [event for event in events if event.ph == "X" and event.name.startswith(MODULE)]
-        if not events:
-            none = np.empty(0, dtype=np.int64)
-            return Decoded([], self._encode), none, none
-        ts_ns, starts = self._starts_ns(events)
-        dur_ns, readable = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
-        readable &= starts & (dur_ns >= 0)
-        events = [event for event, is_readable in zip(events, readable, strict=True) if is_readable]
-        return Decoded(events, self._encode), ts_ns[readable], dur_ns[readable]
-
-    def _add_modules(self, fields: Fields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> None:
-        if len(fields):
-            self._tables["modules"].append(self._place(fields, ts_ns, dur_ns))
-
-    def _add_collectives(self, table: str, row: str, of: str, fields: Fields) -> None:
+    def _add_collectives(self, table: str, row: str, of: str, fields: AnyFields) -> None:
         """Rows for those of the last events of the table `of` that describe a collective."""
         index, chosen = fields.collectives()
         if not len(index):
             return
-        offset = len(self._tables[of]) - len(fields)
-        columns = {row: index + offset}
+        columns = {row: index + len(self._tables[of]) - len(fields)}
         for name in ("in_nelems", "out_nelems", "group_size", "seq", "dst_rank", "src_rank", "group_rank"):
             columns[name] = chosen.ints(name)
         for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks"):
@@ -364,7 +325,7 @@ class Columns:
             columns[f"{name}_id"] = chosen.raws(name)
         self._tables[table].append(columns)
 
-    def _add_ops(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+    def _add_ops(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
         for name, field in (("external_id", "external_id"), ("rf_id", "rf_id"), ("seq", "sequence")):
             columns[name] = fields.ints(field)
         for name in ("dims", "types", "strides", "concrete"):
@@ -372,13 +333,13 @@ class Columns:
         self._tables["ops"].append(columns)
         self._add_collectives("comm_ops", "op", "ops", fields)
 
-    def _add_runtime(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+    def _add_runtime(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
         columns["corr"], columns["external_id"] = fields.ints("correlation"), fields.ints("external_id")
         columns["kernel_id"] = fields.texts("kernel")
         self._tables["runtime"].append(columns)
         self._geometry.update(fields.geometry())
 
-    def _add_ranges(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+    def _add_ranges(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
         columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
         for name in ("dims", "types"):
             columns[f"{name}_id"] = fields.raws(name)
@@ -405,42 +366,34 @@ class Columns:
             self._tables[table].append(dict(zip(SCHEMAS[table], columns, strict=True)))
 
     def _timed(self, table: str, events: list[Any]) -> tuple[Fields, dict[str, np.ndarray]]:
-        """The events that have a start and a duration, and the columns that every table has."""
+        """The slices that have a start and a duration, and the columns that every table has; {} for none."""
         if list(map(_PH, events)).count("X") < len(events):
             events = [event for event in events if event.ph == "X"]
         if not events:
-            return Decoded([], self._encode), {}
-        ts_ns, starts = self._starts_ns(events)
-        dur_ns, readable = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
-        readable &= starts & (dur_ns >= 0)
+            return Fields([], self._encode), {}
         self._num_slices[table] += len(events)
+        ts_ns, starts = self._times_ns(events)
+        dur_ns, lasting = durations_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
+        readable = starts & lasting
         if not readable.all():
-            for name, odd in (("ts", ~starts), ("dur", starts & ~readable)):
+            for name, odd in (("ts", ~starts), ("dur", starts & ~lasting)):
                 if odd.any():
                     self.problems[f"events without a readable {name} were left out"] += int(odd.sum())
             self._num_untimed[table] += int((~readable).sum())
             events = [event for event, is_readable in zip(events, readable, strict=True) if is_readable]
             ts_ns, dur_ns = ts_ns[readable], dur_ns[readable]
-        fields = Decoded(events, self._encode)
-        return fields, self._place(fields, ts_ns, dur_ns) if events else {}
+        fields = Fields(events, self._encode)
+        return fields, _slices(fields, ts_ns, dur_ns) if events else {}
 
-    def _place(self, fields: Fields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns that every table of slices has."""
-        return {
-            "start_ns": ts_ns,
-            "end_ns": ts_ns + dur_ns,
-            "pid": fields.ids("pid"),
-            "tid": fields.ids("tid"),
-            "name_id": fields.names(),
-        }
+    def _times_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+        # JSON has no NUL; joining and splitting is five times faster than bytes() of each.
+        return times_ns(b"\0".join(map(_TS, events)).split(b"\0"))
 
-    def _starts_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        if self._decoder.exact and events:
-            return digits_us_to_ns(b"\0".join(map(_TS, events)).split(b"\0"))
-        times_us = np.fromiter(map(_TS, events), np.float64, len(events))
-        if (times_us >= FLOAT_EXACT_US).any():
-            raise _TooLarge
-        return float_us_to_ns(times_us)
+
+def _slices(fields: AnyFields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns that every table of slices has."""
+    columns = {"start_ns": ts_ns, "end_ns": ts_ns + dur_ns, "name_id": fields.names()}
+    return columns | {name: fields.ids(name) for name in ("pid", "tid")}
 
 
 def _ops_of(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
@@ -482,10 +435,6 @@ def flow_number(raw: bytes) -> int:
     """The number of an arrow, -1 for what is none."""
     digits = raw.strip(b'"')
     return int(digits) if _FLOW.fullmatch(digits) else -1
-
-
-class _TooLarge(Exception):
-    """Times that a float64 cannot hold."""
 
 
 def _int32(values: np.ndarray) -> np.ndarray:

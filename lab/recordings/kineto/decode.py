@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -149,47 +148,8 @@ class Args(msgspec.Struct, gc=False, frozen=True):
 _NO_ARGS = Args()
 
 
-class FunctionArgs(msgspec.Struct, gc=False, frozen=True):
-    """In the order torch writes them; what is not read is named here all the same, which finds it at once."""
-
-    parent: msgspec.Raw = msgspec.field(name="Python parent id", default=_NO_RAW)
-    python_id: msgspec.Raw = msgspec.field(name="Python id", default=_NO_RAW)
-    ev_idx: int | str = msgspec.field(name="Ev Idx", default=-1)
-
-
-_NO_FUNCTION_ARGS = FunctionArgs()
-
-
-class Function(msgspec.Struct, gc=False):
-    """A frame of Python's stack: most events of a trace with stacks, of which only the number is read.
-
-    Its other fields are here to be checked as those of any event.
-    """
-
-    ph: Literal["X"]
-    cat: Literal["python_function"]
-    name: str = ""
-    pid: int | str = -1
-    tid: int | str = -1
-    ts: float = _NAN
-    dur: float = _NAN
-    args: FunctionArgs = _NO_FUNCTION_ARGS
-
-
 class Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = -1
-    tid: int | str = -1
-    ts: float = _NAN
-    dur: float = _NAN
-    args: Args = _NO_ARGS
-    id: msgspec.Raw = _NO_RAW  # of an arrow
-
-
-class ExactEvent(msgspec.Struct, gc=False):
-    """The same, with a time too large for a float64: its digits."""
+    """One event; `ts` as its digits, because absolute times do not fit a float64."""
 
     ph: str = ""
     cat: str = ""
@@ -202,51 +162,30 @@ class ExactEvent(msgspec.Struct, gc=False):
     id: msgspec.Raw = _NO_RAW  # of an arrow
 
 
-FUNCTION_LIST = msgspec.json.Decoder(list[Function])
-FLOAT_LIST = msgspec.json.Decoder(list[Event])
-EXACT_LIST = msgspec.json.Decoder(list[ExactEvent])
-FLOAT_ONE = msgspec.json.Decoder(Event)
-EXACT_ONE = msgspec.json.Decoder(ExactEvent)
+_EVENTS = msgspec.json.Decoder(list[Event])
+EVENT = msgspec.json.Decoder(Event)
 
 
 ODD = "odd events were read with replaced characters or without their odd fields"
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
-_FUNCTION = b'"python_function"'
-_END_BYTES = 512  # of a piece, looked at before it is decoded as one of functions only
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 
 class EventDecoder:
-    """Decodes pieces of a file; `exact` keeps times as digits instead of floats."""
+    """Decodes the pieces of one file."""
 
     def __init__(self, pieces: EventPieces, problems: Counter[str]) -> None:
-        self.exact = False
         self._pieces = pieces
         self._problems = problems
 
-    def functions(self, piece: Piece) -> list[Function]:
-        """The events of a piece of nothing but Python's functions, read in half the time; else none."""
-        text = piece.text
-        if _FUNCTION not in text[:_END_BYTES] or _FUNCTION not in text[-_END_BYTES:]:
-            return []
-        try:
-            return FUNCTION_LIST.decode(b"[" + text + b"]")
-        except (ValueError, RecursionError):
-            return []
-
-    def decode(self, piece: Piece) -> Sequence[Any]:
+    def decode(self, piece: Piece) -> list[Event]:
         """The events of a piece. Raises BadDataError for text that is not JSON, except under salvage."""
         try:
-            return self._decode_list(piece.text)
+            return _events_of(piece.text)
         except (ValueError, RecursionError):
             return self._decode_one_by_one(piece)
 
-    def _decode_list(self, text: bytes) -> Sequence[Any]:
-        document = b"[" + text + b"]"
-        events: Sequence[Any] = (EXACT_LIST if self.exact else FLOAT_LIST).decode(document)
-        return events
-
-    def _decode_one_by_one(self, piece: Piece) -> Sequence[Any]:
+    def _decode_one_by_one(self, piece: Piece) -> list[Event]:
         """Find the events one by one, keep those that decode, and give back what is not part of the list."""
         if inside_string(piece.text) and self._pieces.cut_with_care(piece):
             return []
@@ -258,18 +197,18 @@ class EventDecoder:
             self._damaged("text between events that is not an event", piece.offset + parts.stray)
         if end < len(piece.text):
             try:
-                return self._decode_list(piece.text[:end])
+                return _events_of(piece.text[:end])
             except (ValueError, RecursionError):
                 pass
         events = [self._decode_one(piece.text[a:b], piece.offset + a) for a, b in parts.spans]
         return [event for event in events if event is not None]
 
-    def _decode_one(self, text: bytes, offset: int) -> Any:
+    def _decode_one(self, text: bytes, offset: int) -> Event | None:
         try:
-            return (EXACT_ONE if self.exact else FLOAT_ONE).decode(text)
+            return EVENT.decode(text)
         except (ValueError, RecursionError):
             loose = self._decode_loosely(text, offset)
-            return None if loose is None else self._coerce(loose, ExactEvent if self.exact else Event)
+            return None if loose is None else self._coerce(loose, Event)
 
     def _decode_loosely(self, text: bytes, offset: int) -> dict[str, Any] | None:
         try:
@@ -302,6 +241,10 @@ class EventDecoder:
         if not self._pieces.salvage:
             raise self._pieces.bad(f"the trace is damaged: {fault}", offset)
         self._problems[f"{fault}: left out"] += 1
+
+
+def _events_of(text: bytes) -> list[Event]:
+    return _EVENTS.decode(b"[" + text + b"]")
 
 
 def clean_text(value: Any) -> str:

@@ -19,7 +19,7 @@ from lab.recordings.lacks import Axis, Lack, Place
 
 # GPU rows, API calls and arrows have none.
 _WITHOUT = ("kernels", "runtime", "flows")
-# Categories of slices that are no work: the span of the recording, costs of the profiler itself.
+# Categories of slices that are not work: the span of the recording, costs of the profiler itself.
 _WITHOUT_WORK = (
     "trace",
     "overhead",

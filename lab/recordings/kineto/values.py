@@ -1,77 +1,75 @@
-"""Fields of many events -> one numpy column: numbers, ids of texts, ids of JSON lists."""
+"""Fields of many events -> numpy columns: times, numbers, ids of texts, ids of JSON lists."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
-from itertools import chain
+from functools import cached_property
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from lab.recordings.kineto.decode import ODD, Args
+from lab.recordings.kineto.decode import NO_SIZE, ODD, Args
 
-# Below this many microseconds no two numbers with three decimals share a float64: 2^43 us is 101 days, and
-# Kineto moves its base every quarter of a year. Above it the digits are read as integers instead.
-FLOAT_EXACT_US = float(2**43)
-
-
-def float_us_to_ns(times_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Microseconds with up to three decimals (n,) as exact int64 ns (n,), and which were finite (n,).
-
-    Exact below FLOAT_EXACT_US: the whole part is set aside before scaling, so no digit is rounded away.
-    """
-    exact = np.isfinite(times_us) & (np.abs(times_us) < FLOAT_EXACT_US)
-    times_us = np.where(exact, times_us, 0.0)
-    floor_us = np.floor(times_us)
-    return floor_us.astype(np.int64) * 1000 + np.rint((times_us - floor_us) * 1000).astype(np.int64), exact
+INT64 = range(-(2**63), 2**63)
+_LONGEST_US = float(2**43)  # 101 days; up to here three decimals of a float64 are exact
 
 
-def digits_us_to_ns(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def durations_ns(durations_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Microseconds with up to three decimals (n,) as exact int64 ns (n,), and which are durations (n,)."""
+    valid = np.isfinite(durations_us) & (durations_us >= 0) & (durations_us < _LONGEST_US)
+    durations_us = np.where(valid, durations_us, 0.0)
+    # The whole part is set aside before scaling, so that no digit is rounded away.
+    floor_us = np.floor(durations_us)
+    return floor_us.astype(np.int64) * 1000 + np.rint((durations_us - floor_us) * 1000).astype(
+        np.int64
+    ), valid
+
+
+def times_ns(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """JSON numbers of microseconds (n,) as exact int64 ns (n,), and which could be read (n,).
 
-    All at once if each has three decimals, or none; otherwise one by one.
+    All at once if each has at most three decimals and no sign; otherwise one by one.
     """
-    fixed = _fixed_point(texts)
-    if fixed is not None:
-        return fixed, np.ones(len(texts), dtype=bool)
+    at_once = _whole_ns(texts)
+    if at_once is not None:
+        return at_once, np.ones(len(texts), dtype=bool)
     exact = [_decimal_ns(text) for text in texts]
     readable = np.array([ns is not None for ns in exact], dtype=bool)
     return np.array([ns or 0 for ns in exact], dtype=np.int64), readable
 
 
-def _fixed_point(texts: Sequence[bytes]) -> np.ndarray | None:
+def _whole_ns(texts: Sequence[bytes]) -> np.ndarray | None:
     joined = b",".join(texts)
+    digits = joined.replace(b".", b"")
     marks = np.frombuffer(joined + b",", dtype=np.uint8)
     points, ends = np.flatnonzero(marks == ord(".")), np.flatnonzero(marks == ord(","))
     lengths = np.diff(ends, prepend=-1) - 1
-    if len(ends) != len(texts) or lengths.min() < 1 or lengths.max() > 18 + (len(points) > 0):
+    if len(ends) != len(texts) or lengths.min() < 1 or not digits.replace(b",", b"").isdigit():
         return None
-    if len(points) and (len(points) != len(ends) or (ends - points != 4).any()):
-        return None
-    digits = joined.replace(b".", b"")
-    if not digits.replace(b",", b"").isdigit():
+    row = np.searchsorted(ends, points)
+    decimals = np.zeros(len(texts), dtype=np.int64)
+    decimals[row] = ends[row] - points - 1
+    if decimals.max() > 3 or (lengths - (decimals > 0)).max() > 18:
         return None
     numbers = np.array(digits.split(b","), dtype="S18").astype(np.int64)
-    scale = 1 if len(points) else 1000
+    scale = 10 ** (3 - decimals)
     return numbers * scale if (numbers < 2**62 // scale).all() else None
 
 
 def _decimal_ns(text: bytes) -> int | None:
     try:
-        time_us = Decimal(text.decode())
+        time_us = Decimal(text.decode().strip('"'))
     except (InvalidOperation, UnicodeDecodeError):
         return None
     if not time_us.is_finite() or abs(time_us) > 2**52:
         return None
     return int((time_us * 1000).to_integral_value())
-
-
-INT64 = range(-(2**63), 2**63)
 
 
 class ColumnEncoder:
@@ -87,7 +85,7 @@ class ColumnEncoder:
         return np.fromiter(map(self.strings.__getitem__, map(text_of, rows)), np.int32, len(rows))
 
     def raws(self, args: Sequence[Args], name: str) -> np.ndarray:
-        # JSON holds no NUL. Joining and splitting is five times faster than bytes() of each.
+        # JSON has no NUL. Joining and splitting is five times faster than bytes() of each.
         texts = b"\0".join(map(attrgetter(name), args)).split(b"\0")
         return np.fromiter(map(self._raw_ids.__getitem__, texts), np.int32, len(args))
 
@@ -168,3 +166,70 @@ class Lookup(dict[Any, Any]):
     def __missing__(self, key: Any) -> Any:
         value = self[key] = self._compute(key)
         return value
+
+
+_ARGS, _CAT = attrgetter("args"), attrgetter("cat")
+
+
+class Fields:
+    """Columns of the fields of some events (n)."""
+
+    def __init__(self, events: Sequence[Any], encode: ColumnEncoder) -> None:
+        self._events, self._encode = events, encode
+
+    @cached_property
+    def _args(self) -> list[Args]:
+        return list(map(_ARGS, self._events))
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def ids(self, name: str) -> np.ndarray:
+        """pid or tid (n,): the number, or -2 minus the id of a text."""
+        return self._encode.numbers_or_texts(self._events, attrgetter(name))
+
+    def names(self) -> np.ndarray:
+        """Ids of the events' names (n,)."""
+        return self._encode.texts(self._events, attrgetter("name"))
+
+    def by_category(self, value_of: Callable[[str], Any], kind: type) -> np.ndarray:
+        """`value_of` each event's category (n,), as numbers of `kind`."""
+        return np.fromiter(map(value_of, map(_CAT, self._events)), kind, len(self))
+
+    def ints(self, name: str) -> np.ndarray:
+        """A number of the arguments (n,)."""
+        return self._encode.ints(self._args, name)
+
+    def texts(self, name: str) -> np.ndarray:
+        """Ids of a text of the arguments (n,), -1 where there is none."""
+        return self._encode.texts(self._args, attrgetter(name))
+
+    def raws(self, name: str) -> np.ndarray:
+        """Ids of a list of the arguments as compact JSON (n,), -1 where there is none."""
+        return self._encode.raws(self._args, name)
+
+    def sizes(self, name: str) -> np.ndarray:
+        """grid or block (n, 3), -1 where there is none."""
+        return self._encode.triples(self._args, name).reshape(-1, 3)
+
+    def collectives(self) -> tuple[np.ndarray, Fields]:
+        """The events (m,) that describe a collective, and their fields."""
+        rows = self._with_text("collective")
+        return np.array(rows, dtype=np.int64), Fields([self._events[row] for row in rows], self._encode)
+
+    def copies(self) -> Iterator[tuple[int, str, str, str]]:
+        """(event, copy kind, source, target) of each event that has them."""
+        for row in self._with_text("copy_kind"):
+            args = self._args[row]
+            yield row, args.copy_kind, args.src_kind, args.dst_kind
+
+    def geometry(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """(correlation, grid, block and shared memory) of each event that has a grid."""
+        for args in self._args:
+            if args.grid is not NO_SIZE and args.correlation in INT64:
+                sizes = (*args.grid, *args.block, args.smem_bytes)
+                yield args.correlation, tuple(size if size in INT64 else -1 for size in sizes)
+
+    def _with_text(self, name: str) -> list[int]:
+        """The events whose argument is a text and not empty."""
+        return list(compress(range(len(self)), map(attrgetter(name), self._args)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from lab.errors import BadDataError
 from lab.recordings.capture import Strings
-from lab.recordings.sqlite import lookup, opened, quoted
+from lab.recordings.sqlite import Database, lookup, opened, quoted
 from lab.recordings.tables import Table
 
 
@@ -85,12 +84,17 @@ class Export(ABC):
         """Number of rows."""
 
     @abstractmethod
-    def largest(self, table: str, column: str) -> int:
-        """The largest value of a column of integers, 0 without rows."""
+    def numbers(
+        self,
+        table: str,
+        needed: Mapping[str, str],
+        optional: Mapping[str, str] | None = None,
+        among: Among | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Columns of integers in the order of the rows; NULL and absent optional columns read as -1.
 
-    @abstractmethod
-    def _integers(self, table: str, columns: Sequence[str], among: Among | None) -> list[np.ndarray]:
-        """Columns (n,) of int64, -1 for NULL; raises TypeError, ValueError or OverflowError for others."""
+        Raises BadDataError where a needed column is absent or holds anything but integers.
+        """
 
     def check(self) -> None:
         if not any(name in self.tables for name in _NSYS_TABLES):
@@ -112,34 +116,6 @@ class Export(ABC):
         rows = list(self.rows(table, ("name", "value")))
         return {str(name): str(value) for name, value in reversed(rows)}
 
-    def numbers(
-        self,
-        table: str,
-        needed: Mapping[str, str],
-        optional: Mapping[str, str] | None = None,
-        among: Among | None = None,
-    ) -> dict[str, np.ndarray]:
-        """Columns of integers in the order of the rows; NULL and absent optional columns read as -1.
-
-        Raises BadDataError where a needed column is absent or a value is not an integer.
-        """
-        columns = self.tables[table]
-        absent = sorted(set(needed.values()) - columns - {"rowid"})
-        if absent:
-            raise BadDataError(
-                f"{table} has no column {', '.join(absent)}: an export version that lab does not support",
-                location=self.path,
-            )
-        wanted = dict(needed) | {k: v for k, v in (optional or {}).items() if v in columns}
-        try:
-            values = self._integers(table, list(wanted.values()), among)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise BadDataError(
-                f"{table} has values that are not integers: {error}", location=self.path
-            ) from error
-        unknown = np.full(len(values[0]), -1)
-        return dict.fromkeys(optional or {}, unknown) | dict(zip(wanted, values, strict=True))
-
 
 class SqliteExport(Export):
     """An export of `--type sqlite`, opened read-only."""
@@ -147,35 +123,32 @@ class SqliteExport(Export):
     kind = "an SQLite file"
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection = connection
-        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        super().__init__(path, {name: self._columns(name) for (name,) in names if isinstance(name, str)})
-
-    def _columns(self, table: str) -> set[str]:
-        return {row[1] for row in self._connection.execute(f"PRAGMA table_info({quoted(table)})")}
+        self._database = Database(connection, path)
+        super().__init__(path, {name: set(columns) for name, columns in self._database.columns.items()})
 
     def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
         if table not in self.tables:
             return iter(())
-        return self._select(", ".join(map(quoted, columns)), table, among)
-
-    def _select(self, chosen: str, table: str, among: Among | None) -> sqlite3.Cursor:
-        condition = f"WHERE {quoted(among[0])} IN ({', '.join(map(str, among[1]))})" if among else ""
-        return self._connection.execute(f"SELECT {chosen} FROM {quoted(table)} {condition} ORDER BY rowid")
+        chosen = ", ".join(map(quoted, columns))
+        select = f"SELECT {chosen} FROM {quoted(table)} {_condition(among)} ORDER BY rowid"
+        return self._database.connection.execute(select)
 
     def count(self, table: str) -> int:
-        return int(self._connection.execute(f"SELECT COUNT(*) FROM {quoted(table)}").fetchone()[0])
+        select = f"SELECT COUNT(*) FROM {quoted(table)}"
+        return int(self._database.connection.execute(select).fetchone()[0])
 
-    def largest(self, table: str, column: str) -> int:
-        name = quoted(column)
-        asked = f"SELECT MAX({name}) FROM {quoted(table)} WHERE typeof({name}) = 'integer'"
-        return int(self._connection.execute(asked).fetchone()[0] or 0)
+    def numbers(
+        self,
+        table: str,
+        needed: Mapping[str, str],
+        optional: Mapping[str, str] | None = None,
+        among: Among | None = None,
+    ) -> dict[str, np.ndarray]:
+        return self._database.integers(table, needed, optional, _condition(among))
 
-    def _integers(self, table: str, columns: Sequence[str], among: Among | None) -> list[np.ndarray]:
-        cursor = self._select(", ".join(f"IFNULL({quoted(name)}, -1)" for name in columns), table, among)
-        # From the cursor straight into the array: no list of rows, whatever the size of the export.
-        flat = np.fromiter(chain.from_iterable(cursor), dtype=np.int64).reshape(-1, len(columns))
-        return [np.ascontiguousarray(flat[:, index]) for index in range(len(columns))]
+
+def _condition(among: Among | None) -> str:
+    return f"WHERE {quoted(among[0])} IN ({', '.join(map(str, among[1]))})" if among else ""
 
 
 def is_folder(names: Collection[str]) -> bool:

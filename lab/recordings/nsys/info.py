@@ -79,7 +79,7 @@ _LOSS = re.compile(
     re.IGNORECASE,
 )
 _FAILURE = re.compile(r"(?:failed|unable|could not|cannot)\b", re.IGNORECASE)
-# Of a machine whose GPUs are no peers; it concerns programs that allocate such memory (rule T).
+# Of a machine whose GPUs are not peers; it concerns programs that allocate such memory (rule T).
 UNIFIED = re.compile("unified memory cannot be traced", re.IGNORECASE)
 _MANAGED = re.compile("cudaMallocManaged|cuMemAllocManaged")
 _TRACED = re.compile(r"\b(?:CUDA|CUPTI|NVTX)\b", re.IGNORECASE)

@@ -72,8 +72,8 @@ def _end_the_unfinished(export: Export, rows: Columns) -> None:
     if not still_open.any():
         return
     tables = [PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")]
-    ends = [export.largest(table, "end") for table in tables if table in export.tables]
-    end = max([int(rows["end_ns"].max()), int(rows["start_ns"].max()), *ends])
+    ends = [export.numbers(table, {"end": "end"})["end"] for table in tables if table in export.tables]
+    end = max(int(times.max(initial=0)) for times in (rows["end_ns"], rows["start_ns"], *ends))
     rows["end_ns"] = np.where(still_open, end, rows["end_ns"])
     export.problems.append(f"{plural(int(still_open.sum()), 'range')} still open at the end of the recording")
 

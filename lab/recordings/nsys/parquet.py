@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +63,30 @@ class ParquetExport(Export):
     def count(self, table: str) -> int:
         return int(self._files[table].metadata.num_rows)
 
-    def largest(self, table: str, column: str) -> int:
-        (values,) = self._integers(table, (column,), None)
-        return int(values.max(initial=0))
-
-    def _integers(self, table: str, columns: Sequence[str], among: Among | None) -> list[np.ndarray]:
-        chosen = self._positions(table, among) if among or "rowid" in columns else slice(None)
-        return [
-            chosen + 1
-            if name == "rowid" and isinstance(chosen, np.ndarray)
-            else self._column_of_integers(table, name)[chosen]
-            for name in columns
-        ]
+    def numbers(
+        self,
+        table: str,
+        needed: Mapping[str, str],
+        optional: Mapping[str, str] | None = None,
+        among: Among | None = None,
+    ) -> dict[str, np.ndarray]:
+        columns = self.tables[table]
+        if absent := sorted(set(needed.values()) - columns - {"rowid"}):
+            raise BadDataError(
+                f"{table} has no column {', '.join(absent)}: a version that lab does not support",
+                location=self.path,
+            )
+        wanted = dict(needed) | {k: v for k, v in (optional or {}).items() if v in columns}
+        chosen = self._positions(table, among)
+        try:
+            numbers = {
+                name: chosen + 1 if column == "rowid" else self._column_of_integers(table, column)[chosen]
+                for name, column in wanted.items()
+            }
+        except (TypeError, ValueError, OverflowError) as error:
+            problem = f"{table} has values that are not integers: {error}"
+            raise BadDataError(problem, location=self.path) from error
+        return dict.fromkeys(optional or {}, np.full(len(chosen), -1)) | numbers
 
     def _positions(self, table: str, among: Among | None) -> np.ndarray:
         """Positions (m,) of the rows asked for."""

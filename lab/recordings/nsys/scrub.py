@@ -22,7 +22,8 @@ from lab.core.files import make_folder
 from lab.errors import BadDataError, UsageError, writing
 from lab.recordings import nsys
 from lab.recordings.nsys.info import UNIFIED, losses
-from lab.recordings.sqlite import is_gzip, quoted, unzipped
+from lab.recordings.pieces import start_of
+from lab.recordings.sqlite import quoted, unzipped
 
 # Tables of times, sizes and ids: only numbers are kept, except the texts below.
 EVENT_TABLES = re.compile(
@@ -74,7 +75,7 @@ def scrub(source: Path | str, target: Path | str) -> Scrubbed:
     source, target = Path(source), Path(target)
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError("source and target are the same file", location=source, fix="name another target")
-    if source.is_file() and is_gzip(source):
+    if source.is_file() and start_of(source, 2)[1]:
         with unzipped(source) as export:
             return _scrub(export, target)
     return _scrub(source, target)

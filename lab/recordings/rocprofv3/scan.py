@@ -1,21 +1,17 @@
-"""A walk through a JSON document that is larger than memory: values are skipped or decoded, lists of objects
-in pieces."""
+"""rocprofv3's JSON as it lies in the file, and its rows as columns."""
 
 from __future__ import annotations
 
-import gzip
-import re
-import zlib
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from lab.errors import BadDataError, MissingError, not_here
-from lab.recordings.pieces import last_boundary
+from lab.errors import BadDataError
+from lab.recordings.pieces import elements, last_boundary, read_whole
 
 # A number beyond it is an error of the decoder rather than of a column.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -106,6 +102,25 @@ class Process(msgspec.Struct, frozen=True):
     fini_time: Int64 = -1
 
 
+class Strings(msgspec.Struct, frozen=True):
+    buffer_records: list[Kind] = []
+    marker_api: list[Marker] = []
+
+
+class Element(msgspec.Struct, frozen=True):
+    """One process' element of the list; command, configuration and host name are passed over."""
+
+    metadata: Process = Process()
+    strings: Strings = Strings()
+    agents: list[Any] = []
+    kernel_symbols: list[Symbol] = []
+    buffer_records: dict[str, msgspec.Raw] = {}
+
+
+class _Document(msgspec.Struct, frozen=True):
+    elements: list[Element] | Element = msgspec.field(name="rocprofiler-sdk-tool")
+
+
 Columns = dict[str, np.ndarray]
 _TIMED = {
     "start_ns": "start_timestamp",
@@ -133,247 +148,81 @@ _PATHS: dict[str, dict[str, str]] = {
     | {"kind": "kind", "operation": "operation", "bytes": "bytes_"}
     | {"target": "dst_agent_id.handle", "origin": "src_agent_id.handle"},
 }
-CALLS = msgspec.json.Decoder(list[Call])
-DISPATCHES = msgspec.json.Decoder(list[Dispatch])
-COPIES = msgspec.json.Decoder(list[Copy])
-MARKERS = msgspec.json.Decoder(list[Marker])
-SYMBOLS = msgspec.json.Decoder(list[Symbol])
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "call": msgspec.json.Decoder(list[Call]),
+    "dispatch": msgspec.json.Decoder(list[Dispatch]),
+    "copy": msgspec.json.Decoder(list[Copy]),
+}
+_DOMAINS = {
+    "call": ("hip_api", "hsa_api", "marker_api", "rccl_api", "rocdecode_api", "rocjpeg_api"),
+    "dispatch": ("kernel_dispatch",),
+    "copy": ("memory_copy",),
+}
+PIECE_BYTES = 1 << 20
+MOST_BYTES = 2 << 30
+_FIX = "record or copy the file again"
 
 
-def columns_of(record: str, rows: Sequence[Any]) -> Columns:
-    """Columns (n,) of int64 of one piece's rows; record is `call`, `dispatch` or `copy`."""
+def read_document(path: Path) -> list[Element]:
+    """The elements of a file, plain or gzip, its rows still as text.
+
+    Raises MissingError without the file; BadDataError if it is truncated, damaged, larger than MOST_BYTES or
+    not what the tool writes.
+    """
+    text = read_whole(path, MOST_BYTES, "record with --output-format rocpd")
+    try:
+        document = msgspec.json.decode(text.removeprefix(b"\xef\xbb\xbf"), type=_Document)
+    except (ValueError, RecursionError) as error:
+        problem = f"truncated, damaged, or not what rocprofv3 writes: {error}"
+        raise BadDataError(problem, location=path, fix=_FIX) from error
+    return document.elements if isinstance(document.elements, list) else [document.elements]
+
+
+def read_columns(element: Element, record: str, path: Path) -> Columns:
+    """Columns (n,) of int64 of an element's rows; record is `call`, `dispatch` or `copy`.
+
+    Lists are decoded in pieces: all rows at once would take several times the memory of their text.
+    Raises BadDataError for rows that are not what the tool writes.
+    """
+    pieces = [{name: np.empty(0, dtype=np.int64) for name in _PATHS[record]}]
+    decoder = _DECODERS[record]
+    for domain, text in element.buffer_records.items():
+        if domain in _DOMAINS[record]:
+            try:
+                pieces += [_columns_of(record, rows) for rows in _rows(memoryview(text)[1:-1], decoder)]
+            except (ValueError, RecursionError) as error:
+                problem = f"rows of {domain} that rocprofv3 does not write: {error}"
+                raise BadDataError(problem, location=path, fix=_FIX) from error
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in _PATHS[record]}
+
+
+def _rows(text: memoryview, decoder: msgspec.json.Decoder[list[Any]]) -> Iterator[list[Any]]:
+    """The objects of a list, without its brackets, piece by piece."""
+    start, size = 0, PIECE_BYTES
+    while start < len(text):
+        piece = bytes(text[start : start + size])
+        is_rest = start + size >= len(text)
+        end = len(piece) if is_rest else last_boundary(piece)
+        try:
+            rows = decoder.decode(_list_of(piece[:end]))
+        except ValueError:
+            # The place lay inside an object; where it did not, the rows are odd, and are so again.
+            spans = elements(piece).spans
+            end = len(piece) if is_rest else spans[-1][1] if spans else 0
+            rows = decoder.decode(_list_of(piece[:end]))
+        if not end:
+            size *= 2
+            continue
+        yield rows
+        start, size = start + end, PIECE_BYTES
+
+
+def _list_of(objects: bytes) -> bytes:
+    return b"[" + objects.lstrip(b", \t\r\n") + b"]"
+
+
+def _columns_of(record: str, rows: Sequence[Any]) -> Columns:
     return {
         name: np.fromiter(map(attrgetter(path), rows), dtype=np.int64, count=len(rows))
         for name, path in _PATHS[record].items()
     }
-
-
-def together(record: str, pieces: Sequence[Columns]) -> Columns:
-    """The columns of all pieces."""
-    empty = np.empty(0, dtype=np.int64)
-    return {name: np.concatenate([empty, *(piece[name] for piece in pieces)]) for name in _PATHS[record]}
-
-
-CHUNK_BYTES = 1 << 20
-# Larger than any single value that the tool writes: a bound on the memory that a hostile file can take.
-LIMIT_BYTES = 16 << 20
-_BOM = b"\xef\xbb\xbf"
-_BLACK = re.compile(rb"[^ \t\r\n]")
-_PLAIN = re.compile(rb"[^,\]}\s]+")
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
-
-
-T = TypeVar("T")
-
-
-class Scan:
-    """A position in one document, plain or gzip; methods move it past what they return.
-
-    Raises MissingError without the file; BadDataError, with the byte, where the document ends early, is
-    damaged or holds a value larger than LIMIT_BYTES.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._buffer, self._next = b"", 0  # _next: the first byte of the buffer that is not consumed
-        self._dropped = 0  # bytes of the document before the buffer
-        self._chunks = _chunks(path, CHUNK_BYTES)
-        self._fill()
-        if self._buffer.startswith(_BOM):
-            self._next = len(_BOM)
-
-    def members(self) -> Iterator[str]:
-        """The keys of an object; the value of each must be consumed before the next."""
-        self._take(b"{")
-        while self._peek() != b"}":
-            key = self.value()
-            self._take(b":")
-            yield str(key)
-            self._comma(b"}")
-        self._take(b"}")
-
-    def items(self) -> Iterator[int]:
-        """The positions of a list; its element must be consumed before the next."""
-        self._take(b"[")
-        index = 0
-        while self._peek() != b"]":
-            yield index
-            index += 1
-            self._comma(b"]")
-        self._take(b"]")
-
-    def is_list(self) -> bool:
-        return self._peek() == b"["
-
-    def is_object(self) -> bool:
-        return self._peek() == b"{"
-
-    def value(self, kind: Any = Any) -> Any:
-        """The next value, decoded as `kind`."""
-        text = self._text()
-        try:
-            return msgspec.json.decode(text, type=kind)
-        except (ValueError, RecursionError) as error:
-            raise self.bad(f"not what rocprofv3 writes: {error}", self._offset - len(text)) from error
-
-    def skip(self) -> None:
-        for _ in self._value_parts():
-            pass
-
-    def rows(self, decoder: msgspec.json.Decoder[list[T]]) -> Iterator[list[T]]:
-        """The objects of a list, decoded, in pieces."""
-        self._take(b"[")
-        while self._peek() != b"]":
-            if self._peek() != b"{":
-                raise self.bad("a list of objects holds something else")
-            yield self._piece(decoder)
-            self._comma(b"]")
-        self._take(b"]")
-
-    def _piece(self, decoder: msgspec.json.Decoder[list[T]]) -> list[T]:
-        while len(self._buffer) - self._next < CHUNK_BYTES and self._fill():
-            pass
-        text = self._buffer[self._next :]
-        if end := last_boundary(text):
-            try:
-                rows = decoder.decode(b"[" + text[:end] + b"]")
-            except (ValueError, RecursionError):
-                pass  # The list ends before that place, or it lies inside an object.
-            else:
-                self._next += end
-                return rows
-        end = self._whole_objects()
-        try:
-            rows = decoder.decode(b"[" + self._buffer[self._next : self._next + end] + b"]")
-        except (ValueError, RecursionError) as error:
-            raise self.bad(f"rows that rocprofv3 does not write: {error}") from error
-        self._next += end
-        return rows
-
-    def _whole_objects(self) -> int:
-        """How many bytes the whole objects at the buffer's beginning take; reads on until there is one."""
-        while True:
-            depth, end = 0, self._next
-            for token in _tokens(self._buffer, self._next):
-                mark = token.group()
-                if depth == 0 and self._buffer[end : token.start()].strip(b" \t\r\n,"):
-                    raise self.bad("text between objects", self._dropped + end)
-                depth += _step(mark)
-                if depth < 0:
-                    break
-                if depth == 0:
-                    end = token.end()
-            if end > self._next:
-                return end - self._next
-            if len(self._buffer) - self._next > LIMIT_BYTES:
-                raise self.bad(f"one object is larger than {LIMIT_BYTES >> 20} MiB")
-            self._more()
-
-    def bad(self, problem: str, offset: int | None = None) -> BadDataError:
-        location = f"{self.path}, byte {self._offset if offset is None else offset} of the text"
-        return BadDataError(problem, location=location, fix="record or copy the file again")
-
-    @property
-    def _offset(self) -> int:
-        return self._dropped + self._next
-
-    def _text(self) -> bytes:
-        parts, size = [], 0
-        for part in self._value_parts():
-            parts.append(part)
-            size += len(part)
-            if size > LIMIT_BYTES:
-                raise self.bad(f"one value is larger than {LIMIT_BYTES >> 20} MiB")
-        return b"".join(parts)
-
-    def _value_parts(self) -> Iterator[bytes]:
-        """The text of the next value, in parts that end outside of strings."""
-        if self._peek() not in (b'"', b"{", b"["):
-            yield self._scalar()
-            return
-        depth = 0
-        while True:
-            end = self._next
-            for token in _tokens(self._buffer, self._next):
-                end = token.end()
-                depth += _step(token.group())
-                if depth <= 0:
-                    yield self._consume(end)
-                    return
-            # What follows the last token may be the beginning of a text.
-            quote = self._buffer.find(b'"', end)
-            end = quote if quote >= 0 else len(self._buffer)
-            if len(self._buffer) - end > LIMIT_BYTES:
-                raise self.bad(f"one text is larger than {LIMIT_BYTES >> 20} MiB")
-            yield self._consume(end)
-            self._more()
-
-    def _scalar(self) -> bytes:
-        while (match := _PLAIN.match(self._buffer, self._next)) and match.end() == len(self._buffer):
-            if match.end() - self._next > 1 << 16 or not self._fill():
-                break
-        if not match:
-            raise self.bad("a value is missing")
-        return self._consume(match.end())
-
-    def _consume(self, end: int) -> bytes:
-        text = self._buffer[self._next : end]
-        self._next = end
-        return text
-
-    def _comma(self, closing: bytes) -> None:
-        if self._peek() == b",":
-            self._next += 1
-        elif self._peek() != closing:
-            raise self.bad(f"a comma or {closing.decode()} is missing")
-
-    def _take(self, wanted: bytes) -> None:
-        if self._peek() != wanted:
-            raise self.bad(f"{wanted.decode()} is missing")
-        self._next += 1
-
-    def _peek(self) -> bytes:
-        """The next byte that is not a space."""
-        while not (match := _BLACK.search(self._buffer, self._next)):
-            self._next = len(self._buffer)
-            self._more()
-        self._next = match.start()
-        return match.group()
-
-    def _more(self) -> None:
-        if not self._fill():
-            raise self.bad("the file is truncated: it ends inside a value", self._dropped + len(self._buffer))
-
-    def _fill(self) -> bool:
-        chunk = next(self._chunks, b"")
-        if chunk:
-            self._dropped += self._next
-            self._buffer, self._next = self._buffer[self._next :] + chunk, 0
-        return bool(chunk)
-
-
-def _tokens(text: bytes, offset: int) -> Iterator[re.Match[bytes]]:
-    """Strings and brackets, up to a string that does not end in `text`: it may hold brackets."""
-    for token in _TOKEN.finditer(text, offset):
-        if token.group() == b'"':
-            return
-        yield token
-
-
-def _step(mark: bytes) -> int:
-    return (mark in (b"{", b"[")) - (mark in (b"}", b"]"))
-
-
-def _chunks(path: Path, size: int) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as plain:
-            packed = plain.read(2) == b"\x1f\x8b"
-            plain.seek(0)
-            file = gzip.GzipFile(fileobj=plain) if packed else plain
-            yield from iter(lambda: file.read(size), b"")
-    except FileNotFoundError as error:
-        raise not_here("no such file", path) from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
-    except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error

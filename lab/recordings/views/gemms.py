@@ -9,7 +9,7 @@ import numpy as np
 from lab.perfmodel.calls import OpCall
 from lab.perfmodel.products import factor_indices, has_bias, is_product, product_flops, product_of
 from lab.recordings.capture import Capture, once
-from lab.recordings.owners import thread_nesting
+from lab.recordings.owners import parents
 from lab.recordings.tables import Table
 from lab.recordings.views.collectives import column_of
 from lab.recordings.views.launches import device_of, link_ops, steps_at
@@ -101,10 +101,8 @@ def _gemms_on_cpu(trace: Capture) -> dict[str, Any]:
     is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
     rows = np.flatnonzero(is_gemm[trace.operators.name_id])
     ops = trace.operators.take(rows)
-    wraps = np.zeros(len(rows), dtype=bool)
-    for thread in sorted(set(zip(ops.pid.tolist(), ops.tid.tolist(), strict=True))):
-        order, parents = thread_nesting(ops, *thread)
-        wraps[order[parents[parents >= 0]]] = True
+    parent, wraps = parents(ops), np.zeros(len(rows), dtype=bool)
+    wraps[parent[parent >= 0]] = True
     rows = rows[~wraps]
     return {
         "op_row": rows,

@@ -7,11 +7,10 @@ import numpy as np
 from lab.perfmodel.classes import CLASSES, kernel_class
 from lab.recordings.calls import GRAPH_LAUNCH, LAUNCH, call_kinds, launch_calls, of_graphs
 from lab.recordings.capture import MEMCPY, MEMSET, Capture, once
-from lab.recordings.owners import first_index, operators_of_launches
+from lab.recordings.owners import first_index, operators_of_launches, parents
 from lab.recordings.phase_names import step_number
 from lab.recordings.tables import Table
 from lab.stats.columns import distinct_rows
-from lab.stats.intervals import enclosing, spans
 
 
 def device_of(trace: Capture) -> str:
@@ -83,18 +82,6 @@ def steps_at(trace: Capture, ts_ns: np.ndarray) -> np.ndarray:
 def op_parents(trace: Capture) -> np.ndarray:
     """Row of the innermost op around each op of the trace on its own thread (n,), or -1."""
     return parents(trace.operators)
-
-
-def parents(ops: Table) -> np.ndarray:
-    """Row of the innermost op around each op on its own thread (n,), or -1."""
-    order = np.lexsort((-ops.dur_ns, ops.start_ns, ops.tid, ops.pid))
-    pid, tid = ops.pid[order], ops.tid[order]
-    edges = np.flatnonzero((np.diff(pid) != 0) | (np.diff(tid) != 0)) + 1
-    parent = np.full(len(order), -1, dtype=np.int64)
-    for rows in np.split(order, edges):
-        above = enclosing(spans(ops.start_ns[rows], ops.dur_ns[rows]))
-        parent[rows] = np.where(above >= 0, rows[above], -1) if len(rows) else above
-    return parent
 
 
 @once

@@ -73,7 +73,7 @@ def op_roofs(trace: Capture) -> Table:
     collectives = collective_instances(trace) if len(trace.ops) else Table({"row": np.empty(0, np.int64)})
     of_collective = np.isin(np.arange(len(owner)), collectives.row)
     counted = (owner >= 0) & ~of_collective
-    # A fill before a product clears a workspace of the library: it is no part of the product.
+    # A fill before a product clears a workspace of the library: it is not part of the product.
     is_product_name = np.array([*(is_product(text) for text in trace.strings), False])
     fills = counted & (trace.ops.kind == MEMSET)
     counted[fills] = ~is_product_name[trace.operators.name_id[owner[fills]]]

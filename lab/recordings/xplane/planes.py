@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError
 from lab.recordings.capture import Strings
-from lab.recordings.sqlite import is_gzip, lookup
+from lab.recordings.pieces import read_whole
+from lab.recordings.sqlite import lookup
 from lab.stats.columns import per_distinct
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -309,7 +308,7 @@ def read_space(path: Path, strings: Strings) -> Space:
 
     Raises MissingError where it cannot be read; BadDataError where it is truncated, damaged or too large.
     """
-    data = padded(_content(path))
+    data = padded(read_whole(path, MOST_BYTES))
     try:
         space = fields(data, np.array([0]), np.array([len(data) - PADDING]))
         spans = space.of(1)
@@ -324,19 +323,6 @@ def read_space(path: Path, strings: Strings) -> Space:
             fix="copy or record it again",
         ) from error
     return Space(tuple(planes), *(_listed(data, space.of(number)) for number in (2, 3, 4)))
-
-
-def _content(path: Path) -> bytes:
-    try:
-        with gzip.open(path) if is_gzip(path) else path.open("rb") as file:
-            content: bytes = file.read(MOST_BYTES + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
-    except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror or error}", location=path) from error
-    if len(content) > MOST_BYTES:
-        raise BadDataError(f"larger than {MOST_BYTES >> 30} GiB", location=path)
-    return content
 
 
 def _listed(data: np.ndarray, part: Fields) -> tuple[str, ...]:

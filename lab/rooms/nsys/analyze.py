@@ -17,7 +17,7 @@ from lab.recordings.names import short_name
 from lab.rooms.nsys import flops
 from lab.rooms.nsys.captures.phases import sample_sd, step_figures, summed
 from lab.rooms.nsys.flops import ModelSpec
-from lab.rooms.nsys.measured import (
+from lab.rooms.nsys.recording import (
     MASK,
     PARTS,
     PHASES,

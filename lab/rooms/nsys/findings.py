@@ -24,8 +24,7 @@ from lab.rooms.nsys.captures.stats.reports import write_reports
 from lab.rooms.nsys.config import PART_TYPES, TYPES, Cell, ProfileType
 from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.layout import CellFiles, find_cells, published_name
-from lab.rooms.nsys.measured import Recording
-from lab.rooms.nsys.recording import recording_of
+from lab.rooms.nsys.recording import Recording, recording_of
 from lab.rooms.nsys.report.page import Findings, report
 from lab.rooms.nsys.report.tables import Results, cell_row
 from lab.rooms.nsys.report.verdict import write_summary

@@ -94,7 +94,7 @@ def test_pieces_of_nothing_but_python_functions_give_the_same_numbers_as_mixed_o
 
 def test_an_odd_python_function_is_said_and_costs_only_itself(tmp_path):
     functions = numbered(*range(40), cat="python_function")
-    functions[20]["ts"] = "soon"
+    functions[20]["dur"] = "soon"
     text = json.dumps({"traceEvents": functions}).encode()
     path = tmp_path / "trace.json"
     path.write_bytes(text.replace(b'"name": "x"', b'"name": "\xff"', 1))
@@ -102,7 +102,7 @@ def test_an_odd_python_function_is_said_and_costs_only_itself(tmp_path):
     assert trace.lacks == ()
     assert trace.problems == [
         "odd events were read with replaced characters or without their odd fields (2 times)",
-        "odd 'ts' values were left out",
+        "odd 'dur' values were left out",
     ]
 
 

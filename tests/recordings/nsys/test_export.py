@@ -87,9 +87,10 @@ def test_an_sqlite_file_of_somebody_else_is_refused(tmp_path):
         load_capture(tmp_path / "a.sqlite")
 
 
-def test_text_where_a_time_should_be_is_an_error(tmp_path, export):
+@pytest.mark.parametrize("start", ["soon", 1000.5])
+def test_a_time_that_is_not_an_integer_is_an_error(tmp_path, export, start):
     training_step(export)
-    export.rows[PREFIX + "KERNEL"][3]["start"] = "soon"
+    export.rows[PREFIX + "KERNEL"][3]["start"] = start
     with pytest.raises(BadDataError, match="values that are not integers"):
         load_capture(export.write(tmp_path / "a.sqlite"))
 

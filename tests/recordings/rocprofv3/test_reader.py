@@ -87,7 +87,7 @@ def test_every_row_stands_as_the_file_has_it_whatever_the_pieces(tmp_path, share
 
 
 def _in_pieces_of(monkeypatch, size, path):
-    monkeypatch.setattr(scan, "CHUNK_BYTES", size)
+    monkeypatch.setattr(scan, "PIECE_BYTES", size)
     return load_capture(path)
 
 
@@ -108,7 +108,7 @@ def element():
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("chunk", [1 << 20, 97, 1_000])
 def test_rows_calls_copies_and_markers_are_read_in_any_layout(tmp_path, monkeypatch, element, indent, chunk):
-    monkeypatch.setattr(scan, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(scan, "PIECE_BYTES", chunk)
     capture = load_capture(write(tmp_path / "a.json", element, indent=indent))
     ops, ranges = capture.ops, capture.ranges
     assert capture.text(ops.name_id).tolist() == ["beta", "alpha", "MEMORY_COPY_HOST_TO_DEVICE"]
@@ -206,21 +206,19 @@ def test_names_with_brackets_quotes_and_commas_do_not_move_a_boundary(tmp_path, 
     name = 'lambda {,{"a":[1]},{ \\ "quoted" ]}} \x1b[31m =cmd'
     element.symbols[2]["formatted_kernel_name"] = name
     element.messages[0]["value"] = name
-    monkeypatch.setattr(scan, "CHUNK_BYTES", 61)
+    monkeypatch.setattr(scan, "PIECE_BYTES", 61)
     capture = load_capture(write(tmp_path / "a.json", element))
     assert capture.text(capture.ops.name_id)[0] == name
     assert capture.text(capture.ranges.text_id)[0] == name
 
 
-def test_a_value_beyond_the_bound_is_refused_not_kept(tmp_path, monkeypatch, element):
-    monkeypatch.setattr(scan, "LIMIT_BYTES", 2_000)
-    monkeypatch.setattr(scan, "CHUNK_BYTES", 500)
-    element.symbols[1]["formatted_kernel_name"] = "x" * 3_000
+def test_a_file_beyond_the_bound_is_refused_not_kept(tmp_path, monkeypatch, element):
+    monkeypatch.setattr(scan, "MOST_BYTES", 2_000)
     with pytest.raises(BadDataError, match="larger than"):
         load_capture(write(tmp_path / "a.json", element))
 
 
-def test_memory_stays_bounded_by_the_piece_and_the_columns(tmp_path, element):
+def test_memory_stays_bounded_by_the_text_and_the_columns(tmp_path, element):
     import tracemalloc
 
     for index in range(20_000):
@@ -232,5 +230,5 @@ def test_memory_stays_bounded_by_the_piece_and_the_columns(tmp_path, element):
     assert len(load_capture(path).ops) == 20_003
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # Columns take 200 bytes a row; the whole text decoded would take several times its size.
-    assert peak < 1.6 * size
+    # Columns take 200 bytes a row; all rows decoded at once would take several times the text.
+    assert peak < 2.2 * size

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.recordings.owners import innermost
+from lab.recordings.owners import innermost, parents
 from lab.recordings.tables import Table
-from lab.recordings.views.launches import parents
 from tests.recordings.views.made import read, two_steps
 
 

@@ -40,7 +40,7 @@ def test_a_recording_without_steps_and_ranges_has_no_phases(only, tmp_path):
     writer = TraceWriter()
     writer.gemm(4, 4, 4, 100, 10)
     error = only(writer.write(tmp_path / "t.json"), "phases").exception
-    assert isinstance(error, MissingError) and "so there are no phases" in str(error)
+    assert isinstance(error, MissingError) and "so phases are unknown" in str(error)
 
 
 def test_a_section_leaves_the_findings_of_the_whole_alone(only, tmp_path):

@@ -13,8 +13,7 @@ from lab.recordings.projection import project
 from lab.rooms.nsys import flops
 from lab.rooms.nsys.analyze import tables_of
 from lab.rooms.nsys.config import spec_of
-from lab.rooms.nsys.measured import Recording, normalised
-from lab.rooms.nsys.recording import recording_of
+from lab.rooms.nsys.recording import Recording, normalised, recording_of
 from tests.rooms.nsys import made
 from tests.rooms.nsys.made import SPEC, truth, write_trace
 

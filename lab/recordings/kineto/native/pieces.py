@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from lab.recordings.kineto.decode import FLOAT_ONE
-from lab.recordings.kineto.fields import Fields
+from lab.recordings.kineto.decode import EVENT
 from lab.recordings.kineto.native.scanner import PID_TEXT, TID_TEXT, Rows, Scanner, scanner, text_of
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 
@@ -32,7 +30,7 @@ class Texts:
 
 
 class Scanned:
-    """Fields of scanned rows. Rows of a part stand for those of `rows` that have it."""
+    """`values.Fields` of scanned rows. Rows of a part stand for those of `rows` that have it."""
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class Scanned:
     def sizes(self, name: str) -> np.ndarray:
         return np.stack([getattr(self._rows, f"{name}_{axis}") for axis in "xyz"], axis=1)
 
-    def collectives(self) -> tuple[np.ndarray, Fields]:
+    def collectives(self) -> tuple[np.ndarray, Scanned]:
         if self._comms is None:
             return np.empty(0, dtype=np.int64), self
         return self._comms.row, Scanned(self._comms, self._texts)
@@ -107,28 +105,7 @@ _PARTS = {  # of a table: its collectives, launches and copies
     "kernels": {"comms": "kernel_comms", "copies": "copies"},
     "ops": {"comms": "op_comms"},
     "runtime": {"launches": "launches"},
-    "ranges": {},
 }
-
-
-@dataclass(frozen=True)
-class ScannedEvents:
-    """timed: the slices of each table with ts_ns and dur_ns, each (n,), and modules those of modules' calls.
-    exact: a time is beyond a float64.
-
-    indices: the recorder's own numbers of operators and ranges, and of other events. arrows: their ends.
-    names, waits: the events that name processes and threads, and the waits for events, decoded. foreign:
-    slices of categories that nothing reads.
-    """
-
-    timed: Mapping[str, tuple[Scanned, np.ndarray, np.ndarray]]
-    modules: tuple[Scanned, np.ndarray, np.ndarray]
-    exact: bool
-    indices: tuple[np.ndarray, np.ndarray]
-    arrows: Scanned
-    names: tuple[Any, ...]
-    waits: tuple[Any, ...]
-    foreign: Scanned
 
 
 class ScannedPieces:
@@ -155,7 +132,7 @@ class ScannedPieces:
             return False
         try:  # an odd type in a field at which the scanner does not look
             names, waits = (
-                list(map(FLOAT_ONE.decode, _texts_of(rows[table], text))) for table in ("meta", "waits")
+                list(map(EVENT.decode, _texts_of(rows[table], text))) for table in ("meta", "waits")
             )
         except (ValueError, RecursionError):
             self._scanner.take_back(counts)
@@ -165,28 +142,14 @@ class ScannedPieces:
         self.num_bytes += len(text)
         return True
 
-    def take(self) -> ScannedEvents:
-        """The events scanned since the last call, until the next piece is scanned."""
-        exact, rows = self._scanner.exact, self._scanner.take()
-        names, waits = tuple(self._names), tuple(self._waits)
+    def take(self) -> tuple[dict[str, Scanned], list[Any], list[Any]]:
+        """The tables of what was scanned since the last call, valid until the next piece is scanned; and
+        the events that name processes and threads, and the waits for events, decoded."""
+        rows, names, waits = self._scanner.take(), self._names, self._waits
         self.num_bytes, self._names, self._waits = 0, [], []
-        timed = {
-            table: self._slices(rows[table], **{part: rows[name] for part, name in parts.items()})
-            for table, parts in _PARTS.items()
-        }
-        return ScannedEvents(
-            timed,
-            self._slices(rows["modules"]),
-            exact,
-            (rows["operator_indices"].ev_idx, rows["other_indices"].ev_idx),
-            Scanned(rows["arrows"], self.texts),
-            names,
-            waits,
-            Scanned(rows["foreign"], self.texts),
-        )
-
-    def _slices(self, rows: Rows, **parts: Rows) -> tuple[Scanned, np.ndarray, np.ndarray]:
-        return Scanned(rows, self.texts, **parts), rows.ts_ns, rows.dur_ns
+        parts = {table: {part: rows[name] for part, name in of.items()} for table, of in _PARTS.items()}
+        tables = {table: Scanned(rows[table], self.texts, **parts.get(table, {})) for table in rows}
+        return tables, names, waits
 
 
 def _texts_of(rows: Rows, text: bytes) -> Iterator[bytes]:

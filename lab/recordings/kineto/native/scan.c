@@ -21,7 +21,7 @@
 #define NO_ROOM (-3)
 #define MISSING INT64_MIN
 #define MOST_DEPTH 64
-#define EXACT_NS (INT64_C(1000) << 43) /* FLOAT_EXACT_US in ../times.py: a float64 holds no larger time exactly */
+#define LONGEST_NS (INT64_C(1000) << 43) /* of a duration, as in ../values.py */
 
 /* Columns of a row, in the order of COLUMNS in scanner.py. */
 enum {
@@ -169,7 +169,7 @@ typedef struct {
     int failed;
     int64_t *const *blocks; /* of each table, column after column */
     const int64_t *rooms;   /* rows for which there is room in each */
-    int64_t *counts;        /* rows of each; at the end whether a time is beyond EXACT_NS */
+    int64_t *counts;        /* rows of each */
     int64_t last[NUM_COLUMNS]; /* number of the last text or list of a field */
     int32_t text_guess[GUESSES], raw_guess[GUESSES]; /* number + 1 of what stood here the last time */
 } State;
@@ -775,9 +775,8 @@ static int add(State *s, int table)
 static int add_slice(State *s, int table, int comms)
 {
     const int64_t *row = s->row;
-    if (row[TS_NS] == MISSING || row[DUR_NS] == MISSING || row[DUR_NS] >= EXACT_NS)
+    if (row[TS_NS] == MISSING || row[DUR_NS] == MISSING || row[DUR_NS] >= LONGEST_NS)
         return fail(s, ODD);
-    s->counts[NUM_TABLES] |= row[TS_NS] >= EXACT_NS;
     s->row[ROW] = s->counts[table];
     return add(s, table) && (comms < 0 || row[COLLECTIVE] < 0 || add(s, comms));
 }
@@ -814,8 +813,7 @@ static int settle(State *s)
             return 1;
         if (row[TS_NS] == MISSING)
             return fail(s, ODD);
-        s->counts[NUM_TABLES] |= row[TS_NS] >= EXACT_NS;
-        return add(s, T_ARROWS);
+            return add(s, T_ARROWS);
     case NAMES: return row[PH] != META || add(s, T_META);
     case WAITS: return !is_slice || add(s, T_WAITS);
     case FOREIGN: return !is_slice || add(s, T_FOREIGN);
@@ -862,8 +860,8 @@ int64_t scan_table(int64_t table, const uint8_t **columns)
 
 /* Tables of the events in text (length bytes and a NUL), added to one block of each table with the columns one
  * after another, each of rooms[table] numbers. Returns the number of events; ODD, NO_MEMORY, or NO_ROOM where a
- * block is too small, and the caller then takes back what was added. counts (one more than tables): rows of each
- * table, and whether a time is beyond EXACT_NS. */
+ * block is too small, and the caller then takes back what was added. counts: rows of each
+ * table. */
 int64_t scan(State *s, const char *text, int64_t length, int64_t *const *blocks, const int64_t *rooms, int64_t *counts)
 {
     s->at = text, s->end = text + length, s->failed = 0;

@@ -76,8 +76,6 @@ class Rows:
 class Scanner:
     """Scans pieces of one file into tables. The numbers of texts and of lists count over the whole file.
 
-    exact: a time is beyond a float64.
-
     Raises RuntimeError for a library of another version, MemoryError without memory.
     """
 
@@ -93,7 +91,7 @@ class Scanner:
             raise MemoryError
         self._blocks = [np.empty((0, 0), dtype=np.int64)] * len(TABLES)
         self._pointers = (ctypes.c_void_p * len(TABLES))()
-        self._rooms, self._counts = (ctypes.c_int64 * len(TABLES))(), (ctypes.c_int64 * (len(TABLES) + 1))()
+        self._rooms, self._counts = (ctypes.c_int64 * len(TABLES))(), (ctypes.c_int64 * len(TABLES))()
         for table in range(len(TABLES)):
             self._make_room(table, _FIRST_ROWS + _STAGGER)
         self.texts = Distinct(lambda since: self._distinct(0, since))
@@ -101,10 +99,6 @@ class Scanner:
 
     def __del__(self) -> None:
         self._library.scan_free(self._state)
-
-    @property
-    def exact(self) -> bool:
-        return bool(self._counts[len(TABLES)])
 
     def scan(self, text: bytes) -> dict[str, Rows] | None:
         """Adds the events of a text to the tables. The rows of each table that it added, until the next call;

@@ -14,7 +14,7 @@ from lab.core.words import plural
 from lab.rooms.nsys.analyze import CellTables, of_phase
 from lab.rooms.nsys.captures.phases import sample_sd, summed
 from lab.rooms.nsys.layout import CellFiles, CellResult
-from lab.rooms.nsys.measured import Recording
+from lab.rooms.nsys.recording import Recording
 from lab.stats.means import Sample, mean_ci
 
 AGREE = 0.05  # relative difference below which two clocks agree

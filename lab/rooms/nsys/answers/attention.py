@@ -17,7 +17,7 @@ from lab.rooms.nsys.answers.answer import (
     kernel_ns_by_step,
     no_answer,
 )
-from lab.rooms.nsys.measured import FINAL, SCORES, SOFTMAX
+from lab.rooms.nsys.recording import FINAL, SCORES, SOFTMAX
 
 MAX_BOARD_PERCENT = 105.0  # a clock above the data sheet's
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -15,7 +15,7 @@ from lab.terminal.part import PHASE, phase_names
 if TYPE_CHECKING:
     from lab.recordings.projection import PhaseNames
     from lab.rooms.nsys.answers.answer import Answer
-    from lab.rooms.nsys.measured import Recording
+    from lab.rooms.nsys.recording import Recording
     from lab.rooms.nsys.report.tables import Results
 
 

@@ -29,7 +29,7 @@ from lab.rooms.nsys.answers.answer import (
 from lab.rooms.nsys.answers.attention import part_e
 from lab.rooms.nsys.answers.kernels import part_b, part_c
 from lab.rooms.nsys.config import PART_TYPES, Cell, parts_of
-from lab.rooms.nsys.measured import PHASES, STEP
+from lab.rooms.nsys.recording import PHASES, STEP
 from lab.stats.means import Sample, difference_ci, mean_ci
 
 

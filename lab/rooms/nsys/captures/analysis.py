@@ -105,7 +105,7 @@ def _analyse_recording(path: Path, out: Path, *, need_phases: bool) -> Findings:
     per_process = _summaries(capture)
     if need_phases and per_process and not any(one.steps or len(one.phases) > 1 for one in per_process):
         raise MissingError(
-            "no step and no range of the program is recorded, so there are no phases",
+            "no step and no range of the program is recorded, so phases are unknown",
             location=path,
             fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )

@@ -13,7 +13,7 @@ from lab.report.parts import Block, Figure, Points, Prose, Section, Table
 from lab.report.terminal import Heading
 from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, Answer, CellData
 from lab.rooms.nsys.config import QUESTIONS, TYPES
-from lab.rooms.nsys.measured import PHASES
+from lab.rooms.nsys.recording import PHASES
 from lab.rooms.nsys.report.tables import Results
 
 HEADINGS = {
