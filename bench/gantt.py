@@ -20,16 +20,15 @@ BLOOM = DATA / "kernels_h200" / "bloom560m_generate.json.gz"
 OURS = """
 import sys
 from pathlib import Path
-from lab.rooms.kernels.catalogue.gantt.bars import bars_of
-from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
-from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
-from lab.rooms.kernels.catalogue.rank import read_rank
+from lab.rooms.kernels.catalogue.build import read_catalogue
+from lab.rooms.kernels.catalogue.gantt import bars_of, write_gantt, write_gantt_page
 from lab.rooms.kernels.trails import Trail
 trace, out = Path(sys.argv[1]), Path(sys.argv[2])
-bars = bars_of([read_rank(Trail(rank=0, trace=trace))])
+catalogue = read_catalogue([Trail(rank=0, trace=trace)])
+bars = bars_of(catalogue)
 assert len(bars.row) >= int(sys.argv[3]), len(bars.row)
 write_gantt(bars, out)
-write_gantt_page(bars, out, [trace])
+write_gantt_page(bars, catalogue, out)
 """
 PEER = """
 import json, sys

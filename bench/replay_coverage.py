@@ -34,7 +34,7 @@ OURS = """
         folder = Path(name)
         (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
         cpu = torch.device("cpu")
-        raw = run(folder / "plan.json", folder, mode="hot", repeats=1, pace="host", device=cpu)
+        raw = run(folder / "plan.json", folder, mode="hot", repeats=1, device=cpu)
     def launches(status):
         return sum(len(c.dur_us) for c in plan.calls if raw.signatures[c.sig].status in status)
     whole = sum(len(call.dur_us) for call in plan.calls) + len(plan.orphans)
@@ -133,10 +133,10 @@ def compare(title: str, trace: Path, nodes: Path | None, theirs: str | None) -> 
 
 def _leaves(trace: Path) -> list[int]:
     """External ids of the ops that stand in for launches on a CPU: the same for both."""
-    from lab.rooms.kernels.catalogue.rank import read_rank
+    from lab.rooms.kernels.catalogue.rank import read_trail
     from lab.rooms.kernels.trails import Trail
 
-    rank = read_rank(Trail(rank=0, trace=trace))
+    (rank,) = read_trail(Trail(rank=0, trace=trace))
     ids: list[int] = rank.trace.operators.external_id[rank.rows].tolist()
     return ids
 

@@ -67,7 +67,7 @@ def attention_work(call: OpCall) -> Work | None:
     if backward:
         names = ("q_stride", "k_stride", "v_stride")
         params |= {name: call.stride(index) for name, index in zip(names, indices, strict=True)}
-    params |= {"dropout": _number(call.value(layout.dropout)), "causal": causal}
+    params |= {"dropout": call.number(layout.dropout), "causal": causal}
     params |= {
         "flash_impl": "flash" in call.name,
         "dtype_A_B": (call.dtype(layout.query), call.dtype(layout.query + 1)),
@@ -82,10 +82,3 @@ def _visible_pairs(n_q: int, n_kv: int, *, causal: bool) -> float:
         return n_q * n_kv
     square = min(n_q, n_kv)
     return square * square / 2 + max(n_q - n_kv, 0) * n_kv
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

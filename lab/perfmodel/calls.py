@@ -88,6 +88,12 @@ class OpCall:
         text = _item(self._values, index)
         return text if isinstance(text, str) else ""
 
+    def number(self, index: int) -> float | None:
+        try:
+            return float(self.value(index))
+        except ValueError:
+            return None
+
     def numbers(self, index: int) -> tuple[int, ...]:
         """Return the integers of a list argument, `[1, 1]`, or of a single one; () if there are none."""
         text = self.value(index).strip("[]() ")
@@ -112,6 +118,16 @@ class OpCall:
 
 def count(shape: Sequence[int]) -> int:
     return math.prod(shape)
+
+
+def broadcast(left: Shape, right: Shape) -> Shape | None:
+    """Return the shape of an elementwise result, None where the two do not fit."""
+    width = max(len(left), len(right))
+    padded = ((1,) * (width - len(shape)) + shape for shape in (left, right))
+    sizes = list(zip(*padded, strict=True))
+    if any(x != y and 1 not in (x, y) for x, y in sizes):
+        return None
+    return tuple(y if x == 1 else x for x, y in sizes)
 
 
 def json_list(text: str) -> list[Any]:

@@ -1,9 +1,8 @@
 """What kind of work a GPU row does: by the op that launched it first, by the kernel's name second.
 
-A name says what code ran, not why: `attn` in a library's name may be its norm, and Tensile's GEMM may be a
-convolution's. So an op that is known decides, except for what its name shows to be a helper: copies, fills,
-the sum of a split product. Names come demangled (nsys writes `<unnamed>::`, `(int)4` and
-`[lambda() (instance 1)]` where Kineto writes `(anonymous namespace)::`, `4` and `{lambda()#1}`), mangled
+A name says what code ran, not why, so an op that is known decides, except for what its name shows to be a
+helper: copies, fills, the sum of a split product. Names come demangled (nsys writes `<unnamed>::`, `(int)4`
+and `[lambda() (instance 1)]` where Kineto writes `(anonymous namespace)::`, `4` and `{lambda()#1}`), mangled
 (`_ZN2ck...`), or cut at the first `<` or `(` (nixnan).
 """
 
@@ -17,7 +16,7 @@ from lab.perfmodel.calls import names
 from lab.perfmodel.communication import OPS as COMMUNICATION_OPS
 from lab.perfmodel.communication import communication
 from lab.perfmodel.convolution import CONVOLUTIONS
-from lab.perfmodel.experts import EXPERTS, SELECTIVE_SCANS
+from lab.perfmodel.inference import EXPERTS, SELECTIVE_SCANS
 from lab.perfmodel.products import is_product
 
 CLASSES = (
@@ -199,7 +198,7 @@ def op_class(op: str) -> str:
     if op.startswith(COMMUNICATION_OPS):
         return "comm"
     if is_product(op) or op in EXPERTS:
-        return "gemm"
+        return _CLASS_OF_ATEN.get(op.removeprefix("aten::"), "gemm")
     by_full_name = ((ATTENTION, "attention"), (CONVOLUTIONS, "conv"), (SELECTIVE_SCANS, "scan"))
     for ops, kind in by_full_name:
         if op in ops:

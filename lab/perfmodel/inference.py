@@ -1,24 +1,30 @@
-"""FLOPs and least bytes of the fused ops of vLLM, SGLang and aiter, by their registered arguments."""
+"""FLOPs and least bytes of fused inference ops, mixtures of experts, grouped products and selective scans.
+
+Arguments are those that vLLM, SGLang, aiter and mamba_ssm register.
+"""
 
 from __future__ import annotations
 
-from lab.perfmodel.calls import OpCall, Work, count
+from lab.perfmodel.calls import OpCall, Work, count, names
 
-_NORM_FLOPS = 5  # per element, as for aten's norms
-# Op -> index of the input and of the weight, and whether a residual is added first.
-_NORMS = {
-    "_C::rms_norm": (1, 2, False),
-    "_C::fused_add_rms_norm": (0, 2, True),
-    "sgl_kernel::rmsnorm": (1, 2, False),
-    "sgl_kernel::fused_add_rmsnorm": (0, 2, True),
-    "aiter::rms_norm": (0, 1, False),
-    "aiter::rmsnorm": (1, 2, False),
-    "aiter::rmsnorm2d_fwd": (0, 1, False),
-    "aiter::rmsnorm2d_fwd_with_add_ck": (1, 4, True),
-    "aiter::add_rmsnorm": (1, 4, True),
-    "aiter::_groupnorm_run": (0, 2, False),
+# Fused loops over one input: its index, the weight's (-1: none), operations and moved tensors per element.
+# A norm reads and writes; with a residual it adds first, reads two and writes two. A gated activation takes
+# that of one half of its input times the other half.
+_LOOPS = {
+    **dict.fromkeys(names("aiter::rms_norm aiter::rmsnorm2d_fwd"), ("Normalization", 0, 1, 5, 2)),
+    **dict.fromkeys(names("_C::rms_norm sgl_kernel::rmsnorm aiter::rmsnorm"), ("Normalization", 1, 2, 5, 2)),
+    **dict.fromkeys(
+        names("_C::fused_add_rms_norm sgl_kernel::fused_add_rmsnorm"), ("Normalization", 0, 2, 6, 4)
+    ),
+    **dict.fromkeys(
+        names("aiter::rmsnorm2d_fwd_with_add_ck aiter::add_rmsnorm"), ("Normalization", 1, 4, 6, 4)
+    ),
+    "aiter::_groupnorm_run": ("Normalization", 0, 2, 5, 2),
+    **dict.fromkeys(
+        names("_C::silu_and_mul _C::gelu_and_mul sgl_kernel::silu_and_mul aiter::silu_and_mul"),
+        ("UnaryElementwise", 1, -1, 1, 1.5),
+    ),
 }
-_GATED = ("_C::silu_and_mul", "_C::gelu_and_mul", "sgl_kernel::silu_and_mul", "aiter::silu_and_mul")
 # (positions, query, key, head size, cosines and sines [positions, rotated dims], style)
 _ROTARY = ("_C::rotary_embedding", "sgl_kernel::rotary_embedding")
 # (key, value, caches, slots): both are read and written once.
@@ -27,39 +33,24 @@ _CACHE_WRITES = (
     "_C_cache_ops::reshape_and_cache_flash",
     "sglang::store_cache",
 )
-INFERENCE = frozenset([*_NORMS, *_GATED, *_ROTARY, *_CACHE_WRITES])
+INFERENCE = frozenset([*_LOOPS, *_ROTARY, *_CACHE_WRITES])
 
 
 def inference_work(call: OpCall) -> Work | None:
     """Return the work of a fused op; None where a shape or type that it needs was not recorded."""
-    if call.name in _NORMS:
-        return _norm(call)
-    if call.name in _GATED:
-        return _gated(call)
+    if call.name in _LOOPS:
+        return _loop(call)
     return _rotary(call) if call.name in _ROTARY else _cache_write(call)
 
 
-def _norm(call: OpCall) -> Work | None:
-    x_index, weight_index, adds = _NORMS[call.name]
-    x, weight = call.tensor(x_index), call.tensor(weight_index)
-    item = call.element_bytes(x_index)
-    if x is None or not item:
+def _loop(call: OpCall) -> Work | None:
+    kind, x_index, weight_index, flops, tensors = _LOOPS[call.name]
+    x = call.tensor(x_index)
+    weight = call.tensor(weight_index) if weight_index >= 0 else None
+    if x is None or not call.element_bytes(x_index):
         return None
-    # With a residual: both inputs are read, the sum and the norm are written.
-    num_bytes = ((4 if adds else 2) * count(x) + count(weight or (0,))) * item
-    params = {"op_shape": x, "adds_residual": adds}
-    flops = (_NORM_FLOPS + adds) * count(x)
-    return Work("Normalization", params, flops, num_bytes, "vector", call.dtype(x_index))
-
-
-def _gated(call: OpCall) -> Work | None:
-    """The activation of one half of the input times the other half."""
-    out, x = call.tensor(0), call.tensor(1)
-    if out is None or x is None or count(x) != 2 * count(out) or not call.element_bytes(0):
-        return None
-    num_bytes = 3 * count(out) * call.element_bytes(0)
-    params = {"op_shape": x}
-    return Work("UnaryElementwise", params, 2 * count(out), num_bytes, "vector", call.dtype(0))
+    num_bytes = (tensors * count(x) + count(weight or (0,))) * call.element_bytes(x_index)
+    return Work(kind, {"op_shape": x}, flops * count(x), num_bytes, "vector", call.dtype(x_index))
 
 
 def _rotary(call: OpCall) -> Work | None:
@@ -80,3 +71,64 @@ def _cache_write(call: OpCall) -> Work | None:
         return None
     num_bytes = 2 * (count(key) + count(value)) * call.element_bytes(0)
     return Work("Move", {"key": key, "value": value}, 0, num_bytes, "vector", call.dtype(0))
+
+
+# vLLM, SGLang and aiter: hidden [T, H], w1 [E, 2 I, H], w2 [E, H, I], weights [T, k], expert ids [T, k], ...
+EXPERTS = frozenset(
+    [
+        "vllm::inplace_fused_experts",
+        "vllm::outplace_fused_experts",
+        "sglang::inplace_fused_experts",
+        "sglang::outplace_fused_experts",
+        "aiter::fused_moe_",
+    ]
+)
+# (u [B, D, L], delta, A [D, N], B, C, D, z, ...): mamba_ssm's kernel, and vLLM's copy of it.
+SELECTIVE_SCANS = frozenset(("_C::selective_scan_fwd", "mamba_ssm::selective_scan_fwd"))
+_SCAN_FLOPS = (
+    9  # per state and token: exp(delta A) 2, delta B u 2, the recurrence 2 and the sum over states 2, 1 more
+)
+
+
+def grouped_work(call: OpCall) -> Work | None:
+    """Return the work of a product per group: [rows, K] or [G, M, K] by [G, K, N], or rows by rows."""
+    a, b = call.tensor(0), call.tensor(1)
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or not call.element_bytes(0):
+        return None
+    offsets = call.tensor(4) if "scaled" in call.name else call.tensor(2)
+    groups = a[0] if len(a) == 3 else b[0] if len(b) == 3 else count(offsets or (0,))
+    m, k, n = count(a[:-1]), a[-1], b[-1]
+    # Rows by rows: every group sums over its part of K, and each has an [M, N] of its own.
+    out = groups * m * n if len(a) == len(b) == 2 else m * n
+    num_bytes = (count(a) + count(b) + out) * call.element_bytes(0)
+    params = {"G": groups, "M": m, "N": n, "K": k}
+    return Work("GroupedGEMM", params, 2 * m * n * k, num_bytes, "matrix", call.dtype(0))
+
+
+def experts_work(call: OpCall) -> Work | None:
+    """Return the work of all experts' two products: each token goes through k of them.
+
+    Bytes: the weights of as many experts as there can be pairs of token and expert, the tokens in and out.
+    """
+    hidden, w1, w2, ids = (call.tensor(index) for index in (0, 1, 2, 4))
+    if hidden is None or w1 is None or w2 is None or ids is None or len(w1) != 3 or len(w2) != 3:
+        return None
+    pairs = count(ids)
+    flops = 2 * pairs * (count(w1[1:]) + count(w2[1:]))
+    used = min(w1[0], pairs) / w1[0] if w1[0] else 0.0
+    num_bytes = used * (count(w1) + count(w2)) * call.element_bytes(1) + 2 * count(
+        hidden
+    ) * call.element_bytes(0)
+    params = {"T": hidden[0], "H": hidden[-1], "E": w1[0], "I": w2[-1], "top_k": ids[-1]}
+    return Work("MoE", params, flops, num_bytes, "matrix", call.dtype(1)) if call.element_bytes(1) else None
+
+
+def selective_scan_work(call: OpCall) -> Work | None:
+    """Return the work of Mamba's scan over L tokens with N states per channel, as state-spaces/mamba does."""
+    u, a = call.tensor(0), call.tensor(2)
+    if u is None or a is None or len(a) != 2 or not call.element_bytes(0):
+        return None
+    flops = count(u) * (_SCAN_FLOPS * a[1] + sum(call.tensor(index) is not None for index in (5, 6)))
+    elements = 3 * count(u) + sum(count(call.tensor(index) or (0,)) for index in (3, 4, 6))
+    params = {"shape": u, "states": a[1]}
+    return Work("Scan", params, flops, elements * call.element_bytes(0), "vector", call.dtype(0))

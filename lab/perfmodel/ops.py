@@ -8,18 +8,24 @@ Bytes: every tensor once.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from lab.perfmodel.attention import ATTENTION, attention_work
-from lab.perfmodel.calls import OpCall, Shape, Work, count, names
+from lab.perfmodel.calls import OpCall, Work, broadcast, count, names
 from lab.perfmodel.convolution import CONVOLUTIONS, convolution_work
 from lab.perfmodel.dtypes import item_bytes
-from lab.perfmodel.experts import EXPERTS, SELECTIVE_SCANS, experts_work, grouped_work, selective_scan_work
-from lab.perfmodel.inference import INFERENCE, inference_work
+from lab.perfmodel.inference import (
+    EXPERTS,
+    INFERENCE,
+    SELECTIVE_SCANS,
+    experts_work,
+    grouped_work,
+    inference_work,
+    selective_scan_work,
+)
 from lab.perfmodel.products import is_product, product_work
 
 # FLOPs per element.
@@ -189,7 +195,7 @@ def _binary(call: OpCall) -> Work | None:
     a, b = call.shape(0), call.shape(1)
     if a is None or b is None or not call.element_bytes(0):
         return None
-    out = _broadcast(a, b)
+    out = broadcast(a, b)
     if out is None:
         return None
     # A scalar does not widen the result; of two tensors the wider type is the result's.
@@ -281,28 +287,15 @@ def _move(call: OpCall) -> Work | None:
     shapes = [call.shape(index) for index in range(3)]
     if name == "masked_fill" and shapes[0] and shapes[1] is not None:
         num_bytes = 2 * count(shapes[0]) * call.element_bytes(0) + count(shapes[1])
-    elif name == "where" and all(shape is not None for shape in shapes):
-        result = math.prod(max(sizes) for sizes in zip_longest_sizes([shape or () for shape in shapes]))
+    elif name == "where" and None not in shapes:
+        mask, left, right = (shape or () for shape in shapes)
+        result = broadcast(mask, broadcast(left, right) or ()) or ()
         num_bytes = sum(count(shape or ()) * call.element_bytes(i) for i, shape in enumerate(shapes))
-        num_bytes += result * max(call.element_bytes(1), call.element_bytes(2))
+        num_bytes += count(result) * max(call.element_bytes(1), call.element_bytes(2))
     elif name in ("tril", "triu", "roll", "flip") and shapes[0]:
         num_bytes = 2 * count(shapes[0]) * call.element_bytes(0)
     dtype = call.dtype(1 if name == "where" else 0)
     return Work("Move", {}, 0, num_bytes or math.nan, "vector", dtype if item_bytes(dtype) else "")
-
-
-def zip_longest_sizes(shapes: Sequence[Shape]) -> Iterator[tuple[int, ...]]:
-    """The sizes of each axis, counted from the last one; a missing axis has size 1."""
-    return itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
-
-
-def _broadcast(a: Shape, b: Shape) -> Shape | None:
-    """Return the shape of an elementwise result, None where the two do not fit."""
-    width = max(len(a), len(b))
-    pairs = list(zip(*((1,) * (width - len(shape)) + shape for shape in (a, b)), strict=True))
-    if any(x != y and 1 not in (x, y) for x, y in pairs):
-        return None
-    return tuple(y if x == 1 else x for x, y in pairs)
 
 
 def _reduction(call: OpCall) -> Work | None:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lab.perfmodel.calls import OpCall, Shape, Work, names
+from lab.perfmodel.calls import OpCall, Shape, Work, broadcast, names
 from lab.perfmodel.dtypes import ITEMS_PER_ELEMENT, dtype_name
 
 GEMM = "GEMM"
@@ -22,12 +22,14 @@ class Factors:
     """Where an op's factors stand among its arguments.
 
     transposed: the second factor is [N, K], as weights are kept. bias: the index of the bias, -1 without one.
+    sparse: one factor holds two of four elements along K, and only those are multiplied.
     """
 
     left: int = 0
     right: int = 1
     transposed: bool = False
     bias: int = -1
+    sparse: bool = False
 
 
 _PLAIN, _AFTER_BIAS = Factors(), Factors(1, 2, bias=0)
@@ -39,9 +41,18 @@ PRODUCTS = {
     "aten::_int_mm": _PLAIN,
     "aten::_scaled_mm": _PLAIN,
     "aten::bmm": _PLAIN,
+    "aten::mv": _PLAIN,
+    "aten::dot": _PLAIN,
+    "aten::vdot": _PLAIN,
+    "aten::addmv": _AFTER_BIAS,
+    "aten::addbmm": _AFTER_BIAS,
+    "aten::_weight_int8pack_mm": _WEIGHT,
     "aten::addmm": _AFTER_BIAS,
     "aten::_addmm_activation": _AFTER_BIAS,
     "aten::baddbmm": _AFTER_BIAS,
+    "aten::_sparse_semi_structured_mm": Factors(0, 2, sparse=True),
+    "aten::_sparse_semi_structured_addmm": Factors(1, 3, bias=0, sparse=True),
+    "aten::_sparse_semi_structured_linear": Factors(0, 1, transposed=True, sparse=True),
     "aten::linear": _LINEAR,
     "aten::matmul": _PLAIN,
     # vLLM: the result comes first (csrc/torch_bindings.cpp); SGLang's kernels return it.
@@ -127,6 +138,9 @@ def product_of(call: OpCall) -> Product | None:
         factors = PRODUCTS[call.name]
         if factors.transposed and len(b) >= 2:
             b = (*b[:-2], b[-1], b[-2])
+        if factors.sparse and len(b) >= 2 and max(a[-1], b[-2]) == 2 * min(a[-1], b[-2]):
+            kept_along_k = min(a[-1], b[-2])
+            a, b = (*a[:-1], kept_along_k), (*b[:-2], kept_along_k, b[-1])
         if has_bias(call):
             bias_elements = math.prod(call.shape(factors.bias) or ())
     pair = _packed(call, left_index)
@@ -179,18 +193,9 @@ def _sized(a: Shape, b: Shape, bias_elements: int) -> Product | None:
     if len(b) == 2:
         sizes = 1, math.prod(a[:-1]), b[1], a[-1]
     else:
-        batch = _broadcast(a[:-2], b[:-2])
+        batch = broadcast(a[:-2], b[:-2])
         if batch is None:
             return None
         sizes = math.prod(batch), a[-2], b[-1], a[-1]
     # Columns are 64 bits wide, and no tensor has more elements.
     return Product(*sizes, bias_elements) if max(sizes) < 2**63 else None
-
-
-def _broadcast(left: Shape, right: Shape) -> Shape | None:
-    width = max(len(left), len(right))
-    pairs = zip(*((1,) * (width - len(shape)) + shape for shape in (left, right)), strict=True)
-    sizes = [(x, y) for x, y in pairs]
-    if any(x != y and 1 not in (x, y) for x, y in sizes):
-        return None
-    return tuple(y if x == 1 else x for x, y in sizes)

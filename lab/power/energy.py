@@ -1,9 +1,8 @@
 """From readings of power to joules over a window, with the bounds that the truth lies in.
 
-A reading stands for the power at its time; between two readings the power lies between them. So the integral
-is the trapezoid, and its bounds take the lower and the higher of both. Equal readings are readings: a steady
-load on a sensor of whole watts changes rarely. Idle power is that of the log outside the window, and is
-subtracted with its own error. Where a log cannot answer there is a problem instead of a number.
+Between two readings the power lies between them: the integral is the trapezoid, and its bounds take the lower
+and the higher of both. Idle power is that of the log outside the window, subtracted with its own error. Where
+a log cannot answer there is a problem instead of a number.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import statistics
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from lab.core.words import plural
 from lab.power.readings import Readings
@@ -23,6 +23,8 @@ LONGEST_SILENCE = 1 / 20  # of a window without a reading: what may have happene
 LATE_READING = 1.5  # times the usual time between two readings: slow logs have wide bounds, not holes
 FEWEST_READINGS = 10  # in a window: with fewer its ends alone are over 10 %
 HIGHEST_BOARD_W = 2000.0  # no single board draws more: such readings are in other units
+LOWEST_BOARD_W = 1.0  # every board draws more under load
+FEWEST_CHANGES, SLOWEST_SENSOR_S = 10, 1.0  # no vendor documents a slower sensor
 FEWEST_IDLE_READINGS = 5
 # Readings beside the window above this are of other work: that much, and this many W, over the log's lowest.
 BUSY_IDLE_FACTOR, BUSY_IDLE_W = 1.5, 15.0
@@ -55,14 +57,6 @@ class Energy(msgspec.Struct, kw_only=True):
     problems: list[str] = []
 
 
-class Integral(msgspec.Struct, frozen=True):
-    """Joules between two times, and what they would be with each gap's lower and higher reading."""
-
-    joules: float
-    low_j: float
-    high_j: float
-
-
 def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | None = None) -> Energy:
     """Return the energy over [start_s, end_s) with bounds; idle_w in place of the log's own idle power."""
     result = Energy(gpu=readings.gpu, seconds=end_s - start_s)
@@ -76,13 +70,13 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
     result.problems = coverage_problems(times, start_s, end_s)
     if result.problems:
         return result
-    gross = integrate(times, watts, start_s, end_s)
+    gross_j, low_j, high_j = integrate(times, watts, start_s, end_s)
     late_s = readings.averaged_s + readings.resolution_s
     slack_j = stale_j(times, watts, start_s, end_s, late_s) + _quantum_w(watts) / 2 * result.seconds
-    result.gross_j = gross.joules
-    result.gross_low_j = gross.low_j - slack_j
-    result.gross_high_j = gross.high_j + slack_j
-    result.mean_w = gross.joules / result.seconds
+    result.gross_j = gross_j
+    result.gross_low_j = low_j - slack_j
+    result.gross_high_j = high_j + slack_j
+    result.mean_w = gross_j / result.seconds
     idle = (idle_w, idle_w, idle_w) if idle_w is not None else _idle_power(times, watts, start_s, end_s)
     if idle is None:
         result.problems = ["idle power is unknown: the log has too few idle readings beside the window"]
@@ -137,30 +131,31 @@ def coverage_problems(times: Sequence[float], start_s: float, end_s: float) -> l
         )
     if end_s < times[0]:
         return [_apart("the log begins", times[0] - end_s, "after the window ends")]
-    silence_s = longest_silence(inside, start_s, end_s)
-    usual_s = statistics.median(b - a for a, b in itertools.pairwise(times)) if len(times) > 1 else 0.0
-    if silence_s > max(LONGEST_SILENCE * (end_s - start_s), LATE_READING * usual_s):
+    silence_s = max(later - earlier for earlier, later in itertools.pairwise([start_s, *inside, end_s]))
+    if silence_s > max(LONGEST_SILENCE * (end_s - start_s), LATE_READING * _usual_gap_s(times)):
         return [f"no reading for {silence_s:.2f} of {end_s - start_s:.2f} s"]
     if len(inside) < FEWEST_READINGS:
         return [f"{plural(len(inside), 'reading')} in the window, {FEWEST_READINGS} are needed"]
     return []
 
 
-def longest_silence(inside: Sequence[float], start_s: float, end_s: float) -> float:
-    """Return the longest time within a window that no reading of it stands for."""
-    return max(later - earlier for earlier, later in itertools.pairwise([start_s, *inside, end_s]))
+def _usual_gap_s(times: Sequence[float]) -> float:
+    return statistics.median(b - a for a, b in itertools.pairwise(times)) if len(times) > 1 else 0.0
 
 
-def integrate(times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float) -> Integral:
-    """Integrate power between two times: the trapezoid with interpolated ends, and its bounds.
+def integrate(
+    times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float
+) -> tuple[float, float, float]:
+    """Joules between two times, and what they would be with each gap's lower and higher reading.
 
-    times: sorted, at least one of them in the window. Beyond the first and last reading power is held.
+    The trapezoid with interpolated ends; beyond the first and last reading power is held. times: sorted, at
+    least one of them in the window.
     """
     first_index, end_index = bisect.bisect_right(times, start_s), bisect.bisect_left(times, end_s)
     knots = [
-        (start_s, _power_at(times, watts, start_s)),
+        (start_s, float(np.interp(start_s, times, watts))),
         *zip(times[first_index:end_index], watts[first_index:end_index], strict=True),
-        (end_s, _power_at(times, watts, end_s)),
+        (end_s, float(np.interp(end_s, times, watts))),
     ]
     # The power at an end is only known to lie between its neighbours.
     bounds = [
@@ -174,7 +169,7 @@ def integrate(times: Sequence[float], watts: Sequence[float], start_s: float, en
         joules += span_s * (power + next_power) / 2
         low_j += span_s * min(bounds[index][0], bounds[index + 1][0])
         high_j += span_s * max(bounds[index][1], bounds[index + 1][1])
-    return Integral(joules, low_j, high_j)
+    return joules, low_j, high_j
 
 
 def stale_j(
@@ -183,23 +178,17 @@ def stale_j(
     """Return how many joules the sensor's own delay may move over the ends of a window.
 
     A sensor that moves every T seconds, or averages over T, is late by at most T; what it is late with is at
-    most the range of its readings. T is the time between changes where they come fast: a steady load changes
-    rarely.
+    most the range of its readings. T is the time between changes where they come fast; few changes are those
+    of a steady load, and tell nothing of T.
     """
     changes = [times[index] for index in range(1, len(times)) if watts[index] != watts[index - 1]]
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(changes))
-    late_s = max(averaged_s, gaps[len(gaps) // 10] if gaps else 0.0)
+    sensor_s = gaps[len(gaps) // 10] if gaps else 0.0
+    if len(gaps) < FEWEST_CHANGES:
+        sensor_s = min(sensor_s, max(SLOWEST_SENSOR_S, _usual_gap_s(times)))
+    late_s = max(averaged_s, sensor_s)
     inside = [power for t, power in zip(times, watts, strict=True) if start_s <= t <= end_s]
     return late_s * (max(inside) - min(inside))
-
-
-def _power_at(times: Sequence[float], watts: Sequence[float], t_s: float) -> float:
-    right = bisect.bisect_left(times, t_s)
-    if right == 0 or right == len(times):
-        return watts[min(right, len(times) - 1)]
-    span_s = times[right] - times[right - 1]
-    share = (t_s - times[right - 1]) / span_s if span_s > 0 else 1.0
-    return watts[right - 1] + share * (watts[right] - watts[right - 1])
 
 
 def _neighbours(times: Sequence[float], watts: Sequence[float], t_s: float) -> tuple[float, float]:
@@ -262,6 +251,10 @@ def sensor_problems(watts: Sequence[float], limit_w: float | None = None) -> lis
     highest_w = max(watts)
     if statistics.median(watts) > HIGHEST_BOARD_W:
         return [f"{highest_w:,.0f} W is more than any board draws: the log may be in milliwatts"]
+    if highest_w < LOWEST_BOARD_W:
+        return [
+            f"no reading is above {highest_w:g} W, less than any board draws: the log may be in kilowatts"
+        ]
     most_w = min(HIGHEST_BOARD_W, GLITCH_FACTOR * limit_w) if limit_w else HIGHEST_BOARD_W
     if glitches := sum(power > most_w for power in watts):
         bound = f"twice the board's limit of {limit_w:.0f} W" if limit_w else "any board draws"

@@ -43,6 +43,7 @@ _POWERS = (
 _LIMITS = ("power.limit", "power_limit", "enforced.power.limit", "max graphics package power")
 _SCALES = {"w": 1.0, "watt": 1.0, "watts": 1.0, "mw": 1e-3, "uw": 1e-6, "kw": 1e3}
 _UNIT = re.compile(r"[\[(]\s*(\w+)\s*[\])]\s*$|[._ ](w|mw|uw|kw|watts)$", re.IGNORECASE)
+_CARD = re.compile(r"card\d+\Z")
 _VALUE = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(\w*)\s*$")
 _DATED = ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y%m%d %H:%M:%S")
 _TIMES_OF_DAY = ("%H:%M:%S.%f", "%H:%M:%S")
@@ -59,7 +60,7 @@ class Readings(msgspec.Struct, kw_only=True):
     t_s: seconds since the epoch, or since midnight where the log has no date. rows: the log's line of each.
     names: what the log calls this GPU (index, UUID). averaged_s: the window that each reading averages over,
     0 for what the sensor reads at that time. resolution_s: of the times, where they are whole seconds.
-    limit_w: the board's power limit, if the log has it. zone: the time zone of its times.
+    limit_w: the board's power limit, if the log has it. zones: time zones of its times.
     """
 
     gpu: str
@@ -70,7 +71,7 @@ class Readings(msgspec.Struct, kw_only=True):
     averaged_s: float = 0.0
     resolution_s: float = 0.0
     limit_w: float | None = None
-    zone: tzinfo | None = None
+    zones: set[tzinfo] = set()
 
 
 def read_power_log(path: Path) -> dict[str, Readings]:
@@ -91,7 +92,8 @@ def read_power_log(path: Path) -> dict[str, Readings]:
         gpus = [_gpu_name(row[name]) for name in columns.gpus if row.get(name) not in (None, "")]
         readings = series.setdefault(gpus[0] if gpus else "", Readings(gpu=gpus[0] if gpus else ""))
         readings.names.update(gpus)
-        seconds, readings.zone = time
+        seconds, zone = time
+        readings.zones |= {zone} if zone else set()
         if columns.of_day and readings.t_s and seconds < readings.t_s[-1] % _DAY_S - _DAY_S / 2:
             readings.t_s = [t - _DAY_S for t in readings.t_s]  # past midnight
         readings.t_s.append(seconds)
@@ -145,9 +147,21 @@ def window_of(start: str, end: str, series: Mapping[str, Readings]) -> tuple[flo
 
     A time without a zone is in the log's; one of day that is before the begin is on the next day.
     """
-    zone = next((readings.zone for readings in series.values() if readings.zone), None)
+    zones = {zone for readings in series.values() for zone in readings.zones}
+    zone = min(zones, key=str) if len(zones) == 1 else None
     (start_s, start_zone), (end_s, end_zone) = (_time_of(text, zone) for text in (start, end))
-    if (start_zone or end_zone) and zone is None:
+    if len(zones) > 1 and not (start_zone and end_zone):
+        raise BadDataError(
+            f"the log's times have {len(zones)} time zones, and the window has none: {start}",
+            fix="write the window with its zone, as in 2026-03-04T10:15:30+01:00",
+        )
+    longest_s = max(max(gpu.t_s) - min(gpu.t_s) for gpu in series.values())
+    if ":" in start and start_s < _DAY_S < longest_s:
+        raise BadDataError(
+            f"this log is longer than a day, and its times have no date: {start} is in it twice",
+            fix="log dates, too: nvidia-smi dmon -o DT",
+        )
+    if (start_zone or end_zone) and not zones:
         raise BadDataError(
             f"the window has a time zone, and the log's times have none: {start}",
             fix="write the window as the log does",
@@ -217,6 +231,8 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         header = [name.strip() for name in next(csv.reader(lines[:1], delimiter=delimiter), [])]
         reader = csv.reader(io.StringIO("\n".join(lines[1:])), delimiter=delimiter, skipinitialspace=True)
         for line, cells in enumerate(reader, start=2):
+            if delimiter == ";":  # written where the comma is the decimal point
+                cells = [cell.replace(",", ".") for cell in cells]
             if cells and [cell.strip() for cell in cells] != header:  # a tool that was started again
                 yield line, dict(zip(header, cells, strict=False))
 
@@ -251,6 +267,11 @@ def _entries(document: Any) -> Iterator[Mapping[str, Any]]:
         for item in document:
             yield from _entries(item)
     elif isinstance(document, dict):
+        cards = [name for name, value in document.items() if _CARD.match(name) and isinstance(value, dict)]
+        shared = {name: value for name, value in document.items() if name not in cards}
+        if cards:  # rocm-smi: an object per GPU
+            yield from ({**shared, "card": name, **document[name]} for name in cards)
+            return
         nested = [value for value in document.values() if isinstance(value, list)]
         if nested and "power" not in document:
             for value in nested:

@@ -59,11 +59,14 @@ def sampled(
         "step": step,
         "whole": msgspec.to_builtins(list(gpus)),
     }
+
+    def not_sampled(reason: str) -> None:
+        _say(folder, {"interval_s": interval_s, "samples": 0, "reason": reason}, node)
+
     try:
         process = _start(spec)
     except OSError as error:
-        reason = f"not sampled: {error.strerror}"
-        _say(folder, {"interval_s": interval_s, "samples": 0, "reason": reason}, node)
+        not_sampled(f"not sampled: {error.strerror}")
         yield
         return
     try:
@@ -77,8 +80,7 @@ def sampled(
             process.kill()
             process.wait()
         if not (folder / of_node(SUMMARY, node)).exists():
-            reason = "the sampling process failed"
-            _say(folder, {"interval_s": interval_s, "samples": 0, "reason": reason}, node)
+            not_sampled("the sampling process failed")
 
 
 def of_node(name: str, node: int) -> str:
@@ -118,7 +120,7 @@ def sample(
     A vendor's tool takes long: the next sample then waits until no more than MOST_SHARE of the time goes
     into sampling.
     """
-    began, samples, longest_s = time.monotonic(), 0, 0.0
+    began, samples = time.monotonic(), 0
     if beside:
         beside.look()
     readers, reasons, slow = _readers(gpus)
@@ -137,18 +139,12 @@ def sample(
             if beside and time.monotonic() - beside.looked_s > LOOK_S:
                 beside.look()
             took_s = time.monotonic() - sample_start
-            longest_s = max(longest_s, took_s)
             rest_s = max(0.0, interval_s - took_s, took_s * (1 / MOST_SHARE - 1) if slow else 0.0)
             if select([input_fd], [], [], rest_s)[0] and not os.read(input_fd, 64):
                 break
     used = os.times()
-    wall_s = time.monotonic() - began
     cpu_s = used.user + used.system + used.children_user + used.children_system
-    cost = {
-        "cpu_s": round(cpu_s, 3),
-        "wall_s": round(wall_s, 3),
-        "longest_sample_ms": round(1e3 * longest_s, 2),
-    }
+    cost = {"cpu_s": round(cpu_s, 3), "wall_s": round(time.monotonic() - began, 3)}
     summary_at_end = {**summary, "samples": samples, **cost}
     if beside:
         beside.look()

@@ -7,7 +7,6 @@ integrated.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 import statistics
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from lab.power.energy import (
     HIGHEST_BOARD_W,
@@ -48,14 +48,7 @@ class Progress(msgspec.Struct):
 
     def at(self, t_s: float) -> float:
         """Launches done at a time between two marks, interpolated; the ends hold beyond them."""
-        index = bisect.bisect_left(self.t_s, t_s)
-        if index == 0:
-            return self.num_done[0]
-        if index == len(self.t_s):
-            return self.num_done[-1]
-        left, right = self.t_s[index - 1], self.t_s[index]
-        share = (t_s - left) / (right - left) if right > left else 1.0
-        return self.num_done[index - 1] + share * (self.num_done[index] - self.num_done[index - 1])
+        return float(np.interp(t_s, self.t_s, self.num_done))
 
 
 class Window(msgspec.Struct, kw_only=True):
@@ -177,13 +170,13 @@ def _counter_doubt(samples: Samples, counted: Window) -> str:
 
 
 def _integral(samples: Samples, start_s: float, end_s: float) -> tuple[float | None, int, str]:
-    """Joules by sampled power, how many readings lie inside, and why there are no joules."""
+    """Joules by sampled power, how many readings lie inside, and why joules are not known."""
     times, readings = valid_readings(samples.t_s, samples.power_w)
     num_inside = sum(start_s <= t <= end_s for t in times)
     problems = [*sensor_problems(readings), *coverage_problems(times, start_s, end_s)]
     if problems:
         return None, num_inside, problems[0]
-    joules = integrate(times, readings, start_s, end_s).joules
+    joules, _, _ = integrate(times, readings, start_s, end_s)
     late_j = stale_j(times, readings, start_s, end_s)
     if late_j > LARGEST_LATE_SHARE * joules:
         return (

@@ -1,7 +1,7 @@
 """The colours of lab, shared by page and figures, each with a light and a dark value.
 
-The data colours follow Okabe and Ito's colour-blind-safe set (https://jfly.uni-koeln.de/color/), darkened or
-lightened for contrast on both backgrounds.
+The data colours follow Okabe and Ito's colour-blind-safe set (https://jfly.uni-koeln.de/color/), with more
+contrast.
 """
 
 from __future__ import annotations

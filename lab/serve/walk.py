@@ -12,12 +12,12 @@ import msgspec
 
 from lab.core.findings import FINDINGS
 from lab.core.run import MANIFEST
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 
 MOST_FOLDERS = 50_000  # that one look visits
 MOST_DEPTH = 6
 MOST_RECORDINGS = 500  # outside of runs
-MOST_LINKS = 20  # that are named
+MOST_LINKS = 5  # that are named
 RECORDING = re.compile(
     r"((\.sqlite|\.rpd|\.pftrace|\.perfetto-trace|\.db)(\.gz)?|\.nsys-rep|trace[^/]*\.json(\.gz)?|\.json\.gz"
     r"|/torch_profiler/.*\.json(\.gz)?)\Z"
@@ -90,9 +90,10 @@ def walk(root: Path) -> Walk:
         if visited + len(queue) > MOST_FOLDERS:
             unseen.append(f"more than {MOST_FOLDERS:,} folders: name a folder closer to the runs")
             break
-    unseen += [f"{name}: a link out of this folder" for name in sorted(links)[:MOST_LINKS]]
-    if len(links) > MOST_LINKS:
-        unseen.append(f"{len(links) - MOST_LINKS:,} more links out of this folder")
+    if links:
+        unseen.append(
+            f"{plural(len(links), 'link')} out of this folder: {first_few(sorted(links), MOST_LINKS)}"
+        )
     named = tuple(name for name in sorted(recordings)[:MOST_RECORDINGS] if is_text(name))
     if odd := sum(not is_text(name) for name in recordings):
         unseen.append(f"{plural(odd, 'recording')} with a name that is not UTF-8")

@@ -99,6 +99,11 @@ def test_an_averaging_sensor_widens_the_bounds_by_its_window():
             {"0": 92.0},
         ),
         (
+            '{"timestamp": "2026-03-04 09:15:30", "card0": {"Average Graphics Package Power (W)": "92.0"}, '
+            '"card1": {"Average Graphics Package Power (W)": "45.0"}}',
+            {"0": 92.0, "1": 45.0},
+        ),
+        (
             '[{"gpu": 0, "timestamp": 1772615730, "power": {"socket_power": {"value": 90, "unit": "W"}}}]',
             {"0": 90.0},
         ),
@@ -109,7 +114,7 @@ def test_tools_logs_are_read_with_their_units(tmp_path, text, expected):
     path.write_text(text)
     series = read_power_log(path)
     assert {gpu: readings.power_w[0] for gpu, readings in series.items()} == expected
-    assert [round(readings.t_s[0]) for readings in series.values()] == [1772615730]
+    assert {round(readings.t_s[0]) for readings in series.values()} == {1772615730}
 
 
 DAY, FIRST = "2026/03/04", 1772615730  # 09:15:30 of that day, UTC
@@ -130,6 +135,8 @@ def ticks(count=3, text="{day} 09:15:3{n}.000, 0, {w:.2f} W"):
         (smi(*ticks(), "2026/03"), "0", [30, 31, 32]),  # killed while it wrote
         (smi(*ticks()).encode("utf-16"), "0", [30, 31, 32]),  # PowerShell's redirection
         (smi(*ticks(), header="timestamp, index, power.draw [W]").replace(",", ";"), "0", [30, 31, 32]),
+        # Where the comma is the decimal point.
+        ("timestamp;gpu;power_w\n" + "\n".join(f"{FIRST + n};0;3{n},50" for n in (0, 1)), "0", [30.5, 31.5]),
         (
             smi(
                 *ticks(text="{day} 09:15:3{n}.000, 0, GPU-a, [N/A], {w} W"),
@@ -186,6 +193,45 @@ def test_a_window_is_read_on_the_logs_clock(tmp_path):
     series = read_power_log(path)
     start_s, end_s = window_of("23:59:59", "00:00:01", series)
     assert series["0"].t_s == [start_s, end_s] == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "window", "problem"),
+    [
+        # Summer time ends: 02:30 is in the log twice, an hour apart.
+        (
+            ["2026-10-25T02:30:00+02:00,0,30", "2026-10-25T02:30:00+01:00,0,31"],
+            ("2026-10-25T02:30:00", "2026-10-25T02:31:00"),
+            "2 time zones",
+        ),
+        (
+            [f"{hour % 24:02d}:30:00,0,30" for hour in range(30)],
+            ("02:30:00", "02:31:00"),
+            "longer than a day",
+        ),
+    ],
+)
+def test_a_time_that_a_log_has_twice_is_refused(tmp_path, rows, window, problem):
+    path = tmp_path / "power.csv"
+    path.write_text("\n".join(["timestamp,gpu,power_w", *rows]) + "\n")
+    series = read_power_log(path)
+    with pytest.raises(BadDataError, match=problem):
+        window_of(*window, series)
+    if "T" in window[0]:
+        start_s, end_s = window_of(f"{window[0]}+02:00", f"{window[1]}+02:00", series)
+        assert (start_s, end_s) == (series["0"].t_s[0], series["0"].t_s[0] + 60)
+
+
+def test_a_steady_load_in_whole_watts_has_bounds_that_say_something():
+    """Two changes, 14 s apart, are the load's: they were taken for a sensor that moves every 14 s."""
+    energy = energy_of(log_of(lambda t: 250.0 if 10 <= t < 24 else 30.0, seconds=40, period=1.0), 8, 26)
+    assert energy.low_j <= 3080 <= energy.high_j
+    assert energy.high_j - energy.low_j < 0.35 * 3080
+
+
+def test_kilowatts_under_a_name_of_watts_are_no_energy():
+    log = log_of(lambda t: 0.25 + t % 1 / 100 if 5 < t < 15 else 0.03)
+    assert "may be in kilowatts" in energy_of(log, 4, 16).problems[0]
 
 
 def test_a_slow_log_has_wide_bounds_and_a_hole_refuses():

@@ -16,7 +16,7 @@ import pytest
 from lab.core import findings, manifest
 from lab.core.findings import FINDINGS
 from lab.core.run import LOCK, MANIFEST
-from lab.errors import BadDataError, MissingError
+from lab.errors import MissingError
 from lab.serve import index as index_module
 from lab.serve.confine import inside, opened
 from lab.serve.index import Index, key_of
@@ -171,14 +171,6 @@ def test_what_was_not_looked_at_is_said(tmp_path, monkeypatch):
     assert any("more than 3 folders" in text for text in walk(root).unseen)
 
 
-def test_a_name_that_is_not_utf8_is_a_row_with_its_reason(tmp_path):
-    root = tmp_path / "runs"
-    write_run(root, "fine")
-    os.rename(os.fsencode(root / "fine"), os.fsencode(root) + b"/run_\xff")
-    (row,) = looked(root).values()
-    assert row.state == "unreadable" and "not UTF-8" in row.error and row.folder == "run_\\udcff"
-
-
 def test_runs_are_newest_first_and_found_by_folder_name_or_key(tmp_path):
     root = tmp_path / "runs"
     write_run(root / "x", "one")
@@ -256,15 +248,6 @@ def test_no_name_leads_out_of_a_folder(tmp_path):
     assert inside(folder, "tables").is_dir()
 
 
-def test_findings_without_evidence_do_not_validate(tmp_path):
-    folder = write_run(tmp_path, "a")
-    whole = msgspec.json.decode((folder / FINDINGS).read_bytes())
-    whole["findings"][0]["evidence"] = []
-    (folder / FINDINGS).write_bytes(msgspec.json.encode(whole))
-    with pytest.raises(BadDataError, match="cannot read the findings"):
-        findings.load(folder / FINDINGS)
-
-
 def test_a_link_out_of_the_folder_is_said_and_one_inside_is_not(tmp_path):
     write_run(tmp_path / "runs", "a")
     write_run(tmp_path / "elsewhere", "b")
@@ -274,7 +257,7 @@ def test_a_link_out_of_the_folder_is_said_and_one_inside_is_not(tmp_path):
     (tmp_path / "runs" / "nowhere").symlink_to(tmp_path / "absent")
     found = walk(tmp_path / "runs")
     assert [one.folder for one in found.runs] == ["a"]
-    assert found.unseen == ("shared: a link out of this folder",)
+    assert found.unseen == ("1 link out of this folder: shared",)
 
 
 @pytest.mark.parametrize("odd", ["folder", "link"])
@@ -330,16 +313,6 @@ def test_a_run_whose_steps_have_ended_and_whose_driver_lives_is_being_analysed(t
     )
     write_run(tmp_path / "runs", "b")
     assert activity(folder, index.find("b"), locks) == "", "it has its verdict"
-
-
-def test_the_output_of_ranks_is_shown_where_the_steps_log_is_empty(tmp_path):
-    folder = write_run(tmp_path / "runs", "a", statuses=("ok", None))
-    (folder / "steps/step1/run_output.log").write_text("")
-    for rank in range(2):
-        (folder / f"steps/step1/rank{rank}.log").write_text(f"loss 0.{rank}\n")
-    (folder / "steps/step1/rank3.log").symlink_to("/etc/passwd")
-    (row,) = Index(tmp_path / "runs", cache=False).refresh()
-    assert live_tail(folder, row) == {"step1": ["rank0.log: loss 0.0", "rank1.log: loss 0.1"]}
 
 
 def test_a_recording_whose_name_is_no_text_is_counted_and_not_listed(tmp_path):

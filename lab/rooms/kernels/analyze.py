@@ -1,4 +1,4 @@
-"""Sums over the catalogue: time by class, op, module and phase."""
+"""Sums over the catalogue: time by class, op, module and phase; and its matrix products."""
 
 from __future__ import annotations
 
@@ -6,21 +6,36 @@ import re
 
 import pandas as pd
 
+from lab.perfmodel.products import is_product
+from lab.recordings.views import op_roofs
 from lab.rooms.kernels.catalogue.build import Catalogue
 
+# Of the roofline, and what products.csv calls them.
+_PRODUCT_COLUMNS = (
+    "op shapes dtype kernels count mean_us gflop mbytes intensity tflops gb_per_s percent_of_roof"
+)
+_PRODUCT_NAMES = {
+    "kernels": "kernel",
+    "tflops": "rate_tflops",
+    "gb_per_s": "memory_gbps",
+    "percent_of_roof": "of_ceiling_percent",
+    "rate": "ceiling",
+}
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def frame_of(catalogue: Catalogue) -> pd.DataFrame:
     """One row per launch with the columns to sum over; layers of the module path are folded."""
-    ops = {(one.rank, one.op_id): one for one in catalogue.ops}
-    rows = []
-    for launch in catalogue.launches:
-        op = ops.get((launch.rank, launch.op_id))
-        names = (op.name, folded(op.module_path)) if op else ("", "")
-        rows.append((launch.class_, *names, launch.phase, launch.own_us))
-    columns = ["class", "op", "module", "phase", "dur_us"]
-    frame: pd.DataFrame = pd.DataFrame(rows, columns=columns)
+    launches = catalogue.launches
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            "class": [launch.class_ for launch in launches],
+            "op": catalogue.op_names,
+            "module": [folded(path) for path in catalogue.modules],
+            "phase": [launch.phase for launch in launches],
+            "dur_us": [launch.own_us for launch in launches],
+        }
+    )
     return frame
 
 
@@ -59,13 +74,11 @@ def phases(frame: pd.DataFrame, forwards: dict[str, int], ranks: int) -> pd.Data
     return table
 
 
-def sources(catalogue: Catalogue) -> pd.DataFrame:
-    """Sources of the owning ops' arguments, in launches and in time."""
-    by_sig = {signature.sig_id: signature.arg_src or "no op" for signature in catalogue.signatures.signatures}
-    rows = pd.DataFrame(
-        {
-            "source": [by_sig[launch.sig_id] for launch in catalogue.launches],
-            "dur_us": [launch.dur_us for launch in catalogue.launches],
-        }
-    )
-    return shares(rows, "source")
+def products(catalogue: Catalogue) -> pd.DataFrame:
+    """The matrix products of the roofline: work and rate over all kernels of an op, share of the roof."""
+    roofs = [pd.DataFrame(op_roofs(rank.trace).as_dict()) for rank in catalogue.ranks if rank.on_gpu]
+    products_of_ranks = [table[table["op"].map(is_product) & table["gflop"].notna()] for table in roofs]
+    rows: pd.DataFrame = pd.concat(products_of_ranks, ignore_index=True) if roofs else pd.DataFrame()
+    columns = [*_PRODUCT_COLUMNS.split(), "rate", "note"]
+    table: pd.DataFrame = rows.reindex(columns=columns).rename(columns=_PRODUCT_NAMES)
+    return table

@@ -11,14 +11,14 @@ from lab.terminal.group import LazyGroup
 
 RUN = {
     "profile": (
-        "lab.rooms.kernels.profile.cli:profile",
+        "lab.rooms.kernels.run_cli:profile",
         "Generate text under the profiler and the recorder.",
     ),
     "replay": (
-        "lab.rooms.kernels.replay.cli:replay",
+        "lab.rooms.kernels.run_cli:replay",
         "Run the op of every launch again, and prove that the kernel is the same.",
     ),
-    "energy": ("lab.rooms.kernels.energy.cli:energy", "Joules per launch, per kernel, per token."),
+    "energy": ("lab.rooms.kernels.run_cli:energy", "Joules per launch, per kernel, per token."),
 }
 
 

@@ -82,14 +82,12 @@ class KernelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64
     fixed_tokens: bool = False  # continue past an end-of-text token: exactly max_new_tokens
     record_shapes: bool = True
-    shape_log: bool = True
     weights: Literal["auto", "checkpoint", "random"] = "auto"
     # auto: float16 on a GPU, float32 on a CPU
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
     attn: Literal["auto", "eager", "sdpa"] = "auto"
     eight_bit: bool = False
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
-    step_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
 
 
 def num_params(config: dict[str, Any]) -> int:

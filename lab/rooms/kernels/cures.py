@@ -1,7 +1,4 @@
-"""Errors of torch, CUDA and NCCL explained: what each means, and what to do.
-
-Plain text and the environment's variables in, sentences out; also why there may be no GPU.
-"""
+"""Errors of torch, CUDA and NCCL explained: what each means, and what to do; why a GPU may be missing."""
 
 from __future__ import annotations
 
@@ -104,7 +101,7 @@ def first_line(error: BaseException) -> str:
 
 
 def no_gpu_cure(env: Mapping[str, str], gpus: int) -> str:
-    """What to do if there is no GPU, by what the environment says: a mask, a Slurm job, a login node."""
+    """What to do without a GPU, by what the environment says: a mask, a Slurm job, a login node."""
     mask = env.get("CUDA_VISIBLE_DEVICES")
     if mask is not None and (not mask.strip() or mask.strip().startswith("-1")):
         return f"CUDA_VISIBLE_DEVICES={mask!r} hides every GPU: unset it"

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
+import pandas as pd
 
+from lab.core.files import write_atomic
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.step import Status as StepStatus
 from lab.errors import LabError, MissingError
+from lab.report.provenance import provenance as of_manifest
+from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue import files
 from lab.rooms.kernels.catalogue.build import Catalogue, put_together
 from lab.rooms.kernels.catalogue.rank import RankData, read_trail
 from lab.rooms.kernels.catalogue.sources import trails_of
-from lab.rooms.kernels.energy.analysis import analyse_energy
-from lab.rooms.kernels.energy.choice import RESULT as ENERGY
-from lab.rooms.kernels.energy.choice import is_energy
-from lab.rooms.kernels.energy.result import EnergyResult
-from lab.rooms.kernels.provenance import provenance
-from lab.rooms.kernels.replay.analysis import analyse_replay
-from lab.rooms.kernels.replay.files import RESULT as REPLAY
-from lab.rooms.kernels.replay.files import is_replay
-from lab.rooms.kernels.replay.proof.result import Result as ReplayResult
-from lab.rooms.kernels.report.page import About, Extras, write_report, write_result_page
-from lab.rooms.kernels.schema import LinearShape
-from lab.rooms.kernels.trails import Trail, read_lines, trails
+from lab.rooms.kernels.energy import summary as energy_summary
+from lab.rooms.kernels.energy.choice import ENERGY_RAW, ENERGY_RESULT, ENERGY_TABLE, RawEnergy, is_energy
+from lab.rooms.kernels.energy.evaluate import evaluate as evaluate_energy
+from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE, RESULT, TABLE, RawReplay, is_replay
+from lab.rooms.kernels.replay.proof import summary as replay_summary
+from lab.rooms.kernels.replay.proof.evaluate import evaluate as evaluate_replay
+from lab.rooms.kernels.replay.proof.result import Row
+from lab.rooms.kernels.report.page import About, write_report, write_result_page
+from lab.rooms.kernels.report.sections import energy_section, replay_section
+from lab.rooms.kernels.schema import Generation
+from lab.rooms.kernels.trails import Trail, read_json, trails
 
 Progress = Callable[[str], None]
-_Result = TypeVar("_Result", bound=msgspec.Struct)
+_REPLAY_COLUMNS = (
+    "sig_id position op overload kernel class kind mode count trace_sum_us trace_median_us time_share n_ran "
+    "replay_median_us replay_ci_low_us replay_ci_high_us err_pct same_kernel arg_src origin launched flags "
+    "name"
+)
 
 
 def analyse_kernels(folder: Path, out: Path, run: Run | None, progress: Progress) -> Findings:
     """Profile -> catalogue and page; replay or energy -> its result and a page of it. All into `out`."""
     if is_energy(folder):
-        return _with_page(analyse_energy(folder, out), out / ENERGY, EnergyResult, _about(folder, run))
+        return analyse_energy(folder, out, _about(folder, run))
     if is_replay(folder):
-        return _with_page(analyse_replay(folder, out), out / REPLAY, ReplayResult, _about(folder, run))
+        return analyse_replay(folder, out, _about(folder, run))
     return analyse_profile(folder, out, run, progress)
 
 
@@ -49,15 +54,55 @@ def _about(folder: Path, run: Run | None) -> About:
     return About(f"Kernels {folder.resolve().name}", provenance(folder, run), kind)
 
 
-def _with_page(
-    findings: Findings, result: Path, kind: type[ReplayResult] | type[EnergyResult], about: About
-) -> Findings:
-    """The findings with a page beside the result; a step that left no result has no page."""
-    if result not in findings.files:
-        return findings
-    read = msgspec.json.decode(result.read_bytes(), type=kind)
-    page = write_result_page(findings, read, about, result.parent)
-    return msgspec.structs.replace(findings, files=[*findings.files, page])
+def analyse_energy(folder: Path, out: Path, about: About) -> Findings:
+    """Evaluate the measurement in `folder`; write energy.json, tables/energy.csv and a page into `out`."""
+    if not (folder / ENERGY_RAW).is_file():
+        return _failure(f"no window was measured: {Path(ENERGY_RAW).name} is missing")
+    result = evaluate_energy(
+        read_json(folder / PLAN_FILE, ReplayPlan), read_json(folder / ENERGY_RAW, RawEnergy)
+    )
+    write_atomic(out / ENERGY_RESULT, msgspec.json.format(msgspec.json.encode(result), indent=1))
+    rows = [msgspec.to_builtins(row) | {"flags": "; ".join(row.flags)} for row in result.rows]
+    write_csv(pd.DataFrame(rows), out / ENERGY_TABLE)
+    findings = Findings(
+        verdict=energy_summary.verdict_sentences(result),
+        status=energy_summary.status(result),
+        files=[out / ENERGY_RESULT, out / ENERGY_TABLE],
+        terminal=energy_summary.terminal(result),
+        lacking=energy_summary.missing_sentences(result),
+    )
+    return write_result_page(findings, energy_section(result, out), about, out)
+
+
+def analyse_replay(folder: Path, out: Path, about: About) -> Findings:
+    """Compare the replay in `folder` with its recording; write replay.json, replay.csv and a page."""
+    if not (folder / RAW_FILE).is_file():
+        return _failure(f"nothing was replayed: {Path(RAW_FILE).name} is missing")
+    plan = read_json(folder / PLAN_FILE, ReplayPlan)
+    result = evaluate_replay(plan, read_json(folder / RAW_FILE, RawReplay))
+    write_atomic(out / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=1))
+    write_csv(_replay_table(result.rows), out / TABLE)
+    findings = Findings(
+        verdict=replay_summary.verdict_sentences(result),
+        status=replay_summary.status(result),
+        files=[out / RESULT, out / TABLE],
+        terminal=replay_summary.terminal(result, plan),
+        lacking=replay_summary.missing_sentences(result),
+    )
+    return write_result_page(findings, replay_section(result), about, out)
+
+
+def _replay_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """replay.csv: one row per launch of a signature, by share of time."""
+    cells = []
+    for row in sorted(rows, key=lambda row: -row.time_share):
+        us = row.us or {"median": None, "ci": None}
+        low, high = us["ci"] or (None, None)
+        values = msgspec.to_builtins(row) | {"flags": "; ".join(row.flags)}
+        values |= {"replay_median_us": us["median"], "replay_ci_low_us": low, "replay_ci_high_us": high}
+        cells.append(values)
+    table: pd.DataFrame = pd.DataFrame(cells, columns=_REPLAY_COLUMNS.split())
+    return table
 
 
 def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress) -> Findings:
@@ -74,11 +119,8 @@ def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress
             f"the failed step left a file that cannot be read: {error.problem} ({error.location})"
         )
     written = [*files.write_unique(catalogue, out), *files.write_launches(catalogue, out)]
-    replay, replay_home, no_replay = sibling(folder, REPLAY, ReplayResult)
-    energy, energy_home, no_energy = sibling(folder, ENERGY, EnergyResult)
-    extras = Extras(tuple(_shapes(traces)), replay, _link(replay_home, out), energy, _link(energy_home, out))
-    missing = [*lost, *_missing_ranks(run, traces), *no_replay, *no_energy]
-    findings = write_report(catalogue, extras, _about(folder, run), out, missing=missing)
+    missing = [*lost, *_missing_ranks(run, traces)]
+    findings = write_report(catalogue, _about(folder, run), out, missing)
     return msgspec.structs.replace(findings, files=[*written, *findings.files])
 
 
@@ -119,40 +161,19 @@ def _missing_ranks(run: Run | None, traces: Sequence[Trail]) -> list[str]:
     return [f"rank {rank} left no trace" for rank in range(wanted) if rank not in present]
 
 
-def _shapes(traces: Sequence[Trail]) -> list[LinearShape]:
-    paths = [trail.linear_shapes for trail in traces if trail.linear_shapes]
-    return [line for path in paths for line in read_lines(path, LinearShape)]
-
-
-def sibling(folder: Path, name: str, kind: type[_Result]) -> tuple[_Result | None, Path, list[str]]:
-    """The result `name` of this run, or of the newest run beside it that was made from it; its folder; and
-    which newer ones cannot be read.
-    """
-    unread: list[str] = []
-    beside = sorted(folder.resolve().parent.glob(f"*/{name}"), reverse=True)
-    for path in chain([folder / name], (one for one in beside if _made_from(one.parent, folder))):
-        if path.is_file():
-            try:
-                return msgspec.json.decode(path.read_bytes(), type=kind), path.parent, unread
-            except (OSError, msgspec.MsgspecError) as error:  # damaged, or of another version of lab
-                unread.append(f"{path.parent.name}/{name} cannot be read and is not on this page: {error}")
-    return None, folder, unread
-
-
-def _link(home: Path, out: Path) -> str:
-    """How a page in `out` links the folder `home`: "" or a path that ends in a slash."""
-    relative = os.path.relpath(home, out)
-    return "" if relative == "." else f"{relative}/"
-
-
-def _made_from(candidate: Path, folder: Path) -> bool:
-    if not Run.is_run(candidate):
-        return False
-    try:
-        source = Run.open(candidate).manifest.config.get("source", "")
-    except LabError:
-        return False
-    same = bool(source) and os.path.realpath(source) == str(folder.resolve())
-    # Runs that were copied elsewhere together: the recorded path is gone, its last part still matches.
-    moved = bool(source) and not Path(source).exists() and Path(source).name == folder.resolve().name
-    return same or moved
+def provenance(folder: Path, run: Run | None) -> dict[str, dict[str, str]]:
+    """Where a page's numbers come from, in groups of name and value; of a run the weights, too."""
+    groups = of_manifest(folder, run.manifest if run else None)
+    generations = [trail.generation for trail in trails(folder) if trail.generation] if run else []
+    if not generations:
+        return groups
+    generation = read_json(generations[0], Generation)  # of the first rank that says what it generated
+    encoded_by = generation.tokens_by or "encoding not recorded"
+    weights = {
+        generation.weights: generation.weights_note,
+        "dtype": generation.dtype,
+        "attention": generation.attn,
+        "tokens": f"{generation.prompt_tokens} in the prompt ({encoded_by}), {generation.new_tokens} new",
+        "unprofiled generation": f"{generation.unprofiled_s:.4f} s",
+    }
+    return {**groups, "Weights": weights}

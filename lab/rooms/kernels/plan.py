@@ -1,4 +1,4 @@
-"""From a KernelsConfig and a site to the step that profiles. Pure."""
+"""From a configuration and a site to the step that profiles, replays or measures. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ import msgspec
 
 from lab.core.plan import ModelNeed, Plan, Site
 from lab.core.step import Step
+from lab.errors import GpuError
 from lab.rooms.kernels.config import KernelsConfig, known
 from lab.rooms.kernels.cures import no_gpu_cure
+from lab.rooms.kernels.energy.choice import ENERGY_CONFIG, ENERGY_RAW, EnergyConfig
 from lab.rooms.kernels.preflight import refuse_plan
+from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE
 from lab.rooms.kernels.schema import PROFILE
 
 CONFIG = "kernels.json"
 
 
-def plan(
-    config: KernelsConfig, site: Site, *, image: str | None = None, env: Mapping[str, str] | None = None
-) -> Plan:
+def plan(config: KernelsConfig, site: Site, *, env: Mapping[str, str] | None = None) -> Plan:
     """One step: the model generates, each rank writes its files into `profile/`. Raises what `refuse_plan`
     raises.
 
-    env: the host's variables about GPUs and Slurm (`cures.host_env`), for the note if there is no GPU.
+    env: the host's variables about GPUs and Slurm (`cures.host_env`), for the note on a machine without GPU.
     """
     gpus = [(gpu.name, gpu.mem_bytes if site.resolved else None) for gpu in site.gpus]
-    refuse_plan(config, vendor=site.vendor, gpus=gpus, image=image)
+    refuse_plan(config, vendor=site.vendor, gpus=gpus)
     text = msgspec.json.format(msgspec.json.encode(config)).decode()
     return Plan(
         steps=(_profile(config, site),),
@@ -49,7 +51,7 @@ def _models(config: KernelsConfig) -> tuple[ModelNeed, ...]:
 def _profile(config: KernelsConfig, site: Site) -> Step:
     launcher = torchrun(config.tp) if config.tp > 1 else ("python",)
     device = "cuda" if site.gpus else "cpu"
-    arguments = f"-m lab.rooms.kernels.workload --config {CONFIG} --out {PROFILE} --device {device}"
+    arguments = f"-m lab.rooms.kernels.workload.main --config {CONFIG} --out {PROFILE} --device {device}"
     files = ("trace_rank{}.json*", "recorded_ops_rank{}.jsonl", "generation_rank{}.json")
     return Step(
         name=PROFILE,
@@ -57,7 +59,6 @@ def _profile(config: KernelsConfig, site: Site) -> Step:
         num_gpus=config.tp if site.gpus else 0,
         argv=(*launcher, *arguments.split()),
         env={"TOKENIZERS_PARALLELISM": "false"} | ({} if site.gpus else {"OMP_NUM_THREADS": "1"}),
-        timeout_s=config.step_timeout_s,
         expects=tuple(f"{PROFILE}/{name.format(rank)}" for rank in range(config.tp) for name in files),
         logs=(f"{PROFILE}/rank*.log",),
         labels={"model": config.model, "tp": config.tp},
@@ -89,3 +90,54 @@ def _notes(config: KernelsConfig, site: Site, env: Mapping[str, str]) -> tuple[s
     if not site.resolved:
         notes.append("these GPUs are not in this machine; their names are placeholders")
     return tuple(notes)
+
+
+def replay_run(plan: ReplayPlan, mode: str, repeats: int, site: Site) -> Plan:
+    """One step that reads nothing but the replay plan in the run folder."""
+    flags = f"--plan {PLAN_FILE} --out replay --mode {mode} --repeats {repeats}"
+    step = Step(
+        name="replay",
+        folder="replay",
+        num_gpus=1 if site.gpus else 0,
+        expects=(RAW_FILE,),
+        labels={"mode": mode},
+        argv=("python", "-m", "lab.rooms.kernels.workload.replay.main", *flags.split()),
+    )
+    return Plan(
+        steps=(step,),
+        config={
+            "what": "replay",
+            "mode": mode,
+            "repeats": repeats,
+            "source": plan.origin.run or plan.origin.trace,
+        },
+        inputs={PLAN_FILE: msgspec.json.encode(plan).decode()},
+        notes=plan.notes,
+    )
+
+
+def energy_run(plan: ReplayPlan, config: EnergyConfig, site: Site) -> Plan:
+    """One step on one GPU. Raises GpuError without a GPU: energy is never estimated."""
+    if not site.gpus:
+        raise GpuError(
+            "energy is measured on a GPU, and there is none here",
+            fix="run on a machine with a GPU; `lab doctor` lists the GPUs of this one",
+        )
+    flags = f"--plan {PLAN_FILE} --config {ENERGY_CONFIG} --out energy"
+    step = Step(
+        name="energy",
+        folder="energy",
+        num_gpus=1,
+        expects=(ENERGY_RAW,),
+        argv=("python", "-m", "lab.rooms.kernels.workload.energy.main", *flags.split()),
+    )
+    source = plan.origin.run or plan.origin.trace
+    return Plan(
+        steps=(step,),
+        config={"what": "energy", **msgspec.to_builtins(config), "source": source},
+        notes=plan.notes,
+        inputs={
+            PLAN_FILE: msgspec.json.encode(plan).decode(),
+            ENERGY_CONFIG: msgspec.json.encode(config).decode(),
+        },
+    )

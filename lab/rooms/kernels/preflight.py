@@ -42,13 +42,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
-def refuse_plan(
-    config: KernelsConfig, *, vendor: str, gpus: Sequence[tuple[str, int | None]], image: str | None
-) -> None:
+def refuse_plan(config: KernelsConfig, *, vendor: str, gpus: Sequence[tuple[str, int | None]]) -> None:
     """Raise for a plan that cannot work; gpus are (name, memory in bytes or None), empty for a CPU run."""
     check_divisible(config)
-    if image == "pascal":
-        _check_pascal(config, on_cpu=vendor == "none")
     if config.eight_bit and config.tp > 1:
         raise UsageError("8-bit weights cannot be sharded", fix="--tp 2 without --8bit, or --8bit on one GPU")
     if gpus and config.tp > len(gpus):
@@ -59,22 +55,7 @@ def refuse_plan(
     if vendor == "none" and config.eight_bit:
         raise UsageError("8-bit weights need a GPU", fix="drop --8bit")
     for name, mem_bytes in gpus[: config.tp]:
-        check_memory(config, name, mem_bytes, on_gpu=True)
-
-
-def _check_pascal(config: KernelsConfig, *, on_cpu: bool) -> None:
-    if config.tp > 1:
-        raise UsageError(
-            "tensor parallel needs DTensor, which torch 1.12 in the image pascal does not have",
-            fix="--image cuda with newer GPUs, or drop --tp: bloom-560m fits one 11 GB card",
-        )
-    if config.eight_bit:
-        raise UsageError(
-            "8-bit needs bitsandbytes and so torch 2.3, which has no code for the GPUs of the image pascal",
-            fix="drop --8bit, or use a smaller model: bloom-560m fits one 11 GB card",
-        )
-    if on_cpu and config.dtype == "float16":
-        raise UsageError("torch 1.12 has no float16 arithmetic on a CPU", fix="--dtype float32")
+        check_memory(config, name, mem_bytes)
 
 
 def check_divisible(config: KernelsConfig) -> None:
@@ -91,12 +72,12 @@ def check_divisible(config: KernelsConfig) -> None:
         )
 
 
-def check_memory(config: KernelsConfig, name: str, mem_bytes: int | None, *, on_gpu: bool) -> None:
+def check_memory(config: KernelsConfig, name: str, mem_bytes: int | None) -> None:
     """Raise GpuError if the weights of a built-in model do not fit a GPU of `mem_bytes`."""
     model = known(config.model)
     if model is None or mem_bytes is None:
         return
-    per_param = bytes_per_param(config, on_gpu)
+    per_param = bytes_per_param(config, on_gpu=True)
     needed = {ranks: sharded_params(model.config, ranks) * per_param for ranks in {config.tp, 2, 4, 8}}
     fitting = sorted(ranks for ranks, size in needed.items() if size * OVERHEAD <= mem_bytes)
     if config.tp in fitting:
@@ -119,7 +100,7 @@ def check_host_memory(config: KernelsConfig, mem_bytes: int | None, *, on_gpu: b
     model = known(config.model)
     if model is None or mem_bytes is None or (on_gpu and config.tp == 1):
         return
-    needed = config.tp * num_params(model.config) * bytes_per_param(config, on_gpu) * OVERHEAD
+    needed = config.tp * num_params(model.config) * bytes_per_param(config, on_gpu=on_gpu) * OVERHEAD
     if needed > mem_bytes:
         raise UsageError(
             f"{config.model} on {plural(config.tp, 'rank')} needs {needed / GIB:.1f} GiB of host memory, "
@@ -128,7 +109,7 @@ def check_host_memory(config: KernelsConfig, mem_bytes: int | None, *, on_gpu: b
         )
 
 
-def bytes_per_param(config: KernelsConfig, on_gpu: bool) -> float:
+def bytes_per_param(config: KernelsConfig, *, on_gpu: bool) -> float:
     if config.eight_bit:
         return 1.0
     dtype = config.dtype if config.dtype != "auto" else "float16" if on_gpu else "float32"
@@ -141,10 +122,12 @@ def refuse_here(config: KernelsConfig, facts: Facts, *, wants_gpu: bool) -> None
     if config.tp > 1 and not facts.has_dtensor:
         raise UsageError(
             f"tensor parallel needs DTensor (torch 2.3 or newer); this is torch {facts.torch}",
-            fix="--image cuda, or drop --tp",
+            fix="--image cuda with newer GPUs, or drop --tp: bloom-560m fits one 11 GB card",
         )
     if config.eight_bit:
         _check_eight_bit(facts)
+    if not wants_gpu and config.dtype == "float16" and version(facts.torch) < (2, 1):
+        raise UsageError("torch 1.12 has no float16 arithmetic on a CPU", fix="--dtype float32")
     if wants_gpu:
         _check_gpus(config, facts)
     check_host_memory(config, facts.host_mem_bytes, on_gpu=wants_gpu)
@@ -191,7 +174,7 @@ def _check_gpus(config: KernelsConfig, facts: Facts) -> None:
     for name, capability, mem_bytes in zip(facts.names, facts.capabilities, facts.mem_bytes, strict=False):
         if facts.hip is None:
             check_arch(name, capability, facts)
-        check_memory(config, name, mem_bytes, on_gpu=True)
+        check_memory(config, name, mem_bytes)
 
 
 def check_arch(name: str, capability: tuple[int, int], facts: Facts) -> None:

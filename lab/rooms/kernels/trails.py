@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from lab.core.files import replacing
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, not_here
 from lab.rooms.kernels.schema import PROFILE
 
 
@@ -50,6 +52,7 @@ def _trail(home: Path, rank: int, trace: Path) -> Trail:
 
 
 _S = TypeVar("_S", bound=msgspec.Struct)
+_T = TypeVar("_T")
 
 
 def read_lines(path: Path, kind: type[_S]) -> Iterator[_S]:
@@ -59,24 +62,17 @@ def read_lines(path: Path, kind: type[_S]) -> Iterator[_S]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _decoded(decoder, line, kind, f"{path}:{number}")
+                    try:
+                        yield decoder.decode(line)
+                    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                        location = f"{path}:{number}"
+                        raise BadDataError(f"not a {kind.__name__}: {error}", location=location) from error
     except FileNotFoundError as error:
-        raise _missing(path) from error
+        raise not_here("no such file", path) from error
 
 
-def _decoded(decoder: msgspec.json.Decoder[_S], line: bytes, kind: type[_S], location: str) -> _S:
-    try:
-        return decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadDataError(f"not a {kind.__name__}: {error}", location=location) from error
-
-
-def _missing(path: Path) -> MissingError:
-    return MissingError(f"{path.name} is missing", location=path, fix="`lab kernels unique RUN` writes it")
-
-
-def write_lines(path: Path, rows: Iterable[msgspec.Struct]) -> Path:
-    """Write structs as JSONL, atomically."""
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    """Write structs or mappings as JSONL, atomically."""
     encoder = msgspec.json.Encoder()
     with replacing(path) as file:
         for row in rows:
@@ -84,11 +80,13 @@ def write_lines(path: Path, rows: Iterable[msgspec.Struct]) -> Path:
     return path
 
 
-def read_json(path: Path, kind: type[_S]) -> _S:
-    """One struct of a JSON file. Raises MissingError and BadDataError."""
+def read_json(path: Path, kind: type[_T]) -> _T:
+    """Return the struct of a JSON file, gzip or plain. Raises MissingError and BadDataError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        return msgspec.json.decode(data, type=kind)
     except FileNotFoundError as error:
-        raise _missing(path) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadDataError(f"not a {kind.__name__}: {error}", location=path) from error
+        raise not_here("no such file", path) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BadDataError(f"not a readable {kind.__name__}: {error}", location=path) from error

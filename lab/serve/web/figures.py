@@ -1,4 +1,4 @@
-"""Look up key figures over runs, compare them, and draw one over time as a sparkline."""
+"""Look up key figures over runs, and compare them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lab.serve.rows import Figure, RunRow, text_of
-
-SPARK = (120, 24)  # px
 
 
 def figure_labels(rows: Iterable[RunRow]) -> list[str]:
@@ -81,42 +79,3 @@ def _change(base: Figure | None, head: Figure | None) -> str:
     if head.unit == "%":
         return f"{head.value - base.value:+.3g} points"
     return f"{100 * (head.value / base.value - 1):+.1f} %" if base.value else ""
-
-
-@dataclass(frozen=True)
-class Spark:
-    """A figure over time as an SVG polyline: `points`, and the values at its ends."""
-
-    label: str
-    points: str
-    oldest: str
-    newest: str
-    low: str
-    high: str
-    count: int
-
-
-def spark_of(rows: Iterable[RunRow], label: str) -> Spark | None:
-    """The figure of these runs over time; None for fewer than two values, and for what is not one line.
-
-    That is: values in several units, of several rooms or models, or of recordings that may be of anything.
-    """
-    having = [(row, figure) for row in rows if (figure := figure_of(row, label)) and figure.value is not None]
-    having.sort(key=lambda pair: pair[0].created_utc)
-    kinds = {(row.room, row.model, one.unit) for row, one in having}
-    if len(having) < 2 or len(kinds) > 1 or any(row.state == "analysis" for row, _ in having):
-        return None
-    values = [one.value or 0.0 for _, one in having]
-    low, high = min(values), max(values)
-    wide, tall = SPARK
-    step = max(1, len(values) // 240)
-    drawn = values[::step]
-    across, up = wide / max(1, len(drawn) - 1), (tall - 4) / ((high - low) or 1)
-    points = [
-        f"{index * across:.1f},{tall - 2 - (value - low) * up:.1f}" for index, value in enumerate(drawn)
-    ]
-    unit = having[0][1].unit
-    oldest, newest, lowest, highest = (
-        f"{value:.4g} {unit}".strip() for value in (values[0], values[-1], low, high)
-    )
-    return Spark(label, " ".join(points), oldest, newest, lowest, highest, len(values))

@@ -12,12 +12,10 @@ from lab.serve.index import key_of
 from lab.serve.live import RUNNING
 from lab.serve.rows import Figure, RunRow
 from lab.serve.web.figures import (
-    Spark,
     figure_labels,
     figure_of,
     is_elsewhere,
     setting_of,
-    spark_of,
     unit_of,
     value_of,
 )
@@ -101,7 +99,6 @@ class Group:
     name: str
     rows: list[Shown]
     count: int
-    spark: Spark | None = None
 
 
 @dataclass(frozen=True)
@@ -221,21 +218,17 @@ def grouped(
     activities: dict[str, str],
     facts: Facts,
 ) -> list[Group]:
-    """Groups in the order of their first row; counts and sparklines are of all that matches."""
+    """Groups in the order of their first row; counts are of all that matches."""
     if wish.group not in GROUPS and not wish.group.startswith(("config ", "version ")):
         rows = [_shown(row, figure, activities) for row in on_page]
-        return [Group("", rows, len(matching), spark_of(matching, figure))] if rows else []
+        return [Group("", rows, len(matching))] if rows else []
     members: dict[str, list[RunRow]] = {}
     for row in matching:
         members.setdefault(_group(row, wish.group, facts), []).append(row)
     shown: dict[str, list[Shown]] = {}
     for row in on_page:
         shown.setdefault(_group(row, wish.group, facts), []).append(_shown(row, figure, activities))
-    chosen = {name: wish.figure or next(iter(figure_labels(members[name])), "") for name in shown}
-    return [
-        Group(name, rows, len(members[name]), spark_of(members[name], chosen[name]))
-        for name, rows in shown.items()
-    ]
+    return [Group(name, rows, len(members[name])) for name, rows in shown.items()]
 
 
 def _group(row: RunRow, name: str, facts: Facts) -> str:

@@ -1,20 +1,19 @@
-"""From folder to findings: what is missing is reported, replay and energy runs join the page."""
+"""From folder to findings: what is missing is reported, replays and energy runs have pages of their own."""
 
 from __future__ import annotations
+
+import json
 
 import msgspec
 import pandas as pd
 import pytest
 
-from lab.core.manifest import Manifest
-from lab.core.provenance import lab_identity
-from lab.core.run import Run
-from lab.errors import MissingError
-from lab.rooms.kernels.findings import analyse_profile, read_all, sibling
-from lab.rooms.kernels.replay.proof.result import Result as ReplayResult
+from lab.errors import BadDataError, MissingError
+from lab.rooms.kernels.findings import analyse_kernels, analyse_profile, read_all
 from lab.rooms.kernels.trails import trails
+from tests.rooms.kernels.energy import made as energy
 from tests.rooms.kernels.made import profile_folder
-from tests.rooms.kernels.report.made import replayed
+from tests.rooms.kernels.replay import made as replay
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def test_every_file_the_findings_name_is_there_and_the_page_links_its_data(found
 
 
 def test_shares_add_up_to_the_whole(found):
-    for name in ("by_class", "by_op", "by_module", "by_phase", "argument_sources"):
+    for name in ("by_class", "by_op", "by_module", "by_phase"):
         table = pd.read_csv(found[1] / "tables" / f"{name}.csv")
         assert table["share_percent"].sum() == pytest.approx(100.0)
         assert table["launches"].sum() == 30
@@ -59,49 +58,33 @@ def test_a_rank_that_cannot_be_read_is_missing_and_the_other_is_analysed(tmp_pat
 
 
 def test_a_folder_without_a_trace_is_refused(tmp_path):
-    with pytest.raises(MissingError, match="holds no trace"):
+    with pytest.raises(MissingError, match="no trace_rank"):
         analyse_profile(tmp_path, tmp_path, None, lambda _: None)
 
 
-def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
-    folder = profile_folder(tmp_path / "kernels_1")
-    replay = msgspec.json.encode(replayed())
-    (tmp_path / "kernels_3").mkdir()
-    (tmp_path / "kernels_3/replay.json").write_bytes(replay)
-    assert sibling(folder, "replay.json", ReplayResult)[0] is None, (
-        "nothing says that it was made from this run"
-    )
-    manifest = Manifest(
-        id="kernels_2",
-        room="kernels",
-        created_utc="2026-01-01T00:00:00+00:00",
-        lab=lab_identity(),
-        engine="local",
-        command=("lab",),
-        host={},
-        config={"source": str(folder)},
-        steps=[],
-    )
-    Run.create(tmp_path / "kernels_2", manifest)
-    (tmp_path / "kernels_2/replay.json").write_bytes(replay)
-    result, home, unread = sibling(folder, "replay.json", ReplayResult)
-    assert unread == []
-    assert result.rows[0].kernel == "nvjet_gemm" and home.name == "kernels_2"
-    analyse_profile(folder, folder, None, lambda _: None)
-    page = (folder / "report.html").read_text()
-    assert '"../kernels_2/tables/replay.csv"' in page, "links lead to the run that holds the data"
-    assert (
-        "98 % of time: not met" in page
-        and "closure: met" in page
-        and "10.00 \\u00b5s recorded, 10.20" in page
-    )
-    (tmp_path / "kernels_2/replay.json").write_bytes(replay[:-9])
-    found = analyse_profile(folder, folder, None, lambda _: None)
-    assert len(found.lacking) == 1 and found.lacking[0].startswith("kernels_2/replay.json cannot be read")
+def test_an_energy_run_leaves_json_csv_and_page_and_reports_a_step_that_left_nothing(tmp_path):
+    (tmp_path / "energy").mkdir()
+    (tmp_path / "replay_plan.json").write_bytes(msgspec.json.encode(energy.a_plan()))
+    (tmp_path / "energy_config.json").write_text("{}")
+    lost = analyse_kernels(tmp_path, tmp_path, None, lambda _: None)
+    assert (lost.status, lost.lacking) == ("fail", ["no window was measured: energy_raw.json is missing"])
+    (tmp_path / "energy/energy_raw.json").write_bytes(msgspec.json.encode(energy.a_raw()))
+    found = analyse_kernels(tmp_path, tmp_path / "out", None, lambda _: None)
+    assert [path.name for path in found.files] == ["energy.json", "energy.csv", "report.html"]
+    assert all(path.stat().st_size for path in found.files)
 
 
-def test_a_result_of_the_run_itself_that_cannot_be_read_is_said_once(tmp_path):
-    folder = profile_folder(tmp_path / "kernels_1")
-    (folder / "replay.json").write_text("{")
-    found, home, (why,) = sibling(folder, "replay.json", ReplayResult)
-    assert found is None and home == folder and why.startswith("kernels_1/replay.json cannot be read")
+def test_a_replay_leaves_its_rows_and_a_torn_one_is_an_error(tmp_path):
+    (tmp_path / "replay").mkdir()
+    (tmp_path / "replay_plan.json").write_bytes(msgspec.json.encode(replay.a_plan()))
+    assert analyse_kernels(tmp_path, tmp_path, None, lambda _: None).status == "fail"
+    raw = msgspec.json.encode(replay.a_raw())
+    (tmp_path / "replay/replay_raw.json").write_bytes(raw)
+    found = analyse_kernels(tmp_path, tmp_path / "out", None, lambda _: None)
+    rows = json.loads((tmp_path / "out/replay.json").read_text())["rows"]
+    assert {(row["sig_id"], row["position"]) for row in rows} == {("a", 0), ("a", 1), ("b", 0)}
+    assert len((tmp_path / "out/tables/replay.csv").read_text().splitlines()) == 4
+    assert "100.00 % of kernel time" in found.terminal
+    (tmp_path / "replay/replay_raw.json").write_bytes(raw[:-20])
+    with pytest.raises(BadDataError, match="RawReplay"):
+        analyse_kernels(tmp_path, tmp_path, None, lambda _: None)

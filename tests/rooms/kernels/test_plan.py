@@ -17,15 +17,15 @@ GPU = Gpu(vendor="nvidia", index=0, uuid="GPU-0", name="H200", mem_bytes=139 * 2
 
 
 def test_one_gpu_needs_no_torchrun():
-    made = plan(KernelsConfig(model="bloom-560m"), Site(vendor="nvidia", gpus=(GPU,)), image="cuda")
+    made = plan(KernelsConfig(model="bloom-560m"), Site(vendor="nvidia", gpus=(GPU,)))
     (step,) = made.steps
-    assert step.argv[:3] == ("python", "-m", "lab.rooms.kernels.workload") and step.num_gpus == 1
+    assert step.argv[:3] == ("python", "-m", "lab.rooms.kernels.workload.main") and step.num_gpus == 1
     assert step.argv[-2:] == ("--device", "cuda")
 
 
 def test_tensor_parallel_ranks_are_started_by_the_same_python_and_each_leaves_its_files():
     site = Site(vendor="nvidia", gpus=(GPU, msgspec.structs.replace(GPU, index=1, uuid="GPU-1")))
-    (step,) = plan(KernelsConfig(model="vicuna-7b", tp=2), site, image="cuda").steps
+    (step,) = plan(KernelsConfig(model="vicuna-7b", tp=2), site).steps
     assert step.argv[:4] == ("python", "-m", "torch.distributed.run", "--nproc_per_node=2")
     assert step.num_gpus == 2 and len(step.expects) == 6
     assert any("rank1" in pattern for pattern in step.expects)
@@ -54,4 +54,4 @@ def test_the_workload_reads_back_the_very_configuration():
 
 def test_a_plan_that_cannot_work_is_no_plan():
     with pytest.raises(UsageError):
-        plan(KernelsConfig(model="bloom-560m", tp=2), Site(vendor="nvidia", gpus=(GPU, GPU)), image="pascal")
+        plan(KernelsConfig(model="bloom-560m", tp=3), Site(vendor="nvidia", gpus=(GPU,) * 3))

@@ -296,24 +296,6 @@ def test_check_the_files_of_a_run_against_its_manifest(page):
         log.write_bytes(before)
 
 
-def test_follow_a_figure_over_all_runs(page):
-    open_run(page, "sweep_0")
-    page.click("text=over all runs")
-    page.wait_for_selector("th[aria-sort=descending]")
-    assert names(page)[0] == "sweep_0", "of 12, 11, 9 and 1 ms"
-
-
-def test_ask_a_question_by_keyboard_alone(page):
-    page.goto(f"{page.base}/ask")
-    page.locator("#sql").focus()
-    page.keyboard.type("select run, room from runs where error is not null")
-    page.keyboard.press("Control+Enter")
-    page.wait_for_selector("tbody td")
-    assert page.locator("tbody tr").all_inner_texts()[0].split() == ["broken"]
-    page.goto(f"{page.base}/ask?sql=copy+runs+to+'x'")
-    assert "not COPY" in page.locator("[role=alert]").inner_text()
-
-
 def test_tick_a_run_by_keyboard_and_read_the_list_in_the_dark_and_on_paper(page):
     page.emulate_media(color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 29)"

@@ -11,7 +11,7 @@ import pytest
 from lab.core.run import MANIFEST
 from lab.serve.index import Index, key_of
 from lab.serve.web.differences import changed, previous_run
-from lab.serve.web.figures import figure_lines, spark_of
+from lab.serve.web.figures import figure_lines
 from lab.serve.web.files import file_lines, verified
 from lab.serve.web.listing import PAGE, Wish, fact_of, listing
 from tests.serve.made import DAY, write_run, write_runs
@@ -62,14 +62,11 @@ def test_runs_without_the_value_are_last_either_way(root):
     assert names(listed(root, sort="figure", desc=False)) == ["c", "a", "b"]
 
 
-def test_groups_count_all_that_matches_and_have_a_sparkline(root):
+def test_groups_count_all_that_matches(root):
     for at in range(4):
         write_run(root, f"r{at}", room="ab"[at % 2], step_ms=float(at), at=DAY + timedelta(hours=at))
     found = listed(root, group="room", figure="Step")
     assert {group.name: group.count for group in found.groups} == {"a": 2, "b": 2}
-    (a,) = (group for group in found.groups if group.name == "a")
-    assert (a.spark.oldest, a.spark.newest, a.spark.count) == ("0 ms", "2 ms", 2)
-    assert a.spark.points == "0.0,22.0 120.0,2.0"
 
 
 def test_groups_are_of_settings_configurations_and_versions_too(root):
@@ -106,16 +103,6 @@ def test_numbers_of_two_units_are_not_put_together(root):
         write_run(root, f"r{at}", at=DAY + timedelta(hours=at), figures=[("Took", text, value, unit, "")])
     found = listed(root, sort="figure", figure="Took")
     assert names(found) == ["r2", "r1", "r0"] and found.elsewhere == 1
-    assert found.groups[0].spark is None
-
-
-def test_a_sparkline_is_of_one_room_and_model(root):
-    for at in range(2):
-        write_run(root, f"r{at}", at=DAY + timedelta(hours=at))
-    assert listed(root).groups[0].spark.count == 2
-    write_run(root, "other", config={"model": "gpt"})
-    assert listed(root).groups[0].spark is None
-    assert [one.spark.count for one in listed(root, group="model").groups if one.spark] == [2]
 
 
 def test_a_lossy_recording_is_not_called_complete(root):
@@ -129,11 +116,6 @@ def test_a_lossy_recording_is_not_called_complete(root):
     assert index.find("a").integrity == "the recording is lossy; figures are lower bounds"
     assert index.find("b").integrity == "complete, as analysed"
     assert [one.shown for one in index.find("a").figures] == ["lossy", "≥ 2 ms"]
-
-
-def test_a_sparkline_needs_two_values_of_one_unit(root):
-    rows = Index(write_run(root, "a").parent, rest_s=0).refresh()
-    assert spark_of(rows, "Step") is None and spark_of(rows, "") is None
 
 
 def test_a_long_list_comes_in_pages(root):

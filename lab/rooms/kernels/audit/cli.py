@@ -19,27 +19,25 @@ from lab.terminal.options import as_json
 )
 @as_json("The audits")
 def audit(folder: Path, board_limit_w: float | None, as_json: bool) -> None:
-    """Refuse impossible numbers in FOLDER: a replay or energy run, or a published measurement.
+    """Refuse impossible numbers in FOLDER, a published measurement beside its power log.
 
     Every refusal names its reason and its factors. Exit code 0: nothing is refused.
     """
     import msgspec
 
     from lab.errors import MissingError, StepFailed, not_here
-    from lab.rooms.kernels.audit.check import REFUSED
-    from lab.rooms.kernels.audit.published import of_published
-    from lab.rooms.kernels.audit.runs import of_run
+    from lab.rooms.kernels.audit.published import REFUSED, of_published
 
     if folder.is_file():
         raise MissingError("this is a file, not a folder", location=folder, fix=f"name {folder.parent}")
     if not folder.is_dir():
         raise not_here("no such folder", folder)
-    checks = [*of_run(folder), *of_published(folder, board_limit_w)]
+    checks = of_published(folder, board_limit_w)
     if not checks:
         raise MissingError(
             "nothing here can be audited",
             location=folder,
-            fix="name a run of `lab run kernels replay` or `energy`, or a published measurement's folder",
+            fix="name the folder of a published measurement; a run of lab has its own: `lab analyze RUN`",
         )
     if as_json:
         click.echo(msgspec.json.encode(checks).decode())

@@ -63,10 +63,9 @@ def unique(
 def _write_unique(catalogue: Catalogue, home: Path) -> tuple[Any, list[Path]]:
     """Write the files of the distinct launches -> their table and the files."""
     from lab.rooms.kernels.catalogue import files
-    from lab.rooms.kernels.catalogue.inductor import compiled_kernels, sentences
 
     paths = files.write_unique(catalogue, home)
-    catalogue.problems += sentences(compiled_kernels(catalogue))
+    catalogue.problems += files.compiled_sentences(files.compiled_kernels(catalogue))
     return catalogue.unique, paths
 
 
@@ -106,31 +105,21 @@ def gantt(
     from lab.core.words import plural
 
     with needs("analysis"):
-        from lab.recordings.integrity.words import bound, integrity_lines
-        from lab.rooms.kernels.catalogue.doubts import stand_ins
-        from lab.rooms.kernels.catalogue.gantt.bars import bars_of
-        from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
-        from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
-        from lab.rooms.kernels.catalogue.rank import no_launches, read_ranks
-    ranks = read_ranks(trails_of(traces), captures=captures, inductor=inductor)
-    bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.lacks]
-    if not len(bars.row):
-        raise no_launches(ranks)
-    home = out or home_of(traces)
+        from lab.recordings.integrity.words import integrity_lines
+        from lab.rooms.kernels.catalogue.gantt import bars_of, write_gantt, write_gantt_page
+    catalogue, home = _read(traces, captures, out, inductor)
+    bars = bars_of(catalogue)
     written = [
-        *write_gantt(bars, home, step=step, bound=bound(lacks)),
-        write_gantt_page(bars, home, traces, lacks),
+        *write_gantt(bars, home, step=step, bound=catalogue.signatures.bound),
+        write_gantt_page(bars, catalogue, home),
     ]
     click.echo(f"{plural(len(bars.row), 'launch')} on {plural(len(bars.rows), 'row')}")
-    click.echo("\n".join(integrity_lines(lacks)))
+    click.echo("\n".join(integrity_lines(catalogue.lacks)))
     for path in written:
         click.echo(str(path))
-    for rank in ranks:
-        for problem in rank.replayed.problems if rank.replayed is not None else []:
-            click.echo(f"! {problem}")
-    for sentence in stand_ins(ranks):
-        click.echo(f"! {sentence}")
-    _raise_for(ranks, require)
+    for problem in catalogue.problems:
+        click.echo(f"! {problem}")
+    _raise_for(catalogue.ranks, require)
 
 
 def _read(
@@ -182,7 +171,7 @@ def _show(table: Any, catalogue: Catalogue, written: list[Path], as_json: bool, 
         return
     from lab.core.words import plural
     from lab.report.tables import terminal_table
-    from lab.rooms.kernels.report.terminal import shortened
+    from lab.rooms.kernels.report.sentences import shortened
 
     click.echo(terminal_table(shortened(table.head(top), 30), width=170))
     total_us = sum(launch.dur_us for launch in catalogue.launches)

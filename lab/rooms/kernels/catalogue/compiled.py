@@ -1,4 +1,4 @@
-"""Inductor's Triton kernels of one rank: in which compiled region and graph, and which files explain them."""
+"""Inductor's Triton kernels of one rank, and the files that explain them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from lab.recordings.compiled import (
     read_provenance,
 )
 from lab.recordings.graphs import Join, Source
-from lab.recordings.owners import innermost
 
-_REGION = re.compile(r"Torch-Compiled Region: .+")
-_GRAPH = re.compile(r"## Call CompiledFxGraph (\w+) ##")
 # Where an execution trace observer, TORCH_COMPILE_DEBUG and a copied cache leave their files.
 _BESIDE = re.compile(r".*_resources\Z|torch_compile_debug\Z|torchinductor(_\w+)?\Z")
 
@@ -30,12 +27,10 @@ _BESIDE = re.compile(r".*_resources\Z|torch_compile_debug\Z|torchinductor(_\w+)?
 class Compiled:
     """Columns (n,) with a row per launch, "" where it is not of Inductor or nothing is known.
 
-    hashes: of the kernel's file; regions, graphs: around its op; lines: of the generated file.
+    hashes: of the kernel's file; lines: of the generated file.
     """
 
     hashes: np.ndarray
-    regions: np.ndarray
-    graphs: np.ndarray
     lines: np.ndarray
     kernels: dict[str, InductorKernel] = field(default_factory=dict)
     op_names: set[str] = field(default_factory=set)
@@ -57,8 +52,7 @@ def read_compiled(
     if joined is not None:
         source = np.where(joined.inside, np.where(joined.rows.op >= 0, joined.rows.source, -1), source)
         row = np.where(joined.inside, joined.rows.op, row)
-    blank = [np.full(size, "", dtype=object) for _ in range(4)]
-    compiled = Compiled(blank[0], blank[1], blank[2], blank[3])
+    compiled = Compiled(np.full(size, "", dtype=object), np.full(size, "", dtype=object))
     names = trace.text(trace.ops.name_id)
     of_inductor = np.array([is_inductor(name) for name in names], dtype=bool)
     for index, origin in enumerate(joined.sources if joined is not None else (own_source,)):
@@ -85,21 +79,5 @@ def _fill(compiled: Compiled, source: Source, rows: np.ndarray, ranges: np.ndarr
     described = [kernels.get(index) for index in ops.external_id.tolist()]
     compiled.hashes[rows] = [row.hash if row else "" for row in described]
     compiled.kernels |= {row.hash: row for row in described if row}
-    threads_and_times = (ops.pid, ops.tid, ops.start_ns)
-    compiled.regions[rows] = _around(source.capture, _REGION, *threads_and_times)
-    compiled.graphs[rows] = _around(source.capture, _GRAPH, *threads_and_times)
     if source.frames is not None:
-        compiled.lines[rows] = source.frames.lines(*threads_and_times, generated=True)
-
-
-def _around(
-    capture: Capture, pattern: re.Pattern[str], pid: np.ndarray, tid: np.ndarray, at_ns: np.ndarray
-) -> list[str]:
-    """What the innermost range with such a name calls itself, at each place (m,): its group, or all of it."""
-    matches = [pattern.fullmatch(text) for text in capture.strings]
-    wanted = np.array([*(match is not None for match in matches), False])
-    ranges = capture.ranges.where(wanted[capture.ranges.name_id])
-    texts = ["".join(match.groups()) or match[0] if match else "" for match in matches]
-    return [
-        texts[ranges.name_id[row]] if row >= 0 else "" for row in innermost(ranges, pid, tid, at_ns).tolist()
-    ]
+        compiled.lines[rows] = source.frames.lines(ops.pid, ops.tid, ops.start_ns, generated=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from lab.core.files import replacing, write_atomic
+from lab.core.files import write_atomic
+from lab.core.words import plural
+from lab.recordings.compiled import InductorKernel, fused_ops, is_inductor, name_of_category
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
-from lab.rooms.kernels.catalogue.inductor import compiled_kernels
 from lab.rooms.kernels.catalogue.launches import GEOMETRY
-from lab.rooms.kernels.catalogue.unique import bucketed
+from lab.rooms.kernels.catalogue.signatures import bucketed
 from lab.rooms.kernels.schema import LAUNCHES, OPS, SIGNATURES, TABLES, UNIQUE, Launch, Signature
 from lab.rooms.kernels.trails import write_lines
 
@@ -37,7 +39,7 @@ def write_unique(catalogue: Catalogue, out: Path) -> list[Path]:
         write_csv(catalogue.unique, tables / UNIQUE),
         tables / SIGNATURES,
         write_csv(bucketed(catalogue.unique), tables / BUCKETS),
-        write_json_lines(
+        write_lines(
             tables / SEED_UNIQUE,
             (_seed_unique(signature) | catalogue.marks for signature in catalogue.signatures.signatures),
         ),
@@ -53,13 +55,6 @@ def write_launches(catalogue: Catalogue, out: Path) -> list[Path]:
         write_csv(launch_params(catalogue).assign(**catalogue.marks), tables / PARAMS),
         write_csv(kernel_counts(catalogue.launches).assign(**catalogue.marks), tables / COUNTS),
     ]
-
-
-def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
-    with replacing(path) as file:
-        for row in rows:
-            file.write(msgspec.json.encode(row) + b"\n")
-    return path
 
 
 def _seed_unique(signature: Signature) -> dict[str, Any]:
@@ -84,10 +79,7 @@ def launch_params(catalogue: Catalogue) -> pd.DataFrame:
     """One row per launch, columns as in the original; blocks and warps per SM from the geometry."""
     metas = {rank.rank: rank.trace.meta for rank in catalogue.ranks}
     table: pd.DataFrame = pd.DataFrame([_params(launch, metas[launch.rank]) for launch in catalogue.launches])
-    ops = {(op.rank, op.op_id): op for op in catalogue.ops}
-    owners = [ops.get((launch.rank, launch.op_id)) for launch in catalogue.launches]
-    table["op"] = [op.name if op else "" for op in owners]
-    table["module"] = [op.module_path if op else "" for op in owners]
+    table["op"], table["module"] = catalogue.op_names, catalogue.modules
     return table
 
 
@@ -143,3 +135,92 @@ def kernel_counts(launches: list[Launch]) -> pd.DataFrame:
     counted = groups.agg(count="size", dur_sum_us="sum").reset_index()
     table: pd.DataFrame = counted.sort_values("count", ascending=False, kind="stable", ignore_index=True)
     return table
+
+
+_COMPILED_COLUMNS = """
+    kernel kernel_hash category count dur_sum_us time_share fused_ops ops_rule
+    source source_rule module block_sizes num_warps num_stages
+"""
+
+
+def compiled_kernels(catalogue: Catalogue) -> pd.DataFrame:
+    """`compiled_kernels.csv`: one row per kernel of Inductor, most time first; empty if there are none."""
+    total_us = sum(launch.dur_us for launch in catalogue.launches) or 1.0
+    groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    start = 0
+    for index, rank in enumerate(catalogue.ranks):
+        lines = range(start, start + len(rank.rows))
+        for line in lines if rank.compiled is not None else ():
+            launch = catalogue.launches[line]
+            if launch.kind == "kernel" and is_inductor(launch.name):
+                groups.setdefault((launch.name, launch.kernel_hash), []).append((index, line))
+        start = lines.stop
+    rows = [_compiled_row(catalogue, key, members, total_us) for key, members in groups.items()]
+    rows.sort(key=lambda row: (-row["dur_sum_us"], row["kernel"]))
+    table: pd.DataFrame = pd.DataFrame(rows, columns=_COMPILED_COLUMNS.split())
+    return table
+
+
+def _compiled_row(
+    catalogue: Catalogue,
+    key: tuple[str, str],
+    members: list[tuple[int, int]],
+    total_us: float,
+) -> dict[str, Any]:
+    name, hash_ = key
+    rank = catalogue.ranks[members[0][0]]
+    compiled = rank.compiled
+    assert compiled is not None
+    launches = [catalogue.launches[line] for _, line in members]
+    origin = compiled.provenance.of(name, hash_)
+    by_name = fused_ops(name, compiled.op_names)
+    lines = origin.lines if origin else ()
+    places = ((catalogue.ranks[index].compiled, catalogue.launches[line].row) for index, line in members)
+    generated = _by_count(of_rank.lines[row] for of_rank, row in places if of_rank is not None)
+    kernel = compiled.kernels.get(hash_, InductorKernel(name))
+    dur_us = sum(launch.dur_us for launch in launches)
+    return {
+        "kernel": name,
+        "kernel_hash": hash_,
+        "category": name_of_category(name),
+        "count": len(launches),
+        "dur_sum_us": dur_us,
+        "time_share": dur_us / total_us,
+        "fused_ops": " ".join(origin.ops if origin else by_name),
+        "ops_rule": origin.rule if origin else "name" if by_name else "none",
+        "source": "; ".join(lines) or _first(generated),
+        "source_rule": origin.rule if origin and lines else "stack" if generated else "none",
+        "module": _first(_by_count(catalogue.modules[line] for _, line in members)),
+        "block_sizes": kernel.kwargs,
+        "num_warps": kernel.num_warps if kernel.num_warps >= 0 else None,
+        "num_stages": kernel.num_stages if kernel.num_stages >= 0 else None,
+    }
+
+
+def _by_count(texts: Iterable[str]) -> list[str]:
+    return [text for text, _ in Counter(filter(None, map(str, texts))).most_common()]
+
+
+def _first(texts: list[str]) -> str:
+    """The most frequent text, and how many others there are."""
+    further = f" (+{len(texts) - 1} more)" if len(texts) > 1 else ""
+    return texts[0] + further if texts else ""
+
+
+def compiled_sentences(table: pd.DataFrame) -> list[str]:
+    """One sentence on how much of Inductor's kernels is explained; none without such kernels."""
+    if not len(table):
+        return []
+    share = table["time_share"].sum()
+    rules = Counter(table["ops_rule"])
+    unplaced = int((table["source_rule"] == "none").sum())
+    explained = ", ".join(f"{n} by {rule}" for rule, n in rules.most_common() if rule != "none")
+    lost = f", {plural(rules['none'], 'kernel')} with no op known" if rules["none"] else ""
+    without_line = (
+        f"; no line of the model known for {plural(unplaced, 'kernel')} (TORCH_COMPILE_DEBUG=1 writes it: "
+        "give that folder with --inductor)"
+        if unplaced
+        else ""
+    )
+    kernels = plural(len(table), "Inductor kernel")
+    return [f"{kernels} ({share:.1%} of the time): fused ops {explained or 'unknown'}{lost}{without_line}"]

@@ -1,18 +1,43 @@
-"""The ops of a rank that own launches, described when asked for."""
+"""The ops of a rank that own launches, described when asked for; what makes two launches the same."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from lab.recordings.capture import Capture
-from lab.rooms.kernels.catalogue.identity import args_key
 from lab.rooms.kernels.catalogue.rank import RankData, mark_of
 from lab.rooms.kernels.catalogue.trace_args import args_of
 from lab.rooms.kernels.schema import Arg, OpRecord
-from lab.stats.columns import grouped_rows
+
+
+@lru_cache(maxsize=1 << 16)
+def sig_id_of(key: tuple[Any, ...]) -> str:
+    """Twelve hex digits, the same in every process."""
+    return hashlib.blake2b(repr(key).encode(), digest_size=6).hexdigest()
+
+
+def args_key(record: OpRecord) -> str:
+    """A digest of the arguments' types, sizes, strides and numbers; where the data lie is not part of it."""
+    return _digest(tuple(map(_bare, record.args)))
+
+
+def _bare(arg: Arg | None) -> Any:
+    if arg is None:
+        return None
+    shape, stride = (None if sizes is None else tuple(sizes) for sizes in (arg.shape, arg.stride))
+    return arg.kind, arg.dtype, shape, stride, arg.device, repr(arg.value), tuple(map(_bare, arg.items or ()))
+
+
+@lru_cache(maxsize=1 << 16)
+def _digest(bare: tuple[Any, ...]) -> str:
+    return hashlib.blake2b(repr(bare).encode(), digest_size=8).hexdigest()
+
 
 OpKey = tuple[str, str | None, str]  # name, overload, digest of the arguments
 _NO_OP: OpKey = ("", None, "")
@@ -26,22 +51,21 @@ class OpBook:
         self.rank, self.zero_ns = rank, zero_ns
         self.names = rank.trace.text(rank.trace.operators.name_id)
         self._mark = mark_of(rank.trace.operators.start_ns, rank.marks)
+        self._keys: dict[tuple[int, ...], OpKey] = {}
         self._call = _nearest_calls(rank.call, rank.parent)
 
-    def keys_of(self, rows: np.ndarray) -> tuple[np.ndarray, list[OpKey]]:
-        """What tells ops apart, for rows (n,), -1 for none: the index (n,) of each in a list of keys."""
-        ops, num_ops = self.rank.trace.operators, len(self.names)
-        in_trace = (rows >= 0) & (rows < num_ops)
-        call = np.full(len(rows), -1)
-        call[in_trace] = self.rank.call[rows[in_trace]]
-        described = in_trace & (call < 0)  # by the trace: many ops have the same texts
-        columns = [np.where(described, -1, rows), call]
-        for name in ("name_id", *_ARGS):
-            texts = np.full(len(rows), -1, dtype=np.int64)
-            texts[described] = getattr(ops, name)[rows[described]]
-            columns.append(texts)
-        first_rows, group_of_row = grouped_rows(columns)
-        return group_of_row, [self._key(row) for row in rows[first_rows].tolist()]
+    def key_of(self, row: int) -> OpKey:
+        """What tells the op at `row` from others; -1: none. Ops that only the trace describes share texts."""
+        if row < 0:
+            return _NO_OP
+        key: tuple[int, ...] = (row,)
+        if row < len(self.names) and self.rank.call[row] < 0:
+            ops = self.rank.trace.operators
+            key = tuple(int(getattr(ops, name)[row]) for name in ("name_id", *_ARGS))
+        if key not in self._keys:
+            record = self.describe(row)
+            self._keys[key] = record.name, record.overload, args_key(record)
+        return self._keys[key]
 
     def describe(self, row: int, num_launches: int = 0) -> OpRecord:
         """The record of the op at `row`, which owns so many launches."""
@@ -86,22 +110,14 @@ class OpBook:
         return self.rank.modules[row] if row >= 0 and self.rank.modules else ""
 
     def modules_of(self, rows: Sequence[int]) -> list[str]:
-        """`module_of` each of the rows."""
-        paths: dict[int, str] = {}
-        if not self.rank.modules and not self.rank.recorded:
-            paths = dict.fromkeys((row for row in rows if row < len(self.names)), "")
-        return [paths[row] if row in paths else paths.setdefault(row, self.module_of(row)) for row in rows]
+        """`module_of` each of the rows, which come many times."""
+        paths = {row: self.module_of(row) for row in set(rows)}
+        return [paths[row] for row in rows]
 
     def _borrowed(self, row: int) -> OpRecord:
         """The op at capture of a replayed kernel."""
         assert self.rank.replayed is not None
         return self.rank.replayed.ops[row - len(self.names)]
-
-    def _key(self, row: int) -> OpKey:
-        if row < 0:
-            return _NO_OP
-        record = self.describe(row)
-        return record.name, record.overload, args_key(record)
 
 
 def _nearest_calls(call: np.ndarray, parent: np.ndarray) -> np.ndarray:

@@ -26,9 +26,8 @@ from lab.recordings.phase_names import STEP_PREFIX, step_number
 from lab.recordings.processes import process_captures
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET
 from lab.recordings.views import device_of, launch_calls, link_ops, linked_by_id, of_graphs
-from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
+from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops, working_ops
 from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
-from lab.rooms.kernels.catalogue.cpu_work import working_ops
 from lab.rooms.kernels.catalogue.replayed import Replayed, read_replayed
 from lab.rooms.kernels.schema import Generation, RecordedOp
 from lab.rooms.kernels.trails import Trail, read_json, read_lines
@@ -83,53 +82,27 @@ class RankData:
         starts: np.ndarray = table.start_ns[self.rows]
         return starts
 
-    def op_names(self) -> np.ndarray:
-        """The owner's name (n,) of each launch, "" for none."""
-        trace = self.trace
-        borrowed = [op.name for op in self.replayed.ops] if self.replayed else []
-        names: np.ndarray = np.array([*trace.text(trace.operators.name_id), *borrowed, ""], dtype=object)
-        owner_names: np.ndarray = names[self.owner]
-        return owner_names
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What was given beside the traces.
-
-    captures: recordings, or folders of them, with the operators of the graphs that a trace replays;
-    inductor: folders of the files that torch.compile wrote.
-    """
-
-    captures: Sequence[Path] = ()
-    inductor: Sequence[Path] = ()
-
 
 def read_ranks(
-    trails: Sequence[Trail], *, captures: Sequence[Path] = (), inductor: Sequence[Path] = ()
+    trails: Sequence[Trail], captures: Sequence[Path] = (), inductor: Sequence[Path] = ()
 ) -> list[RankData]:
     """The ranks of all traces. A recording of several processes is as many ranks."""
     ranks: list[RankData] = []
-    beside = Beside(captures, inductor)
     for trail in trails:
-        ranks += read_trail(trail, {data.rank for data in ranks}, beside=beside)
+        ranks += read_trail(trail, {data.rank for data in ranks}, captures, inductor)
     return ranks
 
 
-def read_rank(
+def read_trail(
     trail: Trail,
-    *,
+    taken: Set[int] = frozenset(),
     captures: Sequence[Path] = (),
     inductor: Sequence[Path] = (),
-) -> RankData:
-    """The only rank of a recording of one process."""
-    (only,) = read_trail(trail, beside=Beside(captures, inductor))
-    return only
-
-
-def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, beside: Beside = Beside()) -> list[RankData]:
+) -> list[RankData]:
     """One recording, process by process, with what its recorder and its generation files say.
 
-    Ranks in `taken` are not given again.
+    Ranks in `taken` are not given again. captures: recordings, or folders of them, with the operators of the
+    graphs that a trace replays; inductor: folders of the files that torch.compile wrote.
     """
     recording = load_capture(trail.trace)
     traces = process_captures(recording)
@@ -141,7 +114,8 @@ def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, beside: Beside = 
             trace,
             f"{trail.trace.name}, rank {rank}" if several else trail.trace.name,
             recording.collector == "kineto",
-            beside,
+            captures,
+            inductor,
         )
         for rank, trace in zip(ranks, traces, strict=True)
     ]
@@ -160,7 +134,14 @@ def _ranks_of(trail: Trail, recorded: Sequence[int | None], taken: Set[int]) -> 
     return list(range(next_rank, next_rank + len(recorded)))
 
 
-def _rank_of(trail: Trail, trace: Capture, label: str, annotated: bool, beside: Beside) -> RankData:
+def _rank_of(
+    trail: Trail,
+    trace: Capture,
+    label: str,
+    annotated: bool,
+    captures: Sequence[Path],
+    inductor: Sequence[Path],
+) -> RankData:
     """annotated: torch.profiler's steps and lab's forwards are all that marks a phase."""
     problems = [f"{label}: {text}" for text in trace.problems]
     recorded: list[RecordedOp] = []
@@ -186,8 +167,8 @@ def _rank_of(trail: Trail, trace: Capture, label: str, annotated: bool, beside: 
     )
     op_rule = _rules(trace, owner) if on_gpu else np.where(owner >= 0, "external_id", "none").astype(object)
     replayed = None
-    if beside.captures or (on_gpu and of_graphs(trace, launch_calls(trace)).any()):
-        replayed = read_replayed(trail.rank, trace, frames, beside.captures, len(trace.operators))
+    if captures or (on_gpu and of_graphs(trace, launch_calls(trace)).any()):
+        replayed = read_replayed(trail.rank, trace, frames, captures, len(trace.operators))
         owner = np.where(replayed.inside, replayed.owner, owner) if on_gpu else owner
         op_rule = np.where(replayed.inside, replayed.rule, op_rule) if on_gpu else op_rule
         problems += replayed.problems
@@ -196,7 +177,7 @@ def _rank_of(trail: Trail, trace: Capture, label: str, annotated: bool, beside: 
     if on_gpu and any(map(is_inductor, trace.strings)):
         joined = replayed.joined if replayed else None
         own_source = Source(trail.trace, own_capture(trace, joined), frames)
-        compiled = read_compiled(trace, own_source, owner, joined, beside.inductor)
+        compiled = read_compiled(trace, own_source, owner, joined, inductor)
     return RankData(
         rank=trail.rank,
         path=trail.trace,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lab.rooms.kernels.trails import Trail
+from lab.errors import MissingError, UsageError, not_here
+from lab.rooms.kernels.trails import Trail, trails
 
 
 def home_of(traces: Sequence[Path]) -> Path:
@@ -28,9 +27,7 @@ def trails_of(traces: Sequence[Path]) -> list[Trail]:
     Raises MissingError for a missing file, UsageError for a file that is named twice: its launches would
     count twice.
     """
-    from lab.errors import MissingError, UsageError, not_here
     from lab.recordings.load import is_recording
-    from lab.rooms.kernels.trails import Trail, trails
 
     for path in traces:
         if not path.exists():
@@ -41,7 +38,7 @@ def trails_of(traces: Sequence[Path]) -> list[Trail]:
             return [Trail(rank=0, trace=traces[0])]
         if not of_folder:
             raise MissingError(
-                "this folder holds no trace_rank*.json and is not a recording itself",
+                "no trace_rank*.json in this folder, which is not a recording itself",
                 location=traces[0],
                 fix="name the recordings themselves, one per rank",
             )

@@ -17,32 +17,33 @@ from lab.terminal.options import out
 def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int) -> None:
     """Write a C++ (libtorch) program that replays SOURCE: a profile's or a replay's RUN, or a trace.
 
-    Build it with the CMake file or build.sh beside it. `./replay --cuda --repeats 50` prints the rows of
-    replay.json: times, and a checksum of every result.
+    Build it with the CMake file beside it. `build/replay --cuda --repeats 50` prints the rows of replay.json:
+    times, and a checksum of every result.
     """
     from lab.core.words import listed, plural
     from lab.errors import StepFailed
     from lab.rooms.kernels.cpp.generate import generate
     from lab.rooms.kernels.replay.args import ReplayPlan
-    from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE, is_replay, read_file
-    from lab.rooms.kernels.replay.raw import RawReplay
-    from lab.rooms.kernels.replay.read import read_source
+    from lab.rooms.kernels.replay.calls.source import read_source
+    from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE, RawReplay, is_replay
+    from lab.rooms.kernels.trails import read_json
 
     raw = None
     if source.is_dir() and is_replay(source):
-        plan = read_file(source / PLAN_FILE, ReplayPlan)
-        raw = read_file(source / RAW_FILE, RawReplay) if (source / RAW_FILE).is_file() else None
+        plan = read_json(source / PLAN_FILE, ReplayPlan)
+        raw = read_json(source / RAW_FILE, RawReplay) if (source / RAW_FILE).is_file() else None
     else:
-        plan = read_source(source, execution_trace, None, rank)
+        plan = read_source(source, execution_trace, rank)
     home = out or _home_of(source)
-    generated = generate(plan, home, raw)
-    for path in generated.files:
+    files, left_out = generate(plan, home, raw)
+    for path in files:
         click.echo(str(path))
     calls = plural(len(plan.signatures), "distinct call")
-    click.echo(f"{generated.calls} of {calls}; build: {home}/build.sh PYTHON", err=True)
-    if generated.left_out:
+    built = f"cmake -S {home} -B {home}/build -DPYTHON=$(which python) && cmake --build {home}/build"
+    click.echo(f"{len(plan.signatures) - len(left_out)} of {calls}; build: {built}", err=True)
+    if left_out:
         raise StepFailed(
-            listed(f"{plural(len(generated.left_out), 'call')} left out", generated.left_out),
+            listed(f"{plural(len(left_out), 'call')} left out", left_out),
             location=home,
             fix="record with an execution trace, or replay first and name the replay's folder",
         )

@@ -20,10 +20,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <iostream>
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -37,7 +35,6 @@ constexpr int64_t PATTERN_ELEMENTS = 1 << 20;
 struct Options {
   bool cuda = false;
   int repeats = 20;
-  std::string only;       // a sig_id
 };
 
 inline at::Device device_of(const Options& options, bool on_cpu) {
@@ -89,8 +86,7 @@ inline at::Tensor make(const TensorSpec& spec, const Options& options) {
   if (spec.fill <= 1) {
     auto table = spec.fill == 1 ? pattern().abs() : pattern();
     const auto source = at::isComplexType(spec.dtype) ? at::complex(pattern(), pattern()) : table;
-    flat = tiled(source.to(spec.dtype),
-                 spec.length, spec.seed);
+    flat = tiled(source.to(spec.dtype), spec.length, spec.seed);
   } else if (spec.fill == 2) {
     flat = tiled(pattern().lt(0), spec.length, spec.seed);
   } else if (spec.fill == 3) {
@@ -105,9 +101,9 @@ inline at::Tensor make(const TensorSpec& spec, const Options& options) {
 }
 
 // A Python number that the dispatcher wrapped in a tensor: 1, as in the Python replay.
-inline at::Tensor number(at::ScalarType dtype, bool wrapped) {
+inline at::Tensor number(at::ScalarType dtype) {
   auto made = at::ones({}, at::TensorOptions().dtype(dtype));
-  if (wrapped) made.unsafeGetTensorImpl()->set_wrapped_number(true);
+  made.unsafeGetTensorImpl()->set_wrapped_number(true);
   return made;
 }
 
@@ -144,51 +140,18 @@ inline uint64_t checksum(const Stack& results) {
   return hash;
 }
 
-// CUDA's runtime, if there is one -----------------------------------------------------------------------
-
-struct Cuda {
-  int (*create)(void**) = nullptr;
-  int (*record)(void*, void*) = nullptr;
-  int (*synchronize)(void*) = nullptr;
-  int (*elapsed)(float*, void*, void*) = nullptr;
-  int (*device_synchronize)() = nullptr;
-
-  static Cuda& get() {
-    static Cuda found;
-    return found;
-  }
-
- private:
-  template <typename F>
-  static void find(F& function, const char* name) {
-    function = reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
-    if (!function) throw std::runtime_error(std::string("CUDA's runtime has no ") + name);
-  }
-  Cuda() {
-    find(create, "cudaEventCreate");
-    find(record, "cudaEventRecord");
-    find(synchronize, "cudaEventSynchronize");
-    find(elapsed, "cudaEventElapsedTime");
-    find(device_synchronize, "cudaDeviceSynchronize");
-  }
-};
-
-inline void wait(const Options& options) {
-  if (options.cuda) Cuda::get().device_synchronize();
+// A function of CUDA's runtime, which torch has loaded.
+template <typename... Args>
+int cuda(const char* name, Args... args) {
+  const auto function = reinterpret_cast<int (*)(Args...)>(dlsym(RTLD_DEFAULT, name));
+  if (!function) throw std::runtime_error(std::string("CUDA's runtime has no ") + name);
+  return function(args...);
 }
 
-struct Measured {
-  std::vector<double> us;
-  uint64_t sum = 0;
-  std::string error;
-};
-
 struct Entry {
-  const char* sig_id;
   const char* op;
   const char* overload;
-  const char* kernel;
-  long long count;
+  const char* cells;  // of its row, as JSON
   std::function<Stack(const Options&)> arguments;
 };
 
@@ -200,60 +163,50 @@ inline double time_us(const c10::OperatorHandle& op, const Stack& arguments, con
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
   }
   // Events around ten calls: around a single call they would time the launch.
-  static void *begin = nullptr, *end = nullptr;
-  if (!begin) Cuda::get().create(&begin), Cuda::get().create(&end);
-  Cuda::get().record(begin, nullptr);
+  static void *begin = nullptr, *end = nullptr, *stream = nullptr;
+  if (!begin) cuda("cudaEventCreate", &begin), cuda("cudaEventCreate", &end);
+  cuda("cudaEventRecord", begin, stream);
   for (int i = 0; i < 10; ++i) {
     stack = arguments;
     op.callBoxed(&stack);
   }
-  Cuda::get().record(end, nullptr);
-  Cuda::get().synchronize(end);
+  cuda("cudaEventRecord", end, stream);
+  cuda("cudaEventSynchronize", end);
   float ms = 0;
-  Cuda::get().elapsed(&ms, begin, end);
+  cuda("cudaEventElapsedTime", &ms, begin, end);
   return static_cast<double>(ms) * 100.0;
 }
 
-inline Measured measure(const Entry& entry, const Options& options) {
-  Measured out;
+// Makes one call and prints its row; false if it failed.
+inline bool print_row(const Entry& entry, const Options& options, bool last) {
+  std::vector<double> us;
+  unsigned long long sum = 0;
+  std::string error;
   try {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(entry.op, entry.overload);
-    {
-      Stack first = entry.arguments(options);  // its own data: an in-place op changes them
-      op.callBoxed(&first);
-      wait(options);
-      out.sum = checksum(first);
-    }
+    Stack first = entry.arguments(options);  // its own data: an in-place op changes them
+    op.callBoxed(&first);
+    if (options.cuda) cuda("cudaDeviceSynchronize");
+    sum = checksum(first);
     const Stack arguments = entry.arguments(options);
-    for (int i = 0; i < options.repeats; ++i) out.us.push_back(time_us(op, arguments, options));
-  } catch (const std::exception& error) {
-    out.error = std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
+    for (int i = 0; i < options.repeats; ++i) us.push_back(time_us(op, arguments, options));
+    std::sort(us.begin(), us.end());
+  } catch (const std::exception& thrown) {
+    error = std::string(thrown.what()).substr(0, std::string(thrown.what()).find('\n'));
+    const auto unsafe = [](unsigned char c) { return c == '"' || c == '\\' || c < 0x20; };
+    std::replace_if(error.begin(), error.end(), unsafe, '\'');
+    error = "\"" + error + "\"";
   }
-  return out;
-}
-
-inline std::string in_quotes(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) >= 0x20) out += c;
-  }
-  return out + "\"";
-}
-
-inline void print_row(const Entry& entry, Measured& done, bool last) {
-  std::sort(done.us.begin(), done.us.end());
-  const size_t n = done.us.size();
-  std::printf("  {\"sig_id\": %s, \"op\": %s, \"overload\": %s, \"kernel\": %s, \"mode\": \"hot\", \"count\": %lld, \"n_ran\": %zu, ",
-              in_quotes(entry.sig_id).c_str(), in_quotes(entry.op).c_str(), in_quotes(entry.overload).c_str(), in_quotes(entry.kernel).c_str(),
-              entry.count, n);
+  const size_t n = us.size();
+  std::printf("  {%s, \"mode\": \"hot\", \"n_ran\": %zu, \"us\": ", entry.cells, n);
   if (n) {
-    std::printf("\"us\": {\"median\": %.4f, \"ci\": [%.4f, %.4f]}, ", done.us[n / 2], done.us[n / 4], done.us[(3 * n) / 4]);
+    std::printf("{\"median\": %.4f, \"ci\": [%.4f, %.4f]}", us[n / 2], us[n / 4], us[(3 * n) / 4]);
   } else {
-    std::printf("\"us\": null, ");
+    std::printf("null");
   }
-  std::printf("\"checksum\": \"%016llx\", \"flags\": [%s]}%s\n", static_cast<unsigned long long>(done.sum),
-              done.error.empty() ? "" : in_quotes(done.error).c_str(), last ? "" : ",");
+  std::printf(", \"checksum\": \"%016llx\", \"flags\": [%s]}%s\n", sum, error.c_str(), last ? "" : ",");
+  std::fflush(stdout);
+  return error.empty();
 }
 
 inline int run(const std::vector<Entry>& entries, int argc, char** argv) {
@@ -262,23 +215,14 @@ inline int run(const std::vector<Entry>& entries, int argc, char** argv) {
     const std::string word = argv[i];
     if (word == "--cuda") options.cuda = true;
     else if (word == "--repeats" && i + 1 < argc) options.repeats = std::atoi(argv[++i]);
-    else if (word == "--only" && i + 1 < argc) options.only = argv[++i];
     else {
-      std::cerr << "usage: replay [--cuda] [--repeats N] [--only SIG_ID]\n";
+      std::cerr << "usage: replay [--cuda] [--repeats N]\n";
       return 2;
     }
   }
   int failed = 0;
-  std::vector<const Entry*> chosen;
-  for (const auto& entry : entries)
-    if (options.only.empty() || options.only == entry.sig_id) chosen.push_back(&entry);
   std::printf("{\"device\": \"%s\", \"rows\": [\n", options.cuda ? "cuda" : "cpu");
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    auto done = measure(*chosen[i], options);
-    failed += !done.error.empty();
-    print_row(*chosen[i], done, i + 1 == chosen.size());
-    std::fflush(stdout);
-  }
+  for (size_t i = 0; i < entries.size(); ++i) failed += !print_row(entries[i], options, i + 1 == entries.size());
   std::printf("], \"failed\": %d}\n", failed);
   return failed ? 1 : 0;
 }

@@ -12,14 +12,13 @@ from lab.power.windows import Window
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.files import PLAN_FILE
 
-ENERGY_VERSION = 1
-CONFIG_FILE, RAW_FILE = "energy_config.json", "energy/energy_raw.json"
-RESULT, TABLE = "energy.json", "tables/energy.csv"
+ENERGY_CONFIG, ENERGY_RAW = "energy_config.json", "energy/energy_raw.json"
+ENERGY_RESULT, ENERGY_TABLE = "energy.json", "tables/energy.csv"
 
 
 def is_energy(folder: Path) -> bool:
     """Whether `folder` is a run of `lab run kernels energy`."""
-    return (folder / CONFIG_FILE).is_file() and (folder / PLAN_FILE).is_file()
+    return (folder / ENERGY_CONFIG).is_file() and (folder / PLAN_FILE).is_file()
 
 
 class EnergyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,10 +30,7 @@ class EnergyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     idle_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     coverage: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.95  # of recorded GPU time
     most_calls: Annotated[int, msgspec.Meta(ge=1)] = 40
-    budget_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     model_run: bool = True
-    # At least this long, for models with long runs.
-    model_window_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class SignatureEnergy(msgspec.Struct, kw_only=True):
@@ -59,7 +55,6 @@ class RunEnergy(msgspec.Struct, kw_only=True):
 class RawEnergy(msgspec.Struct, kw_only=True):
     """energy_raw.json: all that was measured, before any evaluation."""
 
-    version: int = ENERGY_VERSION
     meter: str
     config: EnergyConfig
     device_name: str = ""

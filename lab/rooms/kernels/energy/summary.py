@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lab.core.words import first_few, plural
 from lab.report.parts import Status
-from lab.rooms.kernels.energy.result import EnergyClosure, EnergyResult, EnergyRow, ModelEnergy
+from lab.rooms.kernels.energy.evaluate import EnergyClosure, EnergyResult, EnergyRow, ModelEnergy
 
 REFUSED = "REFUSED: "
 NAMED = 3  # calls named per reason; all are in tables/energy.csv

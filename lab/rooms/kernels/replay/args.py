@@ -81,12 +81,6 @@ class Signature(msgspec.Struct, kw_only=True, omit_defaults=True):
     origin: str = "trace"  # where the arguments were read: recorder, execution_trace or trace
     reason: str = ""  # why it cannot be rebuilt
 
-    @property
-    def src(self) -> str:
-        """The worst provenance of the arguments."""
-        ranks = [SOURCES.index(arg.src) for arg in self.args or ()]
-        return SOURCES[max(ranks)] if ranks else "recorded"
-
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
     """One execution of a signature, in the order of the recording.
@@ -124,13 +118,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the recording came from."""
 
     trace: str = ""
-    execution_trace: str = ""
-    recorder: str = ""
     device_name: str = ""
     num_sms: int = 0
-    torch_version: str = ""
     run: str = ""
-    model: str = ""
     has_kernels: bool = True
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from lab.errors import BadDataError
-from lab.rooms.kernels.catalogue.execution_trace import read_json_bytes
+from lab.rooms.kernels.replay.args import Arg, Launch
 
 PLAN_FILE = "replay_plan.json"
 RAW_FILE = "replay/replay_raw.json"
@@ -20,9 +18,41 @@ def is_replay(folder: Path) -> bool:
     return (folder / PLAN_FILE).is_file()
 
 
-def read_file(path: Path, kind: type[Any]) -> Any:
-    """One of the room's own files. Raises MissingError and BadDataError."""
-    try:
-        return msgspec.json.decode(read_json_bytes(path, path.name), type=kind)
-    except msgspec.DecodeError as error:
-        raise BadDataError(f"{path.name} does not fit its schema: {error}", location=path) from error
+class SignatureRun(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A signature called by itself. status: ran, shapes (on the meta device only), failed or unresolved.
+
+    launches: of its first measured call. dur_us: per repetition, of each launch (on a CPU: of the op).
+    """
+
+    sig_id: str
+    status: str
+    reason: str = ""
+    overload: str = ""
+    args: tuple[Arg, ...] = ()
+    numbers_as_tensors: bool = False
+    shapes_equal: bool | None = None  # results against the recorded ones; None: not recorded
+    launches: tuple[Launch, ...] = ()
+    dur_us: tuple[tuple[float, ...], ...] = ()
+
+
+class CallRun(msgspec.Struct, frozen=True, array_like=True):
+    """A call made in order: place is its index in the plan. Durations are per pass and launch."""
+
+    place: int
+    launch_set: int  # index in RawReplay.launch_sets; -1: the passes differed
+    dur_us: tuple[tuple[float, ...], ...]
+
+
+class RawReplay(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Everything one replay saw."""
+
+    mode: str
+    device: str  # "cuda" or "cpu"
+    device_name: str = ""
+    num_sms: int = 0
+    repeats: int = 1
+    versions: dict[str, str] = {}
+    signatures: tuple[SignatureRun, ...] = ()
+    calls: tuple[CallRun, ...] = ()
+    launch_sets: tuple[tuple[Launch, ...], ...] = ()
+    notes: tuple[str, ...] = ()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pandas as pd
 
 from lab.recordings.gantt.bars import Bars, head, packed
 from lab.recordings.views import drawing_of, op_roofs, summary_of
 from lab.report.figures import roofline, save, stacked_bars
-from lab.report.parts import Block, Figure, Points, Section, Table, Timeline
+from lab.report.parts import Block, Chart, Figure, Points, Section, Series, Table, Timeline
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
-from lab.rooms.kernels.catalogue.gantt.page import CAPTION
-from lab.rooms.kernels.schema import LinearShape
+from lab.rooms.kernels.catalogue.gantt import CAPTION
+from lab.rooms.kernels.energy.choice import ENERGY_TABLE
+from lab.rooms.kernels.energy.evaluate import EnergyResult
+from lab.rooms.kernels.replay.files import TABLE
+from lab.rooms.kernels.replay.proof.result import EXACT, OP_ONLY, Coverage, Result, Row
+from lab.rooms.kernels.replay.proof.summary import CPU_ONLY, QUESTIONS
 
 MOST_BARS = 60_000  # on the page; with more it would weigh megabytes
 _NAMES = (
@@ -40,15 +47,17 @@ def _share_figure(table: pd.DataFrame, name: str, by: str, out: Path) -> list[Fi
     labels = [str(value) or "unknown" for value in top.iloc[:, 0]]
     if labels == ["unknown"]:
         return []
-    drawing = stacked_bars(
-        labels,
-        {"computation": top["time_ms"].to_numpy()},
-        axis=f"ms of launches, by {by}",
-        words={"computation": "time of launches"},
-    )
-    svg = save(drawing, out / "figures", name)
     caption = f"Time of launches by {by}; the top {len(top)} of {len(table)}."
-    return [Figure(svg, caption, f"figures/{name}.png", f"tables/{name}.csv")]
+    axis = f"ms of launches, by {by}"
+    return [_bar_figure(labels, top["time_ms"], axis, caption, name, f"tables/{name}.csv", out)]
+
+
+def _bar_figure(
+    labels: Sequence[str], values: pd.Series, axis: str, caption: str, name: str, csv: str, out: Path
+) -> Figure:
+    bars = {"computation": values.to_numpy(dtype=float)}
+    drawing = stacked_bars(labels, bars, axis=axis, words={"computation": axis.partition(",")[0]})
+    return Figure(save(drawing, out / "figures", name), caption, f"figures/{name}.png", csv)
 
 
 def roof_section(catalogue: Catalogue, products: pd.DataFrame, out: Path) -> list[Section]:
@@ -92,35 +101,105 @@ def kernel_section(catalogue: Catalogue) -> Section:
     return Section("Distinct launches", [table])
 
 
-def shape_section(shapes: Sequence[LinearShape], out: Path) -> list[Section]:
-    """The Linear layers; nothing without a shape log."""
-    if not shapes:
-        return []
-    frame: pd.DataFrame = pd.DataFrame([_shape_row(shape) for shape in shapes])
-    write_csv(frame, out / "tables" / "linear_shapes.csv")
-    table = Table(frame, "Every distinct call of a Linear", "tables/linear_shapes.csv", open_rows=8)
-    return [Section("Linear layers", [table])]
-
-
-def _shape_row(line: LinearShape) -> dict[str, object]:
-    return {
-        "rank": line.rank,
-        "phase": line.phase,
-        "module": line.module_path,
-        "class": line.cls,
-        "in_shape": _sizes(line.in_[0].shape) if line.in_ else "",
-        "out_shape": _sizes(line.out[0].shape) if line.out else "",
-        "weight_shape": _sizes(line.weight_shape_local),
-        "placement": line.weight_placement,
-        "dtype": line.in_[0].dtype if line.in_ else "",
-        "count": line.count,
-    }
-
-
-def _sizes(sizes: Sequence[int] | None) -> str:
-    return "×".join(map(str, sizes)) if sizes else ""
-
-
 def doubts_section(catalogue: Catalogue, missing: Sequence[str]) -> Section:
     none = "Every launch has an op, every recorded call was found, every rank launched the same."
     return Section("What is in doubt", [Points([*missing, *catalogue.problems] or [none])])
+
+
+ROLES = {"same kernel": "ok", "op on the CPU, no kernel": "warn", "other kernel or none": "fail"}
+NAMES = {EXACT: "same kernel", OP_ONLY: "op on the CPU, no kernel"}
+MET = {True: "met", False: "not met", None: "not tested here"}
+
+
+def replay_section(result: Result) -> list[Section]:
+    bars = [f"{name.replace('_', ' ')}: {MET[met]}" for name, met in result.bars.items()]
+    asked = f"{result.mode} answers: {QUESTIONS.get(result.mode, 'unknown mode')}"
+    heading = [CPU_ONLY] if result.device == "cpu" else [asked]
+    blocks: list[Block] = [Points([*heading, *bars, *result.notes]), *_charts(result)]
+    blocks.append(Table(_coverage(result), "Coverage", TABLE))
+    if any(one.compared_us for one in result.closure):
+        blocks.append(Table(_closure(result), "Sums per forward", TABLE))
+    return [Section("Op replay" if result.device == "cpu" else "Replay", blocks)]
+
+
+def _coverage(result: Result) -> pd.DataFrame:
+    rows = [
+        {
+            "launches_of": name,
+            "launches": cover.launches,
+            "rebuilt": cover.rebuilt_launches,
+            "time_us": cover.time_us,
+            **_proof(cover, result.device),
+        }
+        for name, cover in result.coverage.items()
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
+
+
+def _proof(cover: Coverage, device: str) -> dict[str, Any]:
+    """How much was proven; on a CPU a kernel cannot be proven, which is not the same as 0 %."""
+    if device == "cpu":
+        return {"same_kernel": "not looked at (CPU)"}
+    return {"same_kernel": cover.same_launches, "same_of_time_percent": cover.percent("same", "time_us")}
+
+
+def _closure(result: Result) -> pd.DataFrame:
+    rows = [
+        {
+            "forward": forward.name,
+            "recorded_us": forward.compared_us,
+            "replayed_us": forward.replay_sum_us,
+            "off_percent": forward.closure_pct,
+            "busy_us": forward.busy_us,
+            "wall_us": forward.wall_us,
+        }
+        for forward in result.closure
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
+
+
+def _charts(result: Result) -> list[Block]:
+    """Recorded against replayed medians, and the error of each over its time."""
+    medians: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ROLES}
+    for row in result.rows:
+        median = float(row.us["median"]) if row.us else 0.0
+        if median <= 0 or row.trace_median_us <= 0:
+            continue
+        name = NAMES.get(row.same_kernel, "other kernel or none")
+        across, hover = math.log10(row.trace_median_us), _hover(row, median)
+        medians[name].append((across, math.log10(median), hover))
+    axis = "log10 of the recorded µs"
+    noun = "op" if result.device == "cpu" else "kernel"
+    equal = f"Median time of each {noun}, recorded and replayed ({result.mode}); equal on the diagonal."
+    charts = [
+        Chart("replay", axis, ["log10 of the replayed µs"], _series(medians), equal, TABLE, diagonal=True),
+    ]
+    return [chart for chart in charts if chart.series]
+
+
+def _hover(row: Row, median_us: float) -> str:
+    times = f"{row.trace_median_us:.2f} µs recorded, {median_us:.2f} µs replayed"
+    return f"{row.kernel} ({row.op}): {times}, {row.count} times"
+
+
+def _series(points: dict[str, list[tuple[Any, ...]]]) -> list[Series]:
+    return [Series(name, ROLES[name], [point]) for name, point in points.items() if point]
+
+
+_ENERGY_COLUMNS = "kernel class op count gross_j net_j watts run_net_j measured flags"
+
+
+def energy_section(result: EnergyResult, out: Path) -> list[Section]:
+    """Joules by class and of each distinct call; the page's verdict has the closure and what was refused."""
+    fields = [msgspec.to_builtins(row) | {"flags": " ".join(row.flags)} for row in result.rows]
+    rows = pd.DataFrame(fields, columns=_ENERGY_COLUMNS.split())
+    blocks: list[Block] = [Points(result.notes)] if result.notes else []
+    if len(rows):
+        joules = rows.groupby("class")["run_net_j"].sum().sort_values(ascending=False)
+        caption = "Net energy by class. Calls that were not measured take the net power of a measured call."
+        axis, labels = "net J per run, by class", [str(name) for name in joules.index]
+        blocks.append(_bar_figure(labels, joules, axis, caption, "energy_by_class", ENERGY_TABLE, out))
+    blocks.append(Table(rows, "By distinct call", ENERGY_TABLE, open_rows=12))
+    return [Section("Energy", blocks)]

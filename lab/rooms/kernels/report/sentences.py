@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -9,17 +11,18 @@ import pandas as pd
 from lab.core.words import plural
 from lab.recordings.integrity.words import bound, integrity_lines, marked
 from lab.report.parts import Card
+from lab.report.tables import terminal_table
 from lab.rooms.kernels.catalogue.build import Catalogue
 
 
 def verdict_sentences(catalogue: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame) -> list[str]:
-    """How much was launched, where the time goes, how busy each GPU is, where arguments come from."""
+    """How much was launched, where the time goes, how busy each GPU is."""
     sentences = [_count_sentence(catalogue)]
     if catalogue.lacks:
         sentences += integrity_lines(catalogue.lacks)
     if catalogue.signatures.device == "cpu":
         sentences.append(
-            "This trace holds no kernels: ops stand in for launches, and their times are CPU times."
+            "This trace is without kernels: ops stand in for launches, and their times are CPU times."
         )
     top = tables["by_class"].iloc[0]
     sentences.append(
@@ -34,7 +37,7 @@ def verdict_sentences(catalogue: Catalogue, tables: dict[str, pd.DataFrame], bus
             for row in busy.to_dict("records")
             if row["span_ms"] > 0
         ]
-    return [*sentences, _source_sentence(tables["argument_sources"])]
+    return sentences
 
 
 def _count_sentence(catalogue: Catalogue) -> str:
@@ -52,16 +55,13 @@ def _count_sentence(catalogue: Catalogue) -> str:
 
 
 def _waits(catalogue: Catalogue) -> list[str]:
-    """How long collectives only waited, and for whom; this is neither communication nor an op's cost."""
-    if not catalogue.waits:
+    """How long collectives only waited, which is neither communication nor an op's cost."""
+    wait_ms = sum(launch.wait_us for launch in catalogue.launches) / 1000
+    if not wait_ms:
         return []
-    named = sorted(catalogue.waits.items(), key=lambda item: -item[1])
-    parts = [f"rank {rank} for rank {awaited} {ms:.2f} ms" for (rank, awaited), ms in named[:3] if ms >= 0.01]
-    total = sum(catalogue.waits.values())
-    pairs = f": {', '.join(parts)}" if parts else ""
     return [
-        f"Beside that, collectives wait {total:.2f} ms for ranks that come later{pairs}; this counts as no "
-        "communication and for no op or module (`lab ranks` says why they wait)."
+        f"Beside that, collectives wait {wait_ms:.2f} ms for ranks that come later, which counts for no "
+        "class, op or module (`lab ranks` says for whom and why they wait)."
     ]
 
 
@@ -81,34 +81,40 @@ def _busy_sentence(row: dict[Any, Any], at_least: str) -> str:
     )
 
 
-def _source_sentence(sources: pd.DataFrame) -> str:
-    parts = ", ".join(f"{row.source} {row.share_percent:.0f} %" for row in sources.itertuples())
-    return f"Sources of the ops' arguments, by time: {parts}."
-
-
-def cards(catalogue: Catalogue, tables: dict[str, pd.DataFrame], busy: pd.DataFrame) -> list[Card]:
+def cards(catalogue: Catalogue) -> list[Card]:
     signatures = catalogue.signatures
     total_ms = sum(launch.dur_us for launch in catalogue.launches) / 1000
     ranks = plural(len(signatures.ranks), "rank")
     at_least = f", {bound(catalogue.lacks, 'gpu')}".rstrip(", ")
-    key_numbers = [
+    return [
         Card(f"launches{at_least}", f"{len(catalogue.launches)}", "tables/launches.jsonl", note=ranks),
         Card("distinct launches", f"{len(signatures.signatures)}", "tables/unique_kernels.csv"),
         Card(f"time of launches{at_least}", f"{total_ms:.2f}", "tables/by_class.csv", unit="ms"),
     ]
-    key_numbers += [_phase_card(row) for row in tables["by_phase"].to_dict("records") if row["forwards"]]
-    if signatures.device == "gpu" and len(busy):
-        share = 100 * busy["busy_ms"].sum() / busy["span_ms"].sum()
-        note = "of the recorded span, under the profiler"
-        key_numbers.append(Card(f"busy{at_least}", f"{share:.0f}", "tables/gantt.csv", unit="%", note=note))
-    return key_numbers
 
 
-def _phase_card(row: dict[Any, Any]) -> Card:
-    return Card(
-        f"{row['phase']} forward",
-        f"{row['kernel_ms_per_forward']:.3f}",
-        "tables/by_phase.csv",
-        unit="ms",
-        note=f"{row['launches_per_forward']:.0f} launches",
-    )
+COLUMNS = ["kernel", "class", "op", "phase", "count", "dur_sum_us", "dur_median_us", "time_share"]
+
+
+def terminal_text(verdict: Sequence[str], catalogue: Catalogue, page: Path) -> str:
+    """The verdict, the problems, the launches that take most time, and where the page is."""
+    lines = [
+        verdict[0],
+        *(f"- {sentence}" for sentence in verdict[1:]),
+        *(f"! {text}" for text in catalogue.problems),
+        "",
+        terminal_table(shortened(catalogue.unique[COLUMNS].head(12)), width=118),
+        "",
+        f"report: {page}",
+    ]
+    return "\n".join(lines)
+
+
+def shortened(frame: pd.DataFrame, max_chars: int = 40) -> pd.DataFrame:
+    """Long texts cut in the middle, for a terminal."""
+    table: pd.DataFrame = frame.map(lambda cell: _cut(cell, max_chars) if isinstance(cell, str) else cell)
+    return table
+
+
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars - 14]}…{text[-13:]}"

@@ -1,7 +1,7 @@
 """The profiled generation, on the GPU machine, one process per rank.
 
-    python -m lab.rooms.kernels.workload --config kernels.json --out profile --device cuda
-    python -m torch.distributed.run --nproc_per_node 2 -m lab.rooms.kernels.workload ...  (tensor parallel)
+    python -m lab.rooms.kernels.workload.main --config kernels.json --out profile --device cuda
+    python -m torch.distributed.run --nproc_per_node 2 -m lab.rooms.kernels.workload.main ...  (--tp)
 
 Writes the files that `schema` lists, `rank{r}.log`, and `environment.json` (rank 0) into the folder. What
 cannot work is refused before a model is loaded or downloaded; errors of CUDA and NCCL are reported with their
@@ -15,7 +15,6 @@ import contextlib
 import importlib.metadata
 import logging
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,8 +28,7 @@ from lab.errors import ConfigError
 from lab.rooms.kernels.config import KernelsConfig
 from lab.rooms.kernels.cures import explained, host_env
 from lab.rooms.kernels.preflight import Facts, refuse_here, version
-from lab.secrets import redact_env
-from lab.workload.environment import ENV_PREFIXES, gpu_state
+from lab.workload.environment import describe_environment, gpu_state
 from lab.workload.failures import leave_group
 from lab.workload.memory import available_bytes
 from lab.workload.rank import RankContext, process_group
@@ -68,8 +66,11 @@ def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str
             fix="start it with `lab run kernels profile`, or with torch.distributed.run",
         )
     device = device_of(device_kind, context)
-    environment = describe(config, machine, device, context) if context.rank == 0 else {}
+    environment = describe_environment(context, device) if context.rank == 0 else {}
     if environment:
+        environment["versions"] |= {"transformers": machine.transformers}
+        environment |= {"config": msgspec.to_builtins(config), "device_names": list(machine.names)}
+        environment["env"] |= {name: os.environ[name] for name in os.environ if name.startswith("CUBLAS")}
         write_json(out / "environment.json", environment)
     with process_group(context, device) if config.tp > 1 else contextlib.nullcontext():
         generated = generate(config, out, context, device)
@@ -79,7 +80,7 @@ def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str
             "versions": {**environment["versions"], "weights": weights},  # versions join the manifest
             "weights": generated.weights,
             "weights_note": generated.weights_note,
-            "gpu_after": gpu_state(),
+            "smi_after": gpu_state(),
         }
         write_json(out / "environment.json", {**environment, **outcome})
 
@@ -138,25 +139,5 @@ def installed(package: str) -> str | None:
         return None
 
 
-def describe(
-    config: KernelsConfig, machine: Facts, device: torch.device, context: RankContext
-) -> dict[str, Any]:
-    """Versions, devices, host, configuration and the variables that affect the run."""
-    prefixes = (*ENV_PREFIXES, "CUBLAS")
-    variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(prefixes)}
-    return {
-        "versions": {
-            "torch": machine.torch,
-            "transformers": machine.transformers,
-            "python": platform.python_version(),
-            "cuda": machine.cuda,
-            "hip": machine.hip,
-        },
-        "device": device.type,
-        "device_names": list(machine.names),
-        "host": platform.node(),
-        "world_size": context.world_size,
-        "config": msgspec.to_builtins(config),
-        "env": redact_env(variables),
-        "gpu_before": gpu_state(),
-    }
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,8 @@ Works with torch 1.12 (transformers 4.46.3) and with the newest of both.
 from __future__ import annotations
 
 import contextlib
+import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ from torch import nn
 from lab.errors import ConfigError, MissingError, UsageError
 from lab.hub import is_offline
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
+from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.preflight import version
 from lab.workload.models import fetch_command, is_loadable, revision_to_load
 
@@ -71,7 +74,7 @@ def _folder_source(folder: Path, config: KernelsConfig) -> tuple[str | None, str
         return str(folder), ""
     if not (folder / "config.json").is_file():
         raise MissingError(
-            "this folder holds no model",
+            "no model in this folder",
             location=folder,
             fix="it needs config.json, and weights unless --weights random",
         )
@@ -166,3 +169,29 @@ def count_params(model: nn.Module) -> int:
 def local(tensor: Any) -> Any:
     """A DTensor's part on this rank; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def prompt_of(config: KernelsConfig) -> str:
+    model = known(config.model)
+    return config.prompt or (model.prompt if model else MODELS["bloom-560m"].prompt)
+
+
+def encode(loaded: Loaded, config: KernelsConfig, vocab_size: int) -> tuple[list[int], str]:
+    """(ids of the prompt, how they were made). Without a tokenizer each word and mark has one stable id."""
+    text = prompt_of(config)
+    if loaded.weights != "checkpoint":
+        return word_ids(text, vocab_size), "one id per word"
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(loaded.note, revision=revision_to_load(loaded.note))
+    except (OSError, ValueError, ImportError) as error:  # the model still runs, on other tokens
+        reason = f"one id per word, because the tokenizer cannot be loaded: {first_line(error)}"
+        return word_ids(text, vocab_size), reason
+    return [int(number) for number in tokenizer(text)["input_ids"]], "the checkpoint's tokenizer"
+
+
+def word_ids(text: str, vocab_size: int) -> list[int]:
+    """One id in [10, vocab_size) per word and mark; ids below 10 are special in most models."""
+    words = re.findall(r"\w+|[^\w\s]", text) or ["."]
+    return [10 + zlib.crc32(word.encode()) % (vocab_size - 10) for word in words]

@@ -119,16 +119,3 @@ def test_gaps_between_forwards_have_numbers_of_their_own():
     assert segments_of_ops(np.array([5, 10, 19, 20, 29, 35, 40]), marks).tolist() == [0, 1, 1, 2, 2, 3, 4]
     recorded = [op for forward in (-1, 0, -1, 1, -1) for op in calls("a", forward=forward)]
     assert segments_of_records(recorded) == [0, 1, 2, 3, 4]
-
-
-def test_parents_are_the_ops_around_on_the_same_thread():
-    ops, _ = ops_of([("outer", 0, 100), ("inner", 10, 20), ("last", 12, 5), ("next", 40, 10)])
-    order, parent = in_order(ops)
-    assert order.tolist() == [0, 1, 2, 3] and parent.tolist() == [-1, 0, 1, 0]
-
-
-def test_without_ops_or_calls_nothing_is_aligned():
-    ops, names = ops_of([])
-    assert align(ops, names, NO_MARKS, calls("a")).tolist() == []
-    ops, names = ops_of([("a", 0, 1)])
-    assert align(ops, names, NO_MARKS, []).tolist() == [-1]

@@ -1,4 +1,4 @@
-"""Inductor's kernels: key, fused ops, lines and regions, and the rule that gave each."""
+"""Inductor's kernels: key, fused ops and lines, and the rule that gave each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 
 from lab.cli.main import main
-from lab.rooms.kernels.catalogue.gantt.bars import bars_of
-from lab.rooms.kernels.catalogue.rank import read_ranks
-from lab.rooms.kernels.trails import Trail
+from lab.rooms.kernels.catalogue.gantt import bars_of
 from tests.recordings.graphs.made import Events, Launched
+from tests.rooms.kernels.catalogue.traces import catalogue_of
 
 HASHES = {"a": "c" + "a" * 51, "b": "c" + "b" * 51}
 
@@ -55,10 +54,9 @@ def test_one_name_in_two_graphs_is_two_kernels(table, tmp_path):
     assert sorted(unique["kernel_hash"]) == sorted(HASHES.values())
 
 
-def test_regions_modules_and_parameters_stand_beside_the_kernel(table, tmp_path):
+def test_modules_and_parameters_stand_beside_the_kernel(table, tmp_path):
     found, output = table(tmp_path, compiled(tmp_path, ("triton_poi_fused_add_relu_1", HASHES["a"])))
     row = found.loc["triton_poi_fused_add_relu_1", HASHES["a"]]
-    assert (row["region"], row["graph"]) == ("Torch-Compiled Region: 2/1", "fabc")
     assert (row["fused_ops"], row["ops_rule"], row["source_rule"]) == ("add relu", "name", "none")
     assert (row["module"], row["block_sizes"], row["num_warps"]) == ("Model_0.Block_0", "XBLOCK=64", 4)
     assert "no line of the model known for 1 kernel" in output
@@ -95,11 +93,7 @@ def test_the_shared_compiled_block(table, shared_data, tmp_path):
     name = "triton_red_fused__unsafe_view_add_mean_mul_pow_rsqrt_1"
     row = found.loc[name].iloc[0]
     assert row["fused_ops"] == "_unsafe_view add mean mul pow rsqrt"
-    assert (row["region"], row["block_sizes"], row["num_warps"]) == (
-        "Torch-Compiled Region: 0/0",
-        "XBLOCK=2,R0_BLOCK=2048",
-        8,
-    )
+    assert (row["block_sizes"], row["num_warps"]) == ("XBLOCK=2,R0_BLOCK=2048", 8)
     assert row["dur_sum_us"] == 90.653
 
 
@@ -124,7 +118,7 @@ def test_the_chart_names_the_model_s_line_as_inductor_tells_it_else_the_generate
     (folder / "inductor_provenance_tracking_kernel_stack_traces.json").write_text(
         json.dumps({name: ['File "/home/me/net.py", line 31, in forward\n  x + 1']})
     )
-    bars = bars_of(read_ranks([Trail(rank=0, trace=trace)]))
+    bars = bars_of(catalogue_of(trace))
     names = [bars.names[one] for one in bars.name]
     sources = [bars.texts[one] if one >= 0 else "" for one in bars.labels["source"]]
     assert dict(zip(names, sources, strict=True)) == {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.rooms.kernels.catalogue.cpu_work import working_ops
+from lab.rooms.kernels.catalogue.align import working_ops
 
 NAMES = "aten::linear aten::t aten::addmm aten::copy_ aten::to aten::_to_copy aten::copy_ aten::view"
 

@@ -8,7 +8,7 @@ import pytest
 
 from lab.errors import StepFailed
 from lab.rooms.kernels.catalogue.build import read_catalogue
-from lab.rooms.kernels.catalogue.rank import read_rank, read_ranks
+from lab.rooms.kernels.catalogue.rank import read_ranks
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 from lab.rooms.kernels.trails import Trail
 from tests.recordings.rocpdgen import GUIDS, Process, two, write
@@ -17,7 +17,6 @@ from tests.rooms.kernels.test_cli import run
 from tests.simulator.faults import Lost, damaged
 from tests.simulator.program import Op, Program, step
 from tests.simulator.writers import FORMATS
-from tests.tracegen import TraceWriter, training_step
 
 
 def test_processes_of_one_file_are_ranks_and_equal_the_single_ones(tmp_path):
@@ -47,8 +46,6 @@ def test_no_rank_is_given_twice_over_several_recordings(tmp_path):
     third = write(tmp_path / "b.db", two()[0])
     trails = [Trail(rank=0, trace=both), Trail(rank=1, trace=third)]
     assert [rank.rank for rank in read_ranks(trails)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="unpack"):
-        read_rank(trails[0])
 
 
 def marked():
@@ -80,14 +77,6 @@ def test_ranges_of_a_thread_that_launches_nothing_mark_no_phase(tmp_path):
     process.launch("k", (10, 20), (30, 40), 1)
     found = read_catalogue([Trail(rank=0, trace=write(tmp_path / "a.db", process))])
     assert [launch.phase for launch in found.launches] == [""]
-
-
-def test_a_trace_of_torch_keeps_its_own_phases(tmp_path):
-    writer = TraceWriter()
-    writer.event("user_annotation", "my block", 0, 500)
-    training_step(writer, 3, 10)
-    found = read_catalogue([Trail(rank=0, trace=writer.write(tmp_path / "t.json"))])
-    assert {launch.phase for launch in found.launches} <= {"step", ""}
 
 
 def test_a_folder_of_one_job_is_a_source_and_the_output_goes_elsewhere(tmp_path):

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from lab.perfmodel.boards import board_of
-from lab.rooms.kernels.analyze import frame_of, shares
+from lab.rooms.kernels.analyze import frame_of, products, shares
 from lab.rooms.kernels.catalogue.build import read_catalogue
-from lab.rooms.kernels.catalogue.products import products
 from lab.rooms.kernels.catalogue.sources import trails_of
 from lab.rooms.kernels.trails import trails
 from tests.perfmodel.truths import CASES, CLASS_PERCENTS, PRODUCT_RATES, ROOF_PERCENTS
 
 
 def test_a_product_is_two_m_n_k_and_its_factors_once(folder):
-    catalogue = read_catalogue(trails(folder))
-    table = products(catalogue, board_of("NVIDIA H200"))
+    table = products(read_catalogue(trails(folder)))
     row = table[table["op"] == "aten::mm"].iloc[0]
-    assert (row["flop"], row["least_bytes"]) == (2 * 4 * 8 * 8, 2 * (4 * 8 + 8 * 8 + 4 * 8))
+    assert row["gflop"] * 1e9 == pytest.approx(2 * 4 * 8 * 8)
+    assert row["mbytes"] * 1e6 == pytest.approx(2 * (4 * 8 + 8 * 8 + 4 * 8))
     assert "aten::cat" not in set(table["op"])
 
 
@@ -25,17 +23,16 @@ def test_a_product_is_two_m_n_k_and_its_factors_once(folder):
 @pytest.mark.parametrize(("name", "op", "tflops", "gflop_each"), PRODUCT_RATES)
 def test_a_products_rate_is_that_of_all_its_kernels(shared_data, name, op, tflops, gflop_each):
     catalogue = read_catalogue(trails_of([shared_data / CASES / f"{name}.json.gz"]))
-    (product,) = products(catalogue, None).to_dict("records")
+    (product,) = products(catalogue).to_dict("records")
     assert (product["op"], product["rate_tflops"]) == (op, pytest.approx(tflops, abs=0.05))
-    assert (product["count"], product["flop"] / 1e9) == (4, pytest.approx(gflop_each, abs=0.005))
+    assert (product["count"], product["gflop"]) == (4, pytest.approx(gflop_each, abs=0.005))
 
 
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "percent"), ROOF_PERCENTS)
 def test_the_share_of_the_roof_is_that_of_the_board_itself(shared_data, name, percent):
     catalogue = read_catalogue(trails_of([shared_data / CASES / f"board_{name}.json.gz"]))
-    board = board_of(catalogue.signatures.gpu, catalogue.signatures.num_sms)
-    (product,) = products(catalogue, board).to_dict("records")
+    (product,) = products(catalogue).to_dict("records")
     expected = float("nan") if percent is None else percent
     assert product["of_ceiling_percent"] == pytest.approx(expected, abs=0.3, nan_ok=True)
     assert (product["ceiling"] == "") is (percent is None)

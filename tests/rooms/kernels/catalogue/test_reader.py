@@ -11,16 +11,6 @@ from lab.recordings.tables import KERNEL, MEMCPY, MEMSET
 from tests.tracegen import TraceWriter
 
 
-def test_registers_and_shared_memory_of_a_kernel_are_read(tmp_path):
-    writer = TraceWriter()
-    op = writer.op("aten::add", 0, 5)
-    writer.kernel("add", 10, 2, op=op, **{"registers per thread": 40, "shared memory": 1024})
-    writer.kernel("bare", 20, 2, op=op)
-    kernels = read_kineto(writer.write(tmp_path / "t.json")).ops
-    assert kernels.regs.tolist() == [40, -1]
-    assert kernels.dynamic_smem_bytes.tolist() == [1024, -1]
-
-
 def test_geometry_of_a_rocm_kernel_comes_from_the_call_that_launched_it(tmp_path):
     writer = TraceWriter(vendor="amd")
     launch = {"correlation": 7, "grid": [3, 2, 1], "block": [64, 1, 1], "shared memory": 256}
@@ -35,21 +25,6 @@ def test_geometry_of_a_rocm_kernel_comes_from_the_call_that_launched_it(tmp_path
         for row in (0, 1)
     ]
     assert found == [(3, 64, 256), (-1, -1, -1)]
-
-
-def test_a_kernels_own_geometry_counts_before_that_of_its_call(tmp_path):
-    writer = TraceWriter()
-    writer.event(
-        "cuda_runtime",
-        "cudaLaunchKernel",
-        0,
-        1,
-        args={"correlation": 7, "grid": [9, 9, 9], "block": [9, 9, 9]},
-    )
-    args = {"device": 0, "stream": 7, "correlation": 7, "grid": [1, 2, 3], "block": [32, 1, 1]}
-    writer.event("kernel", "k", 10, 1, args=args, pid=0, tid=7)
-    kernels = read_kineto(writer.write(tmp_path / "t.json")).ops
-    assert (kernels.grid_y.item(), kernels.grid_z.item()) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -68,16 +43,3 @@ def test_gpu_rows_of_torch_1_12_are_read_under_their_old_categories(tmp_path, ca
     trace = read_kineto(path)
     assert trace.ops.kind.tolist() == [kind]
     assert (len(trace.api), len(trace.operators)) == (1, 1)
-
-
-def test_record_function_ids_and_multiprocessors_are_read(tmp_path):
-    writer = TraceWriter()
-    writer.op("aten::mm", 0, 5, **{"Record function id": 17})
-    writer.op("aten::mm", 6, 5)
-    path = writer.write(tmp_path / "t.json")
-    document = json.loads(path.read_text())
-    document["deviceProperties"] = [{"id": 0, "name": "NVIDIA H200", "numSms": 132}]
-    path.write_text(json.dumps(document))
-    trace = read_kineto(path)
-    assert trace.operators.rf_id.tolist() == [17, -1]
-    assert trace.meta.num_sms == (132,)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from lab.cli.main import main
-from tests.recordings.graphs.made import Events, Launched, capture_into, decoder, replay_into
+from tests.recordings.graphs.made import Events, capture_into, decoder, replay_into
 
 NAMES = [one.kernel for one in decoder()]
 
@@ -108,21 +108,6 @@ def test_launches_and_gantt_take_captures_too(run, tmp_path):
     assert {json.loads(line)["layer_rule"] for line in lines} == {"order", "none"}
     done = run("gantt", own, "--capture", captured, "--out", tmp_path / "g")
     assert done.exit_code == 0 and (tmp_path / "g" / "figures" / "gantt.png").exists()
-
-
-def test_an_absent_capture_is_named(run, tmp_path):
-    done = run("unique", replay(tmp_path), "--capture", tmp_path / "nothing", "--out", tmp_path / "out")
-    assert done.exit_code == 4 and "no such capture" in done.output
-
-
-def test_names_in_captures_are_neutralised_in_tables(unique, tmp_path):
-    launches = [Launched("work", "=cmd|calc", ("=Model_0", "@Block\x1b[31m_0"))] * 20
-    own = replay(tmp_path, ["work"] * 20)
-    done, _ = unique(tmp_path, own, "--capture", capture(tmp_path, launches))
-    text = (tmp_path / "out" / "tables" / "unique_kernels.csv").read_text()
-    assert done.exit_code == 0
-    assert ",=cmd" not in text and ",=Model" not in text
-    assert "\x1b" not in done.output
 
 
 @pytest.mark.parametrize(

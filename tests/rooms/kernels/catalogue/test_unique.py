@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.rooms.kernels.catalogue.unique import bucketed
+from lab.rooms.kernels.catalogue.signatures import bucketed
 
 
 def test_a_growing_cache_is_one_signature_per_step_and_one_bucket(made):

@@ -10,7 +10,7 @@ import pytest
 
 from lab.power.windows import Window
 from lab.rooms.kernels.energy.choice import EnergyConfig
-from lab.rooms.kernels.energy.joules import evaluate
+from lab.rooms.kernels.energy.evaluate import evaluate
 from lab.rooms.kernels.energy.summary import missing_sentences, status, terminal
 from lab.rooms.kernels.replay.args import Launch, Orphan
 from tests.rooms.kernels.energy.made import a_plan, a_raw, a_window

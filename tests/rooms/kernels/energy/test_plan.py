@@ -11,7 +11,7 @@ from tests.rooms.kernels.energy.made import a_plan
 
 def test_a_run_without_gpu_is_refused_before_anything_starts():
     from lab.core.plan import Site
-    from lab.rooms.kernels.energy.plan import energy_run
+    from lab.rooms.kernels.plan import energy_run
 
     with pytest.raises((GpuError, UsageError), match="measured on a GPU"):
         energy_run(a_plan(), EnergyConfig(), Site(vendor="none"))

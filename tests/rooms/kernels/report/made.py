@@ -49,7 +49,6 @@ def replayed() -> ReplayResult:
     )
     return ReplayResult(
         mode="in-order",
-        pace="queue",
         repeats=10,
         device="cuda",
         device_name="H200",

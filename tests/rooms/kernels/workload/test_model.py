@@ -11,8 +11,7 @@ def test_a_folder_with_a_checkpoint_runs_with_its_weights(tmp_path):
     import torch
 
     from lab.rooms.kernels.config import KernelsConfig
-    from lab.rooms.kernels.workload.model import load
-    from lab.rooms.kernels.workload.prompt import encode
+    from lab.rooms.kernels.workload.model import encode, load
 
     device = torch.device("cpu")
     made = load(KernelsConfig(model="tiny-bloom", seed=5), device, on_cpu=True).model
@@ -33,8 +32,7 @@ def test_8_bit_without_a_checkpoint_is_refused_and_not_ignored():
 
     from lab.errors import MissingError, UsageError
     from lab.rooms.kernels.config import KernelsConfig
-    from lab.rooms.kernels.workload.model import load
-    from lab.rooms.kernels.workload.prompt import word_ids
+    from lab.rooms.kernels.workload.model import load, word_ids
 
     with pytest.raises(UsageError, match="8-bit weights need a checkpoint"):
         load(KernelsConfig(model="tiny-bloom", eight_bit=True), torch.device("cpu"), on_cpu=True)

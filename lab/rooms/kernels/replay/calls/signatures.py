@@ -1,4 +1,4 @@
-"""Distinct calls of a recording, with the calls that share them."""
+"""An op's overload, arguments and memory, from a better source than the trace."""
 
 from __future__ import annotations
 
@@ -14,13 +14,55 @@ import numpy as np
 
 from lab.perfmodel.classes import kernel_class
 from lab.recordings.compiled import is_inductor
-from lab.rooms.kernels.catalogue.execution_trace import Node
 from lab.rooms.kernels.catalogue.rank import RankData, mark_of
-from lab.rooms.kernels.replay.args import Call, Launch, Orphan, RawArgs, Signature
-from lab.rooms.kernels.replay.arguments.described import Described, from_execution_trace, from_recorder
+from lab.rooms.kernels.replay.args import Arg, Call, Launch, Orphan, RawArgs, Signature
+from lab.rooms.kernels.replay.arguments import recorded
+from lab.rooms.kernels.replay.arguments.execution_trace import Node, from_node, out_shapes, tensor_slots
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 from lab.rooms.kernels.replay.calls.launches import launches_of
 from lab.rooms.kernels.schema import RecordedOp
+
+
+class Described(msgspec.Struct, kw_only=True):
+    """What a better source says of one op, or the reason why it cannot; all empty without such a source."""
+
+    op: str = ""
+    overload: str | None = None
+    args: tuple[Arg, ...] | None = None
+    ins: tuple[tuple[int, int], ...] = ()
+    outs: tuple[tuple[int, int], ...] = ()
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    origin: str = "trace"
+    reason: str = ""
+
+
+def from_execution_trace(node: Node, call: RecordedOp | None) -> Described:
+    """The node's arguments, with the ranges of integers that the recorder saw. Raises Unresolved."""
+    schema, args = from_node(node.op_schema, node.inputs)
+    if call is not None and call.name == schema.name and call.overload == schema.overload:
+        args = recorded.with_ranges(args, call)
+    return Described(
+        overload=schema.overload,
+        args=args,
+        ins=tensor_slots(node.inputs),
+        outs=tensor_slots(node.outputs),
+        shapes=out_shapes(node.outputs),
+        origin="execution_trace",
+    )
+
+
+def from_recorder(call: RecordedOp) -> Described:
+    """Raises Unresolved."""
+    return Described(
+        op=call.name,
+        overload=call.overload,
+        args=recorded.arguments(call),
+        ins=recorded.tensor_slots(call.args),
+        outs=recorded.tensor_slots(call.outs),
+        shapes=recorded.shapes(call),
+        origin="recorder",
+    )
+
 
 COLLECTIVE = "a collective: it needs the other ranks, and a replay is one process"
 REPLAYED = "a graph replayed it: replay an eager trace of the same model"
@@ -189,13 +231,13 @@ class SignatureBook:
 
 def why_orphan(kernel: str, op: str | None) -> str:
     """Why a launch cannot be replayed through its op; "" if it can."""
-    if kernel_class(kernel) == "comm":
+    if kernel_class(kernel, op or "") == "comm":
         return COLLECTIVE
     if op is None:
         return "no op owns it"
     if is_inductor(op):
         return "a kernel of torch.compile: replay an eager trace of the same model"
-    return "" if "::" in op else f"launched by {op!r}, which is no registered op"
+    return "" if "::" in op else f"launched by {op!r}, which is not a registered op"
 
 
 @lru_cache(maxsize=1 << 16)

@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from lab.errors import BadDataError, UsageError
+from lab.core.run import Run
+from lab.errors import BadDataError, MissingError, UsageError, not_here
 from lab.recordings.load import load_torch_trace
-from lab.rooms.kernels.catalogue.execution_trace import read_execution_trace
 from lab.rooms.kernels.catalogue.rank import RankData, read_trail
 from lab.rooms.kernels.replay.args import Call, Forward, Origin, ReplayPlan
+from lab.rooms.kernels.replay.arguments.execution_trace import read_execution_trace
 from lab.rooms.kernels.replay.calls.signatures import SignatureBook
-from lab.rooms.kernels.trails import Trail
+from lab.rooms.kernels.schema import Generation
+from lab.rooms.kernels.trails import Trail, read_json, trails
 from lab.stats.intervals import spans, total
 
 
@@ -47,12 +49,9 @@ def read_plan(
     return ReplayPlan(
         origin=Origin(
             trace=str(trace),
-            execution_trace=str(execution_trace or ""),
-            recorder=str(recorded_ops or ""),
             device_name=meta.devices[0] if meta.devices else "",
             num_sms=meta.num_sms[0] if meta.num_sms else 0,
             run=run,
-            model=str((config or {}).get("model", "")),
             has_kernels=rank.on_gpu,
         ),
         forwards=_forwards(rank, book.calls),
@@ -74,7 +73,7 @@ def _read_rank(trace: Path, recorded_ops: Path | None) -> RankData:
         )
     if not len(ranks[0].trace.operators):
         raise BadDataError(
-            "the trace holds no ops, so the ops that launched its kernels are unknown",
+            "the trace is without ops, so the ops that launched its kernels are unknown",
             location=trace,
             fix="record CPU and CUDA activities together, with record_shapes",
         )
@@ -116,3 +115,44 @@ def _notes(execution_trace: Path | None, recorded_ops: Path | None) -> tuple[str
             "no execution trace: arguments come from the recorder, which saw another pass of the same run",
         )
     return ("no execution trace: overloads are inferred, and which tensors share memory is not known",)
+
+
+def read_source(source: Path, execution_trace: Path | None = None, rank: int = 0) -> ReplayPlan:
+    """The plan of a trace file, or of one rank of a run. Raises MissingError, UsageError and BadDataError."""
+    if not source.exists():
+        raise not_here("no such run or trace", source)
+    if source.is_file():
+        return read_plan(source, execution_trace)
+    trail = _trail(source, rank)
+    generation = read_json(trail.generation, Generation) if trail.generation else None
+    return read_plan(
+        trail.trace,
+        execution_trace or trail.execution_trace,
+        trail.recorded_ops,
+        run=str(source),
+        state=generation.flags if generation else {},
+        config=_config_of(source, generation),
+    )
+
+
+def _trail(source: Path, rank: int) -> Trail:
+    by_rank = {trail.rank: trail for trail in trails(source)}
+    if not by_rank:
+        raise MissingError(
+            "no profile of the kernels room in this folder",
+            location=source,
+            fix="make one with: lab run kernels profile MODEL, or name a trace file",
+        )
+    if rank not in by_rank:
+        ranks = ", ".join(map(str, sorted(by_rank)))
+        raise UsageError(f"this run has no rank {rank}", location=source, fix=f"its ranks: {ranks}")
+    return by_rank[rank]
+
+
+def _config_of(source: Path, generation: Generation | None) -> dict[str, object]:
+    """The configuration of the profiled run, so that an energy run can generate with the same model again."""
+    config: dict[str, object] = dict(Run.open(source).manifest.config) if Run.is_run(source) else {}
+    for name in ("model", "weights", "dtype", "prompt_tokens", "new_tokens", "attn"):
+        if generation is not None:
+            config.setdefault(name, getattr(generation, name))
+    return config

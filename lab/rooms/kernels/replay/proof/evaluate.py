@@ -18,10 +18,9 @@ from lab.errors import BadDataError
 from lab.recordings.names import short_name
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.calls.signatures import COLLECTIVE
-from lab.rooms.kernels.replay.proof.compare import CallProof, call_proofs
+from lab.rooms.kernels.replay.files import RawReplay
 from lab.rooms.kernels.replay.proof.result import EXACT, REBUILT, Coverage, ForwardClosure, Result, Row
-from lab.rooms.kernels.replay.proof.rows import origin_of, rows_of
-from lab.rooms.kernels.replay.raw import RawReplay
+from lab.rooms.kernels.replay.proof.rows import CallProof, call_proofs, origin_of, rows_of
 
 OFTEN = 8  # a launch recorded less often carries the noise of a single reading
 TIME_BAR, ERROR_BAR, CLOSURE_BAR = 98.0, 5.0, 5.0  # percent
@@ -44,7 +43,6 @@ def evaluate(plan: ReplayPlan, raw: RawReplay) -> Result:
     same_gpu = raw.device_name == plan.origin.device_name and bool(raw.device_name)
     result = Result(
         mode=raw.mode,
-        pace=raw.pace,
         repeats=raw.repeats,
         device=raw.device,
         device_name=raw.device_name,
@@ -99,22 +97,19 @@ def _count(sums: list[float], us: float, rebuilt: bool, same: bool) -> None:
 
 
 def _errors(rows: list[Row]) -> dict[str, float | None]:
-    """|error| over distinct launches: median, 90th percentile, and mean weighted by recorded time."""
+    """|error| over distinct launches: median, and mean weighted by recorded time."""
     held = [row for row in rows if row.err_pct is not None and row.kind == "kernel"]
     if not held:
-        unknown = dict.fromkeys(("median_abs_pct", "weighted_abs_pct", "p90_abs_pct"))
+        unknown = dict.fromkeys(("median_abs_pct", "weighted_abs_pct"))
         return {**unknown, "distinct": 0, "often": 0}
     sizes = np.array([abs(row.err_pct or 0.0) for row in held])
     weights = np.array([row.trace_sum_us for row in held])
-    launches = np.repeat(sizes, [row.count for row in held])
     often = sizes[[row.count >= OFTEN for row in held]]
     return {
         "median_abs_pct": round(float(np.median(sizes)), 3),
-        "median_abs_pct_by_launch": round(float(np.median(launches)), 3),
         "weighted_abs_pct": round(float((sizes * weights).sum() / weights.sum()), 3),
         "median_abs_pct_often": round(float(np.median(often)), 3) if len(often) else None,
         "often": len(often),
-        "p90_abs_pct": round(float(np.percentile(sizes, 90)), 3),
         "distinct": len(held),
     }
 
@@ -165,15 +160,10 @@ def _uncovered(plan: ReplayPlan, raw: RawReplay, calls: list[list[CallProof]]) -
 
 def _notes(plan: ReplayPlan, raw: RawReplay) -> list[str]:
     notes = []
-    if not plan.origin.has_kernels and raw.device == "cpu":
+    if raw.device == "cpu":
         notes.append(
-            "ops were called again on a CPU: no kernel is proven, and CPU times are shown but not compared, "
-            "because the recorded ones include the profiler's own work"
-        )
-    if plan.origin.has_kernels and raw.device == "cpu":
-        notes.append(
-            "no GPU here: arguments were rebuilt and the ops called on the CPU; which kernels they launch is "
-            "not proven"
+            "ops were called again on a CPU: no kernel is proven, and times are shown but not compared, "
+            "because a recording's CPU times include the profiler's own work"
         )
     if raw.device == "cuda" and raw.num_sms != plan.origin.num_sms and plan.origin.num_sms:
         notes.append(

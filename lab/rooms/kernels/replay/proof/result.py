@@ -76,7 +76,6 @@ class Result(msgspec.Struct, kw_only=True):
     """replay.json."""
 
     mode: str
-    pace: str
     repeats: int
     device: str
     device_name: str

@@ -1,21 +1,82 @@
-"""The rows of replay.json: times, error and proof of each launch of a signature."""
+"""Whether a replayed call launched the same kernels as the recorded one.
+
+A launch counts as replayed only if its kernel's name, grid, block and shared memory equal the original's. Ops
+that launch several kernels are compared as a group, in order.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.names import kernel_class, short_name
+from lab.perfmodel.classes import class_of_launch
+from lab.recordings.names import short_name
 from lab.rooms.kernels.replay.args import SOURCES, Launch, ReplayPlan, Signature
-from lab.rooms.kernels.replay.proof.compare import CallProof
-from lab.rooms.kernels.replay.proof.result import EXACT, GEOMETRY, NOT_RUN, OP_ONLY, OTHER, Row
-from lab.rooms.kernels.replay.raw import RawReplay, SignatureRun
+from lab.rooms.kernels.replay.files import CallRun, RawReplay, SignatureRun
+from lab.rooms.kernels.replay.proof.result import EXACT, GEOMETRY, NONE, NOT_RUN, OP_ONLY, OTHER, VARIED, Row
 from lab.stats.effects import median_ratio_ci
+
+
+@dataclass
+class CallProof:
+    """What became of one call of the plan: how its launches compare, and their times per pass."""
+
+    call: int  # index in the plan
+    same: str
+    dur_us: Sequence[Sequence[float]] = ()
+    launched: tuple[Launch, ...] = ()
+
+
+def call_proofs(plan: ReplayPlan, raw: RawReplay) -> list[list[CallProof]]:
+    """For each signature, its calls.
+
+    A call not made in order is represented by the signature called by itself.
+    """
+    proofs: list[list[CallProof]] = [[] for _ in plan.signatures]
+    in_order = {call.place: call for call in raw.calls}
+    for index, call in enumerate(plan.calls):
+        signature = plan.signatures[call.sig]
+        if index in in_order:
+            proof = _in_order(signature, in_order[index], raw, index)
+        else:
+            proof = _alone(signature, raw.signatures[call.sig], raw, index)
+        proofs[call.sig].append(proof)
+    return proofs
+
+
+def _in_order(signature: Signature, run: CallRun, raw: RawReplay, index: int) -> CallProof:
+    if run.launch_set < 0:
+        return CallProof(index, VARIED)
+    launched = raw.launch_sets[run.launch_set]
+    return CallProof(index, compare(signature.launches, launched), run.dur_us, launched)
+
+
+def _alone(signature: Signature, run: SignatureRun, raw: RawReplay, index: int) -> CallProof:
+    if run.status != "ran" or (raw.device == "cpu" and signature.launches):
+        return CallProof(index, NOT_RUN)
+    return CallProof(index, compare(signature.launches, run.launches), run.dur_us, run.launches)
+
+
+def compare(original: Sequence[Launch], replayed: Sequence[Launch]) -> str:
+    """Compare two groups of launches in order: name, grid, block, shared memory; copies by kind and bytes."""
+    if not original:
+        return OP_ONLY if not replayed else OTHER
+    if not replayed:
+        return NONE
+    if [(one.kind, one.name) for one in original] != [(one.kind, one.name) for one in replayed]:
+        return OTHER
+    pairs = zip(original, replayed, strict=True)
+    return EXACT if all(_geometry(a) == _geometry(b) for a, b in pairs) else GEOMETRY
+
+
+def _geometry(launch: Launch) -> tuple[Any, ...]:
+    return (launch.grid, launch.block, launch.smem_bytes) if launch.kind == "kernel" else (launch.bytes,)
 
 
 def rows_of(
@@ -34,7 +95,7 @@ def rows_of(
             op=signature.op,
             overload=run.overload,
             kernel=short_name(launch.name) if launch.kind == "kernel" else launch.name,
-            class_=_class(launch),
+            class_=class_of_launch(launch.name, signature.op, launch.kind),
             kind=launch.kind,
             mode=raw.mode,
             count=len(proofs),
@@ -57,10 +118,6 @@ def _replayed_us(proofs: list[CallProof], position: int) -> np.ndarray:
     """The times of all passes that launched the same kernels, or on a CPU called the same op (n,)."""
     passes = [times for proof in proofs if proof.same in (EXACT, OP_ONLY) for times in proof.dur_us]
     return np.array([times[position] for times in passes if position < len(times)])
-
-
-def _class(launch: Launch) -> str:
-    return kernel_class(launch.name) if launch.kind == "kernel" else launch.kind
 
 
 def _us(recorded: np.ndarray, replayed: np.ndarray) -> dict[str, Any] | None:

@@ -13,7 +13,6 @@ from lab.rooms.kernels.replay.proof.result import (
     OTHER,
     VARIED,
     Coverage,
-    ForwardClosure,
     Result,
     Row,
 )
@@ -26,10 +25,6 @@ QUESTIONS = {
     "hot": "the fastest a kernel can be (its inputs are in cache); not its time in the model",
     "cold": "a kernel whose inputs come from memory; not its time in the model",
 }
-CLOSURE_HEAD = (
-    f"  {'forward':12} {'wall us':>12} {'busy us':>10} {'kernels us':>11} {'replay us':>11} {'off':>8} "
-    f"{'covered':>8}"
-)
 
 
 def verdict_sentences(result: Result) -> list[str]:
@@ -94,13 +89,11 @@ def missing_sentences(result: Result) -> list[str]:
 
 
 def terminal(result: Result, plan: ReplayPlan) -> str:
-    """Coverage, proof, errors, closure, what is not covered, and the worst rows."""
+    """Coverage, proof, errors, what is not covered, and the worst rows."""
     lines = [*_head(result, plan), *(f"  {line}" for line in verdict_sentences(result))]
     for name, met in result.bars.items():
         if met is not None:
             lines.append(f"  bar {name.replace('_', ' ')}: {'met' if met else 'NOT met'}")
-    if not math.isnan(total_closure(result)):
-        lines += ["", CLOSURE_HEAD, *(_closure_line(entry) for entry in result.closure)]
     uncovered = [
         f"  {entry['time_us']:10.1f} us {entry['launches']:6d} x {entry['op']}: {entry['reason']}"
         for entry in result.uncovered[:12]
@@ -122,20 +115,11 @@ def _head(result: Result, plan: ReplayPlan) -> list[str]:
     on_cpu = result.device == "cpu"
     asked = [] if on_cpu else [f"{result.mode} answers: {QUESTIONS.get(result.mode, 'unknown')}"]
     return [
-        f"{'op replay' if on_cpu else 'replay'}, mode {result.mode}, pace {result.pace}, {passes}, "
-        f"on {gpu}{recorded}",
+        f"{'op replay' if on_cpu else 'replay'}, mode {result.mode}, {passes}, on {gpu}{recorded}",
         *asked,
         f"{plural(len(plan.calls), 'call')}, {len(plan.signatures):,} distinct; arguments from {sources}",
         "",
     ]
-
-
-def _closure_line(forward: ForwardClosure) -> str:
-    covered = 100 * forward.compared_us / forward.trace_sum_us if forward.trace_sum_us else math.nan
-    return (
-        f"  {forward.name:12} {forward.wall_us:12.1f} {forward.busy_us:10.1f} {forward.trace_sum_us:11.1f} "
-        f"{forward.replay_sum_us:11.1f} {forward.closure_pct:+7.2f}% {covered:7.2f}%"
-    )
 
 
 def _error_line(row: Row) -> str:

@@ -1,6 +1,6 @@
 """Energy of single launches and of the whole model, on the GPU.
 
-    python -m lab.rooms.kernels.workload.energy --plan replay_plan.json --config energy.json --out DIR
+    python -m lab.rooms.kernels.workload.energy.main --plan replay_plan.json --config energy.json --out DIR
 
 Idle is measured before the first CUDA call and again with a context. Then the model itself runs, or the
 recording in order if the model cannot be built. Each distinct call repeats from a CUDA graph (a deep queue if
@@ -27,7 +27,7 @@ from lab.power.windows import Window, watts
 from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.workload.energy.measurement import Measurement, at_rest, save
-from lab.rooms.kernels.workload.replay.machine import progress, read_replay_plan, versions
+from lab.rooms.kernels.workload.replay.machine import known_versions, progress, read_replay_plan
 from lab.rooms.kernels.workload.torch_switches import restored
 from lab.workload.start import read_config, start
 
@@ -46,15 +46,15 @@ def measure(plan: ReplayPlan, config: EnergyConfig, out: Path) -> RawEnergy:
     """Measure everything. Raises GpuError without a GPU, without a meter, or if others use the GPU."""
     if torch.cuda.device_count() == 0:
         raise GpuError(
-            f"torch {torch.__version__} sees no GPU: there is no energy to measure",
+            f"torch {torch.__version__} sees no GPU, so energy cannot be measured",
             fix="run on a machine with a GPU",
         )
     vendor = "amd" if torch.version.hip else "nvidia"
     meter = meter_of(vendor, uuid_of_first(vendor))
     write_atomic(
-        out / "environment.json", msgspec.json.encode({"versions": versions(), "meter": meter.facts()})
+        out / "environment.json", msgspec.json.encode({"versions": known_versions(), "meter": meter.facts()})
     )
-    raw = RawEnergy(meter=meter.name, config=config, facts_before=meter.facts(), versions=versions())
+    raw = RawEnergy(meter=meter.name, config=config, facts_before=meter.facts(), versions=known_versions())
     raw.idle_cold = at_rest(meter, config.idle_s)
     torch.zeros(1, device="cuda").add_(1)
     torch.cuda.synchronize()
@@ -85,3 +85,7 @@ def uuid_of_first(vendor: str) -> str:
     if not gpus:
         raise GpuError("the driver lists no GPU, but torch sees one", fix="see `lab doctor`")
     return gpus[0].uuid
+
+
+if __name__ == "__main__":
+    main()

@@ -20,12 +20,10 @@ from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy, RunEnergy, SignatureEnergy, choose
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
-from lab.rooms.kernels.workload.energy.generation import generation
-from lab.rooms.kernels.workload.energy.load import Load
-from lab.rooms.kernels.workload.replay.build import bind, first_call
+from lab.rooms.kernels.workload.energy.load import Load, generation
+from lab.rooms.kernels.workload.replay.build import bind, first_call, resolved
 from lab.rooms.kernels.workload.replay.machine import progress
 from lab.rooms.kernels.workload.replay.order import InOrder, Ready
-from lab.rooms.kernels.workload.replay.overloads import resolved
 
 RAW = "energy_raw.json"
 BATCH_S = 0.02  # between two checks of the GPU's progress
@@ -53,7 +51,6 @@ class Measurement:
         self.plan, self.config, self.meter, self.raw, self.out = plan, config, meter, raw, out
         self.device = torch.device("cuda", 0)
         self.ready: dict[int, Ready] = {}
-        self.began = time.monotonic()
 
     def all(self) -> None:
         chosen, self.raw.stands_for = choose(self.plan, self.config)
@@ -65,10 +62,6 @@ class Measurement:
             save(self.raw, self.out)
         for turn in range(self.config.windows):
             for entry in self.raw.signatures:
-                if time.monotonic() - self.began > self.config.budget_s:
-                    note = f"the budget of {self.config.budget_s:g} s was used up in round {turn + 1}"
-                    self.raw.notes.append(note)
-                    return
                 self._round(entry)
             save(self.raw, self.out)
             progress(f"round {turn + 1} of {self.config.windows}: {plural(len(self.raw.signatures), 'call')}")
@@ -149,7 +142,7 @@ class Measurement:
                 marks.t_s.append(time.monotonic())
                 marks.num_done.append(0.0)
                 begin = time.monotonic() + self.config.preroll_s
-                finish = begin + max(self.config.window_s, self.config.model_window_s)
+                finish = begin + self.config.window_s
                 num_done = 0
                 while time.monotonic() < finish:
                     once()

@@ -7,26 +7,26 @@ shapes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 from torch.profiler import record_function
 
 from lab.core.files import replacing, write_atomic
 from lab.rooms.kernels.config import KernelsConfig
 from lab.rooms.kernels.schema import Forward, Generation
 from lab.rooms.kernels.trails import write_lines
-from lab.rooms.kernels.workload.model import Loaded, count_params
-from lab.rooms.kernels.workload.plain import short
-from lab.rooms.kernels.workload.profile.marks import Marks, phase_of
+from lab.rooms.kernels.workload.model import Loaded, count_params, encode
 from lab.rooms.kernels.workload.profile.shapes import ShapeLog
 from lab.rooms.kernels.workload.profile.tracing import tracing
-from lab.rooms.kernels.workload.prompt import encode
-from lab.rooms.kernels.workload.recorder import Recorder, recording
+from lab.rooms.kernels.workload.recorder import Recorder, recording, short
 from lab.rooms.kernels.workload.torch_switches import read_switches
 
 log = logging.getLogger("lab.workload")
@@ -101,12 +101,11 @@ class Run:
         model = self.loaded.model
         with replacing(self.out / f"recorded_ops_rank{self.rank}.jsonl") as file:
             recorder = Recorder(file.write)
-            shapes = ShapeLog(model, self.rank, recorder) if self.config.shape_log else None
+            shapes = ShapeLog(model, self.rank, recorder)
             with recording(recorder, model), self.marks.on(lambda name: phase_of(recorder, name)):
                 self.generate()
-        if shapes:
-            shapes.remove()
-            write_lines(self.out / f"linear_shapes_rank{self.rank}.jsonl", shapes.lines.values())
+        shapes.remove()
+        write_lines(self.out / f"linear_shapes_rank{self.rank}.jsonl", shapes.lines.values())
         log.info("recorded %d calls", recorder.count)
 
     def synchronize(self) -> None:
@@ -148,3 +147,48 @@ def torch_flags() -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+class Marks:
+    """Runs each forward of the top module inside a context manager made from the forward's name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.names = model, list[str]()
+
+    @contextlib.contextmanager
+    def on(self, make: Any) -> Iterator[None]:
+        """Within the block, forward i runs inside `make("prefill")` or `make("decode_i")`."""
+        self.names.clear()
+        opened: list[Any] = []
+
+        def enter(_module: nn.Module, _args: Any) -> None:
+            self.names.append(f"decode_{len(self.names)}" if self.names else "prefill")
+            opened.append(make(self.names[-1]))
+            opened[-1].__enter__()
+
+        def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
+            opened.pop().__exit__(None, None, None)
+
+        hooks = [self.model.register_forward_pre_hook(enter), self.model.register_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def forwards(self, prompt_tokens: int) -> list[Forward]:
+        return [
+            Forward(name=name, phase=name.split("_")[0], forward=i, tokens_in=1 if i else prompt_tokens)
+            for i, name in enumerate(self.names)
+        ]
+
+
+@contextlib.contextmanager
+def phase_of(recorder: Recorder, name: str) -> Iterator[None]:
+    """Set the recorder's phase and forward inside the block; outside all blocks there is none."""
+    recorder.phase = name.split("_")[0]
+    recorder.forward = int(name.split("_")[1]) if "_" in name else 0
+    try:
+        yield
+    finally:
+        recorder.phase, recorder.forward = "", -1

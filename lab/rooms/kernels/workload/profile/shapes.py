@@ -9,8 +9,7 @@ from torch import nn
 
 from lab.rooms.kernels.schema import Arg, LinearShape
 from lab.rooms.kernels.workload.model import local
-from lab.rooms.kernels.workload.plain import short
-from lab.rooms.kernels.workload.recorder import Recorder
+from lab.rooms.kernels.workload.recorder import Recorder, short
 
 
 class ShapeLog:

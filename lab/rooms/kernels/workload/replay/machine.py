@@ -6,20 +6,17 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from lab.errors import BadDataError
-from lab.rooms.kernels.catalogue.execution_trace import read_json_bytes
 from lab.rooms.kernels.replay.args import PLAN_VERSION, ReplayPlan
+from lab.rooms.kernels.trails import read_json
+from lab.workload.environment import versions
 
 
 def read_replay_plan(path: Path) -> ReplayPlan:
     """Raises MissingError and BadDataError."""
-    try:
-        plan = msgspec.json.decode(read_json_bytes(path, "replay plan"), type=ReplayPlan)
-    except msgspec.DecodeError as error:
-        raise BadDataError(f"not a replay plan: {error}", location=path) from error
+    plan = read_json(path, ReplayPlan)
     if plan.version != PLAN_VERSION:
         raise BadDataError(
             f"the replay plan has version {plan.version}, this lab reads {PLAN_VERSION}",
@@ -36,14 +33,8 @@ def describe(device: torch.device) -> dict[str, Any]:
     return {"device_name": properties.name, "num_sms": properties.multi_processor_count}
 
 
-def versions() -> dict[str, str]:
-    named = {
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-    }
-    return {name: str(value) for name, value in named.items() if value}
+def known_versions() -> dict[str, str]:
+    return {name: version for name, version in versions().items() if version}
 
 
 def l2_bytes(device: torch.device) -> int:

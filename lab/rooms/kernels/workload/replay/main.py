@@ -1,6 +1,6 @@
 """Replay the ops of a recording on this machine.
 
-    python -m lab.rooms.kernels.workload.replay --plan replay_plan.json --out DIR --mode hot|cold|in-order
+    python -m lab.rooms.kernels.workload.replay.main --plan replay_plan.json --out DIR --mode hot
 
 Every signature is called by itself first, as proof: what it launches is later compared with the original. hot
 repeats it over the same buffers, cold after the L2 cache was overwritten, in-order runs the whole recording
@@ -30,13 +30,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--plan", required=True, type=Path)
     parser.add_argument("--mode", choices=MODES, default="in-order")
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--pace", choices=("host", "queue"), default="host")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     args, _ = start(parser, argv)
     device = pick(args.device)
     if device.type == "cpu":
         torch.set_num_threads(1)  # as recorded; threads on a shared machine make equal calls differ
-    run(args.plan, args.out, mode=args.mode, repeats=args.repeats, pace=args.pace, device=device)
+    run(args.plan, args.out, mode=args.mode, repeats=args.repeats, device=device)
 
 
 def pick(name: str) -> torch.device:
@@ -46,3 +45,7 @@ def pick(name: str) -> torch.device:
             f"torch {torch.__version__} sees no GPU", fix="run in an image with GPU access, or --device cpu"
         )
     return torch.device("cuda", 0) if name != "cpu" and torch.cuda.is_available() else torch.device("cpu")
+
+
+if __name__ == "__main__":
+    main()

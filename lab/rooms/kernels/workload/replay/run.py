@@ -14,19 +14,18 @@ from lab.core.words import plural
 from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.replay.args import Launch, ReplayPlan
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
-from lab.rooms.kernels.replay.raw import CallRun, RawReplay, SignatureRun
-from lab.rooms.kernels.workload.replay.build import Bound, bind, first_call, flat_outputs
+from lab.rooms.kernels.replay.files import CallRun, RawReplay, SignatureRun
+from lab.rooms.kernels.workload.replay.build import Bound, bind, first_call, flat_outputs, resolved
 from lab.rooms.kernels.workload.replay.machine import (
     describe,
+    known_versions,
     l2_bytes,
     progress,
     read_replay_plan,
     synchronize,
-    versions,
 )
 from lab.rooms.kernels.workload.replay.observe import Observer, Seen
 from lab.rooms.kernels.workload.replay.order import InOrder, Ready
-from lab.rooms.kernels.workload.replay.overloads import resolved
 from lab.rooms.kernels.workload.torch_switches import restored
 
 RAW = "replay_raw.json"
@@ -34,21 +33,22 @@ RAW = "replay_raw.json"
 CALL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 
-def run(plan_path: Path, out: Path, *, mode: str, repeats: int, pace: str, device: torch.device) -> RawReplay:
+def run(plan_path: Path, out: Path, *, mode: str, repeats: int, device: torch.device) -> RawReplay:
     """Replay a whole plan.
 
     Raises BadDataError for a plan that cannot be read, StorageError if `out` is full.
     """
     plan = read_replay_plan(plan_path)
     write_atomic(
-        out / "environment.json", msgspec.json.encode({"versions": versions(), "device": describe(device)})
+        out / "environment.json",
+        msgspec.json.encode({"versions": known_versions(), "device": describe(device)}),
     )
     raw = RawReplay(
-        mode=mode, device=device.type, repeats=repeats, pace=pace, versions=versions(), **describe(device)
+        mode=mode, device=device.type, repeats=repeats, versions=known_versions(), **describe(device)
     )
     with torch.no_grad(), restored(plan.state) as unknown:
         raw.notes = (*raw.notes, *(f"this torch has no switch {name}" for name in unknown))
-        replay = Replay(plan, device, repeats, pace)
+        replay = Replay(plan, device, repeats)
         raw.signatures = replay.alone(mode)
         write_atomic(out / RAW, msgspec.json.encode(raw))
         if mode == "in-order" and (device.type == "cuda" or not plan.origin.has_kernels):
@@ -61,8 +61,8 @@ def run(plan_path: Path, out: Path, *, mode: str, repeats: int, pace: str, devic
 class Replay:
     """One plan on one device."""
 
-    def __init__(self, plan: ReplayPlan, device: torch.device, repeats: int, pace: str) -> None:
-        self.plan, self.device, self.repeats, self.pace = plan, device, repeats, pace
+    def __init__(self, plan: ReplayPlan, device: torch.device, repeats: int) -> None:
+        self.plan, self.device, self.repeats = plan, device, repeats
         self.ready: dict[int, Ready] = {}
         self.notes: tuple[str, ...] = ()
 
@@ -127,8 +127,6 @@ class Replay:
         observer = Observer(self.device)
         for turn in range(self.repeats):
             with observer.watching():
-                if self.pace == "queue":  # the host gets ahead of the GPU
-                    torch.cuda._sleep(int(2e8))  # type: ignore[no-untyped-call]
                 order.run(lambda call: observer.label(str(call)))
             progress(f"pass {turn + 1} of {self.repeats}: {plural(len(order.steps), 'call')}")
         if order.memory.parted:

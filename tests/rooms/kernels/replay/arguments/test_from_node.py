@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.kernels.replay.arguments.from_node import from_node
+from lab.rooms.kernels.replay.arguments.execution_trace import from_node
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 from tests.rooms.kernels.replay.arguments.schemas import COPY, INDEX
 from tests.rooms.kernels.replay.recordings import MUL, mul_node, tensor

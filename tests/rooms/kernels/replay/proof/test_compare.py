@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lab.rooms.kernels.replay.proof.compare import compare
+from lab.rooms.kernels.replay.proof.rows import compare
 from tests.rooms.kernels.replay.made import FILL, GEMM, REDUCE
 
 

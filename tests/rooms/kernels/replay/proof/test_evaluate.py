@@ -9,9 +9,9 @@ from msgspec import structs
 from lab.errors import BadDataError
 from lab.rooms.kernels.replay.args import Call, Origin, Orphan
 from lab.rooms.kernels.replay.calls.signatures import COLLECTIVE, why_orphan
+from lab.rooms.kernels.replay.files import CallRun
 from lab.rooms.kernels.replay.proof.evaluate import evaluate, total_closure
 from lab.rooms.kernels.replay.proof.summary import missing_sentences, status, terminal
-from lab.rooms.kernels.replay.raw import CallRun
 from tests.rooms.kernels.replay.made import GEMM, a_plan, a_raw
 
 

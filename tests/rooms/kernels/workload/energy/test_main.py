@@ -34,7 +34,7 @@ def test_the_workload_without_a_gpu_says_so(tmp_path):
 @pytest.mark.torch
 def test_idle_is_a_window_in_which_nothing_runs_and_the_warm_one_is_taken_off():
     pytest.importorskip("torch")
-    from lab.rooms.kernels.energy.joules import idle_power
+    from lab.rooms.kernels.energy.evaluate import idle_power
     from lab.rooms.kernels.workload.energy.measurement import at_rest
 
     class Steady(FakeMeter):

@@ -9,12 +9,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from lab.perfmodel.classes import moves_no_data
 from lab.rooms.kernels.catalogue.build import read_catalogue
-from lab.rooms.kernels.catalogue.rank import read_rank
+from lab.rooms.kernels.catalogue.rank import read_trail
 from lab.rooms.kernels.findings import analyse_profile
 from lab.rooms.kernels.schema import Generation, LinearShape, RecordedOp
 from lab.rooms.kernels.trails import read_json, read_lines, trails
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 
 NEW_TOKENS, LAYERS = 3, 2
-WORKLOAD = "-m lab.rooms.kernels.workload --config kernels.json --out profile --device cpu"
+WORKLOAD = "-m lab.rooms.kernels.workload.main --config kernels.json --out profile --device cpu"
 
 
 LINEARS = 4 * LAYERS + 1  # qkv, dense, two of the MLP; the head
@@ -51,7 +50,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rank(folder):
-    return read_rank(trails(folder)[0])
+    return read_trail(trails(folder)[0])[0]
 
 
 def recorded_of(folder: Path) -> list[RecordedOp]:
@@ -114,25 +113,6 @@ def test_recorded_arguments_have_names_numbers_and_the_range_of_indices(folder):
     assert [arg.name for arg in product.args] == ["self", "other"]
 
 
-def test_a_view_shares_the_storage_of_what_it_looks_at(folder):
-    view = next(op for op in recorded_of(folder) if op.name == "aten::view")
-    assert view.args[0].storage == view.outs[0].storage is not None
-
-
-def test_modules_are_given_by_their_path(folder):
-    paths = Counter(op.module_path for op in recorded_of(folder) if op.name == "aten::addmm")
-    assert set(paths) == {
-        f"transformer.h.{layer}.{name}"
-        for layer in range(LAYERS)
-        for name in (
-            "self_attention.query_key_value",
-            "self_attention.dense",
-            "mlp.dense_h_to_4h",
-            "mlp.dense_4h_to_h",
-        )
-    }
-
-
 def test_the_shape_log_has_every_linear_of_every_phase_once(folder):
     lines = list(read_lines(trails(folder)[0].linear_shapes, LinearShape))
     assert Counter(line.phase for line in lines) == {"prefill": LINEARS, "decode": LINEARS}
@@ -157,7 +137,9 @@ def test_the_catalogue_gives_modules_and_exact_overloads_to_launches(folder):
 def test_the_analysis_of_a_cpu_profile_says_that_it_has_no_kernels(folder, tmp_path):
     found = analyse_profile(folder, tmp_path, None, lambda _: None)
     assert (
-        found.status == "warn" and any("no kernels" in text for text in found.verdict) and not found.lacking
+        found.status == "warn"
+        and any("without kernels" in text for text in found.verdict)
+        and not found.lacking
     )
     for path in found.files:
         assert path.stat().st_size > 0, path
@@ -216,8 +198,3 @@ def test_profile_and_recorder_work_under_torch_1_12(tmp_path):
     done = profile(tmp_path, os.environ["LAB_PYTHON_TORCH112"])
     assert done.returncode == 0, done.stderr[-3000:]
     holds_1_12(tmp_path)
-
-
-def test_recorded_lines_read_back_as_they_were_written(folder):
-    line = recorded_of(folder)[0]
-    assert msgspec.json.decode(msgspec.json.encode(line), type=RecordedOp) == line

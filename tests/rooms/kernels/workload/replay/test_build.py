@@ -9,8 +9,7 @@ pytestmark = pytest.mark.torch
 
 from lab.rooms.kernels.replay.args import Arg  # noqa: E402
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved  # noqa: E402
-from lab.rooms.kernels.workload.replay.build import bind, first_call  # noqa: E402
-from lab.rooms.kernels.workload.replay.overloads import overload_of, schemas_of  # noqa: E402
+from lab.rooms.kernels.workload.replay.build import bind, first_call, overload_of, schemas_of  # noqa: E402  # noqa: E402
 from tests.rooms.kernels.workload.replay.made import CPU, spec  # noqa: E402
 
 

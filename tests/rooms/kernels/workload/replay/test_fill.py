@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from lab.rooms.kernels.workload.replay.fill import make, pattern  # noqa: E402
+from lab.rooms.kernels.workload.replay.build import make, pattern  # noqa: E402
 from tests.rooms.kernels.workload.replay.made import CPU, spec  # noqa: E402
 
 DTYPES = "float16 bfloat16 float32 float64 int64 int32 uint8 bool complex64 float8_e4m3fn"

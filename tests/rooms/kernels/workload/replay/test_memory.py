@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from lab.rooms.kernels.workload.replay.memory import Memory  # noqa: E402
+from lab.rooms.kernels.workload.replay.order import Memory  # noqa: E402
 from tests.rooms.kernels.workload.replay.made import CPU, spec  # noqa: E402
 
 

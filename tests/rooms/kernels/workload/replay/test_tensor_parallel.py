@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from lab.rooms.kernels.replay.calls.source import read_plan  # noqa: E402
-from lab.rooms.kernels.replay.raw import RawReplay  # noqa: E402
+from lab.rooms.kernels.replay.files import RawReplay  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -47,7 +47,13 @@ def test_the_recording_gives_one_id_to_empty_tensors(plan):
 def test_it_replays_in_order_in_a_process_of_its_own_and_lives(plan):
     folder, plan = plan
     (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
-    command = [sys.executable, "-m", "lab.rooms.kernels.workload.replay", "--plan", str(folder / "plan.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "lab.rooms.kernels.workload.replay.main",
+        "--plan",
+        str(folder / "plan.json"),
+    ]
     command += ["--out", str(folder / "out"), "--repeats", "2", "--device", "cpu"]
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -64,7 +70,7 @@ def test_results_that_the_recording_keeps_apart_keep_their_values(plan):
     from lab.rooms.kernels.workload.replay.run import Replay
 
     _, plan = plan
-    replay = Replay(plan, torch.device("cpu"), 1, "host")
+    replay = Replay(plan, torch.device("cpu"), 1)
     with torch.no_grad():
         replay.alone("in-order")
         order = InOrder(plan, replay.ready, torch.device("cpu"))

@@ -1,10 +1,14 @@
-"""Exact overload and arguments of an execution trace's node: it holds the schema itself."""
+"""Exact overload and arguments of a call by an execution trace (chakra JSON), whose nodes hold the schema."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lab.core.words import plural
+from lab.errors import BadDataError
 from lab.rooms.kernels.replay.args import Arg, TensorArg
 from lab.rooms.kernels.replay.arguments.bounds import with_bounds
 from lab.rooms.kernels.replay.arguments.schemas import (
@@ -16,6 +20,59 @@ from lab.rooms.kernels.replay.arguments.schemas import (
     split_args,
 )
 from lab.rooms.kernels.tensors import DTYPES, contiguous_stride
+from lab.rooms.kernels.trails import read_json
+
+
+class _Attribute(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    value: Any = None
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One op; inputs and outputs hold values, shapes, types and (since schema 1.1.1) strides per argument."""
+
+    id: int
+    name: str
+    inputs: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+    attrs: tuple[_Attribute, ...] = ()
+
+    def attribute(self, name: str) -> Any:
+        return next((attr.value for attr in self.attrs if attr.name == name), None)
+
+    @property
+    def op_schema(self) -> str:
+        return str(self.attribute("op_schema") or "")
+
+
+class ExecutionTrace(msgspec.Struct):
+    schema: str
+    nodes: tuple[Node, ...]
+
+
+def read_execution_trace(path: Path) -> dict[int, Node]:
+    """Nodes by rf_id, above 0.
+
+    Raises MissingError, or BadDataError for a file that is truncated, foreign or too old.
+    """
+    try:
+        document = read_json(path, ExecutionTrace)
+    except BadDataError as error:
+        error.fix = "record it again; an observer that is not stopped leaves a truncated file"
+        raise
+    nodes = {}
+    for node in document.nodes:
+        rf_id = node.attribute("rf_id")
+        if isinstance(rf_id, int) and rf_id > 0:
+            nodes[rf_id] = node
+    if not nodes:
+        raise BadDataError(
+            f"no node of this execution trace (schema {document.schema}) has an rf_id",
+            location=path,
+            fix="record it with torch 2.1 or newer",
+        )
+    return nodes
+
 
 HOLE = "nullptr"  # in the type of a missing tensor
 

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from lab.core.words import first_few, plural
+from lab.perfmodel.classes import class_of_launch
 from lab.power.windows import watts
-from lab.rooms.kernels.energy.choice import RawEnergy, RunEnergy, recorded_us, windows_of
-from lab.rooms.kernels.energy.result import EnergyClosure, EnergyResult, EnergyRow, ModelEnergy
-from lab.rooms.kernels.energy.rows import LIMIT_SLACK, rows_of
-from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.recordings.names import short_name
+from lab.rooms.kernels.energy.choice import (
+    RawEnergy,
+    RunEnergy,
+    SignatureEnergy,
+    per_call_us,
+    recorded_us,
+    windows_of,
+)
+from lab.rooms.kernels.replay.args import Launch, ReplayPlan
 from lab.stats.means import mean_interval
 
 CLOSURE_BAR = 10.0  # percent
@@ -194,7 +204,7 @@ def _refused(raw: RawEnergy, limit: float | None) -> list[str]:
     if limit and any((watts(window) or 0.0) > limit * LIMIT_SLACK for window in windows_of(raw)):
         reasons.append(f"a window lies above the board's limit of {limit:.0f} W")
     if watts(raw.idle_context) is None:
-        reasons.append("idle power was not measured, so there is no net energy")
+        reasons.append("idle power was not measured, so net energy is not known")
     if processes := raw.facts_after.get("other_processes"):
         reasons.append(f"{plural(processes, 'other process')} used the GPU at the end")
     return reasons
@@ -202,3 +212,176 @@ def _refused(raw: RawEnergy, limit: float | None) -> list[str]:
 
 def _method(raw: RawEnergy) -> str:
     return ", ".join(sorted({window.method for window in windows_of(raw)})) or "none"
+
+
+BUSY = 0.95  # below it a row says launch-bound
+AGREE = (0.9, 1.1)  # integral over counter
+LIMIT_SLACK = 1.05
+
+
+def rows_of(plan: ReplayPlan, raw: RawEnergy, idle_w: float | None, limit: float | None) -> list[EnergyRow]:
+    """One row per signature that was measured or has a stand-in, most energy first."""
+    blank = _blank_rows(plan)
+    measured = {entry.place: _measured(blank[entry.place], entry, idle_w, limit) for entry in raw.signatures}
+    stood_for = [_stood_for(blank[sig], measured.get(stand_in)) for sig, stand_in in raw.stands_for.items()]
+    return sorted([*measured.values(), *stood_for], key=lambda row: -(row.run_net_j or 0.0))
+
+
+def _measured(row: EnergyRow, entry: SignatureEnergy, idle_w: float | None, limit: float | None) -> EnergyRow:
+    """The row with the means over its windows."""
+    windows = [window for window in entry.windows if window.energy_j is not None and window.launches > 0]
+    gross_j = [window.energy_j / window.launches for window in windows if window.energy_j is not None]
+    wall_us = [1e6 * window.seconds / window.launches for window in windows]
+    row.measured, row.windows = True, len(windows)
+    if windows:
+        row.gross_j, row.wall_us = statistics.fmean(gross_j), statistics.median(wall_us)
+        row.busy = row.trace_us / row.wall_us
+        row.watts = statistics.fmean(power for window in windows if (power := watts(window)) is not None)
+        row.method = windows[0].method
+    if ratios := [window.ratio for window in windows if window.ratio]:
+        row.ratio = statistics.fmean(ratios)
+    if windows and idle_w is not None:
+        net_j = [joules - idle_w * us * 1e-6 for joules, us in zip(gross_j, wall_us, strict=True)]
+        row.net_j, low_j, high_j = mean_interval(net_j)
+        row.net_ci = (low_j, high_j) if len(net_j) > 1 else None
+        row.run_net_j = row.count * row.net_j
+    row.flags = _flags(entry, row, limit)
+    return row
+
+
+def _flags(entry: SignatureEnergy, row: EnergyRow, limit: float | None) -> list[str]:
+    flags = (
+        [entry.reason] if entry.reason else [window.reason for window in entry.windows if window.reason][:1]
+    )
+    if row.busy is not None and row.busy < BUSY:
+        queued = "" if entry.captured else ", queued without a graph"
+        flags.append(f"launch-bound: kernels fill {100 * row.busy:.0f} % of the time{queued}")
+    if row.ratio is not None and not AGREE[0] <= row.ratio <= AGREE[1]:
+        flags.append(f"the sensors disagree: integral over counter {row.ratio:.2f}")
+    if limit and row.watts and row.watts > limit * LIMIT_SLACK:
+        flags.append(f"REFUSED: {row.watts:.0f} W above the board's limit of {limit:.0f} W")
+    if row.op.endswith("_") and row.op != "aten::copy_":
+        flags.append("in place: its data change with every repetition")
+    if row.net_j is not None and row.net_j < 0:
+        flags.append("REFUSED: net energy below zero")
+    return flags
+
+
+def _stood_for(row: EnergyRow, stand_in: EnergyRow | None) -> EnergyRow:
+    """The row with the net power of `stand_in`, times its own recorded time."""
+    if stand_in is None or stand_in.net_j is None:
+        row.flags = ["its stand-in has no energy"]
+        return row
+    row.net_j = stand_in.net_j * row.trace_us / stand_in.trace_us
+    row.run_net_j = row.count * row.net_j
+    row.method = "power of " + stand_in.sig_id
+    row.flags = [f"not measured: net power of {stand_in.op} ({stand_in.kernel[:40]}) times its own time"]
+    return row
+
+
+def _blank_rows(plan: ReplayPlan) -> list[EnergyRow]:
+    """One row per signature, with what the recording says of it, by its launch that took longest."""
+    per_call, counts = per_call_us(plan), Counter(call.sig for call in plan.calls)
+    sums_us = [[0.0] * len(signature.launches) for signature in plan.signatures]
+    for call in plan.calls:
+        for position, us in enumerate(call.dur_us[: len(sums_us[call.sig])]):
+            sums_us[call.sig][position] += us
+    rows = []
+    for sig, signature in enumerate(plan.signatures):
+        times_us = sums_us[sig]
+        launch = signature.launches[times_us.index(max(times_us))] if times_us else Launch("", "cpu_op")
+        rows.append(
+            EnergyRow(
+                sig_id=signature.sig_id,
+                op=signature.op,
+                kernel=short_name(launch.name) if launch.name else "",
+                class_=class_of_launch(launch.name, signature.op, launch.kind),
+                count=counts[sig],
+                trace_us=round(per_call.get(sig, 0.0), 4),
+            )
+        )
+    return rows
+
+
+class EnergyRow(msgspec.Struct, kw_only=True):
+    """One distinct call. Joules per call; None if not known.
+
+    measured is False if the power of another call stands in for its own.
+    """
+
+    sig_id: str
+    op: str
+    kernel: str
+    class_: str = msgspec.field(name="class")
+    count: int  # calls in the recorded run
+    trace_us: float  # mean recorded GPU time of a call
+    measured: bool = False
+    gross_j: float | None = None
+    net_j: float | None = None
+    net_ci: tuple[float, float] | None = None
+    watts: float | None = None
+    wall_us: float | None = None  # per call while it was measured
+    busy: float | None = None  # recorded GPU time over wall time
+    ratio: float | None = None  # integral over counter
+    method: str = "none"
+    windows: int = 0
+    run_net_j: float | None = None  # count * net_j
+    flags: list[str] = []
+
+
+class ModelEnergy(msgspec.Struct, kw_only=True):
+    """The model's own runs, means over windows; None if that way of measuring is not available."""
+
+    subject: str = msgspec.field(name="what")  # what ran
+    runs: float
+    wall_s: float  # of one run
+    counter_j: float | None  # of one run
+    integral_j: float | None
+    j_per_run: float | None
+    ci_j: tuple[float, float] | None
+    j_per_forward: float | None
+    j_per_token: float | None
+    net_j_per_run: float | None
+    forwards: int
+    tokens: int
+
+
+class EnergyClosure(msgspec.Struct, kw_only=True):
+    """Parts against the whole, per run, every factor by name."""
+
+    sum_net_j: float  # sum of count * net over all calls
+    measured_share: float  # of sum_net_j: measured, not from stand-ins
+    idle_w: float
+    wall_s: float
+    idle_j: float  # idle_w * wall_s
+    predicted_j: float
+    measured_j: float
+    measured_net_j: float
+    total_pct: float  # predicted over measured, percent off
+    net_pct: float  # sum of nets over the run's net, percent off
+    net_error_pct: float | None  # 95 % error of net_pct, points; None where it is not known
+    idle_watt_pct: float  # one watt of idle power in percent of the run's net: the precision of net_pct
+
+
+class EnergyResult(msgspec.Struct, kw_only=True):
+    """energy.json."""
+
+    device_name: str
+    meter: str
+    method: str
+    idle_cold_w: float | None
+    idle_context_w: float | None  # the one subtracted for net energy
+    idle_before_w: float | None  # with a context, before any load
+    update_period_s: float | None
+    power_limit_w: float | None
+    facts_before: dict[str, Any]
+    facts_after: dict[str, Any]
+    rows: list[EnergyRow]
+    by_class: dict[str, float]
+    model: ModelEnergy | None
+    closure: EnergyClosure | None
+    uncovered_us: float
+    refused: list[str]
+    lacks: list[str] = []  # what was to be measured and has no energy, beside the rows
+    notes: list[str]
+    bars: dict[str, bool | None]
