@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lab.core.plan import Findings as PlanFindings
+    from lab.core.plan import Findings
     from lab.core.run import Run
     from lab.rooms.sweep.journal import Journal
-    from lab.rooms.sweep.report import Findings
 
 
 def recognises(folder: Path) -> bool:
@@ -54,7 +53,7 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
     return analyse_sweep(folder, out, run, progress)
 
 
-def analyse_gemm(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> PlanFindings:
+def analyse_gemm(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """The section `gemm` of `lab analyze`: as `lab gemm all`."""
     from lab.errors import needs
 
@@ -63,7 +62,7 @@ def analyse_gemm(folder: Path, out: Path, run: Run | None, progress: Callable[[s
     return gemm_findings(folder, out, run, progress)
 
 
-def analyse_ranks(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> PlanFindings:
+def analyse_ranks(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """The section `ranks` of `lab analyze`: as `lab ranks`."""
     from lab.errors import needs
 

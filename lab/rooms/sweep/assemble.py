@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,18 +45,8 @@ _TABLES = {
 }
 
 
-def sweep_tables(
-    folder: Path,
-    configs: Sequence[ConfigDir],
-    read: Sequence[Sequence[RankFigures]],
-    expected: Sequence[Mapping[str, Any]],
-) -> SweepTables:
-    """The sweep's tables from the figures of each configuration's traces, with files relative to `folder`."""
-    return tables_of(sweep_rows(folder, configs, read, expected))
-
-
 def tables_of(rows: Rows) -> SweepTables:
-    """The same as DataFrames."""
+    """The rows as DataFrames."""
     # pandas takes 0.3 s to load; a report on one rank does without it.
     import pandas as pd
 
@@ -72,11 +61,12 @@ def sweep_rows(
     read: Sequence[Sequence[RankFigures]],
     expected: Sequence[Mapping[str, Any]],
 ) -> Rows:
-    """The rows of the sweep's tables, as `sweep_tables` has them."""
-    parts = [
-        _of_config(config, sorted(ranks, key=lambda f: (f.rank, str(f.path))), expected)
-        for config, ranks in zip(configs, read, strict=True)
-    ]
+    """The rows of the sweep's tables from each configuration's ranks; files are relative to `folder`.
+
+    expected: threads, channel, repeat, status and reason of each step in a run's manifest, so that a step
+    that failed or never ran has a row too.
+    """
+    parts = [_of_config(config, ranks, expected) for config, ranks in zip(configs, read, strict=True)]
     parts += _never_seen(configs, expected)
     rows = {
         name: sorted(
@@ -89,7 +79,7 @@ def sweep_rows(
 
 
 def _of_config(
-    config: ConfigDir, ranks: list[RankFigures], expected: Sequence[Mapping[str, Any]]
+    config: ConfigDir, ranks: Sequence[RankFigures], expected: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
     key = config.key._asdict()
     from_log, log_choices, log_problem = _from_log(config)
@@ -123,7 +113,9 @@ def _of_config(
     }
 
 
-def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, Any] | None) -> dict[str, Any]:
+def _status(
+    config: ConfigDir, ranks: Sequence[RankFigures], planned: Mapping[str, Any] | None
+) -> dict[str, Any]:
     good = {rank.rank for rank in ranks if rank.timeline}
     num_expected = max([rank.world_size or 0 for rank in ranks] + [max(good, default=-1) + 1])
     wanted_ranks = set(range(num_expected) if config.wanted_ranks is None else config.wanted_ranks)
@@ -155,7 +147,7 @@ def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, A
     }
 
 
-def _twice(config: ConfigDir, ranks: list[RankFigures]) -> list[str]:
+def _twice(config: ConfigDir, ranks: Sequence[RankFigures]) -> list[str]:
     """A sentence for each rank that several traces say they are: at most one of them can be."""
     files: dict[int, list[str]] = {}
     for figures in ranks:
@@ -178,22 +170,18 @@ def _medians(good: list[RankFigures]) -> dict[str, Any]:
 
 
 def _problem_rows(
-    config: ConfigDir, ranks: list[RankFigures], key: Mapping[str, Any]
+    config: ConfigDir, ranks: Sequence[RankFigures], key: Mapping[str, Any]
 ) -> Iterable[dict[str, Any]]:
     for note in config.notes:
         yield {**key, "rank": -1, "file": str(config.path), "what": note, "fix": ""}
     for text in differences({figures.rank: figures.about for figures in ranks if figures.timeline}):
         yield {**key, "rank": -1, "file": str(config.path), "what": text, "fix": ""}
-    traces_of_rank: Counter[int] = Counter(figures.rank for figures in ranks if figures.timeline)
     for figures in ranks:
         row = {**key, "rank": figures.rank, "file": str(figures.path)}
         if figures.error:
             yield {**row, "what": figures.error[0], "fix": figures.error[1]}
         for problem in figures.problems:
             yield {**row, "what": problem, "fix": ""}
-        if traces_of_rank[figures.rank] > 1:
-            conflict_text = f"{traces_of_rank[figures.rank]} traces say that they are rank {figures.rank}"
-            yield {**row, "what": conflict_text, "fix": "keep one trace per rank"}
 
 
 def _never_seen(

@@ -18,7 +18,7 @@ ADVISED_REPEATS = 4
 def detectable_sd(num_settings: int, repeats: int) -> float:
     """The smallest difference between a setting and the one it is compared to, in sd of a run.
 
-    Infinite where there is no error to compare with: one repeat, or one setting.
+    Infinite for one repeat or one setting, which leave no error to compare with.
     """
     free = (num_settings - 1) * (repeats - 1)
     if free < 1:

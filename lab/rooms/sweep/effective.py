@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from lab.rooms.sweep.names import size_text
+
 # NCCL adds a warp of its own to the requested block.
 NCCL_EXTRA_THREADS = 32
 _LOG_CHANNELS = re.compile(rb"(\d{1,6}) coll channels")
-_MIB = 1 << 20
 
 
 def channels_verdict(requested: int, effective: int, log_channels: int) -> str:
     """Was the channel count honoured? Channels are the blocks of a collective kernel's grid.
 
-    The grid is what ran; the log counts a communicator's channels, and stands in where there is no grid.
+    The grid is what ran; the log counts a communicator's channels, and stands in for a missing grid.
     clamped: fewer than requested (small messages use fewer); ignored: more; unknown: nothing was requested,
     or nothing tells. log_channels is -1 without a log.
     """
@@ -37,23 +38,24 @@ def threads_verdict(requested: int, effective: int) -> str:
 
 
 def verdict_over_sizes(verdicts: Iterable[tuple[int, str]]) -> str:
-    """One sentence from (msg_bytes, verdict) pairs, such as `honoured for >= 96 MiB, ignored below`."""
+    """One text from (msg_bytes, verdict) pairs, such as `honoured for >= 96 MiB, ignored below`.
+
+    Sizes whose verdict is unknown, also because nothing was requested of their collective, are left out.
+    """
     by_size: dict[int, set[str]] = {}
     for msg_bytes, verdict in verdicts:
         if verdict != "unknown":
             by_size.setdefault(msg_bytes, set()).add(verdict)
-    if not by_size:
-        return "unknown"
-    all_values = sorted(set().union(*by_size.values()))
-    if len(all_values) == 1:
-        return all_values[0]
+    words = sorted(set().union(*by_size.values())) or ["unknown"]
+    if len(words) == 1:
+        return words[0]
     sizes = sorted(by_size)
     good = [by_size[size] == {"honoured"} for size in sizes]
     first_good = good.index(True) if True in good else len(sizes)
     if first_good < len(sizes) and all(good[first_good:]):
         below = sorted(set().union(*(by_size[size] for size in sizes[:first_good])) - {"honoured"})
-        return f"honoured for >= {_mib(sizes[first_good])}, {' or '.join(below)} below"
-    return f"mixed: {', '.join(all_values)}; honoured for {sum(good)} of {len(sizes)} sizes"
+        return f"honoured for >= {size_text(sizes[first_good])}, {' or '.join(below)} below"
+    return f"mixed: {', '.join(words)}; honoured for {sum(good)} of {len(sizes)} sizes"
 
 
 def log_channels(logs: Iterable[Path]) -> int:
@@ -68,7 +70,3 @@ def log_channels(logs: Iterable[Path]) -> int:
             for line in iter(lambda f=file: f.readline(1 << 16), b""):  # type: ignore[misc]
                 counts.update(int(match) for match in _LOG_CHANNELS.findall(line))
     return counts.most_common(1)[0][0] if counts else -1
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / _MIB:.0f} MiB" if num_bytes >= _MIB else f"{num_bytes / 1024:.0f} KiB"

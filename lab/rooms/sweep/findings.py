@@ -10,27 +10,25 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
-from lab.core.plan import Findings as PlanFindings
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural, printable
 from lab.errors import LabError, MissingError
-from lab.recordings.gpu_state import GpuState
+from lab.recordings.gpu_state import GpuState, read_state
 from lab.recordings.load import load_torch_trace, named_as_recording
 from lab.recordings.views import device_of
 from lab.report.figures import save
 from lab.report.parts import Block, Figure, Files, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
-from lab.rooms.sweep.analyze import analyze
 from lab.rooms.sweep.expected import expected_rows, interrupted_blocks
 from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.places import Places, within
+from lab.rooms.sweep.gemm.places import Report as GemmReport
 from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
 from lab.rooms.sweep.gemm.reading.pairs import explained_of
-from lab.rooms.sweep.gemm.report import Report as GemmReport
 from lab.rooms.sweep.gemm.session import num_workers, show_progress
 from lab.rooms.sweep.gemm.steps import run_all
-from lab.rooms.sweep.gemm.variance.states import states_of
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import configs_of
 from lab.rooms.sweep.names import long_name
@@ -38,9 +36,9 @@ from lab.rooms.sweep.ranks.page import SPAN_CAPTION, write_account
 from lab.rooms.sweep.ranks.picture import step_picture
 from lab.rooms.sweep.ranks.read import gpus_of, read_settings
 from lab.rooms.sweep.ranks.tables import account_table
-from lab.rooms.sweep.report import Findings, report
+from lab.rooms.sweep.report import report
 from lab.rooms.sweep.tables import shown
-from lab.rooms.sweep.unprofiled import left_out, sentences, unprofiled_table
+from lab.rooms.sweep.unprofiled import left_out, unprofiled_table
 from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
 
@@ -50,61 +48,65 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     Traces of GPUs go through the whole GEMM pipeline, as in `lab gemm all`; its main findings join the page.
     """
     places = within(folder, out)
-    if on_gpu(places):
-        data, pipeline = run_pipeline(places, run, progress)
-        tables = data.tables
-        explained, states = explained_of(data), states_of(data)
-    else:
-        explained, states = {}, {}
-        expected, show = expected_rows(run), show_progress(progress)
-        tables, pipeline = analyze(folder, expected=expected, workers=num_workers(), progress=show), None
+    data, pipeline = run_pipeline(places, run, progress)
+    explained = explained_of(data) if pipeline else {}
     manifest = run.manifest if run else None
     steps = unprofiled_table(configs_of(folder, may_be_empty=True))
     write_csv(steps, out / "tables" / "unprofiled.csv")
-    page_findings = report(
-        tables,
+    findings = report(
+        data.tables,
         out=out,
         title=f"Sweep {folder.resolve().name}",
         provenance=provenance(folder, manifest),
         kind=manifest.kind.value if manifest else "measured",
-        further=[rank_section(explained, states, out), gemm_section(pipeline, out)] if pipeline else (),
+        further=[rank_section(explained, states_of(folder), out), gemm_section(pipeline, out)]
+        if pipeline
+        else (),
         ranks=explained,
-        outcome=[*sentences(steps), *interrupted_blocks(run)],
+        unprofiled=steps,
+        pauses=interrupted_blocks(run),
     )
-    other_lacks = [*(text.rstrip(".") for text in left_out(steps)), *(() if run else not_looked_at(folder))]
-    page_findings = msgspec.structs.replace(page_findings, lacking=[*page_findings.lacking, *other_lacks])
-    return joined(page_findings, pipeline) if pipeline else page_findings
+    lacking = [*findings.lacking, *(text.rstrip(".") for text in left_out(steps))]
+    lacking += [] if run else not_looked_at(folder)
+    files = findings.files
+    if pipeline:  # what only the pipeline found missing
+        lacking += [text for text in pipeline.missing if text not in findings.lacking]
+        files = [*files, *pipeline.files]
+    return msgspec.structs.replace(findings, files=files, lacking=lacking)
 
 
 def run_pipeline(
     places: Places, run: Run | None, progress: Callable[[str], None]
-) -> tuple[SweepData, GemmReport]:
-    """Read every trace and run the whole GEMM pipeline on them -> what was read, and what was written."""
+) -> tuple[SweepData, GemmReport | None]:
+    """Read every trace -> the sweep, and what the whole GEMM pipeline wrote; None without a GPU."""
+    has_gpu = on_gpu(places)
     data = read_sweep(
         places.sweep,
         workers=num_workers(),
-        workbooks=places.analysis,
+        workbooks=places.analysis if has_gpu else None,
         expected=expected_rows(run),
         progress=show_progress(progress),
     )
+    if not has_gpu:
+        return data, None
     progress("  GEMM pipeline: reports, variance, overlap, cause, plots, merged traces")
     return data, run_all(places, data, MergeOptions(workers=num_workers()))
 
 
-def gemm_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> PlanFindings:
+def gemm_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """Run the GEMM pipeline alone. Raises MissingError where no trace has a GEMM on a GPU."""
     places = within(folder, out)
-    if not on_gpu(places):
+    data, pipeline = run_pipeline(places, run, progress)
+    if pipeline is None:
         raise MissingError(
-            "no trace here has GPU work, so there are no GEMMs to look at",
+            "no trace here has GPU work, so it has no GEMMs to look at",
             location=folder,
             fix="record on a GPU, with its kernels traced and record_shapes=True",
         )
-    data, pipeline = run_pipeline(places, run, progress)
     missing = list(dict.fromkeys(pipeline.missing))
     lines = [f"- {text}" for text in pipeline.findings]
     lines += [f"wrote {path}" for path in (places.analysis, places.merged) if path.exists()]
-    return PlanFindings(
+    return Findings(
         pipeline.findings,
         "warn" if missing else "ok",
         pipeline.files,
@@ -114,7 +116,7 @@ def gemm_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[
     )
 
 
-def rank_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> PlanFindings:
+def rank_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """Account for every rank, as `lab ranks` does. Raises MissingError where only one rank was recorded."""
     settings = read_settings(
         folder,
@@ -123,14 +125,14 @@ def rank_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[
     )
     if all(len(setting.account.ranks) == 1 and setting.world_size <= 1 for setting in settings):
         raise MissingError(
-            "one rank alone: there is no other that could wait for it",
+            "one rank alone: nothing waits for it",
             location=folder,
             fix="name the folder that holds a recording of each rank",
         )
     account = write_account(settings, out / "ranks", source=folder)
     lines = [f"- {text}" for text in account.findings]
     lines += [f"wrote {path}" for path in account.files if path.suffix == ".html"]
-    return PlanFindings(
+    return Findings(
         account.findings,
         "warn" if account.missing else "ok",
         account.files,
@@ -162,29 +164,37 @@ def on_gpu(places: Places) -> bool:
     return False
 
 
+def states_of(folder: Path) -> dict[Key, GpuState]:
+    """The state of the GPUs beside each run, where it was sampled."""
+    configs = configs_of(folder, may_be_empty=True)
+    return {config.key: state for config in configs if (state := read_state(config.path)) is not None}
+
+
 def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) -> Section:
     """Settings as measured and without waiting; the account of the setting whose ranks wait longest."""
     gpus = pd.DataFrame(
-        [
-            {**key._asdict(), **row}
-            for key, explained in settings.items()
-            for row in gpus_of(explained.account, states.get(key))
-        ]
+        {**key._asdict(), **row}
+        for key, explained in settings.items()
+        for row in gpus_of(explained.account, states.get(key))
     )
-    if len(gpus):
-        write_csv(gpus, out / "tables" / "gpu_clocks.csv")
-    table = ranking(settings)
-    write_csv(table, out / "tables" / "ranking.csv")
     frames = [account_table(explained).assign(**key._asdict()) for key, explained in settings.items()]
-    account = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-    write_csv(account, out / "tables" / "ranks.csv")
-    blocks: list[Block] = [
-        Table(
-            shown(table),
-            "Settings as measured, and with waiting for late ranks taken out",
-            "tables/ranking.csv",
-        )
-    ]
+    tables = {
+        "ranking": ranking(settings),
+        "gpu_clocks": gpus,
+        "ranks": pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(),
+    }
+    captions = {
+        "ranking": "Settings as measured, and with waiting for late ranks taken out",
+        "gpu_clocks": "Clocks, power and temperature beside each run",
+        "ranks": "Every rank and step, ns; the parts sum to the step",
+    }
+    blocks: list[Block] = []
+    for name, table in tables.items():
+        if name != "gpu_clocks" or len(table):
+            write_csv(table, out / "tables" / f"{name}.csv")
+        if len(table):
+            open_rows = 24 if name == "ranking" else 0
+            blocks.append(Table(shown(table), captions[name], f"tables/{name}.csv", open_rows=open_rows))
     waits = {key: sum(wait.ns for wait in explained.account.waits) for key, explained in settings.items()}
     if waits:
         worst = max(waits, key=lambda key: waits[key])
@@ -193,23 +203,8 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
             name = f"ranks_step_{step}"
             svg = save(partial(step_picture, explained, step), out / "figures", name)
             caption = f"{long_name(*worst.knobs)}, step {step}. {SPAN_CAPTION}"
-            blocks.append(Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
-    blocks.append(
-        Table(
-            shown(gpus), "Clocks, power and temperature beside each run", "tables/gpu_clocks.csv", open_rows=0
-        )
-    )
-    blocks.append(
-        Table(
-            shown(account),
-            "Every rank and step, ns; the parts sum to the step",
-            "tables/ranks.csv",
-            open_rows=0,
-        )
-    )
-    return Section(
-        "Which rank makes the others wait", [b for b in blocks if not isinstance(b, Table) or len(b.frame)]
-    )
+            blocks.insert(1, Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
+    return Section("Which rank makes the others wait", blocks)
 
 
 def gemm_section(pipeline: GemmReport, out: Path) -> Section:
@@ -222,13 +217,3 @@ def gemm_section(pipeline: GemmReport, out: Path) -> Section:
     sentences = [f"{finding[:1].upper()}{finding[1:]}." for finding in pipeline.findings]
     links = Files("Tables, Excel reports, plots and merged traces", [*tables, *entries])
     return Section("Why GEMM times vary", [Points(sentences), links])
-
-
-def joined(page_findings: Findings, pipeline: GemmReport) -> Findings:
-    """The page's findings with the pipeline's files, and with what only the pipeline found missing."""
-    page_lacks = set(page_findings.lacking)
-    return msgspec.structs.replace(
-        page_findings,
-        files=[*page_findings.files, *pipeline.files],
-        lacking=[*page_findings.lacking, *(text for text in pipeline.missing if text not in page_lacks)],
-    )

@@ -42,7 +42,7 @@ def how_of(log_choices: Said, kind: str, num_bytes: int, *, kernel: str, block: 
 
 
 def by_block(kernel: str, block: int, threads: int, log_choices: Said) -> Choice | None:
-    """How calls ran by their kernel's block, where the log has no tuning lines; None where that is no proof.
+    """How calls ran by their kernel's block, where the log has no tuning lines; None without proof.
 
     A kernel's name does not tell: AllGather_RING_LL stands for every algorithm and protocol. A block of 640
     is LL128's, if nothing can use NVLink SHARP (whose blocks are as large); the requested threads and one

@@ -106,6 +106,22 @@ class ConfigDir:
         return texts
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which settings and ranks of a sweep are wanted; None: all."""
+
+    threads: list[int] | None = None
+    channels: list[int] | None = None
+    ranks: list[int] | None = None
+
+    def has(self, threads: int | None, channels: int | None) -> bool:
+        wanted = ((self.threads, threads), (self.channels, channels))
+        return all(numbers is None or (number or 0) in numbers for numbers, number in wanted)
+
+    def has_rank(self, rank: int | None) -> bool:
+        return self.ranks is None or rank is None or rank in self.ranks
+
+
 def find_configs(folder: Path | str, *, ranks: re.Pattern[str] | None = None) -> list[ConfigDir]:
     """All configurations below `folder`, ordered by number: threads, channels, repeat.
 

@@ -86,7 +86,7 @@ def ranks_per_node(config: SweepConfig, site: Site) -> int:
 
 
 def without_few_gpus(config: SweepConfig, options: Options, site: Site) -> Site:
-    """The site as it is; without its GPUs where nobody chose them and they are fewer than the ranks.
+    """The site as it is; without its GPUs where they were not chosen and are fewer than the ranks.
 
     So one command works on a machine with any number of GPUs: more ranks than GPUs measure each other.
     """

@@ -15,13 +15,12 @@ from lab.recordings import views
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import bound, busy_and_idle
 from lab.recordings.lacks import Lack, verdict_of
-from lab.recordings.load import load_torch_trace
 from lab.recordings.pairing.kinds import kind_of
 from lab.rooms.sweep.alike import about
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
-from lab.stats import robust
 from lab.stats.columns import distinct, grouped_rows
+from lab.stats.robust import grouped
 
 UNKNOWN_RANK = -1
 
@@ -42,16 +41,11 @@ class RankFigures:
     about: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_rank(file: TraceFile) -> RankFigures:
-    """Figures of one trace; raises LabError if it cannot be read."""
-    return figures_of(file, load_torch_trace(file.path))
-
-
 def figures_of(file: TraceFile, trace: Capture) -> RankFigures:
-    """Figures of a trace that has been read. Raises BadDataError if it holds no events: that is no rank."""
+    """Figures of a trace that has been read. Raises BadDataError if it has no events."""
     if not len(trace.ops) and not len(trace.operators):
         fix = "record this rank again, or leave its file out"
-        raise BadDataError("the trace holds no events: it is no readable rank", location=file.path, fix=fix)
+        raise BadDataError("the trace has no events: not a readable rank", location=file.path, fix=fix)
     named = UNKNOWN_RANK if file.rank is None else file.rank
     problems = list(trace.problems)
     rank = trace.meta.rank if trace.meta.rank is not None else named
@@ -100,65 +94,52 @@ def _bounds(lacks: Sequence[Lack]) -> str:
 
 def _collective_rows(trace: Capture) -> list[dict[str, Any]]:
     instances = views.collective_instances(trace)
-    names = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
-    first_rows, group = grouped_rows([getattr(instances, name) for name in names])
-    count = np.bincount(group, minlength=len(first_rows))
+    keys = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
+    first_rows, group = grouped_rows([getattr(instances, name) for name in keys])
     largest = np.full(len(first_rows), np.iinfo(np.int64).min)
     np.maximum.at(largest, group, instances.group_size)
-    columns = {name: getattr(instances, name)[first_rows].tolist() for name in names}
-    rows = []
-    for index, kernel in enumerate(instances.kernel[first_rows].tolist()):
-        collective = columns["collective"][index]
-        rows.append(
-            {
-                "collective": collective or "(no metadata)",
-                "in_nelems": columns["in_nelems"][index],
-                "dtype": columns["dtype"][index],
-                "msg_bytes": columns["msg_bytes"][index],
-                "effective_channels": columns["grid_x"][index],
-                "effective_threads": columns["block_x"][index],
-                "count": int(count[index]),
-                "kernel": kernel,
-                "group_size": int(largest[index]),
-                "kind": kind_of(collective, kernel),
-            }
-        )
-    return rows
+    named, kernels = instances.collective[first_rows].tolist(), instances.kernel[first_rows].tolist()
+    columns = {
+        "collective": [name or "(no metadata)" for name in named],
+        "in_nelems": instances.in_nelems[first_rows],
+        "dtype": instances.dtype[first_rows],
+        "msg_bytes": instances.msg_bytes[first_rows],
+        "effective_channels": instances.grid_x[first_rows],
+        "effective_threads": instances.block_x[first_rows],
+        "count": np.bincount(group, minlength=len(first_rows)),
+        "kernel": kernels,
+        "group_size": largest,
+        "kind": [kind_of(name, kernel) for name, kernel in zip(named, kernels, strict=True)],
+    }
+    return _rows(columns)
 
 
 def _gemm_rows(trace: Capture) -> list[dict[str, Any]]:
     instances = views.gemm_instances(trace)
-    names = [*GEMM_KEY, "strides"]
-    first_rows, group = grouped_rows([getattr(instances, name) for name in names])
-    keys = zip(*(getattr(instances, name)[first_rows].tolist() for name in names), strict=True)
-    dur_us = np.split(
-        instances.dur_ns[np.argsort(group, kind="stable")] / 1000,
-        np.cumsum(np.bincount(group, minlength=len(first_rows)))[:-1],
+    keys = [*GEMM_KEY, "strides"]
+    first_rows, group = grouped_rows([getattr(instances, name) for name in keys])
+    shape = {name: getattr(instances, name)[first_rows] for name in keys}
+    stats = grouped(instances.dur_ns / 1000, group, len(first_rows), (95,))
+    figures = ("mean", "median", "mad", "min", "p95", "max", "sum")
+    sizes = zip(*(shape[name].tolist() for name in ("B", "M", "N", "K", "bias")), strict=True)
+    times_us = stats["median"].tolist()
+    return _rows(
+        {
+            **shape,
+            "n": stats["count"],
+            **{f"{name}_us": stats[name] for name in figures},
+            "cv": stats["cv"],
+            "tflops_median": [_tflops(*size, us) for size, us in zip(sizes, times_us, strict=True)],
+        }
     )
-    rows = []
-    for key, mine_us in zip(keys, dur_us, strict=False):
-        shape = dict(zip(names, key, strict=True))
-        rows.append({**shape, **_spread(mine_us), "tflops_median": _tflops(shape, robust.median(mine_us))})
-    return rows
 
 
-def _spread(dur_us: np.ndarray) -> dict[str, float]:
-    return {
-        "n": len(dur_us),
-        "mean_us": float(dur_us.mean()),
-        "median_us": robust.median(dur_us),
-        "mad_us": robust.mad(dur_us),
-        "cv": robust.cv(dur_us),
-        "min_us": float(dur_us.min()),
-        "p95_us": robust.percentile(dur_us, 95),
-        "max_us": float(dur_us.max()),
-        "sum_us": float(dur_us.sum()),
-    }
+def _rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    values = [value.tolist() if isinstance(value, np.ndarray) else value for value in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _tflops(shape: Mapping[str, Any], dur_us: float) -> float:
+def _tflops(b: int, m: int, n: int, k: int, bias: bool, dur_us: float) -> float:
     """2 B M N K floating point operations, and B M N more for a bias; NaN where a size is unknown."""
-    b, m, n, k = (shape[name] for name in ("B", "M", "N", "K"))
-    if min(b, m, n, k) < 0 or dur_us <= 0:
-        return float("nan")
-    return float(product_flops(b, m, n, k, bool(shape["bias"])) / dur_us / 1e6)
+    is_known = min(b, m, n, k) >= 0 and dur_us > 0
+    return product_flops(b, m, n, k, bool(bias)) / dur_us / 1e6 if is_known else float("nan")

@@ -1,33 +1,39 @@
-"""The sweep's tables -> CSV files, figures, one page, and a verdict in words."""
+"""The sweep's tables -> CSV files, figures, one page, and a verdict as sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from lab.core import plan
+from lab.core.plan import Findings
 from lab.core.words import plural
 from lab.report.page import write_page
-from lab.report.parts import Page, Section, Status, Table
+from lab.report.parts import Card, Page, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.sweep.blocks.cards import cards
-from lab.rooms.sweep.blocks.configurations import configs_table
-from lab.rooms.sweep.blocks.effective import effective_blocks
+from lab.rooms.sweep.blocks.effective import PILLS, effective_blocks
 from lab.rooms.sweep.blocks.gemms import gemm_blocks
 from lab.rooms.sweep.blocks.timeline import time_blocks
-from lab.rooms.sweep.tables import SETTING, SweepTables, shown
-from lab.rooms.sweep.verdict.gemms import gemm_change, starved
+from lab.rooms.sweep.tables import PARTS, SETTING, SweepTables, shown
+from lab.rooms.sweep.unprofiled import sentences as unprofiled_sentences
+from lab.rooms.sweep.verdict.fastest import UNPROFILED, StepTimes, headline, step_times, uneven_steps
+from lab.rooms.sweep.verdict.gemms import gemm_change, gemm_totals_ms, starved
 from lab.rooms.sweep.verdict.honoured import honoured, knobs_of, unproven
-from lab.rooms.sweep.verdict.ranking import Contender, certainty, contenders, headline, tied, uneven_steps
 from lab.rooms.sweep.verdict.ranks import Settings, bound_by_hosts, ranking, stragglers, who_wins
-from lab.rooms.sweep.verdict.time import copied, cpu_only, exposed_share, left_out, on_cpu, origin
+from lab.rooms.sweep.verdict.time import ON_CPU, ORIGIN, exposed_share, exposed_shares, left_out, on_cpu
 
 QUESTION = "Which NCCL or RCCL setting starves the GEMMs, why, and did the setting take effect at all?"
 TABLES = ("timeline", "effective", "gemm", "configs", "problems")
 MOST_SENTENCES = 5
-TERMINAL_MS = ["computation_time_ms", "exposed_comm_time_ms", "idle_time_ms", "total_time_ms"]
+CONFIG_COLUMNS = [
+    *[*SETTING, "repeat", "status", "reason", "total_time_ms", *PARTS.values(), "slowest_rank"],
+    *["channels_verdict", "threads_verdict", "algorithm_verdict", "protocol_verdict", "log_channels"],
+]
+TERMINAL_COLUMNS = [
+    *[*SETTING, "repeat", "status"],
+    *["computation_time_ms", "exposed_comm_time_ms", "idle_time_ms", "total_time_ms"],
+]
 FOOTNOTES = (
     "Computation, exposed communication, exposed copies and idle time add up to the total time of a rank: "
     "communication and copies count only where no computation runs beside them.",
@@ -40,12 +46,6 @@ FOOTNOTES = (
 )
 
 
-class Findings(plan.Findings, frozen=True):
-    """What the report found; `best` is the fastest, None on a tie, on a CPU or without a result."""
-
-    best: Contender | None = None
-
-
 def report(
     tables: SweepTables,
     *,
@@ -55,82 +55,65 @@ def report(
     kind: str = "measured",
     further: Sequence[Section] = (),
     ranks: Settings | None = None,
-    outcome: Sequence[str] = (),
+    unprofiled: pd.DataFrame | None = None,
+    pauses: Sequence[str] = (),
 ) -> Findings:
     """Write `out/tables/*.csv`, `out/figures/*.png` and `out/report.html`, and say what they show.
 
-    `kind` is measured, replayed or synthetic; `more` are sections that follow the sweep's own; `ranks` is the
-    account of each setting, where there is one; `outcome` what the unprofiled steps say. Raises
-    StorageError if `out` cannot be written.
+    kind is measured, replayed or synthetic; further: sections that follow the sweep's own; ranks: the account
+    of each setting; unprofiled: the rows of `unprofiled_table`; pauses: sentences about interrupted blocks.
+    Raises StorageError if `out` cannot be written.
     """
     files = [write_csv(getattr(tables, name), out / "tables" / f"{name}.csv") for name in TABLES]
-    ranked = contenders(tables.configs)
-    sentences, status = _verdict(tables, ranked, kind, ranks or {}, outcome), _status(tables, ranked)
+    times = step_times(tables, unprofiled)
+    steady = [] if unprofiled is None else unprofiled_sentences(unprofiled)
+    lacking = [*left_out(tables.configs), *unproven(tables.effective, tables.configs)]
+    sentences = _verdict(tables, times, kind, ranks or {}, lacking, [*steady, *pauses])
+    status = _status(tables, lacking)
     files.append(write_csv(pd.DataFrame({"finding": sentences}), out / "tables" / "findings.csv"))
     page = Page(
         title=title,
         question=QUESTION,
         verdict=sentences[:MOST_SENTENCES],
         status=status,
-        cards=cards(tables, ranked),
+        cards=[*_cards(tables, times)],
         sections=[*_more_findings(sentences), *_sections(tables, out / "figures"), *further],
         provenance=provenance,
-        footnotes=[*FOOTNOTES, *_unlinked(tables.timeline), *_not_complete(tables.timeline)],
+        footnotes=[*FOOTNOTES, *_doubts(tables.timeline)],
         room="sweep",
         kind=kind,
     )
     files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
+    incomplete = [
+        f"{row.file}: {row.recording}" for row in tables.timeline.itertuples() if row.recording != "complete"
+    ]
     terminal = _terminal(sentences, tables.configs, files[-1])
-    return Findings(
-        sentences,
-        status,
-        files,
-        terminal,
-        best=_best(tables, ranked),
-        lacking=[
-            *left_out(tables.configs),
-            *copied(tables.configs),
-            *unproven(tables.effective, tables.configs),
-        ],
-        incomplete=[
-            f"{row.file}: {row.recording}"
-            for row in tables.timeline.itertuples()
-            if row.recording != "complete"
-        ],
-    )
-
-
-def _more_findings(sentences: Sequence[str]) -> list[Section]:
-    """What the verdict has no room for, folded."""
-    remaining = pd.DataFrame({"finding": sentences[MOST_SENTENCES:]})
-    table = Table(remaining, "More findings", "tables/findings.csv", open_rows=0)
-    return [Section("More findings", [table])] if len(remaining) else []
+    return Findings(sentences, status, files, terminal, lacking=lacking, incomplete=incomplete)
 
 
 def _verdict(
-    tables: SweepTables, ranked: list[Contender], kind: str, ranks: Settings, outcome: Sequence[str]
+    tables: SweepTables,
+    times: StepTimes,
+    kind: str,
+    ranks: Settings,
+    lacking: Sequence[str],
+    steady: Sequence[str],
 ) -> list[str]:
-    """All sentences; the first MOST_SENTENCES are the page's verdict.
-
-    One setting is called fastest once: by steps without the profiler where there are enough of them.
-    """
-    headlines = _headlines(tables, ranked)
-    by_steps = any("ms per step" in text for text in outcome)
+    """All sentences, most important first; the first MOST_SENTENCES are the page's verdict."""
     gpu = not on_cpu(tables.timeline)
+    uneven = _uneven(tables, times)
     of_ranks = stragglers(ranks)
-    of_settings = _of_settings(tables) if gpu else []
-    incomplete = [*left_out(tables.configs), *copied(tables.configs)]
-    incomplete += [f"{text}." for text in unproven(tables.effective, tables.configs)]
+    of_settings = [*_of_settings(tables)] if gpu else []
+    incomplete = [text if text.endswith(".") else f"{text}." for text in lacking]
     sentences = [
         bound_by_hosts(ranks),  # before any comparison of settings
-        *(outcome[:1] if by_steps else headlines[:1]),
-        origin(kind),
-        *([] if by_steps else headlines[1:]),
-        incomplete[0] if incomplete else None,
-        of_ranks[0] if of_ranks else None,
+        uneven or (headline(times) if gpu or not times.ranked else ON_CPU),
+        ORIGIN.get(kind),
+        *incomplete[:1],
+        *of_ranks[:1],
         *of_settings[:1],
-        *(outcome[1:] if by_steps else outcome),
+        *steady,
         who_wins(ranking(ranks)),
         exposed_share(tables.configs),
         *of_settings[1:],
@@ -140,42 +123,68 @@ def _verdict(
     return [sentence for sentence in sentences if sentence]
 
 
-def _of_settings(tables: SweepTables) -> list[str | None]:
+def _uneven(tables: SweepTables, times: StepTimes) -> str | None:
+    """Why profiled step times do not compare, if they do not."""
+    return None if times.source == UNPROFILED else uneven_steps(tables.timeline, tables.configs)
+
+
+def _of_settings(tables: SweepTables) -> Iterator[str]:
     """What the settings did; only runs on a GPU can show that."""
-    return [
-        gemm_change(tables.gemm, tables.configs),
-        *starved(tables.gemm, tables.configs),
-        *(text for knob in knobs_of(tables.effective) for text in honoured(tables.effective, knob)),
-    ]
+    if change := gemm_change(tables.gemm, tables.configs):
+        yield change
+    yield from starved(tables.gemm, tables.configs)
+    for knob in knobs_of(tables.effective):
+        yield from honoured(tables.effective, knob)
 
 
-def _headlines(tables: SweepTables, ranked: list[Contender]) -> list[str | None]:
-    if ranked and on_cpu(tables.timeline):
-        return [*cpu_only(ranked)]
-    uneven = uneven_steps(tables.timeline, tables.configs)
-    steps = int(max(tables.timeline["steps"], default=1)) or 1
-    return [uneven] if uneven else [headline(ranked, steps), certainty(ranked)]
+def _cards(tables: SweepTables, times: StepTimes) -> Iterator[Card]:
+    configs, ranked = tables.configs, times.ranked
+    source = "tables/unprofiled.csv" if times.source == UNPROFILED else "tables/configs.csv"
+    if len(ranked) > 1 and not on_cpu(tables.timeline) and not _uneven(tables, times):
+        for title, setting in (("Fastest", ranked[0]), ("Slowest", ranked[-1])):
+            note = f"{setting.name}{setting.interval}, {times.source}"
+            yield Card(title, f"{setting.mean_ms:.1f}", source, "ms per step", note)
+    shares = exposed_shares(configs)
+    if ranked and ranked[0].knobs in shares.index:
+        best, share = ranked[0], shares[ranked[0].knobs]
+        note = f"of total time, {best.name}"
+        yield Card("Exposed communication", f"{100 * share:.0f}", "tables/configs.csv", "%", note)
+    totals_ms = gemm_totals_ms(tables.gemm, configs)
+    if len(totals_ms):
+        low, high = f"{totals_ms.iloc[0]:.1f}", f"{totals_ms.iloc[-1]:.1f}"
+        value = low if len(totals_ms) == 1 else f"{low}–{high}"
+        note = "median over ranks, all configurations"
+        yield Card("GEMM time per rank", value, "tables/gemm.csv", "ms", note)
+    for knob in knobs_of(tables.effective):
+        judged = tables.effective[tables.effective[f"{knob}_verdict"] != "unknown"]
+        cases = judged.groupby([*SETTING, "collective", "msg_bytes"])[f"{knob}_verdict"]
+        if len(cases):
+            are_honoured = int(cases.apply(lambda verdicts: bool((verdicts == "honoured").all())).sum())
+            value, note = f"{are_honoured} of {len(cases)}", "configurations × collectives × sizes"
+            yield Card(f"{knob.capitalize()} honoured", value, "tables/effective.csv", note=note)
+    complete = int((configs["status"] == "ok").sum())
+    yield Card("Complete runs", f"{complete} of {len(configs)}", "tables/configs.csv")
 
 
-def _best(tables: SweepTables, ranked: list[Contender]) -> Contender | None:
-    uneven = uneven_steps(tables.timeline, tables.configs)
-    barred = on_cpu(tables.timeline) or uneven or tied(ranked)
-    return ranked[0] if ranked and not barred else None
+def _more_findings(sentences: Sequence[str]) -> list[Section]:
+    """What the verdict has no room for, folded."""
+    remaining = pd.DataFrame({"finding": sentences[MOST_SENTENCES:]})
+    table = Table(remaining, "More findings", "tables/findings.csv", open_rows=0)
+    return [Section("More findings", [table])] if len(remaining) else []
 
 
-def _status(tables: SweepTables, ranked: list[Contender]) -> Status:
-    if not ranked:
+def _status(tables: SweepTables, lacking: Sequence[str]) -> Status:
+    if not (tables.configs["status"] == "ok").any():
         return "fail"
     verdicts = {
         verdict for knob in knobs_of(tables.effective) for verdict in tables.effective[f"{knob}_verdict"]
     }
     doubts = (
         on_cpu(tables.timeline),
-        uneven_steps(tables.timeline, tables.configs) is not None,
-        len(tables.problems) > 0,
-        bool((tables.configs["status"] != "ok").any()),
-        bool(verdicts & {"clamped", "ignored"}),
-        bool(unproven(tables.effective, tables.configs)),
+        uneven_steps(tables.timeline, tables.configs),
+        len(tables.problems),
+        lacking,
+        verdicts & {"clamped", "ignored"},
     )
     return "warn" if any(doubts) else "ok"
 
@@ -185,7 +194,7 @@ def _sections(tables: SweepTables, folder: Path) -> list[Section]:
         Section("Where the time goes", time_blocks(tables, folder)),
         Section("Requested and effective", effective_blocks(tables, folder)),
         Section("GEMMs", gemm_blocks(tables.gemm, folder)),
-        Section("Configurations", [configs_table(tables.configs)]),
+        Section("Configurations", [_configs_table(tables.configs)]),
     ]
     if len(tables.problems):
         caption = "What could not be read, and other problems"
@@ -193,27 +202,29 @@ def _sections(tables: SweepTables, folder: Path) -> list[Section]:
     return [section for section in sections if section.blocks]
 
 
-def _unlinked(timeline: pd.DataFrame) -> list[str]:
+def _configs_table(configs: pd.DataFrame) -> Table:
+    caption = "Every configuration that was requested or found, medians over ranks"
+    ranks = [f"{row.ranks_found} of {row.ranks_expected}" for row in configs.itertuples()]
+    columns = configs[CONFIG_COLUMNS].assign(ranks=ranks).rename(columns={"log_channels": "channels in log"})
+    filled = [name for name in columns if not (columns[name].isna() | (columns[name] == "")).all()]
+    return Table(columns[filled], caption, "tables/configs.csv", pills=PILLS, open_rows=12)
+
+
+def _doubts(timeline: pd.DataFrame) -> Iterator[str]:
     unlinked, kernels = int(timeline["unlinked_kernels"].sum()), int(timeline["kernels"].sum())
-    if not unlinked:
-        return []
-    return [
-        f"{unlinked:,} of {plural(kernels, 'kernel')} have no launch record in their trace: they count as "
-        "time on the device, but their operators and GEMMs are unknown."
-    ]
-
-
-def _not_complete(timeline: pd.DataFrame) -> list[str]:
-    doubtful = timeline[timeline["recording"] != "complete"]
-    if not len(doubtful):
-        return []
-    return [
-        f"{len(doubtful)} of {plural(len(timeline), 'trace')} are not complete (column `recording` of the "
-        "timeline, which also says which times are bounds): `lab inspect` says what is missing."
-    ]
+    if unlinked:
+        yield (
+            f"{unlinked:,} of {plural(kernels, 'kernel')} have no launch record in their trace: they count "
+            "as time on the device, but their operators and GEMMs are unknown."
+        )
+    doubtful = int((timeline["recording"] != "complete").sum())
+    if doubtful:
+        yield (
+            f"{doubtful} of {plural(len(timeline), 'trace')} are not complete (column `recording` of the "
+            "timeline, which also says which times are bounds): `lab inspect` says what is missing."
+        )
 
 
 def _terminal(sentences: Sequence[str], configs: pd.DataFrame, page: Path) -> str:
-    columns = [*SETTING, "repeat", "status", *TERMINAL_MS]
     lines = [sentences[0], *(f"- {sentence}" for sentence in sentences[1:])]
-    return "\n".join([*lines, "", terminal_table(shown(configs[columns])), "", f"report: {page}"])
+    return "\n".join([*lines, "", terminal_table(shown(configs[TERMINAL_COLUMNS])), "", f"report: {page}"])

@@ -58,6 +58,19 @@ CONFIGS = [
     *column_names("slowest_rank channels_verdict threads_verdict algorithm_verdict protocol_verdict"),
     "log_channels",
 ]
+# What makes two GEMMs the same. Never the kernel's name: libraries choose another kernel for another tile.
+GROUP = ["op", "B", "M", "N", "K", "bias", "strides", "dtype", "dims"]
+FREE, PARTIAL, FULL = "free", "partial", "full"
+NO_LAUNCH = "(launched before the window)"
+INSTANCES = [
+    *KEY,
+    "rank",
+    *GROUP,
+    *column_names(
+        "transpose step correlation uid ts_ns dur_ns end_ns overlap comm_ns comm_share other_ns cold "
+        "unfinished family kernels file"
+    ),
+]
 GEMM_SHAPE = ["op", "B", "M", "N", "K", "bias", "dtype", "transpose"]
 PROBLEMS = [*KEY, "rank", "file", "what", "fix"]
 Progress = Callable[[int, int, Path], None]
@@ -97,7 +110,7 @@ def timed(configs: pd.DataFrame) -> pd.DataFrame:
 
 def copies(configs: pd.DataFrame) -> pd.DataFrame:
     """The rows of `timed` whose total time an earlier one of their setting has to the last digit: copies of
-    one recording, which are no repeats."""
+    one recording."""
     complete = timed(configs)
     rows: pd.DataFrame = complete[complete.duplicated([*SETTING, "total_time_ms"])]
     return rows
@@ -114,3 +127,7 @@ def grouped(frame: pd.DataFrame, keys: list[str]) -> Iterator[tuple[tuple[Any, .
     """`frame.groupby(keys)` with the keys as a tuple."""
     for key, rows in frame.groupby(keys, observed=True):
         yield tuple(key) if isinstance(key, tuple) else (key,), rows
+
+
+def settings_of(frame: pd.DataFrame) -> list[Knobs]:
+    return sorted({Knobs(*row) for row in frame[SETTING].itertuples(index=False, name=None)})

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.core.words import first_few, plural
+from lab.core.words import first_few
 from lab.rooms.sweep.layout import ConfigDir
-from lab.rooms.sweep.names import long_name, short_name
-from lab.rooms.sweep.tables import SETTING, column_names, grouped
-from lab.stats.effects import best_of
-from lab.stats.means import mean_interval
+from lab.rooms.sweep.names import short_name
+from lab.rooms.sweep.tables import SETTING, column_names
 
 WARM_UP_STEPS = 3
 FEWEST_STEPS = 5
@@ -38,7 +36,7 @@ def unprofiled_table(configs: Iterable[ConfigDir]) -> pd.DataFrame:
     """One row per run, none if no run has metrics.
 
     drift: the last third's median over the first third's, minus 1. profile_cost: the profiled steps' median
-    over the unprofiled ones'. NaN where there are no such steps.
+    over the unprofiled ones'. NaN without such steps.
     """
     runs = [(config, _steps(sorted(config.path.glob("rank_*_metrics.jsonl")))) for config in configs]
     rows = [_row(config, steps) for config, steps in runs] if any(steps for _, steps in runs) else []
@@ -47,20 +45,14 @@ def unprofiled_table(configs: Iterable[ConfigDir]) -> pd.DataFrame:
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Which setting is fastest without the profiler, how steady its steps are, and what the profile costs."""
+    """Which blocks do not count, how steady the steps are, and what the profile costs."""
     enough = table[table["unprofiled_steps"] >= FEWEST_STEPS]
     if enough.empty:
         few = int(table["unprofiled_steps"].max()) if len(table) else 0
         reason = f"at most {few} per run" if few else "none after warm-up"
-        too_few = (
-            f"Unprofiled steps are too few to compare settings by ({reason}): the times below are profiled."
-        )
+        too_few = f"Unprofiled steps are too few to compare settings by ({reason}): times are profiled."
         return [too_few] if len(table) else []
-    return [
-        text
-        for text in (_fastest(_comparable(enough)), *left_out(table), _cost(table), _drift(enough))
-        if text
-    ]
+    return [text for text in (*left_out(table), _cost(table), _drift(enough)) if text]
 
 
 def left_out(table: pd.DataFrame) -> list[str]:
@@ -78,42 +70,6 @@ def left_out(table: pd.DataFrame) -> list[str]:
         f"Fewer than {FEWEST_STEPS} unprofiled steps after warm-up in {first_few(names)}: "
         "these blocks are left out of the comparison without the profiler."
     ]
-
-
-def _comparable(enough: pd.DataFrame) -> pd.DataFrame:
-    """The runs of whole blocks, in which every setting has its steps; all where there is no whole block."""
-    num_settings = len(enough[SETTING].drop_duplicates())
-    is_whole = enough.groupby("repeat")["repeat"].transform("size") == num_settings
-    rows: pd.DataFrame = enough[is_whole] if is_whole.any() else enough
-    return rows
-
-
-def _fastest(enough: pd.DataFrame) -> str:
-    """The fastest setting with its interval, and what the blocks allow to say about the others."""
-    rows = []
-    for setting, runs in grouped(enough, SETTING):
-        rows.append((*mean_interval(runs["unprofiled_ms"].tolist()), long_name(*setting)))
-    rows.sort()
-    mean, low, high, name = rows[0]
-    edges = "" if math.isnan(low) else f" ({low:.1f} to {high:.1f})"
-    if len(rows) == 1:
-        return f"Without the profiler {name} takes {mean:.1f} ms per step{edges}."
-    headline = f"Without the profiler {name} is fastest: {mean:.1f} ms per step{edges}"
-    second_ms, _, _, second = rows[1]
-    return f"{headline}, {second} takes {second_ms:.1f} ms; {_judged(enough)}."
-
-
-def _judged(enough: pd.DataFrame) -> str:
-    """What the repeats prove; each is a block, a pass over all settings. Logs compare shares."""
-    table = enough.pivot_table(index="repeat", columns=SETTING, values="unprofiled_ms").dropna()
-    if len(table) < 2:
-        return "with one run each this order may be chance"
-    best = best_of(np.log(table.to_numpy()))
-    lead, needed = (f"{100 * math.expm1(value):.1f} %" for value in (best.lead, best.needed))
-    blocks = plural(len(table), "block")
-    names = [long_name(*table.columns[candidate]) for candidate in best.candidates]
-    may = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else f"{names[0]} alone"
-    return f"{may} may be the best (a lead of {lead}, {needed} needed over {blocks})"
 
 
 def _cost(table: pd.DataFrame) -> str | None:

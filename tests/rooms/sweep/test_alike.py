@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from lab.recordings.load import load_capture
 from lab.rooms.sweep.alike import about, differences
-from lab.rooms.sweep.analyze import analyze
 from lab.rooms.sweep.ranks.cli import ranks
+from tests.rooms.sweep.gemm.recorded import read_tables
 from tests.rooms.sweep.tuner.made import write_run
 
 
@@ -22,11 +22,11 @@ def _changed(folder, rank: int, **changes: object) -> None:
 
 def test_another_gpu_and_another_torch_are_said_first_and_stand_in_the_problems(tmp_path):
     folder = write_run(tmp_path / "256thread/nccl_28channels", 120.0)
-    assert analyze(tmp_path, workers=1).problems.empty
+    assert read_tables(tmp_path, workers=1).problems.empty
     other = [{"id": 0, "name": "NVIDIA H100 PCIe"}]
     _changed(folder, 0, torch_version="2.11.0")
     _changed(folder, 1, deviceProperties=other, torch_version="2.9.1\u001b[31m")
-    texts = analyze(tmp_path, workers=1).problems["what"].tolist()
+    texts = read_tables(tmp_path, workers=1).problems["what"].tolist()
     assert texts[0] == "ranks differ in their GPU: rank 1 has NVIDIA H100 PCIe, the others NVIDIA H200"
     assert texts[1].startswith("ranks differ in their torch: rank 1 has 2.9.1") and "\u001b" not in texts[1]
     done = CliRunner().invoke(ranks, [str(folder), "-q", "--workers", "1", "--out", str(tmp_path / "out")])

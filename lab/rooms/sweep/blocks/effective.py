@@ -1,4 +1,4 @@
-"""Requested and effective channels and threads, per collective and message size."""
+"""Requested and effective settings, per collective and message size."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from lab.report.figures import Cell, cell_grid, save
-from lab.report.parts import Block, Figure, Prose, Table
-from lab.rooms.sweep.blocks.shared import PILLS, settings_of
+from lab.report.parts import Block, Figure, Prose
 from lab.rooms.sweep.names import short_name, size_text
-from lab.rooms.sweep.tables import SETTING, SweepTables, grouped
+from lab.rooms.sweep.tables import SETTING, SweepTables, grouped, settings_of
 from lab.rooms.sweep.verdict.honoured import knobs_of
 from lab.rooms.sweep.verdict.time import on_cpu
 
+PILLS = {
+    **dict.fromkeys(("ok", "honoured"), "ok"),
+    **dict.fromkeys(("clamped", "incomplete"), "warn"),
+    **dict.fromkeys(("ignored", "failed", "missing", "broken"), "fail"),
+    "unknown": "unknown",
+}
 VERDICTS = ("honoured", "unknown", "clamped", "ignored")  # from good to bad
 MESSAGE = ["collective", "msg_bytes"]
 MOST_MESSAGES = 10
@@ -37,7 +42,7 @@ def effective_blocks(tables: SweepTables, folder: Path) -> list[Block]:
             f"{knob.capitalize()} requested → effective in the kernels, per collective and message size."
         )
         blocks.append(Figure(figure, caption, f"figures/effective_{knob}.png", "tables/effective.csv"))
-    return [*blocks, _effective_table(effective)]
+    return blocks
 
 
 def _effective_grid(effective: pd.DataFrame, knob: str) -> Drawing:
@@ -64,24 +69,6 @@ def _effective_grid(effective: pd.DataFrame, knob: str) -> Drawing:
     return cell_grid([short_name(*setting) for setting in settings], names, cell, legend=legend)
 
 
-def _effective_table(effective: pd.DataFrame) -> Table:
-    rows = []
-    for (*setting, collective, size), case in grouped(effective, [*SETTING, *MESSAGE]):
-        row = {
-            "configuration": short_name(*setting),
-            "collective": collective,
-            "message_mib": size / 2**20,
-        }
-        for knob in knobs_of(effective):
-            row[f"{knob} asked"] = _shown(case[f"requested_{knob}"])
-            row[f"{knob} got"] = _shown(case[f"effective_{knob}"])
-            row[f"{knob} verdict"] = _worst(case[f"{knob}_verdict"])
-        rows.append({**row, "channels in log": _span(case["log_channels"]), "ranks": case["rank"].nunique()})
-    caption = "Requested and effective per collective and message size; the worst verdict over ranks"
-    frame = pd.DataFrame(rows).apply(lambda column: pd.to_numeric(column) if _all_digits(column) else column)
-    return Table(frame, caption, "tables/effective.csv", pills=PILLS, open_rows=0)
-
-
 def _worst(verdicts: pd.Series) -> str:
     return str(max(verdicts, key=VERDICTS.index))
 
@@ -100,7 +87,3 @@ def _span(values: pd.Series) -> str:
         return "–"
     low, high = int(positive.min()), int(positive.max())
     return str(low) if low == high else f"{low}–{high}"
-
-
-def _all_digits(column: pd.Series) -> bool:
-    return bool(column.map(lambda value: isinstance(value, str) and value.isdigit()).all())

@@ -9,10 +9,9 @@ from matplotlib.figure import Figure as Drawing
 
 from lab.report.figures import save, stacked_bars, stacked_panels
 from lab.report.parts import Block, Figure, Table
-from lab.rooms.sweep.blocks.shared import settings_of
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import short_name
-from lab.rooms.sweep.tables import PARTS, SETTING, SweepTables, grouped, shown
+from lab.rooms.sweep.tables import PARTS, SETTING, SweepTables, grouped, settings_of, shown
 
 BARS_CAPTION = (
     "The parts of the total time, mean over ranks; communication and copies only where no computation hides "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import types
-import typing
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,21 @@ def load_train_config(source: str | Path, overrides: Sequence[str] = ()) -> Trai
     """
     path = _resolve(source)
     data = _read_yaml(path)
-    _refuse_unknown(data, TrainConfig, "$", path)
     for override in overrides:
         _apply_override(data, override)
-    config_name = f"{path} (with overrides)" if overrides else str(path)
+    config_name = f"{path} with {', '.join(overrides)}" if overrides else str(path)
     try:
         # Not strict: YAML 1.1 reads 2e-4 as a string.
         config = msgspec.convert(data, TrainConfig, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"does not fit the schema: {error}", location=config_name) from error
+        unknown = re.search(r"unknown field `(.+?)`(?: - at `(.+?)`)?", str(error))
+        if unknown is None:
+            raise ConfigError(f"does not fit the schema: {error}", location=config_name) from error
+        raise ConfigError(
+            f"unknown key {unknown[1]!r} at `{unknown[2] or '$'}`",
+            location=config_name,
+            fix=_did_you_mean(unknown[1], _all_keys()),
+        ) from error
     check_train_config(config, config_name)
     return config
 
@@ -59,7 +64,7 @@ def _resolve(source: str | Path) -> Path:
         raise MissingError(
             f"no training config {str(source)!r}: it is neither a preset nor a file",
             location=path,
-            fix=f"presets: {', '.join(preset_names())}{_did_you_mean(str(source), preset_names())}",
+            fix=f"presets: {', '.join(preset_names())}. {_did_you_mean(str(source), preset_names()) or ''}",
         )
     return path
 
@@ -102,36 +107,18 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError("the value is not valid YAML", location=config_name) from error
-    nested: Any = value
-    for part in reversed(parts):
-        nested = {part: nested}
-    _refuse_unknown(nested, TrainConfig, "$", config_name)
     for part in parts[:-1]:
         child = data.get(part)
         data[part] = data = dict(child) if isinstance(child, Mapping) else {}
     data[parts[-1]] = value
 
 
-def _refuse_unknown(data: Any, struct: type[msgspec.Struct], key_path: str, config_name: str | Path) -> None:
-    """Raise ConfigError for the first key of `data` that `struct` or its sections do not have."""
-    if not isinstance(data, Mapping):
-        return  # msgspec reports this, with the type that it expected
-    hints = typing.get_type_hints(struct)
-    for key, value in data.items():
-        if key not in hints:
-            fix = f"keys here: {', '.join(hints)}{_did_you_mean(str(key), list(hints))}"
-            raise ConfigError(f"unknown key {key!r} at `{key_path}`", location=config_name, fix=fix)
-        section = _struct_in(hints[key])
-        if section is not None:
-            _refuse_unknown(value, section, f"{key_path}.{key}", config_name)
+def _all_keys() -> list[str]:
+    """The names of all sections and of their keys."""
+    sections = msgspec.to_builtins(TrainConfig())
+    return [*sections, *(key for section in sections.values() if section for key in section)]
 
 
-def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
-    """The Struct in `S` or `S | None`; None for any other hint."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return next((o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None)
-
-
-def _did_you_mean(word: str, keys: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, keys, n=2)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
+def _did_you_mean(word: str, names: Sequence[str]) -> str | None:
+    close = difflib.get_close_matches(word, names, n=2)
+    return f"did you mean {' or '.join(close)}?" if close else None

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from lab.rooms.sweep.config.section import Section, doc
+import msgspec
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections; `frozen` is repeated below because type checkers do not inherit it."""
+
+
+def doc(text: str, **limits: Any) -> msgspec.Meta:
+    """The meaning of a key and the limits of its value."""
+    return msgspec.Meta(description=text, **limits)
 
 
 class TrainingConfig(Section, frozen=True):

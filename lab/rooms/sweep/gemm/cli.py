@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from lab.errors import needs
-from lab.rooms.sweep.gemm.compare.cli import compare
-from lab.rooms.sweep.gemm.options import COMMON, PLACE, SALVAGE, SELECT, TOP_K, Selection
-from lab.rooms.sweep.gemm.session import Session, finish
+from lab.rooms.sweep.gemm.options import COMMON, PLACE, SALVAGE, SELECT, TOP_K
+from lab.rooms.sweep.gemm.session import Session, finish, num_workers, show_progress
+from lab.terminal.console import Console
+from lab.terminal.findings import raise_unless_complete
 from lab.terminal.group import Group
-from lab.terminal.options import option, with_options
+from lab.terminal.options import option, out, with_options
 
 
 @click.group(cls=Group)
@@ -34,23 +35,21 @@ def gemm() -> None:
 )
 def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, **shared: Any) -> None:
     """Every step in one go, each trace read once. A second call does nothing if nothing has changed."""
-    from lab.rooms.sweep.gemm.memo import key_of, memo_of, recall, remember
+    from lab.rooms.sweep.gemm.memo import key_of, recall, remember
 
     session = Session(sweep, **shared)
     key = key_of(sweep, {"top_k": top_k, "salvage": salvage, "home": str(session.places.home.absolute())})
-    memo = None if fresh or shared["require"] else recall(session.places, key)
-    if memo:
+    result = None if fresh or shared["require"] else recall(session.places, key)
+    if result:
         session.console.detail("nothing has changed since the last analysis; --fresh redoes it")
-        files = [session.places.home / name for name in memo.files]
-        finish(memo, session.places.analysis, files=files, as_json=shared["as_json"])
-        return
-    with needs("analysis"):
-        from lab.rooms.sweep.gemm.merge import MergeOptions
-        from lab.rooms.sweep.gemm.steps import run_all
-    data = session.read(salvage=salvage, workbooks=True)
-    merging = MergeOptions(salvage=salvage, workers=session.workers)
-    result = session.judged(run_all(session.places, data, merging, top_k=top_k))
-    remember(session.places, key, memo_of(session.places, result))
+    else:
+        with needs("analysis"):
+            from lab.rooms.sweep.gemm.merge import MergeOptions
+            from lab.rooms.sweep.gemm.steps import run_all
+        data = session.read(salvage=salvage, workbooks=True)
+        merging = MergeOptions(salvage=salvage, workers=session.workers)
+        result = session.judged(run_all(session.places, data, merging, top_k=top_k))
+        remember(session.places, key, result)
     session.finish(result)
 
 
@@ -73,15 +72,15 @@ def variance(sweep: Path, top_k: int, **shared: Any) -> None:
 
     Writes top5_gemm_kernels_time_variance.csv, ..._with_timestamps.csv, ..._with_collective_overlap.csv,
     gemm_groups.csv, gemm_instances.parquet, gemm_overlap_effect.csv, gemm_overlap_splits.csv,
-    and plots/*.png: also of the tables that `report` wrote there before. SWEEP may
-    be a tracelens_analysis folder: its sweep is read where the traces lie beside it, else its workbooks.
+    and plots/*.png. SWEEP may be a tracelens_analysis folder: its sweep is read where the traces lie beside
+    it, else its workbooks.
     """
     with needs("analysis"):
         from lab.rooms.sweep.gemm.extract import is_analysis, write_extract
         from lab.rooms.sweep.gemm.steps import run_variance
-        from lab.rooms.sweep.layout import sweep_beside
+        from lab.rooms.sweep.layout import Selection, sweep_beside
 
-    only = Selection.taken(shared)
+    only = Selection(*(shared.pop(name) for name in ("threads", "channels", "ranks")))
     if is_analysis(sweep) and (beside := sweep_beside(sweep)):
         sweep = beside
     elif is_analysis(sweep):
@@ -132,4 +131,35 @@ def merge(
     session.finish(merge_ranks(session.places, options, progress=session.progress))
 
 
-gemm.add_command(compare)
+@gemm.command()
+@click.argument("sweeps", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="A B [C...]")
+@out(
+    "Folder of sweep_comparison.html and its tables, or the page FILE.html itself.",
+    default=Path("experiments/comparison"),
+)
+@click.option(
+    "-l", "--label", "labels", multiple=True, help="Name of each sweep on the page. [default: its folder]"
+)
+@with_options(*COMMON)
+def compare(
+    sweeps: tuple[Path, ...],
+    out: Path,
+    labels: tuple[str, ...],
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+    require: str | None,
+) -> None:
+    """Two or more sweeps side by side on one page; the first is what the others are compared to."""
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.compare.page import write_comparison
+
+    progress = show_progress(Console(quiet=quiet).detail)
+    page = out if out.suffix.lower() in (".html", ".htm") else None
+    out = out.parent if page else out
+    report = write_comparison(
+        sweeps, out, labels=labels, workers=workers or num_workers(), progress=progress, page_path=page
+    )
+    finish(report, out, as_json=as_json)
+    if require == "complete":
+        raise_unless_complete(report.incomplete, out)

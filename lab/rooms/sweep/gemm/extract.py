@@ -16,13 +16,12 @@ import pandas as pd
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
 from lab.report.tables import write_csv
-from lab.rooms.sweep.gemm.options import Selection
-from lab.rooms.sweep.gemm.plots import draw_plots
-from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.sheets.gemms import EXTRAS
 from lab.rooms.sweep.gemm.variance.groups import FIRST, MORE, OURS
-from lab.rooms.sweep.gemm.variance.top import TOP_FILE, findings_of, top_rows
+from lab.rooms.sweep.gemm.variance.top import TOP_FILE, findings_of, top_rows, write_plots
 from lab.rooms.sweep.knobs import ALGORITHMS, PROTOCOLS
+from lab.rooms.sweep.layout import Selection
 
 _REPORT = re.compile(
     rf"perf(?:_(?P<channel>\d+)ch)?(?:_(?P<algorithm>{'|'.join(ALGORITHMS)}))?"
@@ -62,8 +61,7 @@ def write_extract(folder: Path, out: Path, *, top_k: int, only: Selection) -> Re
     sheet = sorted(str(name) for name in table if str(name).startswith("col_"))
     top = top_rows(table[[*FIRST, *sheet, *columns]], top_k)
     report.files.append(write_csv(top, out / TOP_FILE.format(k=top_k)))
-    plots = draw_plots(out, table, top_k=top_k, only=(TOP_FILE,))
-    report.files.extend(plots.files)
+    report.files.extend(write_plots(top, table, out))
     report.problems.append(f"{plural(len(tables), 'workbook')} read; their traces are not here: no overlap")
     report.findings.extend(findings_of(top))
     return report

@@ -19,8 +19,7 @@ from lab.recordings.pairing import pair_collectives
 from lab.recordings.pool import map_traces
 from lab.recordings.tables import Table
 from lab.recordings.views import collective_instances
-from lab.rooms.sweep.gemm.places import Places
-from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.gemm.places import Places, Report
 from lab.rooms.sweep.layout import ConfigDir, TraceFile, configs_of
 
 if TYPE_CHECKING:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -36,27 +34,6 @@ SELECT: list[Decorator] = [
     option(f"--{name}", type=IntList(0), help=f"Only these {name}. [default: all]")
     for name in ("threads", "channels", "ranks")
 ]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which settings and ranks of a sweep are wanted; None: all."""
-
-    threads: list[int] | None = None
-    channels: list[int] | None = None
-    ranks: list[int] | None = None
-
-    @classmethod
-    def taken(cls, options: dict[str, Any]) -> Selection:
-        """The selection among a command's options, which it leaves without."""
-        return cls(*(options.pop(name) for name in ("threads", "channels", "ranks")))
-
-    def has(self, threads: int | None, channels: int | None) -> bool:
-        wanted = ((self.threads, threads), (self.channels, channels))
-        return all(numbers is None or (number or 0) in numbers for numbers, number in wanted)
-
-    def has_rank(self, rank: int | None) -> bool:
-        return self.ranks is None or rank is None or rank in self.ranks
 
 
 PLACE: list[Decorator] = [SWEEP, OUT, IN_PLACE]

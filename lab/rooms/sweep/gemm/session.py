@@ -13,8 +13,8 @@ import msgspec
 
 from lab.core.run import Run
 from lab.errors import StepFailed, needs
-from lab.rooms.sweep.gemm.options import Selection
-from lab.rooms.sweep.gemm.places import places
+from lab.rooms.sweep.gemm.places import Report, places
+from lab.rooms.sweep.layout import Selection
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_unless_complete
 
@@ -65,23 +65,23 @@ class Session:
         self._incomplete = data.incomplete
         return data
 
-    def judged(self, report: Any) -> Any:
+    def judged(self, report: Report) -> Report:
         """The result with what the recordings lack among its problems, each sentence once."""
         return replace(report, problems=list(dict.fromkeys([*report.problems, *self._incomplete])))
 
-    def finish(self, report: Any) -> None:
+    def finish(self, report: Report) -> None:
         """Show the result. Raises StepFailed for what is missing; with --require for any lossy recording."""
         report = self.judged(report)
-        finish(report, self.places.analysis, files=report.files, as_json=self._as_json)
+        finish(report, self.places.analysis, as_json=self._as_json)
         if self._require == "complete":
             raise_unless_complete(self._incomplete, self.places.sweep)
 
 
-def finish(result: Any, folder: Path, *, files: list[Path], as_json: bool) -> None:
+def finish(result: Report, folder: Path, *, as_json: bool) -> None:
     """Show what was found and written. Raises StepFailed if something that was requested is missing."""
     if as_json:
         parts = {"findings": result.findings, "lacking": result.missing, "problems": result.problems}
-        click.echo(msgspec.json.encode({**parts, "files": [str(path) for path in files]}).decode())
+        click.echo(msgspec.json.encode({**parts, "files": [str(path) for path in result.files]}).decode())
     else:
         for finding in result.findings:
             click.echo(f"- {finding}")
@@ -89,7 +89,7 @@ def finish(result: Any, folder: Path, *, files: list[Path], as_json: bool) -> No
             click.echo(f"note: {problem}")
         if len(result.problems) > MOST_PROBLEMS:
             click.echo(f"note: and {len(result.problems) - MOST_PROBLEMS} more (--json lists all)")
-        for line in _by_folder(files):
+        for line in _by_folder(result.files):
             click.echo(line)
     if result.missing:
         raise StepFailed(

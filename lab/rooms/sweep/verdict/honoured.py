@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.core.words import first_few
 from lab.recordings.views.timeline import GLOO_PREFIX
+from lab.rooms.sweep.effective import verdict_over_sizes
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import long_name, size_text
 from lab.rooms.sweep.tables import SETTING, grouped
@@ -48,64 +48,38 @@ def _not_proven(rows: pd.DataFrame, word: str, requested: str) -> str | None:
         return f"gloo has no {word}s to choose"
     ignored = asked[asked[f"{word}_verdict"] == "ignored"]
     if len(ignored):
-        used = first_few(sorted(set(ignored[f"effective_{word}"])))
-        return f"{used} was used at {_sizes_text(tuple(sorted(ignored['msg_bytes'].unique())))}"
+        return f"{first_few(sorted(set(ignored[f'effective_{word}'])))} was used at {_sizes(ignored)}"
     unknown = asked[asked[f"{word}_verdict"] == "unknown"]
-    if len(unknown):
-        sizes = _sizes_text(tuple(sorted(unknown["msg_bytes"].unique())))
-        return f"neither the log nor the kernels' blocks tell it at {sizes}"
-    return None
+    return f"neither the log nor the kernels' blocks tell it at {_sizes(unknown)}" if len(unknown) else None
+
+
+def _sizes(rows: pd.DataFrame) -> str:
+    return first_few([size_text(size) for size in sorted(rows["msg_bytes"].unique())])
 
 
 def honoured(effective: pd.DataFrame, knob: str) -> list[str]:
-    """Requested against effective values of `knob` (channels, ...), one sentence per pattern over sizes."""
-    import pandas as pd
-
-    patterns: dict[tuple[tuple[str, tuple[float, ...]], ...], list[pd.DataFrame]] = {}
+    """Requested against effective values of `knob` (channels, ...), one sentence per outcome over sizes."""
     asked = effective[f"requested_{knob}"]
     requested = effective[asked != "" if knob in WORDS else asked > 0]
-    for _, rows in requested.groupby(f"requested_{knob}"):
-        sizes = rows.groupby(f"{knob}_verdict")["msg_bytes"].unique()
-        pattern = tuple((str(verdict), tuple(sorted(sizes[verdict]))) for verdict in _ordered(sizes.index))
-        patterns.setdefault(pattern, []).append(rows)
-    return [_pattern_sentence(knob, pattern, pd.concat(rows)) for pattern, rows in patterns.items()]
+    values_by_outcome: dict[str, list[object]] = {}
+    for value, rows in requested.groupby(f"requested_{knob}"):
+        outcome = verdict_over_sizes(zip(rows["msg_bytes"], rows[f"{knob}_verdict"], strict=True))
+        unknown = rows[rows[f"{knob}_verdict"] == "unknown"]
+        if 0 < len(unknown) < len(rows):
+            outcome += f", unknown at {_sizes(unknown)}"
+        values_by_outcome.setdefault(outcome, []).append(value)
+    sentences = []
+    for outcome, values in values_by_outcome.items():
+        rows = requested[requested[f"requested_{knob}"].isin(values)]
+        sentences.append(f"{knob.capitalize()} {', '.join(map(str, values))}: {outcome}{_used(rows, knob)}.")
+    return sentences
 
 
-def _pattern_sentence(
-    knob: str, pattern: tuple[tuple[str, tuple[float, ...]], ...], rows: pd.DataFrame
-) -> str:
-    values = ", ".join(map(str, sorted(rows[f"requested_{knob}"].unique())))
-    if len(pattern) == 1 and pattern[0][0] == "honoured":
-        return f"{knob.capitalize()} {values}: honoured at every message size."
-    clauses = [_clause(knob, verdict, sizes, rows) for verdict, sizes in pattern]
-    return f"{knob.capitalize()} {values}: {'; '.join(clauses)}."
-
-
-def _clause(knob: str, verdict: str, sizes: tuple[float, ...], rows: pd.DataFrame) -> str:
-    sizes_text = _sizes_text(sizes)
-    if verdict == "unknown":
-        reason = "neither log nor kernels tell it" if knob in WORDS else "the trace holds no launch sizes"
-        return f"unknown at {sizes_text}, because {reason}"
-    if verdict == "honoured":
-        return f"honoured at {sizes_text}"
-    columns = [f"requested_{knob}", f"effective_{knob}"]
-    rows = rows[rows[f"{knob}_verdict"] == verdict]
+def _used(rows: pd.DataFrame, knob: str) -> str:
+    """` (70 -> 64)`: what was used where a request was not honoured."""
+    rows = rows[rows[f"{knob}_verdict"].isin(["clamped", "ignored"])]
+    used = rows[f"effective_{knob}"]
     if knob == "channels":  # without a grid the log has told
-        used = rows[columns[1]].where(rows[columns[1]] > 0, rows["log_channels"])
-        rows = rows.assign(**{columns[1]: used})
-    pairs = rows[columns].drop_duplicates().sort_values(columns)
-    arrows = first_few([f"{before} -> {after}" for before, after in pairs.to_numpy()])
-    in_log = knob == "channels" and bool((rows["log_channels"] >= rows["requested_channels"]).all())
-    return f"{verdict} ({arrows}{', though the log reports all of them' if in_log else ''}) at {sizes_text}"
-
-
-def _sizes_text(sizes: tuple[float, ...]) -> str:
-    texts = [size_text(size) for size in sizes]
-    if len(texts) > 4:
-        return f"{len(texts)} sizes from {texts[0]} to {texts[-1]}"
-    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
-
-
-def _ordered(verdicts: Iterable[Any]) -> list[Any]:
-    order = ["honoured", "clamped", "ignored", "unknown"]
-    return sorted(verdicts, key=lambda verdict: order.index(verdict) if verdict in order else len(order))
+        used = used.where(used > 0, rows["log_channels"])
+    pairs = sorted(set(zip(rows[f"requested_{knob}"], used, strict=True)))
+    return f" ({first_few([f'{before} -> {after}' for before, after in pairs])})" if pairs else ""

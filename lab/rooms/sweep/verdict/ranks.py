@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from lab.core.words import first_few, plural
+from lab.core.words import first_few, plural, ranks_text
 from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED, Explained, bound_ranks
 from lab.recordings.ranks.words import DIFFERS, LIGHTER, host_bound
 from lab.rooms.sweep.knobs import Key, Knobs
@@ -23,8 +23,6 @@ RANKING = column_names(
     "without_waits_ms without_waits_low_ms without_waits_high_ms "
     "no_contention_ms place_measured place_without_waits"
 )
-# Settings that differ by less than this share of the fastest are told to be alike.
-ALIKE = 0.01
 
 
 def ranking(settings: Settings) -> pd.DataFrame:
@@ -37,38 +35,26 @@ def ranking(settings: Settings) -> pd.DataFrame:
     by_setting: dict[Knobs, list[Explained]] = {}
     for key, explained in settings.items():
         by_setting.setdefault(key.knobs, []).append(explained)
-    rows = []
+    rows: list[dict[str, object]] = []
     for knobs, runs in by_setting.items():
-        lengths = {name: _of_runs(runs, name) for name in (RECORDED, READY, READY_FREE)}
-        measured, without = mean_interval(lengths[RECORDED]), mean_interval(lengths[READY])
+        lengths = {name: _lengths_ms(runs, name) for name in (RECORDED, READY, READY_FREE)}
         free = lengths[READY_FREE]
-        rows.append(
-            {
-                **knobs._asdict(),
-                "runs": len(lengths[RECORDED]),
-                **dict(zip(("measured_ms", "measured_low_ms", "measured_high_ms"), measured, strict=True)),
-                **dict(
-                    zip(
-                        ("without_waits_ms", "without_waits_low_ms", "without_waits_high_ms"),
-                        without,
-                        strict=True,
-                    )
-                ),
-                "no_contention_ms": float(np.mean(free)) if free else math.nan,
-            }
-        )
+        row = {**knobs._asdict(), "runs": len(lengths[RECORDED])}
+        for name, change in (("measured", RECORDED), ("without_waits", READY)):
+            edges = mean_interval(lengths[change])
+            row |= dict(zip((f"{name}_ms", f"{name}_low_ms", f"{name}_high_ms"), edges, strict=True))
+        rows.append({**row, "no_contention_ms": float(np.mean(free)) if free else math.nan})
     frame = pd.DataFrame(rows, columns=RANKING)
     for name in ("measured", "without_waits"):
         frame[f"place_{name}"] = frame[f"{name}_ms"].rank(method="min")
-    ordered: pd.DataFrame = frame.sort_values(["without_waits_ms", *SETTING], kind="stable").reset_index(
-        drop=True
+    ordered: pd.DataFrame = frame.sort_values(
+        ["without_waits_ms", *SETTING], kind="stable", ignore_index=True
     )
     return ordered
 
 
-def _of_runs(runs: list[Explained], change: str) -> list[float]:
-    lengths = [run.length_ms(change) for run in runs]
-    return [length for length in lengths if length is not None]
+def _lengths_ms(runs: Iterable[Explained], change: str) -> list[float]:
+    return [length for run in runs if (length := run.length_ms(change)) is not None]
 
 
 def bound_by_hosts(settings: Settings) -> str | None:
@@ -78,40 +64,20 @@ def bound_by_hosts(settings: Settings) -> str | None:
         return None
     if len(settings) == 1:
         return host_bound(next(iter(settings.values())))
-    ready, recorded = (
-        [ms for key in bound if (ms := settings[key].length_ms(name)) is not None]
-        for name in (READY, RECORDED)
+    late = sorted({rank for ranks in bound.values() for rank in ranks})
+    are_all = late == sorted({rank for key in bound for _, rank in settings[key].host_ms})
+    hosts = "The hosts" if are_all else f"The hosts of {ranks_text(late)}"
+    names = sorted({short_name(*key.knobs) for key in bound})
+    extent = "in every setting" if len(bound) == len(settings) else f"in {first_few(names)}"
+    recorded, ready = (
+        _span(_lengths_ms((settings[key] for key in bound), change)) for change in (RECORDED, READY)
     )
     several = len({key.knobs for key in settings}) > 1
     compares = " Comparing settings by the recorded time compares hosts." if several else ""
-    late = sorted({rank for ranks in bound.values() for rank in ranks})
-    are_all = late == sorted({rank for key in bound for _, rank in settings[key].host_ms})
     return (
-        f"{_whose(late, are_all)} {_where([*bound], settings)}: a step takes {_span(recorded)} ms as "
-        "recorded "
-        f"and {_span(ready)} ms once all hosts are ready.{compares} {LIGHTER if are_all else DIFFERS}"
+        f"{hosts} set the pace {extent}: a step takes {recorded} ms as recorded and {ready} ms once all "
+        f"hosts are ready.{compares} {LIGHTER if are_all else DIFFERS}"
     )
-
-
-def _whose(late: Sequence[int], are_all: bool) -> str:
-    if are_all:
-        return "The hosts set the pace"
-    if len(late) == 1:
-        return f"The host of rank {late[0]} sets the pace"
-    return f"The hosts of ranks {first_few([str(rank) for rank in late])} set the pace"
-
-
-def _where(bound: Sequence[Key], settings: Settings) -> str:
-    """`in every setting`, or the settings with how many of their runs."""
-    if len(bound) == len(settings):
-        return "in every setting"
-    runs = Counter(key.knobs for key in settings)
-    bound_runs = Counter(key.knobs for key in bound)
-    names = [
-        short_name(*knobs) + ("" if count == runs[knobs] else f" ({count} of {plural(runs[knobs], 'run')})")
-        for knobs, count in sorted(bound_runs.items())
-    ]
-    return f"in {first_few(names)}"
 
 
 def _span(values_ms: Sequence[float]) -> str:
@@ -121,35 +87,22 @@ def _span(values_ms: Sequence[float]) -> str:
 
 
 def who_wins(table: pd.DataFrame) -> str | None:
-    """Both rankings in a sentence, where there are two settings or more to rank."""
-    measured_rows = table.dropna(subset=["measured_ms", "without_waits_ms"])
-    if len(measured_rows) < 2:
+    """Which setting would be fastest without the waits, where there are two or more to rank."""
+    ranked = table.dropna(subset=["measured_ms", "without_waits_ms"])
+    if len(ranked) < 2:
         return None
-    best = measured_rows.iloc[0]
-    measured = measured_rows.sort_values("measured_ms", kind="stable").iloc[0]
-    name, recorded = _name(best), _name(measured)
-    second = measured_rows.iloc[1]
-    lead = second["without_waits_ms"] - best["without_waits_ms"]
-    alike = lead < ALIKE * best["without_waits_ms"]
-    overlap = _overlap(best, second)
+    best, second = ranked.iloc[0], ranked.iloc[1]
+    measured = ranked.sort_values("measured_ms", kind="stable").iloc[0]
     best_ms, second_ms = (f"{row['without_waits_ms']:.1f} ms" for row in (best, second))
-    outcome = f"{name} takes {best_ms} per step, {lead:.1f} ms less than {_name(second)}"
-    if alike:
-        outcome = f"{name} and {_name(second)} take {best_ms} and {second_ms} per step"
-    sure = "one run each, so neither order is proven" if overlap is None else overlap
-    same = (
-        "the same as measured"
-        if name == recorded
-        else f"as measured {recorded} is ({measured['measured_ms']:.1f} ms)"
+    same = "also first" if _name(best) == _name(measured) else f"{_name(measured)} is first"
+    edges = best["without_waits_high_ms"], second["without_waits_low_ms"]
+    sure = f"the intervals {'overlap' if edges[0] >= edges[1] else 'do not overlap'}"
+    if math.isnan(sum(edges)):
+        sure = "one run each, so neither order is proven"
+    return (
+        f"With waiting for late ranks taken out, {_name(best)} takes {best_ms} per step and {_name(second)} "
+        f"{second_ms} ({same} as measured; {sure})."
     )
-    return f"With waiting for late ranks taken out, {outcome}; {same}; {sure}."
-
-
-def _overlap(best: pd.Series, second: pd.Series) -> str | None:
-    edges = [best["without_waits_high_ms"], second["without_waits_low_ms"]]
-    if any(math.isnan(edge) for edge in edges):
-        return None
-    return "the intervals overlap" if edges[0] >= edges[1] else "the intervals do not overlap"
 
 
 def stragglers(settings: Settings) -> list[str]:

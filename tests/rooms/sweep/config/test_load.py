@@ -42,12 +42,6 @@ def test_an_empty_file_gives_the_published_values(tmp_path: Path) -> None:
     assert config.distributed.mode == "ddp" and config.distributed.bucket_cap_mb == 32
 
 
-def test_encoder20_has_the_published_gemm_rows() -> None:
-    config = load_train_config("encoder20")
-    assert config.training.batch_size * config.dataset.sequence_length == 90112
-    assert config.model == TrainConfig().model
-
-
 def test_all_overrides_are_applied_in_order() -> None:
     config = load_train_config(
         "tiny", ["training.max_steps=100", "optimizer.lr=1e-3", "training.max_steps=50"]

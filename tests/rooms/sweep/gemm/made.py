@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lab.rooms.sweep.gemm.columns import FREE, FULL
+from lab.rooms.sweep.tables import FREE, FULL
 
 
 def instances(dur_us, beside, *, rank=0, step=None, other_share=0.0, cold=False) -> pd.DataFrame:

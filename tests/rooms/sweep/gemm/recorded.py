@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
+from lab.rooms.sweep.tables import SweepTables
 from tests.tracegen import TraceWriter
 
 RANKS = 2
@@ -68,3 +70,8 @@ def two_shapes(folder: Path, *, steps: tuple[int, ...] = (1, 2)) -> Path:
 
 def read(root: Path) -> SweepData:
     return read_sweep(root, workers=1)
+
+
+def read_tables(root: Path, **options: Any) -> SweepTables:
+    """The tables of the sweep's page."""
+    return read_sweep(root, **options).tables

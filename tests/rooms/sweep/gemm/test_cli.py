@@ -162,14 +162,6 @@ def test_json_lists_files_and_findings(sweep: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_variance_alone_names_the_plots_that_need_the_reports(sweep: Path, tmp_path: Path) -> None:
-    document = json.loads(gemm("variance", sweep, "-o", tmp_path / "out", "-w", "1", "-q", "--json"))
-    assert document["lacking"] == []
-    assert "straggler_heatmap: not drawn, because there is no stragglers.csv" in document["problems"]
-    drawn = {Path(name).stem for name in document["files"] if name.endswith(".png")}
-    assert drawn >= {Path(name).stem for name in KNOWN if name.startswith("plots/")}
-
-
 def test_a_recording_without_gemms_says_so_once(tmp_path: Path) -> None:
     writer = TraceWriter(vendor="amd")
     writer.kernel("Cijk_Ailk_MT16", 10, 5)
@@ -180,18 +172,6 @@ def test_a_recording_without_gemms_says_so_once(tmp_path: Path) -> None:
     with pytest.raises(StepFailed) as error:
         gemm("all", *words)
     assert str(error.value).count("no GEMM in these traces") == 1
-
-
-def test_what_an_earlier_analysis_left_of_a_configuration_that_is_gone_is_named(
-    sweep: Path, tmp_path: Path
-) -> None:
-    words = ("all", sweep, "-o", tmp_path / "out", "-w", "1", "-q", "--fresh", "--json")
-    gemm(*words)
-    assert "left from before" not in gemm(*words)
-    shutil.rmtree(sweep / "256thread")
-    (left,) = [text for text in json.loads(gemm(*words))["problems"] if "left from before" in text]
-    old = [name for name in state(tmp_path / "out") if "256thread" in name or "across_threads" in name]
-    assert len(old) == 6 and f": 6 files: {', '.join(sorted(old)[:4])} and 2 more" in left
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -57,13 +56,6 @@ def test_the_time_per_rank_is_summed_over_shapes_and_the_median_taken_over_ranks
     assert "2.50 times as long" in text
 
 
-def test_the_fastest_and_the_slowest_of_all_configurations_are_told_to_the_tenth_of_a_millisecond():
-    times_ms = {(256, 28): 3000.4, (512, 28): 2000.2, (1024, 28): 2500.0, (128, 28): 5000.5}
-    text = change([row(8, setting, 1, sum_us=1000 * ms) for setting, ms in times_ms.items()])
-    assert "from 2000.2 ms per rank (512 threads" in text and "to 5000.5 ms (128 threads" in text
-    assert "2.50 times as long" in text
-
-
 def test_repeats_are_runs_of_their_own_and_do_not_add_up():
     rows = [row(8, FEW, 1, sum_us=2000, repeat=repeat) for repeat in range(2)]
     rows += [row(8, MANY, 1, sum_us=3000, repeat=repeat) for repeat in range(2)]
@@ -75,34 +67,6 @@ def test_an_incomplete_configuration_is_left_out_and_one_alone_changes_nothing()
     assert change(rows, failed=[BROKEN]) is None
     text = change([*rows, row(8, MANY, 1, sum_us=3000)], failed=[BROKEN])
     assert "3.0 ms" in text and "90.0" not in text
-
-
-def test_the_worst_shape_loses_most_time_in_all_its_launches():
-    rows = [row(8, FEW, 100, n=12), row(8, MANY, 110, n=12)]
-    rows += [row(16, FEW, 10), row(16, MANY, 60)]
-    text = change(rows)
-    assert "mm 8×8×8 TN loses most" in text and "100 µs against 110 µs (1.10 times)" in text
-    rows = [row(8, FEW, 100, n=4), row(8, MANY, 110, n=4), *rows[2:]]
-    assert "mm 16×16×16 TN loses most" in change(rows) and "(6.00 times)" in change(rows)
-
-
-def test_a_shape_that_lost_and_one_that_gained_are_measured_by_the_same_difference():
-    rows = [row(8, FEW, 300), row(8, MANY, 100), row(16, FEW, 100), row(16, MANY, 250)]
-    assert "mm 8×8×8 TN loses most" in change(rows)
-    rows = [row(8, FEW, 10), row(8, MANY, 20), row(16, FEW, 100), row(16, MANY, 300)]
-    assert "mm 16×16×16 TN loses most" in change(rows)
-
-
-def test_a_shape_of_one_configuration_alone_is_not_the_worst():
-    rows = [row(8, FEW, 10), row(8, MANY, 20), row(16, FEW, 10), row(16, MANY, 11), row(4, MANY, 900)]
-    assert "mm 8×8×8 TN loses most" in change(rows)
-    assert change([row(8, FEW, 10), row(16, MANY, 90)]).endswith("times as long.")
-
-
-def test_a_shape_whose_bias_is_unknown_counts_like_any_other():
-    rows = [row(8, FEW, 10, bias=np.nan), row(8, MANY, 90, bias=np.nan)]
-    rows += [row(16, FEW, 10), row(16, MANY, 11)]
-    assert "mm 8×8×8 TN loses most, with a median of 10 µs against 90 µs" in change(rows)
 
 
 def ratios(*percent, settings=(FEW, MANY), bias=False):
@@ -119,12 +83,12 @@ def ratios(*percent, settings=(FEW, MANY), bias=False):
         ((105,), "none of 1 GEMM shape changes by over 5 %"),
         ((95,), "none of 1 GEMM shape changes by over 5 %"),
         ((105.001,), "1 of 1 GEMM shape takes over 5 % longer (at most 5 %)"),
-        ((94.999,), "1 of 1 takes over 5 % less (at most 5 %)"),
+        ((94.999,), "1 of 1 GEMM shape takes over 5 % less (at most 5 %)"),
         ((106,), "1 of 1 GEMM shape takes over 5 % longer (at most 6 %)"),
-        ((94,), "1 of 1 takes over 5 % less (at most 6 %)"),
+        ((94,), "1 of 1 GEMM shape takes over 5 % less (at most 6 %)"),
         ((106, 120, 100), "2 of 3 GEMM shapes take over 5 % longer (at most 20 %)"),
-        ((94, 20, 100, 105), "2 of 4 take over 5 % less (at most 80 %)"),
-        ((110, 80), "1 of 2 GEMM shapes takes over 5 % longer (at most 10 %) and 1 of 2 takes over 5 % less"),
+        ((94, 20, 100, 105), "2 of 4 GEMM shapes take over 5 % less (at most 80 %)"),
+        ((110, 80), "longer (at most 10 %) and 1 of 2 GEMM shapes takes over 5 % less (at most 20 %)"),
     ],
 )
 def test_a_change_counts_beyond_five_percent_only(percent, words):
@@ -146,11 +110,6 @@ def test_both_knobs_are_told_if_both_were_changed():
     assert channels.startswith("With 42 instead of 28 channels") and "at most 100 %" in channels
 
 
-def test_channels_alone_are_told_where_threads_never_change():
-    (text,) = ratios(120, settings=((256, 28), (256, 42)))
-    assert text.startswith("With 42 instead of 28 channels")
-
-
 def test_the_other_knob_stays_equal_within_a_comparison():
     rows = [row(8, (256, 28), 100), row(8, (512, 42), 300)]
     assert starved(pd.DataFrame(rows), configs((256, 28), (512, 42))) == []
@@ -164,10 +123,6 @@ def test_repeats_and_settings_of_the_other_knob_give_one_ratio_per_shape():
         "1 of 1 GEMM shape takes over 5 % longer (at most 20 %)"
         in starved(pd.DataFrame(rows), configs(*settings))[0]
     )
-
-
-def test_shapes_with_unknown_bias_are_compared_too():
-    assert "2 of 2 GEMM shapes take" in ratios(110, 120, bias=np.nan)[0]
 
 
 def test_an_incomplete_configuration_starves_nothing():

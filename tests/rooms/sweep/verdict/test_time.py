@@ -6,9 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.knobs import Knobs
-from lab.rooms.sweep.verdict.ranking import Contender
-from lab.rooms.sweep.verdict.time import cpu_only, exposed_share, left_out, on_cpu, origin
+from lab.rooms.sweep.verdict.time import exposed_share, left_out, on_cpu
 
 
 def shares(*rows):
@@ -20,11 +18,6 @@ def shares(*rows):
 def test_the_share_of_exposed_communication_goes_from_the_least_to_the_largest():
     text = shares((512, 160, 200, "ok"), (256, 120, 200, "ok"), (384, 140, 200, "ok"))
     assert "from 60 % of the total time (256 threads, 28 channels) to 80 % (512 threads" in text
-
-
-def test_repeats_of_a_configuration_count_by_their_median():
-    rows = [(256, ms, 100, "ok") for ms in (10, 11, 90)]
-    assert "from 11 %" in shares(*rows, (512, 50, 100, "ok"))
 
 
 def test_incomplete_configurations_have_no_share():
@@ -54,7 +47,7 @@ def test_what_is_left_out_is_grouped_by_status_and_reason():
         (512, 56, 2, "missing", np.nan),
     ]
     frame = pd.DataFrame(rows, columns=["threads", "channel", "repeat", "status", "reason"])
-    frame = frame.assign(algorithm="", protocol="")
+    frame = frame.assign(algorithm="", protocol="", total_time_ms=10.0)
     assert left_out(frame) == [
         "Left out, failed (exit code 1): 256t 42ch (repeat 0), 512t 42ch (repeat 1).",
         "Left out, failed: 512t 28ch (repeat 0).",
@@ -70,14 +63,16 @@ def test_a_run_is_on_cpu_only_if_every_trace_is():
     assert on_cpu(frame("cpu", "gpu")) is False and on_cpu(frame()) is False
 
 
-def test_cpu_runs_have_a_variation_and_no_winner():
-    one, two = Contender(Knobs(256, 28), (10.0, 11.0)), Contender(Knobs(512, 28), (20.0,))
-    assert len(cpu_only([])) == len(cpu_only([one])) == 2
-    assert "no configuration wins" in cpu_only([one])[0]
-    assert "from 10.5 to 20.0 ms" in cpu_only([one, two])[2]
-    assert "from 10.5 to 20.0 ms" in cpu_only([one, Contender(Knobs(384, 28), (15.0,)), two])[2]
-
-
-def test_numbers_that_this_run_did_not_measure_are_marked():
-    assert "replayed" in origin("replayed") and "synthetic" in origin("synthetic")
-    assert origin("measured") is None
+def test_copies_of_a_repeat_are_named():
+    rows = [
+        *((256, n, 10.0) for n in (1, 2, 3)),
+        *((512, n, ms) for n, ms in ((1, 12.0), (2, 12.0), (3, 13.0))),
+    ]
+    configs = pd.DataFrame(rows, columns=["threads", "repeat", "total_time_ms"]).assign(
+        channel=28, algorithm="", protocol="", status="ok"
+    )
+    assert left_out(configs) == [
+        "No repeat of its own: 256t 28ch (repeat 2), 256t 28ch (repeat 3), 512t 28ch (repeat 2), whose total "
+        "time is that of an earlier repeat to the last digit."
+    ]
+    assert left_out(configs[configs["repeat"] == 1]) == []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,22 @@ import pandas as pd
 
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
 from lab.rooms.sweep.names import shape_name
-from lab.rooms.sweep.tables import GEMM_SHAPE, KEY, SETTING, SweepTables, column_names, copies, timed
+from lab.rooms.sweep.tables import GEMM_SHAPE, KEY, SETTING, column_names, grouped
+from lab.rooms.sweep.verdict.fastest import profiled_runs
 from lab.stats.effects import holm, median_ratio_ci, permutation_p
 from lab.stats.means import Sample, difference_ci
+from lab.stats.robust import median
 
 SIGNIFICANT = 0.05
 FEWEST_RANKS = 3  # for an interval over ranks
+UNEVEN, TOO_FEW, NOT_IN_BOTH = "other numbers of steps", "too few repeats", "not in both"
+NO_DIFFERENCE, PROVEN = "no difference shown", ("faster", "slower")
 CONFIG_FIGURES = [
     *column_names("base other"),
     *SETTING,
     *column_names(
-        "repeats_base repeats_other total_base_ms total_other_ms change_percent ci_low_percent "
-        "ci_high_percent repeats_low_percent repeats_high_percent p_value"
+        "repeats_base repeats_other step_base_ms step_other_ms change_percent repeats_low_percent "
+        "repeats_high_percent p_value"
     ),
 ]
 GEMM_FIGURES = column_names(
@@ -37,86 +40,97 @@ GEMM_FIGURES = column_names(
 
 
 def config_changes(base: Sweep, heads: Sequence[Sweep]) -> pd.DataFrame:
-    """One row per configuration of the base or another sweep: medians, change, interval over ranks, and over
-    repeats an interval and p, which is corrected over all sweeps and configurations (Holm)."""
+    """One row per configuration of the base or another sweep: medians, change, and over repeats an interval
+    and p, which is corrected over all sweeps and configurations (Holm)."""
     frame: pd.DataFrame = pd.concat([_changes(base, head) for head in heads], ignore_index=True)
     p = frame["p_value"].mask(frame["other"].isin([head.label for head in heads if steps_differ(base, head)]))
     frame["p_value"] = p  # of other numbers of steps no test says anything
     frame["p_holm"] = holm(p.to_numpy(dtype=float))
-    tested = int(p.notna().sum())
     pairs = zip(frame["repeats_base"], frame["repeats_other"], strict=True)
-    least_p_holm = np.array([min(1.0, tested * least_p(*pair)) for pair in pairs])
+    least_p_holm = np.minimum(1.0, int(p.notna().sum()) * np.array([least_p(*pair) for pair in pairs]))
     frame["least_p_holm"] = np.where(p.notna(), least_p_holm, np.nan)  # untested: nothing to reach
     frame["judgement"] = [_judge(row) for row in frame.itertuples()]
     return frame
 
 
 def steps_differ(base: Sweep, head: Sweep) -> bool:
-    """Whether the two profiled different numbers of steps, so that no total time compares."""
+    """Whether the two profiled different numbers of steps, so that no time compares."""
     return len({*base.tables.timeline["steps"], *head.tables.timeline["steps"]}) > 1
 
 
 def shared_repeats(base: Sweep, head: Sweep) -> int:
-    """Repeats of `other` whose total time is that of a repeat of `base`, to the last digit: copies of it."""
-    sides = [_totals(side.tables) for side in (base, head)]
-    none = np.empty(0)
-    return sum(
-        int(np.isin(head_repeats.repeats, sides[0][key].repeats if key in sides[0] else none).sum())
-        for key, head_repeats in sides[1].items()
-    )
-
-
-def copied_repeats(sweep: Sweep) -> int:
-    """Repeats of a sweep whose total time is that of an earlier one of their setting, to the last digit."""
-    return len(copies(sweep.tables.configs))
+    """Repeats of `head` whose time is that of a repeat of `base`, to the last digit: copies of it."""
+    key = [*SETTING, "step_ms"]
+    sides = [profiled_runs(sweep.tables)[key] for sweep in (head, base)]
+    return len(sides[0].merge(sides[1].drop_duplicates(), on=key))
 
 
 def _changes(base: Sweep, head: Sweep) -> pd.DataFrame:
+    sides = [
+        {
+            setting: runs["step_ms"].to_numpy()
+            for setting, runs in grouped(profiled_runs(side.tables), SETTING)
+        }
+        for side in (base, head)
+    ]
     rows = []
-    sides = [_totals(side.tables) for side in (base, head)]
-    for setting in sorted(set(sides[0]) | set(sides[1])):
-        base_values, head_values = (side.get(setting, _NO_TOTALS) for side in sides)
+    for setting in sorted({*sides[0], *sides[1]}):
+        base_ms, head_ms = (side.get(setting, np.empty(0)) for side in sides)
         rows.append(
             {
                 "base": base.label,
                 "other": head.label,
                 **dict(zip(SETTING, setting, strict=True)),
-                "repeats_base": len(base_values.repeats),
-                "repeats_other": len(head_values.repeats),
-                "total_base_ms": _median(base_values.repeats),
-                "total_other_ms": _median(head_values.repeats),
-                "change_percent": _change(_median(base_values.repeats), _median(head_values.repeats)),
-                **_interval(base_values.ranks, head_values.ranks),
-                **_between_repeats(base_values.repeats, head_values.repeats),
-                "p_value": _p(base_values.repeats, head_values.repeats),
+                "repeats_base": len(base_ms),
+                "repeats_other": len(head_ms),
+                "step_base_ms": median(base_ms),
+                "step_other_ms": median(head_ms),
+                "change_percent": 100 * (median(head_ms) / median(base_ms) - 1),
+                **_over_repeats(base_ms, head_ms),
             }
         )
     frame: pd.DataFrame = pd.DataFrame(rows, columns=CONFIG_FIGURES)
     return frame
 
 
+def _over_repeats(base_ms: np.ndarray, head_ms: np.ndarray) -> dict[str, float]:
+    """The change's 95 % interval, by Welch on the logs, and the p of a permutation test."""
+    low, high, p_value = math.nan, math.nan, math.nan
+    if min(len(base_ms), len(head_ms)) > 1:
+        samples = (Sample.of(np.log(side).tolist()) for side in (head_ms, base_ms))
+        low, high = (100 * math.expm1(edge) for edge in difference_ci(*samples))
+        treated = np.repeat([False, True], [len(base_ms), len(head_ms)])
+        p_value = permutation_p(
+            np.concatenate([base_ms, head_ms]), treated, np.zeros(len(treated), dtype=int)
+        )
+    return {"repeats_low_percent": low, "repeats_high_percent": high, "p_value": p_value}
+
+
 def gemm_changes(base: Sweep, head: Sweep) -> pd.DataFrame:
     """One row per configuration and GEMM shape of both sweeps, most time changed first."""
     key = [*SETTING, *GEMM_SHAPE]
-    groups = [dict(list(_fresh_gemms(side.tables).groupby(key, dropna=False))) for side in (base, head)]
+    sides = [dict(list(_gemms(sweep).groupby(key, dropna=False))) for sweep in (base, head)]
     rows = []
-    for shape in sorted(set(groups[0]) & set(groups[1]), key=str):
-        base_values, head_values = (group[shape] for group in groups)
-        old_us, new_us = float(base_values["median_us"].median()), float(head_values["median_us"].median())
-        per_rank = head_values["n"].sum() / len(head_values)
+    for shape in sorted(set(sides[0]) & set(sides[1]), key=str):
+        base_rows, head_rows = (side[shape] for side in sides)
+        base_us, head_us = (float(rank_rows["median_us"].median()) for rank_rows in (base_rows, head_rows))
+        low, high = math.nan, math.nan
+        if min(len(base_rows), len(head_rows)) >= FEWEST_RANKS:
+            low, high = median_ratio_ci(base_rows["median_us"].to_numpy(), head_rows["median_us"].to_numpy())
         rows.append(
             {
                 "base": base.label,
                 "other": head.label,
                 **dict(zip(key, shape, strict=True)),
                 "gemm": shape_name(shape[len(SETTING) :]),
-                "n_base": int(base_values["n"].sum()),
-                "n_other": int(head_values["n"].sum()),
-                "median_base_us": old_us,
-                "median_other_us": new_us,
-                "change_percent": _change(old_us, new_us),
-                "changed_us": (new_us - old_us) * per_rank,
-                **_interval(base_values["median_us"].to_numpy(), head_values["median_us"].to_numpy()),
+                "n_base": int(base_rows["n"].sum()),
+                "n_other": int(head_rows["n"].sum()),
+                "median_base_us": base_us,
+                "median_other_us": head_us,
+                "change_percent": 100 * (head_us / base_us - 1) if base_us else math.nan,
+                "changed_us": (head_us - base_us) * head_rows["n"].mean(),
+                "ci_low_percent": 100 * (low - 1),
+                "ci_high_percent": 100 * (high - 1),
             }
         )
     frame = pd.DataFrame(rows, columns=["base", "other", *key, *GEMM_FIGURES])
@@ -128,11 +142,16 @@ def gemm_changes(base: Sweep, head: Sweep) -> pd.DataFrame:
 def gemms_in_one(base: Sweep, head: Sweep) -> int:
     """How many GEMMs, by configuration and shape, one of the two has alone, of configurations in both."""
     key = [*SETTING, *GEMM_SHAPE]
-    sides = [
-        set(sweep.tables.gemm[key].astype(str).itertuples(index=False, name=None)) for sweep in (base, head)
-    ]
-    shared_keys = set.intersection(*({gemm_key[: len(SETTING)] for gemm_key in side} for side in sides))
-    return sum(gemm_key[: len(SETTING)] in shared_keys for gemm_key in sides[0] ^ sides[1])
+    sides = [_gemms(sweep)[key].drop_duplicates() for sweep in (base, head)]
+    shared = sides[0][SETTING].drop_duplicates().merge(sides[1][SETTING].drop_duplicates(), on=SETTING)
+    joined = sides[0].merge(sides[1], on=key, how="outer", indicator="side").merge(shared, on=SETTING)
+    return int((joined["side"] != "both").sum())
+
+
+def _gemms(sweep: Sweep) -> pd.DataFrame:
+    """The GEMMs of complete runs, those of copies left out."""
+    rows: pd.DataFrame = sweep.tables.gemm.merge(profiled_runs(sweep.tables)[KEY], on=KEY)
+    return rows
 
 
 def least_p(repeats_base: int, repeats_other: int) -> float:
@@ -152,74 +171,11 @@ def repeats_needed(comparisons: int) -> int:
 def _judge(row: Any) -> str:
     fewest = min(row.repeats_base, row.repeats_other)
     if fewest == 0:
-        return "not in both"
+        return NOT_IN_BOTH
     if math.isnan(row.p_value) and fewest > 1:
-        return "other numbers of steps"
-    if fewest == 1:
-        return "one run each" if max(row.repeats_base, row.repeats_other) == 1 else "one run on one side"
-    if row.least_p_holm > SIGNIFICANT:
-        return "too few repeats"  # not even the clearest difference could reach significance
+        return UNEVEN
+    if fewest == 1 or row.least_p_holm > SIGNIFICANT:
+        return TOO_FEW  # not even the clearest difference could reach significance
     if row.p_holm >= SIGNIFICANT:
-        return "no difference shown"
+        return NO_DIFFERENCE
     return "slower" if row.change_percent > 0 else "faster"
-
-
-@dataclass(frozen=True)
-class _Totals:
-    """Total times of one configuration in ms: of each complete repeat, and of each rank in these."""
-
-    repeats: np.ndarray
-    ranks: np.ndarray
-
-
-_NO_TOTALS = _Totals(np.empty(0), np.empty(0))
-
-
-def _totals(tables: SweepTables) -> dict[tuple[int, int], _Totals]:
-    complete = timed(tables.configs).drop_duplicates([*SETTING, "total_time_ms"])  # a copy is no repeat
-    by_rank = tables.timeline.merge(complete[[*SETTING, "repeat"]], on=[*SETTING, "repeat"])
-    ranks = {key: rows["total_time_ms"].to_numpy() for key, rows in by_rank.groupby(SETTING)}
-    return {
-        key: _Totals(rows["total_time_ms"].to_numpy(), ranks.get(key, np.empty(0)))
-        for key, rows in complete.groupby(SETTING)
-    }
-
-
-def _fresh_gemms(tables: SweepTables) -> pd.DataFrame:
-    """The rows of `gemm` without those of copied repeats."""
-    copied = set(copies(tables.configs)[KEY].itertuples(index=False, name=None))
-    keys = tables.gemm[KEY].itertuples(index=False, name=None)
-    rows: pd.DataFrame = tables.gemm[[key not in copied for key in keys]] if copied else tables.gemm
-    return rows
-
-
-def _interval(base_values: np.ndarray, head_values: np.ndarray) -> dict[str, float]:
-    enough = min(len(base_values), len(head_values)) >= FEWEST_RANKS
-    low, high = median_ratio_ci(base_values, head_values) if enough else (math.nan, math.nan)
-    return {"ci_low_percent": 100 * (low - 1), "ci_high_percent": 100 * (high - 1)}
-
-
-def _between_repeats(base_values: np.ndarray, head_values: np.ndarray) -> dict[str, float]:
-    """The change's 95 % interval over repeats, which are what a change is judged by; Welch on their logs."""
-    low, high = math.nan, math.nan
-    if min(len(base_values), len(head_values)) > 1:
-        samples = (Sample.of(np.log(side).tolist()) for side in (head_values, base_values))
-        low, high = (100 * math.expm1(edge) for edge in difference_ci(*samples))
-    return {"repeats_low_percent": low, "repeats_high_percent": high}
-
-
-def _p(base_values: np.ndarray, head_values: np.ndarray) -> float:
-    if min(len(base_values), len(head_values)) < 2:
-        return math.nan
-    treated = np.repeat([False, True], [len(base_values), len(head_values)])
-    return permutation_p(
-        np.concatenate([base_values, head_values]), treated, np.zeros(len(treated), dtype=int)
-    )
-
-
-def _median(values: np.ndarray) -> float:
-    return float(np.median(values)) if len(values) else math.nan
-
-
-def _change(base_value: float, head_value: float) -> float:
-    return 100 * (head_value / base_value - 1) if base_value else math.nan

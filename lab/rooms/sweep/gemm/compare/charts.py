@@ -14,9 +14,9 @@ from lab.errors import MissingError
 from lab.report.figures import SERIES, save
 from lab.report.parts import Chart, Figure, Prose, Series, Table
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
-from lab.rooms.sweep.gemm.plots import DRAWINGS, settings_of
+from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
 from lab.rooms.sweep.gemm.variance.groups import groups
-from lab.rooms.sweep.gemm.variance.top import TOP_FILE, top_rows
+from lab.rooms.sweep.gemm.variance.top import top_rows
 from lab.rooms.sweep.names import name_of, short_name
 from lab.rooms.sweep.tables import SETTING, column_names
 
@@ -80,48 +80,30 @@ def _metric_points(
     return points
 
 
-def gemm_blocks(gemm: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Any]:
+def gemm_blocks(gemm: pd.DataFrame) -> list[Any]:
     if gemm.empty:
         return [Prose("The sweeps have no GEMM shape in common, or no GEMM could be linked to its operator.")]
-    series = []
-    for index, (head_label, rows) in enumerate(gemm.groupby("other", sort=False), start=1):
-        points = [(row.median_base_us, row.median_other_us, _tip(row)) for row in rows.itertuples()]
-        series.append(Series(str(head_label), SERIES[index % len(SERIES)], [points]))
-    caption = (
-        "Median time of every GEMM shape and configuration in both sweeps; above the dashed line is slower."
-    )
-    chart = Chart(
-        "gemm",
-        f"{sweeps[0].label}: median µs",
-        ["median in the other sweep, µs"],
-        series,
-        caption,
-        "comparison/gemm.csv",
-        diagonal=True,
-    )
     shown = gemm[GEMM_COLUMNS].copy()
     shown.insert(1, "configuration", [name_of(row) for row in gemm.itertuples()])
-    return [chart, Table(shown, "GEMMs, most time changed per rank first", "comparison/gemm.csv")]
+    return [Table(shown, "GEMMs, most time changed per rank first", "comparison/gemm.csv")]
 
 
 def variance_blocks(sweeps: Sequence[Sweep], out: Path) -> list[Any]:
     """The five plots of the original pipeline, of all sweeps side by side; each is a file in PLOTS, too."""
-    drawn: dict[str, list[tuple[str, str, str]]] = {name: [] for name in DRAWINGS[TOP_FILE]}
+    drawn: dict[str, list[tuple[str, str, str]]] = {name: [] for name in VARIANCE}
     for number, sweep in enumerate(sweeps):
         folder = f"{PLOTS}/{number}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', sweep.label)[:60]}"
-        if sweep.data is None:
-            continue
         try:
-            top = top_rows(groups(sweep.data), TOP_K)
+            top = top_rows(groups(sweep.data), TOP_K) if sweep.data else pd.DataFrame()
         except MissingError:
             continue
-        traces = pd.DataFrame(sweep.data.rows["timeline"], columns=[*SETTING, "rank"])
-        for name, draw in DRAWINGS[TOP_FILE].items():
-            figure = draw(top, settings_of(top, traces)) if len(top) else None
-            if figure is not None:
-                svg = save(figure, out / folder, name)
-                svg = re.sub(rf'(#|id="){name}-', rf"\g<1>{name}-{number}-", svg)  # unique on the page
-                drawn[name].append((sweep.label, svg, f"{folder}/{name}.png"))
+        if sweep.data is None or top.empty:
+            continue
+        settings = settings_of(top, sweep.data.traces)
+        for name, draw in VARIANCE.items():
+            svg = save(draw(top, settings), out / folder, name)
+            svg = re.sub(rf'(#|id="){name}-', rf"\g<1>{name}-{number}-", svg)  # unique on the page
+            drawn[name].append((sweep.label, svg, f"{folder}/{name}.png"))
     blocks: list[Any] = []
     for name, plots in drawn.items():
         if plots:
@@ -129,9 +111,4 @@ def variance_blocks(sweeps: Sequence[Sweep], out: Path) -> list[Any]:
             pair = f'<div style="display:grid;grid-auto-flow:column;gap:1rem;overflow-x:auto">{columns}</div>'
             caption = f"{name.replace('_', ' ').capitalize()}: {', '.join(label for label, *_ in plots)}."
             blocks.append(Figure(pair, caption, plots[0][2], "comparison/gemm.csv"))
-    return blocks or [Prose("No sweep has a GEMM that ran more than once: there is no variance to draw.")]
-
-
-def _tip(row: Any) -> str:
-    change = f"{row.median_base_us:.1f} → {row.median_other_us:.1f} µs ({row.change_percent:+.1f} %)"
-    return f"{row.gemm}\n{name_of(row)}\n{change}"
+    return blocks or [Prose("No sweep has a GEMM that ran more than once, so nothing varies.")]

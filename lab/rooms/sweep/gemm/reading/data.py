@@ -5,7 +5,8 @@ What cannot be read is a row with its reason; the rest is analysed all the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +15,20 @@ from typing import TYPE_CHECKING, Any
 from lab.errors import LabError, MissingError
 from lab.recordings.integrity.words import sentences
 from lab.recordings.pool import map_traces, raise_if_none_read
+from lab.recordings.tables import Table
 from lab.rooms.sweep.assemble import Rows, sweep_rows, tables_of
-from lab.rooms.sweep.gemm.options import Selection
 from lab.rooms.sweep.gemm.reading.rank import RankJob, RankTables, read_rank_tables
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.layout import ConfigDir, configs_of
+from lab.rooms.sweep.layout import ConfigDir, Selection, configs_of
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.rank import unread
-from lab.rooms.sweep.tables import SETTING, Progress, SweepTables
+from lab.rooms.sweep.tables import INSTANCES, KEY, SETTING, Progress, SweepTables, column_names
 from lab.rooms.sweep.verdict.honoured import unproven
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_TEXTS = column_names("op strides dtype dims transpose overlap family kernels file algorithm protocol")
 
 
 @dataclass(frozen=True)
@@ -53,18 +56,38 @@ class SweepData:
         return tables_of(self.rows)
 
     @cached_property
-    def gemm(self) -> pd.DataFrame:
-        """Every executed GEMM, with the columns INSTANCES."""
-        from lab.rooms.sweep.gemm.reading.frames import instances
+    def traces(self) -> pd.DataFrame:
+        """Setting and rank of each trace that was read."""
+        import pandas as pd
 
-        return instances(self.folder, self.ranks)
+        return pd.DataFrame(self.rows["timeline"], columns=[*SETTING, "rank"])
+
+    @cached_property
+    def gemm(self) -> pd.DataFrame:
+        """Every executed GEMM of every readable rank, with the columns INSTANCES."""
+        frame = self._joined(lambda tables: tables.gemm)
+        result: pd.DataFrame = frame.reindex(columns=INSTANCES).astype(dict.fromkeys(_TEXTS, "category"))
+        return result
 
     @cached_property
     def groups(self) -> pd.DataFrame:
-        """The GEMM sheets of all ranks, by KEY and rank."""
-        from lab.rooms.sweep.gemm.reading.frames import groups
+        """The GEMM sheet of every readable rank, by KEY and rank."""
+        return self._joined(lambda tables: tables.groups)
 
-        return groups(self.ranks)
+    def _joined(self, table_of: Callable[[RankTables], Table | None]) -> pd.DataFrame:
+        """A table of all ranks with setting, rank and the trace's file."""
+        import pandas as pd
+
+        frames = []
+        for setting, ranks in self.ranks.items():
+            for rank, tables in ranks.items():
+                if table := table_of(tables):
+                    file = os.path.relpath(tables.figures.path, self.folder)
+                    columns = {**setting._asdict(), "rank": rank, "file": file}
+                    frames.append(pd.DataFrame(table.as_dict()).assign(**columns))
+        return (
+            pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*KEY, "rank", "file"])
+        )
 
 
 def read_sweep(
@@ -81,7 +104,7 @@ def read_sweep(
 
     workbooks: folder for the Excel report of each rank, None for none. expected: rows of the run's manifest,
     as in `analyze`. progress is called with (done, total, path). Raises MissingError without traces, and
-    BadDataError where none can be read and there are no such rows.
+    BadDataError where none can be read and no such row is given.
     """
     only = only or Selection()
     configs = [

@@ -6,10 +6,10 @@ import numpy as np
 
 from lab.recordings import views
 from lab.recordings.capture import Capture
+from lab.recordings.names import gemm_library
 from lab.recordings.tables import KERNEL, Table
-from lab.rooms.sweep.gemm.columns import FREE, FULL, NO_LAUNCH, PARTIAL
-from lab.rooms.sweep.gemm.sheets import families
 from lab.rooms.sweep.gemm.sheets.launches import Launches
+from lab.rooms.sweep.tables import FREE, FULL, NO_LAUNCH, PARTIAL
 from lab.stats import robust
 from lab.stats.columns import objects
 from lab.stats.intervals import load, overlap, spans
@@ -50,7 +50,7 @@ def gemm_table(launched: Launches, collectives: Table) -> Table:
         overlap=classes,
         cold=cold,
         unfinished=unfinished,
-        family=_texts([families.family(name.split(" ; ")[0]) for name in table.kernels.tolist()]),
+        family=_texts([gemm_library(name.split(" ; ")[0]) for name in table.kernels.tolist()]),
         kernels=_texts(table.kernels.tolist()),
         uid=np.where(table.op_row >= 0, trace.operators.external_id[table.op_row], -1)
         if len(trace.operators)
@@ -78,7 +78,7 @@ def _by_kernel(launched: Launches, instances: Table) -> Table:
     trace = launched.trace
     is_gemm = np.zeros(len(trace.strings) + 1, dtype=bool)
     for name_id in set(trace.ops.name_id.tolist()):
-        is_gemm[name_id] = name_id >= 0 and bool(families.family(trace.strings[name_id]))
+        is_gemm[name_id] = name_id >= 0 and bool(gemm_library(trace.strings[name_id]))
     is_loose = (
         np.isin(launched.kernel_category.astype(str), FOUND_BY_KERNEL)
         if len(launched.link)

@@ -13,7 +13,7 @@ from lab.recordings.load import load_torch_trace
 from lab.recordings.processes import rank_captures
 from lab.recordings.ranks import RankWork, work_of
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.naming import report_name
+from lab.rooms.sweep.gemm.places import report_name
 from lab.rooms.sweep.gemm.reading.instances import gemm_table, with_columns
 from lab.rooms.sweep.gemm.sheets.collectives import coll_analysis
 from lab.rooms.sweep.gemm.sheets.gemms import gemm_sheet

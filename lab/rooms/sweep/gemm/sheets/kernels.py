@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from lab.recordings.capture import Capture
+from lab.recordings.names import gemm_library
 from lab.recordings.tables import KERNEL, Table
-from lab.rooms.sweep.gemm.sheets import families
-from lab.rooms.sweep.gemm.sheets.arguments import Cached, as_tuple
-from lab.rooms.sweep.gemm.sheets.figures import most_first, percent, sheet
+from lab.rooms.sweep.gemm.sheets.figures import as_tuples, most_first, percent, sheet
 from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.stats.columns import distinct_rows
 from lab.stats.robust import grouped
@@ -41,7 +40,7 @@ def kernel_summary(launched: Launches, total_us: float) -> Table:
             "Percent of kernels time (%)": percent(stats["sum"], kernels.dur_ns.sum() / 1000),
             "Percent of total time (%)": percent(stats["sum"], total_us),
             **{f"{key}_us": stats[key] for key in ("median", "mad", "p95")},
-            "family": [families.family(name) for name in names],
+            "family": [gemm_library(name) for name in names],
         }
     )
     return most_first(found_rows, "Kernel duration (µs)_sum")
@@ -64,13 +63,12 @@ def short_kernels_summary(launched: Launches, total_us: float) -> Table:
     keys = np.stack([ops.name_id, ops.dims_id, ops.strides_id, ops.concrete_id, kernels.name_id[rows]], 1)
     distinct, group = distinct_rows(keys)
     stats = grouped(kernels.dur_ns[rows] / 1000, group.ravel(), len(distinct))
-    readable = Cached(lambda index: as_tuple(text(np.array([index]))[0]))
     found_rows = sheet(
         {
             "Parent cpu_op": text(distinct[:, 0]),
-            "Input dims": [readable[i] for i in distinct[:, 1].tolist()],
-            "Input strides": [readable[i] for i in distinct[:, 2].tolist()],
-            "Concrete Inputs": [readable[i] for i in distinct[:, 3].tolist()],
+            "Input dims": as_tuples(launched.trace, distinct[:, 1]),
+            "Input strides": as_tuples(launched.trace, distinct[:, 2]),
+            "Concrete Inputs": as_tuples(launched.trace, distinct[:, 3]),
             "Kernel name": text(distinct[:, 4]),
             "Short Kernel duration (µs) sum": stats["sum"],
             "Short Kernel count": stats["count"],

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
+from lab.perfmodel.products import is_product
 from lab.recordings import views
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.sheets import families
 from lab.stats.columns import distinct_rows
 from lab.stats.intervals import spans, totals
+
+_CATEGORIES = [
+    ("SDPA_bwd", re.compile(r"^aten::_scaled_dot_product.*_backward$")),
+    # TraceLens recognises attention by these ops only; what they launch through other ops is `other`.
+    ("SDPA_fwd", re.compile(r"^aten::_scaled_dot_product")),
+    ("CONV_bwd", re.compile(r"convolution.*backward")),
+    ("CONV_fwd", re.compile(r"^aten::(\w*_)?conv")),
+    ("NORM_bwd", re.compile(r"(batch|layer|group|rms)_?norm.*backward")),
+    ("NORM_fwd", re.compile(r"^aten::\w*(batch|layer|group|rms)_?norm")),
+    ("record_param_comms", re.compile(r"^record_param_comms$")),
+]
+_KERNEL_CATEGORIES = [
+    ("triton", re.compile(r"^triton")),
+    ("multi_tensor_apply", re.compile(r"multi_tensor_apply")),
+    ("reduce", re.compile(r"at::native::reduce_kernel")),
+    ("elementwise", re.compile(r"elementwise_kernel(?!_with_index)")),
+]
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,18 @@ def _kernel_categories(trace: Capture, link: np.ndarray) -> np.ndarray:
     op_name = np.where(link >= 0, trace.operators.name_id[link] if len(trace.operators) else -1, -1)
     pairs, pair_of_kernel = distinct_rows(np.stack([op_name, trace.ops.name_id], 1))
     texts = [
-        families.category(op, kernel) if op else ""
+        category(op, kernel) if op else ""
         for op, kernel in zip(trace.text(pairs[:, 0]), trace.text(pairs[:, 1]), strict=True)
     ]
     return np.array(texts, dtype=object)[pair_of_kernel.ravel()] if texts else np.empty(0, dtype=object)
+
+
+@lru_cache(maxsize=65536)  # a trace names a few hundred kernels, thousands of times
+def category(op: str, kernel: str) -> str:
+    """The report's category of an op by its name, else by the first kernel that it launched."""
+    if is_product(op):
+        return "GEMM"
+    for name, pattern in _CATEGORIES:
+        if pattern.search(op):
+            return name
+    return next((name for name, pattern in _KERNEL_CATEGORIES if pattern.search(kernel)), "other")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, Cached, as_tuple
-from lab.rooms.sweep.gemm.sheets.figures import ranked, sheet
+from lab.rooms.sweep.gemm.sheets.figures import ARGUMENTS, S5, as_tuples, ranked, sheet, who
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
 from lab.rooms.sweep.gemm.sheets.launches import Launches
-from lab.stats.columns import grouped_rows, objects
+from lab.stats.columns import grouped_rows
 from lab.stats.robust import grouped
-
-S5 = ("mean", "median", "std", "min", "max")
-WHO = ["process_name", "process_label", "thread_name"]
 
 
 def ops_summary_by_category(launched: Launches) -> Table:
@@ -56,9 +51,8 @@ def ops_unique_args(launched: Launches) -> Table:
     ops, text = launched.ops, launched.trace.text
     arguments = (getattr(ops, name) for name in ARGUMENTS.values())
     first_rows, group = grouped_rows([ops.name_id, *arguments, ops.pid, ops.tid])
-    n = len(first_rows)
+    n, leads = len(first_rows), ops.take(first_rows)
     direct, subtree = grouped(launched.direct_us, group, n), grouped(launched.subtree_us, group, n)
-    readable = Cached(lambda index: as_tuple(text(np.array([index]))[0]))
     pairs = {
         f"total_{scope}_kernel_time_{statistic}": stats[statistic]
         for statistic in (*S5, "sum")
@@ -66,45 +60,14 @@ def ops_unique_args(launched: Launches) -> Table:
     }
     found_rows = sheet(
         {
-            "name": text(ops.name_id[first_rows]),
+            "name": text(leads.name_id),
             "op category": launched.category[first_rows],
-            **who(launched.trace, ops.pid[first_rows], ops.tid[first_rows]),
-            **{
-                title: [readable[i] for i in getattr(ops, name)[first_rows].tolist()]
-                for title, name in ARGUMENTS.items()
-            },
+            **who(launched.trace, leads),
+            **{title: as_tuples(launched.trace, getattr(leads, name)) for title, name in ARGUMENTS.items()},
             "operation_count": direct["count"],
             **pairs,
-            "ex_UID": ops.external_id[first_rows],
+            "ex_UID": leads.external_id,
             **kernel_details(launched, np.append(group, -1)[launched.launcher], n),  # launcher -1: of no op
         }
     )
     return ranked(found_rows, "total_direct_kernel_time_sum")
-
-
-def who(trace: Capture, pid: np.ndarray, tid: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns process_name, process_label, thread_name of each (pid, tid); "" where not recorded."""
-    names, labels = (
-        dict(
-            zip(
-                trace.process_names.pid.tolist(),
-                trace.text(getattr(trace.process_names, column)),
-                strict=True,
-            )
-        )
-        for column in ("name_id", "label_id")
-    )
-    threads = dict(
-        zip(
-            zip(trace.thread_names.pid.tolist(), trace.thread_names.tid.tolist(), strict=True),
-            trace.text(trace.thread_names.name_id),
-            strict=True,
-        )
-    )
-    pid_tids = list(zip(pid.tolist(), tid.tolist(), strict=True))
-    columns = [
-        [names.get(process, "") for process, _ in pid_tids],
-        [labels.get(process, "") for process, _ in pid_tids],
-        [threads.get(pid_tid, "") for pid_tid in pid_tids],
-    ]
-    return {title: objects(column) for title, column in zip(WHO, columns, strict=True)}

@@ -6,7 +6,7 @@ so attention's time is with attention, whatever it launches inside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,10 @@ from lab.perfmodel.roofs import excess_of, roof_of
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
 from lab.recordings.views import work_owners
-from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
-from lab.rooms.sweep.gemm.sheets.families import category
-from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
+from lab.rooms.sweep.gemm.sheets.figures import ARGUMENTS, as_tuples, most_first, ranked, sheet, who
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
-from lab.rooms.sweep.gemm.sheets.launches import Launches
-from lab.rooms.sweep.gemm.sheets.ops import S5, who
+from lab.rooms.sweep.gemm.sheets.launches import Launches, category
+from lab.rooms.sweep.gemm.sheets.models import TIMES, amounts, op_columns, rates
 from lab.rooms.sweep.tables import column_names
 from lab.stats.columns import objects
 from lab.stats.intervals import spans, totals
@@ -45,7 +43,7 @@ SHEETS = (
 )
 # Our columns: the least time by the GPU's data sheet, and how much of it the op reaches.
 ROOFS = column_names("compute_roof_us memory_roof_us bound_by percent_of_roof roof_note")
-TIMES, SPREAD = "Kernel Time (µs)", ("median", "min", "max")
+SPREAD = ("median", "min", "max")
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,9 @@ def perf_model_sheets(launched: Launches) -> dict[str, Table]:
     board = _board(trace)
     sheets = {"unified_perf_summary": _unified(launched, instances, first_rows, group, works, board)}
     for name in SHEETS:
-        chosen = [index for index, work in enumerate(works) if work is not None and work.kind == name]
+        chosen = {index: work for index, work in enumerate(works) if work is not None and work.kind == name}
         if chosen:
-            sheets[name] = _sheet(launched, instances, first_rows, group, works, chosen, board)
+            sheets[name] = _sheet(launched, instances, first_rows, group, chosen, board)
     return sheets
 
 
@@ -104,25 +102,25 @@ def _unified(
     ops = trace.operators.take(instances.rows[first_rows])
     stats = grouped(instances.time_us, group, n)
     host = grouped(trace.operators.dur_ns[instances.rows] / 1000, group, n)
-    rates = _rates(instances.time_us, group, works)
+    rate_stats = rates(works, instances.time_us, group)
     details = kernel_details(launched, _looked_up(group, instances.of_kernel), n)
-    found_rows = sheet(
+    rows = sheet(
         {
             "name": trace.text(ops.name_id),
             "op category": _categories(launched, instances, first_rows),
-            **who(trace, ops.pid, ops.tid),
-            **{title: _readable(trace, getattr(ops, name)) for title, name in ARGUMENTS.items()},
+            **who(trace, ops),
+            **{title: as_tuples(trace, getattr(ops, name)) for title, name in ARGUMENTS.items()},
             "ex_UID": ops.external_id,
             "operation_count": stats["count"],
             "total_duration_us": host["sum"],
             "mean_duration_us": host["mean"],
             "std_duration_us": host["std"],
-            **_amounts(works),
+            **amounts(works),
             "Compute Spec": [work.spec if work else "" for work in works],
-            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in ("mean", "std")},
+            **{f"{rate}_{key}": part[key] for rate, part in rate_stats.items() for key in ("mean", "std")},
             **{f"{TIMES}_{key}": stats[key] for key in ("mean", "std", "sum")},
             **{f"duration_us_{key}": host[key] for key in SPREAD},
-            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in SPREAD},
+            **{f"{rate}_{key}": part[key] for rate, part in rate_stats.items() for key in SPREAD},
             **{f"{TIMES}_{key}": stats[key] for key in SPREAD},
             **details,
             "perf_params": [str(work.params) if work else "" for work in works],
@@ -130,7 +128,7 @@ def _unified(
             **_roofs(works, details["kernel_details_summary"], stats["mean"], board),
         }
     )
-    columns = ranked(found_rows, f"{TIMES}_sum").as_dict()
+    columns = ranked(rows, f"{TIMES}_sum").as_dict()
     return Table({name: columns[name] for name in [*(name for name in columns if name not in ROOFS), *ROOFS]})
 
 
@@ -145,53 +143,42 @@ def _sheet(
     instances: _Instances,
     first_rows: np.ndarray,
     group: np.ndarray,
-    works: Sequence[Work | None],
-    chosen: Sequence[int],
+    works: Mapping[int, Work],
     board: Board | None,
 ) -> Table:
-    """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens."""
+    """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens.
+
+    works: the index of each group of this kind, and its work.
+    """
     trace = launched.trace
-    names = trace.text(trace.operators.name_id[instances.rows[first_rows[list(chosen)]]])
+    names = trace.text(trace.operators.name_id[instances.rows[first_rows[[*works]]]])
     number: dict[tuple[str, str], int] = {}
-    of_group = np.full(len(works), -1, dtype=np.int64)
+    of_group = np.full(len(first_rows), -1, dtype=np.int64)
     leads: list[int] = []
-    for lead, name in zip(chosen, names, strict=True):
-        work = works[lead]
-        key = name, str(work.params if work else "")
+    for (lead, work), name in zip(works.items(), names, strict=True):
+        key = name, str(work.params)
         if key not in number:
             number[key] = len(number)
             leads.append(lead)
         of_group[lead] = number[key]
     row = of_group[group]
-    rows_of_sheet = np.flatnonzero(row >= 0)
-    leading_works = [work for lead in leads if (work := works[lead]) is not None]
-    n = len(leading_works)
-    stats = grouped(instances.time_us[rows_of_sheet], row[rows_of_sheet], n)
-    rates = _rates(instances.time_us[rows_of_sheet], row[rows_of_sheet], leading_works)
-    rows = instances.rows[first_rows[leads]]
-    ops = trace.operators.take(rows)
-    details = kernel_details(launched, _looked_up(row, instances.of_kernel), n)
-    found_rows = sheet(
+    chosen = np.flatnonzero(row >= 0)
+    leading_works = [works[lead] for lead in leads]
+    columns = op_columns(
+        launched,
+        instances.rows[first_rows[leads]],
+        leading_works,
+        instances.time_us[chosen],
+        row[chosen],
+        _looked_up(row, instances.of_kernel),
         {
-            "name": trace.text(ops.name_id),
-            **{
-                f"param: {name}": _cells([work.params.get(name) for work in leading_works])
-                for name in dict.fromkeys(name for work in leading_works for name in work.params)
-            },
-            **{f"{name}_first": values for name, values in _amounts(leading_works).items()},
-            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in S5},
-            **{f"{name}_first": column for name, column in who(trace, ops.pid, ops.tid).items()},
-            "Compute Spec": [work.spec for work in leading_works],
-            "kernel_details__summarize_kernel_stats": details["kernel_details_summary"],
-            "trunc_kernel_details": details["trunc_kernel_details"],
-            **{f"{title}_first": column for title, column in op_arguments(trace, rows).items()},
-            **{f"{TIMES}_{key}": stats[key] for key in (*S5, "sum")},
-            "name_count": stats["count"],
-            "UID_first": ops.external_id,
-            **_roofs(leading_works, details["kernel_details_summary"], stats["mean"], board),
-        }
+            name: _cells([work.params.get(name) for work in leading_works])
+            for name in dict.fromkeys(name for work in leading_works for name in work.params)
+        },
     )
-    return most_first(found_rows, f"{TIMES}_sum")
+    kernels = columns["kernel_details__summarize_kernel_stats"]
+    roofs = _roofs(leading_works, kernels, columns[f"{TIMES}_mean"], board)
+    return most_first(sheet({**columns, **roofs}), f"{TIMES}_sum")
 
 
 def _categories(launched: Launches, instances: _Instances, first_rows: np.ndarray) -> np.ndarray:
@@ -204,35 +191,9 @@ def _categories(launched: Launches, instances: _Instances, first_rows: np.ndarra
     return objects([category(name, kernel) for name, kernel in zip(names, kernels, strict=True)])
 
 
-def _readable(trace: Capture, ids: np.ndarray) -> np.ndarray:
-    return objects([as_tuple(text) for text in trace.text(ids)])
-
-
 def _cells(values: Sequence[Any]) -> list[Any]:
     """Parameters as a table holds them: tuples and lists as texts."""
     return [str(value) if isinstance(value, (tuple, list)) else value for value in values]
-
-
-def _amounts(works: Sequence[Work | None]) -> dict[str, np.ndarray]:
-    flops = np.array([work.flops if work else np.nan for work in works], dtype=float)
-    num_bytes = np.array([work.num_bytes if work else np.nan for work in works], dtype=float)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        intensity = flops / num_bytes
-    return {"GFLOPS": flops / 1e9, "Data Moved (MB)": num_bytes / 2**20, "FLOPS/Byte": intensity}
-
-
-def _rates(
-    time_us: np.ndarray, group: np.ndarray, works: Sequence[Work | None]
-) -> dict[str, dict[str, np.ndarray]]:
-    """Statistics over instances of TB/s and TFLOPS/s."""
-    flops = np.array([work.flops if work else np.nan for work in works], dtype=float)
-    num_bytes = np.array([work.num_bytes if work else np.nan for work in works], dtype=float)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        seconds = np.where(time_us > 0, time_us, np.nan) * 1e-6
-        return {
-            "TB/s": grouped(num_bytes[group] / seconds / 1e12, group, len(works)),
-            "TFLOPS/s": grouped(flops[group] / seconds / 1e12, group, len(works)),
-        }
 
 
 def _board(trace: Capture) -> Board | None:

@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 
 from lab.errors import MissingError
-from lab.rooms.sweep.gemm.columns import GROUP, NO_LAUNCH
 from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.sheets.gemms import EXTRAS
-from lab.rooms.sweep.gemm.variance.slowdown import slowdown
-from lab.rooms.sweep.tables import KEY, column_names
-from lab.stats.robust import grouped
+from lab.rooms.sweep.tables import GROUP, KEY, NO_LAUNCH, column_names
+from lab.stats.effects import median_ratio_ci, permutation_p
+from lab.stats.robust import grouped, median
 
 FIRST = column_names("threads channel rank kernel_name kernel_time_min_us kernel_time_max_us time_diff_us")
 OURS = column_names(
@@ -27,30 +26,25 @@ MORE = column_names(
 )
 
 
-def groups(data: SweepData, *, keep_odd_steps: bool = True) -> pd.DataFrame:
+def groups(data: SweepData) -> pd.DataFrame:
     """One row per trace and GEMM (op, sizes, strides, dtype): FIRST, col_<GEMM sheet> sorted, OURS, MORE.
 
     GEMM kernels whose launch was not recorded have no shape and no row. Raises MissingError if none is left.
     """
-    memo = f"groups {keep_odd_steps}"
-    if memo not in data.memo:
-        data.memo[memo] = _groups(data, keep_odd_steps=keep_odd_steps)
-    table: pd.DataFrame = data.memo[memo]
+    if "groups" not in data.memo:
+        data.memo["groups"] = _groups(data)
+    table: pd.DataFrame = data.memo["groups"]
     return table
 
 
-def usable(data: SweepData, *, keep_odd_steps: bool = True) -> pd.DataFrame:
-    """The GEMM instances that have an op; keep_odd_steps=False leaves out cold and unfinished steps."""
-    frame = data.gemm
-    keep = (frame["op"] != NO_LAUNCH).to_numpy()
-    if not keep_odd_steps:
-        keep = keep & ~(frame["cold"] | frame["unfinished"]).to_numpy(dtype=bool)
-    result: pd.DataFrame = frame[keep]
-    return result
+def usable(data: SweepData) -> pd.DataFrame:
+    """The GEMM instances that have an op."""
+    rows: pd.DataFrame = data.gemm[data.gemm["op"] != NO_LAUNCH]
+    return rows
 
 
-def _groups(data: SweepData, *, keep_odd_steps: bool) -> pd.DataFrame:
-    chosen = usable(data, keep_odd_steps=keep_odd_steps)
+def _groups(data: SweepData) -> pd.DataFrame:
+    chosen = usable(data)
     if chosen.empty:
         raise MissingError(
             "no GEMM in these traces was launched by a recorded op",
@@ -129,7 +123,7 @@ def _kernel_names(kernels: pd.Series, group: np.ndarray, n: int) -> dict[str, An
 def _sheet_of(data: SweepData) -> pd.DataFrame:
     """The GEMM sheets, read by header: columns col_<header>, and KEY, rank and GROUP to join them by."""
     sheet, keys = data.groups, [*KEY, "rank"]
-    headings = [str(name) for name in sheet if name not in (*keys, *EXTRAS)]
+    headings = [str(name) for name in sheet if name not in (*keys, "file", *EXTRAS)]
     names = {name: f"col_{name}" for name in headings if not name.startswith("_")}
     names |= {f"_{name}": name for name in GROUP}
     renamed: pd.DataFrame = sheet[[*keys, *names]].rename(columns=names)
@@ -138,3 +132,35 @@ def _sheet_of(data: SweepData) -> pd.DataFrame:
 
 def sheet_columns(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame if str(name).startswith("col_")]
+
+
+def slowdown(instances: pd.DataFrame) -> dict[str, float]:
+    """The same GEMM without and with a collective beside it: medians, ratio, 95 % interval and p-value.
+
+    instances: one group, with rank, step, dur_ns and comm_ns. The p-value shuffles labels within a rank and
+    step only; NaN where no rank and step has both kinds.
+    """
+    dur_us = instances["dur_ns"].to_numpy() / 1000
+    beside = instances["comm_ns"].to_numpy() > 0
+    free_us, overlapped_us = dur_us[~beside], dur_us[beside]
+    low, high, p_value = np.nan, np.nan, np.nan
+    if len(free_us) and len(overlapped_us):
+        low, high = median_ratio_ci(free_us, overlapped_us)
+        p_value = permutation_p(np.log(np.maximum(dur_us, 1e-3)), beside, blocks_of(instances))
+    return {
+        "free_n": len(free_us),
+        "overlapped_n": len(overlapped_us),
+        "free_median_us": median(free_us),
+        "overlapped_median_us": median(overlapped_us),
+        "slowdown": median(overlapped_us) / (median(free_us) or np.nan),  # NaN beside GEMMs of no time
+        "ci_low": low,
+        "ci_high": high,
+        "p_value": p_value,
+    }
+
+
+def blocks_of(instances: pd.DataFrame) -> np.ndarray:
+    """A number (n,) for each configuration, rank and step: what chance may not mix."""
+    key = [name for name in (*KEY, "rank", "step") if name in instances]
+    numbers: np.ndarray = instances.groupby(key, sort=False, observed=True).ngroup().to_numpy()
+    return numbers

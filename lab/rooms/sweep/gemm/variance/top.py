@@ -1,4 +1,4 @@
-"""The GEMMs whose time varies most, and when their extreme instances ran.
+"""The GEMMs whose time varies most, when their extreme instances ran, and what ran beside these.
 
 The first columns are those of the known CSV (ROCm/aorta). max - min grows with the number of instances and
 with the size of the GEMM, so robust figures follow: median, MAD, CV, percentiles, and the median of each
@@ -17,13 +17,13 @@ import pandas as pd
 from lab.core.files import write_atomic
 from lab.core.words import plural
 from lab.report.tables import write_csv
-from lab.rooms.sweep.gemm.columns import NO_LAUNCH
+from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.reading.data import SweepData
-from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.gemm.variance.groups import groups, sheet_columns
+from lab.rooms.sweep.gemm.variance.overlap import overlap_findings, with_overlap
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.tables import KEY, SETTING, column_names
+from lab.rooms.sweep.tables import KEY, NO_LAUNCH, SETTING, column_names
 
 TOP_FILE = "top{k}_gemm_kernels_time_variance.csv"
 INSTANCES_FILE = "gemm_instances.parquet"
@@ -37,20 +37,37 @@ def write_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
     """Write top{k}_gemm_kernels_time_variance.csv: the top_k GEMMs of each trace by max - min, largest first.
 
     `..._with_timestamps.csv` has the same rows with the times of their extreme instances, in ms of the
-    trace's own clock, as Perfetto shows them (*_ts_ns columns are absolute); gemm_groups.csv every GEMM of
-    every trace, gemm_instances.parquet every instance. Raises MissingError without any GEMM that an op
-    launched.
+    trace's own clock, as Perfetto shows them (*_ts_ns columns are absolute);
+    `..._with_collective_overlap.csv` also what overlapped them on the same rank; gemm_groups.csv every GEMM
+    of every trace, gemm_instances.parquet every instance, plots/ the five plots of the list. Raises
+    MissingError without any GEMM that an op launched.
     """
     table = groups(data)
     top = top_rows(table, top_k)
+    stamped = with_timestamps(data, top)
+    overlapped = with_overlap(data, stamped)
     path = out / TOP_FILE.format(k=top_k)
     files = [
         write_csv(top, path),
-        write_csv(with_timestamps(data, top), path.with_name(f"{path.stem}_with_timestamps.csv")),
+        write_csv(stamped, path.with_name(f"{path.stem}_with_timestamps.csv")),
+        write_csv(overlapped, path.with_name(f"{path.stem}_with_collective_overlap.csv")),
         write_csv(table.drop(columns=sheet_columns(table)), out / "gemm_groups.csv"),
         _write_instances(data, out / INSTANCES_FILE),
+        *write_plots(top, data.traces, out),
     ]
-    return Report(files, list(data.missing), [*data.problems, *_unlinked(data)], findings_of(top))
+    findings = [*findings_of(top), *overlap_findings(overlapped)]
+    return Report(files, list(data.missing), [*data.problems, *_unlinked(data)], findings)
+
+
+def write_plots(top: pd.DataFrame, traces: pd.DataFrame, out: Path) -> list[Path]:
+    """The five plots of the list; none where no GEMM ran more than once."""
+    from lab.report.figures import save_png  # matplotlib takes 0.3 s to load
+    from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
+
+    if top.empty:
+        return []
+    settings = settings_of(top, traces)
+    return [save_png(draw(top, settings), out / "plots" / f"{name}.png") for name, draw in VARIANCE.items()]
 
 
 def top_rows(table: pd.DataFrame, top_k: int) -> pd.DataFrame:

@@ -1,8 +1,8 @@
-"""The collective workbook of one configuration."""
+"""The collective workbook of one configuration: what moved, and who waited."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,9 +12,7 @@ from lab.rooms.sweep.gemm.reading.pairs import index_of, of_rank, origin_ns, tim
 from lab.rooms.sweep.gemm.reading.rank import RankTables
 from lab.rooms.sweep.gemm.sheets.collectives import splits
 from lab.rooms.sweep.gemm.sheets.figures import dtype_bytes, most_first, sheet
-from lab.rooms.sweep.gemm.workbooks.join import below
-from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
-from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_summary
+from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
 from lab.stats.columns import grouped_rows
 from lab.stats.robust import grouped
 
@@ -146,6 +144,13 @@ def _summary_sync(sync: Table) -> Table:
     return most_first(
         sheet({**summary, "count": count, "Total comm latency (ms)": total_ms}), "Total comm latency (ms)"
     )
+
+
+def below(tables: Sequence[Table], columns: Sequence[str]) -> Table:
+    """Tables one below the other, in these columns."""
+    if not tables:
+        return Table({name: np.empty(0, dtype=object) for name in columns})
+    return Table({name: np.concatenate([getattr(table, name) for table in tables]) for name in columns})
 
 
 def _first_known(values: np.ndarray, group: np.ndarray, num_groups: int) -> np.ndarray:

@@ -1,59 +1,36 @@
-"""Which rank keeps the others waiting; why, is what the account of the ranks says."""
+"""Which rank keeps the others waiting."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
 
 from lab.recordings.pairing import Pairs
-from lab.recordings.ranks.explained import Explained
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.reading.pairs import of_rank, times_by_rank
 from lab.rooms.sweep.gemm.reading.rank import RankTables
-from lab.rooms.sweep.gemm.sheets.figures import sheet
-from lab.rooms.sweep.gemm.workbooks.join import over_settings
-from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
-from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.tables import column_names
 from lab.stats import robust
 from lab.stats.columns import columns_of_rows
 
-STRAGGLERS = column_names(
-    "threads channel rank num_collectives times_arrived_last pct_arrived_last total_wait_time_us "
-    "verdict times_arrived_first mean_wait_time_us caused_wait_time_us computation_time_ms "
-    "idle_time_ms end_deviation_us total_nccl_dur_us repeat "
-    "algorithm protocol"
-)
 
+class Nodes:
+    """The host of each rank, derived from the number of GPUs that its trace lists."""
 
-def stragglers(
-    data: SweepData,
-    paired: Mapping[Key, Pairs],
-    explained: Mapping[Key, Explained],
-) -> Table:
-    """One row per configuration and rank: who waited and who caused it, and what the account finds on it."""
-    tables = {}
-    for setting, pairs in paired.items():
-        summary = straggler_summary(pairs, data.ranks[setting], Nodes(data.ranks[setting]))
-        ranks = summary.rank.tolist()
-        times = [data.ranks[setting][rank].figures.timeline or {} for rank in ranks]
-        causes = explained[setting].findings if setting in explained else ()
-        tables[setting] = sheet(
-            {
-                **summary.as_dict(),
-                **{
-                    name: [row.get(name, np.nan) for row in times]
-                    for name in ("computation_time_ms", "idle_time_ms")
-                },
-                "verdict": [
-                    "; ".join(cause.text for cause in causes if cause.rank == rank) for rank in ranks
-                ],
-            }
-        )
-    return over_settings(tables, STRAGGLERS)
+    def __init__(self, ranks: Mapping[int, RankTables]) -> None:
+        self._size = max((rank.num_devices for rank in ranks.values()), default=0)
+
+    def of(self, rank: int) -> int:
+        return rank // self._size if self._size else 0
+
+    def spans(self, pg_ranks: np.ndarray) -> np.ndarray:
+        """Number of hosts (n,) that each group of ranks, a text like `[0, 1]`, lies on."""
+        spans_of = {
+            text: len({self.of(int(rank)) for rank in re.findall(r"\d+", text)}) or 1
+            for text in set(pg_ranks.tolist())
+        }
+        return np.array([spans_of[text] for text in pg_ranks.tolist()], dtype=np.int64)
 
 
 def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> Table:
@@ -84,15 +61,6 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Node
             }
         )
     return Table(columns_of_rows(rows, list(rows[0]) if rows else []))
-
-
-def straggler_findings(explained: Mapping[Key, Explained]) -> list[str]:
-    """One sentence per finding, setting by setting, those that bind first."""
-    return [
-        f"{long_name(*key.knobs)}: {finding.text}"
-        for key, explanation in explained.items()
-        for finding in explanation.findings
-    ]
 
 
 def _caused(pairs: Pairs, by_rank: Mapping[int, dict[str, np.ndarray]], rank: int) -> dict[str, float]:

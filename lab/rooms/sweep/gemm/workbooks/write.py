@@ -16,31 +16,34 @@ from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
-from lab.rooms.sweep.gemm.naming import report_name
+from lab.rooms.sweep.gemm.places import Report, report_name
 from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.reading.pairs import explained_of, pairs_of
-from lab.rooms.sweep.gemm.report import Report
-from lab.rooms.sweep.gemm.workbooks.collectives import collective_sheets
-from lab.rooms.sweep.gemm.workbooks.comparisons import write_comparisons
-from lab.rooms.sweep.gemm.workbooks.join import over_settings
-from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_findings, stragglers
+from lab.rooms.sweep.gemm.reading.rank import RankTables
+from lab.rooms.sweep.gemm.sheets.figures import sheet
+from lab.rooms.sweep.gemm.workbooks.collectives import below, collective_sheets
+from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.ranks.read import not_told
 from lab.rooms.sweep.tables import EFFECTIVE, TIMELINE, column_names
-from lab.stats.columns import columns_of_rows
+from lab.stats.columns import columns_of_rows, objects
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from lab.rooms.sweep.verdict.ranks import Settings
 
-TIMELINE_FIRST = column_names(
-    "threads channel rank computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms "
-    "busy_time_ms idle_time_ms total_time_ms total_comm_time_ms total_memcpy_time_ms"
-)
 COLLECTIVES = column_names(
     "threads channel collective_id pg_name pg_ranks collective dtype in_nelems out_nelems group_size "
     "index_in_group msg_bytes latency_us start_skew_us end_skew_us straggler_rank first_rank "
     "algbw_gb_s busbw_gb_s complete missing_ranks confidence repeat "
+    "algorithm protocol"
+)
+STRAGGLERS = column_names(
+    "threads channel rank num_collectives times_arrived_last pct_arrived_last total_wait_time_us "
+    "verdict times_arrived_first mean_wait_time_us caused_wait_time_us computation_time_ms "
+    "idle_time_ms end_deviation_us total_nccl_dur_us repeat "
     "algorithm protocol"
 )
 
@@ -58,31 +61,102 @@ def write_reports(data: SweepData, out: Path) -> Report:
         files.append(write_workbook(sheets, out / report_name("collective", setting, "")))
     files += write_comparisons(data, out)
     explained = explained_of(data)
-    late = stragglers(data, paired, explained)
-    tables = csv_tables(data, paired, late)
+    tables = {
+        "timeline": Table(columns_of_rows(data.rows["timeline"], TIMELINE)),
+        "effective": Table(columns_of_rows(data.rows["effective"], EFFECTIVE)),
+        "collectives": over_settings(
+            {setting: pairs.collectives for setting, pairs in paired.items()}, COLLECTIVES
+        ),
+        "stragglers": stragglers(data, paired, explained),
+    }
     files += [write_csv(table, out / f"{name}.csv") for name, table in tables.items()]
     problems = [
         f"{long_name(*key.knobs)}: {problem}" for key, pairs in paired.items() for problem in pairs.problems
     ]
-    missing = [*data.missing, *_not_told(data, explained)]
-    return Report(files, missing, [*data.problems, *problems], straggler_findings(explained))
-
-
-def _not_told(data: SweepData, explained: Settings) -> list[str]:
-    sentences = []
+    missing = list(data.missing)
     for setting, explanation in explained.items():
         world = max((rank.figures.world_size or 0 for rank in data.ranks[setting].values()), default=0)
-        sentences += [f"{long_name(*setting.knobs)}: {text}" for text in not_told(explanation, world)]
-    return sentences
+        missing += [f"{long_name(*setting.knobs)}: {text}" for text in not_told(explanation, world)]
+    findings = [  # those that bind first
+        f"{long_name(*key.knobs)}: {finding.text}"
+        for key, explanation in explained.items()
+        for finding in explanation.findings
+    ]
+    return Report(files, missing, [*data.problems, *problems], findings)
 
 
-def csv_tables(data: SweepData, paired: Mapping[Key, Pairs], late: Table) -> dict[str, Table]:
-    """timeline, effective, collectives and stragglers of the whole sweep, ready to be written."""
-    timeline = [*TIMELINE_FIRST, *(name for name in TIMELINE if name not in TIMELINE_FIRST)]
-    collectives = {setting: pairs.collectives for setting, pairs in paired.items()}
-    return {
-        "timeline": Table(columns_of_rows(data.rows["timeline"], timeline)),
-        "effective": Table(columns_of_rows(data.rows["effective"], EFFECTIVE)),
-        "collectives": over_settings(collectives, COLLECTIVES),
-        "stragglers": late,
-    }
+def stragglers(data: SweepData, paired: Mapping[Key, Pairs], explained: Settings) -> Table:
+    """One row per configuration and rank: who waited and who caused it, and what the account finds on it."""
+    tables = {}
+    for setting, pairs in paired.items():
+        summary = straggler_summary(pairs, data.ranks[setting], Nodes(data.ranks[setting]))
+        ranks = summary.rank.tolist()
+        times = [data.ranks[setting][rank].figures.timeline or {} for rank in ranks]
+        causes = explained[setting].findings if setting in explained else ()
+        tables[setting] = Table(
+            {
+                **summary.as_dict(),
+                **columns_of_rows(times, ["computation_time_ms", "idle_time_ms"]),
+                "verdict": objects(
+                    ["; ".join(cause.text for cause in causes if cause.rank == rank) for rank in ranks]
+                ),
+            }
+        )
+    return over_settings(tables, STRAGGLERS)
+
+
+def over_settings(tables: Mapping[Key, Table], columns: list[str]) -> Table:
+    """The tables of all configurations one below the other, with their settings, in these columns."""
+    filled = [
+        sheet({**table.as_dict(), **setting._asdict()}) for setting, table in tables.items() if len(table)
+    ]
+    return below(filled, columns)
+
+
+def write_comparisons(data: SweepData, out: Path) -> list[Path]:
+    """Per channel count and rank, the timelines and op times of all thread counts side by side."""
+    by_channel: dict[tuple[str, int], dict[int, RankTables]] = {}
+    for key, ranks in sorted(data.ranks.items(), reverse=True):
+        setting = "_".join(filter(None, (f"{key.channel}ch", key.algorithm, key.protocol)))
+        for rank, rank_tables in ranks.items():
+            # The first repeat comes last, so it is kept.
+            by_channel.setdefault((setting, rank), {})[key.threads] = rank_tables
+    return [
+        write_workbook(
+            comparison(by_threads),
+            out / "comparisons" / f"compare_{setting}_rank{rank}_across_threads.xlsx",
+        )
+        for (setting, rank), by_threads in by_channel.items()
+        if len(by_threads) > 1
+    ]
+
+
+def comparison(by_threads: Mapping[int, RankTables]) -> dict[str, pd.DataFrame]:
+    """Sheets gpu_timeline and ops_summary, one set of columns per thread count, then the changes.
+
+    diff is new minus first, ratio new over first; the first is the lowest thread count.
+    """
+    keys = {"gpu_timeline": ("type", ["time ms", "percent"])}
+    figures = ["Count", "total_direct_kernel_time_ms", "total_subtree_kernel_time_ms"]
+    keys["ops_summary"] = ("name", figures)
+    return {sheet: _beside(by_threads, sheet, key, values) for sheet, (key, values) in keys.items()}
+
+
+def _beside(by_threads: Mapping[int, RankTables], sheet: str, key: str, values: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    order = sorted(by_threads)
+    parts = [
+        pd.DataFrame(by_threads[threads].sheets[sheet].as_dict()).set_index(key)[values] for threads in order
+    ]
+    rows = list(dict.fromkeys(name for part in parts for name in part.index))
+    parts = [part.reindex(rows) for part in parts]
+    frame = pd.DataFrame(index=pd.Index(rows, name=key))
+    for threads, part in zip(order, parts, strict=True):
+        frame = frame.join(part.add_suffix(f" {threads}thread"))
+    main = values[0] if sheet == "gpu_timeline" else values[1]
+    for threads, part in zip(order[1:], parts[1:], strict=True):
+        frame[f"{main} diff {threads}thread"] = part[main] - parts[0][main]
+        frame[f"{main} ratio {threads}thread"] = part[main] / parts[0][main]
+    result: pd.DataFrame = frame.reset_index()
+    return result

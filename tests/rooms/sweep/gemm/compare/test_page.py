@@ -15,9 +15,8 @@ from click.testing import CliRunner
 from lab.errors import StepFailed, UsageError
 from lab.rooms.sweep.gemm.cli import gemm
 from lab.rooms.sweep.gemm.compare import sweeps
-from lab.rooms.sweep.gemm.compare.page import PAGE, rounded, write_comparison
-from lab.rooms.sweep.gemm.plots import DRAWINGS
-from lab.rooms.sweep.gemm.variance.top import TOP_FILE
+from lab.rooms.sweep.gemm.compare.page import PAGE, write_comparison
+from lab.rooms.sweep.gemm.plots import VARIANCE
 from tests.rooms.sweep.gemm.recorded import write_sweep
 
 
@@ -45,11 +44,6 @@ def test_labels_are_escaped_everywhere(pages: Path) -> None:
     assert "<script>alert" not in html and "&lt;script&gt;alert" in html
 
 
-def test_every_figure_on_the_page_names_a_table_that_is_there(pages: Path) -> None:
-    sources = set(re.findall(r'data-source="([^"]+)"', (pages / PAGE).read_text()))
-    assert sources and all((pages / source).exists() for source in sources)
-
-
 def test_charts_hold_every_rank_of_every_sweep(pages: Path) -> None:
     chart = json.loads(unescape(re.search(r'data-chart="([^"]*)"', (pages / PAGE).read_text())[1]))
     assert [len(series["points"][0]) for series in chart["series"]] == [
@@ -64,7 +58,6 @@ def test_no_table_has_digits_that_no_clock_gave(pages: Path) -> None:
     assert len(tables) == 4
     for table in tables:
         assert not re.findall(r"\d\.\d{7,}", table.read_text()), table.name
-    assert rounded(pd.DataFrame({"ms": [149.61111549999998, 1 / 3]})).ms.tolist() == [149.611115, 0.333333]
 
 
 def test_the_command_compares_and_requires_complete_recordings(pages: Path, tmp_path: Path) -> None:
@@ -100,7 +93,7 @@ def test_two_sweeps_and_fitting_labels_are_needed(tmp_path: Path) -> None:
 def test_charts_draw_without_a_console_error(browse, pages: Path, width: int) -> None:
     dom, errors = browse(pages / PAGE, "--dump-dom", f"--window-size={width},2000")
     assert "CONSOLE" not in errors
-    assert dom.count('class="point"') > 15
+    assert dom.count('class="point"') == 15  # three ranks or medians of each setting that a sweep has
 
 
 @pytest.mark.browser
@@ -149,7 +142,7 @@ def test_the_five_plots_of_both_sweeps_stand_side_by_side_and_are_files(tmp_path
     words = ["compare", str(sweep), str(sweep), "-l", "before", "-l", "after", "-o", str(page), "-w", "1"]
     CliRunner().invoke(gemm, words)
     text = page.read_text()
-    for name in DRAWINGS[TOP_FILE]:
+    for name in VARIANCE:
         files = sorted((tmp_path / "out/comparison/plots").glob(f"*/{name}.png"))
         assert [path.parent.name for path in files] == ["0_before", "1_after"]
         assert len(set(re.findall(rf'id="{name}-([01])-', text))) in (0, 2)

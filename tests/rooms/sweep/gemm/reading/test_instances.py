@@ -6,9 +6,9 @@ import pytest
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.rooms.sweep.gemm.columns import NO_LAUNCH
 from lab.rooms.sweep.gemm.reading.instances import gemm_table
 from lab.rooms.sweep.gemm.sheets.launches import launches
+from lab.rooms.sweep.tables import NO_LAUNCH
 from tests.conftest import SHARED
 from tests.rooms.sweep.gemm.recorded import read, write_rank
 from tests.tracegen import TraceWriter

@@ -20,7 +20,6 @@ from lab.rooms.sweep.tables import GEMM_KEY
 from tests.conftest import SHARED
 
 CONFIG = "sweep_h200/256thread/nccl_28channels"
-SUMS = ["sum", "mean", "std", "min", "max"]
 SYNC_KEY = ["Collective name", "dtype", "In msg nelems", "Process Group Name", "Group size"]
 
 
@@ -32,22 +31,6 @@ def traces():
 
 def frame(table) -> pd.DataFrame:
     return pd.DataFrame(table.as_dict())
-
-
-@pytest.mark.data
-def test_the_sheet_of_collectives_is_a_groupby_of_its_calls():
-    calls = views.collective_instances(traces()[0])
-    sheet = frame(coll_analysis(calls, 3))
-    key = list(sheet)[1:11]
-    named = ["pg_name", "pg_ranks", "collective", "group_size", "dtype", "in_nelems", "out_nelems"]
-    plain = frame(calls)[[*named, "in_split", "out_split", "stream"]].set_axis(key, axis=1)
-    plain = plain.assign(**{name: plain[name].str.strip('"') for name in key if "split" in name})
-    plain = plain.assign(dur=calls.dur_ns / 1000).groupby(key)["dur"].agg([*SUMS, "size"]).reset_index()
-    assert len(sheet) == len(plain) > 3 and set(sheet["rank"]) == {3}
-    pd.testing.assert_frame_equal(sheet[key], plain[key], check_dtype=False)
-    for how in SUMS:
-        np.testing.assert_allclose(sheet[f"dur_{how}"], plain[how], rtol=1e-12)
-    assert sheet["operation_count"].tolist() == plain["size"].tolist()
 
 
 @pytest.mark.data

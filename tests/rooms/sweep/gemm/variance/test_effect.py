@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.variance.effect import BY_BLOCK, BY_RANK, effect, split_effects
+from lab.rooms.sweep.gemm.variance.cause import BY_BLOCK, BY_RANK, effect, split_effects
 from tests.rooms.sweep.gemm.made import instances
 
 

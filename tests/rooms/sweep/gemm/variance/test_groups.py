@@ -28,9 +28,3 @@ def test_figures_are_those_of_the_plain_statistics(tmp_path):
         assert row["excess_time_us"] == pytest.approx(np.maximum(us - np.median(us), 0).sum())
     assert table.loc[8, "step_medians_us"] == "1: 30.000; 2: 30.000"
     assert table["cold_n"].tolist() == [4, 4]
-
-
-def test_cold_steps_can_be_left_out(tmp_path):
-    data = read(two_shapes(tmp_path))
-    assert groups(data, keep_odd_steps=False)["n"].tolist() == [4, 4]
-    assert groups(data)["n"].tolist() == [8, 8]

@@ -1,19 +1,24 @@
-"""What ran beside the extreme instances."""
+"""What ran beside a GEMM: which collective, and whether it was waiting or moving data."""
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.variance.overlap import COLUMNS, MORE, write_overlap
+from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.reading.pairs import of_rank, pairs_of
+from lab.rooms.sweep.gemm.variance.overlap import COLUMNS, MORE, beside
+from lab.rooms.sweep.gemm.variance.top import write_variance
+from lab.rooms.sweep.knobs import Key
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 from tests.tracegen import TraceWriter
 
 
 def test_the_longest_instance_was_overlapped_and_the_shortest_was_not(tmp_path):
-    report = write_overlap(read(write_sweep(tmp_path)), tmp_path / "out")
-    assert report.files[0].name == "top5_gemm_kernels_time_variance_with_collective_overlap.csv"
-    table = pd.read_csv(report.files[0])
+    report = write_variance(read(write_sweep(tmp_path)), tmp_path / "out")
+    assert report.files[2].name == "top5_gemm_kernels_time_variance_with_collective_overlap.csv"
+    table = pd.read_csv(report.files[2])
     assert list(table)[-len(COLUMNS + MORE) :] == [*COLUMNS, *MORE]
     row = table[table["rank"] == 0].iloc[0]
     assert row[COLUMNS].tolist() == [1, "allreduce", 100.0, "allreduce", pytest.approx(0.02)]
@@ -29,6 +34,35 @@ def test_several_collectives_count_once_where_they_overlap_each_other(tmp_path):
     writer.all_reduce(1024, 90, 60)
     writer.all_reduce(2048, 140, 30)
     writer.write(tmp_path / "rank0/t.json")
-    row = pd.read_csv(write_overlap(read(tmp_path), tmp_path / "out").files[0]).iloc[0]
+    row = pd.read_csv(write_variance(read(tmp_path), tmp_path / "out").files[2]).iloc[0]
     assert row["overlapping_collective_names"] == "allreduce;allreduce"
     assert (row["max_overlap_percentage"], row["total_overlap_duration_ms"]) == (50, pytest.approx(0.07))
+
+
+def test_a_collective_waits_until_its_last_rank_has_come(tmp_path):
+    found = beside(read(write_sweep(tmp_path, threads=(256,))))
+    # rank 0 enters at 200 and waits for rank 1 until 350: its GEMMs at 220 and 300 run beside the waiting
+    assert found["phase"].tolist() == ["", "waiting", "waiting"] * 2 + [""] * 6
+    assert found["waiting_ns"].tolist() == [0, 20_000, 20_000] * 2 + [0] * 6
+    assert found["collective"].tolist() == ["", "allreduce", "allreduce"] * 2 + [""] * 6
+
+
+@pytest.mark.data
+def test_the_longest_collective_beside_every_h200_gemm_is_that_of_a_plain_loop(shared_data):
+    config = shared_data / "sweep_h200/512thread/nccl_28channels"
+    data = read_sweep(config, workers=2)
+    found = beside(data)
+    setting = Key(512, 28)
+    for rank in (0, 5):
+        mine = of_rank(pairs_of(data)[setting], rank)
+        rows = data.gemm[data.gemm["rank"] == rank]
+        for index, row in rows.iterrows():
+            shared = [
+                min(row["end_ns"], ts + dur) - max(row["ts_ns"], ts)
+                for ts, dur in zip(mine.ts_ns.tolist(), mine.dur_ns.tolist(), strict=True)
+            ]
+            best = int(np.argmax(shared))
+            expected = int(mine.collective_id[best]) if shared[best] > 0 else -1
+            assert found.loc[index, "collective_id"] == expected
+    covered = found["waiting_ns"] + found["transfer_ns"]
+    assert covered.tolist() == data.gemm["comm_ns"].tolist()

@@ -63,7 +63,7 @@ def test_a_trace_without_shapes_says_what_to_record(tmp_path):
 
 def test_every_instance_is_kept(tmp_path):
     report = write_variance(read(two_shapes(tmp_path)), tmp_path / "out")
-    kept = pd.read_parquet(report.files[3])
+    kept = pd.read_parquet(report.files[4])
     assert len(kept) == 16 and kept["correlation"].is_unique
 
 

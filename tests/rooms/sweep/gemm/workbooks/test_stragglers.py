@@ -11,13 +11,8 @@ import pytest
 from lab.recordings.pairing import Pairs
 from lab.recordings.ranks.explained import Finding
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
-from lab.rooms.sweep.gemm.workbooks.stragglers import (
-    STRAGGLERS,
-    straggler_findings,
-    straggler_summary,
-    stragglers,
-)
+from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
+from lab.rooms.sweep.gemm.workbooks.write import STRAGGLERS, stragglers
 from lab.rooms.sweep.knobs import Key
 
 pytestmark = pytest.mark.filterwarnings("error")  # an empty mean would warn on every page
@@ -166,15 +161,3 @@ def test_a_configuration_without_collectives_names_nobody():
     table = frame(stragglers(SimpleNamespace(ranks=ranks), {Key(256, 28): none}, {}))
     assert table["verdict"].tolist() == [""] and table["num_collectives"].tolist() == [0]
     assert table["caused_wait_time_us"].tolist() == table["end_deviation_us"].tolist() == [0]
-
-
-def test_findings_name_the_configuration_and_what_is_hidden_too():
-    found = (
-        Finding(7, "host_late", True, 107.0, (5, 6), 90.0, "rank 7: its host launches late"),
-        Finding(5, "more_work", False, 13.0, (5, 6), 0.0, "rank 5: it has more work; hidden"),
-    )
-    explained = {Key(256, 28): SimpleNamespace(findings=found), Key(512, 0): SimpleNamespace(findings=())}
-    assert straggler_findings(explained) == [
-        "256 threads, 28 channels: rank 7: its host launches late",
-        "256 threads, 28 channels: rank 5: it has more work; hidden",
-    ]

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from lab.errors import MissingError
-from lab.rooms.sweep import analyze as module
-from lab.rooms.sweep.analyze import analyze
+from lab.rooms.sweep.gemm.reading import data
+from lab.rooms.sweep.gemm.reading.rank import read_rank_tables
 from lab.rooms.sweep.tables import CONFIGS, EFFECTIVE, GEMM, TIMELINE, TIMELINE_MS
+from tests.rooms.sweep.gemm.recorded import read_tables
 from tests.tracegen import TraceWriter, cpu_step, training_step
 
 
@@ -40,7 +41,7 @@ def small_sweep(root: Path) -> Path:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sweep_becomes_tables_whether_read_here_or_side_by_side(tmp_path, workers):
     seen = []
-    tables = analyze(small_sweep(tmp_path), workers=workers, progress=lambda *call: seen.append(call))
+    tables = read_tables(small_sweep(tmp_path), workers=workers, progress=lambda *call: seen.append(call))
     assert [list(t.columns) for t in (tables.timeline, tables.effective, tables.gemm, tables.configs)] == [
         TIMELINE,
         EFFECTIVE,
@@ -59,7 +60,7 @@ def test_a_sweep_becomes_tables_whether_read_here_or_side_by_side(tmp_path, work
 
 
 def test_requested_stands_beside_effective_and_the_log(tmp_path):
-    tables = analyze(small_sweep(tmp_path), workers=1)
+    tables = read_tables(small_sweep(tmp_path), workers=1)
     row = tables.effective.iloc[0].to_dict()
     assert (row["collective"], row["count"], row["in_nelems"], row["msg_bytes"]) == (
         "allreduce",
@@ -75,7 +76,7 @@ def test_requested_stands_beside_effective_and_the_log(tmp_path):
 
 
 def test_gemms_are_grouped_with_robust_figures(tmp_path):
-    gemm = analyze(small_sweep(tmp_path), workers=1).gemm.iloc[0]
+    gemm = read_tables(small_sweep(tmp_path), workers=1).gemm.iloc[0]
     assert (gemm.op, gemm.M, gemm.N, gemm.K, gemm.n, gemm["transpose"]) == ("aten::mm", 64, 32, 128, 2, "NN")
     assert (gemm.median_us, gemm.mad_us, gemm.cv, gemm.sum_us) == (10, 0, 0, 20)
     assert gemm.tflops_median == pytest.approx(2 * 64 * 32 * 128 / 10e-6 / 1e12)
@@ -86,7 +87,7 @@ def test_one_broken_trace_is_a_row_and_the_rest_goes_on(tmp_path, workers):
     small_sweep(tmp_path)
     broken = tmp_path / "256thread/nccl_28channels/torch_profiler/rank1/trace_step6.json.gz"
     broken.write_bytes(broken.read_bytes()[:300])
-    tables = analyze(tmp_path, workers=workers)
+    tables = read_tables(tmp_path, workers=workers)
     assert len(tables.timeline) == 3
     (problem,) = tables.problems.to_dict("records")
     assert (problem["channel"], problem["rank"], problem["file"]) == (
@@ -114,7 +115,7 @@ def test_a_rank_that_lost_rows_makes_the_setting_incomplete_whichever_it_is(tmp_
             kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
             trace["traceEvents"].remove(kernels[len(kernels) // 2])
             path.write_bytes(gzip.compress(json.dumps(trace).encode()))
-    row = analyze(tmp_path, workers=1).configs.iloc[0]
+    row = read_tables(tmp_path, workers=1).configs.iloc[0]
     assert (row.status, row.ranks_found) == ("incomplete", 2)
     assert row.reason.startswith(f"rank {torn}: ")
 
@@ -123,14 +124,14 @@ def test_a_setting_of_which_nothing_can_be_read_is_broken(tmp_path):
     small_sweep(tmp_path)
     for trace in (tmp_path / "256thread/nccl_28channels").rglob("*.json.gz"):
         trace.write_text("no trace")
-    first = analyze(tmp_path, workers=1).configs.iloc[0]
+    first = read_tables(tmp_path, workers=1).configs.iloc[0]
     assert first.status == "broken" and math.isnan(first.total_time_ms)
 
 
 def test_missing_ranks_are_counted_against_the_world_of_the_trace(tmp_path):
     record(tmp_path, 256, 28, 1, world=8)
     record(tmp_path, 256, 28, 5, world=8)
-    row = analyze(tmp_path, workers=1).configs.iloc[0]
+    row = read_tables(tmp_path, workers=1).configs.iloc[0]
     assert (row.status, row.ranks_expected, row.missing_ranks) == ("incomplete", 8, "0, 2, 3, 4, 6, 7")
 
 
@@ -144,7 +145,7 @@ def test_what_failed_or_never_ran_has_a_row(tmp_path):
         {"threads": 512, "channel": 42, "repeat": 1, "status": "skipped", "reason": "interrupted before it"},
         {"threads": 512, "channel": 56, "repeat": 1, "status": "ok", "reason": ""},
     ]
-    configs = analyze(tmp_path, workers=1, expected=planned).configs
+    configs = read_tables(tmp_path, workers=1, expected=planned).configs
     assert configs[["threads", "channel", "status"]].values.tolist() == [
         [256, 28, "ok"],
         [256, 42, "failed"],
@@ -158,10 +159,10 @@ def test_what_failed_or_never_ran_has_a_row(tmp_path):
 
 def test_a_run_of_which_everything_failed_still_has_its_rows(tmp_path):
     planned = [{"threads": 256, "channel": 28, "repeat": 1, "status": "failed", "reason": "no GPU"}]
-    tables = analyze(tmp_path, expected=planned)
+    tables = read_tables(tmp_path, expected=planned)
     assert tables.configs.reason.tolist() == ["no GPU"] and tables.timeline.empty
     with pytest.raises(MissingError):
-        analyze(tmp_path)
+        read_tables(tmp_path)
 
 
 def test_the_rank_of_the_trace_counts_when_the_folder_says_another(tmp_path):
@@ -169,18 +170,9 @@ def test_the_rank_of_the_trace_counts_when_the_folder_says_another(tmp_path):
     (tmp_path / "256thread/nccl_28channels/torch_profiler/rank0").rename(
         tmp_path / "256thread/nccl_28channels/torch_profiler/rank1"
     )
-    tables = analyze(tmp_path, workers=1)
+    tables = read_tables(tmp_path, workers=1)
     assert tables.timeline["rank"].tolist() == [0]
     assert "the folder says rank 1" in tables.problems.what[0]
-
-
-def test_two_traces_of_one_rank_are_reported(tmp_path):
-    for name in ("rank0", "rank1"):
-        writer = TraceWriter(rank=0, world_size=2)
-        writer.gemm(4, 4, 4, 100, 10)
-        writer.write(tmp_path / name / "trace_step1.json")
-    problems = analyze(tmp_path, workers=1).problems
-    assert problems.what.str.contains("2 traces say that they are rank 0").sum() == 2
 
 
 def test_a_trace_without_events_is_no_readable_rank(tmp_path):
@@ -189,9 +181,9 @@ def test_a_trace_without_events_is_no_readable_rank(tmp_path):
         if rank == 0:
             writer.gemm(4, 4, 4, 100, 10)
         writer.write(tmp_path / f"rank{rank}" / "trace_step1.json")
-    tables = analyze(tmp_path, workers=1)
+    tables = read_tables(tmp_path, workers=1)
     assert tables.configs.status.tolist() == ["incomplete"]
-    assert tables.problems.what.str.contains("holds no events").sum() == 1
+    assert tables.problems.what.str.contains("has no events").sum() == 1
 
 
 def test_a_cpu_run_says_that_it_is_one(tmp_path):
@@ -200,29 +192,31 @@ def test_a_cpu_run_says_that_it_is_one(tmp_path):
         cpu_step(writer, 1, 1000)
         cpu_step(writer, 2, 1050)
         writer.write(tmp_path / f"256thread/nccl_2channels/torch_profiler/rank{rank}/t_step2.json.gz")
-    tables = analyze(tmp_path, workers=1)
+    tables = read_tables(tmp_path, workers=1)
     assert tables.timeline.device.tolist() == ["cpu", "cpu"] and tables.timeline.steps.tolist() == [2, 2]
     assert tables.effective.channels_verdict.tolist() == ["unknown"] * 2
     assert tables.configs.threads_verdict.tolist() == ["unknown"]
     assert tables.gemm.n.tolist() == [2, 2]
 
 
-def killed(found):
-    os.kill(os.getpid(), signal.SIGKILL)
+def killed(job):
+    if job.setting.channel == 42:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return read_rank_tables(job)
 
 
 def test_a_reader_that_is_killed_costs_its_own_rank_only(tmp_path, monkeypatch):
     small_sweep(tmp_path)
-    monkeypatch.setattr(module, "read_rank", killed)
-    tables = analyze(tmp_path, workers=2)
-    assert tables.configs.status.tolist() == ["broken", "broken"]
-    assert tables.problems.what.str.contains("killed").sum() == 4
+    monkeypatch.setattr(data, "read_rank_tables", killed)
+    tables = read_tables(tmp_path, workers=2)
+    assert tables.configs.status.tolist() == ["ok", "broken"]
+    assert tables.problems.what.str.contains("killed").sum() == 2
 
 
 def test_an_unreadable_log_is_a_problem_and_not_the_end(tmp_path):
     small_sweep(tmp_path)
     (tmp_path / "256thread/nccl_42channels/nccl.log").mkdir()
-    tables = analyze(tmp_path, workers=1)
+    tables = read_tables(tmp_path, workers=1)
     assert "NCCL log cannot be read" in tables.problems.what[0]
     assert tables.configs.status.tolist() == ["ok", "ok"]
 
@@ -238,7 +232,7 @@ REQUESTED_AND_EFFECTIVE = {
 
 @pytest.mark.data
 def test_the_h200_sweep_shows_what_was_requested_and_what_happened(shared_data):
-    tables = analyze(shared_data / "sweep_h200", workers=2)
+    tables = read_tables(shared_data / "sweep_h200", workers=2)
     assert len(tables.timeline) == 32 and tables.problems.empty
     for (collective, nelems), (grid, block, mib) in REQUESTED_AND_EFFECTIVE.items():
         same = (tables.effective.collective == collective) & (tables.effective.in_nelems == nelems)
@@ -264,7 +258,7 @@ def test_the_h200_sweep_shows_what_was_requested_and_what_happened(shared_data):
 def test_traces_that_say_the_same_rank_are_named_and_make_the_setting_incomplete(tmp_path, world, missing):
     first = record(tmp_path, 256, 28, 0, world=world)
     shutil.copytree(first.parent, first.parent.with_name("rank1"))
-    row = analyze(tmp_path, workers=1).configs.iloc[0]
+    row = read_tables(tmp_path, workers=1).configs.iloc[0]
     assert (row.status, row.missing_ranks) == ("incomplete", missing)
     names = ", ".join(f"torch_profiler/rank{at}/trace_step6.json.gz" for at in (0, 1))
     assert row.reason.endswith(f"rank 0 is in 2 traces: {names}")
