@@ -252,7 +252,7 @@ class Recorder:
         if not (_aliases(func)[1] or _is_random(func) or is_library):
             with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError):
                 exact = tensors_in(func(*_doubled(args), **_doubled(kwargs)))
-        if len(exact) != len(outputs):  # or there is no float64 kernel
+        if len(exact) != len(outputs):  # or the op has no float64 kernel
             self.without_reference[name] += 1
             return nothing
         return [_error(output, reference) for output, reference in zip(outputs, exact, strict=True)]
@@ -339,7 +339,7 @@ def owner_of(name: str) -> str:
 
 
 def _plain_arguments(name: str, args: Any, kwargs: Any) -> list[str]:
-    """A hash of the arguments that are no tensors: a factor from a clock is an input, too."""
+    """A hash of the arguments that are not tensors: a factor from a clock is an input, too."""
     if name.startswith((*COLLECTIVES, "fsdp.")):  # groups and places in buffers
         return []
     text = _plain((args, sorted(kwargs.items())))
