@@ -1,7 +1,7 @@
 """Whether two recordings are of the same work, axis by axis, and how much of an operation both sides know.
 
-What is absent on a side is `not compared`, never equal. Without ops, or without shapes, on one side every
-operation would be gone there and new here; and nsys writes the names of kernels in another way than
+What is absent on either side is `not compared`, never equal. Without ops, or without shapes, on one side
+every operation would be gone there and new here; and nsys writes the names of kernels in another way than
 torch.profiler, and every tool those of copies. So both sides are compared as far as both go.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from lab.compare.side import Key, Work, memory_name
 from lab.compare.units import Units
 
-RECORDED = 0.05  # share of GPU operations with an op (of these, with shapes), above which a side has them
+RECORDED = 0.05  # share of GPU operations with an op (of these, with shapes), from which on both count
 COMMON = 0.5  # of GPU time in work that both sides have: with less they are not comparable
 LaunchDims = frozenset[tuple[int, ...]]
 SAME, DIFFERS, NOT_COMPARED = "same", "differs", "not compared"
