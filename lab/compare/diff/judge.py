@@ -9,7 +9,6 @@ scatter of its own steps it does not even suggest. Counts repeat exactly. Over p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 import numpy as np
 
@@ -17,13 +16,14 @@ from lab.compare.diff.split import Row
 from lab.compare.side import Key, Work
 from lab.compare.signatures import judge_signatures
 from lab.compare.units import MIN_STEPS, Units, as_a_rule, duration_errors
-from lab.compare.whole import ALARMS
+from lab.compare.whole import ALARMS, MAD_TO_SD
 from lab.stats.effects import holm
 from lab.stats.gate import LEAST, LEVEL
 from lab.stats.means import Sample, beyond_p, difference_ci
+from lab.stats.robust import mad
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
-MOST_FLOOR, SCATTERS, MAD_TO_SD = 0.10, 5.0, 1.4826
+MOST_FLOOR, SCATTERS = 0.10, 5.0
 LEAST_UNIT_SHARE, LEAST_CALL_NS = 0.001, 50.0  # of a unit other than a step, and per call of the kernel
 LONG_NS, FEW_ROWS = 10_000.0, 8  # per unit: rows that tell the scatter, and how many it takes
 FEW_INFLATION = 6.0
@@ -97,8 +97,7 @@ def scatter_floor(rows: Sequence[Row]) -> float:
     shares = [row.slower for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
     if len(shares) < FEW_ROWS:
         return FLOOR_SHARE
-    middle = median(shares)
-    scatter = MAD_TO_SD * median(abs(share - middle) for share in shares)
+    scatter = MAD_TO_SD * mad(shares)
     scatter *= 1 + FEW_INFLATION / len(shares)  # of few rows the deviation is often too small
     return min(max(FLOOR_SHARE, SCATTERS * scatter), MOST_FLOOR)
 

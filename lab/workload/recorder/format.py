@@ -60,7 +60,6 @@ class Row(msgspec.Struct, frozen=True):
     inf: int = 0
     in_ck: tuple[Text, ...] = ()
     local_rel: float | None = None
-    local_max_rms: float | None = None
     sample_at: tuple[int, ...] = ()
     sample: Numbers = ()
     signed: Numbers = ()
