@@ -35,7 +35,7 @@ from lab.stats.gate import decide
 class Verdict(msgspec.Struct, kw_only=True):
     """outcome: regression if one is proven; excluded if all are and nothing is in doubt; else undecided.
 
-    exact: counts that changed, and how often they may by chance.
+    exact: counts that changed; by_chance: those that may have by chance.
     steps: which steps carry the change of a mean. notes: what was not compared, though a reader may think so.
     second: what a second set of processes says of what is proven (check.confirm); "" if there was none."""
 
@@ -43,6 +43,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     max_slowdown: float
     metrics: list[Total]
     exact: list[str]
+    by_chance: list[str] = []
     signatures: Signatures | None = None
     steps: list[str] = []
     doubts: list[str] = []
@@ -77,6 +78,7 @@ def judge(
     reasons = doubts(base, head, max_slowdown)
     if signatures and not signatures.tested:
         reasons.append("no signature is in every process: other programs, or recorded with other options")
+    certain, by_chance = exact(base, head, alarms=ALARMS * share)
     carried = [
         text
         for total in totals
@@ -87,7 +89,8 @@ def judge(
         outcome="",
         max_slowdown=max_slowdown,
         metrics=totals,
-        exact=exact(base, head, alarms=ALARMS * share),
+        exact=certain,
+        by_chance=by_chance,
         signatures=signatures,
         steps=carried,
         doubts=reasons,
@@ -149,11 +152,12 @@ def outcome_of(verdict: Verdict) -> str:
     return "excluded" if outcomes == {"excluded"} and not verdict.doubts else "undecided"
 
 
-def exact(base: Sequence[Process], head: Sequence[Process], *, alarms: float) -> list[str]:
-    """Find counts that are equal within each side and differ between them.
+def exact(base: Sequence[Process], head: Sequence[Process], *, alarms: float) -> tuple[list[str], list[str]]:
+    """Find counts that are equal within each side and differ between them: those too seldom for chance, and
+    the others, with how often that is.
 
     A count that takes either of two values by chance agrees so in 2^(1 - n) of the checks with n processes in
-    all: where that may be, it is said.
+    all.
     """
     sides = [[process.counts for process in side] for side in (base, head)]
     differing = []
@@ -164,8 +168,9 @@ def exact(base: Sequence[Process], head: Sequence[Process], *, alarms: float) ->
         if len(base_counts) == len(head_counts) == 1 and base_counts != head_counts:
             differing.append(f"{name}: {base_counts.pop():g} -> {head_counts.pop():g} per step")
     chance = min(1.0, varied * 2.0 ** (1 - len(base) - len(head)))
-    doubt = "" if chance <= alarms else f", in all processes; by chance in up to {chance:.1%} of checks"
-    return [f"{text}{doubt}" for text in differing]
+    if chance <= alarms:
+        return differing, []
+    return [], [f"{text}, in all processes; by chance in up to {chance:.1%} of checks" for text in differing]
 
 
 def sentences(verdict: Verdict) -> list[str]:
@@ -183,6 +188,7 @@ def sentences(verdict: Verdict) -> list[str]:
         *(f"In doubt: {text}." for text in verdict.doubts),
         *(f"Note: {text}." for text in verdict.notes),
         *(f"Exact: {text}" for text in verdict.exact),
+        *verdict.by_chance,
         *(signature_sentences(verdict.signatures) if verdict.signatures else []),
         *map(total_words, verdict.metrics),
     ]
