@@ -140,14 +140,53 @@ def _groups(name: str, shown: Comparison) -> pd.DataFrame:
 
 
 def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Steps | None, out: Path) -> Page:
-    def table(name: str, caption: str, **settings: Any) -> list[Block]:
-        frame = frames.get(name)
-        if frame is None or not len(frame):
-            return []
-        shown_frame = frame[["rank", *ROWS]] if name == "rows" else frame
-        shown_frame = shown_frame.drop(columns="evidence", errors="ignore")
-        return [Table(shown_frame, caption, f"tables/{name}.csv", **settings)]
+    verdict = headline(shown)
+    if not shown.comparable:
+        verdict = f"Not comparable: {shown.reason}. {verdict}"
+    hidden = len(shown.findings) - HEADLINES
+    cards = {"span": shown.span_ns, "kernel time": shown.delta_kernel_ns, "idle time": shown.idle_ns}
+    return Page(
+        title=f"{Path(difference.a).name} → {Path(difference.b).name}",
+        question="What changed from A to B, and how sure is it?",
+        verdict=[
+            *map(job_words, difference.jobs),
+            verdict,
+            *(finding.text for finding in shown.findings[:HEADLINES]),
+            *([f"And {plural(hidden, 'further change')}, below."] if hidden > 0 else []),
+        ],
+        status="warn" if shown.findings or problems(difference) or not shown.comparable else "ok",
+        cards=[
+            *(
+                Card(f"Change of the {name}", f"{ns / 1000:+,.1f}", "tables/waterfall.csv", "µs")
+                for name, ns in cards.items()
+            ),
+            Card("Named changes", str(len(shown.findings)), "tables/findings.csv"),
+        ],
+        sections=[s for s in _sections(difference, shown, frames, steps, out) if s.blocks],
+        provenance={
+            "compared": {"A": difference.a, "B": difference.b},
+            **{
+                f"{file.side}, rank {file.rank}": {"file": file.path, "sha256": file.sha256 or "a folder"}
+                for file in difference.files
+            },
+        },
+        room="diff",
+    )
 
+
+def _table(frames: Frames, name: str, caption: str, **settings: Any) -> list[Block]:
+    """Return the table as a block; nothing for one without rows."""
+    frame = frames.get(name)
+    if frame is None or not len(frame):
+        return []
+    columns = ["rank", *ROWS] if name == "rows" else [column for column in frame if column != "evidence"]
+    return [Table(frame[columns], caption, f"tables/{name}.csv", **settings)]
+
+
+def _sections(
+    difference: Difference, shown: Comparison, frames: Frames, steps: Steps | None, out: Path
+) -> list[Section]:
+    table = functools.partial(_table, frames)
     not_named = [Prose(f"Not named: {text}.") for text in shown.unnamed]
     nothing = "Nothing differs by more than equal runs do."
     if not shown.comparable:
@@ -163,7 +202,7 @@ def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Step
         ]
         replay = [*table("replay", words), Points(notes)]
     files = [(f"tables/{name}.csv", plural(len(frame), "row")) for name, frame in frames.items()]
-    sections = [
+    return [
         Section("The change", [*_change(shown, frames, out), *_by_step(frames, out)]),
         Section("Side by side", _side_by_side(shown, steps)),
         Section("What changed", [*not_named, *(named or [Prose(nothing)])]),
@@ -194,38 +233,6 @@ def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Step
             [Files("Everything here as files", [("findings.json", "all of it, with evidence"), *files])],
         ),
     ]
-    verdict = headline(shown)
-    if not shown.comparable:
-        verdict = f"Not comparable: {shown.reason}. {verdict}"
-    hidden = len(shown.findings) - HEADLINES
-    cards = {"span": shown.span_ns, "kernel time": shown.delta_kernel_ns, "idle time": shown.idle_ns}
-    return Page(
-        title=f"{Path(difference.a).name} → {Path(difference.b).name}",
-        question="What changed from A to B, and how sure is it?",
-        verdict=[
-            *map(job_words, difference.jobs),
-            verdict,
-            *(finding.text for finding in shown.findings[:HEADLINES]),
-            *([f"And {plural(hidden, 'further change')}, below."] if hidden > 0 else []),
-        ],
-        status="warn" if shown.findings or problems(difference) or not shown.comparable else "ok",
-        cards=[
-            *(
-                Card(f"Change of the {name}", f"{ns / 1000:+,.1f}", "tables/waterfall.csv", "µs")
-                for name, ns in cards.items()
-            ),
-            Card("Named changes", str(len(shown.findings)), "tables/findings.csv"),
-        ],
-        sections=[section for section in sections if section.blocks],
-        provenance={
-            "compared": {"A": difference.a, "B": difference.b},
-            **{
-                f"{file.side}, rank {file.rank}": {"file": file.path, "sha256": file.sha256 or "a folder"}
-                for file in difference.files
-            },
-        },
-        room="diff",
-    )
 
 
 def _change(shown: Comparison, frames: Frames, out: Path) -> list[Block]:
