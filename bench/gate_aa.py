@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.table import Row, measured
-from lab.compare.check.confirm import LOOKS, confirmed, share_of, share_within, shows_all
+from lab.compare.check.confirm import LOOKS, SHARES, confirmed
 from lab.compare.check.gate import judge
 from lab.compare.check.repeat import repeat, schedule
 from lab.compare.check.samples import Process
@@ -173,15 +173,11 @@ def _judged(sets: list[list[Process]], limit: float) -> tuple[bool, bool, int]:
     base, head, base_2, head_2 = sets
     proven, used = False, 0
     for n in LOOKS:
-        verdict = judge(base[:n], head[:n], limit, share=share_of(n))
+        verdict = judge(base[:n], head[:n], limit, share=SHARES[n])
         if verdict.outcome == "regression":
             proven = True
-            for k in (look for look in LOOKS if look <= n):
-                again, share = (base_2[:k], head_2[:k]), share_within(k, n)
-                if k == n or shows_all(verdict, *again, share):
-                    break
-            used = max(used, k)
-            verdict = confirmed(verdict, *again, share)
+            used = n
+            verdict = confirmed(verdict, base_2[:n], head_2[:n])
             if verdict.outcome == "undecided" and n < MOST:
                 continue
         if verdict.outcome != "undecided":

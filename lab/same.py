@@ -112,10 +112,9 @@ class _ModelRecorder(Recorder):
         self.rows.flush(self.step)
         self.step += 1
 
-    def _gradients(self) -> int:
+    def _gradients(self) -> None:
         pairs = [(name, weight.grad) for name, weight in self._named("parameters") if weight.grad is not None]
         self.rows_of("grad", pairs, "end")
-        return len(pairs)
 
     def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         is_root = module is self._model
@@ -134,11 +133,9 @@ class _ModelRecorder(Recorder):
         assert self.rows is not None
         for handle in self._handles:
             handle.remove()
-        grads = self._gradients()
+        self._gradients()
         self.rows.flush(self.step)
-        self.rows.close(
-            grads=grads, error=error, no_reference=self.without_reference, unwritten=self.unwritten
-        )
+        self.rows.close(error=error, unwritten=self.unwritten)
         self.forget_marks()
 
 

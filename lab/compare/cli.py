@@ -11,7 +11,7 @@ import click
 from lab.terminal.options import as_json, option, out
 
 if TYPE_CHECKING:
-    from lab.compare.diff.comparison import Compared, Difference
+    from lab.compare.diff.comparison import Difference
 
 PATH = click.Path(path_type=Path)
 
@@ -36,11 +36,22 @@ PATH = click.Path(path_type=Path)
 @click.option("--execution-trace-a", type=PATH, help="With --replay: A's execution trace, for its memory.")
 @click.option("--execution-trace-b", type=PATH, help="With --replay: that of B.")
 @click.option("--image", metavar="NAME", help="With --replay: run the replays in this image.")
-@option("--repeats", type=click.IntRange(min=2, max=1000), default=10, help="With --replay: of each call.")
 @option("--top", type=click.IntRange(min=1), default=12, help="Findings on the terminal.")
 @out("Folder for diff.html, tables/*.csv and findings.json; with C a folder in it for each pair.")
 @as_json("The comparison; with C a list of them")
-def diff(a: Path, b: Path, further: tuple[Path, ...], as_json: bool, top: int, **flags: Any) -> None:
+def diff(
+    a: Path,
+    b: Path,
+    further: tuple[Path, ...],
+    as_json: bool,
+    top: int,
+    by: tuple[str, ...],
+    out: Path | None,
+    replay: bool,
+    repeats_a: tuple[Path, ...],
+    repeats_b: tuple[Path, ...],
+    **replay_flags: Any,
+) -> None:
     """What changed from A to B: recordings of any format, or folders with one per rank (runs, sweeps).
 
     The change of a step is split by op, shapes and kernel, and the parts add up. One pair of processes
@@ -50,85 +61,60 @@ def diff(a: Path, b: Path, further: tuple[Path, ...], as_json: bool, top: int, *
     """
     import msgspec
 
-    from lab.errors import LabError, UsageError
+    from lab.errors import LabError, UsageError, needs
 
-    of_two = [name for name in ("repeats_b", "replay", "execution_trace_b") if flags[name]]
-    if further and of_two:
+    if further and (repeats_b or replay or replay_flags["execution_trace_b"]):
         raise UsageError(
             "--repeat-b and --replay go with A and B alone", fix="compare C in a call of its own"
         )
-    if flags["replay"]:
+    with needs("analysis"):
+        from lab.compare.diff.comparison import compare_sides
+        from lab.compare.diff.groups import KINDS
+        from lab.compare.diff.text import text
+    if replay:
         from lab.compare.diff.replay import need_gpu
 
-        if flags["out"] is None:
+        if out is None:
             raise UsageError("--replay keeps what it ran", fix="-o FOLDER")
         need_gpu()
     printed, failure = [], None
     for number, head in enumerate((b, *further), start=1):
-        folder = flags["out"] / f"{number}_{head.name}" if further and flags["out"] else flags["out"]
-        compared, written = _compare(a, head, as_json=as_json, **{**flags, "out": folder})
-        if as_json:
-            printed.append(_as_json(compared.difference))
-        else:
-            from lab.compare.diff.text import text
+        compared = compare_sides(
+            a,
+            head,
+            repeats_a=repeats_a,
+            repeats_b=repeats_b,
+            by=KINDS if out else by,
+            evidence=as_json or out is not None,
+        )
+        difference = compared.difference
+        if replay and out and difference.shown.unit:
+            from lab.compare.diff.replay import replay as replay_findings
 
-            click.echo(text(compared.difference, top, flags["by"]))
-            click.echo("\n".join(map(str, written)))
+            difference.replayed, difference.replay_notes = replay_findings(
+                compared.shown,
+                (a, b),
+                out / "replay",
+                lambda text: click.echo(text, err=True),
+                **replay_flags,
+            )
+        written: list[Path] = []
+        if out is not None:
+            from lab.compare.diff.page import write
+
+            written = write(compared, out / f"{number}_{head.name}" if further else out)
+        if as_json:
+            printed.append(_as_json(difference))
+        else:
+            click.echo("\n".join([text(difference, top, by), *map(str, written)]))
         try:
-            _raise_for(compared.difference)
+            _raise_for(difference)
         except LabError as error:  # the other pairs are compared all the same
             failure = failure or error
     if as_json:
         click.echo(msgspec.json.encode(printed if further else printed[0]))
     if failure:
         raise failure
-
-
-def _compare(
-    a: Path,
-    b: Path,
-    *,
-    repeats_a: tuple[Path, ...],
-    repeats_b: tuple[Path, ...],
-    by: tuple[str, ...],
-    replay: bool,
-    execution_trace_a: Path | None,
-    execution_trace_b: Path | None,
-    image: str | None,
-    repeats: int,
-    out: Path | None,
-    as_json: bool,
-) -> tuple[Compared, list[Path]]:
-    """One pair compared, replayed and written as asked; the files."""
-    from lab.errors import needs
-
-    with needs("analysis"):
-        from lab.compare.diff.comparison import compare_sides
-        from lab.compare.diff.groups import KINDS
-
-        compared = compare_sides(
-            a,
-            b,
-            repeats_a=repeats_a,
-            repeats_b=repeats_b,
-            by=KINDS if out else by,
-            evidence=as_json or out is not None,
-        )
-    difference = compared.difference
-    if replay and out and difference.shown.unit:
-        from lab.compare.diff.replay import ReplayOptions
-        from lab.compare.diff.replay import replay as replay_findings
-
-        traces = (execution_trace_a, execution_trace_b)
-        options = ReplayOptions((a, b), traces, out / "replay", image, repeats)
-        difference.replayed, difference.replay_notes = replay_findings(
-            compared.shown, options, lambda text: click.echo(text, err=True)
-        )
-    if out is None:
-        return compared, []
-    from lab.compare.diff.page import write
-
-    return compared, write(compared, out)
 
 
 def _as_json(difference: Difference) -> dict[str, Any]:
@@ -187,7 +173,6 @@ class Share(click.ParamType[float]):
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @option("--max-slowdown", type=Share(), default="2%", help="The largest slowdown that passes.")
 @out("With COMMAND: an empty folder for the recordings of every process.")
-@click.option("--junit", type=PATH, metavar="FILE", help="Also the verdict as JUnit's XML.")
 @as_json("The decision of each total")
 @click.pass_context
 def check(
@@ -197,7 +182,6 @@ def check(
     command: tuple[str, ...],
     max_slowdown: float,
     out: Path | None,
-    junit: Path | None,
     as_json: bool,
 ) -> None:
     """Whether HEAD is slower than BASE: two folders with one recording per process.
@@ -228,9 +212,5 @@ def check(
                 verdict = repeat(pair, command, out, max_slowdown, lambda text: click.echo(text, err=True))
         else:
             verdict = judge_folders(Path(base), Path(head), max_slowdown)
-    if junit:
-        from lab.compare.check.junit import write_junit
-
-        write_junit(verdict, junit)
     click.echo(msgspec.json.encode(verdict) if as_json else printable("\n".join(sentences(verdict))))
     ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[verdict.outcome])

@@ -155,51 +155,40 @@ def explain(error: BaseException, model: str, revision: str, cache: Path) -> Lab
     chain = [error]
     while (deeper := chain[-1].__cause__ or chain[-1].__context__) and deeper not in chain:
         chain.append(deeper)
-    names = {kind.__name__ for one in chain for kind in type(one).__mro__}
-    packages = {type(one).__module__.split(".")[0] for one in chain}
-    status = next(filter(None, (_status(one) for one in chain)), None)
-    text = " ".join(str(error).split()) or type(error).__name__
-    if any(_is_full(one) for one in chain):
+    names = {kind.__name__ for link in chain for kind in type(link).__mro__}
+    packages = {type(link).__module__.split(".")[0] for link in chain}
+    responses = (getattr(link, "response", None) for link in chain)
+    status = next(filter(None, (getattr(response, "status_code", None) for response in responses)), None)
+    has_token = bool(os.environ.get("HF_TOKEN"))
+    if any(_is_full(link) for link in chain):
         return full_disk(cache)
-    if any(isinstance(one, PermissionError) or getattr(one, "errno", 0) == errno.EROFS for one in chain):
+    if any(isinstance(link, PermissionError) or getattr(link, "errno", 0) == errno.EROFS for link in chain):
         return StorageError("not allowed to write to the Hub's cache", location=cache, fix="set HF_HUB_CACHE")
     if "GatedRepoError" in names or status == 403:
-        return _gated(model)
+        problem, fix = "HF_TOKEN is not set", f"then: HF_TOKEN=... {fetch_command(model)}"
+        if has_token:
+            problem, fix = "this token may not read it", "with the token's account, and give it read access"
+        return MissingError(
+            f"{model} is gated, and {problem}",
+            location=f"{endpoint()}/{model}",
+            fix=f"accept its conditions on that page, {fix}",
+        )
     if "RevisionNotFoundError" in names:
         return MissingError(f"{model} has no revision {revision!r}", fix="see its page for branches and tags")
     if "RepositoryNotFoundError" in names or status in (401, 404):
-        return _not_found(model)
+        # The Hub answers the same for a model that does not exist and for one that the caller may not see.
+        problem = "this token is not valid or may not see it" if has_token else "it is private: set HF_TOKEN"
+        return MissingError(
+            f"the Hub has no model {model}, or {problem}", location=endpoint(), fix="check ORGANISATION/MODEL"
+        )
     if packages & set(NETWORK_PACKAGES) or status or names & {"ConnectionError", "TimeoutError", "gaierror"}:
+        text = " ".join(str(error).split()) or type(error).__name__
         return NetworkError(
             f"the Hub does not answer: {text[:300]}",
             location=endpoint(),
             fix="check the network, HTTPS_PROXY, HF_ENDPOINT, and SSL_CERT_FILE behind a proxy of your own",
         )
     return None
-
-
-def _gated(model: str) -> LabError:
-    page = f"{endpoint()}/{model}"
-    if not os.environ.get("HF_TOKEN"):
-        return MissingError(
-            f"{model} is gated, and HF_TOKEN is not set",
-            location=page,
-            fix=f"accept its conditions on that page, then: HF_TOKEN=... {fetch_command(model)}",
-        )
-    return MissingError(
-        f"{model} is gated, and this token may not read it",
-        location=page,
-        fix="accept its conditions on that page with the token's account, and give the token read access",
-    )
-
-
-def _not_found(model: str) -> LabError:
-    """The Hub answers the same for a model that does not exist and for one that the caller may not see."""
-    has_token = bool(os.environ.get("HF_TOKEN"))
-    token = "this token is not valid or may not see it" if has_token else "it is private and needs HF_TOKEN"
-    return MissingError(
-        f"the Hub has no model {model}, or {token}", location=endpoint(), fix="check ORGANISATION/MODEL"
-    )
 
 
 def full_disk(cache: Path, detail: str = "") -> StorageError:
@@ -214,10 +203,6 @@ def _is_full(error: BaseException) -> bool:
     full = (errno.ENOSPC, errno.EDQUOT)
     # hf_xet reports the system's error only as text.
     return getattr(error, "errno", None) in full or "(os error 28)" in str(error)
-
-
-def _status(error: BaseException) -> int | None:
-    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def endpoint() -> str:

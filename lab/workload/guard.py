@@ -29,7 +29,7 @@ def main() -> int:
     grace_s, lock, argv = float(sys.argv[2]), sys.argv[3], sys.argv[5:]
     handle = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
@@ -46,6 +46,11 @@ def main() -> int:
     code = os.waitstatus_to_exitcode(status)
     send(driver, {"exit_code": code, "stopped": stopped, "peak_mem_bytes": peak_kb * 1024})
     return 0
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become its own, whatever session they are in."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def start(argv: list[str]) -> tuple[int | None, str]:

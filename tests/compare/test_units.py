@@ -67,7 +67,7 @@ def test_a_step_that_the_edge_of_the_recording_cut_is_in_no_mean_and_said(tmp_pa
     assert code == 0 and (found["units_a"], found["units_b"]) == (4, 3)
     assert found["findings"] == [] and found["delta_kernel_ns"] == found["span_ns"] == 0
     assert "B: 1 of 4 steps lost GPU operations and are in no mean" in found["notes"]
-    assert not any("launched no GPU operation" in note or "uneven" in note for note in found["notes"])
+    assert not any("launched no GPU operation" in note for note in found["notes"])
 
 
 NODES = 47  # of the graph that the shared recording replays in each of its three steps
@@ -178,18 +178,6 @@ def test_a_copy_is_no_unit_where_a_kernel_is(tmp_path):
     assert diffed(a, b)[1]["unit"] == "call of gemm_128"
     only = trace(tmp_path / "c.json", [[upload] * 5], prefix="x ")
     assert diffed(only, only)[1]["unit"] == "call of Memcpy HtoD (Pageable -> Device)"
-
-
-def test_a_gpu_clock_that_is_early_is_said_because_the_causes_of_idle_time_rest_on_it(tmp_path):
-    def early(events):
-        for one in events:
-            one["ts"] -= 60.0 if one["cat"] == "kernel" else 0.0
-        return events
-
-    a, b = trace(tmp_path / "a.json", STEPS), trace(tmp_path / "b.json", STEPS)
-    notes = diffed(a, edited(b, early))[1]["notes"]
-    (said,) = [one for one in notes if "clocks of GPU and host" in one]
-    assert said.startswith("B: 4 of 32 GPU operations begin before the call") and "by up to 16.0 µs" in said
 
 
 @pytest.mark.parametrize(("waits", "named"), [(1, False), (2, True)])

@@ -4,8 +4,8 @@ Looking again and again at the full level calls equal sides different. The later
 alarms it has: of small changes only the last one knows enough, and large ones show at any level.
 
 What one set has in common (a state of the machine while it ran, the order of its processes) may pass for the
-difference of the sides. A second set, run afterwards and judged by itself, does not share it. It ends at the
-first planned look that shows all of what was proven, with as many processes as the first set has at most.
+difference of the sides. A second set of as many processes, run afterwards and judged by itself, does not
+share it.
 """
 
 from __future__ import annotations
@@ -19,33 +19,16 @@ from lab.compare.whole import LEAST_CHANGE, Total, values_of
 from lab.core.words import plural
 from lab.stats.gate import decide
 
-LOOKS = (3, 6, 12)  # processes per side
-SHARES = {3: 0.1, 6: 0.2, 12: 0.7}
+SHARES = {3: 0.1, 6: 0.2, 12: 0.7}  # of the allowed false alarms, by the processes per side at a look
+LOOKS = tuple(SHARES)
 FOLDER = "second"  # beside base/ and head/; it has both again
 LEVEL = 0.90  # of the interval that has to lie above the limit: one-sided 5 %, of things already proven
 UNCONFIRMED = "unconfirmed"
 
 
-def share_of(processes: int) -> float:
-    """The part of the allowed false alarms that the look at so many processes per side has."""
-    return SHARES[processes]
-
-
-def share_within(processes: int, final_processes: int) -> float:
-    """The same of a second set, which has `most` processes per side at last and may be looked at before."""
-    return SHARES[processes] / sum(share for looked, share in SHARES.items() if looked <= final_processes)
-
-
-def shows_all(verdict: Verdict, base: Sequence[Process], head: Sequence[Process], share: float) -> bool:
-    """Whether these processes show everything that is proven. share: of the second set's false alarms."""
-    return not any(_not_shown(verdict, base, head, share))
-
-
-def confirmed(
-    verdict: Verdict, base: Sequence[Process], head: Sequence[Process], share: float = 1.0
-) -> Verdict:
+def confirmed(verdict: Verdict, base: Sequence[Process], head: Sequence[Process]) -> Verdict:
     """The verdict where only that is proven which these processes show as well. Changes `verdict`."""
-    totals, signatures = _not_shown(verdict, base, head, share)
+    totals, signatures = _not_shown(verdict, base, head)
     for total in totals:
         total.outcome, total.further = UNCONFIRMED, None
     proven = sum(total.outcome == "regression" for total in verdict.metrics)
@@ -66,7 +49,7 @@ def confirmed(
 
 
 def _not_shown(
-    verdict: Verdict, base: Sequence[Process], head: Sequence[Process], share: float
+    verdict: Verdict, base: Sequence[Process], head: Sequence[Process]
 ) -> tuple[list[Total], list[Slower]]:
     """Proven totals and signatures that these processes do not show."""
     times = [process.steps_ns for process in base], [process.steps_ns for process in head]
@@ -75,21 +58,20 @@ def _not_shown(
         total
         for total in verdict.metrics
         if total.outcome == "regression"
-        and not _shows(*values_of(*times, total.name, total.statistic), limit, share)
+        and not _shows(*values_of(*times, total.name, total.statistic), limit)
     ]
     signatures = []
     for signature in verdict.signatures.slower if verdict.signatures else []:
         base_ns, head_ns = (
             [process.signatures_ns.get(signature.key, 0.0) for process in side] for side in (base, head)
         )
-        if not _shows(base_ns, head_ns, signature.limit, share):
+        if not _shows(base_ns, head_ns, signature.limit):
             signatures.append(signature)
     return totals, signatures
 
 
-def _shows(base: Sequence[float], head: Sequence[float], limit: float, share: float) -> bool:
+def _shows(base: Sequence[float], head: Sequence[float], limit: float) -> bool:
     """Whether these times alone lie above the limit. What a process lacks does not count as a time."""
     if min([*base, *head], default=0.0) <= 0:
         return False
-    level = 1 - (1 - LEVEL) * share
-    return decide(base, head, limit, level=level, ahead=False).outcome == "regression"
+    return decide(base, head, limit, level=LEVEL, ahead=False).outcome == "regression"

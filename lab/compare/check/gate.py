@@ -1,6 +1,6 @@
 """`lab check`: processes of BASE against processes of HEAD, exact figures first, time last.
 
-What is the same in all processes of a side and another in all of the other is exact, once that is too seldom
+What all processes of BASE have, and none of HEAD, is exact, once that is too seldom
 for chance: launches, waits, copies, the set of kernels. Then the GPU time of each signature
 (check.signatures), then the whole (lab.compare.whole). Half of the allowed false alarms is for the
 signatures, half for the whole.
@@ -24,23 +24,18 @@ from lab.compare.whole import (
     Total,
     carried_by_steps,
     judge_totals,
-    statistic_of,
     total_words,
     whole_words,
 )
 from lab.compare.whole import outcome_of as whole_outcome
 from lab.errors import BadDataError
 from lab.stats.gate import decide
-from lab.stats.means import variance_ratio
-
-LEAST_ROUNDS = 4  # of a process of each side, below which nothing is said of their order
-BY_CHANCE = 0.001
 
 
 class Verdict(msgspec.Struct, kw_only=True):
     """outcome: regression if one is proven; excluded if all are and nothing is in doubt; else undecided.
 
-    exact: counts that changed; by_chance: those that may have by chance, in up to `chance` of equal checks.
+    exact: counts that changed; by_chance: those that may have by chance.
     steps: which steps carry the change of a mean. notes: what was not compared, though a reader may think so.
     second: what a second set of processes says of what is proven (check.confirm); "" if there was none."""
 
@@ -49,7 +44,6 @@ class Verdict(msgspec.Struct, kw_only=True):
     metrics: list[Total]
     exact: list[str]
     by_chance: list[str] = []
-    chance: float = 0.0
     signatures: Signatures | None = None
     steps: list[str] = []
     doubts: list[str] = []
@@ -84,7 +78,7 @@ def judge(
     reasons = doubts(base, head, max_slowdown)
     if signatures and not signatures.tested:
         reasons.append("no signature is in every process: other programs, or recorded with other options")
-    certain, by_chance, chance = exact(base, head, alarms=ALARMS * share)
+    certain, by_chance = exact(base, head, alarms=ALARMS * share)
     carried = [
         text
         for total in totals
@@ -97,7 +91,6 @@ def judge(
         metrics=totals,
         exact=certain,
         by_chance=by_chance,
-        chance=chance,
         signatures=signatures,
         steps=carried,
         doubts=reasons,
@@ -107,8 +100,6 @@ def judge(
         further, verdict.notes = _from_step_to_step(base, head, max_slowdown, level=1 - ALARMS * share)
         verdict.doubts += further
         verdict.outcome = outcome_of(verdict)
-    if verdict.outcome == "undecided":
-        verdict.notes = [*_together(base, head), *verdict.notes]
     return verdict
 
 
@@ -137,30 +128,6 @@ def _from_step_to_step(
     ]
 
 
-def _together(base: Sequence[Process], head: Sequence[Process]) -> list[str]:
-    """What rose and fell on both sides together, round by round: the machine, and not the sides.
-
-    The mean of a round scatters as much as half of its difference where processes are independent.
-    """
-    rounds = len(base)
-    if len(head) != rounds or rounds < LEAST_ROUNDS:
-        return []
-    texts = []
-    for name in base[0].steps_ns:
-        base_logs, head_logs = (
-            np.log([statistic_of(process.steps_ns[name], MEAN) or 1.0 for process in side])
-            for side in (base, head)
-        )
-        level, apart = (base_logs + head_logs) / 2, (head_logs - base_logs) / 2
-        if level.var(ddof=1) > variance_ratio(1 - BY_CHANCE, rounds - 1, rounds - 1) * apart.var(ddof=1):
-            low, high = np.expm1([level.min() - level.mean(), level.max() - level.mean()]).tolist()
-            texts.append(
-                f"{name} rose and fell on both sides together, from {low:+.0%} to {high:+.0%} of its mean: "
-                "the machine changed its speed (clocks, heat, other programs), which widens the intervals"
-            )
-    return texts
-
-
 def judge_folders(base: Path, head: Path, allowed: float) -> Verdict:
     """The verdict on recordings that are there already: one look, and no second set."""
     sides = processes(base), processes(head)
@@ -185,11 +152,9 @@ def outcome_of(verdict: Verdict) -> str:
     return "excluded" if outcomes == {"excluded"} and not verdict.doubts else "undecided"
 
 
-def exact(
-    base: Sequence[Process], head: Sequence[Process], *, alarms: float
-) -> tuple[list[str], list[str], float]:
-    """Counts that are equal in all processes of a side, and differ between the sides: those too seldom for
-    chance, the others, and the share of equal checks in which one of these comes up at most.
+def exact(base: Sequence[Process], head: Sequence[Process], *, alarms: float) -> tuple[list[str], list[str]]:
+    """Find counts that are equal within each side and differ between them: those too seldom for chance, and
+    the others, with how often that is.
 
     A count that takes either of two values by chance agrees so in 2^(1 - n) of the checks with n processes in
     all.
@@ -204,8 +169,8 @@ def exact(
             differing.append(f"{name}: {base_counts.pop():g} -> {head_counts.pop():g} per step")
     chance = min(1.0, varied * 2.0 ** (1 - len(base) - len(head)))
     if chance <= alarms:
-        return differing, [], 0.0
-    return [], differing, chance if differing else 0.0
+        return differing, []
+    return [], [f"{text}, in all processes; by chance in up to {chance:.1%} of checks" for text in differing]
 
 
 def sentences(verdict: Verdict) -> list[str]:
@@ -223,10 +188,7 @@ def sentences(verdict: Verdict) -> list[str]:
         *(f"In doubt: {text}." for text in verdict.doubts),
         *(f"Note: {text}." for text in verdict.notes),
         *(f"Exact: {text}" for text in verdict.exact),
-        *(
-            f"{text}, in all processes; by chance in up to {verdict.chance:.1%} of checks"
-            for text in verdict.by_chance
-        ),
+        *verdict.by_chance,
         *(signature_sentences(verdict.signatures) if verdict.signatures else []),
         *map(total_words, verdict.metrics),
     ]

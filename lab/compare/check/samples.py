@@ -73,7 +73,7 @@ def processes(folder: Path) -> list[Process]:
 
 
 def _raise_for_lost(folder: Path, files: Sequence[Path]) -> None:
-    """Raises MissingError where a process left its log alone: those that remain are no fair sample."""
+    """Raises MissingError where a process left its log alone: those that remain are not a fair sample."""
     recorded = {(file.parent, file.name.split(".")[0]) for file in files}
     logs = sorted(folder.rglob(f"*{LOG}"))
     lost = [log for log in logs if (log.parent, log.name.split(".")[0]) not in recorded]
@@ -81,7 +81,7 @@ def _raise_for_lost(folder: Path, files: Sequence[Path]) -> None:
         raise MissingError(
             f"{len(lost)} of the processes here left a log and no recording",
             location=lost[0],
-            fix="see why it failed; those that remain are no fair sample",
+            fix="see why it failed; those that remain are not a fair sample",
         )
 
 
@@ -165,7 +165,7 @@ def doubts(base: Sequence[Process], head: Sequence[Process], allowed: float) -> 
     reasons = []
     if len(base) != len(head):
         reasons.append(
-            f"BASE has {len(base)} and HEAD {len(head)} processes: if some failed, the rest is no fair sample"
+            f"BASE has {len(base)} and HEAD {len(head)} processes: if some failed, the rest is not fair"
         )
     numbers = [sorted({process.steps for process in side}) for side in (base, head)]
     if numbers[0] != numbers[1] or any(len(side) > 1 for side in numbers):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -11,11 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.compare.check.in_image import PREFIX, image_named
-from lab.core.files import exclusive, holder_pid
 from lab.errors import MissingError
 from lab.images.spec import Image
-
-TEMPORARY, HELD = "lab-check-", "held"  # a folder of worktrees, and the file in it that its check locks
 
 
 class Side(NamedTuple):
@@ -34,8 +30,7 @@ def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
 
     Raises MissingError for what is none of these.
     """
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as root, contextlib.ExitStack() as stack:
-        stack.enter_context(exclusive(Path(root) / HELD, busy="a check runs here", fix="run it again"))
+    with tempfile.TemporaryDirectory(prefix="lab-check-") as root, contextlib.ExitStack() as stack:
         pair = []
         for name, text in (("base", base), ("head", head)):
             if text.startswith(PREFIX):
@@ -47,30 +42,9 @@ def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
                     *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"),
                     location=text,
                 )
-                _remove_left_over()
                 folder = stack.enter_context(_worktree(text, commit, Path(root) / name))
                 pair.append(Side(name, folder, commit=commit))
         yield pair[0], pair[1]
-
-
-def _remove_left_over() -> None:
-    """The worktrees of checks that were killed: their folders are no longer locked."""
-    for line in _git("worktree", "list", "--porcelain", location="this repository").splitlines():
-        folder = Path(line.removeprefix("worktree "))
-        if line.startswith("worktree ") and _is_left_over(folder.parent):
-            # Another check may remove it at the same time: what is left is the next one's.
-            words = ["git", "worktree", "remove", "--force", "--force", str(folder)]
-            subprocess.run(words, capture_output=True, check=False)
-
-
-def _is_left_over(root: Path) -> bool:
-    """Whether a check of this user, which was killed, left this folder of worktrees."""
-    lock = root / HELD
-    try:
-        is_ours = root.name.startswith(TEMPORARY) and lock.stat().st_uid == os.getuid()
-    except OSError:  # not there, or in another user's folder
-        return False
-    return is_ours and holder_pid(lock) is None
 
 
 @contextlib.contextmanager

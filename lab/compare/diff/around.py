@@ -35,7 +35,7 @@ _MOST_ABOVE = 4  # folders above a recording that may be its run's
 
 
 class Differs(msgspec.Struct, kw_only=True):
-    """One thing that differs; "" where a side does not say. source: recording, manifest or environment."""
+    """One thing that differs; "" where it is not recorded. source: recording, manifest or environment."""
 
     name: str = msgspec.field(name="what")
     a: str

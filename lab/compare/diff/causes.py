@@ -115,7 +115,7 @@ def cover(pairs: Iterable[tuple[Row, Row]], share: float, floor: float, floor_ns
 
 
 def mean_rows(of_a: Sequence[Units], of_b: Sequence[Units]) -> list[Row]:
-    """The change of the mean process, of what all processes of a side have."""
+    """The change of the mean process, of what all processes of each side have."""
     return split(_mean_sums(of_a), _mean_sums(of_b))
 
 

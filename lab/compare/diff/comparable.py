@@ -1,7 +1,7 @@
 """Whether two recordings are of the same work, axis by axis, and how much of an operation both sides know.
 
-What is absent on a side is `not compared`, never equal. Without ops, or without shapes, on one side every
-operation would be gone there and new here; and nsys writes the names of kernels in another way than
+What is absent on either side is `not compared`, never equal. Without ops, or without shapes, on one side
+every operation would be gone there and new here; and nsys writes the names of kernels in another way than
 torch.profiler, and every tool those of copies. So both sides are compared as far as both go.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from lab.compare.side import Key, Work, memory_name
 from lab.compare.units import Units
 
-RECORDED = 0.05  # share of GPU operations with an op (of these, with shapes), above which a side has them
+RECORDED = 0.05  # share of GPU operations with an op (of these, with shapes), from which on both count
 COMMON = 0.5  # of GPU time in work that both sides have: with less they are not comparable
-LaunchDims = frozenset[tuple[int, ...]]
+Detail = Callable[[Key], Hashable]  # what an operation is held by; None where it is not known
 SAME, DIFFERS, NOT_COMPARED = "same", "differs", "not compared"
 _OF_NSYS = re.compile(r"<unnamed>|\((?:bool|int|unsigned long|long)\)-?\d|\[lambda\(")
 
@@ -117,16 +117,11 @@ def _said(name: str, a: str, b: str) -> Axis:
     return Axis(name=name, state=state, a=a, b=b)
 
 
-def _by_keys(name: str, a: Units, b: Units, detail: Callable[[Key], Hashable]) -> Axis:
-    """By what `detail` says of an operation; None where it is not known."""
-    sides = [{detail(key) for key in units.sums} for units in (a, b)]
-    texts = ["recorded" if side - {None} else "" for side in sides]
+def _by_keys(name: str, a: Units, b: Units, detail: Detail) -> Axis:
+    texts = ["recorded" if any(map(detail, units.sums)) else "" for units in (a, b)]
     if not all(texts):
         return Axis(name=name, state=NOT_COMPARED, a=texts[0], b=texts[1])
-    share = min(
-        share_of_time(a, lambda key: detail(key) in sides[1] | {None}),
-        share_of_time(b, lambda key: detail(key) in sides[0] | {None}),
-    )
+    share = common_share(a, b, detail)
     return Axis(name=name, state=SAME if share == 1 else DIFFERS, a=texts[0], b=texts[1], share=share)
 
 
@@ -186,27 +181,18 @@ def _below(axis: Axis) -> bool:
 
 
 def _other_work(a: Units, b: Units) -> str:
-    ops_a, ops_b = ({key[:2] for key in units.sums if key[0]} for units in (a, b))
-    if not ops_a or not ops_b:
-        names_a, names_b = ({key[3] for key in units.sums} for units in (a, b))
-        share = min(
-            share_of_time(a, lambda key: key[3] in names_b), share_of_time(b, lambda key: key[3] in names_a)
-        )
+    if not all(any(key[0] for key in units.sums) for units in (a, b)):
+        share = common_share(a, b, lambda key: key[3])
         if share >= COMMON:
             return ""
         return (
             f"only {100 * share:.0f} % of the GPU time is in kernels of a name that both have, and no op is "
             "known on one side: another kernel cannot be told from another program"
         )
-    share = min(
-        share_of_time(a, lambda key: not key[0] or key[:2] in ops_b),
-        share_of_time(b, lambda key: not key[0] or key[:2] in ops_a),
-    )
+    share = common_share(a, b, lambda key: key[:2] if key[0] else None)
     if share >= COMMON:
         return ""
-    names = {op for op, _ in ops_a} & {op for op, _ in ops_b}
-    shapes_only = min(share_of_time(units, lambda key: not key[0] or key[0] in names) for units in (a, b))
-    if shapes_only >= COMMON:
+    if common_share(a, b, lambda key: key[0] or None) >= COMMON:
         return (
             f"only {100 * share:.0f} % of the GPU time is in ops of shapes that both have: another batch, "
             "sequence length or model, or shapes were recorded on one side only"
@@ -222,12 +208,18 @@ def without_times(a: Units, b: Units) -> str:
     return f"no GPU operation of {' and '.join(bare)} has a duration: counts are compared, times are not"
 
 
-def share_of_time(units: Units, chosen: Callable[[Key], bool]) -> float:
-    """Of the GPU time in keys that are chosen; of the calls in a recording without any duration."""
-    timed = any(ns for _, ns in units.sums.values())
-    sizes = {key: ns if timed else n for key, (n, ns) in units.sums.items()}
-    total = sum(sizes.values())
-    return sum(size for key, size in sizes.items() if chosen(key)) / total if total else 0.0
+def common_share(a: Units, b: Units, detail: Detail) -> float:
+    """The share of the GPU time in what both sides have, of the side that has less of it; what is not known
+    may be. Of the calls in a recording without any duration."""
+    shares = []
+    for units, further in ((a, b), (b, a)):
+        common = {detail(key) for key in further.sums} | {None}
+        timed = any(ns for _, ns in units.sums.values())
+        sizes = {key: ns if timed else n for key, (n, ns) in units.sums.items()}
+        total = sum(sizes.values())
+        shared = sum(size for key, size in sizes.items() if detail(key) in common)
+        shares.append(shared / total if total else 0.0)
+    return min(shares)
 
 
 def axes_words(axes: list[Axis]) -> list[str]:

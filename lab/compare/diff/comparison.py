@@ -56,6 +56,7 @@ from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read
 from lab.compare.units import TIMES, Sums, Units, step_times, sums_of, times_of, unit_of, units
 from lab.compare.whole import ALARMS, KERNELS, LEAST_CHANGE, Total, judge_totals
 from lab.errors import BadDataError, MissingError, UsageError
+from lab.stats.gate import LEAST
 
 FACTOR_PART = 0.5  # of a proven change of the whole, that one factor on all kernels has to be
 CLOCKS = ("clock", "power", "throttle", "temperature")  # what may stand behind one factor on all kernels
@@ -118,17 +119,6 @@ class Comparison(msgspec.Struct, kw_only=True):
     groups: dict[str, list[Group]] = {}  # by phase, module, op, kernel; each adds up to delta_kernel_ns
 
 
-class Missing(msgspec.Struct, kw_only=True):
-    """What one recording lacks: axis gpu, host or ops; place head, tail, hole or all; share of the axis."""
-
-    side: str
-    rank: int
-    axis: str
-    place: str
-    share: float | None
-    text: str
-
-
 class Job(msgspec.Struct, kw_only=True):
     """The job's own time: that of its slowest rank, ns per unit. rank_a, rank_b: None if none stands out."""
 
@@ -151,7 +141,6 @@ class Difference(msgspec.Struct, kw_only=True):
     jobs: list[Job] = []  # of several ranks, one per configuration
     torn: list[str] = []  # sentences about GPU work that is missing from either side
     blurred: list[str] = []  # the same about launches and operators: rows by op may be wrong
-    lacks: list[Missing] = []
     around: list[Differs] = []
     replayed: list[Replayed] | None = None  # of the shown rank's findings; None: not asked for
     replay_notes: list[str] = []
@@ -229,10 +218,10 @@ def compare_sides(
         of_rank = [[side.ranks[rank] for side in paths if rank in side.ranks] for paths in repeats]
         pair = compare_pair(sides[0].ranks[rank], sides[1].ranks[rank], *of_rank)
         pair.comparison.configuration = rank[0]
-        if bool(of_rank[0]) != bool(of_rank[1]):
-            single = "B" if of_rank[0] else "A"
+        if any(of_rank) and min(map(len, of_rank)) < LEAST - 1:
             pair.comparison.notes.append(
-                f"{single} is one process, so the repeats of the other side prove nothing: both need some"
+                f"{len(of_rank[0]) + 1} and {len(of_rank[1]) + 1} processes prove nothing: "
+                f"{LEAST} per side are the least, and the rows are those of one pair"
             )
         pairs.append(pair)
     difference = _difference((a, b), sides, repeats, ranks, [pair.comparison for pair in pairs])
@@ -293,14 +282,6 @@ def _difference(
         blurred=[
             *dict.fromkeys(text for work in works for text in work.blurred),
             *(text for rank in ranks for text in unlike_edges(*(side.ranks[rank] for side in sides))),
-        ],
-        lacks=[
-            Missing(
-                side=name, rank=rank[1], axis=lack.axis, place=lack.place, share=lack.share, text=lack.text
-            )
-            for name, side in zip("AB", sides, strict=True)
-            for rank in ranks
-            for lack in side.ranks[rank].lacks
         ],
         around=differences(*sides),
     )
@@ -493,8 +474,8 @@ def _judged(
     floor = judge_rows(usual_rows, edge_of(of_a, of_b), floor_ns)
     if of_a.unit == "step":
         judge_by_steps(usual_rows, works, (of_a, of_b), masks)
-    if max(map(len, sides)) > 1:
-        judge_by_repeats(rows, *sides, floor, floor_ns)
+    if enough_processes(*sides):
+        judge_by_repeats(rows, *sides)
     usual_of = {_identity(row): row for row in usual_rows}
     pairs = [(row, usual_of.get(_identity(row), row)) for row in rows]
     for row, usual in pairs if steps else ():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -40,14 +39,11 @@ class File(msgspec.Struct, kw_only=True):
 
 
 def files(side: str, works: Sequence[Work]) -> list[File]:
+    hashes = [sha256_of(work.trace.source) if work.trace.source.is_file() else "" for work in works]
     return [
-        File(side=side, path=str(work.trace.source), sha256=_hash(work.trace.source), rank=work.rank)
-        for work in works
+        File(side=side, path=str(work.trace.source), sha256=sha256, rank=work.rank)
+        for work, sha256 in zip(works, hashes, strict=True)
     ]
-
-
-def _hash(path: Path) -> str:
-    return sha256_of(path) if path.is_file() else ""
 
 
 def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[Evidence]:

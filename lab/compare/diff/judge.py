@@ -9,7 +9,6 @@ scatter of its own steps it does not even suggest. Counts repeat exactly. Over p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 import numpy as np
 
@@ -17,13 +16,14 @@ from lab.compare.diff.split import Row
 from lab.compare.side import Key, Work
 from lab.compare.signatures import judge_signatures
 from lab.compare.units import MIN_STEPS, Units, as_a_rule, duration_errors
-from lab.compare.whole import ALARMS
+from lab.compare.whole import ALARMS, MAD_TO_SD
 from lab.stats.effects import holm
 from lab.stats.gate import LEAST, LEVEL
 from lab.stats.means import Sample, beyond_p, difference_ci
+from lab.stats.robust import mad
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
-MOST_FLOOR, SCATTERS, MAD_TO_SD = 0.10, 5.0, 1.4826
+MOST_FLOOR, SCATTERS = 0.10, 5.0
 LEAST_UNIT_SHARE, LEAST_CALL_NS = 0.001, 50.0  # of a unit other than a step, and per call of the kernel
 LONG_NS, FEW_ROWS = 10_000.0, 8  # per unit: rows that tell the scatter, and how many it takes
 FEW_INFLATION = 6.0
@@ -31,16 +31,15 @@ MAX_LAG_CORRELATION = 0.9
 PAIR_ALARMS = 0.002  # of equal pairs, for what is held against its own steps: processes differ by more
 EXACT = ("count", "other_kernel", "op_gone", "op_new")
 TIMED = ("idle", "exposed_comm", "exposed_copy")
-ONE_PAIR, BELOW, PROVEN, SUGGESTED, WITHIN, STEPS_VARY, COVERED = (
+ONE_PAIR, BELOW, PROVEN, WITHIN, STEPS_VARY, COVERED = (
     "one pair only",
     "below floor",
     "proven by repeats",
-    "suggested by repeats",
     "within the repeats' noise",
     "within the noise of its steps",
     "as the whole",  # a cause of the whole says it
 )
-NAMED = (PROVEN, SUGGESTED, ONE_PAIR)
+NAMED = (PROVEN, ONE_PAIR)
 
 
 def edge_of(a: Units, b: Units) -> float:
@@ -98,8 +97,7 @@ def scatter_floor(rows: Sequence[Row]) -> float:
     shares = [row.slower for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
     if len(shares) < FEW_ROWS:
         return FLOOR_SHARE
-    middle = median(shares)
-    scatter = MAD_TO_SD * median(abs(share - middle) for share in shares)
+    scatter = MAD_TO_SD * mad(shares)
     scatter *= 1 + FEW_INFLATION / len(shares)  # of few rows the deviation is often too small
     return min(max(FLOOR_SHARE, SCATTERS * scatter), MOST_FLOOR)
 
@@ -127,37 +125,22 @@ def two_sided_p(a: Sample, b: Sample) -> float:
     return 2 * min(beyond_p(b, a), beyond_p(a, b))
 
 
-def judge_by_repeats(
-    rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units], floor: float, floor_ns: float
-) -> None:
-    """Durations of shared kernels over processes, two per side at least; each row's own 99 % interval.
+def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units]) -> None:
+    """Durations of shared kernels over three processes per side and more; each row's own 99 % interval.
 
-    Proven is judged of all rows together, as `lab check` judges signatures, with three processes per side
-    at least: of equal sides one in a hundred has anything proven at most. Suggested is judged of those alone
-    that are beyond the floors, in the pair that is compared and in the mean of the processes.
+    Proven is judged of all rows together, as `lab check` judges signatures: of equal sides one in a hundred
+    has anything proven at most.
     """
-    judged: list[tuple[Row, Key, Sample, Sample]] = []
+    proven = _proven_keys(of_a, of_b)
     for row in rows:
         if row.kind != "same_kernel_duration" or row.kernel_a is None:
             continue
         key = (row.op, row.dims, row.types, row.kernel_a)
         ns = [[float(units.sums[key][1]) for units in side if key in units.sums] for side in (of_a, of_b)]
-        if min(map(len, ns)) >= 2:
-            judged.append((row, key, Sample.of(ns[0]), Sample.of(ns[1])))
-    p_values = np.array([two_sided_p(a, b) for _, _, a, b in judged])
-    change = np.array([b.mean - a.mean for _, _, a, b in judged])
-    floors = np.array([max(floor * a.mean, floor_ns) for _, _, a, _ in judged])
-    large = np.array([row.confidence != BELOW for row, *_ in judged], dtype=bool) & (abs(change) > floors)
-    suggested = holm(np.where(large, p_values, np.nan))
-    proven = _proven_keys(of_a, of_b)
-    for index, (row, key, a, b) in enumerate(judged):
-        row.interval = difference_ci(b, a, level=LEVEL)
-        if key in proven:
-            row.confidence = PROVEN
-        elif large[index]:
-            row.confidence = SUGGESTED if suggested[index] <= ALARMS else WITHIN
-        else:
-            row.confidence = WITHIN if p_values[index] > ALARMS else BELOW
+        if min(map(len, ns)) < LEAST:  # not in every process
+            continue
+        low, high = row.interval = difference_ci(Sample.of(ns[1]), Sample.of(ns[0]), level=LEVEL)
+        row.confidence = PROVEN if key in proven else BELOW if low > 0 or high < 0 else WITHIN
 
 
 def _proven_keys(of_a: Sequence[Units], of_b: Sequence[Units]) -> set[Key]:

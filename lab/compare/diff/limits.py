@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from lab.compare.diff.blocks import MOST
-from lab.compare.diff.findings import time_text
 from lab.compare.diff.judge import BELOW
 from lab.compare.diff.split import Row
-from lab.compare.side import Work, step_at, steps_overlap
+from lab.compare.side import Work, steps_overlap
 from lab.compare.units import Units
 from lab.core.words import first_few, plural
 from lab.perfmodel.communication import communication
@@ -30,12 +29,11 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
                 f"{side}: {work.unlinked} of {total} have no known op and are aligned by kernel name"
             )
         odd = [first_few(work.trace.problems, ODD, between="; ")] if work.trace.problems else []
-        texts += [f"{side}: {text}" for text in (*sentences(work.lacks), *odd, *uneven(work, units))]
+        texts += [f"{side}: {text}" for text in (*sentences(work.lacks), *odd)]
         if (gpus := len(np.unique(work.trace.ops.device))) > 1:
             texts.append(
                 f"{side}: one process on {gpus} GPUs: idle is when none of them works, overlap is across them"
             )
-        texts += [f"{side}: {text}" for text in early(work)]
         marked = plural(len(work.steps_ns), "step")
         if units.empty:
             texts.append(
@@ -58,7 +56,7 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
     if (longest := max(len(of_a.sequence), len(of_b.sequence))) > MOST:
         texts.append(
             f"a step has {longest:,} GPU operations, more than {MOST:,}: ops that replaced others are not "
-            "joined, and there are no timelines"
+            "joined, and timelines are left out"
         )
     if of_a.unit != "step":
         return [*texts, without_steps(a, b)]
@@ -77,36 +75,6 @@ def without_steps(a: Work, b: Work) -> str:
         reason = f"{' and '.join(overlap)} {verb} steps that overlap, as several processes or threads do: "
         reason += "none is a unit; the longest kernel's calls are"
     return f"{reason}: counts that the edges of a recorded window explain are not named"
-
-
-def early(work: Work) -> list[str]:
-    """GPU operations that begin before the call that launched them: causes of idle rest on both clocks."""
-    ahead_ns = (work.launched_ns - work.start_ns)[work.launch_known & (work.launched_ns > work.start_ns)]
-    if not len(ahead_ns):
-        return []
-    return [
-        f"{len(ahead_ns):,} of {plural(len(work.dur_ns), 'GPU operation')} begin before the call that "
-        f"launched them, by up to {time_text(int(ahead_ns.max()))}: the clocks of GPU and host differ by "
-        "that at least, and the causes of idle time are wrong by as much per gap"
-    ]
-
-
-def uneven(work: Work, units: Units) -> list[str]:
-    """Steps that are not like the others."""
-    edges = work.steps_ns
-    if units.unit != "step" or not len(edges):
-        return []
-    step = step_at(edges, work.launched_ns[units.chosen])
-    sizes = np.bincount(step, minlength=len(edges))
-    sizes = sizes[sizes > 0]
-    if not len(sizes) or sizes.min() == sizes.max():
-        return []
-    distinct, times = np.unique(sizes, return_counts=True)
-    usual = int(distinct[times.argmax()])
-    return [
-        f"steps are uneven: {sizes.min():,} to {sizes.max():,} GPU operations, {usual:,} in "
-        f"{int(times.max())} of {len(sizes)}; figures per step are means over unequal work"
-    ]
 
 
 def of_collectives(rows: Sequence[Row]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from lab.compare.diff.blocks import MOST
-from lab.compare.diff.comparison import Compared, Comparison, Difference, Pair, Replayed
-from lab.compare.diff.groups import KINDS, Group
+from lab.compare.diff.comparison import Compared, Comparison, Difference, Pair
+from lab.compare.diff.groups import KINDS
 from lab.compare.diff.text import by_rank, headline, job_words, problems, unit_words, waterfall
 from lab.compare.diff.timelines import Steps, timelines
 from lab.core.files import make_folder, write_atomic
@@ -25,10 +25,19 @@ from lab.report.parts import Block, Card, Figure, Files, Page, Points, Prose, Se
 from lab.report.tables import write_csv
 
 ROWS = ["op", "dims", "kernel_a", "kernel_b", "n_a", "n_b", "kind", "change_us", "confidence"]
-GROUPS = ["on", "times", "n_a", "n_b", "a_us", "b_us", "change_us", "change_with_inner_us"]
 TOTALS = ["name", "statistic", "outcome", "n_base", "n_head", "base_ns", "head_ns", "change", "low", "high"]
+FINDINGS = ["what", "where", "kind", "change_us", "confidence", "evidence"]
+REPLAYED = ("recorded", "hot", "cold", "in_order")
+STEP_TIMES = {"kernel_us": "kernel_sum", "span_us": "span", "idle_us": "idle"}
 TICKS = 20  # numbers below the figure of steps
+HEADLINES = 8  # findings in the verdict of the page
 PILLS = {"only in A": "warn", "only in B": "warn"}
+BY = {
+    "phase": "By phase",
+    "module": "By module: one row per module without its inner ones; layers that are alike are one row",
+    "op": "By op",
+    "kernel": "By kernel",
+}
 Frames = dict[str, pd.DataFrame]
 
 
@@ -37,8 +46,7 @@ def write(compared: Compared, out: Path) -> list[Path]:
     tables = make_folder(out / "tables")
     difference, shown = compared.difference, compared.difference.shown
     timeline = timelines(*compared.shown.placed) if shown.unit else None
-    frames = tables_of(difference, shown)
-    frames["step_times"] = step_frame(compared.shown)
+    frames = _frames(difference, shown, compared.shown)
     if timeline is not None:
         frames["steps"] = timeline.frame
     written = [write_csv(frame, tables / f"{name}.csv") for name, frame in frames.items()]
@@ -49,32 +57,58 @@ def write(compared: Compared, out: Path) -> list[Path]:
     return [page, findings, *written]
 
 
-def tables_of(difference: Difference, shown: Comparison) -> Frames:
+def _frames(difference: Difference, shown: Comparison, pair: Pair) -> Frames:
     """Every table of the page by the name of its file."""
+    rows = [
+        {"configuration": rank.configuration, "rank": rank.rank, **row}
+        for rank in difference.ranks
+        for row in msgspec.to_builtins(rank.rows)
+    ]
     findings = [
         {
             "what": finding.text,
             "where": finding.module_path,
             "kind": finding.kind,
-            "change_us": finding.ns and finding.ns / 1000,
+            "change_us": _us(finding.ns),
             "confidence": finding.confidence,
             "evidence": "; ".join(f"{row.side} {row.file} at {row.start_ns} ns" for row in finding.evidence),
         }
         for finding in shown.findings
     ]
-    columns = ["what", "where", "kind", "change_us", "confidence", "evidence"]
+    replays = [
+        {
+            "what": shown.findings[result.finding].text,
+            "verdict": result.verdict,
+            **{f"{name}_us": _us(getattr(result, f"{name}_ns")) for name in REPLAYED},
+            "why": result.reason,
+        }
+        for result in difference.replayed or ()
+    ]
+    all_rows = pd.DataFrame(
+        rows, columns=["configuration", "rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"]
+    )
     return {
-        "rows": rows(difference.ranks),
+        "rows": all_rows.assign(change_us=all_rows["ns"] / 1000),
         "waterfall": pd.DataFrame(waterfall(shown) if shown.unit else []),
         "api": _frame(shown.api, ["name", "n_a", "n_b"]),
         "ranks": pd.DataFrame(by_rank(difference)),
-        "findings": pd.DataFrame(findings, columns=columns),
+        "findings": pd.DataFrame(findings, columns=FINDINGS),
         "axes": _frame(shown.axes, ["name", "state", "a", "b", "share"]),
         "totals": _frame(shown.totals, TOTALS),
-        **({} if difference.replayed is None else {"replay": _replays(difference.replayed, shown)}),
+        **({"replay": pd.DataFrame(replays)} if replays else {}),
         "around": _frame(difference.around, ["what", "a", "b", "source"]),
-        **{f"by_{name}": _groups(name, shown.groups[name]) for name in KINDS if name in shown.groups},
+        **{f"by_{name}": _groups(name, shown) for name in KINDS if name in shown.groups},
+        "step_times": pd.DataFrame(_step_times(pair), columns=["side", "step", *STEP_TIMES]),
     }
+
+
+def _step_times(pair: Pair) -> Iterator[dict[str, Any]]:
+    """One row per step of the shown rank on each side."""
+    for side, units in (("A", pair.of_a), ("B", pair.of_b)):
+        for index, number in enumerate(units.numbers if units else ()):
+            assert units is not None
+            times = {column: units.times_ns[name][index] / 1000 for column, name in STEP_TIMES.items()}
+            yield {"side": side, "step": number, **times}
 
 
 def _frame(structs: Sequence[msgspec.Struct], columns: Sequence[str]) -> pd.DataFrame:
@@ -82,140 +116,53 @@ def _frame(structs: Sequence[msgspec.Struct], columns: Sequence[str]) -> pd.Data
     return frame
 
 
-def step_frame(pair: Pair) -> pd.DataFrame:
-    """One row per step of the shown rank on each side."""
-    records = [
-        {
-            "side": side,
-            "step": number,
-            "kernel_us": kernel_ns / 1000,
-            "span_us": span_ns / 1000,
-            "idle_us": idle_ns / 1000,
-        }
-        for side, units in (("A", pair.of_a), ("B", pair.of_b))
-        if units is not None
-        for number, kernel_ns, span_ns, idle_ns in zip(
-            units.numbers, *(units.times_ns[name] for name in ("kernel_sum", "span", "idle")), strict=True
-        )
-    ]
-    frame: pd.DataFrame = pd.DataFrame(records, columns=["side", "step", "kernel_us", "span_us", "idle_us"])
-    return frame
-
-
-def _replays(results: Sequence[Replayed], shown: Comparison) -> pd.DataFrame:
-    records = [
-        {
-            "what": shown.findings[result.finding].text,
-            "verdict": result.verdict,
-            "recorded_us": result.recorded_ns / 1000,
-            "hot_us": _us(result.hot_ns),
-            "cold_us": _us(result.cold_ns),
-            "in_order_us": _us(result.in_order_ns),
-            "why": result.reason,
-        }
-        for result in results
-    ]
-    frame: pd.DataFrame = pd.DataFrame(records)
-    return frame
-
-
 def _us(ns: float | None) -> float | None:
     return None if ns is None else ns / 1000
 
 
-def rows(ranks: list[Comparison]) -> pd.DataFrame:
-    """All parts of the change, one row each."""
-    records = [
-        {
-            "configuration": rank.configuration,
-            "rank": rank.rank,
-            **msgspec.to_builtins(row),
-            "change_us": row.ns / 1000,
-        }
-        for rank in ranks
-        for row in rank.rows
-    ]
-    columns = ["configuration", "rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"]
-    frame: pd.DataFrame = pd.DataFrame(records, columns=columns)
-    return frame
-
-
-def _groups(name: str, groups: list[Group]) -> pd.DataFrame:
+def _groups(name: str, shown: Comparison) -> pd.DataFrame:
     records: list[dict[str, Any]] = [
         {
             name: group.key,
             "on": group.on,
-            "times": group.times,
+            **({"times": group.times} if name == "module" else {}),
             "n_a": group.n_a,
             "n_b": group.n_b,
             "a_us": group.ns_a / 1000,
             "b_us": group.ns_b / 1000,
             "change_us": group.change_ns / 1000,
-            "change_with_inner_us": _us(group.whole_change_ns),
+            **({"change_with_inner_us": _us(group.whole_change_ns)} if name == "module" else {}),
         }
-        for group in groups
+        for group in shown.groups[name]
     ]
-    of_modules = ("times", "change_with_inner_us")
-    columns = [column for column in GROUPS if name == "module" or column not in of_modules]
-    frame: pd.DataFrame = pd.DataFrame(records, columns=[name, *columns])
+    frame: pd.DataFrame = pd.DataFrame(records)
     return frame
 
 
 def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Steps | None, out: Path) -> Page:
-    files = [(f"tables/{name}.csv", plural(len(frame), "row")) for name, frame in frames.items()]
-    sections = [
-        Section("The change", _change(shown, frames, out)),
-        Section("Step by step", _by_step(frames, out)),
-        Section("Side by side", _side_by_side(shown, steps)),
-        Section("What changed", _named(shown, frames)),
-        Section("Replay", _replayed(difference, shown, frames)),
-        Section("By structure", _by_structure(frames)),
-        Section(
-            "Rows",
-            [
-                Table(
-                    frames["rows"][["rank", *ROWS]],
-                    "Parts of the change, largest first",
-                    "tables/rows.csv",
-                    open_rows=0,
-                )
-            ],
-        ),
-        Section(
-            "API calls per unit",
-            [Table(frames["api"], "Calls that differ come first", "tables/api.csv", open_rows=0)],
-        ),
-        Section("The whole", _whole(frames)),
-        Section("What else differs", _around(frames)),
-        Section("Ranks", [Table(frames["ranks"], "Change per rank, B - A", "tables/ranks.csv")]),
-        Section("Limits", [Points([*shown.notes, *problems(difference)])]),
-        Section(
-            "Export",
-            [Files("Everything here as files", [("findings.json", "all of it, with evidence"), *files])],
-        ),
-    ]
     verdict = headline(shown)
     if not shown.comparable:
         verdict = f"Not comparable: {shown.reason}. {verdict}"
+    hidden = len(shown.findings) - HEADLINES
+    cards = {"span": shown.span_ns, "kernel time": shown.delta_kernel_ns, "idle time": shown.idle_ns}
     return Page(
         title=f"{Path(difference.a).name} → {Path(difference.b).name}",
         question="What changed from A to B, and how sure is it?",
         verdict=[
             *map(job_words, difference.jobs),
             verdict,
-            *(finding.text for finding in shown.findings[:8]),
-            *_further(shown),
+            *(finding.text for finding in shown.findings[:HEADLINES]),
+            *([f"And {plural(hidden, 'further change')}, below."] if hidden > 0 else []),
         ],
         status="warn" if shown.findings or problems(difference) or not shown.comparable else "ok",
         cards=[
-            Card("Change of the span", f"{shown.span_ns / 1000:+,.1f}", "tables/waterfall.csv", "µs"),
-            Card(
-                "Change of kernel time", f"{shown.delta_kernel_ns / 1000:+,.1f}", "tables/waterfall.csv", "µs"
+            *(
+                Card(f"Change of the {name}", f"{ns / 1000:+,.1f}", "tables/waterfall.csv", "µs")
+                for name, ns in cards.items()
             ),
-            Card("Change of idle time", f"{shown.idle_ns / 1000:+,.1f}", "tables/waterfall.csv", "µs"),
             Card("Named changes", str(len(shown.findings)), "tables/findings.csv"),
         ],
-        sections=[section for section in sections if section.blocks],
+        sections=[s for s in _sections(difference, shown, frames, steps, out) if s.blocks],
         provenance={
             "compared": {"A": difference.a, "B": difference.b},
             **{
@@ -227,9 +174,65 @@ def _page(difference: Difference, shown: Comparison, frames: Frames, steps: Step
     )
 
 
-def _further(shown: Comparison) -> list[str]:
-    hidden = len(shown.findings) - 8
-    return [f"And {plural(hidden, 'further change')}, below."] if hidden > 0 else []
+def _table(frames: Frames, name: str, caption: str, **settings: Any) -> list[Block]:
+    """Return the table as a block; nothing for one without rows."""
+    frame = frames.get(name)
+    if frame is None or not len(frame):
+        return []
+    columns = ["rank", *ROWS] if name == "rows" else [column for column in frame if column != "evidence"]
+    return [Table(frame[columns], caption, f"tables/{name}.csv", **settings)]
+
+
+def _sections(
+    difference: Difference, shown: Comparison, frames: Frames, steps: Steps | None, out: Path
+) -> list[Section]:
+    table = functools.partial(_table, frames)
+    not_named = [Prose(f"Not named: {text}.") for text in shown.unnamed]
+    nothing = "Nothing differs by more than equal runs do."
+    if not shown.comparable:
+        nothing = "Not comparable, so no change is named; the rows are below."
+    elif shown.unnamed:
+        nothing = "No change is named."
+    named = table("findings", "Named changes, per unit; their rows of the recordings in findings.json")
+    replay: list[Block] = []
+    if difference.replayed is not None:
+        words = "Recorded and replayed change per unit: alone with warm and with cold caches, and in order"
+        notes = difference.replay_notes or [
+            "No change of a kernel, or of ops that replaced others, is named."
+        ]
+        replay = [*table("replay", words), Points(notes)]
+    files = [(f"tables/{name}.csv", plural(len(frame), "row")) for name, frame in frames.items()]
+    return [
+        Section("The change", [*_change(shown, frames, out), *_by_step(frames, out)]),
+        Section("Side by side", _side_by_side(shown, steps)),
+        Section("What changed", [*not_named, *(named or [Prose(nothing)])]),
+        Section("Replay", replay),
+        Section(
+            "By structure",
+            [block for name in BY for block in table(f"by_{name}", BY[name], pills=PILLS, open_rows=30)],
+        ),
+        Section(
+            "Rows",
+            [
+                *table("rows", "Parts of the change, largest first", open_rows=0),
+                *table("api", "API calls per unit; those that differ come first", open_rows=0),
+            ],
+        ),
+        Section(
+            "The whole",
+            [
+                *table("totals", "Totals over processes: mean, median, tail and first step"),
+                *table("axes", "The same work? Absent is not compared"),
+                *table("ranks", "Change per rank, B - A"),
+                *table("around", "What else differs, beside the work"),
+            ],
+        ),
+        Section("Limits", [Points([*shown.notes, *problems(difference)])]),
+        Section(
+            "Export",
+            [Files("Everything here as files", [("findings.json", "all of it, with evidence"), *files])],
+        ),
+    ]
 
 
 def _change(shown: Comparison, frames: Frames, out: Path) -> list[Block]:
@@ -255,8 +258,7 @@ def _change(shown: Comparison, frames: Frames, out: Path) -> list[Block]:
 
 def _by_step(frames: Frames, out: Path) -> list[Block]:
     """Which steps carry the change: kernel time of every step on both sides."""
-    times = frames["step_times"]
-    sides = {side: part["kernel_us"].to_numpy() for side, part in times.groupby("side")}
+    sides = {side: part["kernel_us"].to_numpy() for side, part in frames["step_times"].groupby("side")}
     longest = max(map(len, sides.values()), default=0)
     if longest < 2:
         return []
@@ -269,17 +271,6 @@ def _by_step(frames: Frames, out: Path) -> list[Block]:
     drawing = figures.lines(positions, series, across="step of the recording", axis="kernel time, µs")
     svg = figures.save(drawing, make_folder(out / "figures"), "steps")
     return [Figure(svg, "Kernel time of every step", "figures/steps.png", "tables/step_times.csv")]
-
-
-def _whole(frames: Frames) -> list[Block]:
-    """The test of the totals, and in what the work may be another."""
-    blocks: list[Block] = []
-    if len(frames["totals"]):
-        caption = "Totals over processes: mean, median, tail and first step"
-        blocks.append(Table(frames["totals"], caption, "tables/totals.csv", open_rows=12))
-    if len(frames["axes"]):
-        blocks.append(Table(frames["axes"], "The same work? Absent is not compared", "tables/axes.csv"))
-    return blocks
 
 
 def _side_by_side(shown: Comparison, steps: Steps | None) -> list[Block]:
@@ -300,48 +291,3 @@ def _side_by_side(shown: Comparison, steps: Steps | None) -> list[Block]:
         ),
         Timeline("A and B as recorded", packed(steps.recorded), recorded, "tables/steps.csv"),
     ]
-
-
-def _named(shown: Comparison, frames: Frames) -> list[Block]:
-    named = frames["findings"]
-    weak: list[Block] = [Prose(f"Not named: {text}.") for text in shown.unnamed]
-    if not len(named) and not shown.comparable:
-        return [*weak, Prose("Not comparable, so no change is named; the rows are below.")]
-    if not len(named):
-        return weak or [Prose("Nothing differs by more than equal runs do.")]
-    return [
-        *weak,
-        Table(named.drop(columns="evidence"), "Named changes, per unit", "tables/findings.csv", open_rows=40),
-        Prose("The rows of the recordings behind each change are in findings.json and findings.csv."),
-    ]
-
-
-def _replayed(difference: Difference, shown: Comparison, frames: Frames) -> list[Block]:
-    if difference.replayed is None:
-        return []
-    if not difference.replayed:
-        return [
-            Prose("No change of a kernel, or of ops that replaced others, is named: nothing was replayed.")
-        ]
-    words = "Recorded and replayed change per unit: alone with warm and with cold caches, and in order"
-    return [Table(frames["replay"], words, "tables/replay.csv"), Points(difference.replay_notes)]
-
-
-def _by_structure(frames: Frames) -> list[Block]:
-    captions = {
-        "phase": "By phase",
-        "module": "By module: one row per module without its inner ones; layers that are alike are one row",
-        "op": "By op",
-        "kernel": "By kernel",
-    }
-    return [
-        Table(frames[f"by_{name}"], captions[name], f"tables/by_{name}.csv", pills=PILLS, open_rows=30)
-        for name in KINDS
-        if f"by_{name}" in frames
-    ]
-
-
-def _around(frames: Frames) -> list[Block]:
-    if not len(frames["around"]):
-        return [Prose("Nothing that both recordings say of themselves differs.")]
-    return [Table(frames["around"], "Beside the work", "tables/around.csv", open_rows=12)]

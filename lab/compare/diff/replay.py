@@ -69,27 +69,23 @@ def need_gpu() -> str:
     return gpus[0].name
 
 
-@dataclass(frozen=True)
-class ReplayOptions:
-    """How to replay: the paths of both sides, their execution traces if there are any, and where to."""
-
-    paths: tuple[Path, Path]
-    execution_traces: tuple[Path | None, Path | None]
-    out: Path
-    image: str | None
-    repeats: int
-
-
 def replay(
-    pair: Pair, options: ReplayOptions, say: Callable[[str], None]
+    pair: Pair,
+    paths: tuple[Path, Path],
+    out: Path,
+    say: Callable[[str], None],
+    *,
+    image: str | None = None,
+    execution_trace_a: Path | None = None,
+    execution_trace_b: Path | None = None,
 ) -> tuple[list[Replayed], list[str]]:
-    """The verdict of each finding that has one, and notes; runs stay in `options.out`.
+    """The verdict of each finding that has one, and notes; paths: of both sides; runs stay in `out`.
 
     Raises UsageError for recordings without arguments of ops, BusyError for a folder with earlier replays,
     StepFailed for a replay that ends without a result.
     """
-    if options.out.exists() and any(options.out.iterdir()):
-        raise BusyError("earlier replays are here", location=options.out, fix="name another -o")
+    if out.exists() and any(out.iterdir()):
+        raise BusyError("earlier replays are here", location=out, fix="name another -o")
     for work in (pair.a, pair.b):
         if not (work.trace.operators.types_id >= 0).any():
             raise UsageError(
@@ -99,17 +95,17 @@ def replay(
             )
     times: dict[tuple[str, str], Times] = {}
     notes: list[str] = []
-    memory = True
+    memory = True  # the replay in order has the model's caches
     for mode in MODES:
         for side, work, path, nodes in zip(
-            "AB", (pair.a, pair.b), options.paths, options.execution_traces, strict=True
+            "AB", (pair.a, pair.b), paths, (execution_trace_a, execution_trace_b), strict=True
         ):
             say(f"replaying {side}, {mode}")
-            folder = options.out / f"{side}_{mode}"
+            folder = out / f"{side}_{mode}"
             source = [*source_of(work, path), *(["--execution-trace", str(nodes)] if nodes else [])]
-            _run(source, folder, mode, options.image, options.repeats)
-            times[side, mode], knows, texts = read_times(folder)
-            memory &= knows
+            _run(source, folder, mode, image)
+            times[side, mode], knows_memory, texts = read_times(folder)
+            memory &= knows_memory
             notes += [f"{side}: {text}" for text in texts]
     judged = [
         judge(index, finding, pair.comparison.rows, times, memory=memory)
@@ -126,13 +122,11 @@ def source_of(work: Work, path: Path) -> list[str]:
     return [str(work.trace.source)]
 
 
-def _run(
-    source: Sequence[str], folder: Path, mode: str, image: str | None, repeats: int, gpus: str = "1"
-) -> None:
+def _run(source: Sequence[str], folder: Path, mode: str, image: str | None, gpus: str = "1") -> None:
     home = str(Path(lab.__file__).parents[1])
     command = [sys.executable, "-m", "lab", "run", *(["--image", image] if image else [])]
     command += ["--quiet", "--gpus", gpus, "-o", str(folder), "kernels", "replay", *source]
-    command += ["--mode", mode, "--repeats", str(repeats)]
+    command += ["--mode", mode]
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     result = subprocess.run(
         command,
@@ -273,10 +267,7 @@ def _normal(dims: str) -> str:
 def decide(
     recorded: float, changes: dict[str, float], spread: dict[str, float], *, memory: bool = True
 ) -> tuple[str, str]:
-    """The verdict from the change that each mode shows, of `recorded` ns; spread is that of the replays.
-
-    memory: the replay in order knew which tensors share memory, so that its caches are the model's.
-    """
+    """The verdict from the change that each mode shows, of `recorded` ns; spread is that of the replays."""
     if not recorded:
         return CANNOT, "the recorded times are equal"
     if missing := [mode for mode in MODES if mode not in changes]:

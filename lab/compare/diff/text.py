@@ -81,31 +81,24 @@ def by_group(name: str, shown: Comparison, top: int) -> list[str]:
     """The rows of --by; what is not shown is summed up, so that the column adds up to the whole."""
     groups = shown.groups[name]
     cut = groups if name == "module" else groups[:top]
-    rows: list[dict[str, object]] = [
-        {name: _indented(group.key) if name == "module" else group.key, **_group(group)} for group in cut
+    rows = [
+        {
+            name: _indented(group.key) if name == "module" else group.key,
+            "on": group.on,
+            **_sum([group]),
+            **({"change_with_inner_us": (group.whole_change_ns or 0.0) / 1000} if name == "module" else {}),
+        }
+        for group in cut
     ]
-    hidden = groups[len(cut) :]
-    if hidden:
-        rows.append({name: plural(len(hidden), "further row"), **_sum(hidden)})
-    rows.append({name: "all", **_sum(groups)})
+    if hidden := groups[len(cut) :]:
+        rows.append({name: plural(len(hidden), "further row"), "on": "", **_sum(hidden)})
+    rows.append({name: "all", "on": "", **_sum(groups)})
     return [f"Kernel time by {name} (per unit; B against A)", rows_table(rows)]
 
 
 def _sum(groups: Sequence[Group]) -> dict[str, object]:
     counts = {"n_a": sum(group.n_a for group in groups), "n_b": sum(group.n_b for group in groups)}
-    return {"on": "", **counts, "change_us": sum(group.change_ns for group in groups) / 1000}
-
-
-def _group(group: Group) -> dict[str, object]:
-    row: dict[str, object] = {
-        "on": group.on,
-        "n_a": group.n_a,
-        "n_b": group.n_b,
-        "change_us": group.change_ns / 1000,
-    }
-    if group.whole_change_ns is not None:
-        row["change_with_inner_us"] = group.whole_change_ns / 1000
-    return row
+    return {**counts, "change_us": sum(group.change_ns for group in groups) / 1000}
 
 
 def _indented(path: str) -> str:

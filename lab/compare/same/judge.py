@@ -21,7 +21,7 @@ from lab.compare.same.numbers import (
 )
 from lab.compare.same.pairs import Pairs, pair
 from lab.errors import UsageError
-from lab.workload.recorder.format import Recording, Row
+from lab.workload.recorder.format import Recording, Row, same_bits
 
 BEYOND = 10.0  # times the floor
 FEW = 8  # sampled elements, below which an output's own floor is a matter of luck
@@ -32,7 +32,7 @@ LISTED = 2000  # rows in the JSON; the counts are of all
 RANDOM = ("bernoulli", "dropout", "rand", "aten.normal", "uniform", "multinomial", "exponential", "philox")
 BLIND = 0.05  # a floor of which ten times is half of the output: nothing could be seen
 MOST_BLIND = 0.1  # the share of such outputs that a verdict bears
-# A step of the smallest numbers of a type, of which an ulp is no share.
+# The smallest subnormal per dtype, near which an ulp is not a share.
 TINIEST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}
 NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
@@ -107,7 +107,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     blind: int = 0  # pairs whose bits differ and whose floor is so large that any change would pass
     blind_modules: int = 0  # of them, outputs of modules
     problems: list[str] = []
-    unwritten: dict[str, dict[str, int]] = {}  # by run, then by name: outputs of ops that nobody need write
+    unwritten: dict[str, dict[str, int]] = {}  # by run, then by name: outputs that their op need not write
 
 
 class _Columns(NamedTuple):
@@ -141,8 +141,7 @@ def judge(
             f"{reference.path} is not in float64", fix="record model.double() on the same inputs"
         )
     if reference:
-        _check_inputs(a, reference, "the reference", equal=False)
-        _check_weights(a, reference, "the reference", ulps_apart=0.5)
+        _check_start(a, reference, "the reference", ulps_apart=0.5)
     level = min((_level(a), _level(b), level), key=LEVELS.index)
     rows_a, rows_b = _at(a, level), _at(b, level)
     pairs = pair([a.rows[k] for k in rows_a], [b.rows[k] for k in rows_b])
@@ -243,71 +242,60 @@ def _check_floor(a: Recording, floor: Recording) -> None:
             f"the floor {floor.path} equals A bit by bit: it shows no noise",
             fix="record it inside lab.same.nudged",
         )
-    _check_inputs(a, floor, "the floor", equal=True)
-    _check_weights(a, floor, "the floor", ulps_apart=1.0)
+    _check_start(a, floor, "the floor", ulps_apart=1.0)
     _check_draws(a, floor)
 
 
-def _check_inputs(a: Recording, floor: Recording, name: str, *, equal: bool) -> None:
-    """Of other inputs everything differs, and as a floor would call everything noise. equal: bit by bit; a
-    float64 reference has the same values."""
-    inputs, floor_inputs = ([row for row in one.rows if row.kind == "input"] for one in (a, floor))
-    if not inputs or not floor_inputs:
-        return
-    if len(inputs) == len(floor_inputs) and all(
-        map(_same_input if equal else _near_input, inputs, floor_inputs)
-    ):
-        return
-    raise UsageError(
-        f"{name} {floor.path} was recorded with other inputs than A",
-        fix="record the same batch, seeded alike",
-    )
+def _check_start(a: Recording, recording: Recording, name: str, *, ulps_apart: float) -> None:
+    """Of other inputs or weights everything differs, and as a floor would call everything noise.
+
+    ulps_apart: how far weights may be from A's; 0.5 for a reference, which has A's values in float64.
+    """
+    for kind in ("input", "weight"):
+        rows, started = (
+            [row for row in run.rows if row.kind == kind and (kind == "input" or row.dtype in FLOATS)]
+            for run in (a, recording)
+        )
+        if not rows or not started:
+            continue
+        apart = [
+            x.op
+            for x, y in zip(rows, started, strict=False)
+            if not (_near_weight(x, y, ulps_apart) if kind == "weight" else _near_input(x, y))
+        ]
+        if apart or len(rows) != len(started):
+            example = f" (first: {apart[0]})" if apart else ""
+            raise UsageError(
+                f"{name} {recording.path} was recorded with other {kind}s than A{example}",
+                fix="record the model of A on the same batch: a floor inside lab.same.nudged, a reference as "
+                "model.double()",
+            )
 
 
-def _same_input(a: Row, b: Row) -> bool:
-    return a.shape == b.shape and a.ck == b.ck
+def _values_of(row: Row) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in row.sample], dtype=float)
 
 
 def _near_input(a: Row, b: Row) -> bool:
-    samples, floor_samples = (
-        np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b)
-    )
+    """Bit by bit; the same values in another type."""
+    if a.shape != b.shape or a.dtype == b.dtype:
+        return a.shape == b.shape and a.ck == b.ck
     near = EPS.get(a.dtype, 0.0)
-    return a.shape == b.shape and np.allclose(samples, floor_samples, rtol=near, atol=0.0, equal_nan=True)
-
-
-def _check_weights(a: Recording, floor: Recording, name: str, *, ulps_apart: float) -> None:
-    """Of other weights everything differs, too: a fault as large as that would be within the noise."""
-    weights, floor_weights = (
-        [row for row in recording.rows if row.kind == "weight" and row.dtype in FLOATS]
-        for recording in (a, floor)
-    )
-    if not weights or not floor_weights:
-        return
-    apart = [x.op for x, y in zip(weights, floor_weights, strict=False) if not _near_weight(x, y, ulps_apart)]
-    if apart or len(weights) != len(floor_weights):
-        example = f" (first: {apart[0]})" if apart else ""
-        raise UsageError(
-            f"{name} {floor.path} was recorded with other weights than A{example}",
-            fix="record the model of A: a floor inside lab.same.nudged, a reference as model.double()",
-        )
+    return np.allclose(_values_of(a), _values_of(b), rtol=near, atol=0.0, equal_nan=True)
 
 
 def _near_weight(a: Row, b: Row, ulps_apart: float) -> bool:
     """Whether sampled elements differ by so many ULPs at most, and sums of all by no more than follows."""
     near = 2 * ulps_apart * EPS[a.dtype]
-    samples, floor_samples = (
-        np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b)
-    )
     if a.shape != b.shape or a.sample_at != b.sample_at:
         return False
-    close = np.allclose(samples, floor_samples, rtol=1.01 * near, atol=TINIEST[a.dtype], equal_nan=True)
+    close = np.allclose(_values_of(a), _values_of(b), rtol=1.01 * near, atol=TINIEST[a.dtype], equal_nan=True)
     return close and not moved([a], [b])[0] > 8 * near + TINIEST[a.dtype]
 
 
 def _check_draws(a: Recording, floor: Recording) -> None:
-    """Other random numbers are no noise of rounding. A draw is judged where nothing before it could change
-    it."""
+    """Raise UsageError for other random numbers, which are not rounding: of draws that nothing before them
+    could change."""
     pairs = pair(a.rows, floor.rows)
     for k, j in zip(pairs.a.tolist(), pairs.b.tolist(), strict=True):
         row, partner = a.rows[k], floor.rows[j]
@@ -320,11 +308,9 @@ def _check_draws(a: Recording, floor: Recording) -> None:
 
 def _shown_apart(a: Row, b: Row) -> bool:
     """Whether a draw differs by more than its inputs' rounding could: by a thousandth of its norm."""
-    samples, floor_samples = (
-        np.array([[np.nan if one is None else one for one in row.sample]]) for row in (a, b)
-    )
-    same_places = samples.shape == floor_samples.shape and a.sample_at == b.sample_at and samples.size
-    return bool(same_places and a.ck != b.ck and relative(samples, floor_samples)[0] > NOT_ROUNDING)
+    if a.sample_at != b.sample_at or not a.sample or a.ck == b.ck:
+        return False
+    return bool(relative(_values_of(a)[None], _values_of(b)[None])[0] > NOT_ROUNDING)
 
 
 def _mostly_float64(recording: Recording) -> bool:
@@ -412,14 +398,9 @@ def _columns(
     beyond = np.logical_or.reduce(over) | _counts_differ(used_a, used_b)
     comparable = a.checksum == b.checksum
     alike = [comparable and x.dtype == y.dtype for x, y in zip(used_a, used_b, strict=True)]
-    equal = np.array([_same_bits(x, y) for x, y in zip(used_a, used_b, strict=True)], dtype=np.int64)
+    equal = np.array([same_bits(x, y) for x, y in zip(used_a, used_b, strict=True)], dtype=np.int64)
     bits = np.where(np.array(alike, dtype=bool), equal, -1)
     return _Columns(differences[0], limits[0], beyond & (bits != 1), bits)
-
-
-def _same_bits(a: Row, b: Row) -> bool:
-    """The checksum says it, and what follows from equal bits must not say otherwise."""
-    return (a.ck, a.absmax, a.nan, a.inf) == (b.ck, b.absmax, b.nan, b.inf)
 
 
 def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]:

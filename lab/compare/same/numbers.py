@@ -89,7 +89,7 @@ def local_ratio(rows: Sequence[Row], peers: Sequence[Row], partners: Sequence[Ro
     """Each row's own error over the median own error of `peers` with the same op and output (n,).
 
     NaN where the row has none. An op that `peers` lack is compared with the rows themselves. Where the
-    `partner` of a row is as far off, its inputs cancel, and that is no fault of one run.
+    `partner` of a row is as far off, its inputs cancel, and neither run is at fault.
     """
     typical = {**_typical(rows), **_typical(peers)}
     ratios = np.full(len(rows), np.nan)

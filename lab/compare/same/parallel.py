@@ -24,7 +24,7 @@ import msgspec
 from lab.compare.same.judge import BEYOND
 from lab.compare.same.numbers import EPS, LEAST, moved
 from lab.core.words import plural
-from lab.workload.recorder.format import Recording, Row
+from lab.workload.recorder.format import Recording, Row, numbered
 
 ROUNDING = 16.0
 CANCELS = 1e-3  # of its peers' size: a tensor below is held against this, because only rounding is left of it
@@ -79,11 +79,11 @@ def judge_parallel(
     twin: Recording, ranks: Sequence[Recording], floors: Sequence[Recording], reference: Recording | None
 ) -> Verdict:
     """Compare in the order in which the twin computed. Pure."""
-    tables = {recording.rank: dict(_keyed(recording.rows)) for recording in ranks}
+    tables = {recording.rank: _keyed(recording.rows) for recording in ranks}
     world = ranks[0].world
-    rows = _in_time(dict(_keyed(twin.rows)))
+    rows = _in_time(_keyed(twin.rows))
     noise = [*floors, *([reference] if reference else [])]
-    limits = _Limits(rows, [dict(_keyed(recording.rows)) for recording in noise])
+    limits = _Limits(rows, [_keyed(recording.rows) for recording in noise])
     mean_factor = _mean_factor(rows, tables, world)
     places: list[Place] = []
     partial: list[Place] = []  # parts of a sum that nothing has added up yet
@@ -154,15 +154,15 @@ def _outcome(verdict: Verdict, rows: int) -> tuple[str, str]:
     return "within rounding", f"{plural(verdict.compared, 'tensor')} of {plural(verdict.world, 'rank')}"
 
 
-def _keyed(rows: Sequence[Row]) -> Iterator[tuple[Key, Row]]:
+def _keyed(rows: Sequence[Row]) -> dict[Key, Row]:
     """Rows that both can have, by what and the how-manieth they are."""
-    count: Counter[Key] = Counter()
-    for row in rows:
-        if row.kind in KINDS and (row.l2 is not None or row.nan or row.inf):
-            name = row.op if row.kind in ("weight", "grad") else ""
-            key = (row.step, row.kind, row.phase, row.module, name, row.out)
-            count[key] += 1
-            yield (*key, count[key]), row
+    comparable = (row for row in rows if row.kind in KINDS and (row.l2 is not None or row.nan or row.inf))
+    return dict(numbered(comparable, _key))
+
+
+def _key(row: Row) -> Key:
+    name = row.op if row.kind in ("weight", "grad") else ""
+    return (row.step, row.kind, row.phase, row.module, name, row.out)
 
 
 def _in_time(rows: Mapping[Key, Row]) -> dict[Key, Row]:

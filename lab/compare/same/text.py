@@ -1,4 +1,4 @@
-"""The verdict in words."""
+"""The verdict in lines."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _unwritten(verdict: Verdict, top: int) -> list[str]:
         names = ", ".join(f"{count:,} of {name}" for name, count in list(left.items())[:top])
         extra = f" and {plural(len(left) - top, 'kind')} more" if len(left) > top else ""
         outputs = plural(sum(left.values()), "output")
-        lines.append(f"not compared, because nobody need write them: {outputs} in {run}: {names}{extra}")
+        lines.append(f"not compared, because ops need not write them: {outputs} in {run}: {names}{extra}")
     return lines
 
 

@@ -28,10 +28,8 @@ ROTATES_GPUS = True  # trials fall on all GPUs alike, also one at a time
 
 
 def recognises(folder: Path) -> bool:
-    """Whether `folder` holds a trials.csv of cells, trials and verdicts, or records of bits."""
-    from lab.rooms.trials.analyze import is_table
-
-    return is_table(folder / "trials.csv") or _is_replay(folder) or _is_of_gpus(folder)
+    """Whether `folder` holds records of bits, or visits of GPUs; a run of trials says so in its manifest."""
+    return _is_replay(folder) or _is_of_gpus(folder)
 
 
 def watcher(run: Run) -> Silent:
@@ -42,28 +40,17 @@ def watcher(run: Run) -> Silent:
 
 
 def spare(run: Run) -> Callable[[Step], str] | None:
-    """Why a trial need not run: those before it have decided its cell, or its command is not there.
-
-    Asked before each step.
-    """
-    from lab.rooms.trials.config import CONFIG, NEVER_RAN
-    from lab.rooms.trials.progress import never_ran, why_not
-    from lab.rooms.trials.rows import ended_rows, rows_of_cell, settings_of
+    """Why a trial need not run: those before it have decided its cell. Asked before each step."""
+    from lab.rooms.trials.config import CONFIG
+    from lab.rooms.trials.progress import why_not
+    from lab.rooms.trials.rows import ended_rows, read_settings
 
     if not (run.root / CONFIG).is_file():  # a replay, or a comparison of GPUs
         return None
-    config = settings_of(run)
-    if config.stop or config.until:
-        return lambda step: why_not(config, str(step.labels["cell"]), ended_rows(run))
-    reasons: dict[str, str] = {}  # the first trials of a cell settle it
-
-    def why(step: Step) -> str:
-        cell = str(step.labels["cell"])
-        if cell not in reasons and (rows := rows_of_cell(run, cell)):
-            reasons[cell] = NEVER_RAN if never_ran(config, cell, rows) else ""
-        return reasons.get(cell, "")
-
-    return why
+    config = read_settings(run.root / CONFIG)
+    if not (config.stop or config.until):
+        return None
+    return lambda step: why_not(config, str(step.labels["cell"]), ended_rows(run))
 
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
@@ -72,15 +59,16 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
 
     with needs("analysis"):
         if _is_of_gpus(folder):
-            from lab.rooms.trials.gpus.page import report as compared
+            from lab.rooms.trials.gpus.page import report as report_gpus
 
-            return compared(folder, out, run)
+            return report_gpus(folder, out, run)
         if _is_replay(folder):
-            from lab.rooms.trials.replay.page import report as replayed
+            from lab.rooms.trials.replay.page import report as report_replay
 
-            return replayed(folder, out, run)
+            return report_replay(folder, out, run)
         from lab.rooms.trials.findings import report
-    return report(folder, out, run)
+    assert run is not None  # no other folder is recognised
+    return report(out, run)
 
 
 def _is_of_gpus(folder: Path) -> bool:

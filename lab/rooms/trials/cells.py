@@ -67,8 +67,6 @@ def msgspec_of(text: bytes | str, kind: Any, *, location: str) -> Any:
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             raise ConfigError("YAML aliases are not read here", location=location)
-        if twice := _named_twice(yaml.compose(text, Loader=yaml.SafeLoader)):
-            raise ConfigError(f"{twice!r} is there twice, and the second would win", location=location)
         return msgspec.convert(yaml.safe_load(text), kind)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", location=location) from error
@@ -78,17 +76,6 @@ def msgspec_of(text: bytes | str, kind: Any, *, location: str) -> Any:
             location=location,
             fix="a cell has name, image, mitigations, env, args, seed, gpu and node",
         ) from error
-
-
-def _named_twice(node: yaml.Node | None) -> str:
-    """A key that a mapping has twice, at any depth: YAML forbids it, and readers keep the last in silence."""
-    if isinstance(node, yaml.MappingNode):
-        names = [(key.tag, str(key.value)) for key, _ in node.value]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        return twice[1] if twice else next(filter(None, (_named_twice(one) for _, one in node.value)), "")
-    if isinstance(node, yaml.SequenceNode):
-        return next(filter(None, map(_named_twice, node.value)), "")
-    return ""
 
 
 def cells_of(matrix: Matrix) -> tuple[Cell, ...]:
@@ -141,10 +128,10 @@ def _made(name: str | None, part: Part) -> Cell:
                 fix=f"one of: {', '.join(MITIGATIONS)}; or YAML: '{{name: mine, env: {{A: 1}}}}'",
             )
     env = {k: v for mitigation in part.mitigations for k, v in MITIGATIONS[mitigation].env.items()}
-    env.update({name: _text(value) for name, value in part.env.items()})
+    env.update({name: str(value) for name, value in part.env.items()})
     if bad := [name for name in env if not VARIABLE.match(name)]:
         raise UsageError(f"{bad[0]!r} is not the name of an environment variable")
-    args = tuple(_text(value) for value in part.args)
+    args = tuple(str(value) for value in part.args)
     place = {"image": part.image, "gpu": part.gpu, "node": part.node, "seed": part.seed}
     shown = {**env, **{at: str(value) for at, value in place.items() if value is not None}}
     name = name or "-".join(part.mitigations) or _slug(shown, args)
@@ -188,7 +175,3 @@ def _one(parts: Sequence[Part], name: str) -> Any:
 def _slug(env: dict[str, str], args: tuple[str, ...]) -> str:
     words = [*(f"{name}-{value}" for name, value in env.items()), *args]
     return re.sub(r"[^a-z0-9._]+", "-", "-".join(words).lower()).strip("-._")[:48] or "none"
-
-
-def _text(value: str | int | float) -> str:
-    return str(value)

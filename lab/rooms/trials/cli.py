@@ -24,11 +24,10 @@ from lab.terminal.options import (
 if TYPE_CHECKING:
     from lab.core.options import Options
     from lab.core.plan import Experiment
-    from lab.rooms.trials.config import Cell, TrialsConfig
+    from lab.rooms.trials.config import TrialsConfig
 
 RATE = click.FloatRange(min=0, max=1, min_open=True, max_open=True)
 UNTIL_TRIALS = 160
-OF_A_SHELL = ("|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1", "|&", "&>")
 
 
 @click.command("trials")
@@ -119,8 +118,7 @@ def _refuse_missing(config: TrialsConfig, options: Options, root: Path) -> None:
 def _of_gpus(flags: dict[str, Any], options: Options) -> Experiment:
     from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
-    from lab.rooms.trials.gpus.config import GpusConfig
-    from lab.rooms.trials.gpus.plan import plan
+    from lab.rooms.trials.gpus.config import GpusConfig, plan
 
     if any(flags[name] for name in flags if name not in ("command", "trials", "seed", "num_gpus")):
         raise UsageError("trials gpus takes -n (rounds) and --seed alone", fix="lab run trials -n 5 gpus")
@@ -211,7 +209,6 @@ def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
             raise UsageError("no command to try", fix="lab run trials -n 40 -- python train.py")
         matrix = Matrix(command=words)
         cells = checked([cell(flag) for flag in flags["cells"]] or [cell("none")])
-    _refuse_lost_arguments(_words(matrix.command), cells)
     fail = flags["fail"] or matrix.fail
     parse(fail)
     until = _until(flags, len(cells))
@@ -233,19 +230,6 @@ def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
         "image": image,
     }
     return _made(settings)
-
-
-def _refuse_lost_arguments(words: Sequence[str], cells: Sequence[Cell]) -> None:
-    """Raises UsageError for a cell whose arguments nothing would get: it would be a second baseline."""
-    from lab.errors import UsageError
-    from lab.rooms.trials.startable import loses_arguments
-
-    lost = [cell.name for cell in cells if cell.args] if loses_arguments(words) else []
-    if lost:
-        raise UsageError(
-            f"the arguments of cell {lost[0]!r} would be lost: {words[0]} -c gives its text none of them",
-            fix="name their place in the text: sh -c 'python train.py \"$@\" | tee log' sh",
-        )
 
 
 def _folder(of_cells: Sequence[str | None], image: str | None) -> str | None:
@@ -342,16 +326,9 @@ def _words(command: str | tuple[str, ...]) -> tuple[str, ...]:
     if not isinstance(command, str):
         return command
     try:
-        words = tuple(shlex.split(command))
+        return tuple(shlex.split(command))
     except ValueError as error:
         raise ConfigError(f"the command cannot be split into words: {error}", location=command) from error
-    if of_shell := [word for word in words if word in OF_A_SHELL]:
-        raise ConfigError(
-            f"no shell runs the command: {of_shell[0]!r} would be an argument of {words[0]}",
-            location=command,
-            fix="let a shell run it: command: [sh, -c, 'a && b'], or write it as a list if it is meant so",
-        )
-    return words
 
 
 def _made(settings: dict[str, Any]) -> TrialsConfig:

@@ -10,7 +10,6 @@ CONFIG = "trials.json"
 RESULT = "trial.json"
 VERDICTS = ("pass", "fail", "error")
 DECIDED = "decided before"  # why a trial need not run
-NEVER_RAN = "its command cannot run: see the cell's first trial"
 LEFT = "although it left processes running, which were ended with it"
 NOT_RUN = "not run"  # planned, and either the question was decided before or the run ended
 RATIO = 1.15  # a cell slower than the baseline by more is not told apart from slowness
@@ -90,8 +89,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     step_time: float | None = None  # median of what the output said
     started_utc: str = ""
-    began_s: float | None = None  # since the host's boot, by a clock that nobody sets
-    boot: str = ""  # which boot of which host
     host: str = ""
     gpus: str = ""
     image: str = ""  # by its name; "": no image

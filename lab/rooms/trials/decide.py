@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 import numpy as np
 
@@ -31,9 +29,8 @@ BY_TIME = "confounded with time"  # one side ran before the other
 NO_EVIDENCE, NO_TRIALS = "no evidence", "no trials"
 NO_EFFECT = "no effect"  # nothing reads what the cell sets: a second baseline, and no comparison
 ANSWERS = (LESS, MORE)  # a cell with another verdict is undecided
-SAME_SEEDS = 3  # seeds after which equal numbers are no accident
+SAME_SEEDS = 3  # seeds after which equal numbers are not an accident
 LATER = 0.9  # from this share of pairs in which one side began later, time is a reason of its own
-CLOCK_STEP_S = 2.0  # a clock that is kept by NTP drifts less between two trials
 MOST_PLACES = 8  # that are named, the worst first
 MORE_ERRORS = 0.2  # one-sided p; lenient, because a few early errors show little
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
@@ -59,7 +56,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A cell against the baseline; p-values None where a side has no trial."""
+    """A cell against the baseline; p-values None where either has no trial."""
 
     cell: str
     baseline: str
@@ -176,7 +173,7 @@ def _comparisons(by_cell: Mapping[str, list[Trial]], baseline: str, stop: bool) 
 
 
 def _unless_errors(comparison: Comparison, base: Sequence[Trial], cell: Sequence[Trial]) -> Comparison:
-    """Errors are in no rate: a cell whose failures end in another way than --fail names is no cure."""
+    """Errors are in no rate: a cell whose failures end in another way than --fail names is not a cure."""
     if comparison.verdict not in (LESS, SLOWER):
         return comparison
     (errors, n), (base_errors, base_n) = (
@@ -252,12 +249,9 @@ def _stratified(base: list[Trial], cell: list[Trial]) -> float | None:
 def _began_later(base: list[Trial], cell: list[Trial]) -> float | None:
     """0.5 where both ran at the same times, 1 where all of the cell's trials began after the baseline's.
 
-    By the clock, which several queues or nodes do not order as planned; without one by the planned order. On
-    one host that is the clock since its boot, which nobody sets.
+    By the clock, which several queues or nodes do not order as planned; without one by the planned order.
     """
-    boots = {t.boot for t in (*base, *cell)}
-    own_clock = ("began_s",) if len(boots) == 1 and "" not in boots else ()
-    for name in (*own_clock, "started_utc", "order"):
+    for name in ("started_utc", "order"):
         starts = [[getattr(t, name) for t in side] for side in (base, cell)]
         if not any(value in (None, "") for side in starts for value in side):
             ranks = np.unique(np.array(starts[0] + starts[1]), return_inverse=True)[1]
@@ -267,26 +261,6 @@ def _began_later(base: list[Trial], cell: list[Trial]) -> float | None:
             difference = cell_ranks[:, None] - base_ranks[None, :]
             return float(((difference > 0) + 0.5 * (difference == 0)).mean())
     return None
-
-
-def clock_steps(trials: Sequence[Trial]) -> list[tuple[str, float]]:
-    """Where a host's wall clock was set between two trials: the later one's step, and by how many seconds."""
-    clocks = [(t.boot, t.began_s, wall_s, t.step) for t in trials if t.began_s and (wall_s := _wall_s(t))]
-    steps = []
-    for (boot, began_s, wall_s, _), (next_boot, later_s, later_wall_s, step) in itertools.pairwise(
-        sorted(clocks)
-    ):
-        set_s = (later_wall_s - wall_s) - (later_s - began_s)
-        if boot == next_boot and abs(set_s) > CLOCK_STEP_S:
-            steps.append((step, set_s))
-    return steps
-
-
-def _wall_s(trial: Trial) -> float | None:
-    try:
-        return datetime.fromisoformat(trial.started_utc).timestamp()
-    except ValueError:
-        return None
 
 
 def _slowdown(base: list[Trial], cell: list[Trial]) -> tuple[float | None, float | None, float | None]:

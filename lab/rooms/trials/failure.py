@@ -1,9 +1,9 @@
 """What a failure is: terms joined by `or`, judged on the exit code and the output, line by line.
 
 exit!=0          the exit code (also == < > <= >=)
-nan in loss      the output names loss as NaN: `loss: nan`, `loss=-nan`, `loss nan`, `{"loss": NaN}` or null
-                 (JSON has no NaN), `NaN loss`, `1.#QNAN`; inf in loss alike
-loss > 3         the number, at any place of the output
+nan in loss      the output gives loss that value: `loss: nan`, `loss nan`, `loss: tensor(nan)`,
+                 `{"loss": NaN}` or null (JSON has no NaN); inf in loss alike
+loss > 3         the number, at any place of the output; of a list each number
 eval.acc < 0.9   a field of a JSON line
 /REGEX/          any line
 timeout          the trial ran past --trial-timeout
@@ -18,30 +18,22 @@ import operator
 import re
 import signal
 import statistics
-import threading
 from collections.abc import Callable
 
 import msgspec
 
+from lab.core.words import printable
 from lab.errors import UsageError
-from lab.rooms.trials.no_start import Signs
 
 CANNOT_RUN = "cannot run"  # how the reason begins where the command, or what it starts, is not there
+HIDDEN = "although its output ends in an error"  # how the reason of such a pass begins
 NAME = r"[A-Za-z_][\w./-]*"
-WORD = r"[+-]?(?:\d\.#(?:qnan|snan|ind|inf)\d*|nan|inf(?:inity)?)"  # 1.#IND is how Microsoft's C writes it
+WORD = r"[+-]?(?:nan|inf(?:inity)?)"
 DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 NUMBER = rf"(?:{WORD}|{DIGITS})"
-_ITEM = rf"(?:{WORD}|[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)"
-_BETWEEN = r"[\[\],\s\"']+"
-LIST = rf"\[(?:{_BETWEEN})?{_ITEM}(?:{_BETWEEN}{_ITEM})*"  # each of its numbers is judged
-_SIGN = r"[\"']?\s*(?:\([^()]{0,80}\)\s*)?(?:[:=]|[-=]>|→)"  # `loss: `, `"loss": `, `loss (mean) -> `
-# Spaces are read by one part of a pattern only: two that may share them try every share.
-# What a number is printed in: `tensor(0.5)`, `np.float32(3)`; `CrossEntropyLoss(0.1)` is no loss of 0.1.
-_HELD = (
-    r"(?:\s*(?:\w{1,20}\.){0,3}(?:\w{0,12}tensor|d?array|b?float\d{0,3}|double|half|decimal|parameter)\()?"
-)
-VALUE = rf"{_SIGN}(?:{_HELD}[\"'\s]*({LIST}|{NUMBER})|\s*[\w.]{{1,40}}\([\"'\s]*({WORD}))"
-DENIED = r"(?<!\bno )(?<!\bnot )(?<!\bwithout )(?<!\bany )(?<!\bif )(?<!\bfor )"  # `no nan in loss`
+# What a number is printed in: `tensor(0.5)`, `np.float32(3)`; `CrossEntropyLoss(0.1)` is not a loss of 0.1.
+_PRINTED_IN = r"(?:(?:\w{1,20}\.){0,3}(?:\w{0,12}tensor|array|float\d{0,2})\()?"
+_ITEM = re.compile(rf"(?<![\w.]){WORD}(?!\w)|[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?", re.IGNORECASE)
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
     "==": operator.eq,
@@ -51,9 +43,19 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-LIMIT_S = 1.0  # of processor time that an expression may take on a line
 UNLIKE = ("", "a", "Z9", "~ -", "\t_.")  # no expression for one kind of line matches all of them
 _OP = r"(!=|==|<=|>=|<|>)"
+NOT_THERE = {126: "not executable", 127: "a command is not found"}  # by POSIX, of every shell
+KILLED = 128 + signal.SIGKILL
+# Last lines of a command that never began, in outputs of a few lines: beyond them a program has failed.
+_NEVER_BEGAN = re.compile(
+    r"\S*python\S*: (?:can't open file|No module named) .*|ModuleNotFoundError: .*"
+    r"|.*error while loading shared libraries: .*|ImportError: .*cannot open shared object file.*"
+)
+FEW_LINES, LONGEST = 40, 200
+TRACEBACK = "Traceback (most recent call last"
+HARMLESS = ("Exception ignored", "--- Logging error")
+AFTER = 6  # lines that a message may have below a traceback
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -90,16 +92,11 @@ def _term(text: str) -> Term:
         return Term("regex", text)
     if hit := re.fullmatch(rf"(nan|inf) in ({NAME})", text):
         return Term(hit[1], text, hit[2])
-    if hit := re.fullmatch(rf"({NAME}?)\s*{_OP}\s*([+-]?[\d.]+(?:e[+-]?\d+)?)", text):
-        name, op, number = hit.groups()
-        try:
-            value = float(number)
-        except ValueError:  # such as 1.2.3
-            value = math.nan
-        if name == "exit" and math.isfinite(value):
+    if hit := re.fullmatch(rf"({NAME}?)\s*{_OP}\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)", text):
+        name, op, value = hit[1], hit[2], float(hit[3])
+        if name == "exit":
             return Term("exit", text, name, op, float(shell_code(int(value))) if value < 0 else value)
-        if math.isfinite(value):
-            return Term("number", text, name, op, value)
+        return Term("number", text, name, op, value)
     raise UsageError(
         f"{text!r} does not say what a failure is",
         location="--fail",
@@ -107,42 +104,14 @@ def _term(text: str) -> Term:
     )
 
 
-class TooSlow(Exception):
-    """An expression has used up its processor time on a line."""
-
-
-def _too_slow(*_: object) -> None:
-    raise TooSlow
-
-
-def search(pattern: re.Pattern[str], line: str) -> bool:
-    """Whether it matches. Raises TooSlow, which only a process's main thread can be told.
-
-    Some expressions try every way through a line, as `(a+)+$` does; `re` looks for signals while it searches.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return pattern.search(line) is not None
-    previous = signal.signal(signal.SIGVTALRM, _too_slow)
-    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
-    try:
-        return pattern.search(line) is not None
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, previous)
-
-
 class Reader:
     """Reads a command's output line by line and keeps what the terms ask for, and the step times."""
 
     def __init__(self, terms: tuple[Term, ...], step_time: str | None = None) -> None:
         self.terms = terms
-        self._patterns = {
-            name: _named(name) for name in {t.name for t in terms if t.name} | {step_time or ""}
-        }
-        self._patterns.pop("", None)
-        self._patterns.pop("exit", None)
+        names = {term.name for term in terms} | {step_time or ""}
+        self._patterns = {name: _named(name) for name in names - {"", "exit"}}
         self._expressions = {t.text: re.compile(t.text[1:-1]) for t in terms if t.kind == "regex"}
-        self._not_judged: dict[str, str] = {}  # expression -> why
         self._step_time = step_time
         self.times: list[float] = []
         self.names_read: set[str] = set()
@@ -150,20 +119,24 @@ class Reader:
         self._no_numbers: dict[str, int] = {}  # comparisons that met NaN, which is neither above nor below
         self._judged = hashlib.sha256()
         self.line_number = 0  # lines so far
-        self._signs = Signs()
+        self._last_line = ""  # of those that are not blank
+        self._in_frames, self._raised, self._raised_at = False, "", 0  # the last traceback's exception
 
     def line(self, line: str) -> None:
         self.line_number += 1
         if "\x1b" in line:
             line = COLOURS.sub("", line)
         if line and not line.isspace():
-            self._signs.line(line)
-        self._match(line)
+            self._follow_traceback(line)
+        for text, pattern in list(self._expressions.items()):
+            if pattern.search(line):
+                self.hits[text] = self.line_number
+                del self._expressions[text]
         for name, values in self._numbers(line).items():
             self.names_read.add(name)
             if name != self._step_time:
                 self._judged.update(f"{name} {values}".encode())
-            if name == self._step_time:
+            else:
                 self.times += [value for value in values if math.isfinite(value) and value > 0]
             for term in self.terms:
                 if term.name != name:
@@ -173,28 +146,20 @@ class Reader:
                 if term.kind == "number" and any(map(math.isnan, values)):
                     self._no_numbers.setdefault(term.text, self.line_number)
 
-    def _match(self, line: str) -> None:
-        for text, pattern in list(self._expressions.items()):
-            try:
-                if not search(pattern, line):
-                    continue
-                self.hits[text] = self.line_number
-            except (TooSlow, MemoryError, RecursionError) as error:
-                reason = f"takes too long on line {self.line_number}"
-                self._not_judged[text] = reason if isinstance(error, TooSlow) else str(error)
-            del self._expressions[text]
+    def _follow_traceback(self, line: str) -> None:
+        if line.startswith(TRACEBACK):
+            self._in_frames = not self._last_line.startswith(HARMLESS)
+        elif self._in_frames and not line[0].isspace():
+            self._in_frames, self._raised, self._raised_at = False, line[:LONGEST], self.line_number
+        self._last_line = line[:LONGEST]
 
     def _numbers(self, line: str) -> dict[str, list[float]]:
         lowered = line.lower()  # most lines do not have the name, and this is the quickest way to know
-        numbers = {
-            name: [_value(v) for v in _texts(p, line)] if name.lower() in lowered else []
-            for name, p in self._patterns.items()
-        }
-        if line.lstrip().startswith("{"):
-            fields = _fields(line)
-            for name in self._patterns:
-                if not numbers[name]:
-                    numbers[name] = _at_path(fields, name)
+        fields = _fields(line) if line.lstrip().startswith("{") else None
+        numbers = {}
+        for name, pattern in self._patterns.items():
+            in_text = name.lower() in lowered
+            numbers[name] = _at_path(fields, name) or (_values(pattern, line) if in_text else [])
         return {name: values for name, values in numbers.items() if values}
 
     @property
@@ -207,50 +172,53 @@ class Reader:
         """A hash of all numbers that were judged, "" where there were none: equal trials are one trial."""
         return self._judged.hexdigest()[:16] if self.names_read - {self._step_time} else ""
 
-    def verdict(self, exit_code: int, *, timed_out: bool = False, machine: str = "") -> tuple[str, str]:
-        """-> (pass, fail or error; the reason). What was to be judged and never seen is an error, no pass.
-
-        machine: why the exit code is the machine's doing; only a term that names this very code counts then.
-        """
-        no_start = "" if timed_out else self._signs.why(exit_code)
+    def verdict(self, exit_code: int, *, timed_out: bool = False) -> tuple[str, str]:
+        """-> (pass, fail or error; the reason). What was to be judged and never seen is an error, no pass."""
+        not_its_own = "" if timed_out else self._not_its_own(exit_code)
         for term in self.terms:
-            if term.kind == "timeout" and timed_out and not machine:
+            if term.kind == "timeout" and timed_out:
                 return "fail", "timeout"
-            is_hit = term.kind == "exit" and not timed_out and COMPARE[term.op](exit_code, term.value)
-            if is_hit and (not (no_start or machine) or _is_meant(term, exit_code)):
+            if term.kind != "exit" or timed_out or not COMPARE[term.op](exit_code, term.value):
+                continue
+            names_it = not COMPARE[term.op](1, term.value)  # `exit!=0` is any failure
+            if names_it or not not_its_own:
                 return "fail", code_text(exit_code)
         if self.hits:
             text = min(self.hits, key=lambda text: self.hits[text])
             return "fail", f"{text}: line {self.hits[text]}"
-        if no_start:
-            return "error", f"{CANNOT_RUN}: {no_start}"
-        if machine:
-            return "error", f"{code_text(exit_code)}: {machine}"
-        for text, reason in self._not_judged.items():
-            return "error", f"undecided: {text} {reason}"
+        if not_its_own:
+            return "error", not_its_own
         if timed_out:
             return "error", "ran past --trial-timeout"
-        if exit_code != 0 and not any(term.kind == "exit" and term.op != "!=" for term in self.terms):
-            return "error", f"{code_text(exit_code)}, which --fail does not name"
         if exit_code != 0:
-            return "error", f"{code_text(exit_code)} is not the failure that --fail names"
+            named = any(term.kind == "exit" for term in self.terms)
+            ending = " is not the failure that --fail names" if named else ", which --fail does not name"
+            return "error", f"{code_text(exit_code)}{ending}"
         for text, line in self._no_numbers.items():
             name = next(term.name for term in self.terms if term.text == text)
-            return (
-                "error",
-                f"{name} is NaN in line {line}, which {text} does not judge: add `or nan in {name}`",
-            )
+            problem = f"{name} is NaN in line {line}, which {text} does not judge: add `or nan in {name}`"
+            return "error", problem
         unseen = [
             t.name for t in self.terms if t.kind in ("nan", "inf", "number") and t.name not in self.names_read
         ]
         if unseen:
             return "error", f"the output never says {unseen[0]}: nothing to judge"
-        return "pass", self._signs.hidden
+        ends_in_error = self._raised and self.line_number - self._raised_at <= AFTER
+        return "pass", f"{HIDDEN}: {printable(self._raised)}" if ends_in_error else ""
 
-
-def _is_meant(term: Term, exit_code: int) -> bool:
-    """Whether an exit term names this code, and not just every failure, as `exit!=0` does."""
-    return COMPARE[term.op](exit_code, term.value) and not COMPARE[term.op](1, term.value)
+    def _not_its_own(self, exit_code: int) -> str:
+        """Why this end is not the program's own failure: it never began, or something killed it."""
+        line = printable(self._last_line.strip())
+        if exit_code in NOT_THERE:
+            shown = f": {line}" if line else ""
+            return f"{CANNOT_RUN}: exit code {exit_code} ({NOT_THERE[exit_code]}){shown}"
+        if exit_code and self.line_number <= FEW_LINES and _NEVER_BEGAN.fullmatch(line):
+            return f"{CANNOT_RUN}: {line}"
+        if exit_code == KILLED:
+            return (
+                f"{code_text(exit_code)}: killed from outside, or for memory; `exit==137` in --fail counts it"
+            )
+        return ""
 
 
 def shell_code(code: int) -> int:
@@ -265,28 +233,16 @@ def code_text(code: int) -> str:
 
 
 def _named(name: str) -> re.Pattern[str]:
-    """`loss: 1`, or `loss nan` and `nan loss`, which need no sign between them; one group per form."""
-    word = rf"(?<![\w.]){re.escape(name)}"
-    spoken = rf"(?:\s+(?:is|was|became|went|turned|of|value))?\s+({WORD})"
-    value_before = (
-        rf"(?<![\w.]){DENIED}({WORD})\s+(?:in\s+)?(?:the\s+)?{re.escape(name)}(?!\s*(?:[\w\"']+\s*)?[:=])"
-    )
-    return re.compile(rf"(?:{word}(?:{VALUE}|{spoken})|{value_before})(?!\w|\.\w)", re.IGNORECASE)
+    """`loss: 1`, `"loss": 1`, `loss -> 1`, `loss: [1, 2]`; or `loss nan`, which needs no sign between."""
+    signed = rf"[\"']?\s*(?:[:=]|[-=]>)\s*[\"']?{_PRINTED_IN}[\"']?(\[[^\]]*|{NUMBER}(?!\w|\.\w))"
+    spoken = rf"\s+(?:is\s+)?({WORD})(?!\w|\.\w)"
+    return re.compile(rf"(?<![\w.]){re.escape(name)}(?:{signed}|{spoken})", re.IGNORECASE)
 
 
-def _texts(pattern: re.Pattern[str], line: str) -> list[str]:
-    texts = [next(filter(None, hit.groups())) for hit in pattern.finditer(line)]
-    return [item for text in texts for item in (_items(text) if text[0] == "[" else [text])]
-
-
-def _items(text: str) -> list[str]:
-    return [word for word in re.split(_BETWEEN, text) if word]
-
-
-def _value(text: str) -> float:
-    if "#" in text:
-        return math.inf if text.lower().endswith("inf") else math.nan
-    return float(text.replace(",", ""))
+def _values(pattern: re.Pattern[str], line: str) -> list[float]:
+    texts = [hit[1] or hit[2] for hit in pattern.finditer(line)]
+    items = [item for text in texts for item in (_ITEM.findall(text) if text[0] == "[" else [text])]
+    return [float(item.replace(",", "")) for item in items]
 
 
 def _bad(term: Term, value: float) -> bool:
@@ -303,7 +259,7 @@ def _fields(line: str) -> object:
 
 
 def _at_path(fields: object, path: str) -> list[float]:
-    """The numbers at `a.b`, which may also be one key. JSON has no NaN, and writers make it null."""
+    """The numbers at `a.b`, which may also be one key."""
     if isinstance(fields, dict) and path in fields:
         return _of_json(fields[path])
     *parents, name = path.split(".")
@@ -313,12 +269,13 @@ def _at_path(fields: object, path: str) -> list[float]:
 
 
 def _of_json(value: object) -> list[float]:
+    """JSON has no NaN, and writers make it null."""
     if value is None:
         return [math.nan]
     if isinstance(value, list):
         return [number for part in value for number in _of_json(part)]
     if isinstance(value, str) and re.fullmatch(NUMBER, value.strip(), re.IGNORECASE):
-        return [_value(value.strip())]
+        return [float(value.strip().replace(",", ""))]
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return []
     try:

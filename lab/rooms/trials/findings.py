@@ -22,8 +22,8 @@ from lab.report.page import write_page
 from lab.report.parts import Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.trials.analyze import Gathered, gather, read_table
-from lab.rooms.trials.config import NEVER_RAN, NOT_RUN, Trial
+from lab.rooms.trials.analyze import Gathered, gather
+from lab.rooms.trials.config import NOT_RUN, Trial
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_ERRORS,
@@ -39,7 +39,6 @@ from lab.rooms.trials.decide import (
     Confounds,
     Decision,
     Rate,
-    clock_steps,
     decide,
 )
 from lab.rooms.trials.rates import MOST_TRIALS, trials_per_cell
@@ -70,17 +69,11 @@ MOST_OPEN = 12  # undecided cells that are named
 MOST_AGAIN = 5  # failing trials whose command to run again is on the page
 
 
-def report(folder: Path, out: Path, run: Run | None) -> Findings:
+def report(out: Path, run: Run) -> Findings:
     """Tables, figures and report.html into `out`."""
-    gathered = gather(run) if run else read_table(folder / "trials.csv")
+    gathered = gather(run)
     config = gathered.config
-    decision = decide(
-        gathered.trials,
-        gathered.names,
-        gathered.baseline,
-        stop=bool(config and config.stop),
-        until=config.until if config else None,
-    )
+    decision = decide(gathered.trials, gathered.names, config.baseline, stop=config.stop, until=config.until)
     cells, compared, trials = (
         _cells(decision, gathered, run),
         _frame(decision.comparisons),
@@ -90,41 +83,32 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         write_csv(frame, out / "tables" / f"{name}.csv")
         for name, frame in (("trials", trials), ("cells", cells), ("comparisons", compared))
     ]
-    shown, shown_trials = _shown(cells), trials.drop(columns=["began_s", "boot"])
+    shown = _shown(cells)
     lacking = [*gathered.missing, *_lacking(decision, gathered)]
     verdict = sentences(decision, gathered)
-    num_judged = sum(rate.n for rate in decision.cells)
     figures = [_intervals(decision, out), _timeline(gathered, out)]
+    method = "paired by block, at every look" if config.stop else "Fisher's exact test, two-sided"
+    caption = f"Each cell against the baseline: {method}; p corrected by Holm"
+    comparisons = [Table(_short(compared), caption, "tables/comparisons.csv", pills=PILLS)]
+    sections = [
+        Section("Rates", [figures[0], Table(shown, "One row per cell", "tables/cells.csv")]),
+        Section("Comparisons", comparisons if len(compared) else []),
+        Section("Over time", [figures[1], Points(_confound_lines(decision))]),
+        Section(
+            "Trials",
+            [*_again(gathered, run), Table(trials, "Every trial", "tables/trials.csv", pills=PILLS)],
+        ),
+    ]
     page = Page(
-        title=f"Trials {run.manifest.id if run else folder.resolve().name}",
+        title=f"Trials {run.manifest.id}",
         question="How often does it fail, and which change makes it fail less?",
         verdict=verdict,
         status="warn" if lacking or not decision.decided else "ok",
         cards=[_card(rate) for rate in decision.cells[:MOST_CARDS]],
-        sections=[
-            Section("Rates", [figures[0], Table(shown, "One row per cell", "tables/cells.csv")]),
-            *(
-                [
-                    Section(
-                        "Comparisons",
-                        [Table(_short(compared), _method(gathered), "tables/comparisons.csv", pills=PILLS)],
-                    )
-                ]
-                if len(compared)
-                else []
-            ),
-            Section("Over time", [figures[1], Points(_confound_lines(decision, num_judged))]),
-            Section(
-                "Trials",
-                [
-                    *_again(gathered, run),
-                    Table(shown_trials, "Every trial", "tables/trials.csv", pills=PILLS),
-                ],
-            ),
-        ],
-        provenance=provenance(folder, run.manifest if run else None),
+        sections=[section for section in sections if section.blocks],
+        provenance=provenance(run.root, run.manifest),
         room="trials",
-        kind=run.manifest.kind.value if run else "measured",
+        kind=run.manifest.kind.value,
         badge="" if decision.decided else "✕ undecided",
     )
     files += [out / figure.png for figure in figures]
@@ -163,17 +147,6 @@ def sentences(decision: Decision, gathered: Gathered) -> list[str]:
             f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may "
             "not use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
         )
-    if steps := clock_steps(gathered.trials):
-        step, by_s = steps[0]
-        again = f" and {plural(len(steps) - 1, 'time')} after it" if len(steps) > 1 else ""
-        way = "back" if by_s < 0 else "forward"
-        several = len({t.boot for t in gathered.trials if t.boot}) > 1
-        still = (
-            "which of two hosts' trials began first is uncertain"
-            if several
-            else "order and durations are by another clock"
-        )
-        lines.append(f"The wall clock was set {way} by {abs(by_s):,.0f} s before {step}{again}: {still}.")
     lines += [f"{doubt}." for doubt in gathered.doubts]
     errors = sum(cell.error for cell in decision.cells)
     if errors:
@@ -187,15 +160,16 @@ def sentences(decision: Decision, gathered: Gathered) -> list[str]:
 
 def _rate_sentence(rate: Rate) -> str:
     if rate.rate is None:
-        return f"{rate.name}: no trial passed or failed, so there is no rate."
+        return f"{rate.name}: no trial passed or failed, so it has no rate."
     clean = "" if rate.fail else "; no failure seen is not a rate of zero"
     interval = f"[{rate.low:.1%}, {rate.high:.1%}]"
     return f"{rate.name} failed {rate.fail} of {rate.n}: {rate.rate:.1%} {interval}{clean}."
 
 
 def _until_sentence(decision: Decision, gathered: Gathered) -> str:
-    assert gathered.config and gathered.config.until
-    until, rate = gathered.config.until, next(c for c in decision.cells if c.name == gathered.baseline)
+    assert gathered.config.until
+    until = gathered.config.until
+    rate = next(cell for cell in decision.cells if cell.name == gathered.config.baseline)
     words = {
         "fixed": f"Fixed: a rate of {until.fixed:g} explains the trials better than the old {until.was:g}",
         "not fixed": f"Not fixed: the old {until.was:g} explains the trials better than {until.fixed:g}",
@@ -212,7 +186,7 @@ def _against(comparison: Comparison, rates: dict[str, Rate]) -> str:
         "" if comparison.slowdown is None else f"; steps take {comparison.slowdown:.2f} times the baseline's"
     )
     if comparison.verdict == NO_TRIALS:
-        return f"{counts}: not compared, because a side has no trial that passed or failed."
+        return f"{counts}: not compared, because one of them has no trial that passed or failed."
     if comparison.verdict == NO_EFFECT:
         return f"{counts}: not compared, because nothing in the command reads what the cell sets."
     if comparison.verdict == LESS:
@@ -255,21 +229,15 @@ def _lacking(decision: Decision, gathered: Gathered) -> list[str]:
     lines = []
     for rate in decision.cells:
         total = rate.n + rate.error
-        reason = next((t.reason for t in gathered.trials if t.cell == rate.name and t.verdict == "error"), "")
-        if rate.n == 0 and total:
-            is_said = any(t.cell == rate.name and t.reason == NEVER_RAN for t in gathered.trials)
-            errors = plural(total, "error")
-            if not is_said:  # by what is missing, with its reason
-                ended = f"{errors}, the first: {reason}"
-                lines.append(f"{rate.name}: no trial passed or failed ({ended}), so it has no rate")
-        elif total and rate.error / total >= UNRELIABLE:
-            lines.append(
-                f"{rate.name}: {rate.error} of {total} trials ended in error, so its rate is unreliable; the "
-                f"first: {reason}"
-            )
+        if not rate.error or rate.error < UNRELIABLE * total:
+            continue
+        reason = next(t.reason for t in gathered.trials if t.cell == rate.name and t.verdict == "error")
+        so = "so its rate is unreliable" if rate.n else "so it has no rate"
+        errors = f"{rate.error} of {plural(total, 'trial')} ended in error"
+        lines.append(f"{rate.name}: {errors}, {so}; the first: {reason}")
     if not decision.decided:
         open_ones = [rate.cell for rate in decision.comparisons if rate.verdict not in ANSWERS]
-        cells = first_few(open_ones, MOST_OPEN) or gathered.baseline
+        cells = first_few(open_ones, MOST_OPEN) or gathered.config.baseline
         lines.append(f"undecided: cell{'s' if len(open_ones) > 1 else ''} {cells}")
     return lines
 
@@ -304,9 +272,10 @@ def _p_of(confounds: Confounds, name: str) -> str:
     return f" (p {confounds.p[name]:.2g})"
 
 
-def _confound_lines(decision: Decision, num_judged: int) -> list[str]:
+def _confound_lines(decision: Decision) -> list[str]:
     """Each of the tests, what it rests on, and what was not tested."""
     confounds = decision.confounds
+    num_judged = sum(rate.n for rate in decision.cells)
     lines = [
         f"{plural(num_judged, 'trial')} that passed or failed are {plural(confounds.draws, 'draw')}: trials "
         "with one seed are one draw. The tests shuffle draws, those of cells that share seeds together; "
@@ -323,17 +292,11 @@ def _confound_lines(decision: Decision, num_judged: int) -> list[str]:
     return lines
 
 
-def _method(gathered: Gathered) -> str:
-    if gathered.config and gathered.config.stop:
-        return "Each cell against the baseline, paired by block, at every look; p corrected by Holm"
-    return "Each cell against the baseline: Fisher's exact test, two-sided; p corrected by Holm"
-
-
-def _cells(decision: Decision, gathered: Gathered, run: Run | None) -> pd.DataFrame:
+def _cells(decision: Decision, gathered: Gathered, run: Run) -> pd.DataFrame:
     """One row per cell; with its image and the image's content where cells differ in them."""
     frame: pd.DataFrame = _frame(decision.cells).rename(columns={"left": "not_run"})
     config = gathered.config
-    if run is None or config is None or not any(cell.image for cell in config.cells):
+    if not any(cell.image for cell in config.cells):
         return frame
     records = [*([run.manifest.image] if run.manifest.image else []), *run.manifest.images]
     content = {record.name: f"{record.name} {record.id or record.ref}" for record in records}
@@ -423,10 +386,10 @@ def _timeline(gathered: Gathered, out: Path) -> Figure:
     return Figure(svg, f"Trials in order, one column per {per}", "figures/timeline.png", "tables/trials.csv")
 
 
-def _again(gathered: Gathered, run: Run | None) -> list[Points]:
+def _again(gathered: Gathered, run: Run) -> list[Points]:
     """How to run a failing trial again."""
     failed = [trial for trial in gathered.trials if trial.verdict == "fail" and trial.step][:MOST_AGAIN]
-    if run is None or not failed:
+    if not failed:
         return []
     return [
         Points(

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.core.words import plural
-from lab.rooms.trials.config import (
-    DECIDED,
-    NEVER_RAN,
-    NOT_RUN,
-    Trial,
-    TrialsConfig,
-)
-from lab.rooms.trials.failure import CANNOT_RUN
+from lab.rooms.trials.config import DECIDED, NOT_RUN, Trial, TrialsConfig
 from lab.rooms.trials.sprt import Sprt, first_answer
-from lab.rooms.trials.startable import differs_per_trial
 
 
 def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
@@ -32,21 +24,7 @@ def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
 
 def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
     """Why a further trial of this cell is not needed, by the rows so far; "": it is."""
-    if never_ran(config, name, [row for row in rows if row.cell == name]):
-        return NEVER_RAN
     return DECIDED if (config.stop or config.until) and name in ended(config, rows) else ""
-
-
-def never_ran(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> bool:
-    """Whether no trial of a cell ran: none would, because its command, or what that starts, is not there.
-
-    A cell whose trials have each a script of their own may have that of the next one.
-    """
-    ended = [row for row in rows if row.verdict != NOT_RUN]
-    if not ended or not all(row.verdict == "error" and row.reason.startswith(CANNOT_RUN) for row in ended):
-        return False
-    cell = next(cell for cell in config.cells if cell.name == name)
-    return not differs_per_trial([*config.command, *cell.args])
 
 
 def ended(config: TrialsConfig, rows: Sequence[Trial]) -> set[str]:
@@ -67,7 +45,7 @@ def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
     """Of each cell, the trials before the first that has not ended.
 
     Trials that fail end sooner, or later, than those that pass: of several at a time, the ones that have
-    ended are no fair sample.
+    ended are not a fair sample.
     """
     ended_trials: dict[str, set[int]] = {}
     for row in rows:

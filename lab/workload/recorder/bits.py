@@ -1,6 +1,6 @@
 """Checksums of tensors by their bits: the sum over 64-bit words of mix64(word xor key(place)), modulo 2^64.
 
-The sum needs no order, so threads and blocks add up in any, and atomics are no source of differences. Place
+The sum needs no order, so threads and blocks add up in any, and atomics make no difference. Place
 and mixing make it see what plain sums are blind to: swapped elements, flipped bits that cancel, constants.
 Bytes are those of the contiguous tensor, padded with zeros to whole words. -0.0 and 0.0 differ, NaNs by bits.
 """
@@ -134,7 +134,7 @@ class Sums:
 
 
 def _kernel() -> Any:
-    """The fused kernel's module; None where there is no Triton: torch's operators then, and slower."""
+    """The fused kernel's module; None without Triton: torch's operators then, and slower."""
     try:
         from lab.workload.recorder import kernel
     except ImportError as error:

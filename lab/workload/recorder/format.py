@@ -8,6 +8,8 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -58,7 +60,6 @@ class Row(msgspec.Struct, frozen=True):
     inf: int = 0
     in_ck: tuple[Text, ...] = ()
     local_rel: float | None = None
-    local_max_rms: float | None = None
     sample_at: tuple[int, ...] = ()
     sample: Numbers = ()
     signed: Numbers = ()
@@ -94,7 +95,7 @@ class Recording(NamedTuple):
 
     @property
     def unwritten(self) -> dict[str, int]:
-        return counts(self.end.get("unwritten"), self.path)
+        return _counts(self.end.get("unwritten"), self.path)
 
 
 class _Meta(msgspec.Struct):
@@ -172,7 +173,7 @@ def _checked(row: Row, path: Path, number: int) -> Row:
     return msgspec.structs.replace(row, **dict(zip(names, map(printable, texts), strict=True)))
 
 
-def counts(value: object, path: Path) -> dict[str, int]:
+def _counts(value: object, path: Path) -> dict[str, int]:
     """How often each thing was left out. Raises BadDataError where it is not a table of counts."""
     table = value or {}
     if not isinstance(table, dict) or not all(type(count) is int and count > 0 for count in table.values()):
@@ -191,6 +192,29 @@ def _lacks(meta: dict[str, Any], end: dict[str, Any] | None, rows: int, is_cut: 
     if end.get("rows") != rows:
         problems.append(f"it has {rows:,} rows, its end mark says {printable(str(end.get('rows')))}")
     return tuple(problems)
+
+
+def same_bits(a: Row, b: Row) -> bool:
+    """Whether two records of one tensor have the same bits: the checksum says it, and what follows from equal
+    bits must not say otherwise."""
+    return (a.ck, a.absmax, a.nan, a.inf) == (b.ck, b.absmax, b.nan, b.inf)
+
+
+def majority(checksums: Iterable[str]) -> tuple[str, int, bool]:
+    """Of those that must have the same bits: the most frequent checksum, how often, and whether alone so."""
+    (usual, count), *further = Counter(checksums).most_common(2)
+    return usual, count, not further or further[0][1] < count
+
+
+def numbered(
+    rows: Iterable[Row], key_of: Callable[[Row], tuple[Any, ...]]
+) -> Iterator[tuple[tuple[Any, ...], Row]]:
+    """Each row by its key and by how many of that key came before: what pairs rows of two recordings."""
+    count: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        key = key_of(row)
+        count[key] += 1
+        yield (*key, count[key]), row
 
 
 def files_of(folder: Path, pattern: str = OF_STEPS) -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -105,50 +104,6 @@ def test_recordings_and_step_times_have_no_metric_in_common(tmp_path):
     base = processes(tmp_path / "a", 3)
     found = run(base, step_times(tmp_path / "b", 3))
     assert isinstance(found.exception, BadDataError) and "no metric in common" in str(found.exception)
-
-
-def test_junit_fails_what_is_proven_and_skips_what_is_undecided(tmp_path):
-    base, slow = processes(tmp_path / "base", 5), processes(tmp_path / "slow", 5, 1.1, seed=1)
-    assert run(base, slow, "--junit", tmp_path / "slow.xml").exit_code == 1
-    suite = ElementTree.parse(tmp_path / "slow.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "3", "0")
-    assert {case.get("name"): [part.tag for part in case] for case in suite.iter("testcase")} == {
-        "signatures": ["failure"],
-        "kernel time, mean": ["failure"],
-        "step time on the GPU, mean": ["failure"],
-        "idle time on the GPU, mean": ["system-out"],
-    }
-    noisy = processes(tmp_path / "noisy", 3, noise=0.2, seed=3)
-    assert run(base, noisy, "--junit", tmp_path / "noisy.xml").exit_code == 3
-    skipped = ElementTree.parse(tmp_path / "noisy.xml").getroot()
-    assert skipped.get("skipped") == "4" and "fair sample" in skipped.find(".//*[@name='processes']/*").get(
-        "message"
-    )
-
-
-def test_names_that_xml_cannot_hold_are_written_as_text(tmp_path):
-    base, head = processes(tmp_path / "a", 3), processes(tmp_path / "b", 3, more=("\x00\x1b[31m<&\ud800",))
-    run(base, head, "--junit", tmp_path / "x.xml")
-    text = ElementTree.parse(tmp_path / "x.xml").getroot().findtext("system-out")
-    assert "<&" in text and "\x1b" not in text
-
-
-def test_a_machine_that_changes_its_speed_is_told_from_sides_that_scatter():
-    """Twice as slow from the fourth round on: no interval can say anything, and the reader is told why."""
-    draw = random.Random(3)
-
-    def verdict(level):
-        sides = [
-            [Process({OWN: np.full(9, 1e7 * level(at) * draw.gauss(1, 0.01))}) for at in range(12)]
-            for _ in range(2)
-        ]
-        return judge(*sides, 0.02)
-
-    halved = verdict(lambda at: 2.0 if at >= 3 else 1.0)
-    assert halved.outcome == "undecided" and len(halved.notes) == 1
-    assert halved.notes[0].startswith("step time rose and fell on both sides together, from -4")
-    scattered = [verdict(lambda _: draw.lognormvariate(0, 0.3)) for _ in range(50)]
-    assert {one.outcome for one in scattered} == {"undecided"} and not any(one.notes for one in scattered)
 
 
 @pytest.mark.parametrize("plant", ["loader", "work"])

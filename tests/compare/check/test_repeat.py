@@ -132,36 +132,6 @@ def test_changes_that_are_not_committed_and_one_commit_on_both_sides_are_said(tm
     assert json.loads(run(".", "HEAD", *words, tmp_path / "folder").stdout)["notes"] == []
 
 
-def test_worktrees_of_a_check_that_was_killed_go_with_the_next_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(repository(tmp_path / "repo"))
-    killed = "import os, sys; from lab.compare.check.sides import sides\n"
-    killed += "with sides('HEAD~1', 'HEAD'): os.kill(os.getpid(), 9)"
-    subprocess.run([sys.executable, "-c", killed], check=False)
-    assert worktrees() == 3
-    with sides("HEAD~1", "HEAD"):
-        assert worktrees() == 3
-        with sides("HEAD~1", "HEAD"):
-            assert worktrees() == 5  # those of a check that goes on stay
-    assert worktrees() == 1
-
-
-def test_a_worktree_in_another_users_folder_stops_no_check(tmp_path, monkeypatch):
-    monkeypatch.chdir(repository(tmp_path / "repo"))
-    theirs = tmp_path / "lab-check-theirs"
-    theirs.mkdir()
-    subprocess.run(["git", "worktree", "add", "--detach", theirs / "base"], check=True, capture_output=True)
-    plain = Path.stat
-
-    def stat(path, **words):
-        if path.parent == theirs:
-            raise PermissionError(13, "Permission denied", str(path))
-        return plain(path, **words)
-
-    monkeypatch.setattr(Path, "stat", stat)
-    with sides("HEAD~1", "HEAD"):
-        assert worktrees() == 4
-
-
 def test_a_folder_with_recordings_and_a_command_without_a_folder_are_refused(tmp_path):
     base = side(tmp_path / "b", 1.0)
     (tmp_path / "out" / "base").mkdir(parents=True)

@@ -193,7 +193,6 @@ def test_holes_among_launches_or_operators_are_carried_into_the_diff(tmp_path):
     lossy = tmp_path / "lossy.json"
     lossy.write_text(json.dumps(whole))
     found = compare(tmp_path / "a.json", lossy)
-    assert [(one.side, one.axis, one.place) for one in found.lacks] == [("B", "host", "hole")]
     assert len(found.blurred) == 1 and found.blurred[0].startswith("lossy.json: host: 1 of 32")
     assert found.torn == []
 

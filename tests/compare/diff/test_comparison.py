@@ -19,7 +19,7 @@ from lab.compare.cli import diff as command
 from lab.compare.diff import blocks, limits, timelines
 from lab.compare.diff import text as terminal
 from lab.compare.diff.comparison import compare, compare_pair, compare_sides
-from lab.compare.diff.judge import PROVEN, SUGGESTED, judge_by_repeats, judge_rows
+from lab.compare.diff.judge import BELOW, PROVEN, WITHIN, judge_by_repeats, judge_rows
 from lab.compare.diff.split import PARTS, split
 from lab.compare.side import read_works, recordings_at
 from lab.compare.units import by_step
@@ -28,7 +28,6 @@ from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from tests.compare.made import edited, layer, trace, with_loader, with_work_between
 from tests.conftest import SHARED
-from tests.recordings.rocpdgen import GUIDS, Process, write
 
 SERVE = SHARED / "serve"
 shared = pytest.mark.skipif(not SERVE.exists(), reason="the shared recordings are not here")
@@ -77,16 +76,6 @@ def test_one_op_five_percent_slower_is_named_alone_with_its_size(tmp_path):
         found.parts["same_kernel_duration"] == pytest.approx(4000)
         and found.rows[0].confidence == "one pair only"
     )
-
-
-def test_a_kernel_that_serves_two_ops_is_told_apart_by_its_op(tmp_path):
-    moved = {"aten::add": 3.0, "aten::mul": -3.0}
-    other = [[(op, dims, k, dur + moved.get(op, 0)) for op, dims, k, dur in step] for step in BASE]
-    found = of(tmp_path, b=other)
-    adds_up(found)
-    by_op = {row.op: row.ns for row in found.rows if row.ns}
-    assert by_op == {"aten::add": pytest.approx(6000), "aten::mul": pytest.approx(-6000)}
-    assert found.delta_kernel_ns == pytest.approx(0)
 
 
 def test_another_kernel_for_an_op_is_one_exchange(tmp_path):
@@ -205,39 +194,12 @@ def test_a_difference_turned_around_is_its_negative(tmp_path):
     assert there.span_ns == pytest.approx(-back.span_ns)
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        *("ProfilerStep#", "step_", "train_step ", "iteration:"),
-        *(
-            "training step ",
-            "measure_step_",
-            "megatron/iteration ",
-            "rank0: step ",
-            "my_global_step_",
-            "Iter.",
-        ),
-    ],
-)
+@pytest.mark.parametrize("prefix", ["ProfilerStep#", "train_step "])
 def test_a_shifted_clock_and_another_name_of_steps_change_nothing(tmp_path, prefix):
     a = trace(tmp_path / "a.json", BASE, prefix=prefix)
     b = trace(tmp_path / "b.json", BASE, prefix=prefix, shift_us=123_456)
     found = compare(a, b).shown
     assert found.unit == "step" and found.units_b == 4 and found.findings == [] and found.span_ns == 0
-
-
-@pytest.mark.parametrize("name", ["[pl][profile]run_training_batch", "SFTTrainer.training_step"])
-def test_steps_without_numbers_in_their_names_are_steps_too(tmp_path, name):
-    for one in "ab":
-        path = trace(tmp_path / f"{one}.json", BASE, prefix="step ")
-        path.write_text(re.sub(r'"step \d+"', json.dumps(name), path.read_text()))
-    found = compare(tmp_path / "a.json", tmp_path / "b.json").shown
-    assert found.unit == "step" and found.units_a == 4 and found.findings == []
-
-
-def test_parts_of_steps_that_are_numbered_are_no_unit(tmp_path):
-    paths = [trace(tmp_path / f"{one}.json", BASE, prefix="optimizer_step ") for one in "ab"]
-    assert compare(*paths).shown.unit == "call of gemm_128"
 
 
 def test_the_steps_of_a_diff_are_those_of_the_summary(tmp_path):
@@ -249,22 +211,6 @@ def test_the_steps_of_a_diff_are_those_of_the_summary(tmp_path):
         assert len(work.steps_ns) == len(steps) == (4 if prefix in ("train step: ", "forward_step_") else 0)
 
 
-def test_steps_without_gpu_operations_are_in_no_mean_and_said(tmp_path):
-    a, b = [*BASE, [], []], [[], *BASE]
-    found = of(tmp_path, a, b)
-    assert (found.units_a, found.units_b) == (4, 4) and found.delta_kernel_ns == pytest.approx(0)
-    for text in (
-        "A: 2 of 6 steps launched no GPU operation and are in no mean: means are over the other 4",
-        "B: 1 of 5 steps launched no GPU operation and are in no mean: means are over the other 4",
-    ):
-        assert text in found.notes
-    assert not any("in no mean" in note for note in of(tmp_path).notes)
-    done = CliRunner().invoke(
-        command, [str(tmp_path / "a.json"), str(trace(tmp_path / "c.json", a))], standalone_mode=False
-    )
-    assert "2 of 6 steps launched no GPU operation" in done.output
-
-
 def test_without_steps_a_call_of_the_longest_kernel_is_the_unit_and_windows_may_differ(tmp_path):
     a = trace(tmp_path / "a.json", BASE, prefix="nothing ")
     b = trace(tmp_path / "b.json", [layer() + layer()] * 6, prefix="nothing ")
@@ -273,13 +219,10 @@ def test_without_steps_a_call_of_the_longest_kernel_is_the_unit_and_windows_may_
     assert found.delta_kernel_ns == pytest.approx(0) and any("edges" in note for note in found.notes)
 
 
-def test_uneven_and_empty_steps_and_a_single_one_are_said(tmp_path):
+def test_empty_steps_and_a_single_one_are_said(tmp_path):
     found = of(tmp_path, b=[*BASE[:3], BASE[0] + layer(), []])
-    (uneven,) = [note for note in found.notes if "uneven" in note]
-    assert uneven.startswith("B: steps are uneven: 8 to 12 GPU operations, 8 in 3 of 4")
     assert any(note.startswith("B: 1 of 5 steps launched no GPU operation") for note in found.notes)
-    even = of(tmp_path)
-    assert not any("uneven" in note or "no GPU operation" in note for note in even.notes)
+    assert not any("no GPU operation" in note for note in of(tmp_path).notes)
     assert any(
         note.startswith("A and B: one step only") for note in of(tmp_path, a=BASE[:1], b=BASE[:1]).notes
     )
@@ -500,21 +443,27 @@ def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_pa
     assert not any(row.confidence == "proven by repeats" for row in noisy.rows)
 
 
-@pytest.mark.parametrize(("scatter", "suggested"), [(0.003, 0), (0.015, 1), (0.05, 3)])
-def test_of_a_hundred_equal_sides_of_three_processes_hardly_one_has_anything_proven(scatter, suggested):
+@pytest.mark.parametrize("scatter", [0.003, 0.015, 0.05])
+def test_of_a_hundred_equal_sides_of_three_processes_hardly_one_has_anything_proven(scatter):
     """Fifty kernels. Judged one by one, five of the sides that differ by 5 % would prove something."""
-    draw, proven, named = np.random.default_rng(3), 0, 0
+    draw, proven = np.random.default_rng(3), 0
     for _ in range(100):
-        sides = [
-            [Repeat({("", "", "", f"k{at}"): (1.0, ns) for at, ns in enumerate(one)}) for one in side]
-            for side in 1e4 * draw.lognormal(0, scatter, (2, 3, 50))
-        ]
-        rows = split(sides[0][0].sums, sides[1][0].sums)
-        judge_by_repeats(rows, *sides, judge_rows(rows), 1000.0)
+        rows = judged(1e4 * draw.lognormal(0, scatter, (2, 3, 50)))
         proven += any(row.confidence == PROVEN for row in rows)
-        named += any(row.confidence == SUGGESTED for row in rows)
-        assert all(row.interval is not None for row in rows)
-    assert proven <= 1 and named <= suggested
+        assert all(row.interval is not None and row.confidence in (PROVEN, WITHIN, BELOW) for row in rows)
+    assert proven <= 1
+
+
+def judged(ns):
+    """The rows of kernels whose times are ns (2 sides, processes, kernels)."""
+    sides = [
+        [Repeat({("", "", "", f"k{at}"): (1.0, ns) for at, ns in enumerate(one)}) for one in side]
+        for side in ns
+    ]
+    rows = split(sides[0][0].sums, sides[1][0].sums)
+    judge_rows(rows)
+    judge_by_repeats(rows, *sides)
+    return rows
 
 
 def test_of_a_unit_of_some_microseconds_a_slower_kernel_is_named_too(tmp_path):
@@ -599,20 +548,16 @@ def test_a_repeat_without_the_ranks_that_are_compared_is_said(tmp_path):
     assert [one.split(" is left out")[0] for one in found.problems] == ["rank0.json"]
 
 
-def test_two_processes_a_side_suggest_and_prove_little():
-    """Fifty kernels of 0.1 % scatter, one 8 % slower: far beyond its own interval, not beyond all fifty's."""
-    draw = np.random.default_rng(4)
-    for count, confidence in ((2, SUGGESTED), (4, PROVEN)):
-        ns = 1e5 * draw.lognormal(0, 0.001, (2, count, 50))
-        ns[1, :, 7] *= 1.08
-        sides = [
-            [Repeat({("", "", "", f"k{at}"): (1.0, ns) for at, ns in enumerate(one)}) for one in side]
-            for side in ns
-        ]
-        rows = split(sides[0][0].sums, sides[1][0].sums)
-        judge_by_repeats(rows, *sides, judge_rows(rows), 1000.0)
-        (row,) = [one for one in rows if one.confidence in (PROVEN, SUGGESTED)]
-        assert (row.kernel_a, row.confidence) == ("k7", confidence)
+def test_one_kernel_of_fifty_is_proven_by_three_processes_per_side_and_two_prove_nothing(tmp_path):
+    """0.1 % scatter, one 8 % slower: far beyond its own interval, and beyond all fifty's."""
+    ns = 1e5 * np.random.default_rng(4).lognormal(0, 0.001, (2, 3, 50))
+    ns[1, :, 7] *= 1.08
+    (row,) = [one for one in judged(ns) if one.confidence == PROVEN]
+    assert row.kernel_a == "k7" and row.interval[0] > 0
+    files = [trace(tmp_path / f"{n}.json", [layer(1 + n / 1e3) + layer(1.1)] * 4) for n in range(4)]
+    found = compare(files[0], files[1], repeats_a=files[2:3], repeats_b=files[3:]).shown
+    assert all(one.interval is None for one in found.rows)
+    assert "2 and 2 processes prove nothing: 3 per side are the least" in " ".join(found.notes)
 
 
 def test_a_copy_of_a_recording_is_no_repeat(tmp_path):
@@ -622,7 +567,7 @@ def test_a_copy_of_a_recording_is_no_repeat(tmp_path):
         compare(a, b, repeats_a=[copied], repeats_b=[b])
 
 
-@pytest.mark.parametrize("scatter", [0.003, 0.008, 0.015])
+@pytest.mark.parametrize("scatter", [0.008, 0.015])
 def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_path, scatter):
     """Kernels of equal processes scatter by 0.3, 0.8 or 1.5 %, copies below a microsecond by 5 %."""
     draw = random.Random(8)
@@ -645,7 +590,7 @@ def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_pa
 
 
 @shared
-@pytest.mark.parametrize("seed", [5, 6, 7])
+@pytest.mark.parametrize("seed", [5])
 def test_of_a_hundred_pairs_that_differ_as_equal_runs_on_an_h200_do_at_most_one_names_anything(seed):
     """Each kernel is multiplied by what one of the twelve nearest in time differed by in equal runs."""
     runs = [read_works(SERVE / f"a_{one}.json.gz")[0] for one in ("base01", "base02", "idle01")]
@@ -743,24 +688,6 @@ def test_a_recording_with_a_hole_is_compared_said_to_be_torn_and_ends_with_1(tmp
     assert done.exit_code == 1 and "the recordings are incomplete" in str(done.exception)
     assert f"{torn}.json" in done.output and "GPU work is missing" in done.output
     assert "GPU work is missing" in (tmp_path / "out" / "diff.html").read_text()
-
-
-def two_kernels(path, second_ns):
-    process = Process(GUIDS[0], 28)
-    for index in range(8):
-        start, names = 1000 * index, ("gemm", "relu")
-        for at, (name, dur_ns) in enumerate(zip(names, (400, second_ns), strict=True)):
-            stack = 2 * index + at + 1
-            process.call("hipLaunchKernel", (start + at, start + at + 1), stack)
-            process.kernel(name, (start + 10 + 450 * at, start + 10 + 450 * at + dur_ns), stack)
-    return write(path, process)
-
-
-def test_an_amd_database_is_compared_too(tmp_path):
-    paths = [two_kernels(tmp_path / f"{name}.db", dur) for name, dur in (("a", 10), ("b", 13))]
-    found = compare(*paths).shown
-    adds_up(found)
-    assert found.units_a == 8 and found.delta_kernel_ns == pytest.approx(3)
 
 
 @pytest.mark.data

@@ -117,7 +117,7 @@ def test_the_command_replays_both_sides_in_all_modes_and_shows_the_verdict(tmp_p
     a, b = sides(tmp_path)
     ran = []
 
-    def run(source, folder, mode, image, repeats):
+    def run(source, folder, mode, image):
         ran.append((source[0], mode))
         write_result(folder, 40.0 if source[0] == str(a) or mode != "in-order" else 60.0)
 
@@ -153,7 +153,7 @@ def test_without_a_gpu_nothing_starts_and_the_error_has_its_own_code(tmp_path, m
 def test_the_kernels_room_runs_a_side_and_what_it_writes_is_read(tmp_path):
     pytest.importorskip("torch")
     source = trace(tmp_path / "a.json", [layer()] * 2)
-    module._run([str(source)], tmp_path / "run", "hot", None, 2, gpus="none")
+    module._run([str(source)], tmp_path / "run", "hot", None, gpus="none")
     times, _, notes = read_times(tmp_path / "run")
     assert times["aten::mm", "[[64,64],[64,64]]", "gemm_128"].same != "exact"
     assert "no kernel was replayed" in notes[0]

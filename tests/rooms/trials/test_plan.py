@@ -193,22 +193,6 @@ def test_a_folder_that_no_container_may_get_is_refused_for_cells_and_said_for_a_
     assert "the command runs in the run folder" in " ".join(plan(config, NOWHERE).notes)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "command: x\ntrials: 1\ntrials: 5\n",
-        "command: x\ncells: [{name: a, env: {A: 1, A: 2}}]\n",
-        "command: x\naxes: {one: {a: {seed: 1}, a: {seed: 2}}}\n",
-    ],
-)
-def test_a_key_that_is_there_twice_is_refused_and_no_level_is_lost(tmp_path, text):
-    (tmp_path / "m.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="is there twice"):
-        read_matrix(tmp_path / "m.yaml")
-    with pytest.raises(ConfigError, match="'A' is there twice"):
-        cell("{env: {A: 1, A: 2}}")
-
-
 def test_a_preset_beside_a_persons_own_change_is_not_called_without_effect():
     """Nothing reads the preset's variable, perhaps; what reads the other one is not known."""
     assert cell("tf32_off").read_by and cell("{mitigations: [tf32_off]}").read_by

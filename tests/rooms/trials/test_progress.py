@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import heapq
 
-import msgspec
 import pytest
 
 np = pytest.importorskip("numpy")
 
 from lab.rooms.trials.config import Cell, Trial, TrialsConfig, Until  # noqa: E402
 from lab.rooms.trials.decide import BY_ERRORS, decide  # noqa: E402
-from lab.rooms.trials.failure import CANNOT_RUN  # noqa: E402
 from lab.rooms.trials.progress import ended, why_not  # noqa: E402
 
 FIXED = Until(was=0.3, fixed=0.05)
@@ -69,18 +67,6 @@ def test_a_rate_that_is_as_it_was_is_called_fixed_in_5_of_100_runs_at_most(jobs,
         answers.append(decide(found, ["none"], "none", stop=False, until=FIXED).until)
     assert answers.count("fixed") <= 21  # 15 expected at most; more than 21 in 1 of 20 such tests
     assert "undecided" not in answers  # nothing ends a run that its own trials leave open
-
-
-def test_a_command_that_cannot_run_is_tried_once_unless_each_trial_has_its_own():
-    settings = config("none")
-    none = [Trial(cell="none", trial=0, verdict="error", reason=f"{CANNOT_RUN}: not here")]
-    for command, skipped in (
-        (("python", "a.py", "{seed}"), True),
-        (("python", "-u", "a_{seed}.py"), False),
-        (("./a_{trial}.sh",), False),
-    ):
-        own = msgspec.structs.replace(settings, command=command)
-        assert bool(why_not(own, "none", none)) is skipped
 
 
 def test_failures_that_become_errors_are_no_cure_and_equal_errors_hide_none():

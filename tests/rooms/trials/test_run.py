@@ -136,7 +136,7 @@ def test_a_killed_run_that_is_resumed_loses_no_trial_and_counts_none_twice(tmp_p
         (("--cell", "{image: nope}", "--", "true"), 2, "unknown image 'nope'"),
         (("--cell", "{img: cpu}", "--", "true"), 3, "a cell has name, image,"),
         (("--", "echo", "hf_planted_token_value"), 2, "a secret stands in the command"),
-        (("--", "no-such-program"), 4, "no program 'no-such-program' on PATH"),
+        (("--", "no-such-program"), 4, "no program 'no-such-program'"),
         (("--", sys.executable, "nothing.py"), 4, "the script is not there"),
         (("--cell", "none", "--cell", "{env: {PATH: /nowhere}}", "--", "true"), 4, "of cell 'path-nowhere'"),
     ],
@@ -153,20 +153,6 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(
         main(["run", "trials", *words])
     assert error.value.code == code and says in capsys.readouterr().err
     assert not (tmp_path / "experiments").exists()
-
-
-def test_a_cell_whose_command_is_not_found_is_tried_once_and_said_once(tmp_path):
-    """A wrapper hides from lab what it starts. The other cell goes on."""
-    words = ("-n", "3", "--cell", "none", "--cell", "{name: typo, args: [no-such-program]}")
-    done = lab(
-        "-q", "-o", "out", "trials", *words, "--json", "--", "env", "sh", "-c", "$0 || exit $?", cwd=tmp_path
-    )
-    typo = [(row["verdict"], row["reason"]) for row in rows(tmp_path / "out") if row["cell"] == "typo"]
-    assert [one[0] for one in typo] == ["error", "not run", "not run"] and done.returncode == 1
-    assert typo[0][1].startswith("cannot run: exit code 127 (a command is not found): no-such-program: ")
-    (said,) = [one for one in json.loads(done.stdout)["lacking"] if "no-such-program" in one]
-    assert said.startswith("typo: cannot run") and "2 further trials" in said and said in done.stderr
-    assert [one["n"] for one in json.loads(done.stdout)["cells"]] == [3, 0]
 
 
 def test_options_of_lab_run_stand_before_the_experiment_and_the_command_keeps_its_own(
@@ -227,8 +213,7 @@ def test_a_flood_of_output_is_judged_to_its_end_and_kept_in_part(tmp_path, monke
     reader = Reader(parse("nan in loss or loss > 5"))
     main._pass_on(io.BytesIO(flood * 5000 + b"loss: nan\n"), reader)
     assert reader.hits == {"nan in loss": 5001}
-    assert len(out.getvalue()) < 10_000 and out.getvalue().endswith("loss: nan\n")
-    assert "characters judged and not kept" in out.getvalue()
+    assert len(out.getvalue()) < 10_000 and "further characters were judged" in out.getvalue()
     half = b"a 1 " * ((main.LONGEST_LINE - 10) // 4) + b" loss: 123456"
     reader = Reader(parse("loss > 100000"))
     main._pass_on(io.BytesIO(half), reader)
@@ -312,36 +297,16 @@ def test_a_pass_that_leaves_its_work_running_says_so_and_helpers_that_end_with_i
         (row,) = rows(tmp_path / name)
         assert row["verdict"] == "pass" and (row["reason"] == "") == bool(passes), row["reason"]
         assert done.returncode == 1 - passes
-        assert ("(sleep)" in row["reason"] and "whose end nobody saw" in done.stderr) != bool(passes)
+        assert ("left processes running" in row["reason"]) == ("was not seen" in done.stderr) != bool(passes)
 
 
 def test_a_pass_behind_a_pipe_that_ends_in_a_traceback_ends_with_1(tmp_path):
     command = f"{sys.executable} -S -c 'raise ValueError(7)' 2>&1 | cat"
     done = lab("-q", "-o", "out", *["trials", "-n", "1", "--", "sh", "-c"], command, cwd=tmp_path)
     assert rows(tmp_path / "out")[0]["reason"].endswith("ends in an error: ValueError: 7")
-    said = "1 pass ends in an error, with exit code 0"
+    said = "1 pass may be none"
     assert done.returncode == 1 and said in done.stderr
     assert said in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_output_that_cannot_be_judged_to_its_end_is_an_error_and_no_pass(monkeypatch):
-    from lab.rooms.trials.failure import Reader, parse
-    from lab.rooms.trials.workload import main
-
-    class Stuck(Reader):
-        def line(self, line):
-            threading.Event().wait()
-
-    monkeypatch.setattr(main, "GRACE_S", 0.05)
-    plain = signal.signal
-    monkeypatch.setattr(
-        main.signal, "signal", lambda number, do: plain(number, do) if number == signal.SIGUSR1 else None
-    )
-    for name in ("adopt_orphans", "_kill_orphans", "_left_running"):  # here they would be this test session's
-        monkeypatch.setattr(main, name, lambda *_: "")
-    reader = Stuck(parse("nan in loss"))
-    code, _, why, _ = main._run(["echo", "loss: 1"], dict(os.environ), None, None, reader)
-    assert code == 0 and "not judged to its end" in why
 
 
 def _resumed(tmp_path):
@@ -364,28 +329,7 @@ def test_a_trial_whose_driver_died_before_it_knew_decides_nothing(tmp_path):
     assert [row["verdict"] for row in rows(tmp_path / "out")] == ["pass"] * 10 + ["not run"] * 2
 
 
-def test_a_run_goes_on_only_with_the_settings_that_it_began_with(tmp_path):
-    lab(
-        "-q", "-o", "out", "trials", "-n", "2", "--fail", "nan in loss", "--", "echo", "loss: 1", cwd=tmp_path
-    )
-    path = tmp_path / "out/trials.json"
-    path.write_text(path.read_text().replace("nan in loss", "loss > 0"))
-    (tmp_path / "out/steps/none-0001/trial.json").unlink()  # so that there is something to do
-    done = _resumed(tmp_path)
-    assert done.returncode == 5 and "settings were changed after the run began: fail" in done.stderr
-    assert not (tmp_path / "out/steps/none-0001/trial.json").exists()
-
-
-def test_a_row_that_another_trial_wrote_over_counts_no_more(tmp_path):
-    lab("-q", "-o", "out", "trials", "-n", "2", "--", "true", cwd=tmp_path)
-    path = tmp_path / "out/steps/none-0000/trial.json"
-    path.write_text(path.read_text().replace('"pass"', '"fail"'))
-    done = analyze(tmp_path)
-    assert done.returncode == 1 and "it was changed after the trial ended" in done.stderr
-    assert [one["verdict"] for one in rows(tmp_path / "out")] == ["error", "pass"]
-
-
-# Uses its GPU alone, or ends with 9; GPU-b goes away in its second use.
+# Uses its GPU alone, or ends with 9.
 ON_A_GPU = """
 import os, sys, time
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
@@ -395,14 +339,10 @@ except FileExistsError:
     sys.exit(9)
 time.sleep(0.3)
 os.rmdir("use-" + gpu)
-gone = gpu.startswith("GPU-b") and int(os.environ["LAB_TRIAL"]) >= 3
-if gone:
-    open("gone", "w").close()
-sys.exit(int(gone))
 """
 
 
-def test_one_trial_at_a_time_visits_every_gpu_and_one_that_goes_away_is_no_failure(tmp_path):
+def test_one_trial_at_a_time_visits_every_gpu(tmp_path):
     """Two runs at once on two GPUs: none is used twice at a time."""
     made = [f"GPU-{one}aaa1111-0000-0000-0000-000000000000" for one in "ab"]
     tool = tmp_path / "bin/nvidia-smi"
@@ -411,7 +351,7 @@ def test_one_trial_at_a_time_visits_every_gpu_and_one_that_goes_away_is_no_failu
         f"{at}, {uuid}, NVIDIA H200, 580.1, 143771, 700.00, 1980, 3201, 9.0, Disabled"
         for at, uuid in enumerate(made)
     ]
-    tool.write_text(f"#!/bin/sh\necho '{lines[0]}'\n[ -e {tmp_path}/gone ] || echo '{lines[1]}'\n")
+    tool.write_text("".join(["#!/bin/sh\n", *(f"echo '{line}'\n" for line in lines)]))
     tool.chmod(0o755)
     env = {"PATH": f"{tool.parent}:{os.environ['PATH']}", "LAB_LEASES": str(tmp_path / "leases")}
     (tmp_path / "job.py").write_text(ON_A_GPU)
@@ -425,9 +365,7 @@ def test_one_trial_at_a_time_visits_every_gpu_and_one_that_goes_away_is_no_failu
     other.join()
     found = rows(tmp_path / "out")
     assert [row["gpus"] for row in found] == made * 2, done.stderr
-    assert [row["verdict"] for row in found] == ["pass", "pass", "pass", "error"]
-    assert "GPU-baaa1111-0000-0000-0000-000000000000 is no longer there" in found[3]["reason"]
-    assert done.returncode == 1 and "no longer there" in done.stderr
+    assert [row["verdict"] for row in found] == ["pass"] * 4
     assert [row["verdict"] for row in rows(tmp_path / "other")] == ["pass"] * 2
 
 

@@ -1,12 +1,14 @@
-"""The settings of a comparison of GPUs, and what a visit leaves."""
+"""The settings of a comparison of GPUs, its steps (one per round, on all GPUs), and what a visit leaves."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from lab.core.plan import Plan, Site
+from lab.core.step import Step
 from lab.errors import BadDataError
 
 CONFIG = "gpus.json"
@@ -14,6 +16,7 @@ VISITS = "visits.json"
 SLOWER = 1.05  # a GPU whose median time is more than this times the others' is named
 WORKLOAD = "lab.rooms.trials.workload.gpus"
 MOST_BYTES = 256 << 20
+T = TypeVar("T")
 
 
 class GpusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,19 +66,45 @@ class Visits(msgspec.Struct, frozen=True):
     no_xids: str = ""
 
 
+def plan(config: GpusConfig, site: Site) -> Plan:
+    notes = []
+    if not site.gpus:
+        notes.append("no GPU here: the checks run on the CPU, and no GPU is tested")
+    elif len(site.gpus) == 1:
+        notes.append("one GPU: it is compared with itself over time, and with no other")
+    return Plan(
+        steps=tuple(_step(config, number, len(site.gpus)) for number in range(config.rounds)),
+        inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
+        config=msgspec.to_builtins(config),
+        notes=tuple(notes),
+    )
+
+
+def _step(config: GpusConfig, number: int, gpus: int) -> Step:
+    name = f"round-{number:02d}"
+    folder = f"steps/{name}"
+    return Step(
+        name=name,
+        folder=folder,
+        num_gpus=gpus,
+        argv=("python", "-m", WORKLOAD, "--config", CONFIG, "--round", str(number), "--out", folder),
+        timeout_s=config.limit_s * max(1, gpus) + 60,
+        expects=(f"{folder}/{VISITS}",),
+        labels={"round": number},
+    )
+
+
 def read_gpus(path: Path) -> GpusConfig:
     """Raises BadDataError."""
-    config: GpusConfig = _read(path, GpusConfig)
-    return config
+    return _read(path, GpusConfig)
 
 
 def read_visits(path: Path) -> Visits:
     """Raises BadDataError."""
-    visits: Visits = _read(path, Visits)
-    return visits
+    return _read(path, Visits)
 
 
-def _read(path: Path, kind: type[msgspec.Struct]) -> Any:
+def _read(path: Path, kind: type[T]) -> T:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise BadDataError("more than 256 MiB", location=path)

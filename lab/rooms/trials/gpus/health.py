@@ -7,7 +7,6 @@ log is None where this user may not read it.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 
@@ -45,15 +44,16 @@ SERIOUS = {
 }
 
 
-def read_health() -> tuple[dict[str, dict[str, int]], str]:
-    """({UUID: counters and flags (0 or 1)}, why there are none)."""
-    if shutil.which("nvidia-smi") is None:
-        return {}, "nvidia-smi is not here"
-    code, text = _asked("nvidia-smi", "-q")
-    if code:
-        return {}, f"nvidia-smi -q failed: {text.strip()[:200]}"
-    health = parse_health(text)
-    return health, "" if health else "nvidia-smi -q names no GPU"
+def read_health() -> tuple[dict[str, dict[str, int]], str, dict[str, list[str]] | None, str]:
+    """Counters and flags (0 or 1) by UUID, why there are none; Xid events by UUID, why they are not read."""
+    code, listing = _asked("nvidia-smi", "-q")
+    health = parse_health(listing) if not code else {}
+    no_health = "" if health else f"nvidia-smi -q names no GPU: {listing.strip()[:200]}"
+    for command in (("journalctl", "-k", "-q", "--no-pager", "-n", "50000"), ("dmesg",)):
+        code, text = _asked(*command)
+        if code == 0 and text.strip():
+            return health, no_health, parse_xids(text, parse_buses(listing)), ""
+    return health, no_health, None, "the kernel's log cannot be read here (dmesg, journalctl -k)"
 
 
 def parse_health(text: str) -> dict[str, dict[str, int]]:
@@ -64,18 +64,6 @@ def parse_health(text: str) -> dict[str, dict[str, int]]:
 def parse_buses(text: str) -> dict[str, str]:
     """{PCI address as the kernel's log writes it: UUID}."""
     return {_bus(address): uuid for uuid, address, _ in _gpus(text)}
-
-
-def read_xids() -> tuple[dict[str, list[str]] | None, str]:
-    """({UUID: its Xid events}, why the kernel's log cannot be read)."""
-    _, listing = _asked("nvidia-smi", "-q") if shutil.which("nvidia-smi") else (1, "")
-    for command in (("journalctl", "-k", "-q", "--no-pager", "-n", "50000"), ("dmesg",)):
-        if shutil.which(command[0]) is None:
-            continue
-        code, text = _asked(*command)
-        if code == 0 and text.strip():
-            return parse_xids(text, parse_buses(listing)), ""
-    return None, "the kernel's log cannot be read here (dmesg, journalctl -k)"
 
 
 def parse_xids(text: str, buses: Mapping[str, str]) -> dict[str, list[str]]:

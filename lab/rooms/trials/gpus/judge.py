@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lab.core.words import plural
 from lab.rooms.trials.gpus.config import SLOWER, Check, Visit, Visits
 from lab.rooms.trials.gpus.health import concerns
+from lab.workload.recorder.format import majority
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,12 @@ def _of_check(check: str, visits: Sequence[Visit]) -> tuple[list[Row], list[Susp
     counts_of = {
         uuid: Counter(bits for check in checks for bits in check.bits) for uuid, checks in per_gpu.items()
     }
-    votes = Counter(counts.most_common(1)[0][0] for counts in counts_of.values() if counts)
+    votes = [majority(counts.elements())[0] for counts in counts_of.values() if counts]
     if not votes:
         errors = [(uuid, next((c.error for c in checks if c.error), "")) for uuid, checks in per_gpu.items()]
         name = visits[0].name
         return [Row(uuid, name, check, 0, 0, 0, None, None, error) for uuid, error in errors], [], []
-    (usual, num_usual), *runners_up = votes.most_common()
-    sure = not runners_up or runners_up[0][1] < num_usual
+    usual, num_usual, sure = majority(votes)
     medians = {u: _median([ms for c in checks for ms in c.ms]) for u, checks in per_gpu.items()}
     rows, suspects = [], []
     for uuid, checks in per_gpu.items():
@@ -132,11 +132,7 @@ def _counters(rounds: Sequence[Visits], visited: set[str]) -> list[Suspect]:
         for uuid, numbers in visits.health.items():
             for words in concerns(numbers) if uuid in visited else ():
                 suspects[uuid, words] = Suspect(uuid, "counters", words)
-        for uuid, events in _xids(visits).items():
+        for uuid, events in (visits.xids or {}).items():
             for event in events if uuid in visited else ():
                 suspects[uuid, event] = Suspect(uuid, "counters", f"Xid {event}")
     return list(suspects.values())
-
-
-def _xids(visits: Visits) -> Mapping[str, Sequence[str]]:
-    return visits.xids or {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from lab.rooms.trials.replay.sources import Source, source_of
-from lab.workload.recorder.format import DETERMINISTIC, Recording, Row
+from lab.workload.recorder.format import DETERMINISTIC, Recording, Row, majority, numbered, same_bits
 
 Verdict = Literal["bitwise", "run-to-run", "machine-to-machine", "input pipeline", "nothing seen"]
 # Whose bits say nothing of an order: they may come from anywhere before.
@@ -71,7 +71,6 @@ class Divergence:
     kind: Literal["runs", "repeats", "ranks"]
     equal_inputs: bool | None = None
     instead: str = ""
-    once: bool = False  # all repeats agree with each other here: only the step itself differs
     inputs_of: tuple[int, ...] = ()
     outputs_of: tuple[int, ...] = ()
     ranks: int = 0
@@ -144,15 +143,13 @@ def _order(place: Divergence) -> tuple[int, ...]:
     return (place.step, place.inherited, place.index, *in_place)
 
 
-# Rows of one attempt, each with its key
+def _keyed(rows: Iterable[Row]) -> dict[Key, Row]:
+    """The rows of one attempt, in their order."""
+    return dict(numbered(rows, _key))
 
 
-def _keyed(rows: Iterable[Row]) -> Iterator[tuple[Key, Row]]:
-    count: Counter[Key] = Counter()
-    for row in rows:
-        key = (row.phase, row.kind, row.module, row.op, row.out, row.node, row.dtype, row.shape)
-        count[key] += 1
-        yield (*key, count[key]), row
+def _key(row: Row) -> Key:
+    return (row.phase, row.kind, row.module, row.op, row.out, row.node, row.dtype, row.shape)
 
 
 def _is_random_state(row: Row) -> bool:
@@ -180,23 +177,21 @@ def _first_difference(
     a: Sequence[Row], b: Sequence[Row], *, ignore: Ignore, strict: bool = True
 ) -> _Hit | None:
     """strict: a row that only one side has is a difference."""
-    base = [(index, key, row) for index, (key, row) in enumerate(_keyed(a)) if not ignore(row)]
-    partners = {key: row for key, row in _keyed(b) if not ignore(row)}
-    for index, key, row in base:
-        partner = partners.get(key)
+    base, head = _keyed(a), _keyed(b)
+    for index, (key, row) in enumerate(base.items()):
+        if ignore(row):
+            continue
+        partner = head.get(key)
         if partner is None:
             if strict:
                 return _Hit(index, row, None, ABSENT)
-        elif row.ck != partner.ck:
+        elif not same_bits(row, partner):
             # What draws random numbers often writes into memory that nothing has written before.
             comparable = (row.in_ck or partner.in_ck) and not row.random
             return _Hit(index, row, row.in_ck == partner.in_ck if comparable else None, "")
-    if strict and len(partners) > len(base):
-        base_keys = {key for _, key, _ in base}
-        extra_key, extra = next((key, row) for key, row in partners.items() if key not in base_keys)
-        place = next((index for index, (key, _) in enumerate(_keyed(b)) if key == extra_key), len(base))
-        return _Hit(place, extra, None, ABSENT)
-    return None
+    extra = [(index, row) for index, (key, row) in enumerate(head.items()) if key not in base]
+    extra = [(index, row) for index, row in extra if not ignore(row)]
+    return _Hit(*extra[0], None, ABSENT) if strict and extra else None
 
 
 def _between_runs(runs: Runs) -> list[Divergence]:
@@ -232,13 +227,14 @@ def _over_ranks(place: Divergence, runs: Runs) -> Divergence:
     if place.row.kind not in ("comm", "used") or place.instead:
         return place
     base, head = (runs[run] for run in place.between)
-    key = _key_of(base[place.rank].attempts[place.step, 0], place.row)
+    rows = _keyed(base[place.rank].attempts[place.step, 0])
+    key = next(key for key, row in rows.items() if row is place.row)
     pairs = {}
     for rank in sorted(base.keys() & head.keys()):
-        rows = [dict(_keyed(side[rank].attempts.get((place.step, 0), ()))).get(key) for side in (base, head)]
-        if rows[0] is not None and rows[1] is not None:
-            pairs[rank] = rows[0], rows[1]
-    outputs = tuple(rank for rank, (a, b) in pairs.items() if a.ck != b.ck)
+        a, b = (_keyed(side[rank].attempts.get((place.step, 0), ())).get(key) for side in (base, head))
+        if a is not None and b is not None:
+            pairs[rank] = a, b
+    outputs = tuple(rank for rank, pair in pairs.items() if not same_bits(*pair))
     placed = replace(place, outputs_of=outputs, ranks=len(pairs))
     if place.row.kind == "used":
         return placed
@@ -247,10 +243,6 @@ def _over_ranks(place: Divergence, runs: Runs) -> Divergence:
         return replace(placed, inputs_of=inputs, equal_inputs=False, inherited=place.rank not in inputs)
     all_there = len(pairs) == base[place.rank].recording.world
     return placed if all_there else replace(placed, equal_inputs=None)
-
-
-def _key_of(rows: Sequence[Row], wanted: Row) -> Key:
-    return next(key for key, row in _keyed(rows) if row is wanted)
 
 
 def _between_repeats(runs: Runs) -> list[Divergence]:
@@ -268,24 +260,11 @@ def _between_repeats(runs: Runs) -> list[Divergence]:
                 if hits:
                     hit, attempt = min(hits, key=lambda pair: pair[0].position)
                     between = (f"{run} step {step}", f"its repeat {attempt}")
-                    once = _agree_at(record, step, hit.row)
                     divergences.append(
-                        Divergence(
-                            step, rank, hit.position, hit.row, between, "repeats", hit.equal_inputs, "", once
-                        )
+                        Divergence(step, rank, hit.position, hit.row, between, "repeats", hit.equal_inputs)
                     )
                     break
     return divergences
-
-
-def _agree_at(record: Record, step: int, row: Row) -> bool:
-    """Whether the repeats, two at least, agree with each other where the step itself differs from one."""
-    key = _key_of(record.attempts[step, 0], row)
-    repeats = [
-        dict(_keyed(e)) for (n, k), e in record.attempts.items() if n == step and 0 < k < DETERMINISTIC
-    ]
-    checksums = [table[key].ck for table in repeats if key in table]
-    return len(checksums) > 1 and len(set(checksums)) == 1
 
 
 def _between_ranks(runs: Runs) -> list[Divergence]:
@@ -293,12 +272,12 @@ def _between_ranks(runs: Runs) -> list[Divergence]:
     divergences = []
     for ranks in runs.values():
         replicas = [record for record in ranks.values() if record.replicated]
-        tables = [dict(_of_replicas(record)) for record in replicas]
+        tables = [_of_replicas(record) for record in replicas]
         for key in tables[0] if len(tables) > 1 else ():
             checksums = [table[key].ck if key in table else "" for table in tables]
             if len(set(checksums)) == 1:
                 continue
-            usual, count = Counter(checksums).most_common(1)[0]
+            usual, count, _ = majority(checksums)
             odd = next(index for index, checksum in enumerate(checksums) if checksum != usual)
             row = tables[odd].get(key) or tables[0][key]
             rows = replicas[odd].attempts[key[0], 0]
@@ -309,11 +288,13 @@ def _between_ranks(runs: Runs) -> list[Divergence]:
     return divergences
 
 
-def _of_replicas(record: Record) -> Iterator[tuple[Key, Row]]:
-    for step in record.steps():
-        rows = [row for row in record.attempts[step, 0] if row.kind in ("weight", "reduced")]
-        for key, row in _keyed(rows):
-            yield (step, *key), row
+def _of_replicas(record: Record) -> dict[Key, Row]:
+    return {
+        (step, *key): row
+        for step in record.steps()
+        for key, row in _keyed(record.attempts[step, 0]).items()
+        if row.kind in ("weight", "reduced")
+    }
 
 
 def _groups(runs: Runs) -> list[list[str]]:
@@ -328,9 +309,6 @@ def _groups(runs: Runs) -> list[list[str]]:
         )
         groups[hash(bits)].append(run)
     return list(groups.values())
-
-
-# What kind of difference
 
 
 def _verdict(

@@ -19,9 +19,9 @@ from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.replay.compare import Divergence, Finding, Record, compare
 from lab.rooms.trials.replay.config import CONFIG, ReplayConfig, read_replay
-from lab.workload.recorder.format import files_of, read
+from lab.workload.recorder.format import Row, files_of, read
 
-MOST_SHOWN = 200  # characters of a name from a record
+MOST_NOTES = 40
 KINDS = {
     "random": "random numbers",
     "weight": "weights",
@@ -50,38 +50,38 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
     finding = compare(records)
     lacking += missing(finding, records, config)
     verdict = sentences(finding, records)
-    divergences, ranks = _divergences(finding.divergences), _ranks(records)
-    files = [write_csv(ranks, out / "tables/records.csv")]
-    sections = [Section("Records", [Table(ranks, "One row per run and rank", "tables/records.csv")])]
-    if finding.divergences:
-        files.append(write_csv(divergences, out / "tables/divergences.csv"))
-        caption = "The first place of each comparison, earliest first"
-        table = Table(divergences, caption, "tables/divergences.csv")
-        sections.insert(0, Section("First divergences", [table]))
-    if agreeing := [group for group in finding.groups if len(group) > 1]:
-        points = [f"Agree in every bit: {', '.join(group)}." for group in agreeing]
-        sections.append(Section("Runs that agree", [Points(points)]))
-    if notes := [f"{name_of(r)}: {shown(text)}" for r in records for text in notes_of(r)]:
-        sections.append(Section("Notes", [Points(notes[:40])]))
-    is_equal = finding.verdict == "bitwise"
-    status: Status = "fail" if not is_equal else "warn" if lacking else "ok"
+    frames = {"divergences": _divergences(finding.divergences), "records": _ranks(records)}
+    captions = {
+        "divergences": "The first place of each comparison, earliest first",
+        "records": "One row per run and rank",
+    }
+    filled = {name: frame for name, frame in frames.items() if len(frame)}
+    files = [write_csv(frame, out / f"tables/{name}.csv") for name, frame in filled.items()]
+    tables = [Table(frame, captions[name], f"tables/{name}.csv") for name, frame in filled.items()]
+    agreeing = [f"Agree in every bit: {', '.join(group)}." for group in finding.groups if len(group) > 1]
+    notes = [f"{name_of(record)}: {text}" for record in records for text in notes_of(record)]
+    status: Status = "fail" if finding.verdict != "bitwise" else "warn" if lacking else "ok"
     page = Page(
         title=f"Replay {run.manifest.id if run else folder.resolve().name}",
         question="Does the same step give the same bits again, and where is the first that differs?",
         verdict=verdict,
         status=status,
-        cards=_cards(finding),
-        sections=sections,
+        cards=[
+            Card("Verdict", finding.verdict, "tables/records.csv"),
+            Card("Steps", str(finding.steps), "tables/records.csv", note=f"{finding.repeats} repeats"),
+            Card("Tensors", f"{finding.rows:,}", "tables/records.csv"),
+        ],
+        sections=[Section("Records", tables), Section("Notes", [Points([*agreeing, *notes[:MOST_NOTES]])])],
         provenance=provenance(folder, run.manifest if run else None),
         footnotes=FOOTNOTES,
         room="trials",
-        badge="" if is_equal and not lacking else finding.verdict,
+        badge="" if status == "ok" else finding.verdict,
     )
     files.append(write_page(page, out / "report.html"))
     lines = [*verdict, "", f"report: {files[-1]}"]
     if len(finding.divergences) > 1:
         columns = ["step", "rank", "direction", "module", "what", "compared"]
-        lines[-1:-1] = [terminal_table(divergences[columns].head(6), width=140), ""]
+        lines[-1:-1] = [terminal_table(frames["divergences"][columns].head(6), width=140), ""]
     return Findings(verdict, status, files, "\n".join(lines), lacking, answer=answer(finding, records))
 
 
@@ -145,10 +145,6 @@ def name_of(record: Record) -> str:
     return f"{record.run}, rank {record.rank}"
 
 
-def shown(text: object) -> str:
-    return printable(str(text))[:MOST_SHOWN]
-
-
 def missing(finding: Finding, records: Sequence[Record], config: ReplayConfig | None) -> list[str]:
     """What the verdict does not cover."""
     lines = []
@@ -161,11 +157,10 @@ def missing(finding: Finding, records: Sequence[Record], config: ReplayConfig | 
     for record in records:
         end = record.recording.end
         if end.get("left_out"):
-            lines.append(f"{name_of(record)}: {shown(end['left_out'])} rows left out")
+            lines.append(f"{name_of(record)}: {printable(str(end['left_out']))} rows left out")
         if unseen := end.get("unseen"):
-            lines.append(
-                f"{name_of(record)}: tensors without readable bits: {', '.join(map(shown, [*unseen][:4]))}"
-            )
+            kinds = ", ".join(printable(str(kind)) for kind in [*unseen][:4])
+            lines.append(f"{name_of(record)}: tensors without readable bits: {kinds}")
     runs = {record.run for record in records}
     if len(runs) < 2 and (config is None or config.runs > 1):
         lines.append("only one run has a record: nothing to compare it with")
@@ -180,9 +175,9 @@ def notes_of(record: Record) -> list[str]:
     lines = []
     if unwritten:
         outputs = plural(sum(unwritten.values()), "output")
-        names = ", ".join(f"{count:,} of {shown(name)}" for name, count in list(unwritten.items())[:10])
+        names = ", ".join(f"{count:,} of {name}" for name, count in list(unwritten.items())[:10])
         lines = [f"{outputs} that need not be written were not compared: {names}"]
-    return [*lines, *(map(str, notes) if isinstance(notes, list) else ())]
+    return [*lines, *(printable(str(note)) for note in (notes if isinstance(notes, list) else ()))]
 
 
 def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
@@ -233,21 +228,20 @@ def _of_repeats(place: Divergence) -> str:
 def place_text(place: Divergence) -> str:
     """`step 2, rank 1, blocks.0.attn, backward: operator aten.index_add in IndexAddBackward0`."""
     row = place.row
-    name = f" {shown(row.op)}" if row.kind not in ("input", "module") else ""
-    node = f" in {shown(row.node)}" if row.node else ""
-    module = shown(row.module) or "model"
-    return f"step {place.step}, rank {place.rank}, {module}, {place.direction}: {_kind(place)}{name}{node}"
+    name = f" {row.op}" if row.kind not in ("input", "module") else ""
+    node = f" in {row.node}" if row.node else ""
+    location = f"step {place.step}, rank {place.rank}, {row.module or 'model'}, {place.direction}"
+    return f"{location}: {_kind(row)}{name}{node}"
 
 
-def _kind(place: Divergence) -> str:
-    row = place.row
-    if row.kind == "module" and row.phase == "bwd":
-        return "gradient of the output"
-    return KINDS.get(row.kind, shown(row.kind))
+def _kind(row: Row) -> str:
+    is_gradient = row.kind == "module" and row.phase == "bwd"
+    return "gradient of the output" if is_gradient else KINDS.get(row.kind, row.kind)
 
 
 def _cause(finding: Finding, place: Divergence) -> list[str]:
     row, lines = place.row, []
+    made_here = place.equal_inputs is not False
     if place.instead:
         lines.append("The other run did something else here: its control flow differs.")
     lines += _of_inputs(finding, place)
@@ -266,29 +260,26 @@ def _cause(finding: Finding, place: Divergence) -> list[str]:
             "differ, or its own operators do not repeat."
         )
     if row.kind == "used":
+        differs_on = f" It differs on {_on(place.outputs_of, place.ranks)}." if place.ranks > 1 else ""
         lines.append(
             "It was changed between the backward and the update, by code that is not recorded there: "
-            "clipping, the program itself, or a collective that is not torch.distributed's." + _of_used(place)
+            f"clipping, the program itself, or a collective that is not torch.distributed's.{differs_on}"
         )
     drawn = [name for name in finding.random_differs if row.kind == "input" or name in ("torch", "cuda")]
     if drawn and (row.random or row.kind in ("input", "weight")):
         lines.append(f"Random numbers of {', '.join(drawn)} differed when that step began: not seeded.")
-    elif finding.random_differs and place.equal_inputs is False and place.kind == "runs":
+    elif finding.random_differs and not made_here and place.kind == "runs":
         names = ", ".join(finding.random_differs)
         lines.append(
             f"Random numbers of {names} differed when that step began, not seeded: perhaps one of them."
         )
-    if place.equal_inputs is not False and place.source is not None:
+    if made_here and place.source is not None:
         lines.append(f"Known: {place.source.reason}. Switch: {place.source.switch}.")
-    elif place.equal_inputs is not False and row.kind in ("op", "comm"):
+    elif made_here and row.kind in ("op", "comm"):
         lines.append("No known source of differences: a custom operator, a race, or a fault of the hardware.")
     if place.kind == "ranks":
         is_open = "others" not in place.between[1]
         lines.append(f"Replicas must agree here{'; which of two is wrong is open' if is_open else ''}.")
-    elif any(place.once and place.row == row for place in finding.divergences):
-        lines.append(
-            "It happened once: the step's repeats agree with each other. A flipped bit, a race or a hook."
-        )
     return lines
 
 
@@ -327,14 +318,6 @@ def _on(ranks: Sequence[int], of: int) -> str:
     return f"rank {few} alone" if len(ranks) == 1 else f"ranks {few}"
 
 
-def _of_used(place: Divergence) -> str:
-    if place.ranks < 2:
-        return ""
-    if len(place.outputs_of) == place.ranks:
-        return f" It differs on all {place.ranks} ranks: on which of them that began is not seen."
-    return f" It differs on {_on(place.outputs_of, place.ranks)}."
-
-
 def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
     """What scripts rely on."""
     place, fields = finding.first_place, None
@@ -368,16 +351,18 @@ def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _divergences(places: Sequence[Divergence]) -> pd.DataFrame:
+    inputs = {True: "equal", False: "differ", None: "not recorded"}
     rows = [
         {
             "step": place.step,
             "rank": place.rank,
             "direction": place.direction,
-            "module": shown(place.row.module),
-            "what": f"{_kind(place)} {shown(place.row.op)}",
-            "node": shown(place.row.node),
-            "shape": f"{shown(place.row.dtype)}[{','.join(map(str, place.row.shape))}]",
-            "inputs": _inputs(place),
+            "module": place.row.module,
+            "what": f"{_kind(place.row)} {place.row.op}",
+            "node": place.row.node,
+            "shape": f"{place.row.dtype}[{','.join(map(str, place.row.shape))}]",
+            "inputs": inputs[place.equal_inputs],
+            "inputs_differ_on": ", ".join(map(str, place.inputs_of)),
             "compared": " / ".join(place.between),
             "switch": place.source.switch if place.source else "",
         }
@@ -387,19 +372,13 @@ def _divergences(places: Sequence[Divergence]) -> pd.DataFrame:
     return frame
 
 
-def _inputs(place: Divergence) -> str:
-    if place.inputs_of:
-        return f"differ on {_on(place.inputs_of, place.ranks)}"
-    return {True: "equal", False: "differ", None: "not recorded"}[place.equal_inputs]
-
-
 def _ranks(records: Sequence[Record]) -> pd.DataFrame:
     names = ("host", "device", "uuid", "torch", "threads", "model", "level")
     rows = [
         {
             "run": record.run,
             "rank": record.rank,
-            **{name: shown(record.fact(name)) for name in names},
+            **{name: printable(record.fact(name)) for name in names},
             "steps": record.recording.end.get("steps"),
             "tensors": len(record.recording.rows),
         }
@@ -407,15 +386,3 @@ def _ranks(records: Sequence[Record]) -> pd.DataFrame:
     ]
     frame: pd.DataFrame = pd.DataFrame(rows)
     return frame
-
-
-def _cards(finding: Finding) -> list[Card]:
-    cards = [Card("Verdict", finding.verdict, "tables/records.csv")]
-    if finding.first_place is not None:
-        place = finding.first_place
-        note = f"{place.row.module or 'model'}, {place.direction}"
-        text = f"step {place.step}, rank {place.rank}"
-        cards.append(Card("First difference", text, "tables/divergences.csv", note=note))
-    cards.append(Card("Steps", str(finding.steps), "tables/records.csv", note=f"{finding.repeats} repeats"))
-    cards.append(Card("Tensors", f"{finding.rows:,}", "tables/records.csv"))
-    return cards

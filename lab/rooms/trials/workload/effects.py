@@ -11,7 +11,7 @@ import atexit
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def apply() -> None:
     """Make the settings and leave the witness when the process ends; a child process leaves its own."""
     asked = json.loads(os.environ[EFFECTS])
     path = Path(asked["out"]) / f"{os.getpid()}.json"
-    effects = {name: SETTINGS[name]() for name in asked["settings"]}
+    effects = {name: make(name) for name in asked["settings"]}
 
     def leave() -> None:
         witness = {"settings": effects, "loaded": [one for one in asked["read_by"] if loaded(one)]}
@@ -63,68 +63,40 @@ def loaded(pattern: str) -> bool:
     return any(re.match(pattern, name) for name in names)
 
 
-def _deterministic() -> bool:
+SETTINGS = (
+    "deterministic",
+    "deterministic_strict",
+    "cudnn_deterministic",
+    "flash_off",
+    "sdpa_math",
+    "tf32_torch_off",
+    "anomaly",
+)
+
+
+def make(setting: str) -> bool:
+    """Make one of SETTINGS; whether torch reads it back."""
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    return torch.are_deterministic_algorithms_enabled()
-
-
-def _deterministic_strict() -> bool:
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    return torch.are_deterministic_algorithms_enabled() and not warns
-
-
-def _cudnn_deterministic() -> bool:
-    import torch
-
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    return bool(torch.backends.cudnn.deterministic)
-
-
-def _flash_off() -> bool:
-    import torch
-
-    torch.backends.cuda.enable_flash_sdp(False)
-    return not torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-
-
-def _sdpa_math() -> bool:
-    import torch
-
-    torch.backends.cuda.enable_flash_sdp(False)
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
-    if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.cuda.enable_math_sdp(True)
     cuda: Any = torch.backends.cuda
-    return not cuda.flash_sdp_enabled() and not cuda.mem_efficient_sdp_enabled()
-
-
-def _tf32_torch_off() -> bool:
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    return not torch.backends.cuda.matmul.allow_tf32
-
-
-def _anomaly() -> bool:
-    import torch
-
-    torch.autograd.set_detect_anomaly(True)
-    return torch.is_anomaly_enabled()
-
-
-SETTINGS: dict[str, Callable[[], bool]] = {
-    "deterministic": _deterministic,
-    "deterministic_strict": _deterministic_strict,
-    "cudnn_deterministic": _cudnn_deterministic,
-    "flash_off": _flash_off,
-    "sdpa_math": _sdpa_math,
-    "tf32_torch_off": _tf32_torch_off,
-    "anomaly": _anomaly,
-}
+    if setting in ("deterministic", "deterministic_strict"):
+        torch.use_deterministic_algorithms(True, warn_only=setting == "deterministic")
+        strict = not torch.is_deterministic_algorithms_warn_only_enabled()
+        return torch.are_deterministic_algorithms_enabled() and (strict or setting == "deterministic")
+    if setting == "cudnn_deterministic":
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        return bool(torch.backends.cudnn.deterministic)
+    if setting == "tf32_torch_off":
+        cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        return not cuda.matmul.allow_tf32
+    if setting == "anomaly":
+        torch.autograd.set_detect_anomaly(True)
+        return torch.is_anomaly_enabled()
+    cuda.enable_flash_sdp(False)
+    if setting == "sdpa_math":
+        cuda.enable_mem_efficient_sdp(False)
+        if hasattr(cuda, "enable_cudnn_sdp"):
+            cuda.enable_cudnn_sdp(False)
+        cuda.enable_math_sdp(True)
+    return not cuda.flash_sdp_enabled() and not (setting == "sdpa_math" and cuda.mem_efficient_sdp_enabled())

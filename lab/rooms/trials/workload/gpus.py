@@ -24,7 +24,7 @@ from lab.core.files import write_atomic
 from lab.errors import BadDataError, LabError
 from lab.gpus.selection import MASKS
 from lab.rooms.trials.gpus.config import VISITS, GpusConfig, Visit, Visits, read_gpus
-from lab.rooms.trials.gpus.health import read_health, read_xids
+from lab.rooms.trials.gpus.health import read_health
 
 ONE = "lab.rooms.trials.workload.one_gpu"
 
@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         config = read_gpus(args.config)
-        health, no_health = read_health()
-        xids, no_xids = read_xids()
+        health, no_health, xids, no_xids = read_health()
         events_of = None if xids is None else {where: tuple(events) for where, events in xids.items()}
         round_of_visits = Visits(visits(config, args.round), health, no_health, events_of, no_xids)
         write_atomic(

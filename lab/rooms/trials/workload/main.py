@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import errno
 import json
+import math
 import os
 import platform
 import re
@@ -20,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,7 +31,6 @@ from lab.core.content import EXPECTED, REPORT
 from lab.core.files import write_atomic
 from lab.core.gpu import GIVEN, HOST
 from lab.core.run import LOG
-from lab.core.words import printable
 from lab.errors import LabError
 from lab.gpus.selection import MASKS
 from lab.rooms.trials.config import LEFT, NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of, words_of
@@ -41,23 +38,18 @@ from lab.rooms.trials.failure import CANNOT_RUN, Reader, parse, shell_code
 from lab.rooms.trials.progress import progress, why_not
 from lab.rooms.trials.rows import read_settings, read_trials, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
-from lab.rooms.trials.workload.memory import Kills, Memory, blame, who_killed
-from lab.rooms.trials.workload.sensors import Sensors, lost
+from lab.rooms.trials.workload.sensors import Sensors
+from lab.workload.guard import adopt_orphans, descendants, kill_descendants
 from lab.workload.hook import hooked
 
 LONGEST_LINE = 1 << 16  # bytes judged at a time
-MOST_LOG_BYTES = 64 << 20  # of a trial's output in its log; all of it is judged
 LONGEST_NUMBER = 1 << 10  # bytes of a name with its number
 NAME_BEGINS = re.compile(rb"[\s,{][A-Za-z_\"']")
-LAST_LINES = 200  # which the log has in any case
+MOST_LOG_BYTES = 64 << 20  # of a trial's output in its log; all of it is judged
 GRACE_S = 5.0
 HELPERS_S = 2.0  # in which what a command started ends with it by itself
 CANNOT_START = 127
-KILLED = 128 + signal.SIGKILL
-NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP)
-PR_SET_CHILD_SUBREAPER = 36
 ATTEMPT = "attempt.json"
-HELD_OPEN = "its output was not judged to its end: something holds it open"
 
 
 class Stopped(Exception):
@@ -135,7 +127,6 @@ def observed(env: dict[str, str], cell: Cell, folder: Path) -> dict[str, str]:
 def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     reader = Reader(parse(config.fail), config.step_time)
     started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
-    began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     witnesses = args.out.resolve() / "effects"
     env = observed(environment(config, cell, args.trial), cell, witnesses)
     # As cells name it; a container has a name of its own.
@@ -150,8 +141,6 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         order=args.order,
         seed=seed_of(config, args.trial, cell),
         started_utc=started,
-        began_s=round(began_s, 3),
-        boot=attempt.boot,
         host=host,
         gpus=env.get(GIVEN) or next((env[m] for m in MASKS if env.get(m) not in (None, "", "-1")), ""),
         image=env.get("LAB_IMAGE", ""),
@@ -161,7 +150,6 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     )
     if died:
         return row
-    memory = Memory()
     words = words_of(config, cell, args.trial)
     with Sensors(env) as sensors:
         try:
@@ -170,12 +158,9 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
             _write_attempt(args.out, msgspec.structs.replace(attempt, ended=True))
             raise
     code = shell_code(code)
-    if failure:
-        verdict, reason = "error", failure
-    else:
-        verdict, reason = judged(reader, code, timed_out, memory.kills(), lost(env) if code else "")
+    verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
     if verdict == "pass" and left:
-        reason = "; ".join(filter(None, (f"{LEFT} ({left})", reason)))
+        reason = "; ".join(filter(None, (LEFT, reason)))
     effect = effect_of(cell.settings, cell.read_by, witnesses)
     if verdict != "error" and cell.settings and effect != "yes":
         verdict, reason = "error", f"the cell's settings had no effect: {effect}"
@@ -218,20 +203,6 @@ def _write_attempt(folder: Path, attempt: Attempt) -> None:
     write_atomic(folder / ATTEMPT, msgspec.json.encode(attempt))
 
 
-def judged(reader: Reader, code: int, timed_out: bool, kills: Kills, machine: str = "") -> tuple[str, str]:
-    """The reader's verdict, unless the kernel, or another process, ended the command and not its own failing.
-
-    machine: what else of the machine ended it, such as a GPU that went away.
-    """
-    owner, evidence = blame(kills)
-    if not machine and code and not timed_out and (owner == "machine" or (code == KILLED and not owner)):
-        machine = evidence or f"{who_killed(kills)}; `exit==137` in --fail counts it"
-    verdict, reason = reader.verdict(code, timed_out=timed_out, machine=machine)
-    if evidence and evidence not in reason:
-        reason = f"{reason}; {evidence}" if reason else f"although {evidence}"
-    return verdict, reason
-
-
 def _boot() -> str:
     """The kernel's name of this boot, the same in its containers; "" where it has none."""
     try:
@@ -242,8 +213,8 @@ def _boot() -> str:
 
 def _run(
     words: list[str], env: dict[str, str], cwd: str | None, limit_s: float | None, reader: Reader
-) -> tuple[int, bool, str, str]:
-    """-> exit code, whether it ran past its limit, why it cannot be judged, what it left running."""
+) -> tuple[int, bool, str, bool]:
+    """-> exit code, whether it ran past its limit, why it did not start, whether it left processes."""
     adopt_orphans()
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -259,100 +230,44 @@ def _run(
             start_new_session=True,
         )
     except OSError as error:
-        lasting = error.errno in NOT_THERE  # and no shortage of memory or processes
-        reason = f"{CANNOT_RUN if lasting else 'no start'}: {words[0]}: {error.strerror}"
-        return CANNOT_START, False, reason, ""
+        return CANNOT_START, False, f"{CANNOT_RUN}: {words[0]}: {error.strerror}", False
     guard = Guard(child, limit_s, stopped)
-    is_judged = guard.while_judged(reader)
+    guard.start()
+    assert child.stdout is not None
+    _pass_on(child.stdout, reader)
+    guard.join()
     if stopped:
         raise Stopped
-    return child.returncode, guard.timed_out, "" if is_judged else HELD_OPEN, guard.left
+    return child.returncode, guard.timed_out, "", guard.left
 
 
-class Guard:
-    """Ends a command at its limit, and what it leaves running, while this thread judges its output.
-
-    Judging is the main thread's: only there can a signal end an expression that takes too long.
-    """
+class Guard(threading.Thread):
+    """Ends a command at its limit, and what it leaves running, while its output is judged."""
 
     def __init__(self, child: subprocess.Popen[bytes], limit_s: float | None, stopped: list[int]) -> None:
+        super().__init__(daemon=True)
         self._child, self._stopped = child, stopped
-        self._deadline = None if limit_s is None else time.monotonic() + limit_s
-        self._judged = threading.Event()
-        self.timed_out, self.left = False, ""  # past its limit; names of processes that it left running
+        self._deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+        self.timed_out = self.left = False  # past its limit; processes outlived it
 
-    def while_judged(self, reader: Reader) -> bool:
-        """-> whether all of the output was judged."""
-        assert self._child.stdout is not None
-        signal.signal(signal.SIGUSR1, _give_up)
-        thread = threading.Thread(target=self._follow, args=(reader,), daemon=True)
-        thread.start()
-        try:
-            _pass_on(self._child.stdout, reader)
-            return True
-        except HeldOpen:
-            return False
-        finally:
-            self._judged.set()
-            thread.join()
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-    def _follow(self, reader: Reader) -> None:
-        child = self._child
-        while child.poll() is None:
-            if self._stopped or (self._deadline is not None and time.monotonic() > self._deadline):
+    def run(self) -> None:
+        while self._child.poll() is None:
+            if self._stopped or time.monotonic() > self._deadline:
                 self.timed_out = not self._stopped
-                _end(child)
+                _end(self._child)
                 break
             time.sleep(0.01)
-        self.left = "" if self.timed_out or self._stopped else _left_running()
-        _signal_group(child, signal.SIGKILL)
-        _kill_orphans()
-        line = -1
-        while not self._judged.wait(GRACE_S):
-            if reader.line_number == line:  # it no longer comes forward
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-                return
-            line = reader.line_number
-
-
-class HeldOpen(Exception):
-    """The output does not end although the command has."""
-
-
-def _give_up(*_: object) -> None:
-    raise HeldOpen
-
-
-def _left_running() -> str:
-    """The names of processes that do not end with the command, as its helpers do; "": none."""
-    until = time.monotonic() + HELPERS_S
-    while running := [pid for pid in family(os.getpid())[1:] if not _is_dead(pid)]:
-        if time.monotonic() > until:
-            names = sorted({name for pid in running if (name := _name(pid))})
-            return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-        time.sleep(0.02)
-    return ""
-
-
-def _is_dead(pid: int) -> bool:
-    """Gone, or waiting for its parent to notice."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except (OSError, IndexError):
-        return True
-
-
-def _name(pid: int) -> str:
-    try:
-        return printable(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
-    except OSError:
-        return ""
+        if not (self.timed_out or self._stopped):
+            until = time.monotonic() + HELPERS_S
+            while (left := bool(descendants())) and time.monotonic() < until:
+                time.sleep(0.02)
+            self.left = left
+        kill_descendants()  # they hold the output open, and disturb the next trial
 
 
 def _pass_on(source: IO[bytes], reader: Reader) -> None:
-    """Judge all of the output; write the first MOST_LOG_BYTES of it and its last lines."""
-    num_written, left_out, tail = 0, 0, deque[str](maxlen=LAST_LINES)
+    """Judge all of the output; write the first MOST_LOG_BYTES of it."""
+    num_written = left_out = 0
     for text in _lines(source):
         reader.line(text.rstrip("\r\n"))
         if num_written < MOST_LOG_BYTES:
@@ -360,13 +275,9 @@ def _pass_on(source: IO[bytes], reader: Reader) -> None:
             sys.stdout.write(text)
             sys.stdout.flush()
         else:
-            if len(tail) == LAST_LINES:
-                left_out += len(tail[0])
-            tail.append(text)
+            left_out += len(text)
     if left_out:
-        sys.stdout.write(f"\nlab: {left_out:,} characters judged and not kept; the last lines follow\n")
-    sys.stdout.write("".join(tail))
-    sys.stdout.flush()
+        print(f"\nlab: {left_out:,} further characters were judged and are not kept", flush=True)
 
 
 def _lines(source: IO[bytes]) -> Iterator[str]:
@@ -385,45 +296,13 @@ def _lines(source: IO[bytes]) -> Iterator[str]:
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """SIGINT, time to write what it has, then SIGKILL, for its whole session."""
-    _signal_group(child, signal.SIGINT)
-    try:
-        child.wait(timeout=GRACE_S)
-    except subprocess.TimeoutExpired:
-        _signal_group(child, signal.SIGKILL)
-        child.wait()
-
-
-def adopt_orphans() -> None:
-    """Processes below this one whose parent ends become its own, whatever session they are in."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def family(pid: int) -> list[int]:
-    """This process and all that descend from it."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                # The name before it may hold anything, so the fields are counted from its closing bracket.
-                parent = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
-                parents.setdefault(parent, []).append(int(entry.name))
-    members = [pid]
-    for member in members:
-        members += parents.get(member, [])
-    return members
-
-
-def _kill_orphans() -> None:
-    """What a command leaves running holds its output open and disturbs the next trial."""
-    for _ in range(3):  # one may have started another meanwhile
-        for pid in family(os.getpid())[1:]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # all of it has ended
-        os.killpg(child.pid, number)
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # all of it has ended
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=GRACE_S)
+            return
+    child.wait()
 
 
 def _not_wanted(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial | None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import statistics
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -15,8 +12,6 @@ from lab.gpus.selection import MASKS
 from lab.power.meters import NvmlMeter
 
 PERIOD_S = 1.0
-ASK_S = 30.0  # a driver that has lost a GPU answers late
-GONE = re.compile(r"GPU is lost|No devices were found", re.IGNORECASE)
 # NVML: software power cap, hardware slowdown, software and hardware thermal slowdown, power brake.
 SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
@@ -63,22 +58,6 @@ def summary(samples: Sequence[Mapping[str, float | None]]) -> dict[str, float | 
         "sm_clock_mhz": statistics.median(clocks) if clocks else None,
         "throttled": any(int(bit) & SLOWED for bit in bits) if bits else None,
     }
-
-
-def lost(env: Mapping[str, str]) -> str:
-    """Which of the trial's GPUs the driver no longer has; "" where all are there, or nobody can be asked."""
-    uuids = _uuids(env)
-    if not uuids or shutil.which("nvidia-smi") is None:
-        return ""
-    try:
-        process = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    gone = [uuid for uuid in uuids if uuid not in process.stdout]
-    is_said = not process.returncode or GONE.search(process.stdout + process.stderr)
-    return f"{', '.join(gone)} is no longer there, says nvidia-smi" if gone and is_said else ""
 
 
 def _uuids(env: Mapping[str, str]) -> list[str]:

@@ -7,7 +7,6 @@ import pytest
 from lab.core.manifest import StepRecord
 from lab.core.step import Outcome, Status, Step
 from lab.rooms.trials.analyze import _row
-from lab.rooms.trials.failure import Reader, parse
 from lab.rooms.trials.workload import main
 from lab.rooms.trials.workload.main import begin_attempt
 
@@ -57,29 +56,3 @@ def test_a_job_that_ended_with_its_node_is_a_failure_of_the_trial(tmp_path, stat
     )
     row = _row(None, record)
     assert (row.verdict, row.reason, row.attempts) == (verdict, reason, 2)
-
-
-TRAP = "a" * 40 + "!"  # 2 to the 40 ways for (a+)+$
-
-
-def judged(fail, *lines, code=0):
-    reader = Reader(parse(fail))
-    for line in lines:
-        reader.line(line)
-    return reader.verdict(code)
-
-
-def test_an_expression_without_end_is_undecided_unless_another_term_fails(monkeypatch):
-    monkeypatch.setattr("lab.rooms.trials.failure.LIMIT_S", 0.02)
-    assert judged("/(a+)+$/", "fine", TRAP) == ("error", "undecided: /(a+)+$/ takes too long on line 2")
-    assert judged("/(a+)+$/ or /bad/", TRAP, "so bad") == ("fail", "/bad/: line 2")
-    assert judged("/(a+)+$/", "aaa", TRAP) == ("fail", "/(a+)+$/: line 1")
-    assert judged("/(a+)+$/ or exit!=0", TRAP, code=3) == ("fail", "exit code 3")
-
-
-def test_lines_are_judged_as_they_are():
-    odd = ["", "\x1b[31mred\x1b[0m", "caf\u00e9 \ud800", "x" * 200_000, "bad\r", "last"]
-    assert judged("/^red$/", *odd) == ("fail", "/^red$/: line 2")
-    assert judged("/^caf\u00e9/", *odd)[1].endswith("line 3")
-    assert judged("/x{100}$/", *odd)[1].endswith("line 4")
-    assert judged("/^last$/", *odd)[1].endswith("line 6") and judged("/none/", *odd) == ("pass", "")

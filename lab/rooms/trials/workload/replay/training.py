@@ -75,7 +75,6 @@ class Training(Recorder):
         self.out, self.steps, self.repeats, self.leave = out, steps, repeats, leave
         self.step, self.phase = 0, "start"
         self.notes: list[str] = []
-        self.rows_of_last_step = 0
         self._roots: list[nn.Module] = []
         self._in_backward = 0
         self._open = False
@@ -404,9 +403,7 @@ class Training(Recorder):
         self._open = False
         self._saved = None
         self._read.clear()
-        num_written = self.rows.written
         self.rows.flush(self.step)
-        self.rows_of_last_step = self.rows.written - num_written
         if self.step >= self.steps:
             self.stop(ended=True)
             if self.leave:

@@ -20,7 +20,6 @@ from lab.rooms.trials.workload.replay.training import Training  # noqa: E402
 from lab.workload.recorder.bits import dense, host_sum  # noqa: E402
 from lab.workload.recorder.format import files_of, read  # noqa: E402
 from lab.workload.recorder.recorder import Recorder  # noqa: E402
-from tests.workload.attention import Attention, efficient_attention_on_a_cpu  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -243,35 +242,6 @@ def test_another_process_records_nothing(tmp_path, monkeypatch):
         recorder._pid -= 1
         recorder.stop(ended=True)
     assert not files_of(tmp_path)
-
-
-def test_seeds_that_no_attention_wrote_are_left_out_and_named(tmp_path):
-    """Also where its backward reads them."""
-
-    def job():
-        model = Attention()
-        loop(model, lambda: model(torch.randn(2, 5, 8)).square().sum())
-
-    with efficient_attention_on_a_cpu():
-        finding, records = twice(tmp_path, job)
-    assert (finding.verdict, finding.divergences) == ("bitwise", [])
-    names = [f"_scaled_dot_product_efficient_attention philox_{one}" for one in ("seed", "offset")]
-    assert [one.recording.unwritten for one in records] == [dict.fromkeys(names, 2)] * 2  # of two steps
-    assert notes_of(records[0]) == [
-        f"4 outputs that need not be written were not compared: 2 of {names[0]}, 2 of {names[1]}"
-    ]
-
-
-@pytest.mark.parametrize("dropout, outputs", [(0.0, 2), (0.1, 4)])
-def test_seeds_of_an_attention_that_drops_out_are_recorded(tmp_path, dropout, outputs):
-    def job():
-        model = Attention(dropout)
-        loop(model, lambda: model(torch.randn(2, 5, 8)).square().sum())
-
-    with efficient_attention_on_a_cpu():
-        _, records = twice(tmp_path, job, repeats=0, runs=1)
-    made = [one for one in records[0].recording.rows if one.op.endswith("efficient_attention.default")]
-    assert [one.step for one in made] == [1] * outputs + [2] * outputs and all(one.ck for one in made)
 
 
 @pytest.mark.parametrize(
