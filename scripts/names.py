@@ -1,27 +1,29 @@
-"""Vague names per folder, held by a ratchet: `make lint`, or `python scripts/names.py [--list FOLDER]`.
+"""Vague names, and phrases that read as translated: refused by `make lint`.
+
+`python scripts/names.py [FOLDER]` prints them.
 
 A binding is a variable, a parameter or an attribute: what an assignment, a loop, `with ... as`,
 `except ... as`, an import alias, a parameter or a field gives a name to. The element of a comprehension
 that fits on one line is free. BANNED words never stand alone as a name; RARE ones are for exactly what they
 say (`first, *rest = rows`) and stay below RARE_SHARE of a folder's bindings.
 
-scripts/names.json says what each folder may still have. It may only shrink: a folder with fewer vague names
-than its row fails, too, until `--write` has lowered the row, so that a name that went cannot come back.
+PHRASES are looked for in the comments and texts of lab/, and in the pages.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
+import io
+import re
 import sys
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TABLE = ROOT / "scripts/names.json"
 BANNED_WORDS = """
 one other others found at here there given own said told kept known made some most least where whole each
 every both mine ours theirs its begun done seen how what who which why thing it them
@@ -29,6 +31,12 @@ every both mine ours theirs its begun done seen how what who which why thing it 
 BANNED = frozenset(BANNED_WORDS.split())
 RARE = frozenset(("first", "last", "rest", "before", "after", "now", "more"))
 RARE_SHARE = 0.005
+PHRASES = re.compile(
+    r"\b(is|are|holds) no (?!longer\b|more\b)|\bnobody\b|\bsomebody\b|\b(one|row|line|file|process) a side\b"
+    r"|\bin words\b|\bis told\b|\bcome what may\b",
+    re.IGNORECASE,
+)
+TEXTS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 
 class Binding(NamedTuple):
@@ -91,91 +99,60 @@ def _elements_of_short_comprehensions(tree: ast.Module) -> set[int]:
 
 def folder_of(path: Path) -> str:
     """`lab/engines`, `lab/rooms/nan`, or `lab` for a file beside the folders."""
-    parts = path.relative_to(ROOT).parts
+    parts = path.parts
     depth = 3 if parts[1] == "rooms" and len(parts) > 3 else 2
     return "/".join(parts[:depth]) if len(parts) > depth - 1 and not parts[1].endswith(".py") else "lab"
 
 
-def all_bindings() -> list[Binding]:
-    return [
-        binding
-        for path in sorted((ROOT / "lab").rglob("*.py"))
-        for binding in bindings_of(path, path.read_text(encoding="utf-8"))
-    ]
+def phrases_of(path: Path, text: str) -> Iterator[str]:
+    """`path:line: phrase` for each phrase of the sheet in a page, or in a module's comments and strings."""
+    for line, words in _texts_of(text) if path.suffix == ".py" else enumerate(text.splitlines(), 1):
+        for match in PHRASES.finditer(words):
+            yield f"{path.as_posix()}:{line}: {match[0].strip()!r}"
+
+
+def _texts_of(code: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type in TEXTS:
+            for offset, line in enumerate(token.string.splitlines()):
+                yield token.start[0] + offset, line
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--list", metavar="FOLDER", help="print the vague bindings below FOLDER (lab/engines)"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="lower the rows of scripts/names.json to what is there"
-    )
-    options = parser.parse_args(arguments)
-    bindings = all_bindings()
-    if options.list:
-        for binding in bindings:
-            place = binding.path.relative_to(ROOT).as_posix()
-            if place.startswith(options.list) and binding.word in BANNED | RARE:
-                print(f"{place}:{binding.line}:{binding.column}: {binding.name} ({binding.kind})")
-        return 0
+    parser.add_argument("folder", nargs="?", default="", help="only what stands below it (lab/engines)")
+    folder = parser.parse_args(arguments).folder
+    modules = [path.relative_to(ROOT) for path in sorted((ROOT / "lab").rglob("*.py"))]
+    pages = [path.relative_to(ROOT) for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])]
+    texts = {
+        path: (ROOT / path).read_text(encoding="utf-8")
+        for path in [*modules, *pages]
+        if path.as_posix().startswith(folder)
+    }
+    bindings = [
+        binding for path, text in texts.items() if path.suffix == ".py" for binding in bindings_of(path, text)
+    ]
     totals = Counter(folder_of(binding.path) for binding in bindings)
-    banned = Counter(folder_of(binding.path) for binding in bindings if binding.word in BANNED)
     rare = Counter(folder_of(binding.path) for binding in bindings if binding.word in RARE)
-    allowed: dict[str, dict[str, int]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    if options.write:
-        _write(
-            {folder: _row(totals[folder], banned[folder], rare[folder]) for folder in sorted(totals)}, allowed
-        )
-        return 0
-    problems = [
-        problem
-        for folder in sorted(totals)
-        for problem in _problems(
-            folder,
-            _row(totals[folder], banned[folder], rare[folder]),
-            allowed.get(folder, {"banned": 0, "rare": 0}),
+    vague = [
+        binding
+        for binding in bindings
+        if binding.word in BANNED
+        or (
+            binding.word in RARE
+            and rare[folder_of(binding.path)] > RARE_SHARE * totals[folder_of(binding.path)]
         )
     ]
-    vague = sum(banned.values()) + sum(rare.values())
-    print(f"names: {vague} of {len(bindings)} bindings are vague words ({vague / len(bindings):.1%})")
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    return 1 if problems else 0
-
-
-def _row(total: int, banned: int, rare: int) -> dict[str, int]:
-    """What counts against a folder: rare words only beyond their share."""
-    return {"banned": banned, "rare": rare if rare > RARE_SHARE * total else 0}
-
-
-def _problems(folder: str, row: dict[str, int], allowed: dict[str, int]) -> Iterator[str]:
-    for kind in ("banned", "rare"):
-        if row[kind] > allowed[kind]:
-            yield (
-                f"{folder}: {row[kind]} {kind} names, at most {allowed[kind]}: "
-                f"see `python scripts/names.py --list {folder}` and say the thing's noun"
-            )
-        elif row[kind] < allowed[kind]:
-            yield f"{folder}: fewer {kind} names than its row: run `python scripts/names.py --write`"
-
-
-def _write(rows: dict[str, dict[str, int]], allowed: dict[str, dict[str, int]]) -> None:
-    """Rows only shrink; without a vague name left anywhere the table goes."""
-    if allowed:
-        no_row = {"banned": 0, "rare": 0}
-        rows = {
-            folder: {kind: min(count, allowed.get(folder, no_row)[kind]) for kind, count in row.items()}
-            for folder, row in rows.items()
-        }
-    rows = {folder: row for folder, row in rows.items() if any(row.values())}
-    if rows:
-        TABLE.write_text(json.dumps(rows, indent=1) + "\n")
-    else:
-        TABLE.unlink(missing_ok=True)
+    phrases = [phrase for path, text in texts.items() for phrase in phrases_of(path, text)]
+    for binding in vague:
+        print(
+            f"{binding.path.as_posix()}:{binding.line}: {binding.kind} {binding.name}: say the thing's noun"
+        )
+    print("\n".join(phrases), end="\n" if phrases else "")
+    print(f"names: {len(vague)} of {len(bindings)} bindings are vague, {len(phrases)} phrases to mend")
+    return 1 if vague or phrases else 0
 
 
 if __name__ == "__main__":
