@@ -106,7 +106,7 @@ class SegmentDistribution:
                 if marks is not None and (tuple(marks.shape) != shape or marks.is_floating_point()):
                     raise UsageError(f"{name} must be {shape}, got {marks.dtype} {tuple(marks.shape)}")
             labels_BT = value.cpu().long()
-            starts_BT = run_starts(labels_BT) if starts_BT is None else starts_BT.cpu() != 0
+            starts_BT = run_starts(labels_BT) if starts_BT is None else starts_BT.cpu().bool()
             reject_labels(labels_BT, lengths_B.cpu(), labels)
             reject_two_labels(labels_BT, starts_BT, lengths_B.cpu())
         elif starts_BT is None:

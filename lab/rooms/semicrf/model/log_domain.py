@@ -191,7 +191,7 @@ def differentiable_posteriors(problem: Problem) -> Posteriors:
     """log Z and all counts as derivatives by each sequence's scores, which autograd differentiates."""
     batch, frames, longest, labels = problem.shape
     new = problem.score_BTC.new_zeros
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(("score_BTC", "seg_start_BTC", "seg_end_BTC"), (batch, frames, labels)),
         "duration_KC": (batch, longest, labels),
         "transition": (batch, labels, labels),

@@ -22,8 +22,8 @@ def marked(value: Sequence[Segmentation], problem: Problem, infeasible: list[boo
     batch, frames, _, labels = problem.shape
     if len(value) != batch:
         raise UsageError(f"one segmentation per sequence: got {len(value)} for {batch}")
-    labels_BT = torch.zeros(batch, frames, dtype=torch.int64)
-    starts_BT = torch.zeros(batch, frames, dtype=torch.bool)
+    labels_BT = torch.zeros(batch, frames, dtype=torch.int64, device="cpu")
+    starts_BT = torch.zeros(batch, frames, dtype=torch.bool, device="cpu")
     for b, (path, length) in enumerate(zip(value, problem.lengths_B.tolist(), strict=True)):
         cursor = 0
         for start, end, label in path:

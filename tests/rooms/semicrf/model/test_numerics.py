@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,7 @@ from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf.model import api, log_domain, naive  # noqa: E402
 from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from tests.rooms.semicrf.problems import COUNTS, balanced, random_problem, worst  # noqa: E402
+from tests.rooms.semicrf.problems import balanced, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
 FORMS = ["torch"] if choose.missing_reason("cpu") else ["torch", "native"]
@@ -100,38 +99,6 @@ def test_the_ledger_balances(scale):
     assert balanced(problem, solve(problem))
 
 
-HOSTILE = torch.tensor([0.0, 1.0, -1.0, -1e12, -1e30, -math.inf, 80.0, -750.0], dtype=torch.float64)
-
-
-def hostile_problem(seed):
-    g = torch.Generator().manual_seed(seed)
-
-    def draw(*shape):
-        return HOSTILE[torch.randint(0, len(HOSTILE), shape, generator=g)]
-
-    batch, frames, longest, labels = (int(torch.randint(1, n + 1, (), generator=g)) for n in (3, 5, 9, 3))
-    lengths = torch.randint(1, frames + 1, (batch,), generator=g)
-    return make_problem(
-        draw(batch, frames, labels),
-        draw(labels, labels),
-        draw(longest, labels),
-        lengths,
-        draw(labels),
-        draw(labels),
-    )
-
-
-def test_hostile_inputs_never_give_nan():
-    for seed in (*range(100), 6584, 8907):
-        problem = hostile_problem(seed)
-        found = solve(problem)
-        for name in ("log_z_B", *COUNTS):
-            assert not bool(torch.isnan(getattr(found, name)).any()), (seed, name)
-        assert float(found.label_BTC.max()) <= 1 + 1e-9, seed
-        scores = [naive.enumerate_segmentations(problem, b)[1] for b in range(problem.shape[0])]
-        assert [bool((s > -math.inf).any()) for s in scores] == (found.log_z_B > -math.inf).tolist(), seed
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -164,34 +131,3 @@ def test_auto_takes_what_is_compiled_for_this_gpu_and_for_as_many_labels(monkeyp
     monkeypatch.setattr(api.native, "missing_reason", lambda kind: reason)
     score = SimpleNamespace(is_cuda=True, shape=(1, 2, labels), device=torch.device("cuda", 0))
     assert api.resolve_backend("auto", score) == chosen
-
-
-@pytest.mark.parametrize("backend", FORMS)
-@pytest.mark.parametrize("size", [350, 700])
-def test_soft_scores_of_any_sign_on_any_input_lose_nothing(backend, size):
-    """The counts need no mending: the form itself knows what it may have lost, also where only log Z is
-    wanted.
-    """
-    for seed in range(20):
-        generator = torch.Generator().manual_seed(seed)
-        labels, longest, frames = (1 + int(torch.randint(n, (), generator=generator)) for n in (3, 6, 9))
-
-        def soft(*shape, generator=generator):
-            near, far, share = (
-                torch.randn(shape, generator=generator, dtype=torch.float64),
-                size * (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1),
-                torch.rand(1, generator=generator),
-            )
-            return torch.where(torch.rand(shape, generator=generator) < share, far, near)
-
-        inputs = soft(8, frames, labels), soft(labels, labels), soft(longest, labels)
-        ends = {"start_C": soft(labels), "end_C": soft(labels)}
-        lengths_B = torch.randint(1, frames + 1, (8,), generator=generator)
-        right = api.posteriors(*inputs, lengths_B, **ends, backend="naive")
-        log_z_B = api.log_partition(*inputs, lengths_B, **ends, backend=backend)
-        torch.testing.assert_close(log_z_B, right.log_z_B, rtol=1e-11, atol=1e-11)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            found = api.posteriors(*inputs, lengths_B, **ends, backend=backend)
-        for name in ("label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition"):
-            torch.testing.assert_close(getattr(found, name), getattr(right, name), rtol=1e-9, atol=1e-9)

@@ -56,10 +56,11 @@ def backward(state: State) -> Posteriors:
     assert state.messages[0] is not None, "the messages were not kept"
     batch, frames, longest, labels = state.problem.shape
     new = state.log_z_B.new_empty
-    by_frame, by_duration = new(3, batch, frames, labels).unbind(), new(batch, longest, labels)
-    counts = (*by_frame, by_duration, new(batch, labels, labels))
+    label_BTC, starts_BTC, ends_BTC = (new(batch, frames, labels) for _ in range(3))
+    counts = (label_BTC, starts_BTC, ends_BTC, new(batch, longest, labels), new(batch, labels, labels))
     call(library().lab_semicrf_backward, state.batch, (*state.messages, state.log_z_B), counts)
-    return Posteriors(state.log_z_B, *counts, *mass(counts[0], state.problem.lengths_B, state.log_z_B))
+    error_B, frame_B = mass(label_BTC, state.problem.lengths_B, state.log_z_B)
+    return Posteriors(state.log_z_B, *counts, error_B, frame_B)
 
 
 def batch_of(problem: Problem) -> list[Word]:
