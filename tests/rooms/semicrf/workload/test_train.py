@@ -14,17 +14,15 @@ from lab.core.run import Run  # noqa: E402
 from lab.errors import StepFailed  # noqa: E402
 from lab.rooms import semicrf  # noqa: E402
 from lab.rooms.semicrf.workload import train as workload_train  # noqa: E402
-from lab.workload.rank import RankContext  # noqa: E402
 from tests.command import lab  # noqa: E402
 from tests.rooms.semicrf.workload.least import LEAST  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
-ALONE = RankContext(rank=0, local_rank=0, world_size=1)
 
 
 def train(config, out, model="semicrf", backend="torch"):
-    workload_train.run(config, model, backend, out, ALONE, CPU)
+    workload_train.run(config, model, backend, out, CPU)
     return json.loads((out / "result.json").read_text())
 
 
