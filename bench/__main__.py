@@ -44,7 +44,6 @@ BENCHES = (
     "semicrf_validation",
     "semicrf",
     "semicrf_decoding",
-    "semicrf_durations",
     "semicrf_long",
     "in_order_causes",
     "trials_gpu",

@@ -87,7 +87,7 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
 @with_options(*TRAINING)
 @click.pass_context
 def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experiment:
-    """Run the guide's diagnostic workflow as one matrix and say in words what is wrong."""
+    """Run the guide's diagnostic workflow as one matrix and name what is wrong."""
     from lab.core.plan import Experiment
     from lab.rooms.semicrf.config import DiagnoseConfig
     from lab.rooms.semicrf.plan import plan_diagnose

@@ -42,16 +42,12 @@ class TrainConfig(_Section, frozen=True):
         list[Literal["auto", "naive", "torch", "native"]],
         _help("of the linear and semicrf heads", min_length=1),
     ] = msgspec.field(default_factory=lambda: ["auto"])
-    encoder: Annotated[
-        Literal["bilstm", "none"],
-        _help("encoder before the head; none: a linear layer on each frame"),
-    ] = "bilstm"
     max_duration: Annotated[int, _help("longest segment K, frames", ge=1)] = 30
     hidden_dim: Annotated[int, _help("width of the encoder's output", ge=2)] = 256
     num_layers: Annotated[int, _help("layers of the encoder", ge=1)] = 3
     dropout: Annotated[float, _help("dropout probability", ge=0, lt=1)] = 0.3
     epochs: Annotated[int, _help("passes over the training set", ge=1)] = 50
-    batch_size: Annotated[int, _help("utterances per rank and step", ge=1)] = 32
+    batch_size: Annotated[int, _help("utterances per step", ge=1)] = 32
     lr: Annotated[float, _help("AdamW peak learning rate, cosine over the epochs", gt=0)] = 1e-3
     weight_decay: Annotated[float, _help("AdamW weight decay", ge=0)] = 1e-5
     clip: Annotated[float, _help("gradient 2-norm limit", gt=0)] = 5.0
@@ -67,15 +63,10 @@ class TrainConfig(_Section, frozen=True):
     validate: Annotated[bool, _help("validation points on")] = True
     log_every: Annotated[int, _help("epochs between two messages", ge=1)] = 1
     seed: Annotated[int, _help("weights, order and the synthetic corpus", ge=0)] = 2025
-    ranks: Annotated[int, _help("data-parallel processes", ge=1)] = 1
     phones: Annotated[int, _help("classes of the synthetic corpus", ge=2, le=39)] = 39
     utterances: Annotated[
         int, _help("training utterances of the synthetic corpus; dev and test: a quarter each", ge=4)
     ] = 512
-    durations: Annotated[
-        Literal["broad", "narrow"],
-        _help("of the synthetic corpus; narrow: labels in threes that sound alike and differ in duration"),
-    ] = "broad"
     mean_segments: Annotated[int, _help("segments of a synthetic utterance on average", ge=2)] = 30
     step_timeout_s: Annotated[float, _help("limit of one training run, s", gt=0)] = 6 * 3600.0
 

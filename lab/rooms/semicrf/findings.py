@@ -1,4 +1,4 @@
-"""The analysis of a run, or of comparisons that lab did not make: which page belongs to which command."""
+"""The analysis of a run: which page belongs to which command."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.provenance import provenance
 from lab.rooms.semicrf.analyze.examination import read_checks, read_examination
-from lab.rooms.semicrf.analyze.trainings import read_recordings, read_trainings
+from lab.rooms.semicrf.analyze.trainings import read_trainings
 from lab.rooms.semicrf.report.checks import checks
 from lab.rooms.semicrf.report.common import Findings
 from lab.rooms.semicrf.report.examination import examination
 from lab.rooms.semicrf.report.trainings import trainings
 
 
-def analyse_semicrf(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
+def analyse_semicrf(folder: Path, out: Path, run: Run, progress: Callable[[str], None]) -> Findings:
     """Tables, figures and report.html into `out`."""
-    if run is None:
-        title = f"Comparison {folder.resolve().name}"
-        return trainings(read_recordings(folder), out, title, provenance(folder, None), run=None)
     command = run.manifest.config.get("command")
     sources = provenance(folder, run.manifest)
     title = f"Semi-CRF {command} {run.manifest.id}"
@@ -29,4 +26,4 @@ def analyse_semicrf(folder: Path, out: Path, run: Run | None, progress: Callable
         return examination(read_examination(run), out, title, sources, run)
     if command == "check":
         return checks(*read_checks(run), out, title, sources, run)
-    return trainings(read_trainings(run), out, title, sources, run=run)
+    return trainings(read_trainings(run), out, title, sources, run)

@@ -1,4 +1,4 @@
-"""File names that several modules use, and comparisons that lab did not make."""
+"""File names that several modules use, and how results are read."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ from typing import Any
 
 import msgspec
 
+from lab.core.step import Status
 from lab.errors import BadDataError
 
 COMPARISON = "tables/compare.json"
 HEADS = {"pytorch_crf": "pytorch-crf", "linear_crf_triton": "linear", "semi_crf": "semicrf"}
-MOST_BYTES = 16 << 20  # a comparison is a page of text
-
-
-def comparisons(folder: Path) -> dict[Path, dict[str, Any]]:
-    """The files in `folder` in the JSON form of the TIMIT benchmark's `compare`."""
-    documents = {}
-    for path in sorted(folder.glob("*.json")):
-        if path.is_file() and path.stat().st_size <= MOST_BYTES:
-            try:
-                content = msgspec.json.decode(path.read_bytes())
-            except msgspec.DecodeError:
-                continue  # some other file
-            if isinstance(content, dict) and content.get("task") == "timit":
-                documents[path] = content
-    return documents
 
 
 def read_json(path: Path) -> Any:
@@ -34,3 +20,12 @@ def read_json(path: Path) -> Any:
         return msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         raise BadDataError(f"cannot be read as JSON: {error}", location=path) from error
+
+
+def outcome_of(record: Any) -> tuple[str, str]:
+    """(status, reason) of a step's record in the manifest."""
+    if record.outcome is None:
+        return "missing", "did not run"
+    return {Status.ok: "ok", Status.skipped: "skipped"}.get(
+        record.outcome.status, "failed"
+    ), record.outcome.reason

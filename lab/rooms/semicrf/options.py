@@ -36,12 +36,10 @@ class Names(_NamesParam):
 
 
 HELP = {
-    "encoder": "Encoder before the head; none: a linear layer on each frame.",
     "preset": "Sizes of all that no flag sets. [default: timit with GPUs, tiny without]",
     "data": "TIMIT folder (TRAIN, TEST), folder of {train,test}.jsonl, or synthetic.",
     "fixed": "Crop utterances to N frames and leave out shorter ones: nothing is padded.",
     "over_long": "Gold segments longer than --max-duration. [default: split]",
-    "durations": "Of the synthetic corpus. narrow: some labels differ in nothing else. [default: broad]",
     "objective": "guide: the published gold score, which is not of the partition's model.",
 }
 BACKEND = option(
@@ -55,12 +53,11 @@ TRAINING = (
     option("--data", "--data-dir", default="synthetic", help=HELP["data"]),
     BACKEND,
     click.option("--no-triton", is_flag=True, help="The guide's flag: the torch backend for auto."),
-    click.option("--encoder", type=click.Choice(["bilstm", "none"]), help=HELP["encoder"]),
     click.option("--max-duration", type=ONE_OR_MORE, help="Longest segment K, frames."),
     click.option("--hidden-dim", type=click.IntRange(min=2), help="Width of the encoder's output."),
     click.option("--num-layers", type=ONE_OR_MORE, help="Layers of the encoder."),
     click.option("--epochs", type=ONE_OR_MORE, help="Passes over the training set."),
-    click.option("--batch-size", type=ONE_OR_MORE, help="Utterances per rank and step."),
+    click.option("--batch-size", type=ONE_OR_MORE, help="Utterances per step."),
     click.option("--lr", type=ABOVE_ZERO, help="Peak learning rate of AdamW, cosine over the epochs."),
     click.option("--crf-reg", type=Finite(min=0), help="Weight of parameter_penalty() in the loss."),
     click.option("--fixed-length", type=ONE_OR_MORE, help=HELP["fixed"]),
@@ -68,12 +65,10 @@ TRAINING = (
     click.option("--objective", type=click.Choice(["consistent", "guide"]), help=HELP["objective"]),
     seed(None, "Seed of the random numbers."),
     click.option("--utterances", type=click.IntRange(min=4), help="Training utterances, synthetic corpus."),
-    click.option("--durations", type=click.Choice(["broad", "narrow"]), help=HELP["durations"]),
     click.option("--phones", type=click.IntRange(min=2, max=39), help="Classes of the synthetic corpus."),
 )
 LOOP = (
     click.option("--log-every", type=ONE_OR_MORE, help="Epochs between two messages."),
-    click.option("--ranks", type=ONE_OR_MORE, help="Data-parallel processes."),
     click.option("--validate/--no-validate", default=None, help="Validation points. [default: on]"),
 )
 

@@ -9,8 +9,7 @@ import msgspec
 
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
-from lab.core.words import plural
-from lab.errors import GpuError, UsageError
+from lab.errors import UsageError
 from lab.rooms.semicrf.config import CheckConfig, DiagnoseConfig, TrainConfig
 
 IN_CONTAINER = "/corpus"  # where the image's tool `corpus` mounts what LAB_CORPUS names
@@ -22,7 +21,6 @@ def plan_train(
     config: TrainConfig, site: Site, *, command: str = "train", skipped: tuple[str, ...] = ()
 ) -> Plan:
     """One step per (head, backend); `skipped` heads become rows with their reason."""
-    _check_ranks(config, site)
     steps = tuple(_train_step(config, site, *case) for case in cases(config))
     absent = {
         step.name: "the package torchcrf (PyPI: pytorch-crf) is not installed"
@@ -104,8 +102,8 @@ def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> St
     return Step(
         name=name,
         folder=folder,
-        num_gpus=config.ranks if site.gpus else 0,
-        argv=(*_launcher(config, name), *_module("train", TRAIN, folder, model=model, backend=backend)),
+        num_gpus=1 if site.gpus else 0,
+        argv=_workload("train", TRAIN, folder, model=model, backend=backend),
         env=_threads(site),
         timeout_s=config.step_timeout_s,
         tools=_tools(config),
@@ -116,13 +114,12 @@ def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> St
 
 def _diagnose_step(config: DiagnoseConfig, site: Site, part: str, backend: str) -> Step:
     folder = f"steps/{part}"
-    env = _threads(site)
     return Step(
         name=part,
         folder=folder,
         num_gpus=1 if site.gpus else 0,
-        argv=("python", *_module("diagnose", DIAGNOSE, folder, part=part, backend=backend)),
-        env=env,
+        argv=_workload("diagnose", DIAGNOSE, folder, part=part, backend=backend),
+        env=_threads(site),
         timeout_s=config.step_timeout_s,
         tools=_tools(config.train),
         expects=(f"{folder}/{part}.json",),
@@ -136,7 +133,7 @@ def _check_step(config: CheckConfig, site: Site, backend: str) -> Step:
         name=f"check-{backend}",
         folder=folder,
         num_gpus=1 if site.gpus else 0,
-        argv=("python", *_module("check", CHECK, folder, backend=backend)),
+        argv=_workload("check", CHECK, folder, backend=backend),
         env=_threads(site),
         timeout_s=config.step_timeout_s + config.batches,  # 0.1 to 0.4 s each on a CPU
         expects=(f"{folder}/checks.json",),
@@ -144,18 +141,10 @@ def _check_step(config: CheckConfig, site: Site, backend: str) -> Step:
     )
 
 
-def _launcher(config: TrainConfig, name: str) -> tuple[str, ...]:
-    if config.ranks == 1:
-        return ("python",)
-    rendezvous = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={name}")
-    launcher = ("python", "-m", "torch.distributed.run")
-    return (*launcher, f"--nproc_per_node={config.ranks}", *rendezvous)
-
-
-def _module(name: str, config: str, folder: str, **options: str) -> tuple[str, ...]:
-    """The words that run one of the room's workloads, after the launcher's."""
+def _workload(name: str, config: str, folder: str, **options: str) -> tuple[str, ...]:
+    """The command that runs one of the room's workloads."""
     flags = [word for option, value in options.items() for word in (f"--{option}", value)]
-    return ("-m", f"lab.rooms.semicrf.workload.{name}", "--config", config, *flags, "--out", folder)
+    return ("python", "-m", f"lab.rooms.semicrf.workload.{name}", "--config", config, *flags, "--out", folder)
 
 
 def _tools(config: TrainConfig) -> tuple[str, ...]:
@@ -164,14 +153,6 @@ def _tools(config: TrainConfig) -> tuple[str, ...]:
 
 def _threads(site: Site) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} if site.vendor == "none" else {}
-
-
-def _check_ranks(config: TrainConfig, site: Site) -> None:
-    if site.gpus and config.ranks > len(site.gpus):
-        raise GpuError(
-            f"{plural(config.ranks, 'rank')} requested, {plural(len(site.gpus), 'GPU')} picked",
-            fix="lower --ranks or widen --gpus",
-        )
 
 
 def _notes(config: TrainConfig | None, site: Site) -> tuple[str, ...]:

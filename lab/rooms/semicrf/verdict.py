@@ -1,4 +1,4 @@
-"""From the matrix and the probes to one cause in words. Pure; the rows are those of workload/diagnose.py."""
+"""From the matrix and the probes to one cause, in sentences. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,45 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lab.core.words import plural
-from lab.rooms.semicrf.matrix import AXES, divergence, drift, matrix_sentences
-from lab.rooms.semicrf.rules import RULES
 
 Row = dict[str, Any]
 CAUSES = {
     "input": "the input",
-    "boundary": "boundary handling",
     "objective": "parameter drift: the objective is not a probability",
     "race": "a kernel with a race",
-    "kernel": "a kernel",
     "shared": "code that both backends share",
+    "boundary": "boundary handling",
+    "kernel": "a kernel",
     "precision": "precision",
     "optimiser": "the optimiser",
     "none": "nothing",
     "unseen": "not known",
 }
+RULES = ("input", "objective", "race", "shared", "boundary", "kernel", "precision")
+"""In the order of the argument: a broken input makes every later answer meaningless, an objective that is not
+a probability drifts whatever the kernels do, and a race must be excluded before one wrong result is called a
+logic error."""
+EVIDENCE = {
+    "race": "{backend} gives different bits for the same input ({text})",
+    "boundary": "the {backend} kernel reads beyond the mask ({text})",
+    "kernel": "{backend} is wrong in the same way every time ({text})",
+}
+ADVICE = {
+    "input": "fix or leave out what is named; kernels and objective were probed with sound input",
+    "objective": "use one definition of the score for gold path and partition; --crf-reg only hides drift",
+    "race": "put a barrier between the stores and loads of one buffer, or keep the state in registers; until "
+    "then use the other backend",
+    "shared": "check what both have in common: scores, masks, lengths",
+    "boundary": "mask every load by the sequence's length; the reproducer shows the smallest case",
+    "kernel": "compare its steps with float64; the reproducer shows the smallest case",
+    "precision": "use float64, or a backend with local prefix sums",
+    "optimiser": "lower --lr until the loss falls; clipping does not help where the rate is too high",
+}
 IN_KERNEL = ("race", "boundary", "kernel")
-LOWER_RATE = "What to do: lower --lr until the loss falls; clipping does not help where the rate is too high."
+AXES = {"backend": "", "lengths": "lengths ", "reg": "regularisation "}
+"""Keys of a cell, by their names in a sentence."""
+DRIFT = 20.0  # the guide's threshold for a parameter's magnitude
+DIVERGED = 1000.0  # scores this large make every choice certain, and no gradient leads back
 
 
 @dataclass(frozen=True)
@@ -44,13 +65,36 @@ class Diagnosis:
 def diagnose(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference: str) -> Diagnosis:
     """One cause. Without probes only the matrix counts."""
     dirty = [row for row in probes if not row["clean"]]
-    for rule in RULES:
-        ruling = rule(dirty, tested, reference)
-        if ruling:
-            head = f"The cause is {CAUSES[ruling.cause]}: {ruling.evidence}."
-            sentences = [head, *matrix_sentences(cells), f"What to do: {ruling.advice}."]
-            return Diagnosis(ruling.cause, sentences, _evidence(dirty, ruling.cause))
+    for cause in RULES:
+        evidence = evidence_of(cause, dirty, tested, reference)
+        if evidence:
+            return Diagnosis(cause, sentences_of(cause, evidence, cells), dirty_probes(dirty, cause))
     return by_matrix(cells, probes, tested, reference)
+
+
+def evidence_of(cause: str, dirty: list[Row], tested: str, reference: str) -> str:
+    """What the dirty probes say of a cause, as a clause; "" if nothing."""
+    if cause == "shared":
+        failed = [{row["probe"] for row in dirty if row["backend"] == name} for name in (tested, reference)]
+        probes = sorted(failed[0] & failed[1]) if tested != reference else []
+        return f"{tested} and {reference} fail the same probes ({', '.join(probes)})" if probes else ""
+    row = next((row for row in dirty if row["cause"] == cause), None)
+    return EVIDENCE.get(cause, "{text}").format(**row) if row else ""
+
+
+def sentences_of(cause: str, evidence: str, cells: Sequence[Row]) -> list[str]:
+    head = f"The cause is {CAUSES[cause]}: {evidence}."
+    return [head, *matrix_sentences(cells), f"What to do: {ADVICE[cause]}."]
+
+
+def dirty_probes(dirty: list[Row], cause: str) -> list[str]:
+    """A race and a boundary fault dirty the kernel's probes too: all of them are evidence."""
+    causes = IN_KERNEL if cause in (*IN_KERNEL, "shared") else (cause,)
+    return [
+        f"{row['probe']}{' (' + row['backend'] + ')' if row['backend'] else ''}: {row['text']}."
+        for row in dirty
+        if row["cause"] in causes
+    ]
 
 
 def of_kernel(probes: Sequence[Row], name: str) -> Diagnosis:
@@ -70,18 +114,21 @@ def of_kernel(probes: Sequence[Row], name: str) -> Diagnosis:
 
 
 def by_matrix(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference: str) -> Diagnosis:
-    """The guide's reading: which half of the matrix fails."""
-    failed = [cell for cell in cells if cell["outcome"] == "failed"]
-    diverged = divergence(cells)
-    if diverged:  # the probes are clean, so a failed training is its consequence
-        return Diagnosis("optimiser", [f"The cause is the optimiser: {diverged}.", LOWER_RATE])
+    """The guide's reading, where every probe is clean: which half of the matrix fails."""
     if not cells and not probes:
         return Diagnosis("unseen", ["Nothing was looked at: no part of this run finished."])
+    diverged = outgrown(cells, DIVERGED)
+    if diverged:  # a failed training is its consequence
+        return Diagnosis("optimiser", sentences_of("optimiser", f"the training diverged{diverged}", []))
+    failed = [cell for cell in cells if cell["outcome"] == "failed"]
     if not failed:
-        drifting = drift(cells)
+        drifting = outgrown(cells, DRIFT)
         if drifting:
-            return Diagnosis("optimiser", [f"The training is drifting: {drifting}.", LOWER_RATE])
-        return Diagnosis("none", [_all_clear(cells, probes), *_not_probed(probes)])
+            evidence = f"the training is drifting, a parameter passed the guide's threshold of 20{drifting}"
+            return Diagnosis("optimiser", sentences_of("optimiser", evidence, []))
+        return Diagnosis(
+            "none", [_all_clear(cells, probes), *([] if probes else ["The probes did not run."])]
+        )
     failing = {key: {cell[key] for cell in failed} for key in AXES}
     ran = {key: {cell[key] for cell in cells} for key in AXES}
     only = {key: failing[key] for key in failing if failing[key] != ran[key]}
@@ -95,11 +142,8 @@ def by_matrix(cells: Sequence[Row], probes: Sequence[Row], tested: str, referenc
         cause, reason = "shared", f"{tested} and {reference} both fail"
     else:
         cause = "optimiser"
-        reason = (
-            "kernels, objective and input are clean, and a training still failed: learning rate or clipping"
-        )
-    sentences = [f"The cause is {CAUSES[cause]}: {reason}.", *matrix_sentences(cells)]
-    return Diagnosis(cause, sentences, [f"{failed[0]['message']}."])
+        reason = "kernels, objective and input are clean, and a training still failed"
+    return Diagnosis(cause, sentences_of(cause, reason, cells), [f"{failed[0]['message']}."])
 
 
 def _all_clear(cells: Sequence[Row], probes: Sequence[Row]) -> str:
@@ -112,16 +156,52 @@ def _all_clear(cells: Sequence[Row], probes: Sequence[Row]) -> str:
     return f"Nothing was found. Looked at: {', '.join(looked)}."
 
 
-def _not_probed(probes: Sequence[Row]) -> list[str]:
-    return [] if probes else ["The probes did not run."]
+def matrix_sentences(cells: Sequence[Row]) -> list[str]:
+    """How many trainings of each half of the matrix failed, and repeats that ended with different weights."""
+    if not cells:
+        return []
+    trainings = plural(len(cells), "training")
+    failed = sum(cell["outcome"] == "failed" for cell in cells)
+    if not failed:
+        return [f"None of {trainings} of the matrix failed.", *repeat_sentences(cells)]
+    parts = []
+    for key, name in AXES.items():
+        for value in sorted({cell[key] for cell in cells}, key=str):
+            half = [cell for cell in cells if cell[key] == value]
+            parts.append(f"{name}{value} {sum(c['outcome'] == 'failed' for c in half)}/{len(half)}")
+    return [f"{failed} of {trainings} of the matrix failed ({', '.join(parts)}).", *repeat_sentences(cells)]
 
 
-def _evidence(dirty: list[Row], cause: str) -> list[str]:
-    """A race and a boundary fault dirty the kernel's probes too: all of them are evidence."""
-    causes = IN_KERNEL if cause in (*IN_KERNEL, "shared") else (cause,)
-    rows = [row for row in dirty if row["cause"] in causes]
-    return [f"{row['probe']}{_of(row)}: {row['text']}." for row in rows]
+def repeat_sentences(cells: Sequence[Row]) -> list[str]:
+    """Trainings with the same seed, batches and backend that ended with different weights."""
+    ends: dict[tuple[Any, ...], set[Any]] = {}
+    for cell in cells:
+        if cell["outcome"] == "passed":
+            key = (cell["backend"], cell["lengths"], cell["reg"], cell["order"])
+            ends.setdefault(key, set()).add(cell.get("weights"))
+    moved = [key for key, weights in ends.items() if len(weights) > 1]
+    if not moved:
+        return []
+    names = " and ".join(sorted({str(key[0]) for key in moved}))
+    return [
+        f"{len(moved)} of {plural(len(ends), 'repeated training')} ended with different weights, all on "
+        f"{names}: the same input gives different bits."
+    ]
 
 
-def _of(row: Row) -> str:
-    return f" ({row['backend']})" if row["backend"] else ""
+def outgrown(cells: Sequence[Row], limit: float) -> str:
+    """The training whose parameters passed a limit by most, as the end of a clause; "" if none did."""
+    sizes = {
+        max(cell["transition_max"], cell["duration_max"]): cell
+        for cell in cells
+        if cell.get("transition_max") is not None and cell.get("duration_max") is not None
+    }
+    largest = max(sizes, default=0.0)
+    if largest <= limit:
+        return ""
+    cell = sizes[largest]
+    trail = [step["loss"] for step in cell.get("trail", ()) if "loss" in step]
+    losses = f", the loss went from {trail[0]:.4g} to {trail[-1]:.4g}" if trail else ""
+    rate = f" at the learning rate {cell['lr']:g}" if cell.get("lr") else ""
+    steps = plural(cell["step"], "step")
+    return f"{rate}: after {steps} the largest parameter is {largest:.4g}{losses}"

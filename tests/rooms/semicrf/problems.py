@@ -30,7 +30,6 @@ def random_problem(
     *,
     scale: float = 1.0,
     masked: float = 0.0,
-    by_duration: bool = False,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     tilt: float = 0.0,
@@ -45,9 +44,8 @@ def random_problem(
     def normal(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape, generator=g, dtype=torch.float64) * scale).to(dtype)
 
-    shape = (longest, labels, labels) if by_duration else (labels, labels)
-    transition = normal(*shape)
-    forbidden = torch.rand(shape, generator=g) < masked
+    transition = normal(labels, labels)
+    forbidden = torch.rand(labels, labels, generator=g) < masked
     transition = torch.where(forbidden, torch.full_like(transition, -math.inf), transition)
     lengths = torch.randint(1, frames + 1, (batch,), generator=g)
     lengths[0] = frames
@@ -67,14 +65,13 @@ def extended_problem(
     longest: int,
     labels: int,
     *,
-    kind: str = "shared",
     terms: tuple[str, ...] = (),
     masked: float = 0.0,
     soft: float = 0.0,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Problem:
-    """A random problem with a transition by `kind` ("shared", "duration", "frame") and terms of its segments.
+    """A random problem with terms of its segments.
 
     A share `masked` of all values but frames, starts and ends is -inf; a fifth pays the penalty `soft`.
     """
@@ -85,7 +82,6 @@ def extended_problem(
         value = value - soft * (torch.rand(shape, generator=g) < 0.2)
         return torch.where(torch.rand(shape, generator=g) < masked, -math.inf, value).to(dtype)
 
-    shape = {"shared": (), "duration": (longest,), "frame": (batch, frames)}[kind]
     plain = random_problem(batch, frames, longest, labels, seed=seed, dtype=dtype)
     given = {
         "seg_start_BTC": normal(batch, frames, labels) if "start" in terms else None,
@@ -93,7 +89,7 @@ def extended_problem(
         "segment_BTKC": normal(batch, frames, longest, labels) if "segment" in terms else None,
     }
     return make_problem(
-        **{**inputs_of(plain), "transition_CC": normal(*shape, labels, labels), **given}  # type: ignore[arg-type]
+        **{**inputs_of(plain), "transition_CC": normal(labels, labels), **given}  # type: ignore[arg-type]
     )
 
 

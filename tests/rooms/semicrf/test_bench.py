@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import semicrf, semicrf_durations, semicrf_long  # noqa: E402
+from bench import semicrf, semicrf_long  # noqa: E402
 from bench.semicrf import Contender  # noqa: E402
 from bench.table import taken  # noqa: E402
 
@@ -102,26 +101,3 @@ def test_long_runs_on_a_small_shape_and_tells_its_accuracy(monkeypatch, capsys):
     semicrf_long.main()
     told = capsys.readouterr().out
     assert "(1, 60, 7, 3)" in told and "steps x" in told and "worst mass error float32" in told
-
-
-def test_a_gain_is_told_with_its_interval_and_only_where_zero_is_outside():
-    mean, half = semicrf_durations.paired([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert mean == 3.0 and half == pytest.approx(2.776 * (2.5 / 5) ** 0.5)
-    gain = semicrf_durations.sentence([(0.50, 0.40), (0.52, 0.40), (0.48, 0.36), (0.55, 0.44), (0.5, 0.4)])
-    assert gain == "linear 51.0, semi-CRF 40.0, difference -11.0 (95 % -12.2 to -9.8)"
-    assert semicrf_durations.sentence([(0.5, 0.4), (0.4, 0.5), (0.5, 0.4), (0.4, 0.5), (0.5, 0.5)]).endswith(
-        "; 0 is inside: it does not show"
-    )
-
-
-def test_the_benchs_corpus_has_no_gold_segment_beyond_k(monkeypatch, capsys):
-    sound = semicrf_durations.config_of
-
-    def least(encoder, seed):
-        return msgspec.structs.replace(sound(encoder, seed), utterances=8, epochs=1, hidden_dim=4, phones=4)
-
-    monkeypatch.setattr(semicrf_durations, "config_of", least)
-    monkeypatch.setattr(semicrf_durations, "SEEDS", range(5))
-    semicrf_durations.main()
-    told = capsys.readouterr().out
-    assert told.count("no gold segment exceeds K") == 2 and told.count("difference") == 5

@@ -69,7 +69,7 @@ def checked(tmp_path, **ran):
 def test_a_check_names_the_backend_that_was_the_default_and_what_it_left_out(tmp_path):
     passed, left = checked(tmp_path / "a", auto="native", torch="torch")
     assert passed == "All 2 checks of auto (native), torch passed on this device."
-    assert left.startswith("Not covered by this run: any other device, transitions by duration or frame, ")
+    assert left.startswith("Not covered by this run: any other device, scores of single segments, ")
     assert "Not covered by this run: torch, any other device, " in checked(tmp_path / "b", auto="native")[1]
 
 
@@ -105,7 +105,7 @@ def test_a_diagnosis_says_what_ran_and_what_it_did_not_cover(tmp_path):
     assert told[0] == "Nothing was found. Looked at: a probe."
     assert told[-1].startswith(
         "Covered: native and torch on this CPU, the loss and its gradient. "
-        "Not covered: the compiled form for GPUs, decoding, sampling, "
+        "Not covered: the compiled form for GPUs, decoding, sampling; "
     )
     plain = diagnosed(tmp_path / "b", tested="torch", reference="naive", device="cpu")[-1]
     assert "Covered: naive and torch on this CPU" in plain and "Not covered: the compiled form, " in plain

@@ -9,7 +9,6 @@ import pytest
 
 from lab.core.gpu import Gpu
 from lab.core.plan import Site
-from lab.errors import GpuError
 from lab.rooms.semicrf.config import PRESETS, CheckConfig, DiagnoseConfig, TrainConfig
 from lab.rooms.semicrf.options import train_config
 from lab.rooms.semicrf.plan import CHECK, TRAIN, plan_check, plan_diagnose, plan_train
@@ -34,13 +33,6 @@ def test_one_step_per_head_and_backend():
 def test_the_plans_config_is_what_the_workload_reads():
     plan = plan_train(TrainConfig(crf_reg=0.5), CPU)
     assert msgspec.json.decode(plan.inputs[TRAIN], type=TrainConfig).crf_reg == 0.5
-
-
-def test_several_ranks_start_through_torchrun_and_need_as_many_gpus():
-    (step,) = plan_train(TrainConfig(models=["semicrf"], ranks=2), NVIDIA).steps
-    assert "torch.distributed.run" in step.argv and step.num_gpus == 2
-    with pytest.raises(GpuError, match="3 ranks"):
-        plan_train(TrainConfig(ranks=3), NVIDIA)
 
 
 @pytest.mark.parametrize("site", [CPU, NVIDIA])

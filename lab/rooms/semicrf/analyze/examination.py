@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lab.core.run import Run
-from lab.rooms.semicrf.analyze.outcome import outcome_of
-from lab.rooms.semicrf.layout import read_json
+from lab.rooms.semicrf.layout import outcome_of, read_json
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Trainings as tables: of a run of `train` or `compare`, or of comparisons that lab did not make."""
+"""Trainings as tables, of a run of `train` or `compare`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pandas as pd
 
 from lab.core.run import Run
 from lab.errors import BadDataError
-from lab.rooms.semicrf.analyze.outcome import outcome_of
-from lab.rooms.semicrf.layout import HEADS, comparisons, read_json
+from lab.rooms.semicrf.layout import HEADS, outcome_of, read_json
 
 RESULT_COLUMNS = [
     *("model", "backend", "status", "reason"),
@@ -60,7 +59,8 @@ def read_trainings(run: Run) -> Trainings:
         elif status != "skipped":
             missing.append(f"{step.name}: {reason}")
         results.append(row)
-    return _tables(results, epochs, durations, raw, missing)
+    frames = _frame(results, RESULT_COLUMNS), _frame(epochs, EPOCH_COLUMNS), pd.DataFrame(durations)
+    return Trainings(*frames, raw, missing)
 
 
 def read_epochs(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
@@ -77,25 +77,6 @@ def read_epochs(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
             if number != len(lines):
                 raise BadDataError(f"not an epoch: {error}", location=f"{path}:{number}") from error
             missing.append(f"{path.parent.name}: the last line of epochs.jsonl is cut short")
-
-
-def read_recordings(folder: Path) -> Trainings:
-    """Comparisons in the benchmark's own JSON, whoever made them."""
-    results, durations, raw = [], [], {}
-    for path, content in comparisons(folder).items():
-        for key, model in HEADS.items():
-            record = content.get(key)
-            if not isinstance(record, dict):
-                continue
-            case = {"model": model, "backend": path.stem}
-            row = {**case, "status": "ok", "reason": "", "file": path.name}
-            try:
-                results.append({**row, **_recorded(record)})
-                durations += list(_durations(case, record["duration_stats"]))
-            except (KeyError, TypeError, AttributeError) as error:
-                raise BadDataError(f"{key} lacks {error}", location=path) from error
-            raw[f"{path.stem}/{key}"] = record
-    return _tables(results, [], durations, raw, [])
 
 
 def comparison(run: Run, trainings: Trainings) -> dict[str, Any]:
@@ -115,41 +96,22 @@ def comparison(run: Run, trainings: Trainings) -> dict[str, Any]:
 
 
 def _result(result: dict[str, Any]) -> dict[str, Any]:
+    test = result["test"]
     return {
-        **_recorded({**result, **result["test"]}),
+        **{name: test[name] for name in ("phone_error_rate", "boundary_f1", "segment_f1", "duration_kl")},
+        "boundary_f1_2": test["boundary_f1_tolerances"]["2"],
+        "epoch_time_s": result["training_time_per_epoch"],
+        "total_time_s": result["total_training_time"],
+        "inference_time_s": result["inference_time"],
         "peak_mem_bytes": result["peak_memory_bytes"],
         "best_epoch": result["best_epoch"],
         "device": result["device_name"],
     }
 
 
-def _recorded(result: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "phone_error_rate": result["phone_error_rate"],
-        "boundary_f1": result["boundary_f1"],
-        "boundary_f1_2": result["boundary_f1_tolerances"]["2"],
-        "segment_f1": result["segment_f1"],
-        "duration_kl": result.get("duration_kl"),
-        "epoch_time_s": result["training_time_per_epoch"],
-        "total_time_s": result["total_training_time"],
-        "inference_time_s": result["inference_time"],
-    }
-
-
 def _durations(case: dict[str, str], stats: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for phone, row in stats["per_phone"].items():
         yield {**case, "phone": phone, **row}
-
-
-def _tables(
-    results: list[dict[str, Any]],
-    epochs: list[dict[str, Any]],
-    durations: list[dict[str, Any]],
-    raw: dict[str, dict[str, Any]],
-    missing: list[str],
-) -> Trainings:
-    frames = _frame(results, RESULT_COLUMNS), _frame(epochs, EPOCH_COLUMNS), pd.DataFrame(durations)
-    return Trainings(*frames, raw, missing)
 
 
 def _frame(rows: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:

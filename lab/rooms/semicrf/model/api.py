@@ -14,32 +14,22 @@ error. Gradients have the dtype of their input. The same on every backend:
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+import math
+import operator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import autograd, decoding, information, log_domain, naive
+from lab.rooms.semicrf.model import autograd, log_domain, naive, paths
 from lab.rooms.semicrf.model.autograd import Alarm, uncompiled
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
-from lab.rooms.semicrf.model.problem import MAX_LABELS, NAMES, Posteriors, Problem, make_problem
+from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
 BACKENDS = ("naive", "torch", "native", "auto")
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def spelt_out(function: F) -> F:
-    """For `help`: the model's arguments, which these functions pass on, by their names."""
-    signature = inspect.signature(function)
-    options = [option for option in signature.parameters.values() if option.kind is option.KEYWORD_ONLY]
-    model = list(inspect.signature(make_problem).parameters.values())[: 1 + len(NAMES)]
-    terms = [term.replace(kind=term.KEYWORD_ONLY) for term in model[4:]]
-    cast(Any, function).__signature__ = signature.replace(parameters=[*model[:4], *options, *terms])
-    return function
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
@@ -48,11 +38,14 @@ def resolve_backend(backend: str, score_BTC: Tensor) -> str:
         raise UsageError(f"no backend {backend!r}", fix=f"one of {', '.join(BACKENDS)}")
     if backend != "auto":
         return backend
-    fits = not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
-    return "native" if fits and native.missing_reason(score_BTC.device.type) is None else "torch"
+    return "native" if fits(score_BTC) and native.missing_reason(score_BTC.device.type) is None else "torch"
 
 
-@spelt_out
+def fits(score_BTC: Tensor) -> bool:
+    """Whether the compiled form for this device takes so many labels."""
+    return not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
+
+
 @uncompiled
 def log_partition(
     score_BTC: Tensor,
@@ -69,7 +62,7 @@ def log_partition(
     `alarm` is called with the expected counts in the backward pass, before they become gradients; an
     exception that it raises ends the pass. The naive form has no counts of its own and calls nothing.
     """
-    kernels = by_kernels(backend, score_BTC, transition_CC, terms)
+    kernels = by_kernels(backend, score_BTC, terms)
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms, for_kernels=kernels)
     resolved = resolve_backend(backend, problem.score_BTC)
     if resolved == "naive":
@@ -77,11 +70,11 @@ def log_partition(
     return autograd.log_partition(engine_for(resolved, problem), alarm, problem)
 
 
-def by_kernels(backend: str, score_BTC: Tensor, transition: Tensor, terms: dict[str, Tensor | None]) -> bool:
+def by_kernels(backend: str, score_BTC: Tensor, terms: dict[str, Tensor | None]) -> bool:
     """Whether the kernels of native/cuda.py compute this alone: `Problem.plain`, and no transform."""
-    if not (isinstance(score_BTC, Tensor) and score_BTC.is_cuda and isinstance(transition, Tensor)):
+    if not (isinstance(score_BTC, Tensor) and score_BTC.is_cuda):
         return False
-    plain = terms.keys() <= {"start_C", "end_C"} and (score_BTC.dim(), transition.dim()) == (3, 2)
+    plain = terms.keys() <= {"start_C", "end_C"} and score_BTC.dim() == 3
     return plain and not autograd.transforming() and resolve_backend(backend, score_BTC) == "native"
 
 
@@ -90,7 +83,6 @@ def engine_for(backend: str, problem: Problem) -> Any:
     return native.engine_for(problem.score_BTC) if backend == "native" and problem.plain else log_domain
 
 
-@spelt_out
 @uncompiled
 def posteriors(*model: Any, backend: str = "auto", **terms: Any) -> Posteriors:
     """log Z and all expected counts, differentiable in every float input; see `Posteriors`."""
@@ -100,13 +92,11 @@ def posteriors(*model: Any, backend: str = "auto", **terms: Any) -> Posteriors:
     return autograd.posteriors(engine, problem).clamped()
 
 
-@spelt_out
 def marginals(*model: Any, backend: str = "auto", **terms: Any) -> Tensor:
     """posterior_BTC: the probability that frame t lies in a segment of label c; zero in the padding."""
     return posteriors(*model, backend=backend, **terms).label_BTC
 
 
-@spelt_out
 @uncompiled
 def viterbi(*model: Any, backend: str = "auto", **terms: Any) -> tuple[Tensor, list[list[Segment]]]:
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
@@ -116,10 +106,24 @@ def viterbi(*model: Any, backend: str = "auto", **terms: Any) -> tuple[Tensor, l
     problem = _decodable(*model, **terms)
     if backend == "naive":
         return naive.viterbi(problem)
-    return decoding.viterbi(problem, resolve_backend(backend, problem.score_BTC))
+    device = problem.score_BTC.device
+    compiled = resolve_backend(backend, problem.score_BTC) == "native" and fits(problem.score_BTC)
+    if compiled and problem.plain:
+        best_B, ends_BT = native.engine_for(problem.score_BTC).best(problem)  # raises what is missing
+        return torch.from_numpy(best_B).to(device), [segments_of(ends_T) for ends_T in ends_BT]
+    tops = [pairs[0] if pairs else (-math.inf, []) for pairs in paths.best(problem, 1)]
+    scores_B = torch.tensor([score for score, _ in tops], dtype=torch.float64, device=device)
+    return scores_B, [path for _, path in tops]
 
 
-@spelt_out
+def segments_of(ends_T: np.ndarray) -> list[Segment]:
+    """(start, end exclusive, label) from label + 1 where a segment ends with a frame, else 0."""
+    (last_N,) = ends_T.nonzero()
+    ends = (last_N + 1).tolist()
+    labels = (ends_T[last_N].astype(np.int64) - 1).tolist()
+    return list(zip([0, *ends], ends, labels, strict=False))
+
+
 @uncompiled
 def sample(
     *model: Any,
@@ -131,13 +135,19 @@ def sample(
     """`samples` exact, independent draws for each sequence: lists of (start, end exclusive, label).
 
     Random numbers come from `generator`, or torch's own stream (torch.manual_seed): each call draws anew,
-    and equal sequences of a batch are drawn apart. An infeasible sequence gets empty draws. "naive" is torch.
+    and equal sequences of a batch are drawn apart. An infeasible sequence gets empty draws. Every backend
+    draws by the torch form.
     """
     problem = _decodable(*model, **terms)
-    return decoding.sample(problem, samples, generator, resolve_backend(backend, problem.score_BTC))
+    resolve_backend(backend, problem.score_BTC)
+    samples = operator.index(samples)
+    if samples < 0:
+        raise UsageError(f"samples must not be negative, got {samples}")
+    device = "cpu" if generator is None else generator.device
+    seed = int(torch.randint(2**62, (1,), generator=generator, device=device))
+    return paths.sample(problem, samples, seed)
 
 
-@spelt_out
 @uncompiled
 def kbest(
     *model: Any, count: int = 5, backend: str = "auto", **terms: Any
@@ -145,20 +155,44 @@ def kbest(
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist.
 
     Ties: read from the sequence's end, the smaller label, then the smaller duration where they differ first.
-    "naive" is torch here.
+    Every backend ranks by the torch form.
     """
     problem = _decodable(*model, **terms)
-    return decoding.best(problem, count, resolve_backend(backend, problem.score_BTC))
+    resolve_backend(backend, problem.score_BTC)
+    count = operator.index(count)
+    if count < 1:
+        raise UsageError(f"count must be at least 1, got {count}")
+    return paths.best(problem, count)
 
 
-@spelt_out
 @uncompiled
 def entropy(*model: Any, backend: str = "auto", **terms: Any) -> Tensor:
     """H (B,) in nats of the distribution over segmentations, float64, differentiable; 0 where nothing is
     feasible.
     """
-    problem = information.doubled(make_problem(*model, **terms))
-    return information.entropy(problem, posteriors(**problem.arguments(), backend=backend))
+    problem = doubled(make_problem(*model, **terms))
+    return entropy_of(problem, posteriors(**problem.arguments(), backend=backend))
+
+
+def doubled(problem: Problem) -> Problem:
+    """In float64: differences of float32 sums have few digits left. The problem itself if it is."""
+    if all(value.dtype == torch.float64 for value in problem.floats()):
+        return problem
+    return problem.with_floats([value.double() for value in problem.floats()])
+
+
+def entropy_of(problem: Problem, posteriors: Posteriors) -> Tensor:
+    """log Z less the expected score (B,); what has probability zero adds nothing, so -inf is an ordinary
+    score. Digits are lost as in any difference: the rounding is some 1e-16 times the largest score times the
+    frames. What it takes below 0 is left out, and the gradient stays.
+    """
+    expected_B = torch.zeros_like(posteriors.log_z_B)
+    for score, count in zip(problem.floats(), posteriors.counts(problem), strict=True):
+        used = torch.where(count == 0, torch.zeros_like(count), score.double())
+        expected_B = expected_B + (used * count).flatten(1).sum(1)
+    infeasible_B = torch.isneginf(posteriors.log_z_B.detach())
+    entropy_B = posteriors.log_z_B.masked_fill(infeasible_B, 0.0) - expected_B.masked_fill(infeasible_B, 0.0)
+    return torch.where(entropy_B < 0, entropy_B - entropy_B.detach(), entropy_B)
 
 
 def _decodable(*model: Any, **terms: Any) -> Problem:

@@ -29,6 +29,13 @@ from lab.rooms.semicrf.model.problem import (
     onto,
     whole_lengths,
 )
+from lab.rooms.semicrf.model.segments import (
+    gold_score,
+    index_in_segment,
+    reject_labels,
+    reject_two_labels,
+    run_starts,
+)
 from lab.rooms.semicrf.model.validation.points import Validator, backend_name
 from lab.rooms.semicrf.model.validation.watch import CRFWatch
 
@@ -360,101 +367,3 @@ def labelled_lengths(labels_BT: Tensor, ignore_index: int) -> Tensor | None:
     if transforming() or bool(labelled_BT[:, -1].all()):
         return None
     return (labelled_BT * torch.arange(1, frames + 1, device=labels_BT.device)).amax(1)
-
-
-def reject_labels(labels_BT: Tensor, lengths_B: Tensor | None, classes: int) -> None:
-    """Raise ValueError for the first label of a sequence that is out of range."""
-    if transforming():
-        return
-    wrong_BT = (labels_BT < 0) | (labels_BT >= classes)
-    if lengths_B is not None:
-        wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)
-    if bool(wrong_BT.any()):
-        b, t = wrong_BT.nonzero()[0].tolist()
-        raise ValueError(
-            f"label {int(labels_BT[b, t])} at b={b} t={t} is not in [0, {classes}): frames without a label "
-            "can only be left out at the end of a sequence; log_prob_partial takes unknown labels"
-        )
-
-
-def reject_two_labels(labels_BT: Tensor, starts_BT: Tensor, lengths_B: Tensor | None) -> None:
-    """Raises ValueError where a label changes inside a segment.
-
-    Nothing is read on a GPU, which would wait, nor in torch.func, which takes no branch.
-    """
-    if starts_BT.is_cuda or transforming():
-        return
-    wrong_BT = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:]
-    if lengths_B is not None:
-        wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)[:, 1:]
-    if bool(wrong_BT.any()):
-        b, t = wrong_BT.nonzero()[0].tolist()
-        raise ValueError(
-            f"labels change inside a gold segment [first b={b} t={t + 1}]: mark that frame in starts, "
-            "or leave starts out, and segments are maximal runs of labels"
-        )
-
-
-def gold_score(
-    score_BTC: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    labels_BT: Tensor,
-    starts_BT: Tensor,
-    lengths_B: Tensor | None,
-    *,
-    start_C: Tensor | None = None,
-    end_C: Tensor | None = None,
-    seg_start_BTC: Tensor | None = None,
-    seg_end_BTC: Tensor | None = None,
-    segment_BTKC: Tensor | None = None,
-) -> Tensor:
-    """(B,) float64: the score of the segmentation that labels and segment starts describe; segments are at
-    most K long.
-
-    No loop and no read-back: a segment's duration is the index of its last frame within it.
-    """
-    whole_B = labels_BT.new_full((len(labels_BT),), labels_BT.shape[1])
-    lengths_B = whole_B if lengths_B is None else onto(lengths_B, labels_BT.device)
-    frame_T = torch.arange(labels_BT.shape[1], device=labels_BT.device)
-    inside_BT, last_BT = frame_T < lengths_B[:, None], frame_T == lengths_B[:, None] - 1
-    labels_BT = torch.where(inside_BT, labels_BT, torch.zeros_like(labels_BT))
-    starts_BT = starts_BT & inside_BT
-    ends_BT = last_BT | (torch.cat([starts_BT[:, 1:], torch.zeros_like(starts_BT[:, :1])], 1) & inside_BT)
-    index_BT = index_in_segment(starts_BT).clamp(max=duration_KC.shape[0] - 1)
-    previous_BT = torch.cat([labels_BT[:, :1], labels_BT[:, :-1]], dim=1)
-
-    def of_label(value_BTC: Tensor) -> Tensor:
-        return value_BTC.gather(2, labels_BT[..., None])[..., 0]
-
-    terms = [
-        (of_label(score_BTC), inside_BT),
-        (duration_KC[index_BT, labels_BT], ends_BT),
-        (transition_CC[previous_BT, labels_BT], starts_BT & (frame_T > 0)),
-    ]
-    terms += [] if start_C is None else [(start_C[labels_BT], inside_BT & (frame_T == 0))]
-    terms += [] if end_C is None else [(end_C[labels_BT], last_BT)]
-    terms += [] if seg_start_BTC is None else [(of_label(seg_start_BTC), starts_BT)]
-    terms += [] if seg_end_BTC is None else [(of_label(seg_end_BTC), ends_BT)]
-    if segment_BTKC is not None:
-        row_B1 = torch.arange(len(labels_BT), device=labels_BT.device)[:, None]
-        terms.append((segment_BTKC[row_B1, frame_T - index_BT, index_BT, labels_BT], ends_BT))
-    total_B = torch.zeros_like(whole_B, dtype=torch.float64)
-    for value_BT, where_BT in terms:  # a choice, not a product: -inf times 0 would be NaN
-        forbidden_BT = value_BT <= highest_forbidden(value_BT.dtype)
-        value_BT = value_BT.double().masked_fill(forbidden_BT, -torch.inf)
-        total_B = total_B + torch.where(where_BT, value_BT, torch.zeros_like(value_BT)).sum(dim=1)
-    return total_B
-
-
-def run_starts(labels_BT: Tensor) -> Tensor:
-    """(B, T) bool: where the label differs from the frame before."""
-    leading = torch.ones_like(labels_BT[:, :1], dtype=torch.bool)
-    return torch.cat([leading, labels_BT[:, 1:] != labels_BT[:, :-1]], dim=1)
-
-
-def index_in_segment(starts_BT: Tensor) -> Tensor:
-    """(B, T): how many frames each frame lies after the start of its segment."""
-    frame_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)
-    begun_BT = torch.where(starts_BT, frame_T, torch.zeros_like(frame_T)).cummax(dim=1).values
-    return frame_T - begun_BT

@@ -20,7 +20,7 @@ TOLERATED_FRAMES = 100_000
 
 
 def tolerance_of(dtype: torch.dtype, frames: int) -> float:
-    """The allowed error after so many frames; types that are no float64 compute in float32."""
+    """The allowed error after so many frames; all types but float64 compute in float32."""
     allowed = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
     return float(allowed * max(1.0, frames / TOLERATED_FRAMES) ** 0.5)
 
@@ -76,9 +76,8 @@ def imbalance(problem: Problem, posteriors: Posteriors) -> Tensor:
     starts_BTC, ends_BTC, label_BTC = posteriors.starts_BTC, posteriors.ends_BTC, posteriors.label_BTC
     lasting_BC = posteriors.duration_BKC.sum(1, dtype=torch.float64)
     begun_BC, ended_BC = (count.sum(1, dtype=torch.float64) for count in (starts_BTC, ends_BTC))
-    crossed_BCC = posteriors.transition.sum(1) if posteriors.transition.dim() == 4 else posteriors.transition
-    into_BC = crossed_BCC.sum(1, dtype=torch.float64) + starts_BTC[:, 0]
-    from_BC = crossed_BCC.sum(2, dtype=torch.float64) + posteriors.end_BC(problem.lengths_B)
+    into_BC = posteriors.transition.sum(1, dtype=torch.float64) + starts_BTC[:, 0]
+    from_BC = posteriors.transition.sum(2, dtype=torch.float64) + posteriors.end_BC(problem.lengths_B)
     size_BC = begun_BC.clamp(min=1)
     errors = [
         posteriors.mass_error_B,
@@ -91,14 +90,6 @@ def imbalance(problem: Problem, posteriors: Posteriors) -> Tensor:
     ]
     low_B, high_B = label_BTC.flatten(1).aminmax(dim=1)
     errors += [torch.relu(high_B.double() - 1), torch.relu(-low_B.double())]
-    if problem.per_frame:
-        # At each inner boundary transitions lead into what starts and from what ends.
-        into_BTC, from_BTC = posteriors.transition.sum(2) - starts_BTC, posteriors.transition.sum(3)
-        inner_BT = torch.arange(1, starts_BTC.shape[1], device=starts_BTC.device) < problem.lengths_B[:, None]
-        from_BTC[:, 1:] -= ends_BTC[:, :-1] * inner_BT[..., None]
-        for lacking_BTC in (into_BTC, from_BTC):
-            lacking_BTC[:, 0] = 0  # nothing leads into the first frame
-            errors.append(lacking_BTC.abs().amax((1, 2)))
     if posteriors.segment_BTKC is not None:
         per_duration, per_start = posteriors.segment_BTKC.sum(1), posteriors.segment_BTKC.sum(2)
         errors += [

@@ -5,7 +5,7 @@ Transitions do not depend on the duration, so they are applied once per boundary
     gamma[s, c] = logsumexp over c' of alpha[s, c'] + transition[c', c]                   (start[c] at s = 0)
     alpha[t, c] = logsumexp over k of gamma[t-k, c] + duration[k, c] + frames t-k+1..t of c
 
-With transitions that depend on the duration, gamma has one row per k: O(T K C^2). Real -inf, no epsilon, no
+Real -inf, no epsilon, no
 clamp. Messages are shifted by their maximum each frame, and frames by theirs; no sum spans more than one
 segment. This form is also what others fall back to where a product of theirs may have underflowed, and what
 autograd differentiates for second derivatives: nothing in `walk` is changed in place.
@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
-from lab.rooms.semicrf.model.terms import Terms, canonical
+from lab.rooms.semicrf.model.terms import Terms
 
 LINE = 8
 """Labels are padded to a multiple of this by forbidden ones: libraries sum rows of other sizes in an order
@@ -40,7 +40,7 @@ class State:
     terms: Terms
     log_z_B: Tensor
     alpha_TBC: Tensor
-    gamma_TXBC: Tensor
+    gamma_TBC: Tensor
     frame_TBC: Tensor
 
 
@@ -94,14 +94,13 @@ def walk(problem: Problem) -> State:
     batch, frames, longest, _ = problem.shape
     top_TB = finite_or_zero(terms.frame_TBC.detach().amax(-1))
     level_TBC = terms.frame_TBC - top_TB[..., None]
-    window = level_TBC.new_zeros(0, terms.transition.shape[2], *level_TBC.shape[1:])
+    window = level_TBC.new_zeros(0, *level_TBC.shape[1:])
     alphas, gammas = [torch.full_like(level_TBC[0], -float("inf"))], [terms.first()]
     moved, shifts = [], []
     for t in range(frames):
         # Row k-1: what left boundary t+1-k, plus its frames so far.
         window = torch.cat([gammas[t][None], window[: longest - 1]])
-        coming = window[:, 0] if window.shape[1] == 1 else window.diagonal().permute(2, 0, 1)
-        arrived_BKC = by_batch(coming + terms.arriving(t + 1, len(coming)))
+        arrived_BKC = by_batch(window + terms.arriving(t + 1, len(window)))
         alpha_BC = logsumexp(arrived_BKC, 1) + level_TBC[t]
         alpha_BC = terms.closed(alpha_BC, t)
         shifts.append(finite_or_zero(alpha_BC.detach().amax(-1)))
@@ -127,9 +126,8 @@ def forward(problem: Problem, keep: bool = True) -> State:
 
 
 def onward(terms: Terms, alpha_BC: Tensor, t: int) -> Tensor:
-    """gamma: what goes on from boundary t, (X, B, C)."""
-    sent = logsumexp(alpha_BC[:, None, :, None] + terms.crossing(t), 2)
-    return terms.opened(sent.transpose(0, 1), t)
+    """gamma: what goes on from boundary t, (B, C)."""
+    return terms.opened(logsumexp(alpha_BC[:, :, None] + terms.transition, 1), t)
 
 
 @torch.no_grad()
@@ -148,17 +146,15 @@ def backward(state: State) -> Posteriors:
     labels = ends_TBC.shape[2]
     duration = ends_TBC.new_zeros(longest, batch, labels)
     segment = None if problem.segment_BTKC is None else ends_TBC.new_zeros(batch, frames, longest, labels)
-    crossed = ends_TBC.new_zeros(batch, *crossed_shape(terms.problem))
+    crossed = ends_TBC.new_zeros(batch, labels, labels)
     for t in range(frames, 0, -1):
         final_BC = shares(state.alpha_TBC[t] + terms.end_C, -1)
         finishes = (problem.lengths_B == t) & feasible_B
         ends_TBC[t - 1] += torch.where(finishes[:, None], final_BC, torch.zeros_like(final_BC))
-        if not problem.by_duration and t < frames:
-            into = (
-                shares(state.alpha_TBC[t][:, :, None] + terms.crossing(t)[:, 0], 1) * starts_TBC[t][:, None]
-            )
+        if t < frames:
+            into = shares(state.alpha_TBC[t][:, :, None] + terms.transition, 1) * starts_TBC[t][:, None]
             ends_TBC[t - 1] += into.sum(-1)
-            (crossed[:, t] if problem.per_frame else crossed).add_(into)
+            crossed += into
         reach = min(longest, t)
         arrived_BKC = by_batch(_window(state, t, reach) + terms.arriving(t, reach))
         split_KBC = shares(arrived_BKC, 1).transpose(0, 1) * ends_TBC[t - 1]
@@ -168,8 +164,6 @@ def backward(state: State) -> Posteriors:
         if segment is not None:
             shorter_K = torch.arange(reach, device=segment.device)
             segment[:, t - 1 - shorter_K, shorter_K] = split_KBC.transpose(0, 1)
-        if problem.by_duration:
-            _cross(state, t, split_KBC, ends_TBC, crossed)
     labels = problem.shape[3]
     by_time = (label_TBC, starts_TBC, ends_TBC, duration)
     label_BTC, starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in by_time)
@@ -187,48 +181,26 @@ def backward(state: State) -> Posteriors:
     )
 
 
-def crossed_shape(problem: Problem) -> tuple[int, ...]:
-    """Of one sequence's transition counts: (C, C), (K, C, C) or (T, C, C)."""
-    _, frames, longest, labels = problem.shape
-    leading = (longest,) if problem.by_duration else (frames,) if problem.per_frame else ()
-    return (*leading, labels, labels)
-
-
 def _window(state: State, t: int, reach: int) -> Tensor:
     """Row k-1: what came in at boundary t-k, plus its frames up to t; (reach, B, C)."""
     content_KBC = state.frame_TBC[t - reach : t].flip(0).cumsum(0)
-    if state.gamma_TXBC.shape[1] == 1:
-        return state.gamma_TXBC[t - reach : t, 0].flip(0) + content_KBC
-    shorter_K = torch.arange(reach, device=content_KBC.device)
-    return state.gamma_TXBC[t - 1 - shorter_K, shorter_K] + content_KBC
-
-
-def _cross(state: State, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed: Tensor) -> None:
-    """With transitions by duration, each duration's mass has its own shares of the labels before."""
-    transition = state.terms.crossing(t)  # the same at every boundary
-    for k in range(1, len(split_KBC) + 1):
-        if k == t:
-            continue  # the first segment pays no transition
-        weight_BCC = shares(state.alpha_TBC[t - k][:, :, None] + transition[:, k - 1], 1)
-        into = weight_BCC * split_KBC[k - 1][:, None]
-        ends_TBC[t - k - 1] += into.sum(-1)
-        crossed[:, k - 1] += into
+    return state.gamma_TBC[t - reach : t].flip(0) + content_KBC
 
 
 def differentiable_posteriors(problem: Problem) -> Posteriors:
     """log Z and all counts as derivatives by each sequence's scores, which autograd differentiates."""
     batch, frames, longest, labels = problem.shape
     new = problem.score_BTC.new_zeros
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(("score_BTC", "seg_start_BTC", "seg_end_BTC"), (batch, frames, labels)),
         "duration_KC": (batch, longest, labels),
-        "transition": (batch, *canonical(problem.transition).shape[1:]),
+        "transition": (batch, labels, labels),
     }
     if problem.segment_BTKC is not None:
         shapes["segment_BTKC"] = (batch, frames, longest, labels)
     steps = [new(shape, dtype=torch.float64) for shape in shapes.values()]
     values = {name: getattr(problem, name) for name in shapes} | {
-        "transition": canonical(problem.transition),
+        "transition": problem.transition[None],
         "duration_KC": problem.duration_KC[None],
     }
 
@@ -254,7 +226,7 @@ def differentiable_posteriors(problem: Problem) -> Posteriors:
         by_name["seg_start_BTC"],
         by_name["seg_end_BTC"],
         by_name["duration_KC"],
-        by_name["transition"].reshape(batch, *crossed_shape(problem)),
+        by_name["transition"],
         *mass(label_BTC.detach(), problem.lengths_B, log_z_B.detach()),
         segment_BTKC=by_name.get("segment_BTKC"),
     )

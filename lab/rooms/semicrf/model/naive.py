@@ -47,8 +47,7 @@ def _log_partition_of(problem: Problem, b: int, over: Sum) -> Tensor:
                 arcs.append(segment_C + start_C)
             else:
                 before_C1 = alpha[s - 1][:, None]
-                into_CC = transition_score(problem, b, s, t).double()
-                arcs.append(segment_C + over(before_C1 + into_CC, 0))
+                arcs.append(segment_C + over(before_C1 + problem.transition.double(), 0))
         alpha.append(over(torch.stack(arcs), 0))
     return over(alpha[-1] + end_C, 0)
 
@@ -63,13 +62,6 @@ def segment_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
     if problem.segment_BTKC is not None:
         total_C = total_C + problem.segment_BTKC[b, s, t - s - 1].double()
     return total_C
-
-
-def transition_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
-    """The transition (C, C) into a segment over the frames s..t-1 of sequence `b`."""
-    if problem.per_frame:
-        return problem.transition[b, s]
-    return problem.transition[t - s - 1] if problem.by_duration else problem.transition
 
 
 @torch.enable_grad()
@@ -99,7 +91,7 @@ def _counts_of(problem: Problem, over: Sum = logsumexp) -> list[Tensor]:
     if bool(torch.isfinite(log_z)):
         used = torch.autograd.grad(log_z, values, allow_unused=True)
         grads = [zero if grad is None else grad for zero, grad in zip(grads, used, strict=True)]
-    shared = {"duration_KC"} if problem.per_frame else {"duration_KC", "transition"}
+    shared = {"duration_KC", "transition"}
     counts = [grad[None] if name in shared else grad for name, grad in zip(names, grads, strict=True)]
     return [log_z.detach()[None], *counts]
 
@@ -124,7 +116,7 @@ def path_terms(problem: Problem, b: int, path: Sequence[Segment]) -> Iterator[Te
         yield problem.score_BTC[b, start:end, label].double()
         yield segment_score(problem, b, start, end)[label]
         if previous is not None:
-            yield transition_score(problem, b, start, end).double()[previous, label]
+            yield problem.transition[previous, label].double()
         previous = label
 
 

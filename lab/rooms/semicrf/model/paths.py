@@ -1,11 +1,9 @@
-"""Segmentations instead of sums: the best one, the k best, and draws from the model. Float64, log domain.
+"""Segmentations instead of sums: the best, the k best, and draws from the model. Float64, log domain.
 
 Only the messages are stored; the label before each segment is recomputed on the way back.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import Problem
-from lab.rooms.semicrf.model.terms import Terms, canonical
+from lab.rooms.semicrf.model.terms import Terms
 
 
 def best(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]]:
@@ -22,14 +20,21 @@ def best(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]
 
     The factorised recursion with lists of the `count` best for sums, O(T (C^2 + K C)) of them.
     """
+    _, frames, _, labels = problem.shape
+    # No sequence has more segmentations; after 64 frames their number is beyond any count.
+    count = min(count, labels * (labels + 1) ** (min(frames, 64) - 1))
     alpha, ended, entered = best_messages(problem, count)
     rows = torch.arange(problem.shape[0], device=alpha.device)
     final_BCN = (alpha[problem.lengths_B, :, rows] + problem.end_C.double()).transpose(1, 2)
-    score_BN, at_BN = largest(final_BCN.flatten(1), count, 1)
+    score_BN, code_BN = largest(final_BCN.flatten(1), count, 1)
     tables = (ended.cpu().numpy(), entered.cpu().numpy())
-    sequences = zip(problem.lengths_B.tolist(), score_BN.tolist(), at_BN.tolist(), strict=True)
+    sequences = zip(problem.lengths_B.tolist(), score_BN.tolist(), code_BN.tolist(), strict=True)
     return [
-        [(score, way_back(*tables, b, t, at)) for score, at in zip(*lists, strict=True) if score > -np.inf]
+        [
+            (score, way_back(*tables, b, t, code))
+            for score, code in zip(*lists, strict=True)
+            if score > -np.inf
+        ]
         for b, (t, *lists) in enumerate(sequences)
     ]
 
@@ -37,8 +42,8 @@ def best(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]
 def best_messages(problem: Problem, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """alpha (T+1, N, B, C): the N best scores up to a boundary, in descending order, -inf past the last; and
     where they came from. `ended` (T, N, B, C), of boundaries 1 to T: (duration - 1) * N + the rank in what
-    the last segment began from. `entered` (T, X, N, B, C), of the same boundaries, for what goes on from
-    there: label * N + rank. X as in `Terms`.
+    the last segment began from. `entered` (T, N, B, C), of the same boundaries, for what goes on from
+    there: label * N + rank.
     """
     batch, frames, longest, labels = problem.shape
     terms = Terms(problem)
@@ -47,9 +52,8 @@ def best_messages(problem: Problem, count: int) -> tuple[Tensor, Tensor, Tensor]
     coming_codes = torch.arange(longest * count, dtype=torch.int32, device=pending.device)
     coming_codes = coming_codes.view(longest, count, 1, 1).expand(-1, -1, batch, labels)
     alpha, entered = [torch.full_like(pending[0], -float("inf"))], []
-    first_XBC = terms.first()
-    gamma = first_XBC.new_full((len(first_XBC), *pending.shape[1:]), -float("inf"))
-    gamma[:, 0] = first_XBC
+    gamma = torch.full_like(pending[0], -float("inf"))
+    gamma[0] = terms.first()
     for t in range(frames):
         window, codes = pending[t : t + longest], taken[t : t + longest]
         coming = gamma + terms.lasting(t)[:, None]
@@ -58,11 +62,11 @@ def best_messages(problem: Problem, count: int) -> tuple[Tensor, Tensor, Tensor]
         codes.copy_(torch.cat([coming_codes, codes], 1).gather(1, indices))
         window.copy_(value + terms.frame_TBC[t])
         alpha.append(terms.closed(window[0], t).clone())
-        crossing = terms.crossing(t + 1).transpose(2, 3)[..., None]
-        sent = (alpha[-1].permute(1, 2, 0)[:, None, None] + crossing).flatten(3)  # (B, X, C, C' N)
-        value, indices = largest(sent, count, 3)
-        gamma = terms.opened(value.permute(1, 3, 0, 2), t + 1)
-        entered.append(indices.permute(1, 3, 0, 2).int())
+        crossing = terms.transition.transpose(1, 2)[..., None]
+        sent = (alpha[-1].permute(1, 2, 0)[:, None] + crossing).flatten(2)  # (B, C, C' N)
+        value, indices = largest(sent, count, 2)
+        gamma = terms.opened(value.permute(2, 0, 1), t + 1)
+        entered.append(indices.permute(2, 0, 1).int())
     return torch.stack(alpha), taken[:frames], torch.stack(entered)
 
 
@@ -76,7 +80,7 @@ def largest(value: Tensor, count: int, dim: int) -> tuple[Tensor, Tensor]:
 
 def way_back(ended: np.ndarray, entered: np.ndarray, b: int, t: int, code: int) -> list[Segment]:
     """From label * N + rank at boundary `t`."""
-    _, ways, count, _, _ = entered.shape
+    count = entered.shape[1]
     path: list[Segment] = []
     while True:
         label, rank = divmod(code, count)
@@ -85,67 +89,50 @@ def way_back(ended: np.ndarray, entered: np.ndarray, b: int, t: int, code: int) 
         t -= 1 + index
         if t == 0:
             return path[::-1]
-        code = int(entered[t - 1, min(index, ways - 1), rank, b, label])
-
-
-Into = Callable[[int, int], np.ndarray]
-"""(C, C) into a segment that starts with frame s and has k frames."""
-
-
-def into(problem: Problem, b: int) -> Into:
-    """Transitions of sequence `b` on the CPU."""
-    row = slice(b, b + 1) if problem.per_frame else slice(None)
-    table_TKCC = canonical(problem.transition)[row][0].detach().double().cpu().numpy()
-    frame, duration = int(problem.per_frame), int(problem.by_duration)
-    return lambda s, k: np.asarray(table_TKCC[s * frame, (k - 1) * duration])
+        code = int(entered[t - 1, rank, b, label])
 
 
 def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]]]:
-    """Draw backwards: the last label, then for each segment its duration and the label before it."""
-    return [
-        [draw.path(stream(seed, b, number)) for number in range(samples)]
-        for b, draw in enumerate(_Draw(problem.rows([b])) for b in range(problem.shape[0]))
-    ]
+    """Draw backwards: the last label, then for each segment its duration and the label before it.
+
+    All draws of all sequences take their steps together. An infeasible sequence has empty draws.
+    """
+    batch, _, longest, labels = problem.shape
+    state = log_domain.forward(problem)
+    alpha_TBC, gamma_TBC, frame_TBC = (
+        value.cpu().numpy()[..., :labels] for value in (state.alpha_TBC, state.gamma_TBC, state.frame_TBC)
+    )
+    named = zip(problem.names(), problem.floats(), strict=True)
+    model = {name: value.detach().double().cpu().numpy() for name, value in named}
+    dice = np.random.default_rng(seed)
+    feasible_B = torch.isfinite(state.log_z_B).cpu().numpy()
+    paths: list[list[Segment]] = [[] for _ in range(batch * samples)]
+    walker = np.flatnonzero(np.repeat(feasible_B, samples))
+    end = problem.lengths_B.cpu().numpy()[walker // samples]
+    label = drawn(alpha_TBC[end, walker // samples] + model["end_C"], dice)
+    shorter_K = np.arange(longest)
+    while len(walker):
+        b = walker // samples
+        start_WK = end[:, None] - 1 - shorter_K
+        first_WK = start_WK.clip(0)
+        content_WK = frame_TBC[first_WK, b[:, None], label[:, None]].cumsum(1)
+        weight_WK = gamma_TBC[first_WK, b[:, None], label[:, None]] + content_WK
+        weight_WK += model["duration_KC"][:, label].T
+        if "segment_BTKC" in model:
+            weight_WK += model["segment_BTKC"][b[:, None], first_WK, shorter_K, label[:, None]]
+        start = end - 1 - drawn(np.where(start_WK < 0, -np.inf, weight_WK), dice)
+        for index, *segment in np.stack([walker, start, end, label], 1).tolist():
+            paths[index].append((segment[0], segment[1], segment[2]))
+        inner = start > 0
+        walker, b, end, label = walker[inner], b[inner], start[inner], label[inner]
+        if len(walker):
+            label = drawn(alpha_TBC[end, b] + model["transition"].T[label], dice)
+    return [[path[::-1] for path in paths[b * samples : (b + 1) * samples]] for b in range(batch)]
 
 
-def stream(seed: int, b: int, number: int) -> np.random.Generator:
-    """Random numbers of one draw of one sequence."""
-    return np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, b, number]))
-
-
-class _Draw:
-    """Exact draws for one sequence from its log messages."""
-
-    def __init__(self, problem: Problem) -> None:
-        state = log_domain.forward(problem)
-        self.feasible = bool(torch.isfinite(state.log_z_B[0]))
-        self.alpha = state.alpha_TBC[:, 0].cpu().numpy()
-        self.gamma = state.gamma_TXBC[:, :, 0].cpu().numpy()
-        self.frame = state.frame_TBC[:, 0].cpu().numpy()
-        self.terms, self.into = state.terms, into(state.terms.problem, 0)
-        self.longest, self.end = problem.shape[2], state.terms.end_C.cpu().numpy()
-        self.length = int(problem.lengths_B[0])
-
-    def path(self, random: np.random.Generator) -> list[Segment]:
-        if not self.feasible:
-            return []
-        path: list[Segment] = []
-        t, label = self.length, pick(self.alpha[self.length] + self.end, random)
-        while True:
-            reach = min(self.longest, t)
-            content = self.frame[t - reach : t, label][::-1].cumsum()
-            lasted = self.terms.arriving(t, reach)[:, 0, label].cpu().numpy()
-            durations = np.arange(1, reach + 1)
-            entered = self.gamma[t - durations, (durations - 1) % self.gamma.shape[1], label]
-            k = 1 + pick(entered + content + lasted, random)
-            path.append((t - k, t, label))
-            t -= k
-            if t == 0:
-                return path[::-1]
-            label = pick(self.alpha[t] + self.into(t, k)[:, label], random)
-
-
-def pick(log_weight: np.ndarray, random: np.random.Generator) -> int:
-    """An index drawn by its log weight; one with -inf never is."""
-    mass = np.exp(log_weight - log_weight.max()).cumsum()
-    return int(np.searchsorted(mass, random.random() * mass[-1], side="right"))
+def drawn(log_weight_WN: np.ndarray, dice: np.random.Generator) -> np.ndarray:
+    """An index of each row, drawn by its log weight; one with -inf never is."""
+    mass_WN = np.exp(log_weight_WN - log_weight_WN.max(1, keepdims=True)).cumsum(1)
+    share_W1 = (1 - dice.random((len(mass_WN), 1))) * mass_WN[:, -1:]  # above 0
+    index: np.ndarray = (mass_WN < share_W1).sum(1)
+    return index

@@ -3,9 +3,7 @@
 Segments (s, t, c) tile a sequence of length L (`lengths_B`; T where it is None): label c, frames s+1..t,
 duration k = t - s in 1..K. The score of a segmentation is the sum over its segments of the frames' scores of
 c, `score_BTC`, and `duration_KC[k-1, c]`, plus `transition_CC[i, j]` between neighbouring segments, plus
-`start_C` of the first and `end_C` of the last label. The first segment has no transition. A transition may
-also depend on the duration k of the segment it leads to (`[k-1, i, j]`, (K, C, C)) or on the sequence and
-that segment's first frame, counted from 0 (`[b, s, i, j]`, (B, T, C, C), whose row s = 0 is not read). Three
+`start_C` of the first and `end_C` of the last label. The first segment has no transition. Three
 more terms are optional: `seg_start_BTC[b, s, c]` of segments whose first frame is s, `seg_end_BTC[b, t-1, c]`
 of those whose last frame is t-1, and `segment_BTKC[b, s, k-1, c]` of one segment.
 
@@ -40,12 +38,12 @@ sum of frames has no digits left behind the fifth."""
 
 @dataclass(frozen=True)
 class Problem:
-    """One batch, checked: score (B, T, C), duration (K, C), lengths (B,) int64, start and end (C,).
+    """One batch, checked: score (B, T, C), transition (C, C), duration (K, C), lengths (B,) int64, start and
+    end (C,).
 
-    `transition` is (C, C), (K, C, C) or (B, T, C, C). The terms of single segments are None where not given.
-    Counts are derivatives by each sequence's model: for them duration is (B, K, C) and transition
-    (B, T or 1, K or 1, C, C). Numbers and lengths are `admitted`, but not for the CUDA kernels, which look at
-    them on their way.
+    The terms of single segments are None where not given. Counts are derivatives by each sequence's model:
+    for them duration is (B, K, C) and transition (B, C, C). Numbers and lengths are `admitted`, but not for
+    the CUDA kernels, which look at them on their way.
     """
 
     score_BTC: Tensor
@@ -65,19 +63,9 @@ class Problem:
         return batch, frames, self.duration_KC.shape[-2], labels
 
     @property
-    def by_duration(self) -> bool:
-        """Whether the transition depends on the duration."""
-        return self.transition.dim() == 3 or (self.transition.dim() == 5 and self.transition.shape[2] > 1)
-
-    @property
-    def per_frame(self) -> bool:
-        """Whether the transition depends on the frame."""
-        return self.transition.dim() == 4 or (self.transition.dim() == 5 and self.transition.shape[1] > 1)
-
-    @property
     def plain(self) -> bool:
-        """Whether the model has a (C, C) transition and no terms of single segments: what is compiled."""
-        return self.transition.dim() == 2 and self.names() == FLOATS[:5]
+        """Whether the model has no terms of single segments: what is compiled."""
+        return self.names() == FLOATS[:5]
 
     def names(self) -> tuple[str, ...]:
         """The differentiable inputs that are given, in the order of their gradients."""
@@ -102,7 +90,7 @@ class Problem:
         """The same model over some sequences of the batch, by their numbers or a mask."""
         index = torch.as_tensor(numbers, device=self.lengths_B.device)
         per_sequence = ["score_BTC", "lengths_B", *self.names()[5:]]
-        per_sequence += ["transition"] if self.transition.dim() > 3 else []
+        per_sequence += ["transition"] if self.transition.dim() > 2 else []
         per_sequence += ["duration_KC"] if self.duration_KC.dim() > 2 else []
         return replace(self, **{name: getattr(self, name)[index] for name in per_sequence})
 
@@ -120,7 +108,7 @@ class Posteriors:
     - `starts_BTC[b, t, c]`: a segment of c starts with frame t; `ends_BTC`: ends with it;
       `label_BTC`: covers it.
     - `duration_BKC`: expected segments of duration k+1 and label c.
-    - `transition`: (B, C, C), (B, K, C, C), or (B, T, C, C) where the transition depends on the frame.
+    - `transition`: (B, C, C), each pair of neighbours.
     - `segment_BTKC`: the probability of each segment, (B, T, K, C); None unless segments have scores of
       their own.
     - `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed; inf for NaN, 0 where
@@ -207,12 +195,9 @@ def make_problem(
         raise UsageError(f"score must not be empty, got shape {tuple(score_BTC.shape)}")
     if duration_KC.dim() != 2 or duration_KC.shape[1] != labels or duration_KC.shape[0] < 1:
         raise UsageError(f"duration must be (K, {labels}), got {tuple(duration_KC.shape)}")
-    longest, pairs = duration_KC.shape[0], (labels, labels)
-    if tuple(transition_CC.shape) not in {pairs, (longest, *pairs), (batch, frames, *pairs)}:
-        raise UsageError(
-            f"transition must be (C, C), (K, C, C) or (B, T, C, C) with B={batch}, T={frames}, K={longest}, "
-            f"C={labels}, got {tuple(transition_CC.shape)}"
-        )
+    longest = duration_KC.shape[0]
+    if tuple(transition_CC.shape) != (labels, labels):
+        raise UsageError(f"transition must be ({labels}, {labels}), got {tuple(transition_CC.shape)}")
     if not score_BTC.is_floating_point():
         raise UsageError(f"score must be floating point, got {score_BTC.dtype}")
     if start_C is None or end_C is None:
@@ -281,18 +266,16 @@ def refuse(problem: Problem, name: str) -> None:
 
 
 def read(problem: Problem, name: str) -> Tensor:
-    """The values of an input in float64, with 0 where no sequence looks: in the padding, in the transition
-    into the first frame, in segments beyond the end.
+    """The values of an input in float64, with 0 where no sequence looks: in the padding, and in segments
+    beyond the end.
     """
     value: Tensor = getattr(problem, name).detach().double()
-    if name in FLOATS[2:5] or (name == "transition" and not problem.per_frame):
+    if name in FLOATS[1:5]:
         return value
-    frame_T = torch.arange(value.shape[1], device=value.device)
     inside_BT = inside(problem.shape[1], problem.lengths_B)
     looked = inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2))
-    if name == "transition":
-        looked = looked & (frame_T > 0)[:, None, None]
     if name == "segment_BTKC":
+        frame_T = torch.arange(value.shape[1], device=value.device)
         last_TK = frame_T[:, None] + torch.arange(value.shape[2], device=value.device)
         looked = looked & (last_TK < problem.lengths_B[:, None, None])[..., None]
     return torch.where(looked, value, torch.zeros_like(value))

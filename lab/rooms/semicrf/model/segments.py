@@ -1,4 +1,4 @@
-"""Segmentations as users give them, and the score of one: checked, then one gather per kind of score."""
+"""Segmentations as users give them, and the score of one: one gather per kind of score."""
 
 from __future__ import annotations
 
@@ -8,31 +8,23 @@ import torch
 from torch import Tensor
 
 from lab.errors import UsageError
+from lab.rooms.semicrf.model.autograd import transforming
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import Problem
+from lab.rooms.semicrf.model.problem import Problem, highest_forbidden, inside, onto
 
 Segmentation = Sequence[Segment]
 
 
-def listed(
-    value: Tensor | Sequence[Segmentation],
-    starts_BT: Tensor | None,
-    problem: Problem,
-    infeasible: list[bool],
-) -> list[list[Segment]]:
-    """The segments of each sequence, checked: they tile it, or are none of an infeasible one. UsageError."""
+def marked(value: Sequence[Segmentation], problem: Problem, infeasible: list[bool]) -> tuple[Tensor, Tensor]:
+    """(labels, starts), (B, T), of one segmentation of each sequence, which tiles it, or is empty where
+    nothing is feasible. Raises UsageError.
+    """
     batch, frames, _, labels = problem.shape
-    lengths = problem.lengths_B.tolist()
-    if isinstance(value, Tensor):
-        for name, marks in (("labels", value), ("starts", starts_BT)):
-            if marks is not None and (tuple(marks.shape) != (batch, frames) or marks.is_floating_point()):
-                raise UsageError(f"{name} must be {(batch, frames)}, got {marks.dtype} {tuple(marks.shape)}")
-        value = segments_of(value, starts_BT, lengths)
-    elif starts_BT is not None:
-        raise UsageError("starts belong to labels: segments have their own")
     if len(value) != batch:
         raise UsageError(f"one segmentation per sequence: got {len(value)} for {batch}")
-    for b, (path, length) in enumerate(zip(value, lengths, strict=True)):
+    labels_BT = torch.zeros(batch, frames, dtype=torch.int64, device="cpu")
+    starts_BT = torch.zeros(batch, frames, dtype=torch.bool, device="cpu")
+    for b, (path, length) in enumerate(zip(value, problem.lengths_B.tolist(), strict=True)):
         cursor = 0
         for start, end, label in path:
             if any(int(number) != number for number in (start, end, label)):
@@ -42,63 +34,107 @@ def listed(
                     f"sequence {b}: segment ({start}, {end}, {label}) does not continue a tiling at frame "
                     f"{cursor} with a label in 0..{labels - 1}"
                 )
-            cursor = end
+            if end <= length:
+                labels_BT[b, int(start) : int(end)], starts_BT[b, int(start)] = int(label), True
+            cursor = int(end)
         if cursor != length and not (infeasible[b] and not path):
             raise UsageError(f"sequence {b}: its segments cover {cursor} of {length} frames")
-    return [[(int(start), int(end), int(label)) for start, end, label in path] for path in value]
+    return labels_BT, starts_BT
 
 
-def segments_of(labels_BT: Tensor, starts_BT: Tensor | None, lengths: list[int]) -> list[list[Segment]]:
-    """The maximal runs of one label, or what begins where `starts_BT` is True (and with the first frame).
+def reject_labels(labels_BT: Tensor, lengths_B: Tensor | None, classes: int) -> None:
+    """Raise ValueError for the first label of a sequence that is out of range."""
+    if transforming():
+        return
+    wrong_BT = (labels_BT < 0) | (labels_BT >= classes)
+    if lengths_B is not None:
+        wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)
+    if bool(wrong_BT.any()):
+        b, t = wrong_BT.nonzero()[0].tolist()
+        raise ValueError(
+            f"label {int(labels_BT[b, t])} at b={b} t={t} is not in [0, {classes}): frames without a label "
+            "can only be left out at the end of a sequence"
+        )
 
-    Raises UsageError where the label changes inside such a segment.
+
+def reject_two_labels(labels_BT: Tensor, starts_BT: Tensor, lengths_B: Tensor | None) -> None:
+    """Raises ValueError where a label changes inside a segment.
+
+    Nothing is read on a GPU, which would wait, nor in torch.func, which takes no branch.
     """
-    begins_BT = torch.ones_like(labels_BT, dtype=torch.bool)
-    begins_BT[:, 1:] = labels_BT[:, 1:] != labels_BT[:, :-1] if starts_BT is None else starts_BT[:, 1:] != 0
-    paths: list[list[Segment]] = []
-    for labels_T, begins_T, length in zip(labels_BT.tolist(), begins_BT.tolist(), lengths, strict=True):
-        starts = [t for t in range(length) if begins_T[t]]
-        ends = [*starts[1:], length]
-        inside = next((t for t in range(1, length) if not begins_T[t] and labels_T[t] != labels_T[t - 1]), 0)
-        if inside:
-            raise UsageError(
-                f"sequence {len(paths)}: the label changes inside a segment, at frame {inside}",
-                fix="mark that frame in starts, or leave starts out",
-            )
-        paths.append([(s, e, labels_T[s]) for s, e in zip(starts, ends, strict=True)])
-    return paths
+    if starts_BT.is_cuda or transforming():
+        return
+    wrong_BT = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:]
+    if lengths_B is not None:
+        wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)[:, 1:]
+    if bool(wrong_BT.any()):
+        b, t = wrong_BT.nonzero()[0].tolist()
+        raise ValueError(
+            f"labels change inside a gold segment [first b={b} t={t + 1}]: mark that frame in starts, "
+            "or leave starts out, and segments are maximal runs of labels"
+        )
 
 
-def path_scores(problem: Problem, paths: list[list[Segment]]) -> Tensor:
-    """The score of one segmentation of each sequence, (B,) float64, differentiable; -inf beyond K frames."""
-    longest, device = problem.shape[2], problem.score_BTC.device
-    rows = [(b, n, *segment) for b, path in enumerate(paths) for n, segment in enumerate(path)]
-    table = torch.tensor(rows, dtype=torch.int64, device=device).reshape(-1, 5)
-    b, nth, start, end, label = table.unbind(1)
-    final = torch.cat([nth[1:], nth.new_zeros(1)])[: len(nth)] == 0
-    duration = end - start
-    k = duration.clamp(max=longest) - 1
-    total_B = torch.zeros_like(problem.lengths_B, dtype=torch.float64)
-    frames_b = b.repeat_interleave(duration)
-    frames = [t for path in paths if path for t in range(path[-1][1])]
-    frames_t = torch.tensor(frames, dtype=torch.int64, device=device)
-    content = problem.score_BTC[frames_b, frames_t, label.repeat_interleave(duration)]
-    joined = (nth > 0).nonzero()[:, 0]
-    pair = (label[joined - 1], label[joined])
-    row = (b[joined], start[joined]) if problem.per_frame else (k[joined],) if problem.by_duration else ()
-    scores = [
-        (frames_b, content),
-        (b, problem.duration_KC[k, label].masked_fill(duration > longest, -torch.inf)),
-        (b[joined], problem.transition[row + pair]),
-        (b[nth == 0], problem.start_C[label[nth == 0]]),
-        (b[final], problem.end_C[label[final]]),
+def gold_score(
+    score_BTC: Tensor,
+    transition_CC: Tensor,
+    duration_KC: Tensor,
+    labels_BT: Tensor,
+    starts_BT: Tensor,
+    lengths_B: Tensor | None,
+    *,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+    seg_start_BTC: Tensor | None = None,
+    seg_end_BTC: Tensor | None = None,
+    segment_BTKC: Tensor | None = None,
+) -> Tensor:
+    """(B,) float64: the score of the segmentation that labels and segment starts describe; segments are at
+    most K long.
+
+    No loop and no read-back: a segment's duration is the index of its last frame within it.
+    """
+    whole_B = labels_BT.new_full((len(labels_BT),), labels_BT.shape[1])
+    lengths_B = whole_B if lengths_B is None else onto(lengths_B, labels_BT.device)
+    frame_T = torch.arange(labels_BT.shape[1], device=labels_BT.device)
+    inside_BT, last_BT = frame_T < lengths_B[:, None], frame_T == lengths_B[:, None] - 1
+    labels_BT = torch.where(inside_BT, labels_BT, torch.zeros_like(labels_BT))
+    starts_BT = starts_BT & inside_BT
+    ends_BT = last_BT | (torch.cat([starts_BT[:, 1:], torch.zeros_like(starts_BT[:, :1])], 1) & inside_BT)
+    index_BT = index_in_segment(starts_BT).clamp(max=duration_KC.shape[0] - 1)
+    previous_BT = torch.cat([labels_BT[:, :1], labels_BT[:, :-1]], dim=1)
+
+    def of_label(value_BTC: Tensor) -> Tensor:
+        return value_BTC.gather(2, labels_BT[..., None])[..., 0]
+
+    terms = [
+        (of_label(score_BTC), inside_BT),
+        (duration_KC[index_BT, labels_BT], ends_BT),
+        (transition_CC[previous_BT, labels_BT], starts_BT & (frame_T > 0)),
     ]
-    if problem.seg_start_BTC is not None:
-        scores.append((b, problem.seg_start_BTC[b, start, label]))
-    if problem.seg_end_BTC is not None:
-        scores.append((b, problem.seg_end_BTC[b, end - 1, label]))
-    if problem.segment_BTKC is not None:
-        scores.append((b, problem.segment_BTKC[b, start, k, label]))
-    for row_n, value_n in scores:
-        total_B = total_B.index_add(0, row_n, value_n.double())
+    terms += [] if start_C is None else [(start_C[labels_BT], inside_BT & (frame_T == 0))]
+    terms += [] if end_C is None else [(end_C[labels_BT], last_BT)]
+    terms += [] if seg_start_BTC is None else [(of_label(seg_start_BTC), starts_BT)]
+    terms += [] if seg_end_BTC is None else [(of_label(seg_end_BTC), ends_BT)]
+    if segment_BTKC is not None:
+        row_B1 = torch.arange(len(labels_BT), device=labels_BT.device)[:, None]
+        terms.append((segment_BTKC[row_B1, frame_T - index_BT, index_BT, labels_BT], ends_BT))
+    total_B = torch.zeros_like(whole_B, dtype=torch.float64)
+    for value_BT, where_BT in terms:  # a choice, not a product: -inf times 0 would be NaN
+        forbidden_BT = value_BT <= highest_forbidden(value_BT.dtype)
+        value_BT = value_BT.double().masked_fill(forbidden_BT, -torch.inf)
+        total_B = total_B + torch.where(where_BT, value_BT, torch.zeros_like(value_BT)).sum(dim=1)
     return total_B
+
+
+def run_starts(labels_BT: Tensor) -> Tensor:
+    """(B, T) bool: where the label differs from the frame before."""
+    leading = torch.ones_like(labels_BT[:, :1], dtype=torch.bool)
+    return torch.cat([leading, labels_BT[:, 1:] != labels_BT[:, :-1]], dim=1)
+
+
+def index_in_segment(starts_BT: Tensor) -> Tensor:
+    """(B, T): how many frames each frame lies after the start of its segment."""
+    frame_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)
+    begun_BT = torch.where(starts_BT, frame_T, torch.zeros_like(frame_T)).cummax(dim=1).values
+    return frame_T - begun_BT

@@ -5,20 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model.problem import Problem, inside, masked
+from lab.rooms.semicrf.model.problem import Problem, masked
 
 
 class Terms:
-    """The log scores that a message meets on its way; one of a single segment that is not given is no step.
+    """The log scores that a message meets on its way; one of a single segment that is not given is skipped.
 
     A message leaves boundary t (`first` or `onward`, which includes the score of a start there) for segments
-    of 1..K frames (`lasting`), gathers the frames, and arrives at the boundary after frame t (`closed`). What
-    leaves is (X, B, C): X is K where the transition depends on the duration of the segment, else 1.
+    of 1..K frames (`lasting`), gathers the frames, and arrives at the boundary after frame t (`closed`).
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.inside_TB = inside(problem.shape[1], problem.lengths_B).t()
         self.frame_TBC = masked(problem, problem.score_BTC).transpose(0, 1).contiguous()
         self.opens_TBC, self.closes_TBC = (
             None if value is None else masked(problem, value).transpose(0, 1).contiguous()
@@ -27,12 +25,13 @@ class Terms:
         duration = problem.duration_KC if problem.duration_KC.dim() == 3 else problem.duration_KC[None]
         self.duration_KBC = duration.double().transpose(0, 1)  # (K, 1, C) where all sequences share it
         self.start_C, self.end_C = problem.start_C.double(), problem.end_C.double()
-        self.transition = canonical(problem.transition)
+        transition = problem.transition if problem.transition.dim() == 3 else problem.transition[None]
+        self.transition = transition.double()  # (B or 1, C, C)
 
     def first(self) -> Tensor:
-        """gamma at boundary 0, (X, B, C)."""
+        """gamma at boundary 0, (B, C)."""
         batch, _, _, labels = self.problem.shape
-        return self.opened(self.start_C.expand(self.transition.shape[2], batch, labels), 0)
+        return self.opened(self.start_C.expand(batch, labels), 0)
 
     def opened(self, gamma: Tensor, t: int) -> Tensor:
         """With the score of segments that start with frame t; after the last frame there is none."""
@@ -53,15 +52,6 @@ class Terms:
         segment_KBC = segment[:, t].double().transpose(0, 1)
         return self.duration_KBC + torch.where(fits_KB[..., None], segment_KBC, torch.zeros_like(segment_KBC))
 
-    def crossing(self, t: int) -> Tensor:
-        """The transition into segments that start with frame t: (B or 1, X, C, C)."""
-        if not self.problem.per_frame:
-            return self.transition[:, 0].double()
-        row = min(t, len(self.inside_TB) - 1)
-        into = self.transition[:, row].double()
-        within = (self.inside_TB[row] & (row > 0)).view(-1, 1, 1, 1)  # row 0 is not read
-        return torch.where(within, into, torch.zeros_like(into))
-
     def arriving(self, t: int, reach: int) -> Tensor:
         """The score of each duration of a segment that ends at boundary t: (reach, B or 1, C)."""
         segment = self.problem.segment_BTKC
@@ -71,12 +61,3 @@ class Terms:
         segment_KBC = segment[:, t - 1 - shorter_K, shorter_K].double().transpose(0, 1)
         inside_B1 = (t <= self.problem.lengths_B)[:, None]
         return self.duration_KBC[:reach] + torch.where(inside_B1, segment_KBC, torch.zeros_like(segment_KBC))
-
-
-def canonical(transition: Tensor) -> Tensor:
-    """(B or 1, T or 1, K or 1, C, C), a view."""
-    if transition.dim() == 5:
-        return transition
-    if transition.dim() == 4:
-        return transition[:, :, None]
-    return transition[None, None] if transition.dim() == 3 else transition[None, None, None]

@@ -16,9 +16,9 @@ QUESTION = "Do this device's kernels agree with float64 from the definition?"
 FOOTNOTES = ("Limits are those of docs/semicrf.md; the reference is float64 from the definition.",)
 NEVER = (
     "any other device",
-    "transitions by duration or frame",
     "scores of single segments",
     "second derivatives",
+    "k best, draws and entropy, which run in torch",
     "float16 and bfloat16",
     "more than 3,000 frames",
 )

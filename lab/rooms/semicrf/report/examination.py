@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure as Drawing
 
 from lab.core.run import Run
 from lab.core.words import plural
-from lab.report.parts import Card, Files, Page, Points, Section, Table
+from lab.report.figures import Cell, cell_grid, save
+from lab.report.parts import Block, Card, Figure, Files, Page, Points, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf import verdict as verdicts
 from lab.rooms.semicrf.analyze.examination import Examination
 from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, short_numbers
-from lab.rooms.semicrf.report.matrix import cell_frame, matrix_blocks
 
 QUESTION = "Why does this semi-CRF give NaN, or drift: kernel, shared code, boundaries, objective or input?"
 KERNEL_ALONE = "Not covered: shapes, dtypes and devices that no probe has, decoding, loss and training."
@@ -26,6 +27,12 @@ FOOTNOTES = (
     "A race that did not show in any run is not found. The linter shows that the objective is a probability, "
     "not that it is a good one.",
 )
+
+COLUMNS = (
+    *("backend", "lengths", "reg", "order", "repeat"),
+    *("outcome", "step", "message", "transition_max", "duration_max", "weights"),
+)
+LEGEND = {"passed": "ok", "failed": "fail", "different bits": "warn"}
 
 
 def examination(
@@ -97,7 +104,7 @@ def _not_covered(examined: Examination) -> str:
     place = "CPU" if examined.device == "cpu" else "GPU"
     return (
         f"Covered: {' and '.join(sorted(ran))} on this {place}, the loss and its gradient. "
-        f"Not covered: {', '.join([*left, 'decoding', 'sampling', 'transitions by duration'])}; "
+        f"Not covered: {', '.join([*left, 'decoding', 'sampling'])}; "
         "lab run semicrf check compares the decoding and the forms of its device with float64."
     )
 
@@ -128,3 +135,56 @@ def _cards(examined: Examination, verdict: verdicts.Diagnosis) -> list[Card]:
     if examined.probes:
         cards.append(Card("Dirty probes", f"{dirty} of {len(examined.probes)}", "tables/probes.csv"))
     return cards
+
+
+def matrix_blocks(
+    cells: list[dict[str, Any]], frame: pd.DataFrame, folder: Path, fixed: int | None
+) -> list[Block]:
+    """The picture and the table."""
+    figure = save(_grid(cells), folder, "matrix")
+    length = "none" if fixed is None else plural(fixed, "frame")
+    caption = (
+        f"Each cell is one training. Fixed length: {length}; shorter utterances are left out. Cells of one "
+        "row and order that ended with different weights are marked: same input, different bits."
+    )
+    shown = frame.drop(columns=["weights"])
+    return [
+        Figure(figure, caption, "figures/matrix.png", "tables/matrix.csv"),
+        Table(shown, "Every training of the matrix", "tables/matrix.csv", pills=PILLS, open_rows=16),
+    ]
+
+
+def cell_frame(cells: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame(cells).reindex(columns=list(COLUMNS))
+    return frame
+
+
+def _grid(cells: list[dict[str, Any]]) -> Drawing:
+    rows = list(dict.fromkeys((c["backend"], c["lengths"], c["reg"]) for c in cells))
+    columns = list(dict.fromkeys((c["order"], c["repeat"]) for c in cells))
+    by_key = {(c["backend"], c["lengths"], c["reg"], c["order"], c["repeat"]): c for c in cells}
+
+    def cell(down: int, across: int) -> Cell | None:
+        case = rows[down]
+        training = by_key.get((*case, *columns[across]))
+        if training is None:
+            return None
+        first_repeat = (*case, columns[across][0], 0)
+        text, role = _look(training, by_key[first_repeat])
+        return Cell(text, role, 0.55, training["message"] or "")
+
+    names = [f"{backend}, {lengths}, reg {reg:g}" for backend, lengths, reg in rows]
+    heads = [f"order {order + 1}\nrun {repeat + 1}" for order, repeat in columns]
+    return cell_grid(names, heads, cell, legend=LEGEND)
+
+
+def _look(training: dict[str, Any], reference: dict[str, Any]) -> tuple[str, str]:
+    """Text and colour of a training; `reference` is the first repeat with the same input."""
+    if training["outcome"] == "failed":
+        return f"step {training['step'] + 1}", "fail"
+    if (
+        training["outcome"] == reference["outcome"] == "passed"
+        and training["weights"] != reference["weights"]
+    ):
+        return "different bits", "warn"
+    return training["outcome"], "warn" if training["outcome"] == "skipped" else "ok"

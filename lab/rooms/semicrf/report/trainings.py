@@ -7,17 +7,19 @@ from typing import Any
 
 import msgspec
 import pandas as pd
+from matplotlib.figure import Figure as Drawing
 
 from lab.core.files import write_atomic
 from lab.core.manifest import Kind
 from lab.core.run import Run
-from lab.report.parts import Card, Files, Page, Section, Status
+from lab.report.figures import lines, save
+from lab.report.parts import Block, Card, Figure, Files, Page, Section, Status, Table
 from lab.report.tables import write_csv
+from lab.report.terminal import Heading
 from lab.rooms.semicrf.analyze.trainings import Trainings, comparison
 from lab.rooms.semicrf.layout import COMPARISON
-from lab.rooms.semicrf.matrix import DIVERGED, DRIFT
-from lab.rooms.semicrf.report.common import Findings, finish
-from lab.rooms.semicrf.report.convergence import convergence, duration_blocks, results_table
+from lab.rooms.semicrf.report.common import PILLS, Findings, finish
+from lab.rooms.semicrf.verdict import DIVERGED, DRIFT
 
 QUESTION = "Does a semi-Markov CRF segment better than a linear one, and what do its backends cost?"
 FOOTNOTES = (
@@ -29,6 +31,25 @@ FOOTNOTES = (
     "Time per epoch is the median without the first epoch, which includes compilation. Memory is the peak on "
     "the GPU and that of the host process.",
 )
+TICKS = 12  # epochs named below a figure, at most
+CURVES = {
+    "dev_per": ("PER on the dev split", "Phone error rate on the dev split after each epoch."),
+    "loss": (
+        "training loss per utterance",
+        "Negative log-likelihood per utterance; not comparable between heads, whose segmentations differ.",
+    ),
+}
+RESULT_HEADINGS = {
+    "phone_error_rate": Heading("test PER", ""),
+    "boundary_f1_2": Heading("boundary F1 within 2 frames", ""),
+    "duration_kl": Heading("duration KL", "nats"),
+    "epoch_time_s": Heading("time per epoch", "s"),
+}
+DURATION_HEADINGS = {
+    "mae": Heading("difference of means", "frames"),
+    "ref_mean": Heading("reference mean", "frames"),
+    "pred_mean": Heading("predicted mean", "frames"),
+}
 RISEN = 10.0  # a loss this many times its lowest has left it for good
 SHOWN = [
     *("model", "backend", "status", "phone_error_rate", "boundary_f1", "segment_f1"),
@@ -37,16 +58,15 @@ SHOWN = [
 
 
 def trainings(
-    tables: Trainings, out: Path, title: str, sources: dict[str, dict[str, str]], *, run: Run | None
+    tables: Trainings, out: Path, title: str, sources: dict[str, dict[str, str]], run: Run
 ) -> Findings:
-    """Write the page and its tables; without `run`, of comparisons that lab did not make."""
+    """Write the page and its tables."""
     sections, files = _sections(tables, out)
-    if run is not None and tables.raw:
+    if tables.raw:
         files.append(_write_comparison(run, tables, out))
         entry = Files("The comparison as JSON", [(COMPARISON, "form of the TIMIT benchmark")])
         sections.append(Section("Files", [entry]))
-    synthetic = run is not None and run.manifest.config.get("data") == "synthetic"
-    kind = run.manifest.kind if run is not None else Kind.replayed
+    synthetic, kind = run.manifest.config.get("data") == "synthetic", run.manifest.kind
     finished = tables.results["status"] == "ok"
     words = {judgement(tables.epochs, row)[0] for _, row in tables.results[finished].iterrows()}
     doubtful = tables.missing or any(suspect for suspect, _ in notes(tables))
@@ -88,7 +108,7 @@ def _sentences(tables: Trainings, *, synthetic: bool) -> list[str]:
     finished = tables.results["status"] == "ok"
     ranked = tables.results[finished].sort_values("phone_error_rate", kind="stable")
     if ranked.empty:
-        return ["No training finished, so there is no result.", *tables.missing]
+        return ["No training finished: nothing to compare.", *tables.missing]
     judged = {_case(row): judgement(tables.epochs, row) for _, row in ranked.iterrows()}
     sentences = [f"{case} {text}." for case, (_, text) in judged.items() if text]
     first_case = _case(ranked.iloc[0])
@@ -107,7 +127,6 @@ def _sentences(tables: Trainings, *, synthetic: bool) -> list[str]:
             "chance."
         )
         sentences.append(_epoch_times(ranked))
-    sentences += _same_numbers(ranked)
     sentences += [f"{text}." for _, text in notes(tables)]
     if synthetic:
         sentences.append("The corpus is synthetic: PER says nothing about speech.")
@@ -150,16 +169,6 @@ def _epoch_times(ranked: pd.DataFrame) -> str:
     )
 
 
-def _same_numbers(ranked: pd.DataFrame) -> list[str]:
-    """Backends of one head compute one model, so their PER should agree but for rounding."""
-    sentences = []
-    for model, rows in ranked.groupby("model"):
-        if len(rows) > 1:
-            spread = 100 * (rows["phone_error_rate"].max() - rows["phone_error_rate"].min())
-            sentences.append(f"The backends of {model} end within {spread:.1f} points of PER of each other.")
-    return sentences
-
-
 def _cards(results: pd.DataFrame) -> list[Card]:
     finished = results[results["status"] == "ok"]
     cards = [Card("Trainings", f"{len(finished)} of {len(results)}", "tables/results.csv")]
@@ -175,3 +184,40 @@ def _case(row: Any) -> str:
 
 def _percent(row: Any) -> str:
     return f"{100 * row['phone_error_rate']:.1f} %"
+
+
+def results_table(results: pd.DataFrame) -> Table:
+    """Every head and backend; columns that hold nothing are left out."""
+    memory = {
+        "gpu_peak_mib": results["peak_mem_bytes"] / 2**20,
+        "host_peak_mib": results["peak_rss_bytes"] / 2**20,
+    }
+    shown = results.assign(**memory).drop(columns=["peak_mem_bytes", "peak_rss_bytes"])
+    shown.insert(len(shown.columns) - 1, "file", shown.pop("file"))
+    filled = [name for name in shown if not (shown[name].isna() | (shown[name] == "")).all()]
+    title = "Test split, at the epoch that was best on dev"
+    return Table(shown[filled], title, "tables/results.csv", RESULT_HEADINGS, PILLS)
+
+
+def convergence(epochs: pd.DataFrame, folder: Path) -> list[Block]:
+    """PER on the dev split and the loss, by epoch."""
+    blocks: list[Block] = []
+    for column, (axis, caption) in CURVES.items():
+        figure = save(_epoch_lines(epochs, column, axis), folder, f"convergence_{column}")
+        blocks.append(Figure(figure, caption, f"figures/convergence_{column}.png", "tables/epochs.csv"))
+    return blocks
+
+
+def _epoch_lines(epochs: pd.DataFrame, column: str, axis: str) -> Drawing:
+    case = epochs["model"] + " " + epochs["backend"]
+    wide = epochs.assign(case=case).pivot_table(index="epoch", columns="case", values=column)
+    step = -(-len(wide) // TICKS)
+    positions = [str(int(epoch)) if index % step == 0 else "" for index, epoch in enumerate(wide.index)]
+    return lines(positions, {str(name): wide[name].to_numpy() for name in wide}, across="epoch", axis=axis)
+
+
+def duration_blocks(durations: pd.DataFrame) -> list[Block]:
+    """Mean durations per phone, reference and predicted."""
+    columns = ["model", "backend", "phone", "ref_count", "ref_mean", "pred_count", "pred_mean", "mae"]
+    title = "Durations by phone on the test split"
+    return [Table(durations[columns], title, "tables/durations.csv", DURATION_HEADINGS)]

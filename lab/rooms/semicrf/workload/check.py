@@ -17,11 +17,9 @@ import torch
 
 from lab.rooms.semicrf.config import CheckConfig
 from lab.rooms.semicrf.model.api import resolve_backend
-from lab.rooms.semicrf.workload.checks.accuracy import accuracy, accuracy_long, audit, ledgers
-from lab.rooms.semicrf.workload.checks.decoding import decoding, entropies, further, sampling
-from lab.rooms.semicrf.workload.checks.hostile import hostile, infeasible, one_free_duration
-from lab.rooms.semicrf.workload.checks.invariance import composition, poison, repeats
+from lab.rooms.semicrf.workload.checks.hostile import composition, hostile, infeasible, poison, repeats
 from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row
+from lab.rooms.semicrf.workload.checks.values import accuracy, accuracy_long, audit, decoding, head_loss
 from lab.rooms.semicrf.workload.common import set_up_logging, write_environment
 from lab.workload.rank import choose_device
 from lab.workload.start import read_config, start, write_json
@@ -34,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--backend", required=True)
     args, context = start(parser, argv)
-    set_up_logging(context)
+    set_up_logging()
     device = choose_device(context)
     write_environment(args.out, device, context)
     config = read_config(args.config, CheckConfig)
@@ -60,10 +58,8 @@ def all_checks(subject: Subject) -> Iterator[Row]:
 
 def every_check() -> tuple[Callable[[Subject], Iterator[Row]], ...]:
     return (
-        *(accuracy, accuracy_long, ledgers, audit, decoding, further),
-        *(repeats, composition, poison),
-        *(infeasible, one_free_duration, hostile),
-        *(entropies, sampling),
+        *(accuracy, accuracy_long, audit, head_loss, decoding),
+        *(repeats, composition, poison, infeasible, hostile),
     )
 
 

@@ -18,7 +18,7 @@ from lab.workload.start import write_json
 log = logging.getLogger("lab.semicrf")
 
 
-def set_up_logging(context: RankContext) -> None:
+def set_up_logging() -> None:
     """Log to stdout at the level of PYTHONLOGLEVEL, as the guide promises."""
     level = os.environ.get("PYTHONLOGLEVEL", "INFO").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
@@ -26,7 +26,7 @@ def set_up_logging(context: RankContext) -> None:
             f"PYTHONLOGLEVEL={level!r} is not a valid level", fix="DEBUG, INFO, WARNING or ERROR"
         )
     logging.basicConfig(format="%(levelname)s: %(message)s", stream=sys.stdout, level="WARNING")
-    log.setLevel(level if context.rank == 0 else "ERROR")
+    log.setLevel(level)
 
 
 def write_environment(out: Path, device: torch.device, context: RankContext) -> None:

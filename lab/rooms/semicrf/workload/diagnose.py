@@ -13,24 +13,39 @@ reproducer goes into reproducer/ if a backend is found wrong.
 from __future__ import annotations
 
 import argparse
-import logging
+import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
+from lab.errors import BadDataError, LabError
 from lab.rooms.semicrf.config import PLAINER, DiagnoseConfig
-from lab.rooms.semicrf.model.api import resolve_backend
-from lab.rooms.semicrf.workload.cells import cells, replaced
-from lab.rooms.semicrf.workload.common import set_up_logging, write_environment
-from lab.rooms.semicrf.workload.probing import partition_probes, probes
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.head import SemiCRF
+from lab.rooms.semicrf.workload.cases.case import Case, random_case
+from lab.rooms.semicrf.workload.cases.reproducer import save_reproducer, shrunk
+from lab.rooms.semicrf.workload.cases.solution import difference
+from lab.rooms.semicrf.workload.cells import cells, prepared, replaced
+from lab.rooms.semicrf.workload.common import log, set_up_logging, write_environment
+from lab.rooms.semicrf.workload.corpus.load import load_corpus
+from lab.rooms.semicrf.workload.faults import IN_KERNEL, planted
+from lab.rooms.semicrf.workload.guide import plant_objective
+from lab.rooms.semicrf.workload.probes import Row
+from lab.rooms.semicrf.workload.probes.data import data_probes, score_probes
+from lab.rooms.semicrf.workload.probes.kernel import PADDING, Kernel, kernel_probes
+from lab.rooms.semicrf.workload.probes.linter import objective_probes
+from lab.rooms.semicrf.workload.probes.named import kernel_named
+from lab.rooms.semicrf.workload.training import to_batch
 from lab.workload.rank import choose_device
 from lab.workload.start import read_config, start, write_json
 
-log = logging.getLogger("lab.semicrf")
+PROBED = 4  # sequences of the probed batch
+FRAMES = 60  # and frames of each: float64 from the definition takes a while
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--part", required=True, choices=list(PARTS))
     parser.add_argument("--backend", required=True)
     args, context = start(parser, argv)
-    set_up_logging(context)
+    set_up_logging()
     device = choose_device(context)
     write_environment(args.out, device, context)
     config = read_config(args.config, DiagnoseConfig)
-    tested = resolve_backend(args.backend, torch.zeros(1, 1, 1, device=device))
+    tested = api.resolve_backend(args.backend, torch.zeros(1, 1, 1, device=device))
     config = msgspec.structs.replace(config, train=replaced(config.train, backends=[tested]))
     ran = {"tested": tested, "reference": PLAINER[tested], "device": device.type}
     if config.partition:
@@ -55,6 +70,116 @@ def main(argv: Sequence[str] | None = None) -> None:
 def reference_cells(config: DiagnoseConfig, tested: str, device: torch.device, out: Path) -> dict[str, Any]:
     """The matrix on the plainer backend. Repeats would look for a race in it, which is not the question."""
     return cells(msgspec.structs.replace(config, repeats=1), PLAINER[tested], device, out)
+
+
+def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
+    """All probes, the input's first; if the input is broken the kernels are probed with sound input."""
+    rows: list[Row] = []
+    head = SemiCRF(4, 6, backend=backend)
+    if config.plant == "drift" or config.train.objective == "guide":
+        plant_objective(head)
+    case = given_case(config, rows) if config.case else corpus_case(config, device, rows)
+    rows += objective_probes(head)
+    plant = config.plant if config.plant in IN_KERNEL else None
+    kernel = lab_kernel(backend, device, case, plant)
+    rows += kernel_probes(kernel)
+    if PLAINER[backend] != backend:
+        rows += kernel_probes(lab_kernel(PLAINER[backend], device, case))
+    log_rows(rows)
+    return {"probes": rows, "reproducer": reproduce(kernel, rows, out, backend=backend, plant=plant)}
+
+
+def partition_probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
+    """The probes of the user's own kernel."""
+    kernel = kernel_named(str(config.partition), device)
+    rows = list(kernel_probes(kernel))
+    log_rows(rows)
+    return {"probes": rows, "reproducer": None}
+
+
+def lab_kernel(backend: str, device: torch.device, case: Case, plant: str | None = None) -> Kernel:
+    return Kernel(backend, planted(plant, partial(api.log_partition, backend=backend)), device, case)
+
+
+def log_rows(rows: list[Row]) -> None:
+    for probe in rows:
+        log.info("%-7s %-32s %s", "clean" if probe["clean"] else "DIRTY", probe["probe"], probe["text"])
+
+
+def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[Row]) -> Case:
+    """The network's scores for its first batch, cut to a size that float64 can compute; and their probes."""
+    corpus = load_corpus(config.train)
+    rows += data_probes(corpus, config.train.max_duration)
+    tagger = prepared(config, corpus, "torch", device, 0.0)
+    head: Any = tagger.head
+    head.validator, head.poison_padding = None, False
+    chosen = [u for u in corpus.train[: 4 * PROBED] if len(u.features)][:PROBED]
+    batch = to_batch(chosen, device)
+    with torch.no_grad():
+        score = head.scores(tagger.encoder(batch["features"], batch["lengths"]), batch["lengths"])[:, :FRAMES]
+    case = Case(
+        score.float().cpu(),
+        head.transition_CC.detach().cpu(),
+        head.duration_KC.detach().cpu(),
+        batch["lengths"].clamp(max=FRAMES),
+        head.start_C.detach().cpu(),
+        head.end_C.detach().cpu(),
+    )
+    return sound(case, rows)
+
+
+def given_case(config: DiagnoseConfig, rows: list[Row]) -> Case:
+    case = Case.load(Path(str(config.case)))
+    if case.score_BTC.dim() != 3 or len(case.lengths_B) != len(case.score_BTC):
+        raise BadDataError("the shapes of this case's arrays do not match", location=str(config.case))
+    keep = list(range(min(PROBED, len(case.lengths_B))))
+    return sound(case.rows(keep).cut(FRAMES), rows)
+
+
+def sound(case: Case, rows: list[Row]) -> Case:
+    """The case itself, or one of its shape where its scores are broken: those would blame the kernels."""
+    probes = list(score_probes(case))
+    rows += probes
+    if all(probe["clean"] for probe in probes):
+        return case
+    size, frames, classes = case.score_BTC.shape
+    return random_case(
+        torch.Generator().manual_seed(1), size, frames, len(case.duration_KC), classes, dtype=torch.float32
+    )
+
+
+def reproduce(
+    kernel: Kernel, rows: list[Row], out: Path, *, backend: str, plant: str | None
+) -> dict[str, Any] | None:
+    """The smallest case on which the tested backend is wrong, as files; None if its probes are clean."""
+    dirty = [r for r in rows if not r["clean"] and r["backend"] == kernel.name and r["cause"] != "precision"]
+    if not dirty or kernel.own_case is None:
+        return None
+    padding = PADDING if any(r["cause"] == "boundary" for r in dirty) else 0
+    attempts = 9 if any(r["cause"] == "race" for r in dirty) else 1  # a race shows in one of many runs
+
+    def failure(case: Case) -> str:
+        return next(filter(None, (wrong(case, kernel, padding) for _ in range(attempts))), "")
+
+    if not failure(kernel.own_case):
+        return None
+    small = shrunk(kernel.own_case, lambda case: bool(failure(case)))
+    files = save_reproducer(small, out / "reproducer", backend=backend, plant=plant, padding=padding)
+    return {
+        "files": [f"reproducer/{name}" for name in files],
+        "sequences": len(small.lengths_B),
+        "frames": int(small.lengths_B.max()),
+        "padding": padding,
+        "text": failure(small),
+    }
+
+
+def wrong(case: Case, kernel: Kernel, padding: int) -> str | None:
+    padded = case.padded(padding, math.nan) if padding else case
+    try:
+        return difference(case, kernel.solve(padded))
+    except LabError as error:  # of numbers that a sound kernel does not look at
+        return str(error).splitlines()[0]
 
 
 PARTS = {

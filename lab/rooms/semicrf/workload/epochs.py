@@ -9,45 +9,44 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from lab.errors import BadDataError, StepFailed
 from lab.rooms.semicrf import metrics
 from lab.rooms.semicrf.model.validation.points import drift_messages
 from lab.rooms.semicrf.workload.common import log
 from lab.rooms.semicrf.workload.corpus.utterances import Utterance, batches
-from lab.rooms.semicrf.workload.task import TrainingTask
-from lab.rooms.semicrf.workload.training import epoch_order, to_batch, train_step, validator_of
+from lab.rooms.semicrf.workload.training import (
+    TrainingTask,
+    epoch_order,
+    to_batch,
+    train_step,
+    validator_of,
+)
 
 SHOWN = 4  # utterances that an error names
 
 
-def train_epoch(
-    task: TrainingTask, module: nn.Module, optimizer: torch.optim.Optimizer, epoch: int
-) -> dict[str, Any]:
+def train_epoch(task: TrainingTask, optimizer: torch.optim.Optimizer, epoch: int) -> dict[str, Any]:
     """One pass -> loss (mean per utterance), largest gradient norm, seconds, learning rate.
 
     Raises StepFailed for a gradient or loss that is not finite: nothing after it would mean anything.
     """
-    config, context, train = task.config, task.context, task.corpus.train
-    module.train()
-    # Ranks take every n-th utterance of one order, and as many steps each, or they would wait forever.
+    config, train = task.config, task.corpus.train
+    task.tagger.train()
     order = epoch_order(len(train), config.seed, epoch)
-    even = len(order) - len(order) % context.world_size
-    rank_order = order[context.rank : even : context.world_size]
     validator = validator_of(task.tagger)
     losses: list[Tensor] = []
     norms: list[Tensor] = []
     named: list[list[str]] = []
     synchronize(task.device)
     begin = time.perf_counter()
-    for chosen in batches(train, config.batch_size, rank_order):
+    for chosen in batches(train, config.batch_size, order):
         if validator:
             validator.settle()
         named.append([utterance.name for utterance in chosen])
         try:
-            loss, norm = train_step(module, optimizer, to_batch(chosen, task.device), config.clip)
+            loss, norm = train_step(task.tagger, optimizer, to_batch(chosen, task.device), config.clip)
         except BadDataError as error:
             location = f"{step_of(epoch, len(losses), named[-1])}: {error.location}"
             raise StepFailed(error.problem, location=location, fix=error.fix) from error
@@ -63,7 +62,7 @@ def train_epoch(
     refuse_nonfinite(norms, losses, named, epoch)
     return {
         "epoch": epoch,
-        "loss": mean_loss(torch.stack(losses), context.world_size, epoch),
+        "loss": mean_loss(torch.stack(losses), epoch),
         "grad_norm": float(torch.stack(norms).max()),
         "train_s": seconds,
         "lr": optimizer.param_groups[0]["lr"],
@@ -88,13 +87,9 @@ def step_of(epoch: int, step: int, names: list[str]) -> str:
     return f"epoch {epoch}, step {step + 1}, utterances {shown}"
 
 
-def mean_loss(losses: Tensor, ranks: int, epoch: int) -> float:
-    """The mean over batches and ranks. Raises StepFailed if it is not finite."""
-    loss = losses.mean()
-    if ranks > 1:
-        dist.all_reduce(loss)
-        loss = loss / ranks
-    value = float(loss)
+def mean_loss(losses: Tensor, epoch: int) -> float:
+    """The mean over batches. Raises StepFailed if it is not finite."""
+    value = float(losses.mean())
     if not math.isfinite(value):
         raise StepFailed(f"the loss of epoch {epoch} is {value}", fix="lab run semicrf diagnose says why")
     return value

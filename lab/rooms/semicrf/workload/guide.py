@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.head import SemiCRF, gold_score, index_in_segment, run_starts
+from lab.rooms.semicrf.model.head import SemiCRF
 from lab.rooms.semicrf.model.problem import inside
+from lab.rooms.semicrf.model.segments import gold_score, index_in_segment, run_starts
 
 
 def plant_objective(head: SemiCRF) -> None:
@@ -28,37 +28,6 @@ def plant_objective(head: SemiCRF) -> None:
         return guide_gold(score_BTC, **model, longest=len(model["duration_KC"]))
 
     head.partition, head.gold = partition, gold
-
-
-def guide_nll(
-    score_BTC: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    labels_BT: Tensor,
-    lengths_B: Tensor | None = None,
-    *,
-    version: str = "0.2.0",
-    partition: Any = api.log_partition,
-    backend: str = "torch",
-) -> Tensor:
-    """NLL_B of the published objective.
-
-    `version` is "orig" (durations 1..K-1 in the partition) or "0.2.0" (1..K). The partition charges the first
-    segment the log-sum over sources of its transition; the gold score charges none, takes maximal runs of
-    labels, and uses duration bias min(d, K - 1) whatever the run's length.
-    """
-    longest, support = len(duration_KC), duration_KC[1:] if version == "orig" else duration_KC
-    logZ_B = partition(
-        score_BTC,
-        transition_CC,
-        support,
-        lengths_B,
-        start_C=torch.logsumexp(transition_CC, 0),
-        backend=backend,
-    )
-    gold_B = guide_gold(score_BTC, transition_CC, duration_KC, labels_BT, lengths_B, longest=longest)
-    nll_B: Tensor = logZ_B.double() - gold_B
-    return nll_B
 
 
 def guide_gold(

@@ -15,8 +15,7 @@ import torch
 from lab.errors import writing
 from lab.rooms.semicrf.workload.common import log
 from lab.rooms.semicrf.workload.epochs import evaluated
-from lab.rooms.semicrf.workload.task import TrainingTask
-from lab.workload.rank import RankContext
+from lab.rooms.semicrf.workload.training import TrainingTask
 from lab.workload.start import write_json
 
 
@@ -30,7 +29,6 @@ def write_result(task: TrainingTask, rows: list[dict[str, Any]], best: dict[str,
     result = {
         "model": task.model,
         "backend": task.backend,
-        "ranks": task.context.world_size,
         "device": device.type,
         "device_name": device_name(device),
         "corpus": corpus.origin,
@@ -57,11 +55,8 @@ def device_name(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def journal(out: Path, context: RankContext) -> Iterator[Any]:
-    """epochs.jsonl, one flushed line per epoch; nothing on other ranks."""
-    if context.rank:
-        yield lambda row: None
-        return
+def journal(out: Path) -> Iterator[Any]:
+    """epochs.jsonl, one flushed line per epoch."""
     path = out / "epochs.jsonl"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,25 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lab.errors import MissingError
 from lab.rooms.semicrf.config import TrainConfig
 from lab.rooms.semicrf.model.head import SemiCRF
 from lab.rooms.semicrf.model.validation.points import Validator
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, collate
-from lab.rooms.semicrf.workload.encoders import make_encoder
 from lab.rooms.semicrf.workload.guide import plant_objective
 
 Batch = dict[str, Tensor]
 
 
+class BiLSTM(nn.Module):
+    """Linear, dropout, LSTM layers of half the width each way; (B, T, D) -> (B, T, H)."""
+
+    def __init__(self, dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        if hidden_dim % 2:
+            raise ValueError(f"hidden_dim must be even for a bidirectional LSTM, got {hidden_dim}")
+        self.inward, self.drop = nn.Linear(dim, hidden_dim), nn.Dropout(dropout)
+        self.lstm = nn.LSTM(
+            hidden_dim,
+            hidden_dim // 2,
+            layers,
+            batch_first=True,
+            bidirectional=True,
+            dropout=dropout if layers > 1 else 0.0,
+        )
+
+    def forward(self, features_BTD: Tensor, lengths_B: Tensor) -> Tensor:
+        inner = self.drop(self.inward(features_BTD))
+        # A length of 0 has no packed form; the head's own check names it.
+        packed = pack_padded_sequence(
+            inner, lengths_B.cpu().clamp(min=1), batch_first=True, enforce_sorted=False
+        )
+        outer, _ = self.lstm(packed)
+        hidden, _ = pad_packed_sequence(outer, batch_first=True, total_length=features_BTD.shape[1])
+        dropped: Tensor = self.drop(hidden)
+        return dropped
+
+
 class Tagger(nn.Module):
-    """Encoder and head; `forward` gives the loss of a batch, so that DDP sees one forward."""
+    """Encoder and head; `forward` gives the loss of a batch."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module, crf_reg: float) -> None:
         super().__init__()
@@ -77,10 +107,28 @@ class TorchCRF(nn.Module):
         return torch.arange(hidden.shape[1], device=hidden.device) < lengths.to(hidden.device)[:, None]
 
 
+@dataclass(frozen=True)
+class TrainingTask:
+    """One head (`model`) on one backend."""
+
+    config: TrainConfig
+    model: str
+    backend: str
+    corpus: Corpus
+    tagger: Tagger
+    device: torch.device
+
+    @property
+    def over_long_segments(self) -> int:
+        """Gold segments of the training set that are longer than the model's longest."""
+        longest = self.config.max_duration
+        return sum(end - start > longest for u in self.corpus.train for start, end, _ in u.segments)
+
+
 def make_tagger(config: TrainConfig, corpus: Corpus, model: str, backend: str) -> Tagger:
     """Weights drawn by `config.seed`: the same for every head and backend, as far as their shapes agree."""
     torch.manual_seed(config.seed)
-    encoder = make_encoder(config.encoder, corpus.dim, config.hidden_dim, config.num_layers, config.dropout)
+    encoder = BiLSTM(corpus.dim, config.hidden_dim, config.num_layers, config.dropout)
     return Tagger(encoder, make_head(config, len(corpus.phones), model, backend), config.crf_reg)
 
 
@@ -101,15 +149,9 @@ def make_head(config: TrainConfig, classes: int, model: str, backend: str) -> nn
     return head
 
 
-def to_batch(utterances: Sequence[Utterance], device: torch.device, *, frames: int | None = None) -> Batch:
+def to_batch(utterances: Sequence[Utterance], device: torch.device) -> Batch:
     """Tensors on `device`; lengths stay on the CPU, for packing and for checks that must not wait."""
-    arrays = collate(utterances)
-    batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    if frames is not None and frames > batch["labels"].shape[1]:
-        padding = frames - batch["labels"].shape[1]
-        batch["features"] = nn.functional.pad(batch["features"], (0, 0, 0, padding))
-        batch["labels"] = nn.functional.pad(batch["labels"], (0, padding))
-        batch["starts"] = nn.functional.pad(batch["starts"], (0, padding))
+    batch = {name: torch.from_numpy(array) for name, array in collate(utterances).items()}
     return {
         name: tensor if name == "lengths" else tensor.to(device, non_blocking=True)
         for name, tensor in batch.items()
@@ -144,5 +186,5 @@ def validator_of(tagger: Tagger) -> Validator | None:
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation by seed and epoch alone, the same on every rank and backend."""
+    """A permutation by seed and epoch alone, the same on every backend."""
     return np.random.default_rng((seed, epoch)).permutation(count)

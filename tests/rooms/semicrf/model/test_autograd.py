@@ -20,7 +20,6 @@ from tests.rooms.semicrf.problems import extended_problem, inputs_of, random_pro
 
 pytestmark = pytest.mark.torch
 
-KINDS = ["shared", "duration", "frame"]
 ALL = ("start", "end", "segment")
 transforms = pytest.mark.skipif(not hasattr(torch, "func"), reason="torch older than 2.0 has no torch.func")
 
@@ -57,63 +56,29 @@ def apart(found, right):
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("terms", [(), ALL])
-def test_second_derivatives_of_every_input_are_those_of_the_definition(backend, kind, terms):
+def test_second_derivatives_of_every_input_are_those_of_the_definition(backend, terms):
     for seed in range(2):
         batch, frames, longest, labels = [(3, 6, 4, 3), (1, 1, 2, 1)][seed]
         problem = extended_problem(
-            batch, frames, longest, labels, kind=kind, terms=terms, masked=0.1 * (seed % 3), seed=seed
+            batch, frames, longest, labels, terms=terms, masked=0.1 * (seed % 3), seed=seed
         )
         assert apart(penalised(problem, backend), penalised(problem, "naive")) < 1e-11
 
 
-@pytest.mark.parametrize("frames", [1, 2])
-@pytest.mark.parametrize("unread", [math.nan, -math.inf])
-def test_the_row_of_transitions_that_is_not_read_moves_nothing(frames, unread):
-    problem = extended_problem(2, frames, 3, 3, kind="frame", terms=("segment",), seed=5)
-    spoiled = problem.transition.clone()
-    spoiled[:, 0] = unread
-    found, right = penalised(replace(problem, transition=spoiled), "auto"), penalised(problem, "auto")
-    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
-    assert float(right[0].abs().max()) > 0.01
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("penalty", [450.0, 1e4, -300.0])
-def test_second_derivatives_hold_where_the_linear_recursion_underflows(kind, penalty):
+def test_second_derivatives_hold_where_the_linear_recursion_underflows(penalty):
     for seed, terms in ((0, ()), (1, ALL)):
-        problem = extended_problem(2, 10, 4, 3, kind=kind, terms=terms, soft=penalty, seed=seed)
+        problem = extended_problem(2, 10, 4, 3, terms=terms, soft=penalty, seed=seed)
         costly = torch.full_like(problem.duration_KC, -abs(penalty))
         costly[seed] = 0
         problem = replace(problem, duration_KC=problem.duration_KC + costly)
         assert apart(penalised(problem, "auto"), penalised(problem, "naive")) < 1e-9
 
 
-def test_float32_inputs_have_second_derivatives_in_float32():
-    problem = random_problem(2, 8, 3, 3, masked=0.2, dtype=torch.float32, seed=2)
-    wide = problem.with_floats([value.double() for value in problem.floats()])
-    found, right = penalised(problem, "auto"), penalised(wide, "naive")
-    assert all(value.dtype == torch.float32 for value in found)
-    assert apart([value.double() for value in found], right) < 1e-5
-
-
-def test_finite_differences_agree():
-    problem = extended_problem(1, 3, 2, 2, kind="frame", terms=ALL, seed=3)
-    names = ["score_BTC", "transition", "duration_KC", "segment_BTKC"]
-
-    def log_z(*values):
-        return api.log_partition(**inputs_of(replace(problem, **dict(zip(names, values, strict=True)))))
-
-    values = [getattr(problem, name).clone().requires_grad_() for name in names]
-    assert torch.autograd.gradcheck(log_z, values, check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(log_z, values)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["auto", "torch", "naive"])
-def test_every_expected_count_is_differentiable(kind, backend):
-    problem = extended_problem(3, 6, 3, 2, kind=kind, terms=ALL, masked=0.1, seed=4)
+def test_every_expected_count_is_differentiable(backend):
+    problem = extended_problem(3, 6, 3, 2, terms=ALL, masked=0.1, seed=4)
     leaves = leaves_of(problem)
     found = api.posteriors(**inputs_of(problem.with_floats(leaves)), backend=backend)
     reference = leaves_of(problem)
@@ -130,9 +95,6 @@ def test_every_expected_count_is_differentiable(kind, backend):
         "segment_BTKC": first["segment_BTKC"],
     }
     shared = {"duration_BKC": first["duration_KC"], "transition": first["transition"]}
-    (per_sequence if kind == "frame" else shared)["transition"] = first["transition"]
-    if kind == "frame":
-        del shared["transition"]
     for name, right in (*per_sequence.items(), *shared.items()):
         mine = getattr(found, name) if name in per_sequence else getattr(found, name).sum(0)
         assert torch.allclose(mine, right, atol=1e-11)
@@ -142,9 +104,8 @@ def test_every_expected_count_is_differentiable(kind, backend):
         assert apart(grads, expected) < 1e-11, name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_entropy_and_its_gradient_are_those_of_all_segmentations(kind):
-    problem = extended_problem(2, 4, 3, 2, kind=kind, terms=ALL, masked=0.1, seed=6)
+def test_the_entropy_and_its_gradient_are_those_of_all_segmentations():
+    problem = extended_problem(2, 4, 3, 2, terms=ALL, masked=0.1, seed=6)
     leaves, reference = leaves_of(problem), leaves_of(problem)
     found_B = api.entropy(**inputs_of(problem.with_floats(leaves)))
     grads = grads_of(found_B[torch.isfinite(found_B)].sum(), leaves)
@@ -180,20 +141,6 @@ def test_what_is_forbidden_or_impossible_has_derivatives_of_zero_and_never_nan(b
         assert all(bool(torch.isfinite(grad).all()) for grad in grads)
         assert float(grads[0][0].abs().max()) == 0 and abs(float(grads[0][1, 1, 0])) <= rounding
         assert float(grads[0][2, 4:].abs().max()) == 0  # padding
-
-
-@pytest.mark.parametrize("layout", ["transposed", "expanded"])
-def test_other_layouts_of_memory_have_the_same_derivatives(layout):
-    problem = extended_problem(2, 5, 3, 2, kind="frame", terms=ALL, seed=11)
-    if layout == "expanded":
-        problem = replace(problem, transition=problem.transition[:1, :1].expand(2, 5, 2, 2))
-    other = problem.with_floats(
-        [
-            value.transpose(0, -1).contiguous().transpose(0, -1) if layout == "transposed" else value
-            for value in problem.floats()
-        ]
-    )
-    assert apart(penalised(other, "auto"), penalised(problem, "naive")) < 1e-11
 
 
 def test_a_gradient_penalty_moves_a_head_as_autograd_of_the_definition_does():
@@ -321,8 +268,8 @@ def test_transforms_of_torch_func_give_what_they_give_for_the_definition(backend
 
 
 @transforms
-def test_a_vmap_over_terms_of_segments_and_transitions_by_frame():
-    problem = extended_problem(2, 5, 3, 2, kind="frame", terms=ALL, seed=19)
+def test_a_vmap_over_terms_of_segments_and_transitions():
+    problem = extended_problem(2, 5, 3, 2, terms=ALL, seed=19)
     many = [several(value, at) for at, value in enumerate(problem.floats()[5:])]
     crossing = several(problem.transition, 7)
 
@@ -377,18 +324,6 @@ def test_a_transform_of_a_decoding_is_refused_in_words():
             )
 
 
-def test_a_third_derivative_is_that_of_the_definition():
-    problem = random_problem(1, 4, 2, 2, seed=13)
-    results = []
-    for backend in ("naive", "auto"):
-        score = problem.score_BTC.clone().requires_grad_()
-        value = api.log_partition(**inputs_of(replace(problem, score_BTC=score)), backend=backend).sum()
-        (first,) = torch.autograd.grad(value, score, create_graph=True)
-        (moved,) = torch.autograd.grad(first.pow(2).sum(), score, create_graph=True)
-        results += torch.autograd.grad(moved.pow(2).sum(), score)
-    assert apart(results[:1], results[1:]) < 1e-11
-
-
 @pytest.mark.skipif(not hasattr(torch, "compiler"), reason="this torch has no torch.compiler")
 def test_compiled_code_leaves_the_model_to_python_and_trains_and_decodes_the_same():
     torch._dynamo.reset()
@@ -411,16 +346,6 @@ def head_and_gold():
     labels = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 1, 1, 0, 0, 0]])
     starts = torch.tensor([[1, 0, 1, 1, 1, 0], [1, 0, 1, 1, 0, 0]], dtype=torch.bool)
     return SemiCRF(3, 2, hidden_dim=4).double(), noise(12, 2, 6, 4), torch.tensor([6, 5]), labels, starts
-
-
-@transforms
-def test_a_vmap_over_the_loss_of_gold_segments_is_that_of_each_sequence():
-    head, *given = head_and_gold()
-
-    def of_one(*one):
-        return head.loss(*(value[None] for value in one))
-
-    assert torch.allclose(torch.func.vmap(of_one)(*given), head.loss(*given, reduction="none"), atol=1e-12)
 
 
 OLDER_TORCH = """

@@ -17,8 +17,9 @@ from lab.rooms.semicrf.model import head as head_module  # noqa: E402
 from lab.rooms.semicrf.model import naive  # noqa: E402
 from lab.rooms.semicrf.model.head import gold_score, run_starts  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from lab.rooms.semicrf.workload.guide import guide_nll, plant_objective  # noqa: E402
-from lab.rooms.semicrf.workload.probes.linter import Objective, guide_objective, outcomes, tiny  # noqa: E402
+from lab.rooms.semicrf.workload.guide import guide_gold, plant_objective  # noqa: E402
+from lab.rooms.semicrf.workload.probes import linter  # noqa: E402
+from lab.rooms.semicrf.workload.probes.linter import FRAMES, drift_probe, outcomes  # noqa: E402
 from tests.rooms.semicrf.problems import starts_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -58,38 +59,18 @@ def test_the_gold_score_is_the_sum_over_its_segments(seed, path):
 @pytest.mark.parametrize("seed", range(3))
 def test_every_question_of_the_linter_is_answered_well_by_our_loss(seed):
     findings = lint_objective(head(seed))
-    assert [f.check for f in findings if not f.ok] == [] and len(findings) == 11
+    assert [f.check for f in findings if not f.ok] == [] and len(findings) == 3
 
 
 def test_a_linear_crf_is_the_case_of_one_frame_segments():
     assert all(f.ok for f in lint_objective(head(1, longest=1)))
 
 
-@pytest.mark.parametrize("version, total", [("orig", 151.7), ("0.2.0", 25.0)])
-def test_the_published_objectives_sum_to_what_was_measured(version, total):
-    transition = torch.full((2, 2), -4.0)
-    found = lint_one(guide_objective(transition, torch.zeros(6, 2), version), frames=6)
-    assert not found.ok and found.value == pytest.approx(total, abs=0.05)
-
-
-def lint_one(objective, frames):
-    """The linter's sum, on zero scores."""
-    from lab.rooms.semicrf.workload.probes.linter import _sums_to_one
-
-    labels, starts = outcomes(objective, frames)
-    return _sums_to_one(objective, objective(torch.zeros(len(labels), frames, 2).double(), labels, starts))
-
-
-def test_the_linter_shows_that_the_published_objective_has_no_lower_bound():
-    bad = [f for f in lint_objective(guide_objective(torch.zeros(3, 3), torch.zeros(4, 3))) if not f.ok]
-    assert any(f.check.startswith("direction") and f.value < -100 for f in bad)
-
-
 def test_planting_the_published_objective_in_a_head_is_seen():
     planted = head()
     plant_objective(planted)
     bad = {f.check for f in lint_objective(planted) if not f.ok}
-    assert "sum of probabilities" in bad and any(check.startswith("direction") for check in bad)
+    assert "sum of probabilities" in bad
 
 
 MUTANTS = {
@@ -110,34 +91,14 @@ def test_the_linter_kills_a_partition_that_is_off(name):
 @pytest.mark.parametrize(
     "name, change",
     [
-        ("the first segment pays a transition", {"start_C": lambda o: o.start_C + 1.0}),
-        ("durations shifted by one", {"duration_KC": lambda o: o.duration_KC.roll(1, 0)}),
-        ("transitions turned", {"transition_CC": lambda o: o.transition_CC.T}),
+        ("the first segment pays a transition", lambda m: {"start_C": m["start_C"] + 1.0}),
+        ("durations shifted by one", lambda m: {"duration_KC": m["duration_KC"].roll(1, 0)}),
+        ("transitions turned", lambda m: {"transition_CC": m["transition_CC"].T}),
     ],
 )
 def test_the_linter_kills_a_gold_path_of_another_model(name, change):
-    sound = tiny(head())
-
-    def nll(score, model, labels, starts, lengths):
-        transition, duration, start, end = model
-        here = Objective("", sound.nll, transition, duration, start, end)
-        moved = {key: make(here) for key, make in change.items()}
-        parts = {"transition_CC": transition, "duration_KC": duration, "start_C": start, **moved}
-        logZ = sound.nll(score, model, labels, starts, lengths) + gold_score(
-            score, transition, duration, labels, starts, lengths, start_C=start, end_C=end
-        )
-        return logZ - gold_score(
-            score,
-            parts["transition_CC"],
-            parts["duration_KC"],
-            labels,
-            starts,
-            lengths,
-            start_C=parts["start_C"],
-            end_C=end,
-        )
-
-    wrong = Objective(name, nll, sound.transition_CC, sound.duration_KC, sound.start_C, sound.end_C)
+    wrong = head()
+    wrong.gold = lambda score, **model: gold_score(score, **{**model, **change(model)})
     assert not all(f.ok for f in lint_objective(wrong)), name
 
 
@@ -199,8 +160,8 @@ def test_a_grammar_forbids_and_gets_no_gradient():
 
 def test_decoding_finds_the_segmentation_of_least_loss():
     model = head(classes=2, longest=3)
-    hidden = torch.randn(1, 5, 2).double()
-    labels, starts = outcomes(tiny(model), 5)
+    hidden = torch.randn(1, FRAMES, 2).double()
+    labels, starts = outcomes(3, 2)
     nll = model.loss(hidden.expand(len(labels), -1, -1), None, labels, starts, reduction="none")
     best, (found,) = int(nll.argmin()), model.decode(hidden)
     assert starts_of([found.segments], 5)[0].tolist() == labels[best : best + 1].tolist()
@@ -208,24 +169,19 @@ def test_decoding_finds_the_segmentation_of_least_loss():
 
 
 def test_training_with_the_published_objective_goes_below_zero_and_ours_does_not(monkeypatch):
-    from lab.rooms.semicrf.workload.probes import objective
-
-    monkeypatch.setattr(objective, "DRIFT_STEPS", 50)
-
+    monkeypatch.setattr(linter, "DRIFT_STEPS", 50)
     sound, planted = SemiCRF(4, 6), SemiCRF(4, 6)
     plant_objective(planted)
-    assert objective.drift_probe(sound)["clean"] and not objective.drift_probe(planted)["clean"]
+    assert drift_probe(sound)["clean"] and not drift_probe(planted)["clean"]
 
 
 def test_the_published_gold_score_is_that_of_maximal_runs():
     score = torch.randn(1, 5, 2).double()
     transition, duration = torch.randn(2, 2).double(), torch.randn(3, 2).double()
     labels = torch.tensor([[0, 0, 1, 1, 1]])
-    found = guide_nll(score, transition, duration, labels)
-    gold = score[0, :2, 0].sum() + score[0, 2:, 1].sum() + transition[0, 1] + duration[2, 0] + duration[2, 1]
-    start = torch.logsumexp(transition, 0)
-    right = naive.log_partition(make_problem(score, transition, duration, None, start, None))[0] - gold
-    assert float(found) == pytest.approx(float(right), abs=1e-10)
+    found = guide_gold(score, transition, duration, labels, None, longest=3)
+    right = score[0, :2, 0].sum() + score[0, 2:, 1].sum() + transition[0, 1] + duration[2, 0] + duration[2, 1]
+    assert float(found) == pytest.approx(float(right), abs=1e-12)
 
 
 @pytest.mark.skipif(not hasattr(torch, "func"), reason="torch older than 2.0 has no where() on meta")
@@ -328,7 +284,7 @@ def test_a_label_out_of_range_and_a_mask_with_a_hole_are_named_with_their_place(
     hidden, lengths, mask, labels = batch_of(model)
     for value, text in ((-100, "label -100 at b=2 t=1"), (3, "label 3 at b=2 t=1")):
         labels[2, 1] = value
-        with pytest.raises(ValueError, match=f"{text} is not in \\[0, 3\\).*log_prob_partial"):
+        with pytest.raises(ValueError, match=f"{text} is not in \\[0, 3\\)"):
             model(hidden, lengths, labels)
     mask[0, 3] = False
     with pytest.raises(ValueError, match=r"mask of sequence 0 .*\[first b=0 t=3\]"):

@@ -1,4 +1,4 @@
-"""Terms of single segments and transitions by frame: every form against enumeration and the definition."""
+"""Terms of single segments: every form against enumeration and the definition."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.errors import BadDataError, UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, decoding, finish, ledger, log_domain, naive, paths  # noqa: E402
+from lab.rooms.semicrf.model import api, finish, ledger, log_domain, naive, paths  # noqa: E402
 from lab.rooms.semicrf.model.problem import Posteriors, make_problem  # noqa: E402
 from tests.rooms.semicrf.problems import balanced, extended_problem, inputs_of, parts, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-KINDS = list(itertools.product(["shared", "duration", "frame"], [(), ("start",), ("end",), ("segment",)]))
 ALL = ("start", "end", "segment")
 
 
@@ -33,10 +32,9 @@ def apart(found: Posteriors, right: Posteriors) -> float:
     return worst
 
 
-@pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
 @pytest.mark.parametrize("masked", [0.0, 0.15])
-def test_the_definition_sums_over_all_segmentations(kind, masked):
-    problem = extended_problem(3, 5, 3, 2, kind=kind, terms=ALL, masked=masked, seed=1)
+def test_the_definition_sums_over_all_segmentations(masked):
+    problem = extended_problem(3, 5, 3, 2, terms=ALL, masked=masked, seed=1)
     found = naive.posteriors(problem)
     feasible = 0
     for b in range(3):
@@ -49,9 +47,8 @@ def test_the_definition_sums_over_all_segmentations(kind, masked):
         for path, mass in zip(every, (scores - found.log_z_B[b]).exp(), strict=True):
             for start, end, label in path:
                 own[start, end - start - 1, label] += mass
-            for (_, _, before), (start, end, label) in itertools.pairwise(path):
-                row = {"shared": ..., "duration": end - start - 1, "frame": start}[kind]
-                crossed[row][before, label] += mass
+            for (_, _, before), (_, _, label) in itertools.pairwise(path):
+                crossed[before, label] += mass
         assert torch.allclose(found.segment_BTKC[b], own, atol=1e-12)
         assert torch.allclose(found.transition[b], crossed, atol=1e-12)
     assert feasible
@@ -61,9 +58,9 @@ def test_a_score_is_what_its_terms_say():
     """The path (0, 2, label 1), (2, 3, label 0), every term a power of two: a sum says what it holds."""
     zero = {"dtype": torch.float64}
     score, seg_start, seg_end = (torch.zeros(1, 3, 2, **zero) for _ in range(3))
-    transition, segment = torch.zeros(1, 3, 2, 2, **zero), torch.zeros(1, 3, 2, 2, **zero)
+    transition, segment = torch.zeros(2, 2, **zero), torch.zeros(1, 3, 2, 2, **zero)
     seg_start[0, 0, 1], seg_start[0, 2, 0], seg_end[0, 1, 1], seg_end[0, 2, 0] = 1, 2, 4, 8
-    transition[0, 2, 1, 0], segment[0, 0, 1, 1], segment[0, 2, 0, 0] = 16, 32, 64
+    transition[1, 0], segment[0, 0, 1, 1], segment[0, 2, 0, 0] = 16, 32, 64
     given = {"seg_start_BTC": seg_start, "seg_end_BTC": seg_end, "segment_BTKC": segment}
     inputs = (score, transition, torch.zeros(2, 2, **zero))
     problem = make_problem(*inputs, **given)
@@ -74,12 +71,12 @@ def test_a_score_is_what_its_terms_say():
         assert (float(best_B), best) == (127, [[(0, 2, 1), (2, 3, 0)]])
 
 
-@pytest.mark.parametrize("kind, terms", [*KINDS, *((kind, ALL) for kind in ("shared", "duration", "frame"))])
-def test_every_form_has_the_counts_of_the_definition(kind, terms):
+@pytest.mark.parametrize("terms", [(), ("start",), ("end",), ("segment",), ALL])
+def test_every_form_has_the_counts_of_the_definition(terms):
     for seed in range(6):
         batch, frames, longest, labels = [(3, 9, 4, 3), (2, 3, 6, 2), (2, 7, 1, 3), (1, 1, 2, 1)][seed % 4]
         problem = extended_problem(
-            batch, frames, longest, labels, kind=kind, terms=terms, masked=0.2 * (seed % 3), seed=seed
+            batch, frames, longest, labels, terms=terms, masked=0.2 * (seed % 3), seed=seed
         )
         right = naive.posteriors(problem)
         assert apart(log_domain.posteriors(problem), right) < 1e-10
@@ -87,21 +84,19 @@ def test_every_form_has_the_counts_of_the_definition(kind, terms):
         assert balanced(problem, right)
 
 
-@pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
 @pytest.mark.parametrize("penalty", [40.0, 700.0, 1e9, -40.0, -700.0])
-def test_soft_penalties_and_rewards_on_any_subset(kind, penalty):
+def test_soft_penalties_and_rewards_on_any_subset(penalty):
     for seed in range(4):
-        problem = extended_problem(2, 12, 4, 3, kind=kind, terms=ALL, soft=penalty, seed=seed)
+        problem = extended_problem(2, 12, 4, 3, terms=ALL, soft=penalty, seed=seed)
         right = naive.posteriors(problem)
         scale = max(1.0, float(right.log_z_B.abs().max()) * 1e-4, penalty * 1e-6)
         assert apart(log_domain.posteriors(problem), right) < 1e-9 * scale, seed
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
-@pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
 @pytest.mark.parametrize("dtype, limit", [(torch.float64, 1e-11), (torch.float32, 1e-5)])
-def test_every_input_has_the_gradient_of_the_definition(backend, kind, dtype, limit):
-    problem = extended_problem(3, 8, 4, 3, kind=kind, terms=ALL, masked=0.15, seed=4, dtype=dtype)
+def test_every_input_has_the_gradient_of_the_definition(backend, dtype, limit):
+    problem = extended_problem(3, 8, 4, 3, terms=ALL, masked=0.15, seed=4, dtype=dtype)
     weight_B = torch.tensor([0.3, -2.0, 1.1], dtype=torch.float64)
     grads = []
     for form in ("naive", backend):
@@ -115,10 +110,9 @@ def test_every_input_has_the_gradient_of_the_definition(backend, kind, dtype, li
         assert torch.allclose(found, right, atol=limit), name
 
 
-@pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
-def test_nothing_of_the_padding_is_read(kind):
-    """NaN past the end, in segments that outlast their sequence, and in the transition's unread first row."""
-    problem = extended_problem(3, 9, 4, 2, kind=kind, terms=ALL, seed=5)
+def test_nothing_of_the_padding_is_read():
+    """NaN past the end, and in segments that outlast their sequence."""
+    problem = extended_problem(3, 9, 4, 2, terms=ALL, seed=5)
     spoilt = poisoned(problem)
     for form in (naive.posteriors, log_domain.posteriors):
         right, found = form(problem), form(spoilt)
@@ -132,22 +126,17 @@ def poisoned(problem):
     nan, values = float("nan"), [value.clone() for value in problem.floats()]
     for name, value in zip(problem.names(), values, strict=True):
         for b, length in enumerate(problem.lengths_B.tolist()):
-            if name in ("score_BTC", "seg_start_BTC", "seg_end_BTC") or (
-                name == "transition" and value.dim() == 4
-            ):
+            if name in ("score_BTC", "seg_start_BTC", "seg_end_BTC"):
                 value[b, length:] = nan
             if name == "segment_BTKC":
                 for t in range(value.shape[1]):
                     value[b, t, max(length - t, 0) :] = nan
-        if name == "transition" and problem.per_frame:
-            value[:, 0] = nan
     return problem.with_floats(values)
 
 
 @pytest.mark.parametrize("shape", [(4, 10, 3, 3), (7, 33, 9, 17), (16, 12, 24, 8)], ids=str)
-@pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
-def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(kind, shape):
-    problem = extended_problem(*shape, kind=kind, terms=ALL, seed=6)
+def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(shape):
+    problem = extended_problem(*shape, terms=ALL, seed=6)
     for b in range(0, shape[0], 3):
         row = torch.tensor([b])
         alone, together = log_domain.posteriors(problem.rows(row)), log_domain.posteriors(problem)
@@ -155,9 +144,9 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(kind, shape):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 2e12])
-@pytest.mark.parametrize("where", ["seg_start_BTC", "seg_end_BTC", "segment_BTKC", "transition"])
+@pytest.mark.parametrize("where", ["seg_start_BTC", "seg_end_BTC", "segment_BTKC"])
 def test_a_number_that_is_refused_is_named_with_its_place(where, bad):
-    problem = extended_problem(2, 6, 3, 2, kind="frame", terms=ALL, seed=7)
+    problem = extended_problem(2, 6, 3, 2, terms=ALL, seed=7)
     value = getattr(problem, where).clone()
     value[0, 2, 0] = bad
     with pytest.raises(BadDataError, match=f"{where.rpartition('_')[0] or where} is ") as caught:
@@ -165,48 +154,10 @@ def test_a_number_that_is_refused_is_named_with_its_place(where, bad):
     assert "[0, 2, 0" in str(caught.value.location)
 
 
-@pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
-def test_best_paths_and_the_k_best_are_those_of_all_segmentations(kind):
-    problem = extended_problem(3, 5, 3, 2, kind=kind, terms=ALL, masked=0.2, seed=8)
-    best_B, best = decoding.viterbi(problem, "torch")
-    naive_B, naive_best = naive.viterbi(problem)
-    for b, found in enumerate(paths.best(problem, 5)):
-        every, scores = naive.enumerate_segmentations(problem, b)
-        right = [s for s in scores.sort(descending=True).values.tolist()[:5] if s > -math.inf]
-        assert [score for score, _ in found] == pytest.approx(right, abs=1e-12)
-        for score, path in found:
-            assert float(scores[every.index(path)]) == pytest.approx(score, abs=1e-12)
-        assert float(best_B[b]) == pytest.approx(right[0], abs=1e-12) if right else not best[b]
-        assert best[b] == naive_best[b] and float(naive_B[b]) == pytest.approx(float(best_B[b]), abs=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
-def test_draws_come_as_often_as_their_probability_says(kind):
-    problem = extended_problem(1, 4, 3, 2, kind=kind, terms=ALL, seed=9)
-    every, scores = naive.enumerate_segmentations(problem, 0)
-    count = 1500
-    drawn = paths.sample(problem, count, seed=3)[0]
-    for path, p in zip(every, (scores - torch.logsumexp(scores, 0)).exp().tolist(), strict=True):
-        assert abs(drawn.count(path) / count - p) <= 5 * math.sqrt(p * (1 - p) / count) + 1e-9
-
-
-@pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
-def test_the_entropy_is_that_of_all_segmentations(kind):
-    problem = extended_problem(3, 5, 3, 2, kind=kind, terms=ALL, masked=0.2, seed=10)
-    for backend in ("auto", "naive"):
-        found_B = api.entropy(**inputs_of(problem), backend=backend)
-        for b in range(3):
-            log_p = torch.log_softmax(naive.enumerate_segmentations(problem, b)[1], 0)
-            if not torch.isnan(log_p).any():
-                right = -(log_p.exp() * torch.where(log_p == -math.inf, 0.0, log_p)).sum()
-                assert float(found_B[b]) == pytest.approx(float(right), abs=1e-12)
-
-
 def test_zeros_as_terms_are_the_plain_model():
     problem = random_problem(3, 9, 4, 3, seed=11)
     whole = replace(
         problem,
-        transition=problem.transition.expand(3, 9, 3, 3),
         seg_start_BTC=torch.zeros(3, 9, 3),
         segment_BTKC=torch.zeros(3, 9, 4, 3),
     )
@@ -214,24 +165,20 @@ def test_zeros_as_terms_are_the_plain_model():
     right, found = api.posteriors(**inputs_of(problem)), api.posteriors(**inputs_of(whole))
     assert torch.allclose(found.log_z_B, right.log_z_B, atol=1e-11)
     assert torch.allclose(found.label_BTC, right.label_BTC, atol=1e-11)
-    assert torch.allclose(found.transition.sum(1), right.transition, atol=1e-11)
+    assert torch.allclose(found.transition, right.transition, atol=1e-11)
 
 
 FAULTS = {
     "a segment's count lost": lambda f: f.segment_BTKC[1, 2, 1].zero_(),
     "a segment's count at another frame": lambda f: f.segment_BTKC[1].copy_(f.segment_BTKC[1].roll(1, 0)),
     "a segment's count of another duration": lambda f: f.segment_BTKC[1].copy_(f.segment_BTKC[1].roll(1, 1)),
-    "transitions of a frame lost": lambda f: f.transition[1, 3].zero_(),
-    "transitions at another frame": lambda f: f.transition[1].copy_(f.transition[1].roll(1, 0)),
     "NaN in a segment": lambda f: f.segment_BTKC[1, 0, 0, 0].fill_(float("nan")),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_the_counts_of_single_segments_is_seen_and_mended(name):
-    problem = replace(
-        extended_problem(3, 8, 3, 2, kind="frame", terms=ALL, seed=12), lengths_B=torch.tensor([8, 8, 8])
-    )
+    problem = replace(extended_problem(3, 8, 3, 2, terms=ALL, seed=12), lengths_B=torch.tensor([8, 8, 8]))
     found, right = naive.posteriors(problem), naive.posteriors(problem)
     FAULTS[name](found)
     assert not balanced(problem, found)
@@ -248,10 +195,11 @@ def test_a_fault_in_the_counts_of_single_segments_is_seen_and_mended(name):
         ("seg_start_BTC", (2, 5, 2)),
         ("seg_end_BTC", (2, 6, 3)),
         ("segment_BTKC", (2, 6, 2, 3)),
-        ("transition_CC", (2, 5, 2, 2)),
+        ("transition_CC", (2, 3, 2, 2)),
+        ("transition_CC", (3, 2, 2)),
     ],
 )
 def test_a_term_of_another_shape_is_refused_in_words(name, shape):
-    problem = extended_problem(2, 6, 3, 2, kind="frame", terms=ALL, seed=13)
+    problem = extended_problem(2, 6, 3, 2, terms=ALL, seed=13)
     with pytest.raises(UsageError, match=name.split("_")[0]):
         make_problem(**{**inputs_of(problem), name: torch.zeros(shape)})

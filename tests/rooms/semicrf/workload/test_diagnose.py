@@ -15,8 +15,7 @@ from lab.rooms.semicrf.config import FAULTS, PLAINER, DiagnoseConfig  # noqa: E4
 from lab.rooms.semicrf.model.api import resolve_backend  # noqa: E402
 from lab.rooms.semicrf.workload import cells as workload_cells  # noqa: E402
 from lab.rooms.semicrf.workload import diagnose as workload_diagnose  # noqa: E402
-from lab.rooms.semicrf.workload import probing  # noqa: E402
-from lab.rooms.semicrf.workload.probes import kernel, objective  # noqa: E402
+from lab.rooms.semicrf.workload.probes import kernel, linter  # noqa: E402
 from tests.rooms.semicrf.workload.least import LEAST  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -26,8 +25,8 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def brief(monkeypatch):
     """A diagnosis that looks at less of the same."""
-    monkeypatch.setattr(probing, "FRAMES", 12)
-    monkeypatch.setattr(objective, "DRIFT_STEPS", 3)
+    monkeypatch.setattr(workload_diagnose, "FRAMES", 12)
+    monkeypatch.setattr(linter, "DRIFT_STEPS", 3)
     monkeypatch.setattr(kernel, "GROWTH", (20, 40))
     monkeypatch.setattr(kernel, "ENUMERATED", 100)
 

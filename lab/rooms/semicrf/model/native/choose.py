@@ -33,7 +33,7 @@ def engine_for(score_BTC: Tensor) -> Any:
 
 @functools.cache
 def missing_reason(kind: str) -> str | None:
-    """Why there is no compiled form for a kind of device, or None; compiles that for a CPU if necessary."""
+    """Why a kind of device lacks a compiled form, or None; compiles that for a CPU if necessary."""
     reason: str | None = None
     if kind == "cuda":
         from lab.rooms.semicrf.model.native import cuda as native_cuda

@@ -1,10 +1,8 @@
-"""The linear-domain semi-CRF in C++ for tensors on the CPU: semicrf.cpp, compiled at first use, through
-ctypes.
+"""The semi-CRF in C++ for tensors on the CPU: semicrf.cpp, compiled at first use, through ctypes.
 
-The same numbers as the torch form (log_domain.py), far faster. A sequence is one task of up to
-torch's number of threads, and its bits depend on nothing but itself. Computes in float64 whatever the scores'
-dtype. What underflow may have lost is bounded per label on both passes; such sequences are recomputed by
-log_domain.py. Takes `Problem.plain`.
+The recursion of the torch form (log_domain.py), tens of times faster. A sequence is one task of up to torch's
+number of threads, and its bits depend on nothing but itself. Computes in float64 whatever the scores' dtype.
+Takes `Problem.plain`.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import log_domain
-from lab.rooms.semicrf.model.ledger import beyond
+from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.native.build import built
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
@@ -33,55 +31,36 @@ CPU = torch.device("cpu")
 
 @dataclass
 class State:
-    """What the pass from the left leaves: rows t in units of 2^exponent_BT[t], labels padded to whole
-    vectors.
-
-    All have T+1 rows, one per boundary; nothing is written beyond a sequence's end. Without `keep` there are
-    none.
-    """
+    """What the pass from the left leaves, as the library's `Messages`; without `keep` only log Z."""
 
     problem: Problem
     batch: list[Word]
-    alpha_BTC: Tensor | None
-    gamma_BTC: Tensor | None
-    exponent_BT: Tensor | None
-    z_B: Tensor
+    messages: list[Tensor | None]
     log_z_B: Tensor
-    flagged_B: Tensor
-
-    def messages(self, flagged_B: Tensor) -> tuple[Tensor | None, ...]:
-        """As the library's `Messages`."""
-        return self.alpha_BTC, self.gamma_BTC, self.exponent_BT, self.z_B, self.log_z_B, flagged_B
 
 
 def forward(problem: Problem, keep: bool = True) -> State:
-    """log Z, and with `keep` the left messages; flagged sequences get log Z from the log domain."""
+    """log Z, and with `keep` the messages: rows of labels padded to whole vectors."""
     assert problem.plain and problem.score_BTC.device.type == "cpu"
     batch, frames, _, labels = problem.shape
-    wide, new = labels + -labels % PADDED, functools.partial(torch.empty, device=CPU)
-    # Together, for the sake of large pages.
-    rows_2BTC = new(2 if keep else 0, batch, frames + 1, wide, dtype=torch.float64)
-    alpha, gamma = rows_2BTC if keep else (None, None)
-    exponent = new(batch, frames + 1, dtype=torch.int32) if keep else None
-    z_B, log_z_B = (new(batch, dtype=torch.float64) for _ in range(2))
-    flagged_B = new(batch, dtype=torch.uint8)
-    state = State(problem, batch_of(problem), alpha, gamma, exponent, z_B, log_z_B, flagged_B)
-    call(library().lab_semicrf_forward, state.batch, state.messages(state.flagged_B))
-    if bool(state.flagged_B.any()):
-        again = state.flagged_B.nonzero()[:, 0]
-        state.log_z_B[again] = log_domain.forward(problem.rows(again)).log_z_B
+    shape = (3, batch, frames + 1, labels + -labels % PADDED)  # together, for the sake of large pages
+    rows = torch.empty(shape, dtype=torch.float64, device=CPU) if keep else (None,) * 3
+    log_z_B = torch.empty(batch, dtype=torch.float64, device=CPU)
+    state = State(problem, batch_of(problem), [*rows], log_z_B)
+    call(library().lab_semicrf_forward, state.batch, (*state.messages, log_z_B))
     return state
 
 
 def backward(state: State) -> Posteriors:
-    """Every expected count by one pass from the right; flagged sequences from the log domain."""
-    posteriors, flagged_B = counted(state)
-    if bool(flagged_B.any()):
-        counts = log_domain.posteriors(state.problem.rows(flagged_B))
-        posteriors.replace_rows(flagged_B, counts)
-        apart_B = beyond(posteriors.log_z_B[flagged_B], counts.log_z_B, torch.float64)
-        posteriors.mass_error_B[flagged_B] = torch.maximum(counts.mass_error_B, apart_B)
-    return posteriors
+    """Every expected count by one pass from the right."""
+    assert state.messages[0] is not None, "the messages were not kept"
+    batch, frames, longest, labels = state.problem.shape
+    new = state.log_z_B.new_empty
+    label_BTC, starts_BTC, ends_BTC = (new(batch, frames, labels) for _ in range(3))
+    counts = (label_BTC, starts_BTC, ends_BTC, new(batch, longest, labels), new(batch, labels, labels))
+    call(library().lab_semicrf_backward, state.batch, (*state.messages, state.log_z_B), counts)
+    error_B, frame_B = mass(label_BTC, state.problem.lengths_B, state.log_z_B)
+    return Posteriors(state.log_z_B, *counts, error_B, frame_B)
 
 
 def batch_of(problem: Problem) -> list[Word]:
@@ -98,17 +77,15 @@ def batch_of(problem: Problem) -> list[Word]:
     return [*problem.shape, torch.get_num_threads(), int(single), *inputs]
 
 
-def counted(state: State) -> tuple[Posteriors, Tensor]:
-    """The counts as the library gives them, and the sequences to recompute, (B,) bool."""
-    assert state.alpha_BTC is not None, "the messages were not kept"
-    batch, frames, longest, labels = state.problem.shape
-    new = state.z_B.new_empty
-    per_frame, per_duration = new(3, batch, frames, labels).unbind(), new(batch, longest, labels)
-    mass = (new(batch), new(batch, dtype=torch.int64))
-    outputs = (*per_frame, per_duration, new(batch, labels, labels), *mass)
-    flagged_B = state.flagged_B.clone()
-    call(library().lab_semicrf_backward, state.batch, state.messages(flagged_B), outputs)
-    return Posteriors(state.log_z_B, *outputs), flagged_B.bool()
+def best(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """The best score of each sequence (B,), -inf where nothing is feasible, and (B, T) label + 1 where a
+    segment ends with a frame, else 0.
+    """
+    batch, frames, _, _ = problem.shape
+    score_B = torch.empty(batch, dtype=torch.float64, device=CPU)
+    ends_BT = torch.zeros(batch, frames, dtype=torch.int32, device=CPU)
+    call(library().lab_semicrf_best, batch_of(problem), (score_B, ends_BT))
+    return score_B.numpy(), ends_BT.numpy()
 
 
 def call(function: Any, *groups: Sequence[Word]) -> None:

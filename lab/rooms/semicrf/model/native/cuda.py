@@ -92,7 +92,7 @@ def supports(problem: Problem) -> str | None:
     """Why this problem cannot go through the kernels, or None."""
     batch, _, longest, labels = problem.shape
     if not problem.plain:
-        return "more than a (C, C) transition"
+        return "terms of single segments"
     if not problem.score_BTC.is_cuda:
         return "tensors on the CPU"
     if labels > MAX_LABELS:

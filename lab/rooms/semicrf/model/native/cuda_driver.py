@@ -96,7 +96,7 @@ class Machine:
                 room = rooms.pop()
             except IndexError:
                 room = Room(value)
-            if room.due and driver().cuEventSynchronize(room.event):  # nobody waited for the copy before
+            if room.due and driver().cuEventSynchronize(room.event):  # the copy before was not waited for
                 room.event = new_event()  # it belongs to a capture that failed
             stream, room.due = self.stream(), True
             source = ctypes.c_void_p(value.data_ptr())

@@ -1,4 +1,4 @@
-"""Input chosen to break a kernel: infeasible sequences, masks, extreme scores."""
+"""Input chosen to break a kernel; what must not change a bit: a repeat, another batch, poisoned memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from lab.core.words import plural
-from lab.rooms.semicrf.workload.cases.case import Case, random_case
-from lab.rooms.semicrf.workload.cases.solution import solve
-from lab.rooms.semicrf.workload.checks.subject import FORBIDDEN, Row, Subject, as_row, drawn
+from lab.rooms.semicrf.workload.cases.case import Case, poison_free_memory, random_case
+from lab.rooms.semicrf.workload.cases.solution import bits_equal, same_bits, solve
+from lab.rooms.semicrf.workload.checks.subject import FORBIDDEN, SMALL, Row, Subject, as_row, drawn
+
+LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""Errors of any value, relative beyond 1."""
 
 
 def infeasible(subject: Subject) -> Iterator[Row]:
-    """An infeasible sequence has log Z = -inf and gradients 0; the others of its batch keep their bits."""
+    """An infeasible sequence has log Z = -inf and gradients 0; the others of its batch are right."""
     case = drawn(subject.seed + 400, (3, 9, 4, 3))
     case = replace(case, lengths_B=torch.tensor([9, 7, 5]))
     score = case.score_BTC.clone()
@@ -26,33 +29,16 @@ def infeasible(subject: Subject) -> Iterator[Row]:
         "no duration at all": replace(case, duration_KC=torch.full_like(case.duration_KC, FORBIDDEN)),
         "no start": replace(case, start_C=torch.full_like(case.start_C, FORBIDDEN)),
     }
-    for name, case_closed in closed.items():
-        for dtype in (torch.float64, torch.float32):
-            typed = case_closed.to(dtype=dtype)
-            solution, exact = subject.solve(typed), solve(typed.to(dtype=torch.float64), "naive")
-            wrong = int((torch.isneginf(solution.logZ_B.cpu()) != torch.isneginf(exact.logZ_B)).sum())
-            dead = torch.isneginf(exact.logZ_B)
-            wild = solution.first_nonfinite(typed.lengths_B)
-            mass = float(solution.score_BTC.cpu()[dead].abs().max()) if bool(dead.any()) else 0.0
-            text = (
-                f"not finite: {wild}"
-                if wild
-                else f"{plural(wrong, 'sequence')} misjudged, largest gradient {mass:g}"
-            )
-            yield as_row(
-                f"infeasible: {name}",
-                (3, 9, 4, 3),
-                dtype,
-                wrong + mass,
-                0,
-                text,
-                ok=not (wrong or mass or wild),
-            )
+    for name, closed_case in closed.items():
+        for dtype, limit in LIMITS.items():
+            tensor, error = worst_value(subject, closed_case.to(dtype=dtype))
+            text = f"worst {error:.2g} ({tensor})"
+            yield as_row(f"infeasible: {name}", (3, 9, 4, 3), dtype, error, limit, text)
 
 
 def hostile(subject: Subject) -> Iterator[Row]:
     """Random hostile batches: log Z and every gradient, value by value, against the definition in float64."""
-    for dtype, limit in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
+    for dtype, limit in LIMITS.items():
         dice = torch.Generator().manual_seed(subject.seed)
         worst, where_worst, compared = 0.0, "", 0
         for batch in range(subject.batches):
@@ -65,34 +51,6 @@ def hostile(subject: Subject) -> Iterator[Row]:
                 where_worst = f" ({name} of batch {batch}: {kinds})"
         text = f"{plural(compared, 'sequence')}, worst {worst:.2g}{where_worst}"
         yield as_row("hostile batches", "", dtype, worst, limit, text)
-
-
-def one_free_duration(subject: Subject) -> Iterator[Row]:
-    """One duration is free and the others cost 450 to 660: z may be tiny beside the messages' own scales."""
-    shapes = ((1, 6, 2, 1), (2, 7, 2, 3), (2, 11, 3, 2), (2, 30, 2, 4))
-    for shape in shapes:
-        for dtype, limit in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
-            errors = {
-                cost: worst_value(subject, one_free(subject.seed + 700, shape, cost).to(dtype=dtype))
-                for cost in (450, 500, 550, 600, 660)
-            }
-            cost, (name, error) = max(errors.items(), key=lambda item: item[1][1])
-            yield as_row(
-                "one free duration",
-                shape,
-                dtype,
-                error,
-                limit,
-                f"worst {error:.2g} ({name} at a cost of {cost})",
-            )
-
-
-def one_free(seed: int, shape: tuple[int, int, int, int], cost: float) -> Case:
-    """A case of whole sequences in which every duration but the longest costs `cost`."""
-    case = drawn(seed, shape)
-    duration_KC = torch.full_like(case.duration_KC, -cost)
-    duration_KC[-1] = 0.0
-    return replace(case, duration_KC=duration_KC, lengths_B=torch.full_like(case.lengths_B, shape[1]))
 
 
 def worst_value(subject: Subject, case: Case) -> tuple[str, float]:
@@ -141,6 +99,7 @@ def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
         ),
         "empty grammar row": lambda c: replace(c, transition_CC=emptied(c.transition_CC)),
         "length 1": lambda c: replace(c, lengths_B=torch.ones_like(c.lengths_B)),
+        "one free duration": lambda c: one_free(c, 450.0 + 70 * roll(4)),
         "NaN padding": lambda c: c.padded(2, math.nan),
     }
     chosen = [name for name in changes if roll(3) == 0]
@@ -151,6 +110,13 @@ def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
             case = replace(case, **{name: penalised(getattr(case, name), dice)})
             chosen.append(f"soft {name.partition('_')[0]}")
     return case, ", ".join(chosen) or "plain"
+
+
+def one_free(case: Case, cost: float) -> Case:
+    """Every duration but the longest costs much: z may be tiny beside the messages' own scales."""
+    duration_KC = torch.full_like(case.duration_KC, -cost)
+    duration_KC[-1] = 0.0
+    return replace(case, duration_KC=duration_KC)
 
 
 def penalised(values: Tensor, dice: torch.Generator) -> Tensor:
@@ -167,3 +133,56 @@ def emptied(transition: Tensor) -> Tensor:
     emptied_CC = transition.clone()
     emptied_CC[0] = FORBIDDEN
     return emptied_CC
+
+
+def repeats(subject: Subject) -> Iterator[Row]:
+    shape = (8, 200, 30, 24)
+    case = drawn(subject.seed + 300, shape).to(dtype=torch.float32)
+    reference = subject.solve(case)
+    apart = sum(not same_bits(reference, subject.solve(case)) for _ in range(subject.repeats - 1))
+    yield as_row(
+        "same bits again",
+        shape,
+        torch.float32,
+        apart,
+        0,
+        f"{apart} of {subject.repeats - 1} repeats differ in bits",
+    )
+
+
+def composition(subject: Subject) -> Iterator[Row]:
+    """A sequence's log Z and posteriors do not depend on the batch it is in."""
+    shape = (7, 90, 12, 24)
+    case = drawn(subject.seed + 310, shape).to(dtype=torch.float32)
+    together = subject.solve(case)
+    apart = 0
+    for b in range(shape[0]):
+        alone = subject.solve(case.rows([b]))
+        frames = alone.score_BTC.shape[1]
+        apart += not (
+            bits_equal(alone.logZ_B[0], together.logZ_B[b])
+            and bits_equal(alone.score_BTC[0], together.score_BTC[b, :frames])
+        )
+    yield as_row(
+        "any batch composition",
+        shape,
+        torch.float32,
+        apart,
+        0,
+        f"{apart} of {shape[0]} sequences change in bits",
+    )
+
+
+def poison(subject: Subject) -> Iterator[Row]:
+    """NaN in padding and in free memory changes no bit."""
+    for number, shape in enumerate(SMALL):
+        case = drawn(subject.seed + 320 + number, shape).to(dtype=torch.float32)
+        plain = subject.solve(case)
+        poison_free_memory(subject.device)
+        dirty = subject.solve(case.padded(3, math.nan))
+        inside = (torch.arange(shape[1]) < case.lengths_B[:, None])[..., None].to(subject.device)
+        unpadded = torch.where(inside, dirty.score_BTC[:, : shape[1]], plain.score_BTC)
+        good = bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(unpadded, plain.score_BTC)
+        wild = dirty.first_nonfinite(case.lengths_B)
+        text = f"not finite: {wild}" if wild else "no bit changes" if good else "bits change"
+        yield as_row("poisoned memory", shape, torch.float32, 0 if good and not wild else 1, 0, text)

@@ -12,7 +12,7 @@ from lab.rooms.semicrf.workload.cases.case import Case, random_case
 from lab.rooms.semicrf.workload.cases.solution import Solution, solve
 
 Row = dict[str, Any]
-# (B, T, K, C): one frame, one label, K > T, K = 1, labels that are no power of two, more labels than a warp,
+# (B, T, K, C): one frame, one label, K > T, K = 1, labels not a power of two, more labels than a warp,
 # than one tile of a product.
 SMALL = (
     (1, 1, 1, 1),
@@ -44,9 +44,6 @@ class Subject:
 
     def solve(self, case: Case) -> Solution:
         return solve(case.to(self.device), self.backend)
-
-    def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        return SMALL
 
 
 def drawn(seed: int, shape: tuple[int, ...]) -> Case:

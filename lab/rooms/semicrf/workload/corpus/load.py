@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from operator import index
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from lab.core.words import plural
-from lab.errors import BadDataError
+from lab.errors import BadDataError, MissingError
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.workload.corpus.jsonl import _read_jsonl
 from lab.rooms.semicrf.workload.corpus.phones import PHONES_39
 from lab.rooms.semicrf.workload.corpus.synthetic import synthetic
 from lab.rooms.semicrf.workload.corpus.timit import is_timit, read_split
@@ -22,6 +26,7 @@ from lab.rooms.semicrf.workload.corpus.utterances import (
     Utterance,
     cropped,
     normalised,
+    tiled,
 )
 
 
@@ -70,11 +75,59 @@ def notes_of(corpus: Corpus) -> tuple[Note, ...]:
 
 def from_jsonl(folder: Path) -> Corpus:
     """`{train,test}.jsonl` as `preprocess` writes them; the dev split is a tenth of the training speakers."""
-    train, test = ([*_read_jsonl(folder / f"{split}.jsonl")] for split in ("train", "test"))
+    train, test = ([*read_jsonl(folder / f"{split}.jsonl")] for split in ("train", "test"))
     mapping = folder / "phone_mapping.json"
     phones = phones_of(mapping) if mapping.exists() else PHONES_39
     reject_unlike([*train, *test], len(phones), folder)
     return normalised(_with_dev(train, test, phones, str(folder)))
+
+
+def read_jsonl(path: Path) -> Iterator[Utterance]:
+    """Utterances in the TIMIT benchmark's JSON lines. Raises MissingError and BadDataError."""
+    if not path.is_file():
+        raise MissingError(
+            "no such file",
+            location=path,
+            fix="make it with: lab run semicrf preprocess --timit-dir ... --output-dir ...",
+        )
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _utterance(line, f"{path}:{number}")
+
+
+def _utterance(line: bytes, location: str) -> Utterance:
+    try:
+        row: dict[str, Any] = decoded(line)
+        with np.errstate(over="ignore"):  # named below
+            features = np.asarray(row["features"], dtype=np.float32)
+        segments = tuple(
+            (index(s), index(e), index(c)) for s, e, c in row["segments"]
+        )  # 5.9 does not name a frame
+        name, speaker = str(row["utterance_id"]), str(row["speaker_id"])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise BadDataError(f"not an utterance: {type(error).__name__}: {error}", location=location) from error
+    if features.ndim != 2 or not features.size:
+        raise BadDataError("its frames have no features", location=location)
+    try:
+        segments, mended = tiled(segments, len(features))
+    except ValueError as error:
+        raise BadDataError(str(error), location=f"{location}, utterance {name}") from error
+    if not np.isfinite(features).all():
+        t, d = np.argwhere(~np.isfinite(features))[0].tolist()
+        number = {"nan": "NaN"}.get(str(features[t, d]), f"{features[t, d]} in float32")
+        problem = f"utterance {name}, frame {t}, feature {d} is {number}"
+        raise BadDataError(
+            problem, location=location, fix="leave the utterance out: it would spoil all by their mean"
+        )
+    return Utterance(name, speaker, features, segments, mended)
+
+
+def decoded(line: bytes) -> Any:
+    """The line's content; with NaN and Infinity, which Python's json writes though JSON has neither."""
+    if b"NaN" in line or b"Infinity" in line:
+        return json.loads(line)
+    return msgspec.json.decode(line)
 
 
 class Mapping(msgspec.Struct):
@@ -97,7 +150,7 @@ def phones_of(path: Path) -> tuple[str, ...]:
 
 def reject_unlike(utterances: list[Utterance], phones: int, folder: Path) -> None:
     """Raises BadDataError for features of another number than the first's, which numpy may repeat to fit,
-    and for a label that is no phone.
+    and for a label beyond the phones.
     """
     for utterance in utterances:
         features, expected = utterance.features.shape[1], utterances[0].features.shape[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.errors import BadDataError
-from lab.rooms.semicrf.workload.corpus.features import HOP
+from lab.rooms.semicrf.workload.corpus.sound import HOP
 
 _NAMES = (
     "aa ae ah aw ay b ch d dh dx eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh sil t th uh uw v w y z"

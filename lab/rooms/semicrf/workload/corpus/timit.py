@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import MissingError
-from lab.rooms.semicrf.workload.corpus.features import log_mel, mfcc
 from lab.rooms.semicrf.workload.corpus.phones import frames_of, read_phones
-from lab.rooms.semicrf.workload.corpus.sound import read_sound
+from lab.rooms.semicrf.workload.corpus.sound import log_mel, mfcc, read_sound
 
 
 def is_timit(folder: Path) -> bool:

@@ -22,7 +22,7 @@ from lab.rooms.semicrf.workload.cases.case import Case, Partition, poison_free_m
 from lab.rooms.semicrf.workload.cases.solution import (
     Solution,
     difference,
-    mass_lines,
+    mass_error,
     same_bits,
     solve,
 )
@@ -279,12 +279,8 @@ def _mass(kernel: Kernel) -> Answer:
     """The gradient by the scores is a probability for each label of each frame."""
     case = kernel.case(11, 2, 20, 5, 4)
     solution = kernel.solve(case)
-    lines = mass_lines(case, solution)
-    unknown = set() if kernel.ends else {"start", "end", "segments"}
-    unknown |= {"duration", "segments"} if kernel.longest is not None else set()
-    lines = {name: value for name, value in lines.items() if name not in unknown}
-    name, worst = max(lines.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
-    text = solution.mended or f"the worst line of the ledger is {name}: off by {worst:.3g}"
+    worst = mass_error(case, solution)
+    text = solution.mended or f"labels of a frame sum to 1 within {worst:.2g}"
     return worst <= LEDGER_LIMIT and not solution.mended, worst, LEDGER_LIMIT, text
 
 

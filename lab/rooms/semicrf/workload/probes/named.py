@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.head import gold_score
+from lab.rooms.semicrf.model.segments import gold_score
 from lab.rooms.semicrf.workload.cases.case import Partition
 from lab.rooms.semicrf.workload.probes.kernel import Kernel
 
 
 def kernel_named(name: str, device: torch.device) -> Kernel:
-    """Raises UsageError where there is no such object, or its parameters are none of the documented ones."""
+    """Raises UsageError where the object is missing, or its parameters are not documented ones."""
     module_name, _, path = name.partition(":")
     try:
         target: Any = importlib.import_module(module_name)

@@ -1,8 +1,5 @@
-// Every function of both C++ sources on sizes around a vector's edge: a sanitizer sees each access beyond its memory.
+// Every function of the C++ source on sizes around a vector's edge: a sanitizer sees each access beyond its memory.
 #include "semicrf.cpp"
-namespace decode {
-#include "decode.cpp"
-}
 
 int main() {
     const int64_t batch = 2, frames = 11;
@@ -21,31 +18,20 @@ int main() {
             const std::vector<double> score = numbers(batch * frames * labels), into = numbers(labels * labels);
             const std::vector<double> lasting = numbers(longest * labels), first = numbers(labels), last = numbers(labels);
             const std::vector<int64_t> lengths{frames, 4};
-            std::vector<uint8_t> flagged(batch);
-            std::vector<int64_t> frame(batch);
-            std::vector<int32_t> exponent(size_t(batch * (frames + 1)));
-            std::vector<double> z = empty(batch), log_z = empty(batch), mass = empty(batch), worst = empty(batch);
-            std::vector<double> counts = empty(3 * batch * frames * labels), durations = empty(batch * longest * labels);
-            std::vector<double> crossed = empty(batch * labels * labels);
+            std::vector<double> log_z = empty(batch), best = empty(batch), durations = empty(batch * longest * labels);
+            std::vector<double> counts = empty(3 * batch * frames * labels), crossed = empty(batch * labels * labels);
+            std::vector<int32_t> marks(size_t(batch * frames));
             const Batch x{batch, frames, longest, labels, 1, 0, score.data(), lengths.data(), into.data(), lasting.data(), first.data(),
                           last.data()};
-            const Vectors rows = vectors(2 * batch * (frames + 1) * x.padded() / LANES);
-            double *alpha = reinterpret_cast<double*>(rows.get()), *gamma = alpha + batch * (frames + 1) * x.padded();
-            double *label = counts.data(), *starts = label + batch * frames * labels, *ends = starts + batch * frames * labels;
-            const Messages kept{alpha, gamma, exponent.data(), z.data(), log_z.data(), flagged.data()};
-            const Counts out{label, starts, ends, durations.data(), crossed.data(), mass.data(), frame.data()};
-            double* const error = worst.data();
-            lab_semicrf_forward(&x, &kept);
-            lab_semicrf_backward(&x, &kept, &out);
-            lab_semicrf_audit(&x, &out, &error);
-            for (int64_t count : {1, 3}) {
-                std::vector<double> best = empty(batch * count);
-                std::vector<int32_t> marks(size_t(batch * count * frames));
-                const decode::Found found{count, best.data(), marks.data()};
-                const Draws drawn{count, 7, flagged.data(), marks.data()};
-                decode::lab_semicrf_best(&x, &found);
-                std::fill(marks.begin(), marks.end(), 0);
-                lab_semicrf_draw(&x, &drawn);
-            }
+            const int64_t size = batch * (frames + 1) * x.padded();
+            const Vectors rows = vectors(3 * size / LANES);
+            double *alpha = reinterpret_cast<double*>(rows.get()), *label = counts.data();
+            double *starts = label + batch * frames * labels, *ends = starts + batch * frames * labels;
+            const Messages alone{nullptr, nullptr, nullptr, log_z.data()};
+            const Messages kept{alpha, alpha + size, alpha + 2 * size, log_z.data()};
+            const Counts out{label, starts, ends, durations.data(), crossed.data()};
+            const Best found{best.data(), marks.data()};
+            if (lab_semicrf_forward(&x, &alone) || lab_semicrf_forward(&x, &kept)) return 1;
+            if (lab_semicrf_backward(&x, &kept, &out) || lab_semicrf_best(&x, &found)) return 1;
         }
 }

@@ -18,12 +18,10 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
-from lab.rooms.semicrf.model import api, ledger, log_domain, naive  # noqa: E402
+from lab.rooms.semicrf.model import api, ledger, log_domain  # noqa: E402
 from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.model.native import choose  # noqa: E402
-from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
-from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.model.validation.points import Validator  # noqa: E402
 from lab.rooms.semicrf.model.validation.watch import CRFWatch  # noqa: E402
 from lab.rooms.semicrf.workload.checks.hostile import hostile_case  # noqa: E402
@@ -34,54 +32,6 @@ pytestmark = pytest.mark.torch
 compiled = pytest.mark.skipif(choose.missing_reason("cpu") is not None, reason="no C++ compiler")
 B, T, K, C = 2, 60, 8, 5
 CHUNK = slice(32, 48)
-WORDS = re.compile(
-    r"Posterior mass is not 1 in CRF backward \(PyTorch\): "
-    r"worst error (\S+)(?: by its durations)? \[first b=(\d)"
-    r".*; fp64 replay has mass 1, log Z \S+ \(here \S+\) and differs from t=(\d+)\]$"
-)
-
-
-def checkpoint(jump):
-    """Rows of the second sequence that the way back reads, e^jump too large."""
-
-    def plant(state):
-        state.alpha_BTC[1, CHUNK] *= math.exp(jump)
-        state.gamma_BTC[1, CHUNK] *= math.exp(jump)
-
-    return plant
-
-
-def stale(labels):
-    def plant(state):
-        state.alpha_BTC[1, CHUNK, labels] = 0.0
-        state.gamma_BTC[1, CHUNK, labels] = 0.0
-
-    return plant
-
-
-FAULTS = {
-    "the checkpoint of one sequence +0.5": checkpoint(0.5),
-    "the checkpoint of one sequence +5": checkpoint(5),
-    "the checkpoint of one sequence +50": checkpoint(50),
-    "the checkpoint of one sequence +75": checkpoint(75),
-    "one class of one sequence stale": stale(2),
-    "the whole checkpoint of one sequence stale": stale(slice(None)),
-    "the ring rotated by one": lambda s: s.gamma_BTC.copy_(s.gamma_BTC.roll(1, 1)),
-    "an exponent of one sequence not written": lambda s: s.exponent_BT[1, CHUNK].zero_(),
-    "log Z +3": lambda s: s.z_B.mul_(math.exp(3)),
-    "log Z -60": lambda s: s.z_B.mul_(math.exp(-60)),
-}
-
-
-def engine(plant):
-    """The C++ form as a kernel is: what its passes leave is used as it lies, whatever happened to it."""
-
-    def forward(problem, keep=True):
-        state = native_cpu.forward(problem)
-        plant(state)
-        return state
-
-    return lambda *_: SimpleNamespace(forward=forward, backward=lambda state: native_cpu.counted(state)[0])
 
 
 def step(validate, lengths=None, device="cpu"):
@@ -93,39 +43,19 @@ def step(validate, lengths=None, device="cpu"):
     return head, score, loss
 
 
-@compiled
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_that_leaves_every_number_finite_raises_the_alarm(monkeypatch, name):
-    monkeypatch.setattr(api, "engine_for", engine(FAULTS[name]))
-    head, score, loss = step(validate=False)
-    grads = [score.grad, *(p.grad for p in head.parameters())]
-    assert all(bool(torch.isfinite(value).all()) for value in (loss, *grads)), "the guide's checks see it"
-    with pytest.raises(RuntimeError) as caught:
-        step(validate=True)
-    words = WORDS.match(str(caught.value))
-    assert words, str(caught.value)
-    assert float(words[1]) > 0.02
-    if "one sequence" in name:
-        assert words[2] == "1"
+def test_the_worst_sequence_is_named_with_its_frame_and_what_float64_has(monkeypatch):
+    def backward(state):
+        found = log_domain.backward(state)
+        found.mass_error_B.copy_(torch.tensor([0.1, 0.5]))
+        found.mass_frame_B[1] = 7
+        return found
 
-
-@compiled
-def test_the_alarm_says_what_float64_has_and_from_which_frame_the_posteriors_are_others(monkeypatch):
-    monkeypatch.setattr(api, "engine_for", engine(checkpoint(5)))
-    with pytest.raises(RuntimeError) as caught:
-        step(validate=True)
-    monkeypatch.undo()
-    head, score, _ = step(validate=False)
-    problem = make_problem(score, head.transition_CC, head.duration_KC).detached()
-    right = float(naive.log_partition(problem)[1])
-    assert f"log Z {right:.6g} (here " in str(caught.value)
-    assert "differs from t=0]" in str(caught.value)  # counts come from the right
-
-
-@compiled
-def test_every_wrong_sequence_is_counted_and_the_worst_is_named(monkeypatch):
-    monkeypatch.setattr(api, "engine_for", engine(lambda s: s.z_B.mul_(torch.tensor([0.9, 0.5]))))
-    with pytest.raises(RuntimeError, match=r"worst error 1\.0e\+00 \[first b=1 t=\d+, 2 of 2 sequences; "):
+    engine = SimpleNamespace(forward=log_domain.forward, backward=backward)
+    monkeypatch.setattr(api, "engine_for", lambda *_: engine)
+    with pytest.raises(
+        RuntimeError,
+        match=r"worst error 5\.0e-01 \[first b=1 t=7; fp64 replay is finite, .*: the inputs are sound",
+    ):
         step(validate=True)
 
 
@@ -212,14 +142,6 @@ def test_the_alarm_is_silent_on_nan_padding_and_a_long_sequence():
     head.poison_padding = True
     score = torch.randn(2, 300, 3, requires_grad=True)
     head.loss(score, torch.tensor([300, 1]), torch.zeros(2, 300, dtype=torch.int64)).backward()
-
-
-def test_every_form_says_how_far_its_mass_is_off_and_where():
-    problem = random_problem(3, 20, 6, 3, seed=3)
-    for form in (naive.posteriors, log_domain.posteriors, api.posteriors):
-        found = form(**problem.arguments()) if form is api.posteriors else form(problem)
-        assert found.mass_error_B.dtype == torch.float64 and found.mass_frame_B.dtype == torch.int64
-        assert float(found.mass_error_B.max()) <= 1e-12
 
 
 def test_mass_is_measured_inside_the_sequence_nan_is_infinite_and_the_impossible_has_none_to_miss():

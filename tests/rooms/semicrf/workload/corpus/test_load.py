@@ -12,13 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from lab.errors import BadDataError, MissingError, UsageError
-from lab.rooms.semicrf.cli import run_semicrf
+from lab.errors import BadDataError, MissingError
 from lab.rooms.semicrf.config import PRESETS, TrainConfig
-from lab.rooms.semicrf.workload.corpus import features, phones, preprocess, timit
+from lab.rooms.semicrf.workload.corpus import phones, preprocess, timit
 from lab.rooms.semicrf.workload.corpus.load import from_jsonl, load_corpus
-from lab.rooms.semicrf.workload.corpus.synthetic import LONGEST_NARROW, NARROW, Truth
-from lab.rooms.semicrf.workload.corpus.utterances import collate, cropped
+from lab.rooms.semicrf.workload.corpus.utterances import cropped
 
 SMOKE = msgspec.convert(PRESETS["smoke"], TrainConfig)
 FOLDED_61 = [
@@ -106,26 +104,6 @@ def test_segments_tile_every_utterance_and_neighbours_differ(corpus):
         assert all(a != b for a, b in itertools.pairwise(labels))
 
 
-def test_narrow_durations_tell_apart_what_sounds_alike():
-    config = msgspec.structs.replace(SMOKE, durations="narrow", phones=7, utterances=40)
-    truth = Truth.draw(np.random.default_rng(config.seed), 7).narrowed()
-    assert np.array_equal(truth.means[[0, 3, 6]], truth.means[[2, 5, 6]])
-    assert not np.allclose(truth.means[0], truth.means[3])
-    segments = [s for u in load_corpus(config).train for s in u.segments]
-    seen = {label: {end - start for start, end, c in segments if c == label} for label in range(7)}
-    for label, durations in seen.items():
-        assert durations == {NARROW[label % 3] + off for off in (-1, 0, 1)}
-    assert max(end - start for start, end, _ in segments) == LONGEST_NARROW
-    for utterance in load_corpus(config).train:
-        threes = [label // 3 for _, _, label in utterance.segments]
-        assert all(a != b for a, b in itertools.pairwise(threes))
-
-
-def test_a_single_three_of_phones_has_no_neighbours_to_choose_from():
-    with pytest.raises(UsageError, match="at least 4 phones"):
-        load_corpus(msgspec.structs.replace(SMOKE, durations="narrow", phones=3))
-
-
 def test_features_are_normalised_by_the_training_set(corpus):
     frames = np.concatenate([u.features for u in corpus.train])
     assert np.allclose(frames.mean(0), 0, atol=1e-5) and np.allclose(frames.std(0), 1, atol=1e-4)
@@ -141,14 +119,6 @@ def test_fixed_length_cuts_and_leaves_out_but_never_pads(corpus):
 def test_a_fixed_length_that_nothing_reaches_is_an_error():
     with pytest.raises(BadDataError, match="no utterance is left"):
         load_corpus(msgspec.structs.replace(SMOKE, fixed_length=10_000))
-
-
-def test_collate_marks_every_segments_start_even_between_equal_labels(corpus):
-    first = corpus.train[0]
-    twin = type(first)("twin", "S", first.features[:6], ((0, 2, 1), (2, 6, 1)))
-    batch = collate([twin, first])
-    assert batch["starts"][0].nonzero()[0].tolist() == [0, 2]
-    assert batch["lengths"].tolist() == [6, len(first.features)] and not batch["labels"][0, 6:].any()
 
 
 def test_all_61_phones_fold_into_39():
@@ -263,13 +233,6 @@ def test_a_riff_file_shorter_than_its_header_promises_is_refused(timit_folder, k
     assert "si2.wav" in str(caught.value)
     path.write_bytes(whole + b"odd bytes after the sound")
     assert len(list(timit.read_split(timit_folder, "TEST"))) == 2
-
-
-def test_a_sphere_header_whose_count_is_no_number_is_refused(timit_folder):
-    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "SX1.WAV"
-    path.write_bytes(path.read_bytes().replace(b"sample_count -i 16000", b"sample_count -i abcde"))
-    with pytest.raises(BadDataError, match="unreadable NIST SPHERE header"):
-        list(timit.read_split(timit_folder, "TEST"))
 
 
 def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
@@ -435,15 +398,6 @@ def test_a_sound_shorter_than_a_window_is_refused(timit_folder, feature_type):
     write_sound(path, np.zeros(399))
     with pytest.raises(BadDataError, match="shorter than one window"):
         list(timit.read_split(timit_folder, "TEST", feature_type=feature_type))
-
-
-def test_more_cepstra_than_bands_are_refused():
-    """They would be those of fewer bands again, mirrored."""
-    sound = np.random.default_rng(0).standard_normal(4000)
-    mirrored = features.mfcc(sound, features.BANDS + 2)
-    assert np.allclose(mirrored[:, features.BANDS + 1], -mirrored[:, features.BANDS - 1], atol=1e-4)
-    option = next(one for one in run_semicrf.commands["preprocess"].params if one.name == "n_mfcc")
-    assert option.type.max == features.BANDS
 
 
 def test_a_folder_without_data_says_how_to_make_it(tmp_path):

@@ -1,4 +1,4 @@
-"""log Z, gradients and posterior mass against the definition in float64."""
+"""log Z, gradients, the head's loss and the best segmentation against the definition in float64."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import torch
 
-from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.ledger import mass_by_durations
-from lab.rooms.semicrf.workload.cases.case import Case
-from lab.rooms.semicrf.workload.cases.solution import Solution, mass_lines, solve
-from lab.rooms.semicrf.workload.checks.subject import LONG, Row, Subject, as_row, drawn
+from lab.rooms.semicrf.model import api, naive
+from lab.rooms.semicrf.model.head import SemiCRF
+from lab.rooms.semicrf.model.problem import make_problem
+from lab.rooms.semicrf.workload.cases.solution import Solution, solve
+from lab.rooms.semicrf.workload.checks.subject import LONG, SMALL, Row, Subject, as_row, drawn
 from lab.rooms.semicrf.workload.faults import planted, stale_messages
 
 
 def accuracy(subject: Subject) -> Iterator[Row]:
     """log Z and every gradient against the definition in float64, float64 and float32 inputs."""
-    for number, shape in enumerate(subject.shapes()):
+    for number, shape in enumerate(SMALL):
         case = drawn(subject.seed + number, shape)
         for dtype in (torch.float64, torch.float32):
             typed = case.to(dtype=dtype)
@@ -62,18 +62,6 @@ def compared(
         yield as_row(title, shape, dtype, worst, limit, f"worst {worst:.2g}")
 
 
-def ledgers(subject: Subject) -> Iterator[Row]:
-    """Posterior mass balances. Parameter gradients are float32 sums over the batch, so the limit is
-    float32's.
-    """
-    for number, shape in enumerate(subject.shapes()):
-        case = drawn(subject.seed + 100 + number, shape).to(dtype=torch.float32)
-        lines = mass_lines(case, subject.solve(case))
-        name, worst = max(lines.items(), key=lambda item: item[1])
-        yield as_row("ledger", shape, torch.float32, worst, 2e-5, f"the worst line is {name}: {worst:.2g}")
-        yield watched_mass(subject, case, shape)
-
-
 def audit(subject: Subject) -> Iterator[Row]:
     """A planted fault is noticed, and the gradients that come out are right all the same.
 
@@ -97,14 +85,41 @@ def audit(subject: Subject) -> Iterator[Row]:
         yield {**row, "check": f"mended {row['check']}"}
 
 
-def watched_mass(subject: Subject, case: Case, shape: tuple[int, ...]) -> Row:
-    """The quantity that the alarm watches in training: the worst frame's mass, as the backend computed it."""
-    on = case.to(subject.device)
-    posteriors = api.posteriors(**on.inputs(), backend=subject.backend)
-    covered_B = mass_by_durations(
-        posteriors.duration_BKC, case.lengths_B.to(subject.device), posteriors.log_z_B
-    )
-    worst = float(torch.maximum(posteriors.mass_error_B, covered_B).max())
-    return as_row(
-        "posterior mass", shape, torch.float32, worst, 2e-5, f"worst sequence is off by {worst:.2g}"
-    )
+def decoding(subject: Subject) -> Iterator[Row]:
+    """The best score equals the definition's, and the returned segments have that score."""
+    for number, shape in enumerate(SMALL):
+        case = drawn(subject.seed + 200 + number, shape)
+        on = case.to(subject.device)
+        scores, paths = api.viterbi(**on.inputs(), backend=subject.backend)
+        problem = make_problem(*case.inputs().values())
+        right, _ = naive.viterbi(problem)
+        path_scores = torch.stack([naive.path_score(problem, b, path) for b, path in enumerate(paths)])
+        worst = float(torch.maximum((scores.double().cpu() - right).abs(), (path_scores - right).abs()).max())
+        yield as_row("viterbi", shape, torch.float64, worst, 1e-9, f"scores and paths within {worst:.2g}")
+
+
+def head_loss(subject: Subject) -> Iterator[Row]:
+    """The head's loss of the best segmentation is what the definition makes of it, however two of the frames
+    are masked: a number common to all labels of a frame cancels.
+    """
+    shape = (3, 9, 4, 3)
+    case = drawn(subject.seed + 800, shape)
+    score_BTC = case.score_BTC.clone()
+    score_BTC[:, 2:4] = 0.0
+    problem = make_problem(**replace(case, score_BTC=score_BTC).inputs())
+    labels_BT, starts_BT = torch.zeros(shape[:2], dtype=torch.int64), torch.zeros(shape[:2], dtype=torch.bool)
+    right = []
+    for b, path in enumerate(naive.viterbi(problem)[1]):
+        right.append(naive.log_partition(problem.rows([b]))[0] - naive.path_score(problem, b, path))
+        for start, end, label in path:
+            labels_BT[b, start:end], starts_BT[b, start] = label, True
+    head = SemiCRF(shape[3], shape[2], backend=subject.backend).double()
+    head.load_state_dict({name: value for name, value in case.inputs().items() if name in head.state_dict()})
+    worst = 0.0
+    for mask in (0.0, -1e9, -1e13, -1e30, torch.finfo(torch.float64).min):
+        score_BTC[:, 2:4] = mask
+        inputs = (value.to(subject.device) for value in (score_BTC, case.lengths_B, labels_BT, starts_BT))
+        loss_B = head.to(subject.device).loss(*inputs, reduction="none").detach().cpu()
+        worst = max(worst, float((loss_B - torch.stack(right)).abs().max()))
+    text = f"within {worst:.2g} for every mask"
+    yield as_row("loss of the head", shape, torch.float64, worst, 1e-9, text)
