@@ -33,7 +33,7 @@ RARE = frozenset(("first", "last", "rest", "before", "after", "now", "more"))
 RARE_SHARE = 0.005
 PHRASES = re.compile(
     r"\b(is|are|holds) no (?!longer\b|more\b)|\bnobody\b|\bsomebody\b|\b(one|row|line|file|process) a side\b"
-    r"|\bin words\b|\bis told\b|\bcome what may\b",
+    r"|(?<!word )\bin words\b|\bis told\b|\bcome what may\b",
     re.IGNORECASE,
 )
 TEXTS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}

@@ -40,7 +40,7 @@ def processes_on(gpus: Sequence[Gpu], env: Mapping[str, str] | None = None) -> l
 
 
 def others(processes: Iterable[GpuProcess], step: str) -> list[GpuProcess]:
-    """Those that are not of this step; memory without a process is nobody's, once the step runs."""
+    """Those that are not of this step; memory without a process has no owner once the step runs."""
     return [process for process in processes if process.pid and not _is_of_step(process.pid, step)]
 
 

@@ -210,7 +210,7 @@ class Database:
 
 
 def lookup(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray, missing: int = -1) -> np.ndarray:
-    """values (n,) of `keys` (m,) at `wanted` (n,), `missing` where there is no such key; the first of a
+    """values (n,) of `keys` (m,) at `wanted` (n,), `missing` for an absent key; the first of a
     repeated key counts."""
     if not len(keys):
         return np.full(len(wanted), missing, dtype=np.int64)

@@ -44,7 +44,7 @@ def room_of(path: Path) -> Room:
     """The room that analyses a recording, or a folder of some, that lab did not make.
 
     A room that knows the layout of a folder comes first, then the one that reads recordings of any kind.
-    Raises MissingError where none does, BadDataError for a file that is no recording, UsageError where
+    Raises MissingError where none does, BadDataError for a file that is not a recording, UsageError where
     several know the layout.
     """
     if not path.exists():

@@ -17,7 +17,7 @@ MOST_BYTES, MOST_FILES = 256 << 20, 16_384
 def read_evidence(paths: Sequence[Path]) -> Evidence:
     """Read what the files say; a folder stands for the files in it.
 
-    Raises MissingError where there is no file, BadDataError where none can be read. Of several files those
+    Raises MissingError without a file, BadDataError where none can be read. Of several files those
     that cannot be read are in `missing`.
     """
     files = list(_files(paths))

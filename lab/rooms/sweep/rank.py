@@ -129,7 +129,9 @@ def _gemm_rows(trace: Capture) -> list[dict[str, Any]]:
             "n": stats["count"],
             **{f"{name}_us": stats[name] for name in figures},
             "cv": stats["cv"],
-            "tflops_median": [_tflops(*size, us) for size, us in zip(sizes, times_us, strict=True)],
+            "tflops_median": [
+                _tflops(b, m, n, k, bias, us) for (b, m, n, k, bias), us in zip(sizes, times_us, strict=True)
+            ],
         }
     )
 

@@ -101,7 +101,7 @@ def read_settings(
 ) -> list[Setting]:
     """Every setting below `folder` that has a readable rank; what the first one lacks names the others.
 
-    Raises MissingError where there are no traces, BadDataError where none of them can be read.
+    Raises MissingError without any trace, BadDataError where none of them can be read.
     """
     found_configs = configs_of(folder, ranks=ranks)
     configs = [window for config in found_configs for window in config.windows()]
@@ -193,7 +193,7 @@ def _lost_calls(explained: Explained, world: int) -> list[str]:
 def read_work(job: Job) -> list[Read]:
     """The work of each process in a recording of any format, one in most.
 
-    Raises LabError if it cannot be read or holds no events.
+    Raises LabError if it cannot be read or lacks events.
     """
     traces = rank_captures(load_capture(job.path, salvage=job.salvage))
     reads = [
@@ -210,7 +210,7 @@ def read_work(job: Job) -> list[Read]:
     ]
     if not any(len(read.work) for read in reads):
         raise BadDataError(
-            "the trace holds no events, so it cannot be read as a rank",
+            "the trace is empty of events, so it cannot be read as a rank",
             location=job.path,
             fix="record this rank again, or leave its file out",
         )

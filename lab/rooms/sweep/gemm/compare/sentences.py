@@ -88,8 +88,7 @@ def _changes(rows: pd.DataFrame) -> str:
     """The proven changes, then the range of the others, why they are unproven, and what would show more."""
     proven = rows[rows["judgement"].isin(PROVEN)]
     clauses = [
-        f"{name_of(row)} {row.judgement} by {abs(row.change_percent):.1f} %"  # type: ignore[arg-type]
-        for row in proven.itertuples()
+        f"{name_of(row)} {row.judgement} by {abs(row.change_percent):.1f} %" for row in proven.itertuples()
     ]
     unproven = rows.drop(proven.index)
     for judgement, judged in unproven.groupby("judgement"):

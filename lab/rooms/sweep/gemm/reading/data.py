@@ -60,7 +60,8 @@ class SweepData:
         """Setting and rank of each trace that was read."""
         import pandas as pd
 
-        return pd.DataFrame(self.rows["timeline"], columns=[*SETTING, "rank"])
+        traces: pd.DataFrame = pd.DataFrame(self.rows["timeline"], columns=[*SETTING, "rank"])
+        return traces
 
     @cached_property
     def gemm(self) -> pd.DataFrame:
@@ -85,9 +86,8 @@ class SweepData:
                     file = os.path.relpath(tables.figures.path, self.folder)
                     columns = {**setting._asdict(), "rank": rank, "file": file}
                     frames.append(pd.DataFrame(table.as_dict()).assign(**columns))
-        return (
-            pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*KEY, "rank", "file"])
-        )
+        empty: pd.DataFrame = pd.DataFrame(columns=[*KEY, "rank", "file"])
+        return pd.concat(frames, ignore_index=True) if frames else empty
 
 
 def read_sweep(
