@@ -165,11 +165,12 @@ def test_the_site_builds_with_every_link_checked(tmp_path):
 
 
 def words(page: Path) -> int:
-    return len(page.read_text().split())
+    """Tokens with a letter or digit: the rules of a table are not read."""
+    return sum(any(map(str.isalnum, token)) for token in page.read_text().split())
 
 
 def test_the_docs_stay_short():
-    assert sum(words(page) for page in ROOT.glob("docs/*.md")) <= 34_000
+    assert sum(words(page) for page in ROOT.glob("docs/*.md")) <= 28_000
     assert words(ROOT / "CHANGELOG.md") <= 1_500
 
 
