@@ -132,6 +132,7 @@ def reap(child: int) -> int | None:
     """Collect dead processes; the status of `child` once it is dead, else None."""
     while True:
         try:
+            # waitid only looks: the wait status comes from waitpid.
             info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return 0
@@ -156,6 +157,7 @@ def descendants() -> list[int]:
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
+                    # The program's name, in parentheses, may hold spaces and parentheses.
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue  # ended while we looked

@@ -83,7 +83,7 @@ class _Check:
         self.sets: dict[str, dict[str, list[Process]]] = {}  # by folder and side, in the order of the rounds
 
     def verdict(self, allowed: float) -> Verdict:
-        """That of the first look that decides."""
+        """Verdict of the first look that decides."""
         for name, side in self.sides.items():
             self._run(side, self.out / "warm-up" / f"{name}_00.json", 0)
             self.say(f"{name} 0, warm-up, dropped")
@@ -106,7 +106,7 @@ class _Check:
                 yield turn, samples
 
     def _look(self, turn: int, samples: dict[str, list[Process]], allowed: float) -> Verdict | None:
-        """Its verdict if it ends the check.
+        """Judge one look; its verdict if it ends the check.
 
         What one look proves and few processes of a second set do not show, more of both sets may.
         """
@@ -125,7 +125,7 @@ class _Check:
         return verdict if ends else None
 
     def _confirmed(self, verdict: Verdict, rounds: int) -> Verdict:
-        """By as many processes of a second set: what is proven has to show in them, by themselves, too."""
+        """Confirm by as many processes of a second set: what is proven has to show in them alone, too."""
         self.say(f"a slowdown is proven: a second set of {rounds} per side has to show it, too")
         for _ in self._rounds(rounds, SECOND):
             pass
@@ -159,6 +159,7 @@ class _Check:
         path = inside(recording) if side.image else str(recording)
         words = [word.replace(PLACE, path) for word in self.command]
         env = {**os.environ, VARIABLE: path}
+        # Named by the path of the recording, so two checks never take each other's container.
         digest = hashlib.sha256(str(recording).encode()).hexdigest()[:12]
         name = f"{CONTAINER}{digest}-{recording.stem}"
         if side.image:

@@ -160,7 +160,7 @@ def time_is_large(a: Units, b: Units, name: str) -> bool:
 
 
 def times_beyond_error(a: Units, b: Units) -> list[str]:
-    """Those of TIMED that changed by 3 % of the unit, and by more than the error of their means (Welch over
+    """Select from TIMED what changed by 3 % of the unit and by more than the error of their means (Welch over
     the steps, Holm over what is tested)."""
     large = [name for name in TIMED if time_is_large(a, b, name)]
     p_values = [

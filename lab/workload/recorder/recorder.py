@@ -360,7 +360,7 @@ def _out_arguments(func: Any, kwargs: Any) -> list[Tensor]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Of its memory; 0 where it has none of its own."""
+    """Address of its memory; 0 without its own."""
     try:
         return int(tensor.data_ptr())
     except (RuntimeError, NotImplementedError):  # sparse, or a subclass

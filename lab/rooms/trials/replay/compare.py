@@ -1,4 +1,4 @@
-"""From the records of some runs to the first place where bits differ, and the kind of difference. Pure."""
+"""Compare the records of some runs: the first place where bits differ, and the kind of difference. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Record(NamedTuple):
         return bool(self.recording.meta.get("replicated"))
 
     def fact(self, name: str) -> str:
-        """From the head of the record, "" where it has none."""
+        """One fact of the record's head, "" where it has none."""
         return str(self.recording.meta.get(name, ""))
 
     def steps(self) -> list[int]:
@@ -138,7 +138,7 @@ def compare(records: Sequence[Record]) -> Finding:
 
 
 def _order(place: Divergence) -> tuple[int, ...]:
-    """By step and place, what came from another rank last; equal places by whether it was made there."""
+    """Sort key: step and place, what came from another rank last; then whether it was made there."""
     in_place = (place.equal_inputs is False, place.kind == "ranks", place.rank)
     return (place.step, place.inherited, place.index, *in_place)
 

@@ -215,7 +215,7 @@ def machine_for(problem: Problem, sizes: Sizes) -> Machine:
 
 @functools.cache
 def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: Sizes, used: int) -> Machine:
-    """From the cache of compiled ones if it is there."""
+    """Compile the machine, or take it from the cache."""
     path = cuda_driver.find_nvrtc()
     if path is None:
         raise UsageError(f"the CUDA kernels cannot run here: {available()}", fix="backend='torch' or 'auto'")

@@ -38,7 +38,7 @@ SOURCE = Path(__file__).with_name("semicrf.cu")
 
 @functools.cache
 def kernels() -> dict[str, tuple[str, dict[str, str]]]:
-    """By name: the constant that says how many threads it takes, and its parameters' types by name."""
+    """Kernels by name: the constant with their number of threads, and types of parameters by name."""
     matches = KERNEL.findall(SOURCE.read_text())
     return {
         name: (threads, {parameter: kind for kind, parameter in PARAMETER.findall(arguments)})
@@ -79,7 +79,7 @@ class Sizes:
         return min(ceiling(labels, 8) * 8, self.padded(labels))
 
     def constants(self, wide: int) -> dict[str, int]:
-        """What the source takes besides types and labels."""
+        """Constants that the source takes besides types and labels."""
         numbers = {"N": self.block, "THREADS": self.threads, "TILE": self.tile, "STAGE": self.stage}
         return {**numbers, "PARTS": self.parts * self.narrowest // wide}
 
@@ -116,7 +116,7 @@ class Shape:
         return ceiling(self.frames, self.sizes.tile)
 
     def numbers(self) -> dict[str, int]:
-        """By the kernels' names."""
+        """Numbers of this plan by their names in the kernels."""
         names = ("batch", "frames", "longest", "labels", "blocks", "tiles")
         derived = {"far_blocks": self.far, "CP": self.wide, "THREADS": self.sizes.threads}
         return {name: getattr(self, name) for name in names} | derived
