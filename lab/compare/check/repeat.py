@@ -40,6 +40,7 @@ Say = Callable[[str], None]
 
 def schedule(rounds: int) -> list[tuple[int, str]]:
     """(round, side) of every process in order; round 0 warms up."""
+    # Warming GPUs and other load drift: B H H B gives both sides the same share of a linear drift.
     order = (("base", "head"), ("head", "base"))
     return [(turn, name) for turn in range(rounds + 1) for name in order[turn % 2]]
 
@@ -57,6 +58,7 @@ def repeat(sides: tuple[Side, Side], command: Sequence[str], out: Path, allowed:
     make_folder(out)
     with exclusive(out / LOCK, busy="another lab check runs in this folder", fix="wait for it"):
         for name in ("base", "head", SECOND):
+            # Mixed with recordings of another time, drift of the machine would look like a change.
             if (out / name).is_dir() and any((out / name).iterdir()):
                 raise BusyError(
                     "recordings of earlier processes are here",
@@ -96,12 +98,14 @@ class _Check:
         """After every round: its number, and all processes by side. folder: that of the set, in `out`."""
         samples = self.sets.setdefault(folder, {name: [] for name in self.sides})
         earlier_rounds = len(samples["base"])  # of a second set, at an earlier look
+        # +1: round 0 of the schedule is the warm-up, which a second set does not need.
         for turn, name in schedule(rounds)[2 * (earlier_rounds + 1) :]:
             label = f"{folder}_{name}" if folder else name
             recording = self.out / folder / name / f"{label}_{turn:02}.json"
             self._run(self.sides[name], recording, turn)
             self.say(f"{f'{folder} set: ' if folder else ''}{name} {turn} of {rounds}")
             samples[name] += processes(recording)
+            # Looks come after whole rounds: an extra process would give one side more of the drift.
             if len(samples["base"]) == len(samples["head"]):
                 yield turn, samples
 

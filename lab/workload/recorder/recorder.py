@@ -84,6 +84,7 @@ class Recorder:
         original, recorder = nn.Module.__call__, self
 
         def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            # A forked data loader inherits the patch; its rows would mix into those of its parent.
             if is_compiling() or recorder.thread.busy or os.getpid() != recorder._pid:
                 return original(self, *args, **kwargs)
             return recorder.call(original, self, args, kwargs)

@@ -111,6 +111,7 @@ def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     shape, bound = shape_of(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
     state = State(inputs, machine_for(inputs, sizes), shape, bound, keep, bound["log_z"], None)
     run_messages(state)
+    # The copy of the flags is queued before the counts, which then run while the host waits for it.
     flags = state.machine.fetched(state.buffer("flags"))
     if keep and count:
         run_counts(state)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+# As cudaMalloc aligns: a buffer in a workspace is read like a tensor of its own.
 ALIGNED_BYTES = 256
 BYTES = {torch.float64: 8, torch.float32: 4, torch.int32: 4, torch.int64: 8, torch.uint8: 1}
 TYPES = {
