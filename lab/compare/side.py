@@ -161,7 +161,7 @@ class Work:
 
     @property
     def unlinked_share(self) -> float:
-        """Of the GPU time, in operations without a known op."""
+        """Share of the GPU time in operations without a known op."""
         keys, key_of = self.keys
         bare = np.array([key[0] == "" for key in keys], dtype=bool)[key_of]
         return float(self.dur_ns[bare].sum() / max(int(self.dur_ns.sum()), 1))
@@ -360,6 +360,7 @@ def plain_name(text: str) -> str:
         if letter in "<{":
             depth += 1
         elif letter in ">}" and name[index - 1 : index] != "-":
+            # The `>` of `->` closes no bracket.
             depth -= 1
         elif letter == "(" and depth <= 0 and index:
             return name[:index]
@@ -367,7 +368,7 @@ def plain_name(text: str) -> str:
 
 
 def memory_name(text: str) -> tuple[str, str] | None:
-    """Of a copy or fill, the tool that writes its name so, and the name for all tools."""
+    """Find the tool that writes a copy's or fill's name so, and its name for all tools."""
     for tool, pattern in _MEMORY.items():
         if match := pattern.match(text):
             ends = [group[0].upper() for group in match.groups() if group]

@@ -105,6 +105,7 @@ def judge_signatures(
                 further=None,
             )
         )
+    # One-sided each: half of the false alarms for slower, half for faster.
     slower, faster = ((holm(p) <= alarms / 2).tolist() for p in (p_slower, p_faster))
     for signature, is_slower in zip(decided, slower, strict=True):
         signature.outcome = "regression" if is_slower else signature.outcome
@@ -130,6 +131,7 @@ def judge_signatures(
 
 
 def _geometric(times: Sequence[float]) -> float:
+    # The mean of the logs, in which times are compared.
     return float(np.exp(np.log(times).mean()))
 
 

@@ -217,12 +217,12 @@ def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
 
 
 def _beside(merged: np.ndarray, removed: np.ndarray) -> np.ndarray:
-    """What of a union lies outside another."""
+    """Part of a union that lies outside another."""
     return subtract(merged, removed) if len(merged) and len(removed) else merged
 
 
 def _length(merged: np.ndarray) -> int:
-    """Of a union (m, 2)."""
+    """Length of a union (m, 2)."""
     return int((merged[:, 1] - merged[:, 0]).sum())
 
 

@@ -124,14 +124,14 @@ def outcome_of(totals: Sequence[Total]) -> str:
 
 
 def quantities_of(processes: Sequence[StepTimes]) -> list[str]:
-    """Those that every process has."""
+    """Quantities that every process has."""
     if not processes:
         return []
     return [name for name in processes[0] if all(name in process for process in processes)]
 
 
 def _statistics_of(processes: Sequence[StepTimes], name: str) -> list[str]:
-    """Those for which every process has enough steps."""
+    """Statistics for which every process has enough steps."""
     steps = min(len(process[name]) for process in processes)
     statistics = [MEAN]
     statistics += [MEDIAN] if steps > MEDIAN_STEPS else []
@@ -152,7 +152,7 @@ def values_of(
 
 
 def statistic_of(steps_ns: np.ndarray, statistic: str) -> float:
-    """Of the steps without the first, where there are several."""
+    """Compute over the steps without the first, where there are several."""
     if statistic == FIRST:
         return float(steps_ns[0])
     later_ns = steps_ns[1:] if len(steps_ns) > 1 else steps_ns

@@ -153,7 +153,7 @@ def bus_of(render_node: str | None, env: Mapping[str, str]) -> str | None:
 
 
 def _states(env: Mapping[str, str]) -> dict[str, State]:
-    """By PCI address, from amd-smi's JSON: a list, or one under `gpu_data`, as newer versions write it."""
+    """States by PCI address, from amd-smi's JSON: a list, under `gpu_data` in newer versions."""
     listed = _rows(_answer(["amd-smi", "list", "--json"], env))
     metrics = ["amd-smi", "metric", "--clock", "--power", "--temperature", "--json"]
     address = {row.get("gpu"): str(row.get("bdf", "")).lower() for row in listed}

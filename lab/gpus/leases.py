@@ -84,6 +84,7 @@ def _acquire(
             fcntl.flock(handle, fcntl.LOCK_UN)
             busy = "used by a container of lab, whose run `lab runs reap` or `lab runs stop` can end"
         if busy is None:
+            # Emptied first: a reader in between sees no holder, not half of two.
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps({"holder": holder, "pid": os.getpid()}).encode(), 0)
             return True
@@ -127,6 +128,7 @@ def _make(path: Path) -> None:
     handle, temporary = tempfile.mkstemp(prefix=".lock-", dir=path.parent)
     try:
         os.fchmod(handle, 0o666)  # despite the umask, and before the file has its name
+        # A link fails where a rename would replace the file that another process has locked.
         with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
     finally:

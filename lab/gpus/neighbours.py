@@ -40,7 +40,7 @@ def processes_on(gpus: Sequence[Gpu], env: Mapping[str, str] | None = None) -> l
 
 
 def others(processes: Iterable[GpuProcess], step: str) -> list[GpuProcess]:
-    """Those that are not of this step; memory without a process has no owner once the step runs."""
+    """Processes that are not of this step; memory without a process has no owner once the step runs."""
     return [process for process in processes if process.pid and not _is_of_step(process.pid, step)]
 
 
@@ -66,7 +66,7 @@ def notes_on(gpus: Sequence[Gpu]) -> tuple[str, ...]:
 
 
 def nvml_processes(uuids: Sequence[str]) -> list[GpuProcess] | None:
-    """By NVML; None where it cannot be asked."""
+    """Ask NVML for the processes; None where it cannot be asked."""
     try:
         import pynvml as nvml
 
@@ -112,7 +112,7 @@ def _text(value: str | bytes | None) -> str:
 
 
 def _by_smi(uuids: Sequence[str]) -> list[GpuProcess]:
-    """By nvidia-smi, for hosts without nvidia-ml-py."""
+    """Ask nvidia-smi, for hosts without nvidia-ml-py."""
     processes = [row for row in _smi(*QUERY) if len(row) == 4 and row[0] in uuids and row[1].isdecimal()]
     rows = [
         GpuProcess(gpu=gpu, pid=int(pid), name=name, mem_bytes=_bytes(used))

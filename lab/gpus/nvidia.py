@@ -133,7 +133,7 @@ def with_instances(gpus: Sequence[Gpu], divided: set[str], listing: str) -> Inve
 
 
 def some_usable(inventory: Inventory) -> Inventory:
-    """The same. Raises GpuError for GPUs of which none can compute."""
+    """Check `inventory`. Raises GpuError for GPUs of which none can compute."""
     if inventory.usable or not (inventory.empty or inventory.dead):
         return inventory
     if inventory.dead:
@@ -295,7 +295,7 @@ def _arch(capability: str) -> str | None:
 
 
 def _nvml(env: Mapping[str, str]) -> Inventory:
-    """The same through NVML, for containers without nvidia-smi. Needs the package nvidia-ml-py."""
+    """Inventory through NVML, for containers without nvidia-smi. Needs the package nvidia-ml-py."""
     try:
         import pynvml
     except ImportError:

@@ -91,6 +91,7 @@ def visible_env(gpus: Sequence[Gpu], vendor: str) -> dict[str, str]:
         return dict.fromkeys(HIDING, "-1")
     if vendor == "amd":
         return {"ROCR_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in gpus)}
+    # CUDA's own order is by speed; NVML and nvidia-smi count by PCI bus.
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus)}
 
 

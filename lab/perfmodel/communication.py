@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Communication(NamedTuple):
-    """What a communication kernel is.
+    """A communication kernel.
 
     kind is that of `pairing.kinds`, "" where the name does not say. blocking: no rank leaves before all have
     entered. fused: it computes as well (a norm behind the all-reduce), so it is both.
@@ -81,7 +81,7 @@ OPS = (
 
 @lru_cache(maxsize=1 << 16)
 def communication(kernel: str) -> Communication | None:
-    """What a kernel communicates, by its name; None if it does not."""
+    """Classify a kernel by name; None if it does not communicate."""
     if _LOCAL.search(kernel):
         return None
     for pattern, (library, _, kind, blocking, fused) in _PATTERNS:

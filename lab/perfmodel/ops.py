@@ -334,7 +334,7 @@ def _reduced(
 
 
 def _index_select(call: OpCall) -> Work | None:
-    """What an embedding launches: a row of the table is read and written per index; nothing is computed."""
+    """Cost of an embedding: a row of the table is read and written per index; no FLOPs."""
     x, axis, indices = call.tensor(0), call.numbers(1), call.shape(2)
     if x is None or len(axis) != 1 or indices is None or not call.element_bytes(0):
         return None

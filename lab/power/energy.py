@@ -1,4 +1,4 @@
-"""From readings of power to joules over a window, with the bounds that the truth lies in.
+"""Joules over a window from readings of power, with the bounds that the truth lies in.
 
 Between two readings the power lies between them: the integral is the trapezoid, and its bounds take the lower
 and the higher of both. Idle power is that of the log outside the window, subtracted with its own error. Where

@@ -49,7 +49,7 @@ class NvmlMeter:
         return instant_w or _per_1000(self._value("nvmlDeviceGetPowerUsage")) or None
 
     def facts(self) -> dict[str, Any]:
-        """What else affects a measurement: limits, clocks, temperature, throttling. None: not reported."""
+        """Facts that affect a measurement: limits, clocks, temperature, throttling. None: not reported."""
         return {
             "uuid": self.uuid,
             "driver": self._reported("nvmlSystemGetDriverVersion"),
@@ -93,7 +93,7 @@ class NvmlMeter:
         return values[0].value.uiVal / 1e3 or None if reported else None
 
     def _value(self, name: str, *arguments: Any) -> Any:
-        """What NVML answers for this GPU; None where the GPU or the driver does not report it."""
+        """Ask NVML about this GPU; None where GPU or driver do not report it."""
         return self._reported(name, self._gpu, *arguments)
 
     def _reported(self, name: str, *arguments: Any) -> Any:

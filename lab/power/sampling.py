@@ -170,7 +170,7 @@ def _readers(gpus: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, str, Any]],
 
 
 def _amd(render_node: str | None, asked: list[AmdSmi]) -> Callable[[], State]:
-    """How to read an AMD GPU: the kernel's files, which cost nothing; amd-smi where they lack its clock.
+    """Read an AMD GPU by the kernel's files, which are free; by amd-smi where they lack its clock.
 
     asked holds amd-smi once it was asked. Raises GpuError with the reasons of both.
     """

@@ -1,4 +1,4 @@
-"""From samples of a meter to energy over a window. Plain numbers; the same for a real GPU and a test's fake.
+"""Energy over a window from samples of a meter. Plain numbers; the same for a real GPU and a test's fake.
 
 The counter moves in steps (about every 100 ms on an H200), so a window runs from one step to another: what
 happens between two steps is known exactly, up to the polling period. Without a counter, sampled power is

@@ -68,6 +68,7 @@ def settled(capture: Capture) -> Capture:
     callers = len(distinct(api.process))
     if not 2 <= callers <= MOST_PROCESSES:
         return capture
+    # Ids that do not repeat join right as they are.
     if not (_repeat(api.corr, api.process) or _repeat(operators.external_id, operators.process)):
         return capture
     return _with_ids_apart(capture, owner)
@@ -188,9 +189,11 @@ def _processes_of_rows(
     by_label: dict[str, int | None] = {}
     for index in distinct(api.process).tolist():
         label = labels.get(int(pids[index]), "")
+        # A label that two processes share decides nothing.
         by_label[label] = None if label in by_label else index
     rows = distinct(ops.pid).tolist()
     wanted = [by_label.get(labels.get(pid, "")) for pid in rows]
+    # A file with labels on some rows only is judged by its calls.
     if "" not in by_label and None not in wanted:
         indices = np.array(wanted, dtype=np.int64)
         return indices[np.searchsorted(np.array(rows), ops.pid)], []
@@ -224,6 +227,7 @@ def innermost(slices: Table, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray
     result, parent = np.full(len(ts_ns), -1, dtype=np.int64), parents(slices)
     for thread_pid, thread_tid in sorted(set(zip(pid.tolist(), tid.tolist(), strict=True))):
         rows = np.flatnonzero((slices.pid == thread_pid) & (slices.tid == thread_tid))
+        # Of slices that begin together the longer one is the outer one.
         rows = rows[np.lexsort((-slices.end_ns[rows], slices.start_ns[rows]))]
         asked = np.flatnonzero((pid == thread_pid) & (tid == thread_tid))
         index = np.searchsorted(slices.start_ns[rows], ts_ns[asked], side="right") - 1
@@ -281,6 +285,7 @@ def _by_calls(ops: Table, api: Table, num_processes: int) -> tuple[np.ndarray, l
     launcher, owner = _the_one_left(only_caller.values(), ops.corr, api), all_of_row.values()
     for row, certain in _certain(launcher, row_of):
         owner[row] = certain
+    # A number that stands twice in one row of the file may be of two processes.
     alone = _alone(np.stack([row_of, ops.corr], axis=1))
     launcher = np.where((launcher < 0) & alone, owner[row_of], launcher)
     lost = int((launcher < 0).sum())
@@ -324,7 +329,7 @@ def _unknown(processes: int, operations: int) -> str:
 
 
 class _Only:
-    """Of each of n things the only process that was added for it; -1 for none and for several."""
+    """Collect for each of n things the one process that was added for it; -1 for none and for several."""
 
     def __init__(self, size: int) -> None:
         self._count, self._process = np.zeros(size, dtype=np.int32), np.full(size, -1, dtype=np.int64)

@@ -111,7 +111,7 @@ def with_processes(capture: Capture) -> Capture:
 
 
 def single_processes(capture: Capture) -> dict[int, Capture]:
-    """For each process that has rows, by its index, a capture of its rows alone.
+    """Split into one capture per process that has rows, by the index of the process.
 
     Rows that no process claims (`process` -1) are the last, as -1. A recording of one process is returned
     as it is. `processes` of each has one entry and `process` of its rows is 0; `lacks`
@@ -244,7 +244,7 @@ def _only(capture: Capture, indices: Sequence[int], process: Process) -> Capture
 def _torch_tables(
     capture: Capture, ops: np.ndarray, operators: np.ndarray, tables: dict[str, Table]
 ) -> dict[str, Table]:
-    """Of the tables that torch.profiler alone has, the rows that belong to masks of `ops` and `operators`."""
+    """Select from the tables that torch.profiler alone has, by masks of `ops` and `operators`."""
     pids = np.concatenate([tables["api"].pid, tables["ranges"].pid])
     rows_of_pids = {name: getattr(capture, name) for name in _OF_PIDS}
     rows_of_pids = {name: table.where(np.isin(table.pid, pids)) for name, table in rows_of_pids.items()}

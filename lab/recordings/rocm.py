@@ -57,7 +57,7 @@ class Parts:
     problems: list[str] = field(default_factory=list)
 
     def add_dispatches(self, process: int, ids: np.ndarray, *, calls: bool) -> None:
-        """What the dispatch ids (n,) of a process prove; see `dispatch_lacks`."""
+        """Judge the dispatch ids (n,) of a process; see `dispatch_lacks`."""
         self.lacks += dispatch_lacks(process, ids, calls=calls)
         self.problems += repeated_dispatches(ids)
 
@@ -194,6 +194,7 @@ def _gaps(numbers: np.ndarray) -> str:
 
 def repeated_dispatches(ids: np.ndarray) -> list[str]:
     """One sentence where several rows have one dispatch id: passes of a replay for counters."""
+    # Seen in ROCm/rocm-systems#11422 and ROCm/rocm-systems#10439.
     recorded = ids[ids > 0]
     repeated = len(recorded) - len(distinct(recorded))
     if not repeated:

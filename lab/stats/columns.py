@@ -66,11 +66,13 @@ def distinct_rows(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     code, size = np.zeros(len(keys), dtype=np.int64), 1
     for values in keys.T:
         lowest, span = int(values.min()), int(values.max()) - int(values.min()) + 1
+        # A wide column (ids, times) is ranked first: codes of several such columns would leave int64.
         if span > 2**31:
             used, codes = np.unique(values, return_inverse=True)
             span = len(used)
         else:
             codes = values.astype(np.int64) - lowest
+        # The codes so far are ranked again before the next column would take them out of int64.
         if size * span >= _CODE_LIMIT:
             code, size = _ranks(code, size)
         code = code * span + codes
@@ -95,6 +97,7 @@ def per_distinct(keys: np.ndarray, value_of: Callable[[Any], Any], *, width: int
 
 def _ranks(code: np.ndarray, size: int) -> tuple[np.ndarray, int]:
     """Rank (n,) of each `code` (n,), below `size`, among the distinct ones, and how many these are."""
+    # Flags beat a sort, unless they were many more than the rows.
     if size > 8 * len(code) + 1024:
         used, rank = np.unique(code, return_inverse=True)
         return rank, len(used)

@@ -65,6 +65,7 @@ def permutation_p(
     mixed = [rows for rows in _rows_of(blocks) if 0 < treated[rows].sum() < len(rows)]
     if not mixed:
         return math.nan
+    # Centred in each block, so that differences between blocks add no variance.
     centred = [values[rows] - values[rows].mean() for rows in mixed]
     num_treated = [int(treated[rows].sum()) for rows in mixed]
     observed = abs(sum(float(x[treated[rows]].sum()) for x, rows in zip(centred, mixed, strict=True)))
@@ -78,6 +79,7 @@ def permutation_p(
         random.permuted(np.tile(x, (resamples, 1)), axis=1)[:, :k].sum(axis=1)
         for x, k in zip(centred, num_treated, strict=True)
     )
+    # The observed arrangement is one of all: without it p could be 0 (Phipson and Smyth, 2010).
     return float((1 + _reaches(np.asarray(shuffled), observed).sum()) / (1 + resamples))
 
 
@@ -90,6 +92,7 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
     raw = np.asarray(p_values, dtype=float)
     corrected = np.full(len(raw), np.nan)
     order = np.argsort(raw, kind="stable")[: np.count_nonzero(~np.isnan(raw))]  # NaN is sorted last
+    # Holm's steps: the guarantee of Bonferroni's, and never weaker.
     factors = np.arange(len(order), 0, -1)
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(raw[order] * factors))
     return corrected
@@ -138,6 +141,7 @@ def mcb_critical(num: int, free: int, level: float = 0.05) -> float:
     By simulation with a fixed seed, to about 0.01.
     """
     random = np.random.default_rng(SEED)
+    # All comparisons share one mean, which correlates them: one draw of it is in each.
     centre = random.standard_normal(DRAWS)
     largest = np.full(DRAWS, -np.inf)
     for _ in range(num - 1):

@@ -18,6 +18,7 @@ from lab.stats.means import Sample, beyond_p, difference_ci
 
 Outcome = Literal["regression", "excluded", "undecided"]
 LEVEL = 0.99
+# With two processes per side t at 99 % is 9.9: no change would be seen.
 LEAST = 3
 MOST_REPEATS = 10_000
 
@@ -79,9 +80,11 @@ def decide(
     excluding_level = level if excluding is None else excluding
     half, narrow = (difference_ci(*spreads, level=share)[1] for share in (level, excluding_level))
     decision.low, decision.high = math.expm1(change - half), math.expm1(change + half)
+    # A change of half the interval is seen every second time, of twice as much nearly always.
     decision.detectable = math.expm1(2 * half)
     limit = math.log1p(allowed)
     decision.p_slower = beyond_p(_moved(spreads[0], change - limit), spreads[1])
+    # A gain of the whole time has no logarithm.
     if allowed < 1:
         decision.p_faster = beyond_p(_moved(spreads[0], math.log1p(-allowed) - change), spreads[1])
     if change - half > limit:

@@ -114,6 +114,7 @@ def enclosing(spans: np.ndarray) -> np.ndarray:
 
 def _elapsed(edges: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """Sum over the times `edges` (m,), sorted, of the time past each that lies in each query (n, 2)."""
+    # Relative to the first edge: sums of unix times in ns overflow int64.
     origin = edges[0] if len(edges) else 0
     summed = np.concatenate([[0], np.cumsum(edges - origin)])
 

@@ -106,6 +106,7 @@ def quantile(p: float, freedom: float) -> float:
         low, high = (t, high) if excess > 0 else (low, t)
         density = math.exp(log_scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
         step = t + excess / density
+        # A Newton step that leaves the bracket gives way to bisection.
         step = step if low < step < high else (low + high) / 2
         if abs(step - t) <= 1e-12 * t:
             return step
@@ -131,6 +132,7 @@ def variance_ratio(p: float, above: int, below: int) -> float:
 
 def turning_point(is_left: Callable[[float], bool], low: float, high: float) -> float:
     """Find where `is_left` turns from true to false between low and high."""
+    # 60 halvings go below the last bit of a float64.
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if is_left(middle) else (low, middle)
@@ -144,6 +146,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
     front = math.exp(
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     )
+    # The fraction converges fast on one side of the mean only; the other follows by symmetry.
     if x > (a + 1) / (a + b + 2):
         return 1 - front * _fraction(1 - x, b, a) / b
     return front * _fraction(x, a, b) / a
@@ -165,4 +168,5 @@ def _fraction(x: float, a: float, b: float) -> float:
 
 
 def _nonzero(value: float) -> float:
+    # Lentz' method divides by these terms.
     return value if abs(value) > 1e-300 else 1e-300

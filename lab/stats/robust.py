@@ -55,6 +55,7 @@ def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
     position = percent / 100 * (len(ordered) - 1)
     low = int(position)
     start, stop, share = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)]), position - low
+    # From the nearer end, as numpy does it, so that both ends are exact.
     return start + (stop - start) * share if share < 0.5 else stop - (stop - start) * (1 - share)
 
 

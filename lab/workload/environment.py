@@ -43,7 +43,7 @@ def describe_environment(context: RankContext, device: torch.device) -> dict[str
 
 
 def versions(**extra: str | None) -> dict[str, str | None]:
-    """Of torch, Python and the GPU's runtime, and whatever else the workload adds."""
+    """Versions of torch, Python and the GPU's runtime, and whatever else the workload adds."""
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),

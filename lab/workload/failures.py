@@ -26,6 +26,7 @@ def redirect_output(path: Path, context: RankContext) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         log_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
     user = {}
+    # By descriptor, because NCCL and other C libraries write past sys.stdout.
     for fd, stream in ((1, sys.stdout), (2, sys.stderr)):
         stream.flush()
         user[fd] = os.fdopen(os.dup(fd), "w", encoding="utf-8", errors="replace")

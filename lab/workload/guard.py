@@ -33,6 +33,7 @@ def main() -> int:
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
+    # Handlers that do nothing: the signals then end neither guard nor select, and arrive by the pipe.
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
 
@@ -69,6 +70,7 @@ def start(argv: list[str]) -> tuple[int | None, str]:
             os.write(write, f"{argv[0]}: {error.strerror}".encode())
             os._exit(127)
     os.close(write)
+    # exec closes the pipe, so an empty read means that the program has started.
     with os.fdopen(read, "rb") as pipe:
         failure = pipe.read().decode(errors="replace")
     if failure:
@@ -101,6 +103,7 @@ def watch(child: int, driver: socket.socket, wake_read: int, grace_s: float) -> 
             else:
                 deadline = deadline or interrupt_descendants(grace_s)
             if command == b"":
+                # A closed socket stays readable: select would return at once for ever.
                 listening.remove(driver)
         if deadline is not None and time.monotonic() >= deadline:
             kill_descendants(keep=child)
@@ -132,6 +135,7 @@ def reap(child: int) -> int | None:
     """Collect dead processes; the status of `child` once it is dead, else None."""
     while True:
         try:
+            # waitid only looks: the wait status comes from waitpid.
             info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return 0
@@ -156,6 +160,7 @@ def descendants() -> list[int]:
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
+                    # The program's name, in parentheses, may hold spaces and parentheses.
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue  # ended while we looked

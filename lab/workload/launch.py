@@ -75,7 +75,7 @@ def families() -> tuple[str, ...]:
 
 
 def limits() -> dict[str, float | None]:
-    """Of this process' control group: bytes of memory, CPUs as a quota, processes; null: without a limit."""
+    """Limits of this control group: bytes of memory, CPUs as a quota, processes; null: without a limit."""
     return {
         "memory_limit_bytes": number(limit("memory")),
         "cpu_limit": cpus(limit("cpu")),
@@ -129,7 +129,7 @@ def gpus() -> list[dict[str, Any]] | None:
 
 
 def nvidia() -> list[dict[str, Any]]:
-    """By NVML itself, because an image need not have its Python package; a divided GPU with its instances."""
+    """Ask NVML itself: an image need not have its Python package; a divided GPU with its instances."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -167,7 +167,7 @@ def words(function: Any, *arguments: Any) -> str:
 
 
 def amd() -> list[dict[str, Any]]:
-    """By the kernel's tree, those whose node this process may open."""
+    """Read the kernel's tree: the GPUs whose node this process may open."""
     rows, nodes = list[dict[str, Any]](), "/sys/class/kfd/kfd/topology/nodes"
     for node in sorted(os.listdir(nodes), key=int) if os.path.isdir(nodes) else ():
         lines = (line.split() for line in text(f"{nodes}/{node}/properties").splitlines())

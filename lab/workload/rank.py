@@ -24,7 +24,7 @@ class RankContext(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_env(cls) -> RankContext:
-        """From torchrun's variables; a single process without them."""
+        """Read torchrun's variables; a single process without them."""
         try:
             return cls(
                 rank=int(os.environ.get("RANK", "0")),

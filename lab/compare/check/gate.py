@@ -133,6 +133,7 @@ def judge_folders(base: Path, head: Path, allowed: float) -> Verdict:
     sides = processes(base), processes(head)
     verdict = judge(*sides, allowed)
     if verdict.outcome == "regression":
+        # With two speeds at random one side is all fast and the other all slow in (1/4)^n of checks.
         chance = 0.25 ** min(map(len, sides))
         speeds = f", which one with two speeds fails by chance in {chance:.1%} of checks"
         verdict.notes.append(
@@ -143,7 +144,7 @@ def judge_folders(base: Path, head: Path, allowed: float) -> Verdict:
 
 
 def outcome_of(verdict: Verdict) -> str:
-    """That of its totals, signatures and doubts."""
+    """Outcome of a check by its totals, signatures and doubts."""
     outcomes = {whole_outcome(verdict.metrics)}
     if verdict.signatures:
         outcomes.add(verdict.signatures.outcome)

@@ -40,6 +40,7 @@ Say = Callable[[str], None]
 
 def schedule(rounds: int) -> list[tuple[int, str]]:
     """(round, side) of every process in order; round 0 warms up."""
+    # Warming GPUs and other load drift: B H H B gives both sides the same share of a linear drift.
     order = (("base", "head"), ("head", "base"))
     return [(turn, name) for turn in range(rounds + 1) for name in order[turn % 2]]
 
@@ -57,6 +58,7 @@ def repeat(sides: tuple[Side, Side], command: Sequence[str], out: Path, allowed:
     make_folder(out)
     with exclusive(out / LOCK, busy="another lab check runs in this folder", fix="wait for it"):
         for name in ("base", "head", SECOND):
+            # Mixed with recordings of another time, drift of the machine would look like a change.
             if (out / name).is_dir() and any((out / name).iterdir()):
                 raise BusyError(
                     "recordings of earlier processes are here",
@@ -83,7 +85,7 @@ class _Check:
         self.sets: dict[str, dict[str, list[Process]]] = {}  # by folder and side, in the order of the rounds
 
     def verdict(self, allowed: float) -> Verdict:
-        """That of the first look that decides."""
+        """Verdict of the first look that decides."""
         for name, side in self.sides.items():
             self._run(side, self.out / "warm-up" / f"{name}_00.json", 0)
             self.say(f"{name} 0, warm-up, dropped")
@@ -96,17 +98,19 @@ class _Check:
         """After every round: its number, and all processes by side. folder: that of the set, in `out`."""
         samples = self.sets.setdefault(folder, {name: [] for name in self.sides})
         earlier_rounds = len(samples["base"])  # of a second set, at an earlier look
+        # +1: round 0 of the schedule is the warm-up, which a second set does not need.
         for turn, name in schedule(rounds)[2 * (earlier_rounds + 1) :]:
             label = f"{folder}_{name}" if folder else name
             recording = self.out / folder / name / f"{label}_{turn:02}.json"
             self._run(self.sides[name], recording, turn)
             self.say(f"{f'{folder} set: ' if folder else ''}{name} {turn} of {rounds}")
             samples[name] += processes(recording)
+            # Looks come after whole rounds: an extra process would give one side more of the drift.
             if len(samples["base"]) == len(samples["head"]):
                 yield turn, samples
 
     def _look(self, turn: int, samples: dict[str, list[Process]], allowed: float) -> Verdict | None:
-        """Its verdict if it ends the check.
+        """Judge one look; its verdict if it ends the check.
 
         What one look proves and few processes of a second set do not show, more of both sets may.
         """
@@ -125,7 +129,7 @@ class _Check:
         return verdict if ends else None
 
     def _confirmed(self, verdict: Verdict, rounds: int) -> Verdict:
-        """By as many processes of a second set: what is proven has to show in them, by themselves, too."""
+        """Confirm by as many processes of a second set: what is proven has to show in them alone, too."""
         self.say(f"a slowdown is proven: a second set of {rounds} per side has to show it, too")
         for _ in self._rounds(rounds, SECOND):
             pass
@@ -159,6 +163,7 @@ class _Check:
         path = inside(recording) if side.image else str(recording)
         words = [word.replace(PLACE, path) for word in self.command]
         env = {**os.environ, VARIABLE: path}
+        # Named by the path of the recording, so two checks never take each other's container.
         digest = hashlib.sha256(str(recording).encode()).hexdigest()[:12]
         name = f"{CONTAINER}{digest}-{recording.stem}"
         if side.image:

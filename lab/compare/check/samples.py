@@ -86,7 +86,7 @@ def _raise_for_lost(folder: Path, files: Sequence[Path]) -> None:
 
 
 def _run_of(file: Path, folder: Path) -> str:
-    """What the recordings of the ranks of one run have in common."""
+    """Part of the path that the recordings of all ranks of one run share."""
     return _RANK.sub("", str(file.relative_to(folder))) if file != folder else ""
 
 
@@ -122,6 +122,7 @@ def _process(ranks: Sequence[Units]) -> Process:
     counts: dict[str, float] = {}
     for units in ranks:
         for key, (n, ns) in units.sums.items():
+            # A step waits for its slowest rank, so each signature counts where it takes longest.
             signatures[key] = max(signatures.get(key, 0.0), ns)
             counts[key[3]] = counts.get(key[3], 0.0) + n
         for name, n in units.calls.items():

@@ -39,6 +39,7 @@ def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
                 pair.append(Side(name, Path(text)))
             else:
                 commit = _git(
+                    # A revision that begins with `-` must not become an option of git.
                     *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"),
                     location=text,
                 )
@@ -53,6 +54,7 @@ def _worktree(revision: str, commit: str, folder: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        # --force, because the command may have left files in it.
         _git("worktree", "remove", "--force", str(folder), location=revision)
 
 
@@ -71,7 +73,7 @@ def _git(*words: str, location: str) -> str:
 
 
 def notes(pair: tuple[Side, Side]) -> list[str]:
-    """What a reader of the verdict may take for compared, and is not."""
+    """Notes on what was not compared though a reader may expect it."""
     base, head = (side.commit for side in pair)
     texts = []
     if base and base == head:

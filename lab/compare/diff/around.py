@@ -99,7 +99,7 @@ def _of_run(side: Side) -> dict[str, str]:
 
 
 def _of_environment(side: Side) -> dict[str, str]:
-    """Of the first rank that has one beside its recording: clocks, power and variables that count."""
+    """Read the environment beside the first recording that has one: clocks, power, variables that count."""
     for work in side.ranks.values():
         for folder in (work.trace.source.parent, *work.trace.source.parents[1:3]):
             path = folder / _ENVIRONMENT

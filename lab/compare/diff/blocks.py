@@ -44,6 +44,7 @@ def _op(key: Key) -> Op:
 
 @lru_cache(maxsize=4)  # blocks, their places and the timelines ask for the same pair
 def _opcodes(a: tuple[Op, ...], b: tuple[Op, ...]) -> list[tuple[str, int, int, int, int]]:
+    # autojunk takes ops that occur often for noise: in a model of equal layers that is every op.
     return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())
 
 

@@ -44,6 +44,7 @@ def unlike_steps(a: Units, b: Units, name: str = "kernel_sum") -> UnlikeSteps | 
         return None
     floor_ns = max(FLOOR_SHARE * a.mean_ns("span" if name != "kernel_sum" else name), floor_ns_of(a, b))
     masks = [uneven(times) & (abs(times - np.median(times)) > floor_ns) for times in sides]
+    # The median, because unlike steps are what moves a mean.
     middles = [float(np.median(times)) for times in sides]
     carried = [
         float(((times - middle) * mask).mean())

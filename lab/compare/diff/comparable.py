@@ -126,7 +126,7 @@ def _by_keys(name: str, a: Units, b: Units, detail: Detail) -> Axis:
 
 
 def _by_launch(name: str, a: Work, b: Work, of_a: Units, of_b: Units, columns: tuple[str, str, str]) -> Axis:
-    """By the launch dimensions of kernels that both sides have; two tools may count a grid in two ways."""
+    """Compare launch dimensions of kernels that both sides have; two tools may count a grid in two ways."""
     sides = [_launches(work, units, columns) for work, units in ((a, of_a), (b, of_b))]
     texts = ["recorded" if side else "" for side in sides]
     common = sides[0].keys() & sides[1].keys()

@@ -310,7 +310,7 @@ def jobs_of(comparisons: Sequence[Comparison]) -> list[Job]:
 
 
 def _slowest(ranks: Sequence[Comparison], side: str) -> int | None:
-    """Of the ranks whose step is as long as any, the one with the most own time, outside exposed
+    """Pick, of the ranks whose step is as long as any, the one with the most own time, outside exposed
     communication, if it stands out: the others wait for it."""
     times: list[dict[str, float]] = [getattr(rank, side) for rank in ranks]
     least_ns = (1 - SLOWEST) * max(rank_ns["span_ns"] for rank_ns in times)
@@ -395,6 +395,7 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
     sides = [of_a, *further[0]], [of_b, *further[1]]
     timeless = without_times(of_a, of_b)
     times = [[step_times(units_of) for units_of in side] for side in sides]
+    # Half of the allowed false alarms is for the totals, as in the gate.
     totals = [] if timeless else judge_totals(times[0], times[1], alarms=ALARMS / 2)
     rows, causes, floor = _judged((a, b), sides, totals)
     if timeless:

@@ -174,7 +174,7 @@ def _phases(side: Placed) -> dict[str, CallsAndNs]:
 
 
 def _summed(units: Units, part: int, unknown: str) -> dict[str, CallsAndNs]:
-    """By one part of the key of an operation."""
+    """Sum operations by one part of their key."""
     sums: dict[str, CallsAndNs] = {}
     for key, calls_ns in units.sums.items():
         _add(sums, key[part] or unknown, calls_ns)

@@ -149,18 +149,20 @@ def _proven_keys(of_a: Sequence[Units], of_b: Sequence[Units]) -> set[Key]:
         [{key: ns for key, (_, ns) in units.sums.items()} for units in side] for side in (of_a, of_b)
     )
     step_ns = float(np.mean([units.mean_ns("span") for units in of_a]))
+    # The other half of the allowed false alarms belongs to the totals of the whole program.
     judged = judge_signatures(times_a, times_b, 0.0, alarms=ALARMS / 2, step_ns=step_ns)
     return {signature.key for signature in (*judged.slower, *judged.faster)} if judged else set()
 
 
 def time_is_large(a: Units, b: Units, name: str) -> bool:
     """Whether it changed by 3 % of the unit, however much its steps vary."""
+    # Relative to the unit: idle time may be near 0, where any ratio of its own is huge.
     floor = max(FLOOR_SHARE * a.mean_ns("span"), FLOOR_NS)
     return abs(b.mean_ns(name) - a.mean_ns(name)) > floor
 
 
 def times_beyond_error(a: Units, b: Units) -> list[str]:
-    """Those of TIMED that changed by 3 % of the unit, and by more than the error of their means (Welch over
+    """Select from TIMED what changed by 3 % of the unit and by more than the error of their means (Welch over
     the steps, Holm over what is tested)."""
     large = [name for name in TIMED if time_is_large(a, b, name)]
     p_values = [
@@ -179,6 +181,7 @@ def _of_steps(values_ns: np.ndarray) -> Sample:
     squares = float((centred**2).sum())
     lag = float((centred[1:] * centred[:-1]).sum()) / squares if squares else 0.0
     lag = min(max(lag, 0.0), MAX_LAG_CORRELATION)
+    # An AR(1) series of n steps is worth n (1 - r) / (1 + r) independent ones.
     plain = Sample.of(values_ns.tolist())
     return Sample(plain.mean, plain.sd * ((1 + lag) / (1 - lag)) ** 0.5, plain.n)
 

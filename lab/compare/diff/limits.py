@@ -19,7 +19,7 @@ ODD = 5  # sentences about what was odd in a recording
 
 
 def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
-    """Of the recordings, their steps, and the calls."""
+    """Notes on the limits of the recordings, their steps, and the calls."""
     texts = []
     sides = (("A", a, of_a), ("B", b, of_b))
     for side, work, units in sides:

@@ -40,7 +40,7 @@ class Row(msgspec.Struct, kw_only=True):
 
     @property
     def slower(self) -> float:
-        """Of a kernel that both sides have: how much longer one call takes, as a share of A's."""
+        """How much longer one call of a kernel takes that both sides have, as a share of A's."""
         return 2 * self.ns * self.n_a / (self.n_a + self.n_b) / max(self.ns_a, 1.0)
 
 

@@ -68,7 +68,7 @@ def job_words(job: Job) -> str:
 
 
 def replayed(results: Sequence[Replayed], shown: Comparison, notes: Sequence[str]) -> list[str]:
-    """What the replays say of each finding."""
+    """Tell what the replays say of each finding."""
     if not results:
         return ["Replay: no change of a kernel, or of ops that replaced others, is named."]
     lines = ["Replay of the changed kernels on this GPU"]
@@ -201,7 +201,7 @@ def whole(comparison: Comparison) -> list[str]:
 
 
 def nothing(comparison: Comparison) -> str:
-    """That nothing is named, and what that rests on."""
+    """Say that no change is named, and what that rests on."""
     edges = any(row.kind in EXACT for row in comparison.rows)
     counts = "counts differ by no more than the edges of a window explain" if edges else "same counts"
     has_calls = any(call.n_a for call in comparison.api) and any(call.n_b for call in comparison.api)
@@ -242,7 +242,7 @@ def signed(change_ns: float, of_ns: float) -> str:
 
 
 def waterfall(comparison: Comparison) -> list[dict[str, Any]]:
-    """From the change of kernel time to the change of the unit's span; the last row is the rows' sum."""
+    """Lead from the change of kernel time to the change of the unit's span; the last row is the rows' sum."""
     rows = [(WORDS[part], comparison.parts[part]) for part in PARTS]
     rows += [
         ("less overlap of kernels", -comparison.overlap_ns),

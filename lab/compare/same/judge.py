@@ -247,7 +247,7 @@ def _check_floor(a: Recording, floor: Recording) -> None:
 
 
 def _check_start(a: Recording, recording: Recording, name: str, *, ulps_apart: float) -> None:
-    """Of other inputs or weights everything differs, and as a floor would call everything noise.
+    """Refuse other inputs or weights: then everything differs, and as a floor would call everything noise.
 
     ulps_apart: how far weights may be from A's; 0.5 for a reference, which has A's values in float64.
     """
@@ -418,7 +418,7 @@ def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]
 
 
 def _differences(a: Sequence[Row], b: Sequence[Row]) -> list[np.ndarray]:
-    """Of elements, of the L2 norm and of the largest magnitude (three columns (n,)). Elements: the larger of
+    """Differences of elements, L2 norm and largest magnitude (three columns (n,)). Elements: the larger of
     what the sampled ones and the sums of all under random signs say, else the norm."""
     elsewhere = [x.sample_at != y.sample_at for x, y in zip(a, b, strict=True)]
     sampled = np.where(elsewhere, np.nan, relative(samples_of(a), samples_of(b)))
@@ -437,7 +437,7 @@ def _other(a: Row, b: Row) -> bool:
 
 
 def _own_errors(a: Sequence[Row], b: Sequence[Row], other_precision: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Of A and of B, each op's own error over its peers' in the other run; at another precision its own."""
+    """For A and for B each op's own error over its peers' in the other run; at another precision its own."""
     return (
         (local_ratio(a, a), local_ratio(b, b))
         if other_precision
@@ -512,13 +512,14 @@ class _Places:
         ]
 
     def of_kind(self, kind: str) -> list[Place]:
-        """Those whose bits are not known to be equal."""
+        """Outputs of one kind whose bits are not known to be equal."""
         bits = self._columns.bits
         return [self.at(k) for k, row in enumerate(self._a) if row.kind == kind and bits[k] != 1]
 
 
 def _of_size(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The elements whose ULPs mean something: of one sign, and not far below the RMS of their output."""
+    # Far below the RMS an element is what a cancellation left: its ULPs say nothing.
     size = np.abs(a)
     keep = (size >= np.sqrt(np.nanmean(np.square(a))) / 16 if np.isfinite(a).any() else size < 0) & (
         a * b >= 0

@@ -166,7 +166,7 @@ def _key(row: Row) -> Key:
 
 
 def _in_time(rows: Mapping[Key, Row]) -> dict[Key, Row]:
-    """As computed: gradients of weights, which are read at the end, from the last module to the first."""
+    """Order as computed: gradients of weights, read at the end, from the last module to the first."""
     ordered: list[tuple[Key, Row]] = []
     for is_grad, group in itertools.groupby(rows.items(), key=lambda item: item[1].kind == "grad"):
         items = list(group)

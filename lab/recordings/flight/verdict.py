@@ -91,6 +91,7 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
     mismatch = next(filter(None, (_mismatch(dumps, group, missing) for group in groups)), None)
     collectives = [_collective_stall(dumps, group, missing) for group in groups]
     stalls = [*filter(None, collectives), *_transfer_stalls(dumps)]
+    # A mismatch at or before the call that stalls explains it; a later one may follow from it.
     if mismatch is not None and (
         not stalls or any((mismatch.group, True) == (s.group, mismatch.seq <= s.seq) for s in stalls)
     ):
@@ -108,6 +109,7 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
         return not is_shown, created_ns
 
     stalls.sort(key=order)
+    # The root of a chain: its awaited ranks wait nowhere themselves, everyone before is a victim.
     roots = [stall for stall in stalls if not victims.issuperset(stall.awaited)]
     return _of_stall(dumps, (roots or stalls)[0], victims if roots else set(), missing, unreadable)
 
@@ -154,6 +156,7 @@ def _by_seq(dump: Dump, group: str) -> dict[int, Entry]:
 
 
 def _has_ended(entry: Entry) -> bool:
+    # gloo leaves all states at `scheduled`, so `retired` tells the end there; NCCL retires failed calls, too.
     return entry.state == "completed" or (entry.backend != "nccl" and entry.retired)
 
 
@@ -179,6 +182,7 @@ def _collective_stall(dumps: Mapping[int, Dump], group: str, missing: Sequence[i
         started = tuple(rank for rank in waiting if rank in entries and entries[rank].state == "started")
         if absent or not started:
             return _Stall(group, seq, entries, absent, waiting, absent, states_known)
+        # Who only scheduled what others started has a blocked stream: a culprit, not a victim.
         behind = tuple(rank for rank in waiting if rank not in started)
         return _Stall(group, seq, entries, (), started, behind, states_known)
     return None
@@ -243,7 +247,9 @@ def _mismatch(dumps: Mapping[int, Dump], group: str, missing: tuple[int, ...]) -
 def _signature(entry: Entry) -> tuple[object, object, object]:
     """What every rank must have in common in this call: op, dtype, and sizes, None where not recorded."""
     kind = entry.name.lower().replace("_", "")
+    # The input of a scatter is on its root alone.
     sizes = entry.output_sizes if "scatter" in kind else entry.input_sizes
+    # Splits of an all-to-all differ between ranks by design.
     recorded = bool(sizes) and "alltoall" not in kind and all(n >= 0 for shape in sizes for n in shape)
     return entry.name, entry.dtypes[:1], sizes if recorded else None
 
@@ -257,6 +263,7 @@ def _mismatched(
 ) -> Verdict:
     counts = Counter(signatures.values())
     majority = [signature for signature, count in counts.items() if count == max(counts.values())]
+    # Without one majority nothing says who is wrong, so all are named.
     culprits = [rank for rank, s in signatures.items() if len(majority) > 1 or s != majority[0]]
     parts = []
     for rank, call in sorted(calls.items()):

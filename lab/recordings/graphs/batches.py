@@ -1,4 +1,4 @@
-"""Of which batch and which step each graph launch is, by the ranges around it."""
+"""Find the batch and the step of each graph launch by the ranges around it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from lab.recordings.graphs.rows import RowMaker
 from lab.recordings.graphs.sequences import CAPTURED, Sequence
 from lab.recordings.graphs.sources import Source
 
+# Hundreds of captures that fit equally say the same as the first of them.
 MAX_TIES = 256
 
 
@@ -31,6 +32,7 @@ class Choice:
         key = (pattern.key, sequence.source, sequence.origin, sequence.number)
         if key not in self._tried:
             result = fit(pattern, sequence, self.words)
+            # Any graph of this size fits by count, so matrix products must own kernels that multiply.
             if isinstance(result, Fit) and result.by == "count":
                 names = self.maker.op_names(sequence, sequence.op)
                 if not products_agree(pattern, result, names, self.words):
@@ -51,6 +53,7 @@ class Choice:
         ]
         best = min((candidate.rank for candidate in fits), default=None)
         ties = [candidate for candidate in fits if candidate.rank == best]
+        # A capture with modules also tells the layer, so it goes first.
         return sorted(ties, key=lambda candidate: not any(candidate.sequence.modules))[:MAX_TIES]
 
     def of_batch(self, batch: int | None) -> list[Sequence]:

@@ -132,6 +132,7 @@ def modules_of(trace: Capture) -> Frames:
 def read_frames(path: Path) -> Frames:
     """The Python calls of a Kineto file, times in absolute ns. Raises what `read_kineto` raises."""
     problems: Counter[str] = Counter()
+    # The trace was read before, and its damage reported then.
     pieces = EventPieces(path, salvage=True)
     decoder = EventDecoder(pieces, problems)
     names: dict[str, int] = {}

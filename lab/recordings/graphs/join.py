@@ -1,4 +1,4 @@
-"""From a recording with graph replays, and those beside it, to the operator of each replayed kernel."""
+"""Find the operator of each replayed kernel, from its recording and those beside it."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def join(source: Source, beside: Many[Source] = ()) -> Join:
     batches = batches_of(capture, replays.call)
     pinned = choice.pinned(replays, patterns, batches)
     rows, fits = no_rows(len(capture.ops)), list[Fit | None]()
+    # Servers replay one graph thousands of times: equal replays are fitted once.
     cache: dict[object, tuple[Rows, Fit | None]] = {}
     for index, pattern in enumerate(patterns):
         key = (pattern.key, batches[index], pinned.get(index))

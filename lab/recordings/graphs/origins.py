@@ -41,7 +41,7 @@ class Origins:
     lacks: tuple[Lack, ...]
 
     def take(self, rows: np.ndarray) -> Origins:
-        """Those of the operations `rows` alone."""
+        """Select the origins of the operations `rows`."""
         return replace(self, **{name: getattr(self, name)[rows] for name in ("inside", "rule", "path", "op")})
 
     @property
@@ -101,7 +101,7 @@ def _by_launch(joined: Join) -> Iterator[tuple[np.ndarray, list[tuple[str, ...]]
 
 
 def _by_node(capture: Capture, inside: np.ndarray) -> tuple[np.ndarray, list[tuple[str, ...]]]:
-    """By the event that made each row's node, followed from the instantiated graph to the captured one."""
+    """Follow the event that made each row's node from the instantiated graph to the captured one."""
     nodes = capture.nodes
     creations, copies = nodes.where(nodes.original < 0), nodes.where(nodes.original >= 0)
     rows = np.flatnonzero(inside & (capture.ops.graph_node > 0))

@@ -83,7 +83,7 @@ class RowMaker:
         return rows
 
     def _drop_other_shapes(self, pattern: Pattern, match: Fit, rows: Rows) -> None:
-        """Of a row with another grid than its launch, the operator is right and its shapes are not."""
+        """Drop the shapes of rows with another grid than their launch; their operator is still right."""
         sure = np.flatnonzero(match.places.sure)
         replayed, captured = pattern.geometry[sure], match.sequence.geometry[match.places.earliest[sure]]
         differs = (replayed[:, 0] > 0) & (captured[:, 0] > 0) & (replayed != captured).any(axis=1)
@@ -129,7 +129,7 @@ class RowMaker:
         )
 
     def agreed(self, pattern: Pattern, ties: list[Fit]) -> Rows:
-        """What all fits of one rank say; where they differ the row is known less well, or not at all.
+        """Merge all fits of one rank; where they differ, the row is known less well or not at all.
 
         Those with modules come first: a recording without modules does not contradict them.
         """
@@ -142,6 +142,7 @@ class RowMaker:
         return agreed_rows
 
     def _weaken(self, rows: Rows, tie_rows: Rows) -> None:
+        # Fits that differ make a row less certain; none of them wins.
         apart = rows.op_name != tie_rows.op_name
         for name, empty in (("rule", NONE), ("confidence", 0), ("op", -1), ("op_name", 0)):
             getattr(rows, name)[apart] = empty
@@ -192,6 +193,7 @@ class RowMaker:
                     names = self._texts(self.op_names(sequence, sequence.op))
                     for word, name in zip(sequence.words.tolist(), names.tolist(), strict=True):
                         names_of_word[word].add(name)
+            # Copies and fills are one word each, so their name points to no single operator.
             self._names = {
                 word: next(iter(names))
                 for word, names in names_of_word.items()

@@ -146,6 +146,7 @@ def _labelled_batch(capture: Capture, process: int, start_ns: int) -> int | None
     around &= (ranges.start_ns <= start_ns) & (ranges.end_ns >= start_ns)
     for row in np.flatnonzero(around).tolist():
         if match := _BATCH.match(capture.name(int(ranges.name_id[row]))):
+            # Nine digits at most: int() of a hostile name takes quadratic time.
             return int(match[1][:9])
     return None
 
@@ -221,6 +222,7 @@ def _distinct(capture: Capture, forward: Sequence, spans: list[tuple[int, int]])
     rows = np.column_stack([forward.words, *ids, module, forward.geometry]).astype(np.int64)
     spans_by_content: dict[bytes, tuple[int, int]] = {}
     for low, high in spans:
+        # By digest: as keys the rows would hold the whole recording once more.
         spans_by_content.setdefault(hashlib.blake2b(rows[low:high].tobytes()).digest(), (low, high))
     return list(spans_by_content.values())
 

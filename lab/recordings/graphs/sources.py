@@ -111,6 +111,7 @@ def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
         raise BadDataError(f"not a list of captures: {error}", location=details) from error
     files, absent = [], []
     for row in rows[:MAX_FILES]:
+        # A listed name with a path in it could lead out of the folder.
         inside = Path(row.file).name == row.file and row.file not in ("", ".", "..")
         if inside and (folder / row.file).is_file():
             files.append(_File(folder / row.file, row.batch_size))

@@ -38,7 +38,7 @@ def _json_with(*keys: bytes) -> Callable[[bytes], bool]:
 
 
 def _pickled_recorder(start: bytes) -> bool:
-    """By its bytes alone: a pickle is code, and lab does not run it."""
+    """Recognize a recorder's pickle by its bytes: a pickle is code, and lab does not run it."""
     return start[:1] == b"\x80" and b"pg_config" in start and (b"entries" in start or b"version" in start)
 
 

@@ -39,20 +39,20 @@ class Evidence:
 
     @cached_property
     def has_row(self) -> np.ndarray:
-        """Of each call (n,): whether a row on the GPU carries its correlation, in its process."""
+        """Whether a GPU row of the same process carries the correlation of each call (n,)."""
         keys = pair_keys((self.api.process, self.api.corr), (self.ops.process, self.ops.corr))
         has_row: np.ndarray = first_index(*keys) >= 0
         return has_row
 
     @cached_property
     def has_call(self) -> np.ndarray:
-        """Of each row on the GPU (n,): whether the call with its correlation is here."""
+        """Whether the call of each GPU row (n,) was recorded, by its correlation."""
         has_call: np.ndarray = self.call_of >= 0
         return has_call
 
     @cached_property
     def uncalled(self) -> np.ndarray:
-        """Of each row on the GPU (n,): what the GPU did by itself (page migrations); no call owes it."""
+        """Mark the GPU rows (n,) that no call owes: what the GPU did by itself (page migrations)."""
         return self.ops.copy_kind >= UNIFIED
 
     @cached_property
@@ -63,6 +63,7 @@ class Evidence:
     @cached_property
     def threads(self) -> np.ndarray:
         """The thread (n,) of each call, as a dense index over process, pid and tid."""
+        # Thread ids repeat between processes, so a thread is known by all three.
         keys = np.stack([self.api.process, self.api.pid, self.api.tid], axis=1).astype(np.int64)
         if not len(keys) or (keys == keys[0]).all():
             return np.zeros(len(keys), dtype=np.int64)
@@ -112,8 +113,10 @@ def _capture_windows(of: Evidence) -> np.ndarray:
         thread, when = int(of.threads[row]), int(of.api.start_ns[row])
         process[thread] = int(of.api.process[row])
         if begin[row]:
+            # Captures of two streams may overlap on one thread: the first begin counts.
             begins.setdefault(thread, when)
         elif thread in begins or thread not in closed_threads:
+            # Without a begin here the capture began before the recording did.
             windows.append((process[thread], thread, begins.pop(thread, -FOREVER), when))
         closed_threads.add(thread)
     windows += [(process[thread], thread, when, FOREVER) for thread, when in begins.items()]

@@ -23,6 +23,7 @@ from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, NO_SYMBOL, Tabl
 from lab.recordings.views import gemm_flops, gemm_instances
 from lab.stats.columns import distinct, distinct_rows
 
+# Boost clocks and rounded times beat a data sheet by some percent: twice its peak is a fault.
 MARGIN = 2.0
 # Smaller copies within a GPU, and fills, may run in its cache (256 MiB of an MI300X is the largest).
 CACHE_BYTES = 256 << 20
@@ -55,6 +56,7 @@ def _boards(capture: Capture) -> Iterator[tuple[tuple[int, int], Board]]:
     """(process, device) -> its board."""
     for process in range(max(len(capture.processes), 1)):
         for device in capture.devices:
+            # Two processes of one host may both call their GPU 0: the pid decides whose board it is.
             is_its = device.process in (-1, process) and (
                 device.pid < 0 or device.pid == capture.processes[process].pid
             )
@@ -73,7 +75,7 @@ def _fast_copies(capture: Capture, boards: dict[tuple[int, int], Board]) -> tupl
 
 
 def _fast_products(capture: Capture, boards: dict[tuple[int, int], Board]) -> tuple[Table, np.ndarray]:
-    """By operator: all kernels that it launched together, at least one of which multiplies by its name."""
+    """Judge by operator: all kernels it launched together, at least one of which multiplies by its name."""
     if not any(map(is_product, capture.strings)):
         return _faster(capture.ops.part(len(capture.ops)), np.empty(0), np.empty(0))
     gemms = gemm_instances(capture)
@@ -187,6 +189,7 @@ def _clocks(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> lis
         return []
     delay_ns = of.ops.start_ns[ops_known] - of.api.start_ns[of.call_of[ops_known]]
     calls_ns = of.api.start_ns[api]
+    # A kernel is not queued longer than the program ran; ten times that allows for a short window.
     most_ns = max(LATEST_NS, 10 * int(calls_ns.max() - calls_ns.min()))
     early, late = delay_ns < -EARLIEST_NS, delay_ns > most_ns
     lacks = []
@@ -283,6 +286,7 @@ def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> i
     """How many of these rows repeat another one in every column of `identity`."""
     order = rows[np.argsort(table.start_ns[rows], kind="stable")]
     start_ns = table.start_ns[order]
+    # Only rows that start together can be equal: one sorted column spares comparing all of them.
     tied = np.flatnonzero(start_ns[1:] == start_ns[:-1])
     if not len(tied):
         return 0

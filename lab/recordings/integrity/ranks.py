@@ -25,7 +25,7 @@ def lacks_over_ranks(shapes: Sequence[Shape]) -> list[tuple[Lack, ...]]:
 
 
 class Shape:
-    """Of one rank: rows on the GPU, names of its steps, ns from its first step to its last GPU row."""
+    """One rank: its GPU rows, the names of its steps, ns from its first step to its last GPU row."""
 
     def __init__(self, rows: int, steps: tuple[str, ...], reach_ns: int, step_ns: int) -> None:
         self.rows, self.steps, self.reach_ns, self.step_ns = rows, steps, reach_ns, step_ns
@@ -52,13 +52,16 @@ def _lacks(index: int, shapes: Sequence[Shape]) -> tuple[Lack, ...]:
         return (Lack("gpu", "all", "S", 0, 0, 0, None, text, unknown=True),)
     longest = max((peer.steps for peer in peers), key=len)
     absent = [name for name in longest if name not in shape.steps]
+    # Profilers of ranks need not stop together: one peer that is as short makes this end a usual one.
     if absent and shape.steps and all(len(peer.steps) > len(shape.steps) for peer in peers):
         n, of = len(absent), len(longest)
         text = f"{n} of {plural(of, 'step')} that every other rank has are not here ({absent[0]} first)"
         return (Lack("gpu", "tail", "S", 0, n, of, None, text, unknown=True),)
+    # Reach counts from the first step, so ranks compare only where they have the same steps.
     reaches = [peer.reach_ns for peer in peers if peer.reach_ns >= 0 and peer.steps == shape.steps]
     if shape.reach_ns < 0 or not reaches or not shape.step_ns:
         return ()
+    # Against the shortest of the others and by more than a step: less is the usual skew.
     short_ns = min(reaches) - shape.reach_ns
     if short_ns <= shape.step_ns:
         return ()

@@ -43,7 +43,7 @@ NOTHING = tuple(
 
 
 def integrity_of(capture: Capture, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]:
-    """What `capture` lacks by its own tables. more: captures of graphs that were recorded beside it."""
+    """Judge what `capture` lacks by its own tables. more: captures of graphs that were recorded beside it."""
     if not (len(capture.ops) or len(capture.api) or len(capture.ranges)):
         return NOTHING
     return lacks_of(of_capture(capture), captures)
@@ -81,13 +81,16 @@ def _rows_of(processes: np.ndarray, process: int, count: int) -> np.ndarray:
 def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
     """Which calls (n,) owe the GPU timeline a row, and the finding if copies were not traced at all."""
     kinds = of.call_kinds
+    # Not fills: a memset of zero bytes, or inside a library, leaves no GPU row (616 of 2,284 in real traces).
     owed = (kinds == LAUNCH) | (kinds == GRAPH_LAUNCH) | (kinds == COPY)
+    # An ambiguous call may own a row of another process: that proves no loss.
     owed &= of.api.corr != AMBIGUOUS
     if len(of.windows):
         owed &= ~_captured(of)
     copies = owed & (kinds == COPY)
     if not of.optional_copies or not copies.any() or of.has_row[copies].any():
         return owed, []
+    # A single row of a copy shows that the domain was traced.
     if (of.ops.kind == MEMCPY).any():
         return owed, []
     n = int(copies.sum())
@@ -149,9 +152,13 @@ def _gpu_rows(of: Evidence, process: int, due: np.ndarray, rows: int) -> list[La
     if hit.all():
         return []
     if not hit.any():
+        # ROCm 7.0 lost whole compute streams (ROCm/rocm-systems#1327), and all rows if HIP ran before the
+        # profiler registered (pytorch/kineto#1338).
         rule, fault = ("G", "has a row of its own") if rows else ("S", "has a row: no GPU row was recorded")
         text = f"none of {plural(len(due), 'launch')} {fault}"
         return [Lack("gpu", "all", rule, process, len(due), len(due), 1.0, text)]
+    # The window explains a head (rows before it are dropped with a log line only: pytorch/pytorch#192021) and
+    # a tail. No sound recording among those tested has a hole.
     index = np.arange(len(due))
     first_hit, last_hit = int(hit.argmax()), len(due) - 1 - int(hit[::-1].argmax())
     parts: list[tuple[Place, np.ndarray]] = [
@@ -186,6 +193,7 @@ def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> 
     calls = of.api.corr[api]
     calls = calls[calls > 0]
     corr = of.ops.corr[orphans]
+    # Correlation ids rise with time: below the first recorded call means launched before the window.
     early = (corr > 0) & (corr < (calls.min() if len(calls) else 0))
     late = corr > (calls.max() if len(calls) else np.iinfo(np.int64).max)
     parts: tuple[tuple[Place, np.ndarray], ...] = (

@@ -14,7 +14,7 @@ AT_LEAST, AT_MOST, ABOUT = "at least", "at most", "about"
 
 
 def bound(lacks: Sequence[Lack], *axes: Axis) -> str:
-    """What stands before counts and times that rest on `axes` (all of them if none is named), or "".
+    """Word to put before counts and times that rest on `axes` (all of them if none is named), or "".
 
     `at least` where rows are known to be lost or too short, `at most` where rows last too long or are there
     twice, `about` for both, and where one of them meets another doubt. Idle time is the other way round
@@ -25,6 +25,7 @@ def bound(lacks: Sequence[Lack], *axes: Axis) -> str:
     inflated = any(lack.rule in EXCESSES for lack in doubts)
     if inflated:
         return AT_MOST if all(lack.rule in EXCESSES for lack in doubts) else ABOUT
+    # Across two clocks a time may be too long or too short, so neither bound holds.
     clocks_differ = any(lack.rule == "K" for lack in doubts)
     return "" if not lost else ABOUT if clocks_differ else AT_LEAST
 

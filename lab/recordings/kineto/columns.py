@@ -129,6 +129,7 @@ class Columns:
         """Append the rows of one piece; raises BadDataError for text that is not JSON."""
         if self._scanned:
             scanned = self._scanned.scan(piece.text)
+            # Scanned rows go first, so that rows keep the order of the file.
             if not scanned or self._scanned.num_bytes >= self._together_bytes:
                 self._take_scanned()
             if scanned:
@@ -149,6 +150,7 @@ class Columns:
         """The capture, once every piece has been fed; its GPU rows still have the pid of their row."""
         self._take_scanned()
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
+        # A hostile base would overflow int64 nanoseconds.
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
         self._name_threads()
         columns = {name: table.columns() for name, table in self._tables.items()}
@@ -254,7 +256,9 @@ class Columns:
     def _add_gpu(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
         columns["kind"] = fields.by_category(self._kind_of.__getitem__, np.int8)
         device, stream = fields.ints("device"), fields.ints("stream")
+        # Kineto's GPU rows have the device as their pid, and some versions no `device` argument.
         columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
+        # torch's CUPTI monitor may move a row to a viewer's lane: the true stream is then `original_stream`.
         moved = fields.ints("original_stream")
         columns["stream"] = np.where(moved >= 0, moved, np.where(stream < 0, columns.pop("tid"), stream))
         columns["corr"] = fields.ints("correlation")

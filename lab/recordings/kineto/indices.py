@@ -61,7 +61,7 @@ class EventIndices:
                 (self._operators if table in _OPERATORS else self._further).append(numbers)
 
     def add_numbers(self, operators: np.ndarray, further: np.ndarray) -> None:
-        """The same from numbers (n,) that are known to be such, and need not stay."""
+        """Add numbers (n,) that are known to be valid; the array is not kept."""
         for parts, numbers in ((self._operators, operators), (self._further, further)):
             if len(numbers):
                 parts.append(numbers.copy())
@@ -136,6 +136,7 @@ def loss_lines(frame: Mapping[str, Any]) -> list[str]:
     """The lines of Kineto's own log, which it writes into the trace, that speak of lost GPU rows."""
     logs = [lines for level in ("INFO", "WARNING", "ERROR") if isinstance(lines := frame.get(level), list)]
     lines = dict.fromkeys(line for log in logs for line in log if isinstance(line, str))
+    # A hostile log must not fill the report.
     return [printable(line.strip())[:300] for line in lines if _LOSS.search(line)][:20]
 
 

@@ -55,6 +55,7 @@ def _whole_ns(texts: Sequence[bytes]) -> np.ndarray | None:
     row = np.searchsorted(ends, points)
     decimals = np.zeros(len(texts), dtype=np.int64)
     decimals[row] = ends[row] - points - 1
+    # More than 18 digits overflow int64.
     if decimals.max() > 3 or (lengths - (decimals > 0)).max() > 18:
         return None
     numbers = np.array(digits.split(b","), dtype="S18").astype(np.int64)
@@ -67,6 +68,7 @@ def _decimal_ns(text: bytes) -> int | None:
         time_us = Decimal(text.decode().strip('"'))
     except (InvalidOperation, UnicodeDecodeError):
         return None
+    # 2**52 us are 142 years: as ns they still fit int64.
     if not time_us.is_finite() or abs(time_us) > 2**52:
         return None
     return int((time_us * 1000).to_integral_value())

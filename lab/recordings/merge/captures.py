@@ -101,7 +101,7 @@ def _of_table(trace: Capture, table: Table, category: str) -> _Slices:
 
 
 def _details(trace: Capture, table: Table) -> dict[str, np.ndarray]:
-    """What else is known of each row: numbers, and texts by the 32-bit ids of strings."""
+    """Collect other details of each row: numbers, and texts by the 32-bit ids of strings."""
     details = {}
     for name in table:
         column = getattr(table, name)

@@ -102,6 +102,7 @@ def _domains(export: Export, strings: StringIds, rows: Columns) -> np.ndarray:
     if not {"domainId", "text"} <= export.tables["NVTX_EVENTS"]:
         return np.full(len(rows["row"]), -1)
     columns = ("globalTid", "domainId", "text")
+    # Domain ids repeat between processes.
     named = {
         (global_tid >> 24, domain): str(text)
         for global_tid, domain, text in export.rows("NVTX_EVENTS", columns, ("eventType", (_DOMAIN,)))
@@ -235,6 +236,7 @@ def _ops_of_kind(
     end_in_time(export, table, rows)
     rows["pid"] = host_pid_of(rows["global_pid"])
     if kind == KERNEL:
+        # Some kernels have a short name only.
         rows["name_id"] = strings.use(np.where(rows["name_id"] < 0, rows["short_id"], rows["name_id"]))
     elif kind == MEMCPY:
         rows["name_id"] = per_distinct(

@@ -46,6 +46,7 @@ class ParquetExport(Export):
                 fix="nsys export --type parquetdir --force-overwrite true FILE.nsys-rep",
             )
         super().check()
+        # Nothing links an export to its report: only their ages show that it is out of date.
         report = self.path.with_name(self.path.name.removesuffix("_pqtdir") + ".nsys-rep")
         if report.exists() and report.stat().st_mtime > max(self._ages()):
             self.problems.append(f"{report.name} is newer than this export of it: export it again")

@@ -1,4 +1,4 @@
-"""From an export, to SQLite or to Parquet, or a .nsys-rep to a capture."""
+"""Reader of a .nsys-rep, or its export to SQLite or Parquet, into a capture."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def _samples(export: Export) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarr
     rows = {name: values[valid] for name, values in rows.items()}
     order = np.argsort(rows["time_ns"], kind="stable")
     rows = {name: values[order] for name, values in rows.items()}
+    # The lowest byte of typeId is the sampler's number of the GPU.
     gpus = rows["type"] & 0xFF
     samples = {}
     for gpu in np.unique(gpus).tolist():

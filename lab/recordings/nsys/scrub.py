@@ -85,6 +85,7 @@ def _scrub(source: Path, target: Path) -> Scrubbed:
     nsys.check(source)
     make_folder(target.parent)
     with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".lab-scrub-") as folder:
+        # Beside the target, because a rename is atomic within one file system only.
         copy = Path(folder) / "copy.sqlite"
         try:
             rows, strings = _copy(source, copy)
@@ -103,6 +104,7 @@ def _scrub(source: Path, target: Path) -> Scrubbed:
 def _copy(source: Path, copy: Path) -> tuple[int, int]:
     """Copy row by row into a new file, which has no free pages; the rows and strings left out."""
     with closing(sqlite3.connect(f"file:{quote(str(copy.absolute()))}", uri=True)) as new:
+        # Views and triggers of a foreign database are code.
         new.execute("PRAGMA trusted_schema = 0")
         new.create_function("fits", 2, _fits, deterministic=True)
         new.execute("ATTACH ? AS old", (f"file:{quote(str(source.absolute()))}?mode=ro",))

@@ -30,12 +30,14 @@ _MOST_VOTERS = 256  # calls of one rank that vote, each with all equal calls of 
 def align_ranks(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) -> np.ndarray:
     """Calls (m,) by aligning one rank after the other, the longest first, with the calls known so far."""
     lanes = [_lane_of(rows, members[index], rows.start) for index in lists]
+    # The longest list first: shorter ones then mostly fit into it.
     order = sorted(range(len(lists)), key=lambda i: -len(lists[i]))
     merged, number = lanes[order[0]], np.arange(len(lists[order[0]]))
     call = np.full(len(members), -1, dtype=np.int64)
     call[lists[order[0]]] = number
     num_calls = len(number)
     for i in order[1:]:
+        # Ends are compared across ranks, so the clock of a lane is settled before its calls are aligned.
         lanes[i] = lanes[i].moved(_voted_clock(merged, lanes[i]))
         a, b, left_out = _common_order(merged, lanes[i])
         rows.not_aligned = max(rows.not_aligned, left_out)
@@ -119,6 +121,7 @@ def _voted_offset(merged: _Lane, lane: _Lane) -> int:
     if num_votes < max(FEWEST_VOTES, len(voters) / 2) or num_votes <= CLEARLY_MORE * as_recorded:
         return 0
     densest = np.flatnonzero(count == num_votes)
+    # Of equally dense offsets the one nearest to the clock as recorded.
     center = densest[np.argmin(np.abs(votes[densest]))]
     return int(robust.median(votes[center : center + num_votes]))
 
@@ -202,4 +205,5 @@ def _scores(a: _Lane, i: int, b: _Lane) -> np.ndarray:
         return np.where(same, 1.0, 0.0)
     met = np.minimum(b.end, a.end[i]) - np.maximum(b.begin, a.begin[i]) >= -MEET_NS
     apart = np.abs(b.end - a.end[i])
+    # 0.2 for equal signatures alone, so that a pair far apart still beats two calls without partner.
     return np.where(same & met & (apart <= FARTHEST_NS), 0.2 + np.exp(-apart / END_SCALE_NS), 0.0)

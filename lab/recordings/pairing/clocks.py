@@ -47,7 +47,7 @@ class Clock:
     plausible: bool
 
     def error_ns(self, ts_ns: np.ndarray) -> np.ndarray:
-        """What is taken from this rank's own times (n,) to put them on the common clock."""
+        """Error of this rank's own times (n,): subtract it to put them on the common clock."""
         if not self.corrected:
             return np.zeros(len(ts_ns), dtype=np.int64)
         drifted = (np.asarray(ts_ns, dtype=np.int64) - self.at_ns) * (self.drift_ppm * 1e-6)
@@ -63,6 +63,7 @@ def clocks_of(
     filled = [grid for grid in grids if grid is not None]
     several = hosts is not None and len({hosts.get(rank, "") for rank in rows.ranks}) > 1
     deviation = _median_deviation(len(rows.ranks), filled)
+    # A middle rank as reference: against a late rank 0 all others would seem early.
     reference = _middle_rank(deviation)
     estimates = {reference: _Estimate(np.zeros(1), np.zeros(1, dtype=np.int64), 0.0, 0.0, 0.0)}
     todo = [reference]
@@ -117,6 +118,7 @@ def _grid(rows: CallRows, group: int, match: Match) -> _Grid | None:
     shape = (int(call.max()) + 1, len(ranks))
     start, end = np.full(shape, np.nan), np.full(shape, np.nan)
     cells = call, np.searchsorted(ranks, rows.rank_index[index])
+    # float64 keeps 256 ns of a unix time in ns; counted from the first start it is exact.
     origin = int(rows.start[index].min())
     start[cells] = rows.start[index] - origin
     end[cells] = rows.start[index] - origin + rows.dur[index]
@@ -200,9 +202,11 @@ def _clock(rank: int, estimate: _Estimate | None, is_reference: bool, suspect: b
     offset, slope, middle = clock_line(estimate.when, estimate.differences)
     offset += estimate.base_ns
     low, high = estimate.low_ns, estimate.high_ns
+    # The bounds are of one offset: under drift they may cross and prove nothing.
     contradicts = low > high + SAME_HOST_NS and not slope
     impossible = low > SAME_HOST_NS or high < -SAME_HOST_NS
     enough = len(estimate.differences) >= FEWEST_CALLS
+    # The bounds are hard, for no rank leaves before all have entered; the median is an estimate.
     if low <= high and not slope:
         offset = min(max(offset, low), high)
     return Clock(
@@ -233,6 +237,7 @@ def _slope(when: np.ndarray, differences: np.ndarray) -> float:
     t, x = when[chosen], differences[chosen]
     i, j = np.triu_indices(len(t), 1)
     apart = t[j] != t[i]
+    # Theil and Sen's median of slopes: one late leave bends a least-squares line.
     slope = robust.median((x[j] - x[i])[apart] / (t[j] - t[i])[apart])
     residual = x - slope * (t - t[0])
     noise = 1.4826 * robust.median(np.abs(residual - robust.median(residual)))

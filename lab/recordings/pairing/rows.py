@@ -100,6 +100,7 @@ class CallRows:
                 yield kind, dtype, max(size)
                 continue
             name = collective or kernel
+            # Sizes of other kinds differ between ranks (splits of all-to-all): they tell no calls apart.
             yield (name, dtype, size) if kind in SAME_SIZES else (name, dtype)
 
     def _groups(self) -> Iterator[GroupKey]:
@@ -126,6 +127,7 @@ class Match:
 
 def ranks_of(text: str, all_ranks: Sequence[int]) -> list[int]:
     """The ranks of a group from the profiler's text, such as `[0, 1, 7]`; all given ones if it has none."""
+    # Kineto shortens a long list of ranks with dots, and then it names no group.
     if "..." in text or not re.search(r"\d", text) or re.search(r"\d{8}", text):
         return list(all_ranks)
     return sorted({int(digits) for digits in re.findall(r"\d{1,7}", text)})

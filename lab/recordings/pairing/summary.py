@@ -108,6 +108,8 @@ class CallSummary:
         """The row that started last in each call; the lowest rank among equals."""
         starts = self._start[self._index]
         end = self._offset + self._size - 1
+        # Even keys lie before the latest start of a call, odd ones from it on: one search finds all first
+        # rows.
         latest = np.searchsorted(
             np.repeat(np.arange(self._num), self._size) * 2 + (starts >= np.repeat(starts[end], self._size)),
             np.arange(self._num) * 2 + 1,

@@ -13,7 +13,7 @@ from lab.recordings.tables import Table
 
 
 def forward_origins(capture: Capture, nest: RangeForest, paths: Paths, inner: np.ndarray) -> np.ndarray:
-    """For each backward operation (n,) the path of the range around its forward operator, or -1.
+    """Find for each backward operation (n,) the path of the range around its forward operator, or -1.
 
     Sequence numbers link the two. They count per forward thread; several operators carry one number, and the
     last of them made the backward node.

@@ -1,4 +1,4 @@
-"""From the tables of a capture to its projection."""
+"""Build the projection of a capture from its tables."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def phase_elsewhere(
 
 
 def _parents_among(nest: RangeForest, rows: np.ndarray, num_ranges: int) -> np.ndarray:
-    """For each of `rows` its nearest ancestor that is one of them, or -1 (rows as `ranges`)."""
+    """Find for each of `rows` its nearest ancestor that is one of them, or -1 (rows as `ranges`)."""
     chosen = np.zeros(num_ranges, dtype=bool)
     chosen[rows] = True
     parent = np.full(num_ranges, -1, dtype=np.int64)

@@ -122,6 +122,8 @@ def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Co
             _sums(values, window, len(windows), inside) for values in (extra.cost_ns, extra.not_separable_ns)
         ]
         for window_index, (step, begin, end) in enumerate(windows.tolist()):
+            # Costs count where a kernel starts, compute by instants: at a window's edge one may pass the
+            # other.
             contended = min(int(costs[0][window_index]), int(sums["compute_ns"][window_index]))
             parts = {name: int(values[window_index]) for name, values in sums.items()}
             parts["compute_ns"] -= contended

@@ -56,7 +56,7 @@ def judged_of(
 
 
 def _joint(played: tuple[Step, Outcome], alone: Sequence[Judged]) -> list[Judged]:
-    """The same, with those as binding that a repair of all of them needs: each alone saves nothing."""
+    """Add causes that bind only together: a repair of all saves time, of each alone nothing."""
     excesses = [judged.excess for judged in alone]
     all_ns = _saves(played, excesses) or 0.0
 
@@ -79,7 +79,7 @@ def _threshold_ns(excess: Excess) -> float:
 
 
 def _saves(played: tuple[Step, Outcome] | None, excesses: Sequence[Excess]) -> float | None:
-    """By how many ns the step is shorter with all of these repaired."""
+    """Time in ns that the step saves with all of these repaired."""
     if played is None:
         return None
     step, outcome = played
@@ -96,6 +96,7 @@ def _saves(played: tuple[Step, Outcome] | None, excesses: Sequence[Excess]) -> f
             less[excess.rank] = less.get(excess.rank, 0) + excess.less_ns[step.ranks[excess.rank].rows]
     changed = replay.shorter(changed, less)
     length = replay.length_ms(changed)
+    # No repair lengthens a step: what a replay adds is its own error.
     return None if np.isnan(length) else max(0.0, 1e6 * (replay.length_ms(step, outcome) - length))
 
 

@@ -75,6 +75,7 @@ class Together:
     def own(self, index: int, common_ns: np.ndarray) -> np.ndarray:
         """Times of the common clock (n,) on the clock of rank `index`."""
         clock = self.clock(index)
+        # The error depends on the rank's own time; one more step is exact enough for drifts of some ppm.
         near = common_ns + clock.error_ns(common_ns)
         own_ns: np.ndarray = common_ns + clock.error_ns(near)
         return own_ns
@@ -122,6 +123,7 @@ def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
             Call(
                 row=row,
                 call=number[of_rank],
+                # A rank waits no longer than it is in the call.
                 all_in=np.minimum(all_in, work.end[row]),
                 last_index=np.where(is_told, np.searchsorted(ranks, rows.awaited[of_rank]), UNKNOWN),
                 late_ns=np.where(together, late[of_rank], np.nan),
@@ -147,7 +149,7 @@ def _names(rows: Table) -> Iterator[tuple[str, str]]:
 
 
 def _legs(pairs: Pairs) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """By row of `instances`: the calls of its sends and receives, and those that it waits for."""
+    """Find for each row of `instances` the calls of its sends and receives, and those that it waits for."""
     legs: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     columns = (getattr(pairs.legs, name).tolist() for name in ("instance", "collective_id", "waits"))
     for instance, call, waits in zip(*columns, strict=True):

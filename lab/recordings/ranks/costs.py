@@ -114,6 +114,7 @@ def _contention_by_class(account: Account, index: int, of_call: np.ndarray, num:
             operations, union(np.stack([begin, call.all_in], axis=1)[of_class])
         )
     total = beside[:, :, 0].sum(axis=1)
+    # Beside two classes at once a kernel's cost is shared by the time beside each.
     scale = np.divide(cost[rows], total, out=np.zeros(len(rows)), where=total > 0)
     by_operation[rows] = beside * scale[:, None, None]
     return by_operation
@@ -141,7 +142,7 @@ def _of_step(
 
 
 def _latencies(account: Account, num_calls: int) -> np.ndarray:
-    """From the last arrival to the first end, ns (calls,); NaN where waits are not told."""
+    """Time from the last arrival to the first end, ns (calls,); NaN where waits are unknown."""
     shortest_ns = np.full(num_calls, np.inf)
     for work, call in zip(account.together.works, account.together.calls, strict=True):
         is_paired = call.last_index != UNKNOWN

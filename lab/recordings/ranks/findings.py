@@ -72,7 +72,7 @@ def _finding(account: Account, group: Sequence[Judged], judged: Sequence[Judged]
 
 
 def _repair(group: Sequence[Judged], saves_ms: float | None, steps: Sequence[int]) -> str:
-    """What its repair gives, alone and with the others that hold the step as long."""
+    """Say what its repair gives, alone and with the others that hold the step as long."""
     if saves_ms is None:
         return ""
     joint = [cause for cause in group if cause.mates]
@@ -83,7 +83,7 @@ def _repair(group: Sequence[Judged], saves_ms: float | None, steps: Sequence[int
 
 
 def _cover(group: Sequence[Judged], judged: Sequence[Judged]) -> str:
-    """What hides it."""
+    """Say what work hides the finding."""
     if not all(cause.is_known for cause in group):
         return "; whether it holds the others up is unknown"
     rank, steps = group[0].excess.rank, {cause.excess.step for cause in group}
@@ -94,7 +94,7 @@ def _cover(group: Sequence[Judged], judged: Sequence[Judged]) -> str:
 
 
 def _host_words(account: Account, rank: int, steps: Sequence[int]) -> str:
-    """What a late host did, by the calls and ops of the threads that launch, and before which op."""
+    """Describe what a late host did, by the calls and ops of the threads that launch, and before which op."""
     index = account.ranks.index(rank)
     work, segments = account.together.works[index], account.segments[index]
     step = account.together.windows[index][:, 0][segments.window]

@@ -83,6 +83,7 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     next_start = np.where(is_followed, work.start[next_row] if len(order) else _FAR, _FAR)
     returned = np.where(is_followed, work.call_end[next_row] if len(order) else UNKNOWN, UNKNOWN)
     idle = ~(computes | talks | copies)
+    # Each line overrules those above it: an instant has one label, so the parts sum to the step.
     label = np.full(len(begin), UNEXPLAINED)
     label[idle & (returned >= 0)] = LAUNCH_GAP
     label[idle & (returned > begin)] = LAUNCH_LATE

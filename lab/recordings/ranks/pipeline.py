@@ -170,6 +170,7 @@ def _schedule(letters: Sequence[str], *, is_ring: bool, late_gemms: bool) -> str
         return INTERLEAVED
     if late_gemms:
         return ZERO_BUBBLE
+    # GPipe runs all forwards first: on no stage does a forward follow a backward.
     if all("BF" not in text for text in letters):
         return GPIPE
     return ONE_F_ONE_B if "FF" not in letters[-1].lstrip(FORWARD) and "BB" not in letters[-1] else ""

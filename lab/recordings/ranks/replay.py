@@ -23,6 +23,7 @@ from lab.recordings.ranks.work import RankWork
 from lab.stats import robust
 from lab.stats.columns import distinct
 
+# From a launch's return to its start, and from one operation of a stream to the next: as in recordings.
 LAUNCH_NS, STREAM_NS = 2_000, 1_000
 # An operation was held up by another stream if it started so soon after that, and so late after all else.
 BOUND_NS, FREE_NS = 8_000, 15_000
@@ -30,6 +31,7 @@ BOUND_NS, FREE_NS = 8_000, 15_000
 HELD_NS = 25_000
 # What the start of one operation may take beyond all known causes and still be its own.
 DELAY_NS = 20_000
+# A replay of the unchanged recording that ends further off gives no what-if.
 ACCEPTED_SHARE = 0.002
 # Steps with more operations are not replayed: their rows would take minutes in plain Python.
 MOST_OPERATIONS = 400_000
@@ -254,6 +256,7 @@ def mined(instances: Sequence[Played]) -> Waits:
         places = np.flatnonzero(example.stream == stream)
         asked = np.flatnonzero(example.stream != stream)
         earlier = np.searchsorted(places, asked)
+        # Only what had ended in every instance can be what an operation waits for.
         ended = np.stack(
             [
                 np.searchsorted(
@@ -441,7 +444,7 @@ def error_share(step: Step, outcome: Outcome) -> float:
 
 
 def length_ms(step: Step, outcome: Outcome | None = None) -> float:
-    """From the step's begin to the last end over ranks, in ms; NaN where it cannot be played."""
+    """Length of the step from its begin to the last end over ranks, in ms; NaN where it cannot be played."""
     outcome = outcome or play(step)
     return float("nan") if outcome is None else (outcome.finish - step.since) / 1e6
 

@@ -58,6 +58,7 @@ def over_the_others(values: Sequence[float], step_ns: float) -> list[float]:
     """How far each value exceeds the median of the others, 0 where that does not count."""
     excesses = []
     for index, value in enumerate(values):
+        # Without the value itself: among few ranks it would pull the median and the spread to it.
         peers = np.delete(np.asarray(values, dtype=float), index)
         middle = robust.median(peers)
         spread = robust.median(np.abs(peers - middle))
@@ -229,7 +230,7 @@ def _nth(group: np.ndarray, *order: np.ndarray) -> np.ndarray:
 
 
 def _surplus(table: _Keys, rank_index: int) -> np.ndarray:
-    """Of each kernel (n,) of one rank: how many more like it there are in its stretch than on other ranks."""
+    """Count for each kernel (n,) of one rank how many more like it its stretch has than on other ranks."""
     used, index = np.unique(table.place[rank_index], return_inverse=True)
     counts = []
     for place in table.place:
@@ -279,6 +280,7 @@ def _links(account: Account, rows: Sequence[Row]) -> list[Excess]:
         usual = work.end[call.row] - call.all_in - late
         slow = _in_step(account, excess, work.start[call.row]) & (call.last_index != UNKNOWN)
         slow &= (late > LATE_LEAVE_NS) & (late > LATE_LEAVE_SHARE * usual)
+        # Where late leaves are not most of it, the rank moves more data, and its link is not slow.
         if late[slow].sum() < 0.5 * excess.ns:
             continue
         less_ns = np.zeros(len(work))

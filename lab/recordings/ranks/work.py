@@ -83,6 +83,7 @@ def _of_gpu(trace: Capture) -> dict[str, Any]:
         "start": kernels.start_ns,
         "end": kernels.end_ns,
         "kind": views.classify(trace),
+        # Stream numbers repeat on each GPU of a process.
         "stream": kernels.stream + (devices << 32),
         "call_begin": begin,
         "call_end": end,

@@ -1,4 +1,4 @@
-"""From one database to a capture."""
+"""Reader of one rocpd database into a capture."""
 
 from __future__ import annotations
 

@@ -154,6 +154,7 @@ def _devices(agents: _Rows, kernels: _Rows) -> dict[str, Device]:
     gpus = [row for row in agents.cells if row["Agent_Type"] == "GPU"]
     by_number = {int(row["Node_Id"]): row for row in gpus if _NUMBER.fullmatch(row["Node_Id"])}
     ordered = sorted(set(kernels.texts("Agent_Id")), key=_agent_number)
+    # Without agent_info, or with agents that it does not list, only the order of the agents is left.
     if not all(_agent_number(name) in ([number] for number in by_number) for name in ordered):
         return {name: Device(device=index, name=name) for index, name in enumerate(ordered)}
     devices = {}
@@ -181,6 +182,8 @@ def _kernel_table(rows: _Rows, ordinals: dict[str, int], strings: Strings, probl
         **kernel_columns({"static": absent, "graph": absent, "graph_node": absent, **sizes}),
         "name_id": rows.ids("Kernel_Name", strings.id),
         "device": rows.ids("Agent_Id", lambda agent: ordinals.get(agent, -1)),
+        # Versions without Stream_Id leave the hardware queue, which streams share: 5 queues for 567 in one
+        # file.
         "stream": np.where(stream >= 0, stream, rows.numbers("Queue_Id")),
     }
     return filled(OPS_COLUMNS, len(rows.cells), columns)
@@ -214,7 +217,7 @@ def _call_columns(rows: _Rows, strings: Strings, problems: list[str]) -> Columns
 
 
 def _range_table(rows: _Rows, strings: Strings, problems: list[str]) -> Table:
-    """What the program marked: a row of the marker's core domain has its message as Function."""
+    """Ranges that the program marked: a row of the marker's core domain has its message as Function."""
     ranges = filled(RANGE_COLUMNS, len(rows.cells), _call_columns(rows, strings, problems))
     is_mark = np.isin(np.array(rows.texts("Domain"), dtype=object), MARKERS)
     texts = [text for text, marks in zip(rows.texts("Function"), is_mark.tolist(), strict=True) if marks]

@@ -1,4 +1,4 @@
-"""From one file to a capture."""
+"""Reader of one rocprofv3 file into a capture."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class _Element:
     @cached_property
     def gpus(self) -> dict[int, dict[str, Any]]:
         """Agents by handle."""
+        # Type 1 is a CPU, 2 a GPU; both are numbered as agents.
         agents = [agent for agent in self.raw.agents if isinstance(agent, dict) and agent.get("type") == 2]
         return {_handle(agent): agent for agent in agents if _ordinal(agent) >= 0}
 

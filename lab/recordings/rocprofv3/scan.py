@@ -18,6 +18,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Corr(msgspec.Struct, gc=False, frozen=True):
+    # rocpd's stack_id. The external id is 0 unless the program sets one, so it joins nothing.
     internal: Int64 = -1
 
 
@@ -95,7 +96,7 @@ class Marker(msgspec.Struct, gc=False, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Of the metadata only this."""
+    """A process: its id, and when it began and ended."""
 
     pid: Int64 = -1
     init_time: Int64 = -1

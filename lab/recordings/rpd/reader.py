@@ -1,4 +1,4 @@
-"""From one file to a capture."""
+"""Reader of one rpd file into a capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With whom each send and receive exchanges: its partners, also where several calls share one kernel."""
+"""Find the partners of each send and receive, also where several calls share one kernel."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _members(text: str) -> list[int]:
 def _batches(
     trace: Capture, rows: np.ndarray, bare: Sequence[int], free: Sequence[int]
 ) -> dict[int, list[int]]:
-    """Of each kernel without metadata the calls (rows of `comm_ops`) since the launch before it."""
+    """Find for each kernel without metadata the calls (rows of `comm_ops`) since the launch before it."""
     calls, ops = launch_calls(trace), trace.operators
     launched = sorted(
         (int(trace.api.tid[call]), int(trace.api.start_ns[call]), index)

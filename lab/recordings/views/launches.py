@@ -45,7 +45,7 @@ def linked_by_id(trace: Capture) -> np.ndarray:
 def _owners(trace: Capture) -> Table:
     """Columns op and by_id (n,) of each row of `kernels`."""
     external_id, call = trace.ops.external_id, launch_calls(trace)
-    # Where the call is not here, the id is all there is, unless it is the kernel's own number (kineto#1001).
+    # Where the call is not here, the id is all there is, unless it is the kernel's own (pytorch/kineto#1001).
     alone = (call < 0) & (external_id != trace.ops.corr)
     op = np.where(alone, first_index(external_id, trace.operators.external_id), -1)
     by_id = op >= 0

@@ -1,4 +1,4 @@
-"""From the planes of one file to a capture."""
+"""Reader of the planes of one file into a capture."""
 
 from __future__ import annotations
 

@@ -136,6 +136,7 @@ def _status(
     elif torn := [rank for rank in ranks if holes(rank.lacks)]:
         texts = [f"rank {one.rank}: {sentences(holes(one.lacks))[0]}" for one in torn]
         status, reason = "incomplete", first_few(texts)
+    # A step that failed may have left some traces, so the manifest decides.
     if planned and planned.get("status", "ok") != "ok":
         status, reason = "failed", _reason(planned)
     return {

@@ -288,6 +288,7 @@ def _rank_of(parts: tuple[int, ...], paths: Mapping[tuple[int, ...], object]) ->
 
 def _below(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
+        # Links are not followed: they may lead out of the folder, or in circles.
         if path.is_dir() and not path.is_symlink():
             yield from _below(path)
         elif path.is_file():

@@ -70,6 +70,7 @@ def _tuner_input(config: SweepConfig) -> dict[str, str]:
     if config.tuner is None:
         return {}
     path = Path(config.tuner)
+    # NCCL's example reads an unknown word as allreduce, ring or simple: a typo would tune another collective.
     read_rows(path)
     return {TUNER: path.read_text(encoding="utf-8", errors="replace")}
 

@@ -75,11 +75,13 @@ def _row(run: Run, record: StepRecord) -> Trial:
             row = read_trial(run.folder(step))
         except BadDataError as error:
             row, unreadable = None, f"{UNREADABLE}: {error.problem}"
+        # The folder may hold the row of an earlier plan.
         if row is not None and (row.cell, row.trial) == (step.labels["cell"], step.labels["trial"]):
             return row
         unreadable = unreadable or f"{UNREADABLE}: there is none, or another trial's"
     lost = outcome is not None and (outcome.status in LOST or outcome.status is Status.ok)
     verdict = "error" if lost else NOT_RUN
+    # A command that takes its node down has failed, though only the scheduler can report it.
     if outcome is not None and NODE_DOWN in outcome.reason:
         verdict = "fail"
     return Trial(

@@ -12,6 +12,7 @@ VERDICTS = ("pass", "fail", "error")
 DECIDED = "decided before"  # why a trial need not run
 LEFT = "although it left processes running, which were ended with it"
 NOT_RUN = "not run"  # planned, and either the question was decided before or the run ended
+# The threshold of ROCm/aorta's matrix of mitigations.
 RATIO = 1.15  # a cell slower than the baseline by more is not told apart from slowness
 ALPHA = 0.05
 

@@ -27,12 +27,14 @@ BY_ERRORS = "fails less, but ends in error more often"  # its failures may have 
 BY_PLACE = "confounded with the place"
 BY_TIME = "confounded with time"  # one side ran before the other
 NO_EVIDENCE, NO_TRIALS = "no evidence", "no trials"
+# In ROCm/aorta#511 nothing read 7 of 21 mitigations.
 NO_EFFECT = "no effect"  # nothing reads what the cell sets: a second baseline, and no comparison
 ANSWERS = (LESS, MORE)  # a cell with another verdict is undecided
 SAME_SEEDS = 3  # seeds after which equal numbers are not an accident
 LATER = 0.9  # from this share of pairs in which one side began later, time is a reason of its own
 MOST_PLACES = 8  # that are named, the worst first
 MORE_ERRORS = 0.2  # one-sided p; lenient, because a few early errors show little
+# As in ROCm/aorta.
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
 # Of all that is said beside the comparisons; with them it stays below 5 % (python -m bench trials_rates).
 CONFOUND_ALPHA = 0.02
@@ -143,6 +145,7 @@ def _by_cell(trials: Sequence[Trial], names: Sequence[str]) -> dict[str, list[Tr
 def _rate(name: str, trials: Sequence[Trial], looked: bool) -> Rate:
     count = Counter(trial.verdict for trial in trials)
     n, fail = count["pass"] + count["fail"], count["fail"]
+    # Fixed-n intervals, looked at after each trial, exclude the true rate in 17 to 25 % of runs.
     low, high = anytime_interval(fail, n) if looked else exact_interval(fail, n)
     rate = fail / n if n else None
     return Rate(name, n, fail, count["error"], rate, low, high, count[NOT_RUN], _repeats(_judged(trials)))
@@ -228,7 +231,7 @@ def _fisher(base: list[Trial], cell: list[Trial]) -> float:
 
 
 def _stopping_p(base: list[Trial], cell: list[Trial]) -> float:
-    """From the blocks in which both were judged, in their order: one-sided, that the cell fails less."""
+    """One-sided p that the cell fails less, from the blocks in which both were judged, in their order."""
     fails = {t.trial: t.verdict == "fail" for t in base}
     pairs = [(fails[t.trial], t.verdict == "fail") for t in cell if t.trial in fails]
     path = e_path(pairs)
@@ -268,6 +271,7 @@ def _slowdown(base: list[Trial], cell: list[Trial]) -> tuple[float | None, float
     if min(len(times[0]), len(times[1])) < 2:
         return None, None, None
     low, high = median_ratio_ci(times[0], times[1])
+    # Medians: a mean takes in the set-up of the first step (+3619 % in ROCm/aorta#179).
     return float(np.median(times[1]) / np.median(times[0])), low, high
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from lab.rooms.trials.config import NOT_RUN, Trial
 
+# With the observed order 2,000 arrangements: p in steps of 0.0005.
 RESAMPLES = 1999
 SEED = 2025
 CHUNK_VALUES = 4_000_000  # shuffled at once
@@ -103,7 +104,7 @@ def _centred(columns: np.ndarray, group: Group) -> np.ndarray:
 
 
 def _statistics(residuals: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Of residuals (n, blocks, cells) -> (n, k + 1)."""
+    """Compute statistics of residuals (n, blocks, cells) -> (n, k + 1)."""
     linear = residuals.reshape(len(residuals), -1) @ values
     serial = (residuals[:, 1:] * residuals[:, :-1]).sum(axis=(1, 2))
     return np.concatenate([linear, serial[:, None]], axis=1)
@@ -129,7 +130,7 @@ def two_sided_p(observed: Any, drawn: np.ndarray) -> float | None:
 
 
 def worst_of_p(observed: np.ndarray, drawn: np.ndarray) -> tuple[float | None, np.ndarray]:
-    """Of several statistics (k,): p that their largest is as large by chance, and each one's p among all.
+    """For several statistics (k,) the p that their largest is as large by chance, and each one's p among all.
 
     By the shuffles' own largest (Westfall and Young, 1993): no further correction for their number.
     """

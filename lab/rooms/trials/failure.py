@@ -130,6 +130,7 @@ class Reader:
             self._follow_traceback(line)
         for text, pattern in list(self._expressions.items()):
             if pattern.search(line):
+                # The first hit is what is reported: later lines are not searched for it.
                 self.hits[text] = self.line_number
                 del self._expressions[text]
         for name, values in self._numbers(line).items():

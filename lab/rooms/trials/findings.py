@@ -118,7 +118,7 @@ def report(out: Path, run: Run) -> Findings:
 
 
 def answer(decision: Decision) -> dict[str, Any]:
-    """What scripts rely on: cells, comparisons, decided."""
+    """Decision as scripts read it: cells, comparisons, decided."""
     keys = ("name", "n", "fail", "error", "rate", "low", "high")
     compared = ("cell", "baseline", "p", "p_corrected", "verdict")
     return {

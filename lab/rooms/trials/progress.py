@@ -42,7 +42,7 @@ def ended(config: TrialsConfig, rows: Sequence[Trial]) -> set[str]:
 
 
 def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
-    """Of each cell, the trials before the first that has not ended.
+    """Keep of each cell the trials before the first that has not ended.
 
     Trials that fail end sooner, or later, than those that pass: of several at a time, the ones that have
     ended are not a fair sample.

@@ -12,7 +12,7 @@ Answer = Literal["fixed", "not fixed", "undecided"]
 
 @dataclass(frozen=True)
 class Sprt:
-    """Of two rates 0 < fixed < was < 1; each wrong answer has probability `error` at most, nearly.
+    """Sequential test of two rates 0 < fixed < was < 1; each error has about probability `error` at most.
 
     Source: Wald, Annals of Mathematical Statistics 16 (1945) 117-186.
     """

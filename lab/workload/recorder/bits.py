@@ -58,7 +58,7 @@ def plain_sum(tensor: Tensor) -> Tensor:
 
 
 def host_sum(tensor: Tensor) -> int:
-    """The same of a dense tensor in this machine's memory, by numpy: faster for small ones.
+    """Checksum a dense tensor in this machine's memory, by numpy: faster for small ones.
 
     Not through `Tensor.numpy`, after which a storage cannot be resized: FSDP frees its weights in that way.
     """

@@ -201,7 +201,7 @@ def same_bits(a: Row, b: Row) -> bool:
 
 
 def majority(checksums: Iterable[str]) -> tuple[str, int, bool]:
-    """Of those that must have the same bits: the most frequent checksum, how often, and whether alone so."""
+    """Most frequent of checksums that must be equal, how often, and whether it alone is so frequent."""
     (usual, count), *further = Counter(checksums).most_common(2)
     return usual, count, not further or further[0][1] < count
 

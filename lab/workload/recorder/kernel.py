@@ -60,7 +60,7 @@ def _sum(pointers, sizes, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped
 
 @triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
 def _sum_one(data, size, total, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The same of one tensor, whose address needs no table; grid (parts,)."""
+    """Sum one tensor, whose address needs no table; grid (parts,)."""
     part, parts = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     data = data.to(tl.pointer_type(tl.uint64), bitcast=True)
     tl.atomic_add(total, _part(data, size.to(tl.int64), part, parts, BLOCK))

@@ -84,6 +84,7 @@ class Recorder:
         original, recorder = nn.Module.__call__, self
 
         def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            # A forked data loader inherits the patch; its rows would mix into those of its parent.
             if is_compiling() or recorder.thread.busy or os.getpid() != recorder._pid:
                 return original(self, *args, **kwargs)
             return recorder.call(original, self, args, kwargs)
@@ -360,7 +361,7 @@ def _out_arguments(func: Any, kwargs: Any) -> list[Tensor]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Of its memory; 0 where it has none of its own."""
+    """Address of its memory; 0 without its own."""
     try:
         return int(tensor.data_ptr())
     except (RuntimeError, NotImplementedError):  # sparse, or a subclass

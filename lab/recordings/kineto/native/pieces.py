@@ -15,7 +15,7 @@ _TEXT_MARKS = {"pid": PID_TEXT, "tid": TID_TEXT}
 
 
 class Texts:
-    """What the scanner of one file numbered, as ids of the file's strings."""
+    """Texts that the scanner of one file numbered, as ids of the file's strings."""
 
     def __init__(self, scanner: Scanner, encode: ColumnEncoder) -> None:
         self.scanner, self.encode = scanner, encode

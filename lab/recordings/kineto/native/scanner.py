@@ -108,6 +108,7 @@ class Scanner:
         while status := scan(state, text, len(text), self._pointers, self._rooms, self._counts):
             if status >= 0:
                 return self._rows(counts)
+            # A full block grows, and the piece is scanned again from its start.
             full = [table for table, room in enumerate(self._rooms) if self._counts[table] == room]
             self.take_back(counts)
             if status == _NO_MEMORY:
@@ -119,7 +120,7 @@ class Scanner:
         return None
 
     def added(self) -> tuple[int, ...]:
-        """What `take_back` takes to undo what is added after this."""
+        """Mark for `take_back` to undo what is added after this."""
         return tuple(self._counts)
 
     def take_back(self, added: tuple[int, ...]) -> None:
@@ -175,6 +176,7 @@ class Distinct:
             return np.empty(0, dtype=np.int64)
         count = int(numbers.max()) + 1
         if count > len(self._ids) - 1:
+            # Twice the numbers seen, so that growing copies each id a bounded number of times.
             room = np.full(max(2 * count, 1024) + 1, MISSING, dtype=np.int64)
             room[: max(len(self._ids) - 1, 0)] = self._ids[:-1]
             room[-1] = -1  # number -1 is "not there"

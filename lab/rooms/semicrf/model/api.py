@@ -188,6 +188,7 @@ def entropy_of(problem: Problem, posteriors: Posteriors) -> Tensor:
     """
     expected_B = torch.zeros_like(posteriors.log_z_B)
     for score, count in zip(problem.floats(), posteriors.counts(problem), strict=True):
+        # 0 * -inf is NaN: what has no count adds nothing.
         used = torch.where(count == 0, torch.zeros_like(count), score.double())
         expected_B = expected_B + (used * count).flatten(1).sum(1)
     infeasible_B = torch.isneginf(posteriors.log_z_B.detach())

@@ -26,7 +26,7 @@ transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: Fal
 
 @dataclass(eq=False)
 class Call:
-    """What `LogPartition` needs beside tensors."""
+    """Arguments of `LogPartition` beside tensors."""
 
     engine: Any
     alarm: Alarm | None
@@ -124,6 +124,7 @@ def gradients(
     problem: Problem, posteriors: Posteriors, grad_B: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`."""
+    # An infeasible sequence has counts of zero and may have an infinite gradient: 0 * inf is NaN.
     grad_B = grad_B.double().masked_fill(torch.isneginf(posteriors.log_z_B), 0.0)
 
     def of(value: Tensor, count: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ def gradients(
 
 
 def uncompiled(function: F) -> F:
-    """For a function that torch.compile leaves to Python.
+    """Decorate a function that torch.compile leaves to Python.
 
     torch.compiler.disable alone would import the compiler, a second and more, wherever this package is.
     """

@@ -66,7 +66,7 @@ class SegmentDistribution:
         self.backend = backend
 
     def _by(self, function: Callable[..., Value], **options: Any) -> Value:
-        """What a function of api.py says of this model."""
+        """Call a function of api.py on this model."""
         return function(**self.problem.arguments(), backend=self.backend, **options)
 
     def __repr__(self) -> str:

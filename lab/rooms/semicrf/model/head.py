@@ -120,7 +120,7 @@ class SemiCRF(nn.Module):
         reduction: str = "mean",
         **terms: Tensor | None,
     ) -> Any:
-        """With labels the loss, as `loss` gives it; without, {"partition": logZ_B, "scores": score_BTC}."""
+        """Loss with labels, as `loss` gives it; without, {"partition": logZ_B, "scores": score_BTC}."""
         if labels_BT is not None:
             options: Any = {"mask": mask, "ignore_index": ignore_index, "reduction": reduction, **terms}
             return self.loss(hidden_BTH, lengths_B, labels_BT, starts_BT, **options)
@@ -185,6 +185,7 @@ class SemiCRF(nn.Module):
             frames = used_B.new_full(used_B.shape, shape[1], dtype=torch.int64)
             frames = frames if lengths_B is None else onto(lengths_B, used_B.device)
             count = (frames * used_B).sum()
+        # Where every sequence left the loss it is 0, not NaN.
         return nll_B.sum() / count.clamp(min=1)
 
     @torch.no_grad()
@@ -244,7 +245,7 @@ class SemiCRF(nn.Module):
         mask: Tensor | None,
         terms: dict[str, Tensor | None],
     ) -> dict[str, Any]:
-        """Those of the functions in api.py."""
+        """Arguments of the functions in api.py."""
         lengths_B = lengths_of(hidden_BTH, lengths_B, mask)
         score_BTC = self.scores(hidden_BTH, lengths_B)
         return {

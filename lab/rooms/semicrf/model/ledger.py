@@ -41,7 +41,7 @@ def beyond(log_z_B: Tensor, right_B: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def mass(label_BTC: Tensor, lengths_B: Tensor, log_z_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each sequence the worst |sum_c P(t, c) - 1|, (B,) float64, and the first frame that has it, (B,)
+    """Worst |sum_c P(t, c) - 1| of each sequence, (B,) float64, and the first frame that has it, (B,)
     int64.
 
     NaN counts as inf. A sequence that nothing fits (log Z = -inf) has no mass to miss: 0. Never waits for a

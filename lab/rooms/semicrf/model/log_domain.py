@@ -46,10 +46,13 @@ class State:
 
 def logsumexp(value: Tensor, dim: int) -> Tensor:
     """logsumexp whose value is -inf and whose gradient is 0, never NaN, where all entries are -inf."""
+    # The maximum cancels in the value, so no gradient goes through it.
     top = value.detach().amax(dim, keepdim=True)
     shift = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
     total = (value - shift).exp().sum(dim)
     nothing = total == 0
+    # The untaken side must be safe, too: `where` multiplies its infinite gradient by 0
+    # (pytorch/pytorch#49724).
     log = torch.where(nothing, torch.ones_like(total), total).log() + shift.squeeze(dim)
     return torch.where(nothing, torch.full_like(total, -float("inf")), log)
 
@@ -74,7 +77,7 @@ def by_batch(value_KBC: Tensor) -> Tensor:
 
 
 def padded(problem: Problem) -> Problem:
-    """With forbidden labels up to a multiple of `LINE`."""
+    """Pad with forbidden labels up to a multiple of `LINE`."""
     padding = -problem.shape[3] % LINE
     if not padding:
         return problem
@@ -92,6 +95,8 @@ def walk(problem: Problem) -> State:
     """log Z (B,), differentiable, and the messages."""
     terms = Terms(padded(problem))
     batch, frames, longest, _ = problem.shape
+    # A shift common to all labels of a frame leaves the model as it is (9e-16); one per label moved a
+    # posterior by 0.5.
     top_TB = finite_or_zero(terms.frame_TBC.detach().amax(-1))
     level_TBC = terms.frame_TBC - top_TB[..., None]
     window = level_TBC.new_zeros(0, *level_TBC.shape[1:])
@@ -109,6 +114,7 @@ def walk(problem: Problem) -> State:
         alphas.append(alpha_BC - shifts[t][:, None])
         gammas.append(onward(terms, alphas[t + 1], t + 1))
     ends_B, rows = problem.lengths_B, torch.arange(batch, device=level_TBC.device)
+    # Offsets stay apart from messages: added in float32 they cost a posterior 2e-2 at 8,000 frames.
     alpha_TBC, offset_TB = torch.stack(alphas), (torch.stack(shifts) + top_TB).cumsum(0)
     log_z_B = logsumexp(alpha_TBC[ends_B, rows] + terms.end_C, -1) + offset_TB[ends_B - 1, rows]
     return State(problem, terms, log_z_B, alpha_TBC, torch.stack(gammas), torch.stack(moved))
@@ -120,7 +126,7 @@ def log_partition(problem: Problem) -> Tensor:
 
 
 def forward(problem: Problem, keep: bool = True) -> State:
-    """What `backward` needs. `keep` is for the other forms: here the messages come with log Z in any case."""
+    """Compute what `backward` needs. `keep` is for other forms: here messages always come with log Z."""
     with torch.no_grad():
         return walk(problem.detached())
 
@@ -217,6 +223,7 @@ def differentiable_posteriors(problem: Problem) -> Posteriors:
         with torch.enable_grad():
             leaves = [step.requires_grad_() for step in steps]
             total, log_z_B = moved(*leaves)
+            # Adds nothing, but makes every leaf used: autograd refuses one that is not.
             counts = torch.autograd.grad(total + 0 * sum(map(torch.sum, leaves)), leaves, create_graph=True)
     by_name = dict(zip(shapes, counts, strict=True))
     label_BTC = by_name["score_BTC"]

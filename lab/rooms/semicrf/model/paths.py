@@ -79,7 +79,7 @@ def largest(value: Tensor, count: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def way_back(ended: np.ndarray, entered: np.ndarray, b: int, t: int, code: int) -> list[Segment]:
-    """From label * N + rank at boundary `t`."""
+    """Walk back from label * N + rank at boundary `t`."""
     count = entered.shape[1]
     path: list[Segment] = []
     while True:
@@ -104,6 +104,7 @@ def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]
     )
     named = zip(problem.names(), problem.floats(), strict=True)
     model = {name: value.detach().double().cpu().numpy() for name, value in named}
+    # numpy's generator on the host: a seed draws the same on every device.
     dice = np.random.default_rng(seed)
     feasible_B = torch.isfinite(state.log_z_B).cpu().numpy()
     paths: list[list[Segment]] = [[] for _ in range(batch * samples)]
@@ -132,6 +133,7 @@ def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]
 
 def drawn(log_weight_WN: np.ndarray, dice: np.random.Generator) -> np.ndarray:
     """An index of each row, drawn by its log weight; one with -inf never is."""
+    # Less the largest first: exp of a score of some thousands overflows.
     mass_WN = np.exp(log_weight_WN - log_weight_WN.max(1, keepdims=True)).cumsum(1)
     share_W1 = (1 - dice.random((len(mass_WN), 1))) * mass_WN[:, -1:]  # above 0
     index: np.ndarray = (mass_WN < share_W1).sum(1)

@@ -83,11 +83,11 @@ class Problem:
         return {"transition_CC": values.pop("transition"), **values, "lengths_B": self.lengths_B}
 
     def with_floats(self, values: Sequence[Tensor]) -> Problem:
-        """The same model with other values, in the order of `names()`."""
+        """Copy the model with other values, in the order of `names()`."""
         return replace(self, **dict(zip(self.names(), values, strict=True)))
 
     def rows(self, numbers: Tensor | list[int]) -> Problem:
-        """The same model over some sequences of the batch, by their numbers or a mask."""
+        """Select some sequences of the batch by their numbers or a mask."""
         index = torch.as_tensor(numbers, device=self.lengths_B.device)
         per_sequence = ["score_BTC", "lengths_B", *self.names()[5:]]
         per_sequence += ["transition"] if self.transition.dim() > 2 else []
@@ -147,7 +147,7 @@ class Posteriors:
                 value[rows] = getattr(counts, name).to(value.dtype)
 
     def clamped(self) -> Posteriors:
-        """The same after the audit: probabilities without what rounding takes beyond 0 and 1."""
+        """Clamp after the audit: probabilities without what rounding takes beyond 0 and 1."""
         values = {name: getattr(self, name) for name in PROBABILITIES}
         return replace(self, **{name: x.clamp(0, 1) for name, x in values.items() if x is not None})
 
@@ -237,6 +237,7 @@ def levelled(score_BTC: Tensor, below: float) -> Tensor:
     """The scores less the largest of each frame where that is finite and at most `below`: a number common to
     all labels of a frame cancels in every probability, but takes the digits of the sums that hold it.
     """
+    # A frame of -inf alone must stay so: -inf less -inf would be NaN.
     top_BT1 = score_BTC.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(score_BTC.dtype).min)
     return score_BTC - top_BT1.masked_fill(top_BT1 > below, 0)
 
@@ -330,7 +331,7 @@ def reject_lengths(lengths_B: Tensor, frames: int) -> None:
 
 
 def whole_lengths(lengths_B: object, batch: int) -> Tensor:
-    """As int64. Raises UsageError for what is not a tensor of `batch` integers; values are not read."""
+    """Lengths as int64. Raises UsageError unless a tensor of `batch` integers; values are not read."""
     if not isinstance(lengths_B, Tensor):
         kind = type(lengths_B).__name__
         raise UsageError(f"lengths must be a tensor, got {kind}", fix="torch.tensor(lengths)")

@@ -101,6 +101,7 @@ def gold_score(
     labels_BT = torch.where(inside_BT, labels_BT, torch.zeros_like(labels_BT))
     starts_BT = starts_BT & inside_BT
     ends_BT = last_BT | (torch.cat([starts_BT[:, 1:], torch.zeros_like(starts_BT[:, :1])], 1) & inside_BT)
+    # Whether a longer segment is allowed is the caller's matter: here its index has to stay in the table.
     index_BT = index_in_segment(starts_BT).clamp(max=duration_KC.shape[0] - 1)
     previous_BT = torch.cat([labels_BT[:, :1], labels_BT[:, :-1]], dim=1)
 

@@ -34,12 +34,12 @@ class Terms:
         return self.opened(self.start_C.expand(batch, labels), 0)
 
     def opened(self, gamma: Tensor, t: int) -> Tensor:
-        """With the score of segments that start with frame t; after the last frame there is none."""
+        """Add the score of segments that start with frame t; after the last frame there is none."""
         after_end = self.opens_TBC is None or t == len(self.opens_TBC)
         return gamma if after_end else gamma + self.opens_TBC[t]  # type: ignore[index]
 
     def closed(self, alpha_BC: Tensor, t: int) -> Tensor:
-        """With the score of segments that end with frame t."""
+        """Add the score of segments that end with frame t."""
         return alpha_BC if self.closes_TBC is None else alpha_BC + self.closes_TBC[t]
 
     def lasting(self, t: int) -> Tensor:

@@ -37,6 +37,7 @@ def _gemm_grid(median_us: pd.DataFrame) -> Drawing:
     """Rows are shapes, columns configurations; `median_us` holds µs."""
     times_us = median_us.to_numpy(dtype=float)
     slower = times_us / np.nanmin(times_us, axis=1, keepdims=True)
+    # 25 % at least, so that noise is not painted like an effect.
     scale = max(float(np.nanmax(slower)) - 1, 0.25)
     settings = list(median_us.columns)
     shapes = [shape_name(shape) for shape in median_us.index]

@@ -123,6 +123,7 @@ def read_settings(
             reason = first_few(missing, 3, between="; ") if missing else "no trace is here"
             left_out.append(f"{setting_name(config)} is left out: {reason}")
     collected[0][3].extend([*left_out, *found_configs[0].left_out()] if ranks else left_out)
+    # All settings at once: dependencies of streams are learnt over all of them.
     explained = explain([account_of(works) for _, works, *_ in collected])
     return [
         Setting(
@@ -180,6 +181,7 @@ def _lost_calls(explained: Explained, world: int) -> list[str]:
     ranks, together = explained.account.ranks, explained.account.together
     if len(ranks) < 2:
         return []
+    # Calls of a step that a rank did not record do not count as lost.
     shared = set.intersection(*({int(number) for number in rows[:, 0]} for rows in together.windows))
     return [
         finding.text
@@ -259,6 +261,7 @@ def _collect(
         world = max(world, rank_read.world_size or 0)
         problems += [f"rank {rank}: {text}" for text in rank_read.problems]
         missing += [f"rank {rank}: {text}" for text in rank_read.lost]
+    # One rank alone is a valid subject; several are a set, in which a gap is a finding.
     gone = sorted(set(range(world)) - set(works)) if len(works) > 1 else []
     if gone:
         missing.append(f"{len(works)} of {world} ranks are here; missing: {', '.join(map(str, gone))}")
@@ -291,6 +294,7 @@ def _shifted(work: RankWork, shift_ns: int) -> RankWork:
     return replace(
         work,
         **{name: getattr(work, name) + shift_ns for name in names},
+        # -1 marks an operation without a recorded launch and must stay -1.
         **{name: np.where(times < 0, times, times + shift_ns) for name, times in calls.items()},
         steps=work.steps + np.array([0, shift_ns, shift_ns]),
         collectives=work.collectives.with_columns(ts_ns=work.collectives.ts_ns + shift_ns),
@@ -301,6 +305,7 @@ def _without_launches(explained: Explained) -> list[str]:
     """Ranks whose launches were not recorded, so that it cannot be told whether their hosts are late."""
     sentences = []
     for work in explained.account.together.works:
+        # A host that is late makes its GPU idle: without idle time its lost launches do not matter.
         idle_ns = sum(row.parts["unexplained_ns"] for row in explained.account.rows if row.rank == work.rank)
         lost = float((work.call_begin < 0).mean())
         if lost > MOST_UNLAUNCHED and idle_ns > 0:

@@ -53,7 +53,7 @@ def account_table(explained: Explained) -> pd.DataFrame:
 
 
 def as_json(explained: Explained) -> dict[str, Any]:
-    """What scripts rely on."""
+    """Account as scripts read it."""
     account = explained.account
     return {
         "steps": _steps(explained),

@@ -105,7 +105,7 @@ def _has(rows: Sequence[Row], part: str) -> bool:
 
 
 def pipeline_sentences(setting: Setting) -> list[str]:
-    """Of each pipeline its schedule, the bubbles of its stages, and what even stages would give."""
+    """Describe each pipeline: its schedule, the bubbles of its stages, and what even stages would give."""
     explanation, texts = setting.explained, []
     for pipeline in explanation.pipelines:
         stages = [[b for b in pipeline.bubbles if b.rank == rank] for rank in pipeline.ranks]

@@ -67,7 +67,7 @@ def tuner(sweep: Path, library: str, run: Path | None, own_file: Path | None, **
 
 
 def _proofs(rows: list[Row], run: Path, asked: Reading) -> list[Proof]:
-    """What a run proves of the rows of a file."""
+    """Prove the rows of a file by a run."""
     from lab.recordings.ranks.costs import classes_of
     from lab.rooms.sweep.tuner.logs import read_logs
     from lab.rooms.sweep.tuner.verify import prove

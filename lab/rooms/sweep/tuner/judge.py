@@ -147,6 +147,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     best = sets[cost.lowest]
     if not any(best):
         return left(f"the library's own choice is best, {_why(sets, cost)}", cost=cost, least_best=least_best)
+    # Every candidate has to have used what it requested, because any of them may be the best.
     best_runs = [observed[settings[candidate], repeat] for candidate in cost.candidates for repeat in repeats]
     reason, looked = _not_honoured(best_runs, best)
     choice = _choice(best_runs)
@@ -154,6 +155,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         reason_text = reason or _no_choice(best_runs)
         return left(reason_text, looked=looked and choice is not None, cost=cost, least_best=least_best)
     hosts = {ran.hosts for ran in runs}
+    # Runs over different numbers of nodes give a rule for any number of them: -1.
     nodes = hosts.pop() if len(hosts) == 1 else -1
     row = Row(
         NAMES[name.kind],
@@ -181,12 +183,14 @@ def _complete(
     """The settings that ran, and the repeats (blocks) in which every one of them could be replayed."""
     settings = sorted({key for key, _ in observed})
     repeats = sorted({repeat for _, repeat in observed})
+    # Blocks are compared within themselves; an incomplete one would favour settings of a quiet hour.
     complete_repeats = [repeat for repeat in repeats if all((key, repeat) in played for key in settings)]
     return tuple(settings), complete_repeats
 
 
 def _not_alone(sets: Sequence[Set], cost: Best, least_best: Best) -> str | None:
     """Why nothing that a row can set is proven to be best, None if one is."""
+    # Both ends of what waiting may cost must agree, or the answer rests on the unknown part.
     for judged in (cost, least_best):
         several = sorted({sets[candidate] for candidate in judged.candidates})
         if len(several) > 1:

@@ -47,7 +47,7 @@ class Said:
     nvls: int = -1
 
     def of_calls(self, calls: Iterable[tuple[str, int, int]]) -> Said:
-        """The same with NCCL's choices by whole calls, given as (kind, bytes, ranks).
+        """Replace NCCL's choices by those of whole calls, given as (kind, bytes, ranks).
 
         A tuner is asked with all bytes of an all-gather or a reduce-scatter; NCCL 2.28's own lines give one
         rank's part. A log gives one or the other: the part, unless every such call is found as a whole.

@@ -32,7 +32,7 @@ def gemm_change(gemm: pd.DataFrame, configs: pd.DataFrame) -> str | None:
 
 
 def starved(gemm: pd.DataFrame, configs: pd.DataFrame) -> list[str]:
-    """For each number, how many GEMM shapes its highest value slows against its lowest, all else equal."""
+    """Count for each number the GEMM shapes that its highest value slows against its lowest."""
     sentences = []
     for knob in ("threads", "channel"):
         by_value = [*GEMM_SHAPE, *(name for name in SETTING if name != knob), knob]

@@ -19,7 +19,7 @@ ORIGIN = {
 
 
 def exposed_shares(configs: pd.DataFrame) -> pd.Series:
-    """By setting, the share of the total time in which nothing hides the communication, least first."""
+    """Share by setting of the total time in which nothing hides the communication, least first."""
     complete = configs[configs["status"] == "ok"]
     shares = complete["exposed_comm_time_ms"] / complete["total_time_ms"]
     ordered: pd.Series = shares.groupby([complete[key] for key in SETTING]).median().dropna().sort_values()

@@ -126,7 +126,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def plain_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The same as plain matrix algebra: for torch < 2, and the reference implementation in tests."""
+    """Causal attention as plain matrix algebra: for torch < 2, and the reference implementation in tests."""
     scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
     weights: Tensor = scores.masked_fill(future, float("-inf")).float().softmax(-1)

@@ -49,6 +49,7 @@ def read_health() -> tuple[dict[str, dict[str, int]], str, dict[str, list[str]] 
     code, listing = _asked("nvidia-smi", "-q")
     health = parse_health(listing) if not code else {}
     no_health = "" if health else f"nvidia-smi -q names no GPU: {listing.strip()[:200]}"
+    # dmesg needs root on most systems; the journal may be open to a group.
     for command in (("journalctl", "-k", "-q", "--no-pager", "-n", "50000"), ("dmesg",)):
         code, text = _asked(*command)
         if code == 0 and text.strip():

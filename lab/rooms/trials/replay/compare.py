@@ -1,4 +1,4 @@
-"""From the records of some runs to the first place where bits differ, and the kind of difference. Pure."""
+"""Compare the records of some runs: the first place where bits differ, and the kind of difference. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Record(NamedTuple):
         return bool(self.recording.meta.get("replicated"))
 
     def fact(self, name: str) -> str:
-        """From the head of the record, "" where it has none."""
+        """One fact of the record's head, "" where it has none."""
         return str(self.recording.meta.get(name, ""))
 
     def steps(self) -> list[int]:
@@ -109,6 +109,7 @@ def compare(records: Sequence[Record]) -> Finding:
     for record in records:
         runs[record.run][record.rank] = record
     divergences = [*_between_runs(runs), *_between_repeats(runs), *_between_ranks(runs)]
+    # Each comparison stops at its own first place; the first of all is the cause, the rest follow from it.
     divergences.sort(key=_order)
     attempts = {(r.run, r.rank, *key) for r in records for key in r.attempts if key[1]}
     groups = _groups(runs)
@@ -120,6 +121,7 @@ def compare(records: Sequence[Record]) -> Finding:
         "rows": sum(len(record.recording.rows) for record in records),
         "repeats": sum(attempt < DETERMINISTIC for *_, attempt in attempts),
     }
+    # A record of inputs alone is equal to any other: it must not pass as bitwise.
     if not any(row.kind not in GIVEN for record in records for row in record.recording.rows):
         return Finding("nothing seen", None, **shared)
     if not divergences:
@@ -138,7 +140,7 @@ def compare(records: Sequence[Record]) -> Finding:
 
 
 def _order(place: Divergence) -> tuple[int, ...]:
-    """By step and place, what came from another rank last; equal places by whether it was made there."""
+    """Sort key: step and place, what came from another rank last; then whether it was made there."""
     in_place = (place.equal_inputs is False, place.kind == "ranks", place.rank)
     return (place.step, place.inherited, place.index, *in_place)
 
@@ -203,6 +205,7 @@ def _between_runs(runs: Runs) -> list[Divergence]:
             if base is None:
                 continue
             for step in sorted({*base.steps()} & {*record.steps()}):
+                # A generator may differ without having been drawn from; only what was computed counts.
                 hit = _first_difference(
                     base.attempts[step, 0], record.attempts[step, 0], ignore=_is_random_state
                 )
@@ -241,6 +244,7 @@ def _over_ranks(place: Divergence, runs: Runs) -> Divergence:
     inputs = tuple(rank for rank, (a, b) in pairs.items() if a.in_ck != b.in_ck)
     if inputs:
         return replace(placed, inputs_of=inputs, equal_inputs=False, inherited=place.rank not in inputs)
+    # Equal inputs of some ranks do not clear a collective: a rank without a record may have given others.
     all_there = len(pairs) == base[place.rank].recording.world
     return placed if all_there else replace(placed, equal_inputs=None)
 
@@ -258,6 +262,7 @@ def _between_repeats(runs: Runs) -> list[Divergence]:
                         hit = _first_difference(record.attempts[step, 0], rows, ignore=ignore, strict=False)
                         hits += [(hit, attempt)] if hit is not None else []
                 if hits:
+                    # The place nearest to the cause is the earliest over all repeats.
                     hit, attempt = min(hits, key=lambda pair: pair[0].position)
                     between = (f"{run} step {step}", f"its repeat {attempt}")
                     divergences.append(
@@ -277,6 +282,7 @@ def _between_ranks(runs: Runs) -> list[Divergence]:
             checksums = [table[key].ck if key in table else "" for table in tables]
             if len(set(checksums)) == 1:
                 continue
+            # Of two replicas either may be the odd one: the text then names "another rank" only.
             usual, count, _ = majority(checksums)
             odd = next(index for index, checksum in enumerate(checksums) if checksum != usual)
             row = tables[odd].get(key) or tables[0][key]
@@ -314,6 +320,7 @@ def _groups(runs: Runs) -> list[list[str]]:
 def _verdict(
     place: Divergence, divergences: Sequence[Divergence], runs: Runs, groups: Sequence[Sequence[str]]
 ) -> Verdict:
+    # Order matters: other inputs explain all later rows, and unequal replicas any repeat or run.
     if place.row.kind == "input":
         return "input pipeline"
     if place.kind == "ranks":

@@ -212,7 +212,7 @@ def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
 
 
 def _of_repeats(place: Divergence) -> str:
-    """What it says that the repeats inside one process agree: of the model's forward and backward alone."""
+    """Say what agreeing repeats inside one process prove: of the model's forward and backward alone."""
     is_repeated = place.direction == "forward" or (
         place.direction == "backward" and place.equal_inputs is True
     )
@@ -319,7 +319,7 @@ def _on(ranks: Sequence[int], of: int) -> str:
 
 
 def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
-    """What scripts rely on."""
+    """Verdict as scripts read it."""
     place, fields = finding.first_place, None
     if place is not None:
         source = place.source if place.equal_inputs is not False else None

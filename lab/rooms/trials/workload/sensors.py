@@ -66,7 +66,7 @@ def _uuids(env: Mapping[str, str]) -> list[str]:
 
 
 def meters(env: Mapping[str, str]) -> list[NvmlMeter]:
-    """Of the GPUs that the trial is given by UUID."""
+    """Open meters of the GPUs that the trial is given by UUID."""
     try:
         return [NvmlMeter(uuid) for uuid in _uuids(env)]
     except LabError:

@@ -64,7 +64,7 @@ def backward(state: State) -> Posteriors:
 
 
 def batch_of(problem: Problem) -> list[Word]:
-    """As the library's `Batch`: scores in float32 or float64, and the rest in float64."""
+    """Convert to the library's `Batch`: scores in float32 or float64, and the rest in float64."""
     score, *parameters = (value.detach().resolve_neg().contiguous() for value in problem.floats())
     single = score.dtype == torch.float32
     score = score if single else score.double()

@@ -111,6 +111,7 @@ def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     shape, bound = shape_of(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
     state = State(inputs, machine_for(inputs, sizes), shape, bound, keep, bound["log_z"], None)
     run_messages(state)
+    # The copy of the flags is queued before the counts, which then run while the host waits for it.
     flags = state.machine.fetched(state.buffer("flags"))
     if keep and count:
         run_counts(state)
@@ -215,7 +216,7 @@ def machine_for(problem: Problem, sizes: Sizes) -> Machine:
 
 @functools.cache
 def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: Sizes, used: int) -> Machine:
-    """From the cache of compiled ones if it is there."""
+    """Compile the machine, or take it from the cache."""
     path = cuda_driver.find_nvrtc()
     if path is None:
         raise UsageError(f"the CUDA kernels cannot run here: {available()}", fix="backend='torch' or 'auto'")

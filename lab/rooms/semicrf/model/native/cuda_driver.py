@@ -106,7 +106,7 @@ class Machine:
         return Fetched(self, room, rooms)
 
     def follow(self, ahead: ctypes.c_void_p, behind: ctypes.c_void_p, event: ctypes.c_void_p) -> None:
-        """What is put on the stream `behind` from now on waits for what is on `ahead`."""
+        """Make later work of the stream `behind` wait for what is on `ahead` now."""
         check_status(driver().cuEventRecord(event, ahead))
         check_status(driver().cuStreamWaitEvent(behind, event, 0))
 

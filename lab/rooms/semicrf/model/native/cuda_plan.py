@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+# As cudaMalloc aligns: a buffer in a workspace is read like a tensor of its own.
 ALIGNED_BYTES = 256
 BYTES = {torch.float64: 8, torch.float32: 4, torch.int32: 4, torch.int64: 8, torch.uint8: 1}
 TYPES = {
@@ -38,7 +39,7 @@ SOURCE = Path(__file__).with_name("semicrf.cu")
 
 @functools.cache
 def kernels() -> dict[str, tuple[str, dict[str, str]]]:
-    """By name: the constant that says how many threads it takes, and its parameters' types by name."""
+    """Kernels by name: the constant with their number of threads, and types of parameters by name."""
     matches = KERNEL.findall(SOURCE.read_text())
     return {
         name: (threads, {parameter: kind for kind, parameter in PARAMETER.findall(arguments)})
@@ -79,7 +80,7 @@ class Sizes:
         return min(ceiling(labels, 8) * 8, self.padded(labels))
 
     def constants(self, wide: int) -> dict[str, int]:
-        """What the source takes besides types and labels."""
+        """Constants that the source takes besides types and labels."""
         numbers = {"N": self.block, "THREADS": self.threads, "TILE": self.tile, "STAGE": self.stage}
         return {**numbers, "PARTS": self.parts * self.narrowest // wide}
 
@@ -116,7 +117,7 @@ class Shape:
         return ceiling(self.frames, self.sizes.tile)
 
     def numbers(self) -> dict[str, int]:
-        """By the kernels' names."""
+        """Numbers of this plan by their names in the kernels."""
         names = ("batch", "frames", "longest", "labels", "blocks", "tiles")
         derived = {"far_blocks": self.far, "CP": self.wide, "THREADS": self.sizes.threads}
         return {name: getattr(self, name) for name in names} | derived

@@ -68,6 +68,7 @@ class Validator:
         self._look()
         if self.points:
             points, together = extremes(self.points)
+            # Pinned, because a copy to other memory waits for the GPU.
             arrived = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=True)
             arrived.copy_(together, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -98,7 +98,7 @@ class CRFWatch:
         )
 
     def _replayed(self, b: int) -> str:
-        """What the plain float64 reference gives for the log Z of sequence `b`."""
+        """Recompute by the plain float64 reference the log Z of sequence `b`."""
         length = self.by_sequence["score_BTC"].shape[1] if self.lengths is None else int(self.lengths[b])
         if length < 1:
             return "its length is 0"

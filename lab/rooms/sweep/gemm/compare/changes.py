@@ -97,6 +97,7 @@ def _over_repeats(base_ms: np.ndarray, head_ms: np.ndarray) -> dict[str, float]:
     """The change's 95 % interval, by Welch on the logs, and the p of a permutation test."""
     low, high, p_value = math.nan, math.nan, math.nan
     if min(len(base_ms), len(head_ms)) > 1:
+        # On logs, because a change is a share of the time.
         samples = (Sample.of(np.log(side).tolist()) for side in (head_ms, base_ms))
         low, high = (100 * math.expm1(edge) for edge in difference_ci(*samples))
         treated = np.repeat([False, True], [len(base_ms), len(head_ms)])

@@ -13,7 +13,7 @@ from lab.rooms.sweep.ranks.read import by_setting
 
 
 def pairs_of(data: SweepData) -> dict[Key, Pairs]:
-    """For each configuration with a readable rank its collectives, matched over the ranks."""
+    """Match the collectives of each configuration over its readable ranks."""
     if "pairs" not in data.memo:
         data.memo["pairs"] = {
             setting: pair_collectives(
@@ -45,7 +45,7 @@ def of_rank(pairs: Pairs, rank: int) -> Table:
 
 
 def times_by_rank(pairs: Pairs) -> dict[int, dict[str, np.ndarray]]:
-    """For each rank ts, dur and wait in µs of every matched collective (n,), NaN where it is missing."""
+    """Tabulate by rank ts, dur and wait in µs of every matched collective (n,), NaN where it is missing."""
     columns = {}
     for rank in sorted(set(pairs.instances.rank.tolist())):
         rows = pairs.instances.where((pairs.instances.rank == rank) & (pairs.instances.collective_id >= 0))

@@ -163,6 +163,7 @@ def _p_value(rows: pd.DataFrame, dur_us: np.ndarray, blocked: float) -> tuple[fl
         pd.DataFrame(
             {
                 "unit": rows.groupby(["repeat", "rank"], sort=False).ngroup().to_numpy(),
+                # A GEMM of 0 ns has no logarithm.
                 "dur": np.log(np.maximum(dur_us, 1e-3)),
                 "beside": (rows["overlap"] != FREE).to_numpy(),
             }

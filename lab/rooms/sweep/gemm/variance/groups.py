@@ -135,7 +135,7 @@ def sheet_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def slowdown(instances: pd.DataFrame) -> dict[str, float]:
-    """The same GEMM without and with a collective beside it: medians, ratio, 95 % interval and p-value.
+    """Compare one GEMM without and with a collective beside it: medians, ratio, 95 % interval and p-value.
 
     instances: one group, with rank, step, dur_ns and comm_ns. The p-value shuffles labels within a rank and
     step only; NaN where no rank and step has both kinds.

@@ -35,7 +35,7 @@ MORE = [
 
 
 def beside(data: SweepData) -> pd.DataFrame:
-    """For every row of data.gemm, in its order, the collective that overlaps it longest.
+    """Find for every row of data.gemm, in its order, the collective that overlaps it longest.
 
     Columns: collective ("" for none), msg_bytes, channels (blocks of its grid), collective_id, waiting_ns and
     transfer_ns (covered by collectives before and after their last rank arrived), phase (`waiting`,
@@ -84,8 +84,10 @@ class RankCollectives:
     """A rank's collectives by time: their spans (n, 2), the waiting part of each, and what they are."""
 
     def __init__(self, matched: Table, clock_ns: int) -> None:
+        # Matched collectives are on the common clock, GEMMs on the rank's own.
         start = matched.ts_ns + clock_ns
         self.span = spans(start, matched.dur_ns)
+        # A call that one rank alone recorded has no known wait: all of it counts as transfer.
         wait_ns = np.nan_to_num(matched.wait_us * 1000).astype(np.int64)
         self.waiting = spans(start, np.minimum(wait_ns, matched.dur_ns))
         names = np.where(matched.collective != "", matched.collective, matched.kernel)

@@ -20,7 +20,7 @@ MOST_INPUT_BYTES = 4 << 30
 
 
 def copied(value: Any, depth: int = 0) -> Any:
-    """The same nested value with copies of its tensors."""
+    """Copy a nested value with its tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if depth > 8:
@@ -33,7 +33,7 @@ def copied(value: Any, depth: int = 0) -> Any:
 
 
 def outermost(outputs: Sequence[Tensor], wanted: Sequence[int]) -> list[int]:
-    """Of these outputs those that no other of them was computed from: a loss, and not its logits.
+    """Select the outputs that no other of them was computed from: a loss, and not its logits.
 
     The gradient that reached the logits came through the loss; given to both, it would count twice.
     """
@@ -53,7 +53,7 @@ def outermost(outputs: Sequence[Tensor], wanted: Sequence[int]) -> list[int]:
 
 
 def random_state() -> dict[str, Any]:
-    """Of every generator that a program draws from without naming it."""
+    """Read the state of every generator that a program draws from without naming it."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         state["numpy"] = numpy.random.get_state()

@@ -208,7 +208,7 @@ class Training(Recorder):
         return slots
 
     def _gradients_of_outputs(self, result: Any) -> None:
-        """What a repeat's backward begins with."""
+        """Gradients that a repeat's backward begins with."""
         saved = self._saved
         if saved is None or self.attempt or saved.forwards != 1:
             return
@@ -296,7 +296,7 @@ class Training(Recorder):
                 self._hooks.append(weight.register_post_accumulate_grad_hook(accumulated))  # type: ignore[no-untyped-call]
 
     def _see_gradient(self, weight: Tensor, grad: Tensor, name: str) -> None:
-        """Of a weight, when its backward has added to it; many at once where no hook can change it before."""
+        """Record a weight's gradient once backward has added to it; many at once if no hook can change it."""
         self._read[id(weight)] = id(grad), grad._version
         if self.level == "op" or self.world > 1 or len(weight._post_accumulate_grad_hooks or ()) > 1:
             self.rows_of("grad", [(name, grad)], self.phase)
