@@ -63,7 +63,7 @@ class RanksDraw:
         ]
 
 
-_BESIDE = ("step_ns", "not_separable_ns")  # no parts of a step
+_BESIDE = ("step_ns", "not_separable_ns", "entered_late_ns")  # no parts of a step
 
 
 def parts_of(job: Job) -> dict[int, dict[str, int]]:

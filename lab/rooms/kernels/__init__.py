@@ -9,7 +9,7 @@ with its source. Replay runs those ops in isolation; a replayed launch counts on
 equal the original's.
 
 Source: the public seed (anuragdutt/piep_kernel_execution_graph), whose commands and files are kept and whose
-published numbers the audits test; execution traces as in MLCommons Chakra; launches as Kineto records them.
+published numbers the audit tests.
 
 What it cannot tell: kernels in a CUDA graph have no op; a trace without the recorder lacks some arguments
 (each has its source); with random weights the times are those of the architecture, not of the trained model's

@@ -20,14 +20,14 @@ from lab.rooms.kernels.schema import PROFILE
 CONFIG = "kernels.json"
 
 
-def plan(config: KernelsConfig, site: Site, *, env: Mapping[str, str] | None = None) -> Plan:
-    """One step: the model generates, each rank writes its files into `profile/`. Raises what `refuse_plan`
-    raises.
-
-    env: the host's variables about GPUs and Slurm (`cures.host_env`), for the note on a machine without GPU.
+def plan(
+    config: KernelsConfig, site: Site, *, image: str | None = None, env: Mapping[str, str] | None = None
+) -> Plan:
+    """One step: the model generates, each rank writes its files into `profile/`. Raises as
+    `refuse_plan`. env: the host's variables about GPUs and Slurm.
     """
     gpus = [(gpu.name, gpu.mem_bytes if site.resolved else None) for gpu in site.gpus]
-    refuse_plan(config, vendor=site.vendor, gpus=gpus)
+    refuse_plan(config, vendor=site.vendor, gpus=gpus, image=image)
     text = msgspec.json.format(msgspec.json.encode(config)).decode()
     return Plan(
         steps=(_profile(config, site),),

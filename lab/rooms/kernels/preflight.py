@@ -42,7 +42,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
-def refuse_plan(config: KernelsConfig, *, vendor: str, gpus: Sequence[tuple[str, int | None]]) -> None:
+def refuse_plan(
+    config: KernelsConfig, *, vendor: str, gpus: Sequence[tuple[str, int | None]], image: str | None = None
+) -> None:
     """Raise for a plan that cannot work; gpus are (name, memory in bytes or None), empty for a CPU run."""
     check_divisible(config)
     if config.eight_bit and config.tp > 1:
@@ -54,6 +56,8 @@ def refuse_plan(config: KernelsConfig, *, vendor: str, gpus: Sequence[tuple[str,
         )
     if vendor == "none" and config.eight_bit:
         raise UsageError("8-bit weights need a GPU", fix="drop --8bit")
+    if image == "pascal" and config.eight_bit:
+        raise UsageError("bitsandbytes needs torch 2.3, which has no code for Pascal GPUs", fix="drop --8bit")
     for name, mem_bytes in gpus[: config.tp]:
         check_memory(config, name, mem_bytes)
 
@@ -137,7 +141,7 @@ def _check_transformers(facts: Facts) -> None:
     if facts.transformers is None:
         raise MissingError(
             "transformers is not installed here",
-            fix="pip install transformers (with torch 1.12: transformers==4.46.3)",
+            fix="pip install transformers (torch 1.12: ==4.46.3)",
         )
     low, high = (version(text) for text in OLD_TORCH_NEEDS)
     if version(facts.torch) < (2, 1) and not low <= version(facts.transformers) <= high:
@@ -151,7 +155,7 @@ def _check_eight_bit(facts: Facts) -> None:
     if version(facts.torch) < (2, 3):
         raise UsageError(
             f"8-bit needs torch 2.3; this is torch {facts.torch}",
-            fix="drop --8bit: bitsandbytes would replace this torch by one without code for old GPUs",
+            fix="drop --8bit",
         )
     if facts.bitsandbytes is None:
         raise MissingError(

@@ -98,7 +98,7 @@ def profile(
         chosen = model or named or ("bloom-560m" if site.gpus else "tiny-bloom")
         # The step works in the run's folder, where a relative path would name another one.
         chosen = str(Path(chosen).resolve()) if Path(chosen).is_dir() else chosen
-        return plan(KernelsConfig(model=chosen, **knobs), site, env=host_env())
+        return plan(KernelsConfig(model=chosen, **knobs), site, image=options.image, env=host_env())
 
     return Experiment(
         "kernels", make_plan, options, on_success=lambda root: copy_files(root, trace_copy, shapes_copy)

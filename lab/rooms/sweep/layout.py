@@ -14,7 +14,6 @@ from pathlib import Path
 
 from lab.core.words import plural, ranks_text
 from lab.errors import MissingError, UsageError, not_here
-from lab.recordings.load import named_as_recording
 from lab.rooms.sweep.knobs import Key, how_in
 
 _THREADS = re.compile(r"(\d+)threads?")
@@ -368,6 +367,8 @@ def _by_rank(config: Path) -> dict[int | None, list[Path]]:
 
 
 def _is_trace(name: str) -> bool:
+    from lab.recordings.load import named_as_recording  # brings numpy: not for `lab run`
+
     return bool(_JSON.fullmatch(name)) or named_as_recording(Path(name))
 
 
