@@ -322,7 +322,7 @@ def _config(
     if not traces:
         notes = (*notes, "no traces here")
     if not is_named and (threads is None or channels is None):
-        notes = (*notes, "the folder's name gives no threads and channels: 0 stands for unknown")
+        notes = (*notes, "the folder's name gives no threads and channels")
     parts = (path.resolve(), *path.resolve().parents)
     algorithm_protocol = next(
         (how_in(part.name) for part in parts if _CHANNELS.fullmatch(part.name)), ("", "")

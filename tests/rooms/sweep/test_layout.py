@@ -148,7 +148,7 @@ def test_a_flat_folder_of_ranks_is_one_unknown_setting(tmp_path, names):
     touch(tmp_path, *names)
     (found,) = find_configs(tmp_path)
     assert (found.threads, found.channels, [t.rank for t in found.traces]) == (None, None, [0, 1])
-    assert "unknown" in found.notes[0]
+    assert "gives no threads and channels" in found.notes[0]
 
 
 def test_unnamed_tensorboard_traces_are_all_kept_because_each_may_be_a_rank(tmp_path):

@@ -132,6 +132,13 @@ def test_a_sweep_is_told_setting_by_setting(tmp_path):
     assert [(one["threads"], one["channels"]) for one in found["settings"]] == [(256, 28), (256, 42)]
 
 
+def test_jobs_side_by_side_are_told_by_the_names_of_their_folders(tmp_path):
+    for name in ("first", "second", "third"):
+        write_job(tmp_path / "jobs" / name)
+    headings = [line for line in call(tmp_path / "jobs").stdout.splitlines() if line.endswith(":")]
+    assert headings == ["first:", "second:", "third:"]
+
+
 def test_cpu_ranks_are_accounted_for_with_ops_for_kernels(tmp_path):
     for rank in (0, 1):
         writer = TraceWriter(rank=rank, world_size=2, vendor="none")
