@@ -49,13 +49,13 @@ def guard(model: Any, optimizer: Any = None, scaler: Any = None, **options: Any)
 
 def hugging_face_callback(**options: Any) -> Any:
     """Make the guard for `transformers.Trainer(callbacks=[...])`; its `.guard` has the findings."""
-    from lab.rooms.nan.watch.guard.programs import hugging_face_callback as make
+    from lab.rooms.nan.watch.guard.guard import hugging_face_callback as make
 
     return make(**options)
 
 
 def lightning_callback(**options: Any) -> Any:
     """Make the guard for `lightning.Trainer(callbacks=[...])`; its `.guard` has the findings."""
-    from lab.rooms.nan.watch.guard.programs import lightning_callback as make
+    from lab.rooms.nan.watch.guard.guard import lightning_callback as make
 
     return make(**options)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.rooms.nan.cause import Cause, cause_of
-from lab.rooms.nan.columns import APPLIED, BIRTHS, CHAIN, FUNCTIONS, KERNELS, LINKS
+from lab.rooms.nan.columns import APPLIED, BIRTHS, CHAIN, FUNCTIONS, LINKS
 from lab.rooms.nan.evidence import Evidence, baseline_of
 from lab.rooms.nan.experiments import experiments_table
 from lab.rooms.nan.layers import layers_table
@@ -27,7 +27,6 @@ class NanTables:
     applied: pd.DataFrame
     births: pd.DataFrame
     layers: pd.DataFrame
-    kernels: pd.DataFrame
     functions: pd.DataFrame
     evidence: list[Evidence] = field(default_factory=list)
     chains: dict[str, Chain] = field(default_factory=dict)
@@ -59,7 +58,6 @@ def analyze(evidence: Sequence[Evidence]) -> NanTables:
         applied=_applied_table(evidence),
         births=_births_table(evidence),
         layers=layers_table(evidence, read),
-        kernels=_kernels_table(evidence, base),
         functions=_functions_table(evidence),
         evidence=list(evidence),
         chains=chains,
@@ -120,22 +118,6 @@ def _births_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
         for birth in (experiment.watch or {}).get("births", ())
     ]
     table: pd.DataFrame = pd.DataFrame(rows, columns=BIRTHS)
-    return table
-
-
-def _kernels_table(evidence: Sequence[Evidence], base: Evidence | None) -> pd.DataFrame:
-    """Kernels whose launches differ from the baseline's: which other code an experiment really ran."""
-    reference = (base.result or {}).get("kernels") if base else None
-    rows = []
-    for experiment in evidence:
-        for phase, launches in ((experiment.result or {}).get("kernels") or {}).items():
-            baseline_launches = (reference or {}).get(phase, {})
-            for name in sorted({*launches, *baseline_launches}):
-                if experiment is base or launches.get(name, 0) != baseline_launches.get(name, 0):
-                    rows.append(
-                        (experiment.label, phase, name, launches.get(name, 0), baseline_launches.get(name, 0))
-                    )
-    table: pd.DataFrame = pd.DataFrame(rows, columns=KERNELS)
     return table
 
 

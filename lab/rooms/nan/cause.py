@@ -34,8 +34,6 @@ def cause_of(experiment: Evidence, calls: pd.DataFrame | None) -> Cause | None:
     if birth["how"] == "weights":
         bad = [_bad_weight(each) for each in watch["weights"] if each["name"].startswith(birth["module"])]
         return Cause("a weight is not finite", "certain", ", ".join(bad))
-    if birth["how"] == "cache":
-        return Cause("it was already in the key/value cache", "certain", birth["place"])
     if birth["how"] == "given":
         return Cause("it was in the model's inputs", "certain", birth["place"])
     if calls is None or calls.empty:

@@ -39,9 +39,9 @@ def run_nan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: Any)
     the first three and eager, all is all of them.
 
     `train` guards a training job instead, from the batch to the updated weights: `lab run nan train -- python
-    train.py ...`, any script, or without a command the tiny model with a planted cause (--plant).
+    train.py ...`, any script.
     """
-    training = _training(experiment, {name: settings.pop(name) for name in ("plant", "on_bad")})
+    training = _training(experiment, settings.pop("on_bad"))
     names = ("baseline",) if training else experiment
     return _experiment(ctx, names, {**settings, "sass": False, "train": training})
 
@@ -71,21 +71,16 @@ def nan() -> None:
     """
 
 
-def _training(words: tuple[str, ...], settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The settings of a training job; None if the words are experiments. Raises UsageError for half a one."""
+def _training(words: tuple[str, ...], on_bad: str) -> dict[str, Any] | None:
+    """The settings of a training job; None if the words are experiments. UsageError without a command."""
     from lab.errors import UsageError
     from lab.rooms.nan.config import TRAIN
 
     if words[0] != TRAIN:
-        if settings["plant"] is not None:
-            raise UsageError("--plant belongs to `train`", fix="lab run nan train --plant backward")
         return None
-    command = words[1:]
-    if command and settings["plant"] is not None:
-        raise UsageError("--plant is for the tiny model, not for a command", fix="drop one of them")
-    folder = Path.cwd()
-    plant = settings["plant"] or "none"
-    return {"command": command, "cwd": str(folder), "plant": plant, "on_bad": settings["on_bad"]}
+    if not words[1:]:
+        raise UsageError("train needs a command", fix="lab run nan train -- python train.py")
+    return {"command": words[1:], "cwd": str(Path.cwd()), "on_bad": on_bad}
 
 
 def _experiment(ctx: click.Context, names: tuple[str, ...], settings: dict[str, Any]) -> Experiment:

@@ -13,7 +13,7 @@ EXPERIMENTS = _names("""
     rank experiment status verdict nan inf bad_leaves bad_logit_steps first_producer cause confidence
     sass_integrity sass_lines sass_sites sass_nan_lines half_nan_unique half_nan_repeats float_nan_unique
     float_nan_repeats half_subnormal_unique half_subnormal_repeats memory_nan_lines
-    same_text characters kl_mean top1_agreement watch_prefill_percent watch_decode_percent
+    same_text characters watch_prefill_percent watch_decode_percent
     reason result_file log_files
 """)
 WHOLE_NUMBERS = _names("""
@@ -30,7 +30,6 @@ BIRTHS = _names("experiment step phase place module how leaf")
 LAYERS = _names("""
     experiment layer phase nan posinf neginf subnormal absmax numel dtype headroom first_bad_step
 """)
-KERNELS = _names("experiment phase kernel launches baseline_launches")
 FUNCTIONS = _names("experiment function category lines nan_lines nan_sites twin_of")
 
 # What the page's ranking, the terminal and the page's table of instructions show of EXPERIMENTS.
@@ -39,7 +38,7 @@ RANKING = _names("""
     rank experiment status verdict bad_leaves bad_logit_steps first_producer cause
 """)
 OUTPUTS = _names("""
-    experiment nan inf confidence same_text characters kl_mean top1_agreement reason
+    experiment nan inf confidence same_text characters reason
 """)
 TERMINAL = _names("""
     rank experiment status verdict bad_leaves bad_logit_steps sass_nan_lines first_producer

@@ -59,26 +59,11 @@ class NixnanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     grace_s: Annotated[float, _help("seconds from SIGINT to SIGKILL, for the tool's report", gt=0)] = 60.0
 
 
-PLANTS = {
-    "none": "nothing",
-    "batch": "a NaN in the batch",
-    "forward": "a division by zero in one block's own code",
-    "inplace": "an overflow in place, after a layer",
-    "loss": "the logarithm of zero in the loss",
-    "backward": "the square root of zero: its gradient is infinite",
-    "gradient": "an infinite gradient of one weight",
-    "optimizer": "a learning rate that is NaN",
-    "weights": "a weight that other code sets to NaN between two steps",
-    "scaler": "a NaN loss under a gradient scaler",
-}
-
-
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A training job under the guard: the user's command, or the tiny model with a planted cause."""
+    """A training job under the guard: the user's command."""
 
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...]
     cwd: Annotated[str, _help("where the command runs")] = ""
-    plant: Annotated[str, _help("one of PLANTS; the cause that is planted in the tiny model")] = "none"
     on_bad: Annotated[
         Literal["keep", "raise", "replay"], _help("replay: run a bad step again to name the operator")
     ] = "replay"

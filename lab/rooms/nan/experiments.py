@@ -29,7 +29,6 @@ def experiments_table(
             **_modules(experiment, causes.get(experiment.label)),
             **_instructions(experiment),
             **_text(experiment, base),
-            **_quality(experiment),
             **_cost(experiment),
             "reason": experiment.reason or experiment.log_error,
             "result_file": experiment.result_file,
@@ -84,11 +83,6 @@ def _text(experiment: Evidence, base: Evidence | None) -> dict[str, Any]:
     if text is not None and of_base is not None and experiment is not base:
         same = "yes" if text == of_base else "no"
     return {"same_text": same, "characters": None if text is None else len(text)}
-
-
-def _quality(experiment: Evidence) -> dict[str, Any]:
-    measured = (experiment.result or {}).get("quality") or {}
-    return {"kl_mean": measured.get("kl_mean"), "top1_agreement": measured.get("top1_agreement")}
 
 
 def _cost(experiment: Evidence) -> dict[str, Any]:

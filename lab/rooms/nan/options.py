@@ -105,23 +105,5 @@ NIXNAN = with_options(
 )
 
 TRAINING = with_options(
-    click.option(
-        "--plant",
-        type=click.Choice(
-            [
-                "none",
-                "batch",
-                "forward",
-                "inplace",
-                "loss",
-                "backward",
-                "gradient",
-                "optimizer",
-                "weights",
-                "scaler",
-            ]
-        ),
-        help="With train and no command: the cause to plant in the tiny model.",
-    ),
     choice("--on-bad", "replay keep raise", "With train: what to do about a bad step."),
 )

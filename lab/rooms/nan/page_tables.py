@@ -25,8 +25,6 @@ HEADINGS = {
     "nan": Heading("NaN in outputs", ""),
     "inf": Heading("Inf in outputs", ""),
     "bad_leaves": Heading("bad leaves", ""),
-    "kl_mean": Heading("KL to baseline", "nats"),
-    "top1_agreement": Heading("same first choice", "share"),
     "sass_nan_lines": Heading("NaN lines", ""),
     "sass_lines": Heading("lines", ""),
     "sass_sites": Heading("sites", ""),
@@ -102,7 +100,7 @@ def function_blocks(tables: NanTables, folder: Path) -> list[Block]:
 
 
 def applied_blocks(tables: NanTables) -> list[Block]:
-    """What each experiment changed, and which kernels ran because of it."""
+    """What each experiment changed, with the proof."""
     blocks: list[Block] = []
     if len(tables.applied):
         caption = (
@@ -111,15 +109,6 @@ def applied_blocks(tables: NanTables) -> list[Block]:
         )
         frame = _without_empty_columns(tables.applied)
         blocks.append(Table(frame, caption, "tables/applied.csv", pills=PILLS, open_rows=40))
-    if len(tables.kernels):
-        differ = tables.kernels["launches"] != tables.kernels["baseline_launches"]
-        caption = "Kernels of the baseline; no other experiment runs different ones"
-        if differ.any():
-            caption = (
-                "Kernels of one prefill and decode step that differ from the baseline's (torch's profiler)"
-            )
-        frame = tables.kernels[differ] if differ.any() else tables.kernels
-        blocks.append(Table(frame, caption, "tables/kernels.csv", open_rows=12))
     return blocks
 
 

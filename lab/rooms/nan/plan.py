@@ -16,7 +16,6 @@ from lab.rooms.nan.config import (
     RESULT,
     TRAIN,
     NanConfig,
-    TrainConfig,
     from_hub,
     label,
 )
@@ -43,7 +42,7 @@ def plan(config: NanConfig, site: Site) -> Plan:
     if config.sass and config.device == "cpu":
         raise UsageError("nixnan needs a GPU, but --device is cpu", fix="drop --device cpu")
     if config.train is not None:
-        return _training(config, config.train, site)
+        return _training(config, site)
     wanted = _with_repeat(config)
     return Plan(
         steps=tuple(_step(config, site, name) for name in wanted),
@@ -54,7 +53,7 @@ def plan(config: NanConfig, site: Site) -> Plan:
     )
 
 
-def _training(config: NanConfig, train: TrainConfig, site: Site) -> Plan:
+def _training(config: NanConfig, site: Site) -> Plan:
     """One step: the job under the guard. A job that leaves no record has not been seen, and has failed."""
     folder, on_gpu = f"steps/{TRAIN}", bool(site.gpus) and config.device != "cpu"
     step = Step(
@@ -63,10 +62,10 @@ def _training(config: NanConfig, train: TrainConfig, site: Site) -> Plan:
         num_gpus=len(site.gpus) if on_gpu else 0,
         argv=("python", "-m", "lab.rooms.nan.workload.train", "--config", CONFIG, "--out", folder),
         timeout_s=config.step_timeout_s,
-        expects=(f"{folder}/process_*.json" if train.command else f"{folder}/guard_*.json",),
+        expects=(f"{folder}/process_*.json",),
         labels={"experiment": TRAIN, "label": TRAIN},
     )
-    shown = ("train", "device", "step_timeout_s") + (() if train.command else ("seed",))
+    shown = ("train", "device", "step_timeout_s")
     return Plan(
         steps=(step,),
         inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},

@@ -25,7 +25,7 @@ from lab.rooms.nan.sentences import sentences
 from lab.rooms.nan.verdict import SEVERITY
 
 QUESTION = "Where is the first NaN or infinity born, how far does it get, and which change keeps it away?"
-TABLES = ("experiments", "chain", "applied", "births", "layers", "kernels", "functions")
+TABLES = ("experiments", "chain", "applied", "births", "layers", "functions")
 FOOTNOTES = (
     "A rank is a rank of verdicts, never of counts. Verdicts from good to bad: clean, subnormal-only and "
     "masked-intermediate (one grade: nothing left a kernel), stored, reached-module, reached-logits. An "
@@ -123,8 +123,8 @@ def _sections(tables: NanTables, sass: SassTables, folder: Path) -> list[Section
         Section("Ranking", ranking_blocks(tables)),
         Section("How far bad numbers got", chain_blocks(tables, folder)),
         Section("First producers", birth_blocks(tables)),
-        Section("Layers", layer_blocks(tables, folder)),
-        Section("Instructions and kernels", [*of_room, *sass_page.blocks(sass, folder)]),
+        Section("Layers", layer_blocks(tables)),
+        Section("Instructions and kernels", [*of_room, *sass_page.blocks(sass)]),
         Section("What ran: requested and effective", applied_blocks(tables)),
         Section("Evidence: nixnan's own lines", sass_page.evidence_blocks(sass)),
         Section("What nixnan cannot see", sass_page.coverage_blocks(sass)),

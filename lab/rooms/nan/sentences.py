@@ -10,10 +10,8 @@ from lab.core.words import plural
 from lab.rooms.nan.analyze import NanTables
 from lab.rooms.nan.counts import bad_leaves, kind_lines
 from lab.rooms.nan.evidence import Evidence
-from lab.rooms.nan.lists import listed
 from lab.rooms.nan.nixnan.categories import shown
 from lab.rooms.nan.nixnan.sites import nan_sites
-from lab.rooms.nan.original import faults_of_the_original
 from lab.rooms.nan.verdict import SEVERITY
 
 
@@ -26,10 +24,8 @@ def sentences(tables: NanTables) -> list[str]:
         *instructions(tables),
         *ties(tables),
         *left_out(tables.evidence),
-        *faults_of_the_original(tables.evidence),
         *incomplete_logs(tables.evidence),
         *watch_cost(tables.evidence),
-        *quality(tables.evidence),
     ]
 
 
@@ -133,7 +129,7 @@ def ties(tables: NanTables) -> list[str]:
         return []
     names = f"{len(best)} experiments share the first rank ({listed(list(best['experiment']))})"
     if SEVERITY[best["verdict"].iloc[0]] == 0:
-        return [f"{names}: there is no improvement over zero."]
+        return [f"{names}: zero cannot be improved."]
     return [f"{names}: bad numbers get as far in each of them."]
 
 
@@ -188,14 +184,10 @@ def _cost_of(timings: Sequence[Mapping[str, float]], phase: str) -> tuple[float,
     return percent, percent > 0 and lowest > 0, f"{phase} of {plain_ms:.1f} ms"
 
 
-def quality(evidence: Sequence[Evidence]) -> list[str]:
-    """How far each distribution is from the baseline's, on the baseline's own tokens."""
-    rows = [
-        (evidence_row.label, (evidence_row.result or {}).get("quality") or {}) for evidence_row in evidence
-    ]
-    parts = [
-        f"{label} KL {row['kl_mean']:.2g}, same first choice in {100 * row['top1_agreement']:.0f} %"
-        for label, row in rows
-        if row.get("kl_mean") is not None
-    ]
-    return [f"Against the baseline's distribution on its own tokens: {'; '.join(parts)}."] if parts else []
+def listed(texts: Sequence[str], limit: int = 6) -> str:
+    """`a, b and c`; of more than `limit` the first, and how many more there are."""
+    hidden = len(texts) - limit
+    shown = list(texts[:limit])
+    if hidden <= 0 and len(shown) > 1:
+        return f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return ", ".join(shown) + (f" and {hidden} more" if hidden > 0 else "")

@@ -58,7 +58,7 @@ def chain_of(experiment: Evidence, baseline: Evidence | None) -> Chain:
 
 
 def verdict_of(experiment: Evidence, chain: Chain) -> str:
-    """The furthest link, or why there is no verdict."""
+    """Name the furthest link, or why a verdict is missing."""
     if experiment.status not in ("ok", "no-effect"):
         return f"inconclusive ({experiment.status})"
     if chain.logits[0] == "yes":

@@ -148,8 +148,6 @@ def result(
             "steps": steps,
         },
         "timing": None,
-        "kernels": None,
-        "quality": {"reason": "none"},
         **more,
     }
 
@@ -161,7 +159,6 @@ def birth(module: str = "model.layers.2.self_attn", how: str = "between") -> dic
         "leaf": "args[0]",
         "after": f"{module}.v_proj",
         "before": f"{module}.o_proj",
-        "since_step": None,
         "place": f"in {module}, after v_proj, before o_proj",
         "step": 0,
         "phase": "prefill",

@@ -12,7 +12,7 @@ from lab.report.page import write_page
 from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nan.guarded.join import Verdict, process_name, status_of, verdict_of
-from lab.rooms.nan.guarded.read import Event, Job, Mark, Op, Planted, Record
+from lab.rooms.nan.guarded.read import Event, Job, Mark, Op, Record
 
 QUESTION = "Where in the training step is the first NaN or infinity made, and on which rank?"
 STATUS_OF: dict[str, Status] = {"clean": "ok", "partly-seen": "warn", "nothing-seen": "fail", "bad": "fail"}
@@ -31,7 +31,7 @@ FOOTNOTES = (
     "The verdict is the first stage of a step that held a bad number, then module, operator and rank; never "
     "a count. What is bad later in the same step has spread from there.",
     "A place that is marked as unsure is where the bad number was first seen; the reason is given.",
-    "Infinities that are gone before loss and gradient are no faults. Neither are the steps that a gradient "
+    "Infinities that are gone before loss and gradient are not faults. Neither are the steps that a gradient "
     "scaler leaves out while it finds its scale.",
     "Nothing is seen between two borders of modules unless the step was run again (on_bad='replay').",
 )
@@ -41,7 +41,7 @@ def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str
     """Tables and report.html in `out`; {verdict, status, files, terminal, lacking} of the findings."""
     records = [record for _, record in job.records]
     verdict = verdict_of(records, job.marks)
-    sentences = sentences_of(verdict, records, job.planted)
+    sentences = sentences_of(verdict, records)
     frames = {
         "ranks": _ranks(records, job.marks),
         "events": _events(records),
@@ -76,33 +76,18 @@ def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str
     ]
     return {
         "verdict": sentences,
-        "status": _exit_status(verdict, job.planted, status),
+        "status": status,
         "files": files,
         "terminal": "\n".join(lines),
         "lacking": lacking,
     }
 
 
-def _exit_status(verdict: Verdict, planted: Planted | None, status: Status) -> Status:
-    """A bad number is a failure, unless it was planted to be found."""
-    if verdict.status == "bad" and planted is not None and planted.plant != "none":
-        return "ok" if _was_found(verdict, planted) else "fail"
-    return status
-
-
-def _was_found(verdict: Verdict, planted: Planted) -> bool:
-    event = verdict.first
-    planted_at = (planted.stage, planted.module, planted.step)
-    return event is not None and (event.stage, event.module, event.step) == planted_at
-
-
-def sentences_of(verdict: Verdict, records: Sequence[Record], planted: Planted | None) -> list[str]:
-    """The verdict first; then what was planted, what is near an edge, and what was not seen."""
+def sentences_of(verdict: Verdict, records: Sequence[Record]) -> list[str]:
+    """The verdict first; then what is near an edge, and what was not seen."""
     sentences = [_headline(verdict, records)]
     if verdict.first is not None:
         sentences += [f"{record}." for record in _details(verdict.first)]
-    if planted is not None and planted.plant != "none":
-        sentences.append(_about_planted(verdict, planted))
     least_read = max(records, key=lambda record: record.unread_updates, default=None)
     if least_read is not None and least_read.unread_updates:
         sentences.append(
@@ -174,16 +159,6 @@ def _details(event: Event) -> list[str]:
     if event.extremes:
         sentences.append(f"Before it: {'; '.join(event.extremes)}")
     return sentences
-
-
-def _about_planted(verdict: Verdict, planted: Planted) -> str:
-    event = verdict.first
-    fault = f"Planted: {planted.fault} (step {planted.step})"
-    if event is None:
-        return f"{fault}. It was NOT found."
-    if _was_found(verdict, planted):
-        return f"{fault}. This is what was found."
-    return f"{fault}. Found instead: {event.place}{', marked as uncertain' if event.unsure else ''}."
 
 
 def missing(verdict: Verdict, records: Sequence[Record]) -> list[str]:

@@ -16,7 +16,6 @@ import msgspec
 from lab.errors import BadDataError
 
 RECORDS, MARKS = "guard_*.json", "process_*.json"
-PLANTED = "planted.json"
 MOST_BYTES = 16 << 20
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
@@ -34,7 +33,7 @@ class Op(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something bad at one place; see `lab.rooms.nan.watch.guard.state.Event`."""
+    """Something bad at one place; see `lab.rooms.nan.watch.guard.step.Event`."""
 
     step: int
     stage: Text
@@ -111,21 +110,12 @@ class Mark(msgspec.Struct, frozen=True):
         return not (self.models or self.optimizers or self.backwards or self.updates or self.unwatched)
 
 
-class Planted(msgspec.Struct, frozen=True):
-    plant: Text
-    fault: Text = msgspec.field(name="what")
-    step: int
-    stage: Text
-    module: Text
-
-
 @dataclass(frozen=True)
 class Job:
     """All records and marks of some folders, and what could not be read."""
 
     records: list[tuple[Path, Record]]
     problems: list[str]
-    planted: Planted | None
     marks: dict[str, Mark]  # by process
 
 
@@ -137,7 +127,6 @@ def has_records(folder: Path) -> bool:
 def read(folders: Sequence[Path]) -> Job:
     """Every record and mark in the folders. A file that cannot be read is a problem, never a hole."""
     records, marks, problems = list[tuple[Path, Record]](), dict[str, Mark](), list[str]()
-    planted = None
     for path, kind in ((p, k) for f in folders for n, k in KINDS.items() for p in _files(f, n)):
         try:
             value = _decode(path, kind)
@@ -146,14 +135,12 @@ def read(folders: Sequence[Path]) -> Job:
             continue
         if kind is Record:
             records.append((path, value))
-        elif kind is Mark:
-            marks[path.stem.removeprefix("process_")] = value
         else:
-            planted = value
-    return Job(sorted(records, key=lambda row: (row[1].rank, row[0].name)), problems, planted, marks)
+            marks[path.stem.removeprefix("process_")] = value
+    return Job(sorted(records, key=lambda row: (row[1].rank, row[0].name)), problems, marks)
 
 
-KINDS: dict[str, type[Any]] = {RECORDS: Record, MARKS: Mark, PLANTED: Planted}
+KINDS: dict[str, type[Any]] = {RECORDS: Record, MARKS: Mark}
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:

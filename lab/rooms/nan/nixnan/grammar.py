@@ -8,7 +8,6 @@ greedily.
 from __future__ import annotations
 
 import re
-from itertools import combinations
 from typing import NamedTuple
 
 PREFIX = b"#nixnan"
@@ -115,11 +114,6 @@ class Foreign(NamedTuple):
 
 
 _ERROR_HEAD = "#nixnan: error ["
-_HEAD = _ERROR_HEAD.encode()
-_ODD = re.compile(r"[^ -~]|#nixnan")  # what `tidy` would change, and a line that ran into another
-_KINDS_OF = {
-    ",".join(kinds): kinds for size in range(1, len(KINDS) + 1) for kinds in combinations(KINDS, size)
-}
 TORN, FOREIGN = Torn(), Foreign()
 Line = Event | Other | Torn | Foreign
 
@@ -136,8 +130,6 @@ def tidy(raw: bytes) -> bytes:
 
 def read_line(raw: bytes) -> Line:
     """Read one line. Line ends, trailing blanks, escape sequences and NULs are ignored."""
-    if (usual := _usual(raw)) is not None:
-        return usual
     if PREFIX not in raw:
         return FOREIGN
     raw = tidy(raw)
@@ -152,32 +144,6 @@ def read_line(raw: bytes) -> Line:
     if twice or not text.startswith("#nixnan:"):
         return TORN
     return _other(text)
-
-
-def _usual(raw: bytes) -> Event | None:
-    """An event written as builds since July 2025 write it, without a place: what ERROR reads, by fixed words.
-
-    None for any other line, and for one that ERROR might read another way.
-    """
-    if raw[:16] != _HEAD or not raw.isascii():
-        return None
-    kinds, separator, tail = raw[16:].decode().partition("] detected in operand ")
-    operand, _, tail = tail.partition(" of instruction ")
-    sass, between, tail = tail.partition(" ; in function ")
-    function, of, label = tail.rpartition(" of type ")
-    if (
-        not (separator and between and of)
-        or len(operand) != 1
-        or not operand.isdecimal()
-        or label not in TYPES
-    ):
-        return None
-    if _ODD.search(sass) or _ODD.search(function) or not sass or not function or " at " in function:
-        return None
-    if sass[-1] == " " or sass[0] == " " or "; in function " in sass or " of type " in function:
-        return None
-    kind_set = _KINDS_OF.get(kinds)
-    return None if kind_set is None else Event(kind_set, int(operand), sass, function, None, label)
 
 
 def _other(text: str) -> Line:

@@ -7,7 +7,7 @@ The report's unique events are the same lines, its repeats the events beyond the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,54 +34,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> tuple[str, str, int | None]:
         return self.function, self.sass, self.operand
-
-
-class WhenAsked(Sequence[Site]):
-    """The sites of a log, made when somebody looks at them: counts and verdicts do not need them."""
-
-    def __init__(self, count: int, make: Callable[[], list[Site]]) -> None:
-        self._count, self._make = count, make
-        self._list: list[Site] | None = None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._all()[index]
-
-    def __iter__(self) -> Iterator[Site]:
-        return iter(self._all())
-
-    def __eq__(self, sites: object) -> bool:
-        return isinstance(sites, Sequence) and self._all() == list(sites)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _all(self) -> list[Site]:
-        if self._list is None:
-            self._list = self._make()
-            self._make = list  # what they were made of may go
-        return self._list
-
-
-class PerKind(Mapping[str, Mapping[str, int]]):
-    """Function -> kind -> lines, added up when somebody asks for a function: a log may have 50,000."""
-
-    def __init__(self, functions: Mapping[str, Mapping[tuple[str, ...], int]]) -> None:
-        self._functions = functions  # name -> kinds of a line -> lines
-
-    def __getitem__(self, name: str) -> Mapping[str, int]:
-        lines: dict[str, int] = {}
-        for kinds, count in self._functions[name].items():
-            for kind in kinds:
-                lines[kind] = lines.get(kind, 0) + count
-        return lines
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._functions)
-
-    def __len__(self) -> int:
-        return len(self._functions)
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):

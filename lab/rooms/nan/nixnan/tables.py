@@ -13,9 +13,11 @@ from lab.core.words import plural
 from lab.rooms.nan.config import AGAIN
 from lab.rooms.nan.evidence import Evidence, read_json
 from lab.rooms.nan.nixnan.categories import category, shown
+from lab.rooms.nan.nixnan.judging.causes import causes
+from lab.rooms.nan.nixnan.judging.coverage import coverage
 from lab.rooms.nan.nixnan.judging.diff import diff
-from lab.rooms.nan.nixnan.judging.summary import summary
 from lab.rooms.nan.nixnan.log import Log, Site
+from lab.rooms.nan.nixnan.sites import class_table, instructions
 
 
 def _names(text: str) -> list[str]:
@@ -60,15 +62,16 @@ def sass_tables(evidence: Sequence[Evidence]) -> SassTables:
     covered: dict[str, list[str]] = {}
     for experiment in logged:
         assert experiment.log is not None
-        level = summary(experiment.log, compute_capability=_capability(experiment))
+        instruction_list = instructions(experiment.log)
         rows["instructions"] += _instructions(experiment.label, experiment.log)
         rows["evidence"] += _evidence(experiment.label, experiment.log)
         rows["integrity"].append(_integrity(experiment))
-        rows["causes"] += _causes(experiment.label, level["causes"])
+        rows["causes"] += _causes(experiment.label, causes(instruction_list))
         rows["classes"] += [
-            {"experiment": experiment.label, "kind": kind, **row} for kind, row in level["classes"].items()
+            {"experiment": experiment.label, "kind": kind, **row}
+            for kind, row in class_table(instruction_list).items()
         ]
-        for sentence in (level["coverage"]["statement"], *level["coverage"]["warnings"]):
+        for sentence in coverage(experiment.log, compute_capability=_capability(experiment)):
             covered.setdefault(sentence, []).append(experiment.label)
     differences, sentences = _differences(logged)
     return SassTables(
@@ -95,10 +98,10 @@ def _capability(experiment: Evidence) -> str | None:
     return capability
 
 
-def _causes(label: str, causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _causes(label: str, cause_rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each cause with the first line that shows it."""
     rows = []
-    for cause in causes:
+    for cause in cause_rows:
         shows: dict[str, Any] = (
             cause["evidence"][0] if cause["evidence"] else {"file": "", "line": None, "raw": ""}
         )
@@ -116,10 +119,10 @@ def _causes(label: str, causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     return rows
 
 
-def _harmful(causes: Sequence[dict[str, Any]]) -> list[str]:
+def _harmful(cause_rows: Sequence[dict[str, Any]]) -> list[str]:
     """Causes with high confidence that are not benign."""
     kernels: dict[str, list[str]] = {}
-    for row in causes:
+    for row in cause_rows:
         if row["confidence"] == "high" and row["benign"] == "no":
             kernels.setdefault(row["what"], []).append(
                 f"{row['experiment']} ({plural(row['sites'], 'site')}, line {row['line']} of {row['file']})"
@@ -157,7 +160,7 @@ def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:
     same = [row["experiment"] for row in rows if row["beyond_noise"] == "no"]
     sentences = [f"Within noise of the baseline by their sites: {', '.join(same)}."] if same else []
     if rows and noise is not None and not (noise.integrity == base.log.integrity == "complete"):
-        sentences.append("The baseline or its repeat is not complete: there is no noise floor.")
+        sentences.append("The baseline or its repeat is not complete: the noise floor is missing.")
     if rows and noise is None:
         sentences.append("The baseline was not repeated: without the noise floor, no difference is judged.")
     return pd.DataFrame(rows, columns=DIFFERENCES), sentences

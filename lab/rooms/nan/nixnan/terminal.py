@@ -1,13 +1,18 @@
-"""A log, or a comparison of two, in words and tables for the terminal."""
+"""A log, or a comparison of two, as sentences and tables for the terminal."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from lab.core.words import plural, printable
 from lab.report.terminal import rows_table
-from lab.rooms.nan.nixnan.judging.summary import summary
+from lab.rooms.nan.nixnan.judging.causes import causes
+from lab.rooms.nan.nixnan.judging.coverage import coverage
+from lab.rooms.nan.nixnan.judging.rows import function_rows, opcode_rows
+from lab.rooms.nan.nixnan.judging.verdict import verdict_of
 from lab.rooms.nan.nixnan.log import Log
+from lab.rooms.nan.nixnan.sites import instructions
 
 MOST_ROWS = 12
 _KINDS = ("lines", "sites", "NaN", "infinity", "-infinity", "subnormal")
@@ -17,27 +22,29 @@ _OF_INSTRUCTIONS = ("opcode", *_KINDS, "births", "transits", "source_only")
 
 def described(log: Log) -> str:
     """What a log holds, whether that is all, and what it shows."""
-    level = summary(log)
+    verdict, reason = verdict_of(log)
+    instruction_list = instructions(log)
     parts = [
-        f"{log.file}: {log.integrity}. {level['reasons'][0]}",
-        *(f"  {reason}" for reason in level["reasons"][1:]),
+        f"{log.file}: {log.integrity}. {log.reasons[0]}",
+        *(f"  {remark}" for remark in log.reasons[1:]),
         f"{plural(log.lines, 'line')}: {log.error_lines:,} of events at {plural(log.site_count, 'site')}, "
         f"{log.torn_lines:,} torn, {log.foreign_lines:,} not nixnan's.",
-        f"Verdict of this level: {level['verdict']}. {level['verdict_why']}",
+        f"Verdict of this level: {verdict}. {reason}",
     ]
     if rows := _count_rows(log):
         title = "Lines by type and kind (report: unique events, then repeats)"
         parts += ["", title, rows_table(rows)]
-    if level["kernels"]:
-        parts += ["Functions", _first_rows(level["kernels"], _OF_FUNCTIONS)]
-    if level["instructions"]:
-        parts += ["Instructions", _first_rows(level["instructions"], _OF_INSTRUCTIONS)]
-    for cause in level["causes"][:MOST_ROWS]:
+    if functions := function_rows(log, instruction_list):
+        parts += ["Functions", _first_rows(functions, _OF_FUNCTIONS)]
+    if opcodes := opcode_rows(log, instruction_list):
+        parts += ["Instructions", _first_rows(opcodes, _OF_INSTRUCTIONS)]
+    for cause in causes(instruction_list)[:MOST_ROWS]:
         parts += _cause_lines(cause)
-    parts += ["", level["coverage"]["statement"], *level["coverage"]["warnings"]]
+    parts += ["", *coverage(log)]
+    sites = Counter(site.function for site in log.sites)
     parts += [
-        f"{twin['function']} repeats {plural(twin['sites'], 'entry')} of {twin['same_as']}: counted once."
-        for twin in level["twins"]
+        f"{name} repeats {plural(sites[name], 'entry')} of {kernel}: counted once."
+        for name, kernel in log.twins.items()
     ]
     return printable("\n".join([*parts, ""]))
 
@@ -58,8 +65,6 @@ def compared(result: dict[str, Any]) -> str:
     if any(row["new"] for row in result["grades"]):
         title = "Sites by the worst they saw (each grade with those above it)"
         parts += ["", title, _without(result["grades"], "sites")]
-    if result["by_category"]:
-        parts += ["", _without(result["by_category"], "category")]
     for name in ("appeared", "vanished"):
         kinds = ", ".join(f"{count} {kind}" for kind, count in result[f"{name}_kinds"].items())
         parts.append(f"{result[f'{name}_count']} {name}{f' ({kinds})' if kinds else ''}")

@@ -66,7 +66,7 @@ def cpu_counters() -> tuple[Counter, Counter]:
     return native.magnitudes, native.screen
 
 
-FORMATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+C_FORMATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 _ON_CPU: Callable[[Tensor], bool] = (
     attrgetter("is_cpu") if hasattr(Tensor, "is_cpu") else lambda tensor: tensor.device.type == "cpu"
 )
@@ -137,7 +137,7 @@ class NativeCounts:
         places: dict[int | None, list[int]] = {}
         for index, tensor in enumerate(tensors):
             readable = _ON_CPU(tensor) and tensor.numel()
-            places.setdefault(FORMATS.get(tensor.dtype) if readable else None, []).append(index)
+            places.setdefault(C_FORMATS.get(tensor.dtype) if readable else None, []).append(index)
         for kind, members in places.items():
             group = [tensors[index] for index in members]
             if kind is None:
@@ -151,4 +151,4 @@ class NativeCounts:
 def _only_type(tensors: Sequence[Tensor]) -> int | None:
     """The one type of tensors that all lie on the CPU, as C has it; None if they differ."""
     dtypes = {*map(DTYPE, tensors)}
-    return FORMATS.get(dtypes.pop()) if len(dtypes) == 1 and all(map(_ON_CPU, tensors)) else None
+    return C_FORMATS.get(dtypes.pop()) if len(dtypes) == 1 and all(map(_ON_CPU, tensors)) else None

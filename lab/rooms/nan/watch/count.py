@@ -113,7 +113,7 @@ def clean_rows(count: int) -> np.ndarray:
 
 
 def all_clean(rows: np.ndarray) -> bool:
-    """Whether these are `clean_rows`: nothing is bad, nothing unknown, and there is no more to know."""
+    """Whether these are `clean_rows`: nothing is bad, nothing unknown, and nothing else is known."""
     return _CLEAN_ROWS.get(len(rows)) is rows
 
 

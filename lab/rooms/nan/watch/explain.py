@@ -1,11 +1,11 @@
-"""Who made the bad numbers of a forward: its calls and leaves in the form that `roles` reads."""
+"""Who made the bad numbers of a forward, and what is reported of it: a Step, its Rows, the Totals."""
 
 from __future__ import annotations
 
 import inspect
-import weakref
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,20 +13,167 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.batch import Label
 from lab.rooms.nan.watch.count import KINDS, Counter, plain_counts
-from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.lane import RECOMPUTE
+from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label, Seen
 from lab.rooms.nan.watch.leaves import (
     CACHE,
-    cached_pair,
+    as_counted,
+    is_unbuilt,
     part_of_layer,
-    positions_in,
+    quiet,
     tensors_of_cache,
 )
-from lab.rooms.nan.watch.plain import as_counted, is_unbuilt, quiet
-from lab.rooms.nan.watch.roles import IN, OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
-from lab.rooms.nan.watch.steps import Row, Step
+from lab.rooms.nan.watch.roles import OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
+
+
+@dataclass(frozen=True)
+class Row:
+    """One leaf of one call in a forward that is kept call by call."""
+
+    seq: int
+    module: str
+    kind: str  # the module's class
+    side: str
+    leaf: str
+    shape: str
+    dtype: str
+    counts: tuple[float, ...]  # by KINDS; -1: not counted
+    role: str
+
+
+@dataclass
+class Step:
+    """One forward of the whole model."""
+
+    number: int
+    phase: str
+    query_length: int
+    bad_leaves: int = 0
+    reached_output: bool = False
+    births: list[Birth] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    extremes: list[str] = field(default_factory=list)  # of the last modules before the first bad number
+    _totals: dict[str, float] | None = None
+    _settle: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Counts by KINDS over the distinct tensors that modules put out."""
+        if self._totals is None and self._settle is not None:
+            self._settle()
+        return self._totals or {}
+
+    def totals_follow(self, settle: Callable[[], None]) -> None:
+        """The totals are added up later, a few forwards at a time, at the latest by `settle`."""
+        self._settle = settle
+
+    def set_totals(self, totals: dict[str, float]) -> None:
+        self._totals, self._settle = totals, None
+
+
+@dataclass
+class Total:
+    """All calls of one module, leaf and phase together. `first_bad_step` is -1 while all were clean."""
+
+    module: str
+    kind: str
+    side: str
+    leaf: str
+    phase: str
+    dtype: str
+    calls: int = 0
+    numel: int = 0  # by the sizes of the first of equal forwards
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(len(KINDS)))
+    first_bad_step: int = -1
+
+
+MOST_WAITING = 64  # forwards whose counts wait to be added up
+NOT_COUNTED = np.full((1, len(KINDS)), -1.0)
+
+
+class RunningTotals:
+    """Sums of forwards that made the same calls; many at a time, because every numpy call has its price."""
+
+    def __init__(self, phase: str, labels: list[Label], dtypes: list[str], sizes: np.ndarray) -> None:
+        self.phase, self.labels, self.dtypes, self.sizes = phase, labels, dtypes, sizes
+        self.calls = 0
+        self.first_bad = np.full(len(labels), -1)
+        self._counts = np.zeros((len(labels), len(KINDS)))
+        self._counts[:, 3:] = -1
+        self._waiting: list[tuple[Step, np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def add(self, step: Step, counted: Seen, bad: np.ndarray | None) -> None:
+        """`bad` says for each leaf whether it is bad; None if none is."""
+        self.calls += 1
+        step.totals_follow(self.settle)
+        self._waiting.append((step, counted.counts, counted.index, counted.put_out))
+        if bad is not None:
+            self.first_bad[(self.first_bad < 0) & bad] = step.number
+        if len(self._waiting) >= MOST_WAITING:
+            self.settle()
+
+    @property
+    def counts(self) -> np.ndarray:
+        self.settle()
+        return self._counts
+
+    def settle(self) -> None:
+        """Add up what waits.
+
+        Forwards that were read by one template share their index arrays, and go together.
+        """
+        for _, equal in itertools.groupby(self._waiting, key=lambda entry: (id(entry[2]), id(entry[3]))):
+            steps, counts, index, put_out = zip(*equal, strict=True)
+            stacked = np.stack(counts)
+            if stacked.min() >= 0:  # a GPU's: all was counted
+                self._add_known(steps, stacked, index[0], put_out[0])
+                continue
+            for step, totals in zip(steps, _by_forward(stacked[:, put_out[0]]), strict=True):
+                step.set_totals(totals)
+            summed = np.concatenate([_summed(stacked), NOT_COUNTED])[index[0]]  # -1 takes the added row
+            add_counts(self._counts, summed)
+        self._waiting.clear()
+
+    def _add_known(
+        self, steps: Sequence[Step], stacked: np.ndarray, index: np.ndarray, put_out: np.ndarray
+    ) -> None:
+        """The same without a look at each number."""
+        # Not `@`: a library of matrix products may wake threads for it.
+        totals = np.einsum("t,ftk->fk", put_out.astype(np.float64), stacked)
+        totals[:, 4] = stacked[:, put_out, 4].max(axis=1, initial=0)
+        for step, row in zip(steps, totals.tolist(), strict=True):
+            step.set_totals(dict(zip(KINDS, row, strict=True)))
+        summed = stacked.sum(axis=0)
+        summed[:, 4] = stacked[:, :, 4].max(axis=0)
+        add_counts(self._counts, np.concatenate([summed, NOT_COUNTED])[index])
+
+
+def add_counts(counts: np.ndarray, added: np.ndarray) -> None:
+    """Add counts in place and keep the largest magnitude; -1 only stays where neither has a number."""
+    counted = np.maximum(added[..., :4], 0)
+    both_unknown = (counts[..., :4] < 0) & (added[..., :4] < 0)
+    counts[..., :4] = np.where(both_unknown, -1, np.maximum(counts[..., :4], 0) + counted)
+    counts[..., 4] = np.maximum(counts[..., 4], added[..., 4])
+
+
+def _summed(counts: np.ndarray) -> np.ndarray:
+    """(forwards, tensors, kinds) -> (tensors, kinds); -1 where none was counted."""
+    summed = np.where((counts < 0).all(axis=0), -1, np.maximum(counts, 0).sum(axis=0))
+    summed[:, 4] = counts[:, :, 4].max(axis=0)
+    return summed
+
+
+def _by_forward(counts: np.ndarray) -> list[dict[str, float]]:
+    """(forwards, distinct tensors, kinds) -> sums by kind of each forward.
+
+    A tensor that passes through three modules counts once.
+    """
+    if not counts.shape[1]:
+        return [dict.fromkeys(KINDS, 0.0) for _ in counts]
+    summed = np.where(counts.min(axis=1) < 0, -1, counts.sum(axis=1))
+    summed[:, 4] = counts[:, :, 4].max(axis=1)
+    return [dict(zip(KINDS, row, strict=True)) for row in summed.tolist()]
+
 
 HOLDERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # programs call what lies in them
 NOT_CALLED = "was not called"
@@ -50,9 +197,9 @@ class Judged:
 
 
 class Explainer:
-    """Explains forwards of one model; it remembers which weights and caches were already bad.
+    """Explains forwards of one model; it remembers which weights were already bad.
 
-    allow: modules (patterns of names, or classes) in which infinities are no findings, or "+inf" and "-inf".
+    allow: modules (patterns of names, or classes) in which infinities are allowed, or "+inf" and "-inf".
     """
 
     def __init__(self, names: list[str], modules: list[nn.Module], allow: Sequence[str] = ()) -> None:
@@ -63,9 +210,6 @@ class Explainer:
         self.bad_weights: list[dict[str, Any]] = []
         self._bad_weights: dict[str, int] = {}  # name -> module; of buffers those that were bad at first
         self._versions: list[int] = []  # of all weights and buffers, when they were read last
-        self._cache_bad: dict[int, int] = {}  # layer -> step since when
-        self._cache_met: Callable[[], Any] = lambda: None  # the cache that this is said of
-        self._cache_from = 0  # the first step that was looked into with it
         self._parameters: dict[int, list[str]] = {}
 
     def check_weights(
@@ -119,7 +263,7 @@ class Explainer:
             self._not_allowed(counted.labels, plus, POS),
             self._not_allowed(counted.labels, minus, NEG),
         )
-        if self._weights_bad:  # what a bad weight gives is no mask
+        if self._weights_bad:  # what a bad weight gives is not a mask
             from_weights = [module in self._weights_bad and side == OUT for module, side, _ in counted.labels]
             nan = nan | ((plus | minus) & np.array(from_weights, bool))
         infinities = [
@@ -148,7 +292,7 @@ class Explainer:
         )
 
     def absorb(self, infinities: Sequence[tuple[Label, str]]) -> list[str]:
-        """These did no harm, and will be no suspects here again; in words."""
+        """These did no harm, and will be no suspects here again; a sentence for each."""
         self._absorbed.update(infinities)
         return [
             f"{sign} in {leaf} of {self._names[module] or 'the model itself'}"
@@ -156,7 +300,7 @@ class Explainer:
         ]
 
     def all_absorbed(self, counted: Seen) -> bool:
-        """Whether there is no NaN, and infinities only where they were gone before."""
+        """Whether NaN is absent, and infinities only where they were gone before."""
         rows = counted.counts
         if (rows[:, 0] > 0).any():
             return False
@@ -197,11 +341,9 @@ class Explainer:
         forward: Forward,
         counted: Seen,
         bad: np.ndarray,
-        earlier: Sequence[Step],
         count: Counter,
     ) -> None:
         """Fill in the step's births, and whether bad numbers reached the model's output."""
-        self._check_caches(step, forward, counted, earlier)
         calls, leaves = self._story(forward, counted, bad)
         step.births = births(calls, leaves)
         if self._weights_went_bad(step.births, count):
@@ -262,7 +404,7 @@ class Explainer:
         return uncertain(birth, f"{birth.unsure}; and {reason}" if birth.unsure else reason)
 
     def _doubted_by_skipped(self, birth: Birth) -> Birth:
-        """The birth, or `unknown` if parts of a module that nobody called ran: its code may have run too.
+        """The birth, or `unknown` if a module was not called though parts of it ran: its code may have run.
 
         And if it has a module that is not watched, such as one that was put into `_modules` by hand.
         """
@@ -307,6 +449,7 @@ class Explainer:
         self, forward: Forward, counted: Seen, bad: np.ndarray | None
     ) -> tuple[list[Call], list[Leaf]]:
         calls = []
+        cache_doubts = self._cache_doubts(forward, counted) if bad is not None else {}
         doubt_of = {
             module: f"{leaf} of {self._names[module] or 'the model itself'} ({reason}) was not looked into"
             for batch in counted.batches
@@ -315,9 +458,8 @@ class Explainer:
         }
         for number, (module, parent, returned) in enumerate(forward.calls):
             gone = not returned and forward.phase != "recompute"  # which may stop early by design
-            since, doubt = forward.cached.get(number, (None, ""))
-            doubt = doubt_of.get(module, doubt)
-            calls.append(Call(self._names[module], parent, gone, module in self._weights_bad, since, doubt))
+            doubt = doubt_of.get(module) or cache_doubts.get(number, "")
+            calls.append(Call(self._names[module], parent, gone, module in self._weights_bad, doubt))
             if parent >= 0:
                 calls[parent].children.append(number)
         leaves = []
@@ -327,97 +469,37 @@ class Explainer:
             leaves.append(Leaf(seq, counted.leaf_call[seq], side, name, is_bad))
         return calls, leaves
 
-    def _check_caches(self, step: Step, forward: Forward, counted: Seen, earlier: Sequence[Step]) -> None:
-        """Whether the cache that a call takes was bad before this forward, or why that is not known."""
-        skipped: dict[int, list[str]] = {}
-        for number, leaf, reason in (one for batch in counted.batches for one in batch.unseen):
-            if reason == CACHE:
-                skipped.setdefault(number, []).append(leaf)
-        if not skipped:
-            return
-        self._mind_which_cache(forward.cache, step.number)
-        bad_steps = [one.number for one in earlier if one.bad_leaves and one.number >= self._cache_from]
-        last_bad = bad_steps[-1] if bad_steps else -1
-        hand_on = {
-            parent for number, parent, _ in forward.calls if number in skipped
-        }  # their caches to a child
-        lengths = _query_lengths(counted)
-        forward.cached = {
-            call: self._of_cache(
-                step, forward, call, skipped[number], lengths.get(call, step.query_length), last_bad
-            )
-            for call, (number, _, _) in enumerate(forward.calls)
-            if number in skipped and call not in hand_on
+    def _cache_doubts(self, forward: Forward, counted: Seen) -> dict[int, str]:
+        """Why what a call takes for its key/value cache may have been bad before, by call."""
+        takers = {
+            number for batch in counted.batches for number, _, reason in batch.unseen if reason == CACHE
         }
-
-    def _mind_which_cache(self, cache: Any, step: int) -> None:
-        """What was bad in a cache says nothing of another one."""
-        if isinstance(cache, (tuple, list, dict)) or self._cache_met() is cache is not None:
-            return  # containers are made anew at each step
-        self._cache_bad.clear()
-        self._cache_from = step
-        try:
-            self._cache_met = weakref.ref(cache)
-        except TypeError:
-            self._cache_met = lambda: None
-
-    def _of_cache(
-        self, step: Step, forward: Forward, call: int, leaves: Sequence[str], length: int, last_bad: int
-    ) -> tuple[int | None, str]:
-        """(since when keys and values of a call's layer are bad, why something else in its caches may be)"""
-        layer, module = self._layer_of(forward, call), self._names[forward.calls[call][0]]
-        taken = [(name, cache) for at, name, cache in forward.caches if at == call]
-        caches = {name if isinstance(name, str) else f"args[{name}]": cache for name, cache in taken}
-        since, doubt = None, ""
-        for leaf in leaves:
-            cache = caches.get(leaf, None if "." in leaf else forward.cache)
-            part = part_of_layer(cache, layer) if layer is not None else None
-            past = isinstance(cache, (tuple, list))  # what a call adds comes out in a new one
-            pair = cached_pair(part) if length > 0 or past else None
-            if layer is not None and pair is not None:
-                end = positions_in(cache, layer, pair)
-                begin = end if past else max(end - length, 0)
-                bad_since = self._bad_since(layer, pair, begin, end, step.number, last_bad)
-                since = bad_since if since is None else since
-            description = f"the key/value cache {leaf} of {module or 'the model itself'}"
-            doubt = doubt or _doubt_of_cache(description, cache if pair is None else part, pair or ())
-        return since, doubt
-
-    def _bad_since(
-        self, layer: int, pair: tuple[Tensor, Tensor], begin: int, end: int, step: int, last_bad: int
-    ) -> int | None:
-        """Since which step keys or values before `begin`, where this forward's own are, were bad."""
-        if _any_bad([side[..., :begin, :] for side in pair]):
-            return self._cache_bad.setdefault(layer, last_bad)
-        self._cache_bad.pop(layer, None)
-        if _any_bad([side[..., :end, :] for side in pair]):
-            self._cache_bad[layer] = step
-        return None
+        hand_on = {parent for number, parent, _ in forward.calls if number in takers}  # to a child
+        doubts = {}
+        for call, (number, _, _) in enumerate(forward.calls):
+            if number in takers and call not in hand_on:
+                caches = [cache for index, _, cache in forward.caches if index == call] or [forward.cache]
+                layer = self._layer_of(forward, call)
+                parts = [part_of_layer(cache, layer) if layer is not None else None for cache in caches]
+                held = [cache if part is None else part for cache, part in zip(caches, parts, strict=True)]
+                doubts[call] = _doubt_of_cache(self._names[number] or "the model itself", held)
+        return doubts
 
     def _layer_of(self, forward: Forward, call: int) -> int | None:
-        """Which part of a cache is this call's; a module that serves many layers is told at each call."""
+        """Which part of a cache is this call's; a module that serves many layers gets it as an argument."""
         number = forward.calls[call][0]
         layer = getattr(self._modules[number], "layer_idx", None)
         return layer if isinstance(layer, int) and "layer_idx" not in self._parameters_of(number) else None
 
 
-def _doubt_of_cache(description: str, held: Any, but: Sequence[Tensor]) -> str:
-    """Why a bad number may have come from what a cache holds, `but` some tensors; empty if it cannot have."""
-    parts = [None] if held is None else [*tensors_of_cache(held)]
-    unrelated = [part for part in parts if part is not None and not any(part is known for known in but)]
-    if _any_bad(unrelated):
-        return f"{description} holds bad numbers, which may have been there before"
-    unread = None in parts or any(as_counted(one)[1] for one in unrelated)
-    return f"{description} was not looked into" if unread else ""
-
-
-def _query_lengths(counted: Seen) -> dict[int, int]:
-    """How many positions each call took: of its first input of (batch, positions, dim)."""
-    lengths, shapes = dict[int, int](), counted.shapes()
-    for call, (_, side, _), index in zip(counted.leaf_call, counted.labels, counted.index, strict=True):
-        if side == IN and index >= 0 and len(shapes[index][0]) == 3:
-            lengths.setdefault(call, int(shapes[index][0][1]))
-    return lengths
+def _doubt_of_cache(module: str, held: Sequence[Any]) -> str:
+    """Why a bad number may have come from what a cache holds; empty if it cannot have."""
+    tensors = [tensor for part in held for tensor in tensors_of_cache(part)]
+    readable = [tensor for tensor in tensors if tensor is not None]
+    if _any_bad(readable):
+        return f"the key/value cache of {module} holds bad numbers, which may have been there before"
+    unread = len(readable) < len(tensors) or any(as_counted(tensor)[1] for tensor in readable)
+    return f"the key/value cache of {module} was not looked into" if unread or None in held else ""
 
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -434,7 +516,7 @@ def _sides(counted: Seen) -> Iterator[tuple[Label, int]]:
 
 
 def _overflowed(rows: np.ndarray, shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> np.ndarray:
-    """Which tensors hold finite numbers near the largest of their type: their infinities are no masks."""
+    """Which tensors hold finite numbers near the largest of their type: their infinities are not masks."""
     largest = np.array([_largest(dtype) for _, dtype in shapes])
     return rows[:, 4] * 8 >= largest
 

@@ -161,7 +161,7 @@ class Buffers:
 
 
 class Found:
-    """One group's counts on their way. Memory that nobody waited for goes with its last reference, after a
+    """One group's counts on their way. Memory without a wait goes with its last reference, after a
     wait: torch does not know of the driver's copies into it, and would give it to others.
     """
 

@@ -33,24 +33,34 @@ from torch import Tensor, nn
 from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.watch import seam
-from lab.rooms.nan.watch.batch import Batch, note_versions, note_versions_of_call, versions_are_missing
 from lab.rooms.nan.watch.count import KINDS, Counted, Counter, beginning, reads_only
-from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.lane import (
+from lab.rooms.nan.watch.forward import (
     ASIDE,
     EVERYTHING,
     NOTHING,
     RECOMPUTE,
     VERSIONS,
+    Batch,
+    Forward,
     Lane,
     Lanes,
+    Seen,
     blind,
+    note_versions,
+    note_versions_of_call,
     phase_of,
     recomputing,
+    versions_are_missing,
 )
-from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, is_tensor, kwargs_as_passed
-from lab.rooms.nan.watch.modules import Modules, may_write_uncounted
-from lab.rooms.nan.watch.plain import in_transform, quiet
+from lab.rooms.nan.watch.leaves import (
+    args_as_passed,
+    as_passed,
+    in_transform,
+    is_tensor,
+    kwargs_as_passed,
+    quiet,
+)
+from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.shared import new_module, new_parameter
 from lab.rooms.nan.watch.template import PASSED, Template
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
@@ -75,7 +85,7 @@ class Recorder(ABC):
         self.notes: list[str] = []
         self.unseen: Tally[tuple[str, str, str]] = Tally()  # (module, leaf, why)
         self.blind: Tally[str] = Tally()  # why whole forwards were not seen
-        self.direct: Tally[str] = Tally()  # modules that ran though nobody called them, in words
+        self.direct: Tally[str] = Tally()  # sentences about modules that ran without having been called
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
         self.uncounted: Tally[str] = Tally()  # why tensors could not be counted
         self.called: set[int] = set()
@@ -93,7 +103,6 @@ class Recorder(ABC):
         self._waiting: deque[Forward] = deque()
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
         self._at_once = any(getattr(module, "inplace", False) is True for module in self.modules.all)
-        self._mind_uncounted(self.modules.all)
         self._ended = False
 
     @abstractmethod
@@ -192,7 +201,6 @@ class Recorder(ABC):
         self.modules.meet()
         self._attach_from(num_before)
         self.name_anew()
-        self._mind_uncounted(self.modules.all[num_before:])
         self._templates.clear()
         self._never_written.clear()  # what they take may have been written: a weight, as with weight norm
 
@@ -201,18 +209,6 @@ class Recorder(ABC):
         if self.modules.have_moved():
             self._settle()  # what waits had the names of then
             self.modules.name_anew()
-
-    def _mind_uncounted(self, modules: Sequence[nn.Module]) -> None:
-        """Code that writes by `.data` or numpy may wipe what passed: count each tensor as it passes."""
-        kinds = sorted({type(module).__name__ for module in modules if may_write_uncounted(type(module))})
-        if not kinds:
-            return
-        code = f"the code of {', '.join(kinds[:5])} may write to tensors in ways not counted (.data, numpy)"
-        if any(parameter.device.type != "cpu" for parameter in self.model.parameters()):
-            self.note(f"{code}: a bad number that it wipes before a forward ends is not seen")
-        else:
-            self._at_once = True
-            self.note(f"{code}: each tensor is counted as it passes")
 
     def _attach_from(self, first_number: int) -> None:
         for number, module in enumerate(self.modules.all[first_number:], first_number):
@@ -273,7 +269,7 @@ class Recorder(ABC):
         if lane.mode == EVERYTHING:
             self._absorb_safely(lane)
             return
-        if lane.mode == NOTHING:  # of the outermost call: as a rule nothing was written, and nobody asks
+        if lane.mode == NOTHING:  # of the outermost call: as a rule nothing was written
             lane.pending_output = index + 1, output
         else:
             note_versions(output, "output", index + 1, lane.written)
@@ -440,7 +436,7 @@ class Recorder(ABC):
         """As `_absorb_by_template`; None too where that fails: on a sparse tensor in a dense one's place."""
         try:
             return self._absorb_by_template(lane)
-        except Exception:  # what fails again when it is read one by one is told there
+        except Exception:  # what fails again when it is read one by one is noted there
             return None
 
     def _absorb_by_template(self, lane: Lane) -> tuple[Batch, Counted] | None:

@@ -35,7 +35,6 @@ class Call:
     parent: int
     raised: bool = False
     weights_bad: bool = False  # its own parameters or buffers, not its children's
-    cache_bad: int | None = None  # its key/value cache held bad numbers before this call, since this step
     doubt: str = ""  # why an input that was not looked into may have carried a bad number
     children: list[int] = field(default_factory=list)
 
@@ -44,7 +43,7 @@ class Call:
 class Birth:
     """Where bad numbers begin.
 
-    `kind`: output, between, weights, cache, given or unknown; `leaf` is the first bad one. `unsure` says why
+    `kind`: output, between, weights, given or unknown; `leaf` is the first bad one. `unsure` says why
     the place is only where it was first seen: then the module named is the latest possible, not the producer.
     """
 
@@ -53,22 +52,17 @@ class Birth:
     leaf: str
     after: str = ""
     before: str = ""
-    since_step: int | None = None
     unsure: str = ""
 
     @property
     def place(self) -> str:
-        """In words, such as `in model.layers.2.self_attn, after v_proj, before o_proj`."""
+        """Say where, such as `in model.layers.2.self_attn, after v_proj, before o_proj`."""
         if self.kind == "unknown":
             name = self.module or "the model itself"
             leaf_text = f"{self.leaf} of {self.before or name}"
             return f"somewhere up to {name}: first seen in {leaf_text}, and {self.unsure}"
         if self.kind == GIVEN:
             return f"given in the inputs of {self.module or 'the model'}: {self.leaf}"
-        if self.kind == "cache":
-            is_known = self.since_step is not None and self.since_step >= 0
-            since = f"since step {self.since_step}" if is_known else "before anything else was"
-            return f"from the key/value cache of {self.module}, bad {since}"
         name = self.module or "the model itself"
         if self.kind == "weights":
             return f"in the weights of {name}"
@@ -137,7 +131,7 @@ def _scope(calls: Sequence[Call], bad_leaf: Leaf) -> Callable[[Leaf], bool]:
 def roles(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[str]:
     """The role of each call.
 
-    clean, producer, weights, contains, propagator, absorber, cache, raised or unknown
+    clean, producer, weights, contains, propagator, absorber, raised or unknown
     """
     bad_in, bad_out = [False] * len(calls), [False] * len(calls)
     unknown = [False] * len(calls)
@@ -160,7 +154,7 @@ def births(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[Birth]:
     birth_first = first_birth(calls, leaves)
     by_place = {(birth_first.module, birth_first.kind): birth_first} if birth_first else {}
     for leaf in leaves:
-        if not leaf.bad or of_call[leaf.call] not in ("producer", "weights", "cache"):
+        if not leaf.bad or of_call[leaf.call] not in ("producer", "weights"):
             continue
         # What a parent's own code made shows in the child that takes it, before the parent's output.
         leaf_seen = first_inside.get(leaf.call, leaf) if leaf.side == OUT else leaf
@@ -176,8 +170,6 @@ def _role(call: Call, bad_in: bool, bad_out: bool, inside: Leaf | None, unknown:
         return "propagator" if bad_out else "absorber"
     if not bad_out and inside is None:
         return "unknown" if unknown else "clean"
-    if call.cache_bad is not None:
-        return "cache"
     if call.weights_bad:
         return "weights"
     return "contains" if inside and inside.side == OUT else "producer"
@@ -205,8 +197,6 @@ def _birth_of(calls: Sequence[Call], leaf: Leaf) -> Birth:
     returned = [child for child in siblings if child < leaf.call] if leaf.side == IN else siblings
     after_module = calls[returned[-1]].module if returned else ""
     before_module = call.module if leaf.side == IN else ""
-    if culprit.cache_bad is not None:
-        return Birth(culprit.module, "cache", leaf.name, since_step=culprit.cache_bad)
     if leaf.side == OUT and call.weights_bad:
         return Birth(call.module, "weights", leaf.name)
     kind = "between" if after_module or before_module else "output"

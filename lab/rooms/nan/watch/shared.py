@@ -1,4 +1,4 @@
-"""Hooks of torch's that all watches of a process share.
+"""Hooks and patches of torch's that all watches of a process share.
 
 Torch goes through its table of global hooks while other threads may add to it, which ends in "mutated during
 iteration" in a program that did nothing wrong. So there is one hook for all watches; and it is taken back
@@ -8,16 +8,16 @@ only while no other thread could be going through the table. In between it does 
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from lab.rooms.nan.watch.unseen_by_compile import not_traced, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
 
 Call = Callable[..., Any]
 
@@ -42,10 +42,6 @@ class Shared:
             if not self._calls and self._handle is not None and threading.active_count() == 1:
                 self._handle.remove()
                 self._handle = None
-
-    @property
-    def is_used(self) -> bool:
-        return bool(self._calls)
 
     @not_traced
     @passes_on
@@ -97,93 +93,6 @@ class Backwards:
         return backward
 
 
-TAKES_OFF = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5)  # whether this torch's dynamo does so
-
-
-class Rehooked:
-    """Optimizers that dynamo has taken torch's hooks off (before torch 2.5), with the same hooks around them.
-
-    It does so when something is compiled for the first time, and for good. The classes are patched, and put
-    back with the last guard. So are optimizers whose own `step` is a scheduler's that has kept the class's.
-    """
-
-    def __init__(self) -> None:
-        self._looked, self._plain = False, dict[type[Any], Call]()
-        self._scheduled: list[tuple[Any, Call, Call]] = []  # optimizer, the scheduler's step, ours
-
-    def put_on(self) -> None:
-        """Find what has lost its hooks, once dynamo has done so."""
-        if self._looked or not TAKES_OFF or "torch._dynamo.eval_frame" not in sys.modules:
-            return
-        patcher = getattr(sys.modules["torch._dynamo.eval_frame"], "TorchPatcher", None)
-        info = getattr(getattr(patcher, "patch", None), "cache_info", None)
-        if info is not None and not info().currsize:
-            return
-        self._looked = True
-        for kind in _kinds_of(torch.optim.Optimizer):
-            step = vars(kind).get("step")
-            if getattr(step, "hooked", False) and getattr(step, "__code__", None) is not _HOOK_CODE:
-                self._plain[kind] = cast(Call, step)
-                setattr(kind, "step", _surrounded(cast(Call, step)))  # noqa: B010 - for mypy, too
-        for optimizer in (candidate for candidate in gc.get_objects() if type(candidate) in self._plain):
-            scheduled = vars(optimizer).get("step")
-            if getattr(scheduled, "__wrapped__", None) is self._plain[type(optimizer)]:
-                patched = _surrounded_own(optimizer, scheduled)
-                self._scheduled.append((optimizer, scheduled, patched))
-                optimizer.step = patched
-
-    def take_off(self) -> None:
-        """Put them back if no guard is left."""
-        if before_update.is_used:
-            return
-        for kind, step in self._plain.items():
-            setattr(kind, "step", step)  # noqa: B010
-        for optimizer, scheduled, patched in self._scheduled:
-            if vars(optimizer).get("step") is patched:
-                optimizer.step = scheduled
-        self._plain.clear()
-        self._scheduled.clear()
-        self._looked = False
-
-
-def _kinds_of(base: type[Any]) -> list[type[Any]]:
-    return [kind for one in base.__subclasses__() for kind in (one, *_kinds_of(one))]
-
-
-def _surrounded(plain: Call) -> Call:
-    @functools.wraps(plain)
-    @passes_on
-    def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(optimizer).step is not step:  # called by a subclass's own step, which has hooks of its own
-            return plain(optimizer, *args, **kwargs)
-        before_update.call(optimizer, args, kwargs)
-        result = plain(optimizer, *args, **kwargs)
-        after_update.call(optimizer, args, kwargs)
-        return result
-
-    return step
-
-
-def _surrounded_own(optimizer: Any, scheduled_step: Call) -> Call:
-    """For one optimizer; torch copies and pickles no optimizer's `step`."""
-
-    @functools.wraps(scheduled_step)
-    @passes_on
-    def step(*args: Any, **kwargs: Any) -> Any:
-        before_update.call(optimizer, args, kwargs)
-        result = scheduled_step(*args, **kwargs)
-        after_update.call(optimizer, args, kwargs)
-        return result
-
-    return step
-
-
-def _hook_code() -> Any:
-    """The code of what torch puts around an optimizer's step to run its hooks; None where there are none."""
-    around = getattr(torch.optim.Optimizer, "profile_hook_step", None)
-    return getattr(around(lambda self: None), "__code__", None) if around is not None else None
-
-
 def _torchs(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name, None)
 
@@ -194,8 +103,6 @@ after_update = Shared(_torchs("torch.optim.optimizer", "register_optimizer_step_
 new_module = Shared(_torchs("torch.nn.modules.module", "register_module_module_registration_hook"))
 new_parameter = Shared(_torchs("torch.nn.modules.module", "register_module_parameter_registration_hook"))
 backwards = Backwards()
-_HOOK_CODE = _hook_code()
-rehooked = Rehooked()
 
 
 class Surrounded:
@@ -227,3 +134,92 @@ class Surrounded:
         """Put the class's own step back, unless another patch lies over this one."""
         if self._kind.step is self._patched:
             self._kind.step = self._plain
+
+
+Listener = Callable[[Tensor, Any], None]  # what was asked about, and its value where that is known
+OWN = "lab.rooms.nan.watch."  # whose own calls are not the program's
+FUNCTIONS = ("isnan", "isinf", "isfinite")
+METHODS = ("item", "detach", "tolist", "__float__", "isnan", "isinf", "isfinite")
+_register_builtin = getattr(torch.jit._builtins, "_register_builtin", lambda function, name: None)
+_is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
+
+
+class Asked:
+    """Scalars that the program asks about before backward: `loss.item()`, `torch.isnan(loss)`, `float(loss)`.
+
+    A program may throw a bad loss away and never call backward on it. `torch.isnan`, `isinf` and `isfinite`,
+    and the methods of Tensor by which a number leaves the graph, are surrounded while a guard lasts.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._lock, self._busy = threading.RLock(), threading.local()
+        # Made once, because torch.jit knows builtin functions by their ids.
+        # Owner, name, plain function, whether it is the owner's own or inherited, patch.
+        self._patches: list[tuple[Any, str, Any, bool, Any]] = []
+        self._is_on = False
+
+    def add(self, listener: Listener) -> None:
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+            if self._is_on:
+                return
+            self._is_on = True
+            if not self._patches:
+                self._make()
+            for owner, name, _, _, patch in self._patches:
+                setattr(owner, name, patch)
+
+    def remove(self, listener: Listener) -> None:
+        """A patch that another program made over ours stays."""
+        with self._lock:
+            self._listeners = tuple(held for held in self._listeners if held != listener)
+            if self._listeners or not self._is_on:
+                return
+            self._is_on = False
+            for owner, name, plain, is_own, patch in self._patches:
+                if vars(owner).get(name) is not patch:
+                    continue
+                if is_own:
+                    setattr(owner, name, plain)
+                else:  # what Tensor has inherited shows again
+                    delattr(owner, name)
+
+    def _make(self) -> None:
+        for owner, names in ((torch, FUNCTIONS), (Tensor, METHODS)):
+            for name in names:
+                plain, is_own = getattr(owner, name), name in vars(owner)
+                patch = self._around(plain)
+                if owner is torch:
+                    _register_builtin(patch, f"aten::{name}")
+                self._patches.append((owner, name, plain, is_own, patch))
+
+    def _around(self, plain: Any) -> Any:
+        @functools.wraps(plain)
+        @passes_on
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            answer = plain(*args, **kwargs)
+            if _is_compiling():
+                return answer
+            tensor = args[0] if args else None
+            if type(tensor) is not Tensor or tensor.grad_fn is None or tensor.numel() != 1:
+                return answer
+            if not sys._getframe(1).f_globals.get("__name__", "").startswith(OWN):
+                self._tell(tensor, answer if type(answer) is float else None)
+            return answer
+
+        return asked
+
+    @hidden
+    def _tell(self, tensor: Tensor, value: float | None) -> None:
+        if getattr(self._busy, "on", False):
+            return
+        self._busy.on = True
+        try:
+            for listener in self._listeners:
+                listener(tensor, value)
+        finally:
+            self._busy.on = False
+
+
+asked = Asked()

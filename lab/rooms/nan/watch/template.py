@@ -20,10 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.batch import Batch, Label, Source, Written
-from lab.rooms.nan.watch.forward import Forward
-from lab.rooms.nan.watch.leaves import SCALARS, is_cache, is_cache_name
-from lab.rooms.nan.watch.plain import REAL
+from lab.rooms.nan.watch.forward import Batch, Forward, Label, Source, Written
+from lab.rooms.nan.watch.leaves import REAL, SCALARS, is_cache, is_cache_name
 
 VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
 
@@ -186,7 +184,7 @@ class Template:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether all that this value can hold is in the pool, or is no number."""
+    """Whether all that this value can hold is in the pool, or is not a number."""
     return (
         isinstance(value, (Tensor, tuple, list, Mapping, float, *SCALARS))
         or callable(value)

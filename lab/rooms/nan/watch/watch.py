@@ -17,18 +17,14 @@ from torch import nn
 
 from lab.core.words import plural
 from lab.errors import LabError, UsageError
-from lab.rooms.nan.watch.batch import Label
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import Counter
-from lab.rooms.nan.watch.explain import Explainer, Judged
-from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.lane import RECOMPUTE
-from lab.rooms.nan.watch.leaves import CACHE
-from lab.rooms.nan.watch.modules import Modules
-from lab.rooms.nan.watch.plain import FP8
+from lab.rooms.nan.watch.explain import Explainer, Judged, RunningTotals, Step, Total, add_counts
+from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label, Seen
+from lab.rooms.nan.watch.leaves import CACHE, FP8
 from lab.rooms.nan.watch.recorder import Recorder
 from lab.rooms.nan.watch.roles import Birth
-from lab.rooms.nan.watch.steps import RunningTotals, Step, Total, add_counts
+from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
@@ -48,7 +44,7 @@ class Watch(Recorder):
     on_bad: "keep" goes on, "raise" raises NonFiniteError after the forward that went bad, a function is
     called with its `Step`. budget_bytes: what references may hold before they are counted and let go.
     keep_rows: keep call by call the first forward of a phase too. allow: modules (patterns of names, or class
-    names) whose infinities are no findings, or "+inf" and "-inf" for all.
+    names) whose infinities are allowed, or "+inf" and "-inf" for all.
     """
 
     def __init__(
@@ -78,7 +74,7 @@ class Watch(Recorder):
         self.on_bad, self.keep_rows, self.check_weights = on_bad, keep_rows, check_weights
         self.absorbed: Tally[str] = Tally()  # infinities that were gone before output, loss and gradient
         self.forwards = 0  # that were counted; `steps` may keep fewer
-        self.recomputed = 0  # forwards that repeated a checkpointed one; they are no steps of their own
+        self.recomputed = 0  # forwards that repeated a checkpointed one; not steps of their own
         self._steps: list[Step] = []
         self.weights: list[dict[str, Any]] = []
         self.sentinels: list[str] = []  # buffers that began with infinities
@@ -118,7 +114,7 @@ class Watch(Recorder):
         if birth.kind != "unknown":
             return birth
         later = (one.births[0] for one in self._steps if one.births and one.number > step.number)
-        return next((known for known in later if _explains(known, birth, step.number)), birth)
+        return next((known for known in later if _explains(known, birth)), birth)
 
     @property
     def first_step(self) -> Step | None:
@@ -186,11 +182,6 @@ class Watch(Recorder):
                 )
         return [*sentences, *self._inside_compiled()]
 
-    def never_called(self) -> list[str]:
-        """Modules that no call went to: unused, or run by `forward` directly or inside a compiled one."""
-        self.settle()
-        return [name for index, name in enumerate(self.modules.names) if index not in self.called]
-
     def _inside_compiled(self) -> list[str]:
         """Compiled modules that were called: what is inside runs as one program and is seen as one."""
         sentences = []
@@ -246,7 +237,7 @@ class Watch(Recorder):
             bad = None
         elif bad is not None:
             step.bad_leaves = int(bad.sum())
-            self._explainer.explain(step, forward, counted, bad, self._steps, self._count)
+            self._explainer.explain(step, forward, counted, bad, self._count)
         first_of_phase = forward.phase not in self._latest_totals
         self._sum_up(step, counted, bad)
         if (bad is not None and self._num_kept < MOST_KEPT) or (self.keep_rows and first_of_phase):
@@ -287,7 +278,7 @@ class Watch(Recorder):
         """
         clean = forward.turned_out_clean()
         if clean:
-            forward.caches = ()  # nobody will look into it
+            forward.caches = ()
         return not clean
 
     def stepped(self, step: Step, forward: Forward) -> None:
@@ -320,13 +311,11 @@ class Watch(Recorder):
         part.add(step, counted, bad)
 
 
-def _explains(birth: Birth, unknown: Birth, step: int) -> bool:
-    """Whether a known birth lies where the unknown one of this step must: in its module, around or inside it.
+def _explains(birth: Birth, unknown: Birth) -> bool:
+    """Whether a known birth lies where the unknown one must: in its module, around or inside it.
 
-    Weights may have been updated since, by what the unknown one spoiled; so may the cache that it left.
+    Weights may have been updated since, by what the unknown one spoiled.
     """
-    if birth.kind == "cache" and (birth.since_step is None or birth.since_step >= step):
-        return False
     module, other_module = birth.module, unknown.module
     related = (
         module == other_module

@@ -1,11 +1,9 @@
-"""What watching costs a forward, and which kernels run."""
+"""What watching costs a forward."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter as Tally
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,24 +71,3 @@ def _now(near: Tensor) -> float:
     if near.is_cuda:
         torch.cuda.synchronize(near.device)
     return time.perf_counter()
-
-
-@torch.no_grad()
-def kernel_set(model: Any, ids: Tensor, mask: Tensor) -> dict[str, Any] | None:
-    """The kernels of one prefill and one decode step with their launches; None on a CPU."""
-    if not ids.is_cuda:
-        return None
-    kernels: dict[str, Any] = {}
-    state = state_of(forward(model, ids, mask))
-    grown = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-    runs: dict[str, Callable[[], Any]] = {
-        "prefill": lambda: forward(model, ids, mask),
-        "decode": lambda: forward(model, torch.ones_like(ids[:, :1]), grown, state),
-    }
-    for phase, execute in runs.items():
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            execute()
-            torch.cuda.synchronize()
-        names = Tally(event.name for event in profile.events() if "CUDA" in str(event.device_type))
-        kernels[phase] = {name: count for name, count in names.most_common() if not name.startswith("Mem")}
-    return kernels

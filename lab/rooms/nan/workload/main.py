@@ -6,10 +6,9 @@
 Loads the model, changes one thing and proves it, generates exactly `max_new_tokens` greedily under the watch
 (with --no-hooks without it, which is how it runs under nixnan), and leaves in --out:
 
-- `result.json`: what was asked and what ran, the proof, the text, births and totals, timings, quality.
+- `result.json`: what was asked and what ran, the proof, the text, births and totals, timings.
 - `modules.csv`: every leaf of every module, summed over calls, by phase.
 - `calls.csv`: the kept forwards, call by call.
-- `logits.npy`: (tokens, vocabulary) float32, the baseline's tokens teacher-forced, to measure quality.
 - `environment.json`: versions and devices.
 
 Exit codes are those of lab.errors. Written for torch 1.12 to 2.13, transformers 4.35 to 5.23.
@@ -36,12 +35,11 @@ from lab.rooms.nan.watch.count import KINDS, plain_counts
 from lab.rooms.nan.watch.watch import Watch
 from lab.rooms.nan.workload.cell import Cell, choose_cell
 from lab.rooms.nan.workload.changes import make_change, proof_of_loading
-from lab.rooms.nan.workload.cost import kernel_set, overhead
+from lab.rooms.nan.workload.cost import overhead
 from lab.rooms.nan.workload.environment import effective, environment
 from lab.rooms.nan.workload.generate import Generated, first_logits, generate
 from lab.rooms.nan.workload.model import Loaded, load
 from lab.rooms.nan.workload.provoke import provoke
-from lab.rooms.nan.workload.quality import quality
 from lab.rooms.nan.workload.watch_files import write_watch
 from lab.workload.start import read_config, start, write_json
 
@@ -140,8 +138,6 @@ def execute(
     if watch is not None:
         result["watch"] = write_watch(watch, out)
         result["timing"] = overhead(model, ids, mask, config.timing, watch.counter) if config.timing else None
-        result["kernels"] = kernel_set(model, ids, mask)
-        result["quality"] = quality(model, ids, mask, generated, experiment, out)
     return result
 
 

@@ -98,7 +98,7 @@ def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(config.model, revision=revision)
         model = library.AutoModelForCausalLM.from_pretrained(config.model, **options)
-    except (OSError, ValueError) as error:  # what is absent, and what is no model
+    except (OSError, ValueError) as error:  # what is absent, or not a model
         raise MissingError(
             f"the model cannot be loaded: {str(error).splitlines()[0]}",
             location=config.model,

@@ -21,7 +21,7 @@ class ByteTokenizer:
         return torch.tensor(ids), torch.tensor(mask)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the bytes among `ids`; a token that is no byte shows as <number>."""
+        """Text of the bytes among `ids`; a token that is not a byte shows as <number>."""
         parts: list[bytes] = []
         for token in ids:
             if 3 <= token < 259:

@@ -1,9 +1,9 @@
-"""A training job under the guard: the user's command with the hook on its PYTHONPATH, or the tiny model.
+"""A training job under the guard: the user's command with the hook on its PYTHONPATH.
 
     python -m lab.rooms.nan.workload.train --config nan.json --out steps/train
 
-Leaves a mark of every process and a record of every model in --out, and planted.json for the tiny model. A
-command's exit code is this process's exit code.
+Leaves a mark of every process and a record of every model in --out. The command's exit code is this
+process's exit code.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.errors import MissingError, UsageError
-from lab.rooms.nan.config import PLANTS, NanConfig, TrainConfig
+from lab.rooms.nan.config import NanConfig, TrainConfig
 from lab.workload.hook import hooked
-from lab.workload.start import read_config, start, write_json
+from lab.workload.start import read_config, start
 
 log = logging.getLogger("lab.workload")
 GUARD = "lab.rooms.nan.watch.guard.process:start_from_env"
@@ -40,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UsageError("this configuration has no training job", location=args.config)
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    if config.train.command:
-        sys.exit(run_command(config.train, out))
-    run_tiny(config, config.train, out)
+    sys.exit(run_command(config.train, out))
 
 
 def run_command(train: TrainConfig, out: Path) -> int:
@@ -60,17 +58,6 @@ def run_command(train: TrainConfig, out: Path) -> int:
     if not [*out.glob("process_*.json")]:
         log.info("no record: no process of the command imported torch where lab's hook is loaded")
     return code if code >= 0 else 128 - code
-
-
-def run_tiny(config: NanConfig, train: TrainConfig, out: Path) -> None:
-    """The tiny model with its planted cause."""
-    from lab.rooms.nan.workload.tiny import train_tiny
-
-    if train.plant not in PLANTS:
-        raise UsageError(f"no cause {train.plant!r}", fix=f"use one of: {', '.join(PLANTS)}")
-    guard, planted = train_tiny(train.plant, train.on_bad, config.seed, out)
-    write_json(out / "planted.json", planted)
-    log.info("%s", guard.sentence())
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from typing import Any
 
 from lab.core.files import write_atomic
 from lab.rooms.nan.watch.count import KINDS
+from lab.rooms.nan.watch.explain import Row, Step, Total
 from lab.rooms.nan.watch.roles import Birth
-from lab.rooms.nan.watch.steps import Row, Step, Total
 from lab.rooms.nan.watch.watch import Watch
 
 MOST_BIRTHS = 200

@@ -8,7 +8,7 @@ import pytest
 
 from lab.rooms.nan.guarded.join import verdict_of
 from lab.rooms.nan.guarded.page import guarded_page, sentences_of
-from lab.rooms.nan.guarded.read import has_records, read
+from lab.rooms.nan.guarded.read import read
 
 
 def event(step=1, stage="forward", module="a", **more):
@@ -50,10 +50,10 @@ def test_the_earlier_step_wins_and_then_the_earlier_stage(tmp_path):
 def test_updates_after_which_nothing_was_read_are_said(tmp_path):
     found = written(tmp_path, record(0, world=1, unread_updates=4))
     records = [one for _, one in found.records]
-    said = sentences_of(verdict_of(records), records, None)
+    said = sentences_of(verdict_of(records), records)
     assert any("not read after 4 of 6 updates" in text for text in said)
     whole = [one for _, one in written(tmp_path, record(0, world=1)).records]
-    assert not any("not read" in text for text in sentences_of(verdict_of(whole), whole, None))
+    assert not any("not read" in text for text in sentences_of(verdict_of(whole), whole))
 
 
 def test_what_came_by_a_reduction_is_never_first_in_its_step(tmp_path):
@@ -100,19 +100,6 @@ def test_control_sequences_and_formulas_of_a_record_reach_neither_terminal_nor_s
     assert not any((ord(one) < 32 and one != "\n") or 127 <= ord(one) < 160 for one in page["terminal"])
     assert "<script>alert" not in (tmp_path / "out" / "report.html").read_text()
     assert ",=cmd" not in (tmp_path / "out" / "tables" / "events.csv").read_text()
-
-
-def test_the_page_says_what_was_planted_and_whether_it_was_found(tmp_path):
-    (tmp_path / "planted.json").write_text(
-        json.dumps({"plant": "forward", "what": "a division", "step": 1, "stage": "forward", "module": "a"})
-    )
-    assert has_records(tmp_path) is False
-    page = guarded_page(written(tmp_path, record(0, event(), world=1)), tmp_path / "out", "t", {})
-    assert "This is what was found." in page["verdict"][1] and page["status"] == "ok"
-    page = guarded_page(written(tmp_path, record(0, event(module="b"), world=1)), tmp_path / "out", "t", {})
-    assert "Found instead" in page["verdict"][1] and page["status"] == "fail"
-    page = guarded_page(written(tmp_path, record(0, world=1)), tmp_path / "out", "t", {})
-    assert "NOT found" in page["verdict"][1]
 
 
 def test_a_bad_number_is_a_failure_and_its_sentence_names_step_operator_and_rank(tmp_path):

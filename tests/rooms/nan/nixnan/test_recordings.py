@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.nan.nixnan.judging.diff import diff
-from lab.rooms.nan.nixnan.judging.summary import summary
+from lab.rooms.nan.nixnan.judging.causes import causes
+from lab.rooms.nan.nixnan.judging.rows import function_rows
+from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, verdict_of
 from lab.rooms.nan.nixnan.reading.parse import parse
+from lab.rooms.nan.nixnan.sites import class_table, instructions
 
 pytestmark = pytest.mark.data
 
@@ -60,46 +62,49 @@ REFERENCE = {
 @pytest.mark.parametrize("name", REFERENCE)
 def test_the_published_numbers_are_found_again(shared_data, name):
     half, half_nan, half_repeats, single_nan, single_repeats, classes = REFERENCE[name]
-    result = summary(parse(shared_data / "nixnan" / f"claude_{name}.nixnan.gz"))
-    assert result["counts"][half]["NaN"] == result["report"][half]["NaN"]["unique"] == half_nan
-    assert result["counts"]["f32"]["NaN"] == result["report"]["f32"]["NaN"]["unique"] == single_nan
-    assert (result["report"][half]["NaN"]["repeats"], result["report"]["f32"]["NaN"]["repeats"]) == (
-        half_repeats,
-        single_repeats,
-    )
-    assert tuple(result["classes"]["NaN"][name] for name in ("birth", "transit", "source_only")) == classes
-    assert result["memory_nan_lines"] == 0 and result["verdict"] == "masked-intermediate"
+    log = parse(shared_data / "nixnan" / f"claude_{name}.nixnan.gz")
+    assert log.counts[half]["NaN"] == log.report[half]["NaN"]["unique"] == half_nan
+    assert log.counts["f32"]["NaN"] == log.report["f32"]["NaN"]["unique"] == single_nan
+    repeats = tuple(log.report[label]["NaN"]["repeats"] for label in (half, "f32"))
+    assert repeats == (half_repeats, single_repeats)
+    table = class_table(instructions(log))["NaN"]
+    assert tuple(table[name] for name in ("birth", "transit", "source_only")) == classes
+    assert memory_nan_lines(log) == 0 and verdict_of(log)[0] == "masked-intermediate"
 
 
 def test_the_baselines_nan_lies_in_attention_and_gemm_not_in_the_quantized_product(shared_data):
-    result = summary(parse(shared_data / "nixnan" / "claude_baseline.nixnan.gz"))
-    rows = {row["short"]: (row["lines"], row["nan_lines"], row["nan_sites"]) for row in result["kernels"]}
+    log = parse(shared_data / "nixnan" / "claude_baseline.nixnan.gz")
+    rows = {
+        row["short"]: (row["lines"], row["NaN"], row["nan_sites"])
+        for row in function_rows(log, instructions(log))
+    }
     assert rows["pytorch_flash::flash_fwd_kernel"] == (7_738, 5_415, 2_543)
     assert rows["cutlass::Kernel2"] == (2_246, 1_620, 272) and rows["kgemm_4bit_inference_naive"] == (
         80,
         0,
         0,
     )
-    assert result["twins"] == [
-        {"function": "__cuda_sm70_shflsync_down_p", "same_as": "void kgemm_4bit_inference_naive", "sites": 69}
-    ]
+    assert log.twins == {"__cuda_sm70_shflsync_down_p": "void kgemm_4bit_inference_naive"}
 
 
 @pytest.mark.parametrize("name, jaccard", [("bfloat16", 0.228), ("eager", 0.144), ("attention_clip", 0.242)])
 def test_sites_in_common_with_the_baseline(shared_data, name, jaccard):
     base, other = (parse(shared_data / "nixnan" / f"claude_{one}.nixnan.gz") for one in ("baseline", name))
-    assert round(diff(base, other)["jaccard_as_logged"], 3) == jaccard
+    left, right = ({site.key for site in log.sites} for log in (base, other))
+    assert round(len(left & right) / len(left | right), 3) == jaccard
 
 
 def test_known_programs_give_the_causes_that_are_known(shared_data):
-    torch = summary(parse(shared_data / "nixnan" / "h200_torch_half_overflow.nixnan.gz"))
-    assert torch["causes"][0]["cause"] == "inf - inf" and "FFMA" in torch["causes"][0]["evidence"][0]["raw"]
-    assert any(row["cause"] == "division by zero" and row["benign"] for row in torch["causes"])
-    model = summary(parse(shared_data / "nixnan" / "h200_mistral_eager_overflow.nixnan.gz"))
-    assert model["verdict"] == "stored" and model["first"]["NaN"]["sass"] == "FADD R9, -R9, R2"
-    assert any(
-        row["cause"] == "perhaps inf - inf" and row["confidence"] == "medium" for row in model["causes"]
-    )
-    eager = summary(parse(shared_data / "nixnan" / "claude_eager.nixnan.gz"))
-    row = next(row for row in eager["causes"] if row["cause"] == "inf - inf")
+    def causes_of(name):
+        log = parse(shared_data / "nixnan" / name)
+        return verdict_of(log)[0], causes(instructions(log))
+
+    _, torch = causes_of("h200_torch_half_overflow.nixnan.gz")
+    assert torch[0]["cause"] == "inf - inf" and "FFMA" in torch[0]["evidence"][0]["raw"]
+    assert any(row["cause"] == "division by zero" and row["benign"] for row in torch)
+    verdict, model = causes_of("h200_mistral_eager_overflow.nixnan.gz")
+    assert verdict == "stored"
+    assert any(row["cause"] == "perhaps inf - inf" and row["confidence"] == "medium" for row in model)
+    _, eager = causes_of("claude_eager.nixnan.gz")
+    row = next(row for row in eager if row["cause"] == "inf - inf")
     assert row["benign"] and any("FADD R2, -R7, R2" in one["raw"] for one in row["evidence"])

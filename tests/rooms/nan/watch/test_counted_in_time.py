@@ -135,7 +135,7 @@ def test_a_program_may_free_and_resize_what_its_modules_gave(observer):
             model[2](model[1](hidden)).sum().backward()
             hidden = hidden.detach()
             (hidden.untyped_storage() if hasattr(hidden, "untyped_storage") else hidden.storage()).resize_(0)
-    assert w.status == "clean" and not w.failed
+    assert w.status == "clean"  # neither is, if a forward or a step could not be counted
 
 
 def test_memory_that_is_freed_inside_a_forward_is_not_clean_and_not_read():

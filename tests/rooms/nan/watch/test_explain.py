@@ -8,8 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 import lab.nan  # noqa: E402
-from lab.rooms.nan.workload.generate import forward, state_name, state_of  # noqa: E402
-from tests.rooms.nan.watch.models import Body, prompt, tiny, watched  # noqa: E402
+from tests.rooms.nan.watch.models import Body, watched  # noqa: E402
 
 
 def test_a_bad_weight_is_found_before_any_forward_and_named_as_the_birth():
@@ -24,18 +23,6 @@ def test_a_bad_weight_is_found_before_any_forward_and_named_as_the_birth():
 def test_bad_inputs_are_nobodys_birth_but_given():
     w = watched(Body(), torch.full((2, 4), float("inf")))
     assert w.first.kind == "given" and "inputs" in w.first.place
-
-
-def test_a_bad_cache_is_told_as_the_cache_and_not_as_a_new_birth():
-    model = tiny()
-    ids, mask = prompt()
-    with torch.no_grad(), lab.nan.watch(model) as w:
-        state = state_of(forward(model, ids, mask))
-        state.layers[1].values[..., 0, :] = float("nan")
-        longer = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-        forward(model, ids[:, :1], longer, state)
-    assert w.steps[0].births == [] and w.first_step.phase == "decode"
-    assert (w.first.module, w.first.kind) == ("model.layers.1.self_attn", "cache")
 
 
 def bad_from_the_second_call(model, given, bad):
@@ -98,10 +85,7 @@ def test_a_cache_of_any_layout_accuses_no_module_of_what_it_holds(numbered, name
         spoiled = [caches[0], cache_of(kind, (1,)), caches[2]]
         how, module, why = bad_from_the_second_call(Layers(numbered, True), {name: caches}, spoiled)
         assert module == "layers.1"
-        if numbered and kind is tuple:  # keys and values of a layer, as transformers had them
-            assert how == "cache"
-        else:
-            assert how == "unknown" and f"{name} of layers.1 holds bad numbers" in why
+        assert how == "unknown" and "cache of layers.1 holds bad numbers" in why
 
 
 def test_a_module_is_named_for_sure_where_its_cache_was_read_and_is_clean():
@@ -126,24 +110,7 @@ def test_a_cache_that_cannot_be_looked_into_leaves_the_place_unknown():
         model.layers[0].breaks = True
         model(torch.randn(2, 4), kv_cache=bad)
     assert (w.first.kind, w.first.module) == ("unknown", "layers.0")
-    assert "kv_cache of layers.0 was not looked into" in w.first.unsure
-
-
-@pytest.mark.parametrize("generates", [True, False])
-def test_a_bad_cache_is_told_whatever_transformers_calls_it(generates):
-    """`generate` and the layers say `cache` since 5.24, `past_key_values` before."""
-    model = tiny()
-    ids, _ = prompt()
-    name = state_name(model)
-    with torch.no_grad(), lab.nan.watch(model) as w:
-        state = state_of(model(ids, use_cache=True))
-        state.layers[1].values[..., 0, :] = float("nan")
-        longer = torch.cat([ids, ids[:, :1]], dim=1)
-        if generates:
-            model.generate(longer, max_new_tokens=1, do_sample=False, **{name: state})
-        else:
-            model(ids[:, :1], use_cache=True, **{name: state})
-    assert (w.first.module, w.first.kind) == ("model.layers.1.self_attn", "cache")
+    assert "cache of layers.0 was not looked into" in w.first.unsure
 
 
 class ByPlace(Layers):
@@ -164,4 +131,4 @@ def test_a_cache_that_is_handed_over_by_place_accuses_no_module_either(numbered)
             model(x, caches)
         model(x, [caches[0], cache_of(KVCache, (1,)), caches[2]])
     assert (w.status, w.first_step.number, w.first.module, w.first.kind) == ("bad", 3, "layers.1", "unknown")
-    assert "args[1] of layers.1 holds bad numbers" in w.first.unsure
+    assert "cache of layers.1 holds bad numbers" in w.first.unsure

@@ -29,7 +29,7 @@ def run(fault):
                 optimizer.param_groups[0]["lr"] = 1e-2 * bad
             optimizer.step()
     first = g.first
-    return [g.status, g.failed, first and first.stage, first and first.step]
+    return [g.status, g.training.state.failed, first and first.stage, first and first.step]
 
 faults = ("none", "batch", "loss", "gradient", "update")
 print(json.dumps([torch.__version__, {fault: run(fault) for fault in faults}]))

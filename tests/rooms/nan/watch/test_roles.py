@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.rooms.nan.watch.roles import IN, OUT, Birth, Call, Leaf, births, first_birth, roles
+from lab.rooms.nan.watch.roles import IN, OUT, Call, Leaf, births, first_birth, roles
 
 
 def story(*parts: tuple[int, str, int, bool | None]) -> tuple[list[Call], list[Leaf]]:
@@ -69,8 +69,3 @@ def test_there_is_a_first_birth_exactly_if_something_is_bad(bad):
     assert (first is not None) == any(bad)
     if first is not None:
         assert births(calls, leaves)[0] == first
-
-
-def test_a_cache_that_was_bad_before_any_step_names_no_step():
-    place = Birth("attention", "cache", "output", since_step=-1).place
-    assert place == "from the key/value cache of attention, bad before anything else was"

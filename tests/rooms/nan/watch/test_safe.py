@@ -40,7 +40,7 @@ def test_a_clean_program_gives_the_same_bits_and_no_alarm(name, observer):
     plain, watched = run(program, False, around), run(program, True, around)
     assert same_bits(plain, watched)
     for one in seen:
-        assert one.status != "bad" and one.failed == 0, (one.status, one.notes)
+        assert one.status != "bad" and not any("failed" in gap for gap in one.not_seen()), one.not_seen()
         assert one.status == ("clean" if name not in NOT_WHOLLY_SEEN else one.status), one.not_seen()
         assert one.first is None
         if name in NOT_WHOLLY_SEEN:
@@ -153,52 +153,6 @@ def test_a_compiled_model_with_an_eager_part_is_never_clean(observer):
     with observer(model) as w, torch.no_grad():
         compiled(torch.ones(2, 4))
     assert w.status in ("partly-seen", "nothing-seen", "bad") and (w.status == "bad" or w.not_seen())
-
-
-@pytest.mark.skipif(not hasattr(torch, "compile"), reason="this torch has no compile")
-def test_updates_are_seen_after_something_was_compiled():
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    plain = torch.optim.SGD.step
-    torch._dynamo.reset()
-    with nan.guard(model, optimizer) as g:
-        for number in range(4):
-            torch.compile(lambda given: given * 2, backend="eager")(torch.ones(2))
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).sum().backward()
-            if number == 2:
-                model[0].weight.grad.fill_(float("nan"))
-            optimizer.step()
-    assert g.step == 4 and (g.first.stage, g.first.step) == ("clipped", 2)
-    assert torch.optim.SGD.step in (plain, getattr(plain, "__wrapped__", None))
-
-
-@pytest.mark.skipif(not hasattr(torch, "compile"), reason="this torch has no compile")
-@pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("order", ["compile, scheduler, guard", "scheduler, compile, guard"])
-def test_updates_through_a_schedulers_step_are_seen_after_something_was_compiled(order, given):
-    """Before torch 2.5 dynamo takes the hooks off optimizers, and a scheduler keeps the bare step."""
-    torch._dynamo.reset()
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    make = {
-        "scheduler": lambda: torch.optim.lr_scheduler.StepLR(optimizer, 2),
-        "compile": lambda: torch.compile(lambda given: given * 2, backend="eager")(torch.ones(2)),
-    }
-    made = {what: make[what]() for what in order.split(", ")[:2]}
-    plain = vars(optimizer).get("step")
-    with nan.guard(model, optimizer if given else None) as g:
-        for number in range(4):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).sum().backward()
-            if number == 3:
-                optimizer.param_groups[0]["lr"] = float("nan")
-            optimizer.step()
-            copy.deepcopy(optimizer)
-            if number < 3:
-                made["scheduler"].step()
-    assert g.step == 4 and (g.first.stage, g.first.step, g.first.unsure) == ("weights_after", 3, "")
-    assert vars(optimizer).get("step") is plain
 
 
 def test_a_process_that_a_forward_forks_leaves_its_parents_verdict_alone():

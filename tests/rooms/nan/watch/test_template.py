@@ -52,35 +52,6 @@ def test_a_tensor_that_was_one_and_is_two_now_is_not_read_by_the_old_template():
     )
 
 
-def test_a_forward_with_another_structure_is_read_one_by_one_and_becomes_the_next_template():
-    class Grows(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.more = nn.Linear(2, 2), False
-
-        def forward(self, x, extra=None):
-            y = self.first(x)
-            return (y, self.first(y)) if self.more else (y,)
-
-    model = Grows()
-    with torch.no_grad(), nan.watch(model, counter="plain") as w:
-        for model.more, extra in [
-            (False, None),
-            (False, None),
-            (True, None),
-            (True, torch.ones(2)),
-            (False, (torch.ones(2), 1)),
-        ]:
-            model(torch.ones(1, 2), extra=extra)
-        one, whole = torch.ones(2), torch.ones(2, dtype=torch.long)
-        for extra in [(one,), (one,), (one, torch.ones(2)), whole, whole, one]:
-            model(torch.ones(1, 2), extra=extra)
-    leaves = {(t.module, t.side, t.leaf): t.calls for t in w.totals()}
-    given = [leaves["", "in", leaf] for leaf in ("extra", "extra[0]", "extra[1]")]
-    assert given == [2, 4, 1]
-    assert leaves["first", "in", "args[0]"] == 13
-
-
 KINDS = {
     "sparse": lambda one: one.to_sparse(),
     "csr": lambda one: one.detach().to_sparse_csr(),
@@ -178,11 +149,3 @@ def test_a_forward_that_differs_from_those_before_is_read_anew(way):
             model.gives = before
             model(X, mask=None, also=(X, [1]))
         assert found.status == "bad", (way, around, found.not_seen())
-
-
-def test_an_empty_container_that_fills_is_read_anew():
-    model = Shapes()
-    with torch.no_grad(), nan.watch(model) as w:
-        for number in range(5):
-            model(X, also=([], {}) if number < 3 else ([X * NAN], {}))
-    assert w.status == "bad"

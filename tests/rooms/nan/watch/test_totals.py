@@ -10,10 +10,10 @@ pytestmark = pytest.mark.torch
 import numpy as np  # noqa: E402
 
 import lab.nan  # noqa: E402
-from lab.rooms.nan.watch import steps as totals  # noqa: E402
+from lab.rooms.nan.watch import explain as totals  # noqa: E402
 from lab.rooms.nan.watch.count import KINDS  # noqa: E402
+from lab.rooms.nan.watch.explain import Step  # noqa: E402
 from lab.rooms.nan.watch.forward import Seen  # noqa: E402
-from lab.rooms.nan.watch.steps import Step  # noqa: E402
 from tests.rooms.nan.watch.models import Body  # noqa: E402
 
 

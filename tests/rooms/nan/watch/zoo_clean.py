@@ -352,16 +352,6 @@ def _conj(around):
     return infer(Conjugates(), around, torch.complex(x(4), x(4)))
 
 
-@program("float4 and scales", ("float4_e2m1fn_x2", "float8_e8m0fnu"))
-def _fp4(around):
-    class Packs(nn.Module):
-        def forward(self, given):
-            packed = given.to(torch.uint8)
-            return packed.view(torch.float4_e2m1fn_x2), packed.view(torch.float8_e8m0fnu)
-
-    return [one.view(torch.uint8) for one in infer(Packs(), around, x(8).abs() * 100)]
-
-
 @program("float8", ("float8_e4m3fn", "float8_e5m2"))
 def _fp8(around):
     class Casts(nn.Module):

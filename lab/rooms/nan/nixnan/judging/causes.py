@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lab.rooms.nan.nixnan.categories import category
 from lab.rooms.nan.nixnan.judging.rules import RULES, Found, Rule
 from lab.rooms.nan.nixnan.log import Site
 from lab.rooms.nan.nixnan.sites import Instruction
@@ -20,8 +19,7 @@ MOST_EVIDENCE = 6
 def causes(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:
     """One row per cause, confidence and benign; for each instruction the first rule that fits counts.
 
-    Keys: cause, what, confidence, benign, why, sites, lines, functions, categories, evidence. Most serious
-    first.
+    Keys: cause, what, confidence, benign, why, sites, lines, functions, evidence. Most serious first.
     """
     rows: dict[tuple[str, str, bool, str], dict[str, Any]] = {}
     for instruction in instructions:
@@ -49,15 +47,12 @@ def _add(
             "sites": 0,
             "lines": 0,
             "functions": {},
-            "categories": {},
             "evidence": [],
         },
     )
     row["sites"] += 1
     row["lines"] += instruction.lines
     row["functions"][instruction.function] = row["functions"].get(instruction.function, 0) + 1
-    word = category(instruction.function)
-    row["categories"][word] = row["categories"].get(word, 0) + 1
     if len(row["evidence"]) < MOST_EVIDENCE:
         nan_first = sorted(
             instruction.sites.values(), key=lambda site: ("NaN" not in site.kinds, site.operand or 0)

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 from lab.core.words import plural
-from lab.rooms.nan.nixnan.categories import category, label
+from lab.rooms.nan.nixnan.categories import category
 from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.log import Log, Site
 from lab.rooms.nan.nixnan.opcodes import is_store
@@ -32,12 +32,11 @@ Key = tuple[str, str, int | None]
 def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
     """Compare the sites of two logs; `noise` is a second run of the program of `a`.
 
-    Keys: a, b, noise (file, integrity, sites); sites_a, sites_b, common, jaccard, jaccard_as_logged (device
-    functions' repeated entries not merged); grades, a row per grade from an infinity up: a, b, new (sites of
-    it only in b), floor (the same between `a` and its repeat; None without one); appeared, vanished, changed,
-    moved (rows, at most ROWS, and their numbers in appeared_count and so on); noise {distance,
-    graded_distance, flickering}; distance (1 - jaccard), graded_distance (a site of another grade is
-    another), beyond_noise (None: not judged), by_category, twins, verdict, warnings. `moved` are appeared and
+    Keys: a, b, noise (file, integrity, sites); sites_a, sites_b, common, jaccard; grades, a row per grade
+    from an infinity up: a, b, new (sites of it only in b), floor (the same between `a` and its repeat; None
+    without one); appeared, vanished, changed, moved (rows, at most ROWS, and their numbers in appeared_count
+    and so on); noise {distance, graded_distance}; distance (1 - jaccard), graded_distance (a site of another
+    grade is another), beyond_noise (None: not judged), twins, verdict, warnings. `moved` are appeared and
     vanished sites alike except for their registers.
     """
     table_a, table_b = _table(a), _table(b)
@@ -58,7 +57,6 @@ def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
         "sites_b": len(table_b),
         "common": len(table_a.keys() & table_b.keys()),
         "jaccard": _jaccard(table_a.keys(), table_b.keys()),
-        "jaccard_as_logged": _jaccard({site.key for site in a.sites}, {site.key for site in b.sites}),
         "distance": 1 - _jaccard(table_a.keys(), table_b.keys()),
         "graded_distance": 1 - _jaccard(graded(a).items(), graded(b).items()),
         **_rows("appeared", [table_b[key] for key in appeared]),
@@ -66,7 +64,6 @@ def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
         "changed": [_change(table_a[key], table_b[key]) for key in sorted(changed, key=str)][:ROWS],
         "changed_count": len(changed),
         "moved_count": moved,
-        "in_noise_count": len((new | gone) & flickering),
         "grades": _grade_rows(graded(a), graded(b), graded(floor) if floor else None),
         "noise": None,
         "twins": {**a.twins, **b.twins},
@@ -78,9 +75,7 @@ def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
             **_identity(floor),
             "distance": distance,
             "graded_distance": 1 - _jaccard(graded(a).items(), graded(floor).items()),
-            "flickering": len(flickering),
         }
-    result["by_category"] = _by_category(table_a, table_b, flickering if floor else None)
     result["beyond_noise"], result["verdict"] = _verdict(result)
     return result
 
@@ -230,26 +225,6 @@ def _row(site: Site) -> dict[str, Any]:
 
 def _change(site_a: Site, site_b: Site) -> dict[str, Any]:
     return {**_row(site_b), "kinds_before": site_a.kinds}
-
-
-def _by_category(a: dict[Key, Site], b: dict[Key, Site], flickering: Any) -> list[dict[str, Any]]:
-    """One row per category; `in_noise` counts sites that came and went between the baseline's repeats."""
-    rows: dict[str, Counter[str]] = {}
-    for key in a.keys() | b.keys():
-        row = rows.setdefault(category(key[0]), Counter())
-        row["sites_a"] += key in a
-        row["sites_b"] += key in b
-        row["common"] += key in a and key in b
-        inside = flickering is not None and key in flickering
-        row["appeared"] += key not in a and not inside
-        row["vanished"] += key not in b and not inside
-        row["in_noise"] += inside
-    names = ("sites_a", "sites_b", "common", "appeared", "vanished", "in_noise")
-    table = [
-        {"category": word, "label": label(word), **{name: row[name] for name in names}}
-        for word, row in rows.items()
-    ]
-    return sorted(table, key=lambda row: -(row["appeared"] + row["vanished"]))
 
 
 def _identity(log: Log) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def verdict_of(log: Log) -> tuple[str, str]:
 
     stored: NaN in memory, which holds for a torn log too. inconclusive: the log is not complete.
     masked-intermediate: NaN or infinities in registers, none seen to be stored. subnormal-only. nothing-seen:
-    no event in what nixnan looks at, which is no proof of health.
+    no event in what nixnan looks at, which does not prove health.
     """
     kind_totals = totals(log)
     infinite = kind_totals["infinity"] + kind_totals["-infinity"]
@@ -49,4 +49,4 @@ def verdict_of(log: Log) -> tuple[str, str]:
             "masked-intermediate",
             "Reciprocals of zero, but no NaN and no infinity in what nixnan looks at.",
         )
-    return "nothing-seen", "No event in what nixnan looks at. That is no proof of health: see the coverage."
+    return "nothing-seen", "No event in what nixnan looks at. That does not prove health: see the coverage."

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from lab.core.words import plural
 from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.opcodes import is_store
-from lab.rooms.nan.nixnan.reading.gathered import Gathered
+from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, Gathered
 from lab.rooms.nan.nixnan.reading.report_block import Cell
 
 
@@ -76,7 +76,10 @@ def _verdict(got: Gathered, differences: list[tuple[Cell, int, int]]) -> tuple[s
     if got.cut:
         return "truncated", f"The end is missing: {got.cut}."
     if not got.report.blocks:
-        return "truncated", "There is no report: the process was killed, or the file holds a part of its log."
+        return (
+            "truncated",
+            "Its report is missing: the process was killed, or this is a part of its log.",
+        )
     if got.report.partial:
         return "truncated", "A report breaks off before its last section."
     if not differences:
@@ -126,7 +129,7 @@ def _remarks(got: Gathered) -> list[str]:
     if got.cut and got.torn_lines > 1:
         remarks.append(f"The end is missing too: {got.cut}.")
     if not got.report.blocks and got.error_lines and got.torn_lines > (1 if got.cut else 0):
-        remarks.append("There is no report to check the lines against.")
+        remarks.append("The report to check the lines against is missing.")
     remarks += [f"nixnan stopped early: {words[0]}" for words in got.other_lines.get("stopped", {}) if words]
     remarks += [f"nixnan crashed: {words[0]}" for words in got.other_lines.get("crashed", {}) if words]
     if got.report.strays:
@@ -140,9 +143,10 @@ def _remarks(got: Gathered) -> list[str]:
         )
     if got.report.blocks and not any(kind == "-infinity" for _, _, kind in got.report.unique):
         remarks.append("The report is of an old build: it does not count -infinity apart.")
-    if got.further_sites:
+    if further := got.further_sites:
+        at_least = "at least " if further >= FURTHER_LIMIT else ""
         remarks.append(
-            f"{plural(got.further_sites, 'further site')} counted but not listed: the table holds the first "
+            f"{at_least}{plural(further, 'further site')} counted but not listed: the table holds the first "
             f"{len(got.sites)}."
         )
     if got.unlisted_function_lines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ import msgspec
 
 from lab.rooms.nan.nixnan.categories import categories
 from lab.rooms.nan.nixnan.grammar import KINDS
-from lab.rooms.nan.nixnan.log import Cell, Log, PerKind, Site, WhenAsked
+from lab.rooms.nan.nixnan.log import Cell, Log, Site
 from lab.rooms.nan.nixnan.opcodes import opcode_of, type_of
-from lab.rooms.nan.nixnan.reading.gathered import Gathered, SiteTally
 from lab.rooms.nan.nixnan.reading.integrity import by_type, cell_lines, judge
 from lab.rooms.nan.nixnan.reading.merge import merged
-from lab.rooms.nan.nixnan.reading.reader import Progress, gather
+from lab.rooms.nan.nixnan.reading.reader import Gathered, Progress, SiteTally, gather
 from lab.rooms.nan.nixnan.reading.twins import twins_of
 
 
@@ -26,8 +25,7 @@ def parse(paths: str | Path | Iterable[str | Path], *, progress: Progress | None
     """Read a log, or the logs of one run's processes as one.
 
     progress is called with (bytes read, bytes in all) of the file being read. Raises MissingError if there is
-    no file, BadDataError for a broken one, StorageError if a huge log's index does not fit the temporary
-    folder.
+    no file, BadDataError for a broken one.
     """
     several = [paths] if isinstance(paths, str | Path) else list(paths)
     with _no_collections():
@@ -65,7 +63,7 @@ def _log(got: Gathered) -> Log:
     verdict, other_lines = judge(got), got.other_lines
     file = str(got.path)
     tallies = got.sites
-    sites = WhenAsked(len(tallies), lambda: [_site(key, tally, file) for key, tally in tallies.items()])
+    sites = [_site(key, tally, file) for key, tally in tallies.items()]
     functions = {name: sum(kinds.values()) for name, kinds in got.functions.items()}
     same = twins_of(tallies)
     report = {
@@ -92,7 +90,7 @@ def _log(got: Gathered) -> Log:
             for (label, memory, kind), have, unique in verdict.differences
         ],
         functions=functions,
-        function_kinds=PerKind(got.functions),
+        function_kinds={name: _by_kind(lines) for name, lines in got.functions.items()},
         unlisted_function_lines=got.unlisted_function_lines,
         cells=[Cell(opcode=o, operand=n, label=t, kinds=k, lines=c) for (o, n, t, k), c in got.cells.items()],
         categories=categories(functions, same),
@@ -147,6 +145,15 @@ def _site(key: tuple[str, str, int | None], tally: SiteTally, file: str) -> Site
         line=tally.line,
         raw=tally.raw,
     )
+
+
+def _by_kind(lines: Mapping[tuple[str, ...], int]) -> dict[str, int]:
+    """Kind -> lines, of lines by all their kinds."""
+    by_kind: dict[str, int] = {}
+    for kinds, count in lines.items():
+        for kind in kinds:
+            by_kind[kind] = by_kind.get(kind, 0) + count
+    return by_kind
 
 
 def _mismatches(got: Gathered) -> int:

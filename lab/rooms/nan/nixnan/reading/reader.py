@@ -8,35 +8,93 @@ not listed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.errors import MissingError, needs, not_here
 from lab.rooms.nan.nixnan.grammar import FOREIGN, TORN, Event, Line, Other, read_line
 from lab.rooms.nan.nixnan.opcodes import opcode_of
-from lab.rooms.nan.nixnan.reading.counts import Counts
+from lab.rooms.nan.nixnan.reading.blocks import Blocks
 from lab.rooms.nan.nixnan.reading.report_block import ReportReader
 
 if TYPE_CHECKING:
     from lab.rooms.nan.nixnan.reading.bulk.counter import BulkCounter
-from lab.rooms.nan.nixnan.reading.blocks import Blocks
-from lab.rooms.nan.nixnan.reading.gathered import Gathered, SiteTally
 
 BULK_BYTES = 1 << 20  # what numpy counts at a time
 SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
+FURTHER_LIMIT = 1 << 20  # sites that are counted beyond these
 FUNCTION_LIMIT = 50_000
 _MEMO_LINES, _MEMO_BYTES = 32_768, 16 << 20
 _SAMPLES = 50
 _PLACES = 8
 _NAMES = 10_000
+_WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a line stand in this order
 Progress = Callable[[int, int], None]
+
+
+class SiteTally:
+    """The lines of one site: (function, SASS, operand)."""
+
+    __slots__ = ("by", "first_of", "line", "lines", "places", "rank", "raw")
+
+    def __init__(self) -> None:
+        self.lines, self.line, self.raw, self.rank = 0, 0, "", len(_WORST)
+        self.by: dict[tuple[tuple[str, ...], str], int] = {}  # (kinds, label) -> lines
+        self.first_of: dict[str, int] = {}  # kind -> its first line
+        self.places: dict[str, None] = {}
+
+    def see(self, event: Event, number: int, raw: bytes) -> None:
+        """Take a new line of this site; the worst one is kept to be shown."""
+        for kind in event.kinds:
+            self.first_of.setdefault(kind, number)
+        if (rank := _WORST.get(event.kinds[0], len(_WORST) - 1)) < self.rank:
+            self.line, self.raw, self.rank = number, raw.decode("utf-8", "backslashreplace").strip(), rank
+
+    def add(self, kinds: tuple[str, ...], label: str, lines: int) -> None:
+        self.lines += lines
+        self.by[kinds, label] = self.by.get((kinds, label), 0) + lines
+
+
+class Gathered:
+    """Everything read from one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = self.lines = self.error_lines = self.torn_lines = self.foreign_lines = 0
+        self.sites: dict[tuple[str, str, int | None], SiteTally] = {}
+        self.further_sites = self.unlisted_function_lines = 0  # that the tables had no room for
+        self.functions: dict[str, dict[tuple[str, ...], int]] = {}  # name -> kinds -> lines
+        # (opcode, operand, label, kinds) -> lines
+        self.cells: Counter[tuple[str, int | None, str, tuple[str, ...]]] = Counter()
+        self.other_lines: dict[str, Counter[tuple[str | None, ...]]] = {}  # what -> its words -> lines
+        self.torn: list[tuple[int, str]] = []
+        self.report = ReportReader()
+        self.cut: str | None = None  # why the end is missing; None: it is not seen to be
+
+    def add_to_function(self, name: str | None, kinds: tuple[str, ...], lines: int) -> None:
+        """Count lines of a function; they are unlisted without a name, or if it is new and the table full."""
+        listed = self.functions.get(name) if name is not None else None
+        if listed is None and name is not None and len(self.functions) < FUNCTION_LIMIT:
+            listed = self.functions[name] = {}
+        if listed is None:
+            self.unlisted_function_lines += lines
+        else:
+            listed[kinds] = listed.get(kinds, 0) + lines
+
+    def count(self, name: str) -> int:
+        return sum(self.other_lines.get(name, Counter()).values())
+
+    def contexts(self) -> int:
+        """How often nixnan began on a GPU."""
+        return self.other_lines.get("context", Counter())[("Initializing",)]
 
 
 def gather(path: Path, progress: Progress | None = None) -> Gathered:
     """Read the log at `path`, compressed or not.
 
-    progress is called with (bytes read, bytes in all). Raises MissingError if there is no file, BadDataError
+    progress is called with (bytes read, bytes in all). Raises MissingError for a missing file, BadDataError
     for one that is broken. An empty file and one without a line of nixnan's are read: that they say nothing
     is a result.
     """
@@ -51,10 +109,10 @@ class _Reader:
     def __init__(self, path: Path, progress: Progress | None) -> None:
         self.got = Gathered(path)
         self._progress, self._size = progress, path.stat().st_size
-        self._counts = Counts()  # since the last fold
+        self._counts: Counter[bytes] = Counter()  # lines since the last fold
         self._read: dict[bytes, tuple[Line, SiteTally | None]] = {}
         self._memo_bytes = 0
-        self._beyond: list[tuple[str, str, int | None]] = []  # sites the table had no room for
+        self._beyond: list[tuple[str, str, int | None]] = []  # sites that the table had no room for
         self._bulk: BulkCounter | None = None
 
     def read(self) -> Gathered:
@@ -74,39 +132,39 @@ class _Reader:
         return self.got
 
     def _take(self, text: bytes) -> None:
-        """Count the lines of `text`, which ends with a line's end; read those that are new."""
-        if self._bulk and (counted := self._bulk.take(text)):
-            total, numbers = counted
-            self.got.error_lines += total - len(numbers)
-            if len(numbers) == total:
-                self._count(text)
-            elif numbers:
-                lines = text.split(b"\n")
-                self._count(b"".join(lines[number] + b"\n" for number in numbers), numbers)
-        else:
-            total = self._count(text)
-        self.got.lines += total
+        """Count the lines of `text`, which ends with a line's end, and read those that are new."""
+        usual, unusual = (self._bulk.take(text) if self._bulk else None) or (0, None)
+        lines = text.split(b"\n")[:-1] if unusual is None or unusual else []
+        if unusual:
+            lines = [lines[number] for number in unusual]
+        self._count(lines, unusual or range(len(lines)))
+        self.got.error_lines += usual
+        self.got.lines += usual + len(lines)
         if len(self._counts) > _MEMO_LINES or self._memo_bytes > _MEMO_BYTES:
             self._fold()
 
-    def _count(self, text: bytes, numbers: list[int] | None = None) -> int:
-        """Count lines, which are the block's `numbers` (None: from its first on), and read the new ones."""
-        total, new = self._counts.add(text)
-        ordered = False
-        for raw, index in new:
-            number = self.got.lines + 1 + (numbers[index] if numbers else index)
+    def _count(self, lines: list[bytes], numbers: Sequence[int]) -> None:
+        """Count lines, whose numbers in their block are `numbers`, and read those that are new."""
+        size = len(self._counts)
+        self._counts.update(lines)
+        if not (grown := len(self._counts) - size):
+            return
+        new = list(islice(reversed(self._counts), grown))[::-1]
+        first_index = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
+        has_report = False
+        for raw in new:
+            number = self.got.lines + 1 + numbers[first_index[raw]]
             line = read_line(raw)
             self._memo_bytes += len(raw)
             if isinstance(line, Other) and line.name in ReportReader.LINES:
-                ordered = True
-                self._counts.forget(raw)  # its meaning depends on the lines before it
+                has_report = True
+                del self._counts[raw]  # its meaning depends on the lines before it
                 continue
             self._read[raw] = line, self._site(line, number, raw) if isinstance(line, Event) else None
             if line is TORN and len(self.got.torn) < _SAMPLES:
                 self.got.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
-        if ordered:
-            self.got.report.take(text.split(b"\n")[:-1])
-        return total
+        if has_report:
+            self.got.report.take(lines)
 
     def _site(self, event: Event, number: int, raw: bytes) -> SiteTally | None:
         key = event.function, event.sass, event.operand
@@ -140,10 +198,7 @@ class _Reader:
         got = self.got
         got.error_lines += lines
         got.cells[opcode_of(event.sass), event.operand, event.label, event.kinds] += lines
-        if (of := got.functions.get(event.function)) is not None:
-            of[event.kinds] = of.get(event.kinds, 0) + lines
-        else:
-            got.add_to_function(event.function, {event.kinds: lines}, FUNCTION_LIMIT)
+        got.add_to_function(event.function, event.kinds, lines)
         if tally is None:
             self._beyond.append((event.function, event.sass, event.operand))
             return
@@ -153,12 +208,14 @@ class _Reader:
 
     def _overflow(self) -> None:
         with needs("analysis"):
-            from lab.rooms.nan.nixnan.reading.bulk.counter import BulkCounter, hashes_of_sites
+            from lab.rooms.nan.nixnan.reading.bulk.counter import BulkCounter
 
         if self._bulk is None:
-            self._bulk = BulkCounter(list(self.got.sites), list(self.got.functions), FUNCTION_LIMIT)
+            self._bulk = BulkCounter(
+                list(self.got.sites), list(self.got.functions), FUNCTION_LIMIT, FURTHER_LIMIT
+            )
         if self._beyond:
-            self._bulk.distinct.add(hashes_of_sites(self._beyond))
+            self._bulk.add_sites(self._beyond)
             self._beyond = []
 
     def _add_bulk(self) -> None:
@@ -167,11 +224,11 @@ class _Reader:
         got, tallies = self.got, list(self.got.sites.values())
         for row, label, kinds, lines in self._bulk.listed():
             tallies[row].add(kinds, label, lines)
-        for name, lines_of in self._bulk.by_function():
-            got.add_to_function(name, lines_of)
+        for name, kinds, lines in self._bulk.by_function():
+            got.add_to_function(name, kinds, lines)
         for opcode, operand, label, kinds, lines in self._bulk.cells():
             got.cells[opcode, operand, label, kinds] += lines
-        got.further_sites = self._bulk.distinct.count()
+        got.further_sites = self._bulk.further.count()
 
     def _ending(self, blocks: Blocks) -> None:
         """Note whether the file was cut: in its compressed stream, or within its last line."""

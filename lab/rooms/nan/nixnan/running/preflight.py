@@ -88,7 +88,7 @@ def check_named(env: Mapping[str, str], *, in_container: bool, dry_run: bool) ->
     """Whether steps will find the tool, as far as this machine can say, before the first of them starts.
 
     A plan that only shows needs no tool yet, but what is named must be one. Raises MissingError for no file,
-    UsageError for one that is no x86-64 shared object.
+    UsageError for one that is not an x86-64 shared object.
     """
     if not env.get("NIXNAN_SO") and dry_run:
         return

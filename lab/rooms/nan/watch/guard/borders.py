@@ -1,4 +1,4 @@
-"""Gradients at module borders: what lies between the last clean gradient and the first bad one.
+"""The loss, and gradients at module borders: what lies between the last clean gradient and the first bad one.
 
 A hook on the autograd node of each module output takes the gradient that enters it. Only nodes are hooked, no
 tensors, so that nothing is left on what the program can copy or save.
@@ -6,6 +6,7 @@ tensors, so that nothing is left on what the program can copy or save.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.batch import Batch
-from lab.rooms.nan.watch.forward import Forward
-from lab.rooms.nan.watch.guard.gradients import Collector, Taken
-from lab.rooms.nan.watch.guard.state import StepState
+from lab.rooms.nan.watch.forward import Batch, Forward
+from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken
+from lab.rooms.nan.watch.guard.replay import (
+    local,
+)
+from lab.rooms.nan.watch.guard.step import StepState, named
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.shared import backwards
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
@@ -82,7 +85,7 @@ class Borders:
         self.num_taken = 0  # backwards that made gradients of this model
         self._given_up = 0  # of those beyond MOST_PASSAGES, without backward and not asked about
 
-    def attach(self, forward: Forward, batch: Batch) -> None:
+    def enter(self, forward: Forward, batch: Batch) -> None:
         """Hook the nodes of what modules put out in these tensors."""
         tensors, plan = batch.tensors, self._plan(forward, batch)
         for u, border in plan:
@@ -104,7 +107,7 @@ class Borders:
         if number != border.output_nr or tensor._backward_hooks:
             border = replace(border, output_nr=number, hooked=bool(tensor._backward_hooks))
         if _PREHOOKS:
-            node.register_prehook(partial(self._entered, border, number, passage))
+            node.register_prehook(partial(self.look, border, number, passage))
         else:
             self._hook_tensor(tensor, border, passage)
 
@@ -193,10 +196,10 @@ class Borders:
 
     def _hook_tensor(self, tensor: Tensor, border: Border, passage: Passage | None) -> None:
         """For torch before 2.0."""
-        tensor.register_hook(lambda grad: self._entered(border, 0, passage, (grad,)))  # type: ignore[no-untyped-call]
+        tensor.register_hook(lambda grad: self.look(border, 0, passage, (grad,)))  # type: ignore[no-untyped-call]
 
     @passes_on
-    def _entered(self, border: Border, number: int, passage: Passage | None, grads: Any) -> None:
+    def look(self, border: Border, number: int, passage: Passage | None, grads: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
         grad = grads[number]
         if passage is not None:
@@ -221,14 +224,14 @@ class Borders:
             self._collector.unread[reason] = self._collector.unread.get(reason, 0) + 1
 
     @passes_on
-    def step_ended(self) -> None:
+    def leave(self) -> None:
         """All counts of the step are in: let go of its nodes, which backward has already emptied."""
         self._forgotten += len(self.entered)
         self.entered.clear()
         self.losses.clear()
 
     def outside_use(self, parameter: Tensor | None) -> str:
-        """Whether code outside of the model's forward may have given a weight its gradient, in words."""
+        """Why code outside of the model's forward may have given a weight its gradient; "" if it did not."""
         if _current_node is None:
             return "this torch does not tell whether the program's own code uses it beside the model, too"
         for node in self._reached(self.losses, stop=self._roots()):
@@ -264,20 +267,20 @@ class Borders:
         takers = [self.names[consumer] for consumer in border.consumers]
         module = takers[-1] if takers else parent
         if border.hooked:
-            of = f"the gradient of {_named(producer)}'s output"
+            of = f"the gradient of {named(producer)}'s output"
             return "act_grads", module, f"in backward: first seen in {of}", HOOKED
         once = uses == 1 and border.root_leaf is None and not outside
         passed = self._passed_after(border) if once else []
         if once and not passed:
-            of = f"the gradient of {_named(producer)}'s output"
-            return "act_grads", module, f"in backward of {_named(module)}: first seen in {of}", ""
+            of = f"the gradient of {named(producer)}'s output"
+            return "act_grads", module, f"in backward of {named(module)}: first seen in {of}", ""
         outer = takers[0] if takers else parent
         use = f"is used in {uses} places" if uses > 1 and not outside else "may be used elsewhere too"
         if passed:
             use = f"may have got it through {', '.join(passed)}"
-        takers_text = ", ".join(map(_named, dict.fromkeys(takers))) or "none that is a module"
-        unsure = f"{_named(producer)}'s output {use} (taken by: {takers_text}); a replay names the operator"
-        return "act_grads", outer, f"in backward, between {_named(outer)} and {_named(producer)}", unsure
+        takers_text = ", ".join(map(named, dict.fromkeys(takers))) or "none that is a module"
+        unsure = f"{named(producer)}'s output {use} (taken by: {takers_text}); a replay names the operator"
+        return "act_grads", outer, f"in backward, between {named(outer)} and {named(producer)}", unsure
 
     def _passed_after(self, border: Border) -> list[str]:
         """Modules inside the one whose code took a tensor that may have made its gradient bad instead.
@@ -321,5 +324,80 @@ class Borders:
         return entered[1] not in roots and entered[1] in self._reached(self.losses, stop=roots)
 
 
-def _named(module: str) -> str:
-    return module or "the model itself"
+_in_backward = getattr(torch._C, "_current_graph_task_id", None)
+_OLD = _in_backward is None  # such a torch may run backward in another thread
+MOST_LOSSES = 1000  # of one step whose graphs are kept: without what these saved, which backward let go
+Begun = tuple[int, int]  # when a backward began, and how many gradients had passed then
+
+
+class Losses:
+    """Takes the loss of each backward that made gradients of this model."""
+
+    def __init__(self, state: StepState, collector: Collector, borders: Borders) -> None:
+        self._state, self._collector = state, collector
+        # On a GPU gradients come in autograd's own threads.
+        self._passed = collector.anywhere if state.on_gpu or _OLD else collector.here
+        self._borders = borders
+        self.asked_waits = False  # a number that the program asked about is bad, or was not read yet
+
+    @passes_on
+    def enter(self, tensors: Any) -> Begun | None:
+        """What `leave` needs to know; None inside of a backward, as a checkpoint runs one."""
+        if self._state.ended or (_in_backward is not None and _in_backward() != -1):
+            return None
+        try:
+            local.between.end()
+            return self._state.now(), self._passed()
+        except Exception as error:  # a note, never an exception in the program
+            self._state.failure("a backward begins", error)
+            return None
+
+    @passes_on
+    def leave(self, tensors: Any, start: Begun | None) -> None:
+        """The loss belongs to this model if gradients of it passed; and then all of them are counted."""
+        if start is None or self._state.ended:
+            return
+        try:
+            if self._passed() == start[1]:
+                return
+            self._borders.backward_was_taken()
+            self._state.loss_in = self._state.step
+            losses = [*tensors] if isinstance(tensors, (tuple, list)) else [tensors]
+            if len(self._borders.losses) < MOST_LOSSES:
+                for tensor in losses:
+                    if (node := getattr(tensor, "grad_fn", None)) is not None:
+                        self._borders.losses.append(node)
+            self._take(losses, start[0])
+            if self._collector.waits:
+                self._collector.flush()
+        except Exception as error:
+            self._state.failure("a backward ends", error)
+
+    @hidden
+    def _take(self, tensors: list[Any], moment: int) -> None:
+        local.between.is_loss(tensors)
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
+                self._collector.take("loss", made_by, tensor, moment)
+
+    def look(self, tensor: Tensor, value: float | None) -> None:
+        """The program asks about a single number that still has a graph; its value, where that is known."""
+        if self._state.ended or (_in_backward is not None and _in_backward() != -1):
+            return
+        try:
+            passage = self._borders.passage_to(tensor.grad_fn)
+            if passage is None:
+                return
+            passage.asked = True
+            if value is None and not self._state.on_gpu:
+                value = float(tensor.detach()) if tensor.is_floating_point() else None
+            if value is not None and math.isfinite(value):
+                self._state.looked_at["loss"] += 1
+                return
+            made_by = AskedLoss(tensor.grad_fn.name() if tensor.grad_fn is not None else "")
+            local.between.is_loss([tensor])
+            self._collector.take("loss", made_by, tensor.detach(), self._state.now())
+            self.asked_waits = True
+        except Exception as error:
+            self._state.failure("a number that the program asked about", error)

@@ -1,62 +1,152 @@
 """The guard: a training job from batch to updated weights, and where in it the first bad number was made.
 
-Stages are looked at where data passes (see `events.STAGES`): forwards by the watch (`forwards`), losses and
-gradients as backward makes them (`losses`, `borders`, `parameters`), state and weights after the update
-(`weights`). All of them write into one `state`; `reactions` makes the result of it. Nothing is left on the
-model, the optimizer or any tensor; a failure in here becomes a note.
+With its record, which `lab nan analyze` joins into one page, and as a callback of Hugging Face's Trainer and
+of PyTorch Lightning. Lightning says when training breaks off; Trainer does not, so there the guard ends
+when it raises, when the next training begins, and with the callback. Neither library is imported before its
+callback is made.
 """
 
 from __future__ import annotations
 
-from collections import Counter as Tally
+import importlib
+import itertools
+import json
+import os
+import re
+import socket
+import tempfile
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lab.core.words import plural
-from lab.errors import UsageError
-from lab.rooms.nan.watch.forward import Forward
-from lab.rooms.nan.watch.guard.asked import asked
-from lab.rooms.nan.watch.guard.between import local
-from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, BadForwards, GuardedWatch
-from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
-from lab.rooms.nan.watch.guard.gradients import Collector
-from lab.rooms.nan.watch.guard.losses import Losses
-from lab.rooms.nan.watch.guard.parameters import ParameterHooks
-from lab.rooms.nan.watch.guard.reactions import Reactions
-from lab.rooms.nan.watch.guard.record import number_of_guard, write
-from lab.rooms.nan.watch.guard.scalers import scalers
-from lab.rooms.nan.watch.guard.scaling import is_enabled, leaves_out
-from lab.rooms.nan.watch.guard.state import GRADIENT_STAGES, Event, GuardStep, StepState, corrected, first_of
-from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
-from lab.rooms.nan.watch.guard.weights import Weights
-from lab.rooms.nan.watch.lane import RECOMPUTE
-from lab.rooms.nan.watch.plain import is_unbuilt
-from lab.rooms.nan.watch.shared import Surrounded, after_update, backwards, before_update, rehooked
-from lab.rooms.nan.watch.steps import Step
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.errors import MissingError, UsageError
+from lab.rooms.nan.watch.guard.step import (
+    GRADIENT_STAGES,
+    Event,
+    GuardStep,
+    StepState,
+    corrected,
+    first_of,
+    rank,
+    world,
+)
+from lab.rooms.nan.watch.guard.training import Training
+
+FORMAT = 1
+_numbers = itertools.count()
+_identity: dict[int, str] = {}  # by pid: a forked child is another process
+
+
+def record(guard: Any) -> dict[str, Any]:
+    """The guard's findings as plain values. Raises nothing that the guard itself does not."""
+    status, event, training = guard.status, guard.first, guard.training
+    state, watch = training.state, training.watch
+    return {
+        "format": FORMAT,
+        "ended": state.ended,
+        "process": identity(),
+        "model": type(state.model).__name__,
+        "rank": rank(),
+        "world": world(),
+        "host": socket.gethostname(),
+        "torch": str(torch.__version__),
+        "strategy": state.strategy.name,
+        "counter": state.counter,
+        "status": status,
+        "updates": state.step,
+        "skipped_steps": state.scaling.skipped,
+        "unread_updates": training.weights.unread,
+        "first": event.as_dict() if event is not None else None,
+        "sentence": guard.sentence(),
+        "steps": [
+            {"step": step.number, "events": [event.as_dict() for event in step.events]}
+            for step in state.steps[:16]
+        ],
+        "seen": dict(state.looked_at) | {"forwards": watch.forwards, "modules_called": len(watch.called)},
+        "not_seen": guard.not_seen()[:50],
+        "alarm": state.scaling.alarm(),
+        "notes": [*state.notes, *watch.notes][:50],
+        "headroom": [
+            {"class": kind, "dtype": dtype, "largest": peak}
+            for (kind, dtype), peak in state.headroom.peaks.items()
+        ],
+        "headroom_sentences": state.headroom.sentences(0.5),
+        "absorbed": dict(watch.absorbed.most_common(20)),
+        "steps_by": state.counted_by,
+    }
+
+
+def identity() -> str:
+    """This process among all of all machines, past and to come: HOST_PID_START."""
+    pid = os.getpid()
+    if pid not in _identity:
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
+        _identity[pid] = f"{host}_{pid}_{time.time_ns() // 1_000_000}"
+    return _identity[pid]
+
+
+def number_of_guard() -> int:
+    """Each guard of a process has a record of its own."""
+    return next(_numbers)
+
+
+def write(guard: Any, folder: str | Path, index: int, *, ended: bool | None = None) -> Path:
+    """Write a guard's record into `folder`, whole or not at all. Raises OSError."""
+    values = record(guard)
+    if ended is not None:
+        values["ended"] = ended
+    return write_record(Path(folder) / f"guard_{identity()}_{index}.json", values)
+
+
+def write_record(path: Path, values: dict[str, Any]) -> Path:
+    """Write plain values as JSON, whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_finite(values), indent=1, allow_nan=False)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: such a number is a string."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return value
+
 
 STEPS_BY = {
     "optimizer": "counted by the optimizer",
     "weights": "counted by writes to the weights, for no optimizer of torch has run",
     "backward": "counted by calls of backward, for no optimizer of torch has run",
 }
-WRITE_EVERY = 50  # updates between two records
 
 
 class Guard:
     """Guards a model in training (or inference) between `__enter__` and `__exit__`.
 
     optimizer: one, several or none (then every optimizer that updates this model's weights is met). scaler: a
-    GradScaler, whose skipped steps are no alarms. on_bad: "keep" goes on; "raise" raises NonFiniteError
+    GradScaler, whose skipped steps raise no alarm. on_bad: "keep" goes on; "raise" raises NonFiniteError
     before the update that would have used it; "replay" runs a bad step again to name the operator; "break"
     does that and stops at the operator: a debugger stands there; a function is called with the GuardStep.
-    counter: as for `nan.watch`. headroom: look at ranges every that many steps
-    (0: never). allow: as for `nan.watch`.
+    counter: as for `nan.watch`. headroom: count magnitudes every that many steps, where that costs extra (0:
+    never). allow: as for `nan.watch`.
     """
 
     def __init__(
@@ -76,175 +166,86 @@ class Guard:
                 f"invalid on_bad: {on_bad!r}",
                 fix='use "keep", "raise", "replay", "break" or a function of a GuardStep',
             )
-        self.model, self.on_bad, self.out = model, on_bad, out
-        self.reacts = on_bad != "keep"
-        self.index = number_of_guard()
-        self.state = state = StepState(model, scaler, headroom=headroom, counter=counter)
-        self.scaling, self.strategy = state.scaling, state.strategy
-        self.headroom, self.counter = state.headroom, state.counter
-        self.collector = collector = Collector(state)
-        self.borders = borders = Borders(state, collector)
-        self.watch = watch = GuardedWatch(state, borders, self, allow)
-        self.losses = Losses(state, collector, borders)
-        self.weights = weights = Weights(state, _as_list(optimizer))
-        self.parameters = ParameterHooks(state, collector, weights)
-        self.gradients = GradientEvents(state, collector, borders, weights, watch)
-        self.reactions = reactions = Reactions(
-            state, on_bad, borders, watch, result_grew=self._write, stops=self.stops_the_program
+        self._out, self._index = out, number_of_guard()
+        self._state = StepState(model, scaler, headroom=headroom, counter=counter)
+        optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        optimizers = [given for given in optimizers if given is not None]
+        self.training = Training(
+            self._state, optimizers, on_bad, allow=allow, write=self._write, stop=self._stop
         )
-        self._bad_forwards = BadForwards(state, watch, weights, reactions)
-        self._replays = on_bad in ("replay", "break") and not state.strategy.no_replay
-        self._handles: list[Any] = []
-        self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
-        self._backwards_before = 0  # when the last step by hand was counted
-        self._may_be_by_hand = not weights.optimizers  # that the program updates weights itself
-        self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
-
-    # Entering and leaving
+        self._entered = self._writing = False
 
     def __enter__(self) -> Guard:
         if self._entered:
             raise UsageError("this guard has already been used", fix="make a new one: nan.guard(model)")
         self._entered = True
-        self.weights.learn_names()
-        self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
-        self.watch.__enter__()
-        self.state.safely(self._write)
-        self.state.safely(self.weights.begin, self.watch.weights, self.watch.sentinels)
-        self.state.safely(self._attach)
+        self.training.begin()
+        self._state.safely(self._write)
         return self
 
     def __exit__(self, kind: object = None, *_: object) -> None:
-        if self.state.ended:
+        if self._state.ended:
             return
         try:
-            self.state.safely(self._last_look)
+            self._state.safely(self.training.last_look)
         except Exception:  # a reaction's; the program's own exception, if there is one, is the one to pass on
             if kind is None:
                 raise
         finally:
-            self._end()
+            self.training.end()
+            self._state.safely(self._write)
 
-    def _end(self) -> None:
-        local.between.end()
-        self.state.ended = True
-        for handle in self._handles:
-            self.state.safely(handle.remove)
-        self._handles.clear()
-        self.state.updating, self.state.updating_weights = None, []
-        self.parameters.remove()
-        self.reactions.forget()
-        before_update.remove(self._before_update)
-        after_update.remove(self._after_update)
-        rehooked.take_off()
-        backwards.remove(self.losses.begins, self.losses.ended)
-        asked.remove(self.losses.asked)
-        scalers.remove(self)
-        self.watch.__exit__()
-        self.state.safely(self.settle)
-        self.state.safely(self._write)
-        local.between.forget()
+    def _stop(self) -> None:
+        """A reaction is about to raise in the program; a `with` block ends by that alone."""
 
-    def abandon(self) -> None:
-        """In a forked child: end without a look or a record, for the parent has both."""
-        self.out, self.state.ended = None, True
-        self.watch.step_aside()
-        before_update.remove(self._before_update)
-        after_update.remove(self._after_update)
-        backwards.remove(self.losses.begins, self.losses.ended)
-        asked.remove(self.losses.asked)
-        scalers.remove(self)
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether this thread runs a forward of the model."""
-        return self.watch._lanes.lane.inside
-
-    def has(self, tensor: Tensor) -> bool:
-        """Whether this is one of the model's weights."""
-        return self.weights.is_one_of(tensor)
-
-    @property
-    def losses_taken(self) -> int:
-        """Backwards that made gradients of this model."""
-        return self.borders.num_taken
-
-    def _attach(self) -> None:
-        self.parameters.attach()
-        if before_update.exists:
-            before_update.add(self._before_update)
-            after_update.add(self._after_update)
-            rehooked.put_on()
-        else:
-            self.note(
-                f"torch {torch.__version__} has no hooks around updates: the steps of the optimizers "
-                "given are surrounded, and other updates are seen at the next forward"
-            )
-            kinds = {type(optimizer) for optimizer in self.weights.optimizers}
-            self._handles += [Surrounded(kind, self._before_update, self._after_update) for kind in kinds]
-        backwards.add(self.losses.begins, self.losses.ended)
-        asked.add(self.losses.asked)
-        scalers.add(self, self.scaling.scaler)
-
-    # What it found
+    def _write(self, ended: bool | None = None) -> None:
+        """Bring the record up to date: a job that is killed loses little."""
+        if self._out is not None and not self._writing:
+            self._writing = True  # the record asks for the status, which settles, which may keep another step
+            try:
+                write(self, self._out, self._index, ended=ended)
+            finally:
+                self._writing = False
 
     @property
     def step(self) -> int:
         """Updates so far."""
-        return self.state.step
+        return self._state.step
 
     @property
     def steps(self) -> list[GuardStep]:
         """Those with something bad."""
-        return self.state.steps
-
-    @property
-    def seen(self) -> Tally[str]:
-        """Tensors looked at, by stage."""
-        return self.state.looked_at
-
-    @property
-    def notes(self) -> list[str]:
-        return self.state.notes
-
-    @property
-    def failed(self) -> int:
-        """How often something in the guard itself failed."""
-        return self.state.failed
-
-    @property
-    def unknown(self) -> int:
-        """Gradients that could not be counted in time."""
-        return self.gradients.unknown
+        return self._state.steps
 
     @property
     def skipped_steps(self) -> int:
         """Steps that the scaler left out."""
-        return self.scaling.skipped
+        return self._state.scaling.skipped
 
     @property
-    def ended(self) -> bool:
-        return self.state.ended
+    def headroom(self) -> Any:
+        """The largest magnitudes by class: `headroom.sentences()`."""
+        return self._state.headroom
+
+    @property
+    def notes(self) -> list[str]:
+        return self._state.notes
 
     @property
     def status(self) -> str:
         """bad, nothing-seen (no forward, gradient or update was looked at), partly-seen or clean."""
-        self.state.safely(self.settle)
-        self.state.safely(self._read_what_was_updated)
-        if self.steps or self.scaling.alarm():
+        self._state.safely(self.training.settle)
+        self._state.safely(self.training.read_what_was_updated)
+        if self.steps or self._state.scaling.alarm():
             return "bad"
-        if not self.watch.called and not any(self.seen[stage] for stage in GRADIENT_STAGES):
+        if not self.training.watch.called and not self._saw_gradients():
             return "nothing-seen"
         return "partly-seen" if self.not_seen() else "clean"
 
     @property
-    def clean(self) -> bool:
-        return self.status == "clean"
-
-    @property
     def first(self) -> Event | None:
         """The first bad number of all: the verdict. None while there is none."""
-        self.state.safely(self.settle)
+        self._state.safely(self.training.settle)
         earliest = first_of(event for step in self.steps for event in step.events)
         if earliest is None or (sure := corrected(earliest, self.steps)) is earliest:
             return earliest
@@ -252,42 +253,45 @@ class Guard:
 
     def not_seen(self) -> list[str]:
         """What was not looked at, in sentences."""
-        sentences = list(self.watch.not_seen())
-        trained = any(self.seen[stage] for stage in GRADIENT_STAGES) or self.step
-        if trained and not self.watch.called:
+        training = self.training
+        sentences = list(training.watch.not_seen())
+        if (self._saw_gradients() or self.step) and not training.watch.called:
             sentences.insert(0, "gradients were seen, but no forward of this model: is it compiled?")
-        elif self.unseen_forwards:
-            times = plural(self.unseen_forwards, "update")
+        elif training.unseen_forwards:
+            times = plural(training.unseen_forwards, "update")
             sentences.insert(0, f"{times} took gradients of no forward that was seen: is it compiled?")
         sentences += [reason] if (reason := self._waits()) else []
-        if losses := self.borders.unseen_losses:
+        if losses := training.borders.unseen_losses:
             sentences.append(
                 f"{plural(losses, 'forward')} in training met no backward, "
                 "and no number made of it was asked about"
             )
-        if self.unknown:
-            sentences.append(f"{plural(self.unknown, 'gradient')} overwritten before being counted")
+        if unknown := training.gradients.unknown:
+            sentences.append(f"{plural(unknown, 'gradient')} overwritten before being counted")
         sentences += [
             f"{plural(times, 'tensor')} not counted: {reason}"
-            for reason, times in self.collector.unread.items()
+            for reason, times in training.collector.unread.items()
         ]
-        sentences += sorted(self.weights.unread_state)
-        if self.failed:
-            sentences.append(f"the guard failed {plural(self.failed, 'time')}: {'; '.join(self.notes[-3:])}")
+        sentences += sorted(training.weights.unread_state)
+        if failed := self._state.failed:
+            sentences.append(f"the guard failed {plural(failed, 'time')}: {'; '.join(self.notes[-3:])}")
         return sentences
+
+    def _saw_gradients(self) -> bool:
+        return any(self._state.looked_at[stage] for stage in GRADIENT_STAGES)
 
     def __str__(self) -> str:
         """The verdict in five lines."""
-        looked_at, absorbed = self.seen, self.watch.absorbed
-        counted = STEPS_BY.get(self.state.counted_by, "no update")
-        places = ", ".join([*absorbed][:3]) or "none"
+        watch = self.training.watch
+        counted = STEPS_BY.get(self._state.counted_by, "no update")
+        places = ", ".join([*watch.absorbed][:3]) or "none"
         gaps = self.not_seen()
         further = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         lines = (
-            f"guard of {type(self.model).__name__}: {self.status}",
+            f"guard of {type(self._state.model).__name__}: {self.status}",
             self.sentence(),
-            f"looked at: {plural(self.step, 'step')} ({counted}), {plural(self.watch.forwards, 'forward')}, "
-            f"{plural(looked_at['loss'], 'loss', 'losses')}",
+            f"looked at: {plural(self.step, 'step')} ({counted}), {plural(watch.forwards, 'forward')}, "
+            f"{plural(self._state.looked_at['loss'], 'loss', 'losses')}",
             f"infinities that did no harm: {places}",
             f"not seen: {gaps[0] + further if gaps else 'nothing'}",
         )
@@ -300,366 +304,126 @@ class Guard:
             op = f" ({event.op})" if event.op else ""
             unsure = event.unsure if event.unsure not in event.place else ""
             doubt = f"; not certain: {unsure}" if unsure else ""
-            by = self.state.counted_by
+            by = self._state.counted_by
             counted = f"; steps are {STEPS_BY[by]}" if by in ("weights", "backward") else ""
             return f"step {event.step}: first bad number {event.place}{op}{doubt}{counted}"
         if status == "bad":
-            return self.scaling.alarm()
+            return self._state.scaling.alarm()
         skipped = self.skipped_steps
         left_out = f"; {plural(skipped, 'step')} left out by the scaler" if skipped else ""
-        reads, unread = self.weights.reads, self.weights.unread
+        reads, unread = self.training.weights.reads, self.training.weights.unread
         read = f"; weights, buffers and state read after {reads} of them" if unread else ""
         waits = f"; {reason}" if (reason := self._waits()) else ""
         return f"{status}: {plural(self.step, 'update')}{left_out}{waits}{read}"
 
     def _waits(self) -> str:
         """Whether bad gradients were met that a scaler has not decided on."""
-        steps = [one.number for one in self.reactions.waiting()]
+        steps = [step.number for step in self.training.reactions.waiting()]
         if not steps:
             return ""
         numbers = f"step {steps[0]}" + (f" and {len(steps) - 1} more" if steps[1:] else "")
         return f"bad gradients in {numbers} wait for the scaler: its step, or its update, did not come"
 
-    def settle(self) -> None:
-        """Wait for all counts so far and take them in."""
-        if self.watch.waits:
-            self.watch.settle()
-        if self.collector.waits:
-            self.gradients.settle()
 
-    def note(self, text: str) -> None:
-        self.state.note(text)
+class EndsByRaising(Guard):
+    """A guard in a program that has no `with` block around it."""
 
-    # Forwards
-
-    def new_modules(self) -> None:
-        """Weights became part of the model, or began to need gradients, after the guard began."""
-        self.weights.learn_names()
-        self.parameters.attach()
-
-    @passes_on
-    def forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        forward.update = self.state.step
-        if forward.phase == RECOMPUTE:
-            return
-        local.between.end()
-        if self.losses.asked_waits:
-            self._take_what_was_asked()
-        if len(self.borders.entered) > MOST_BORDERS:  # a program without an optimizer
-            self._settle_safely()
-            self.borders.step_ended()
-        if not self.state.forward_since_update:
-            self.state.forward_since_update = True
-            self.parameters.forget()
-        if self.scaling.scaler is not None:
-            self._decide()
-        if not before_update.exists:
-            self._look_for_update()
-        elif self._may_be_by_hand and self.borders.num_taken > self._backwards_before:
-            self._step_by_hand()
-        if self._replays:
-            forward.saved = self.reactions.save(module, args, kwargs)
-
-    @passes_on
-    def forward_ends(self, forward: Forward) -> None:
-        if self.collector.waits:
-            self.collector.mark()
-        forward.time, forward.update = self.state.now(), self.state.step
-        if self._unbuilt:
-            self._hook_what_is_built()
-
-    @passes_on
-    def forward_over(self) -> None:
-        if self._replays and self.model.training and torch.is_grad_enabled():
-            local.between.begin()
-
-    @hidden
-    def _take_what_was_asked(self) -> None:
-        self.losses.asked_waits = False
-        self._settle_safely()
-        self.reactions.keep()
-
-    @hidden
-    def _hook_what_is_built(self) -> None:
-        self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
-        self.parameters.attach()
-
-    def forward_was_bad(self, step: Step, forward: Forward) -> None:
-        self._bad_forwards.take(step, forward)
-        if self.ended:  # inside of this forward: nothing comes that would keep it
-            self.reactions.keep()
-
-    # Updates
-
-    @passes_on
-    def _before_update(self, optimizer: Any, *_: Any) -> None:
-        if self.state.ended:
-            return
-        self._before_step(optimizer)
-
-    @hidden
-    def _before_step(self, optimizer: Any) -> None:
-        parameters = parameters_of(optimizer)
-        local.between.end()
-        if self._is_ours(optimizer, parameters):
-            if self.state.counted_by == "backward":
-                self.state.step = 0  # those backwards were parts of this first update
-            self.state.counted_by = "optimizer"
-            self._goes_on(optimizer)
-            self.state.updating, self.state.updating_weights = optimizer, parameters
-            self.state.within(self._look_before_update, parameters)
-            if self.reacts:
-                self.state.within(self._decide_by, optimizer, self.step)
-                self.reactions.before_update(self.state.open.get(self.step))
-        else:
-            self.state.forget_update(id(optimizer))
-            self.scaling.met_stranger(optimizer)
-
-    @passes_on
-    def _after_update(self, optimizer: Any, *_: Any) -> None:
-        if self.state.ended:
-            return
-        updating, parameters = self.state.updating, self.state.updating_weights
-        self.state.updating, self.state.updating_weights = None, []
-        if updating is optimizer:
-            self.state.within(self._look_after_update, optimizer, parameters)
-        else:
-            self._after_another(optimizer)
-
-    @hidden
-    def _after_another(self, optimizer: Any) -> None:
-        parameters = parameters_of(optimizer)
-        if self.state.began(id(optimizer)) or self._is_ours(optimizer, parameters):
-            self.state.within(self._look_after_update, optimizer, parameters)
-
-    def _is_ours(self, optimizer: Any, parameters: Sequence[Tensor]) -> bool:
-        """Whether it was given to the guard, or updates one of the model's weights."""
-        for candidate in self.weights.optimizers:
-            if candidate is optimizer or getattr(candidate, "optimizer", None) is optimizer:
-                return True
-        return any(map(self.weights.is_one_of, parameters))
-
-    @passes_on
-    def _goes_on(self, optimizer: Any) -> None:
-        if self.state.update_begins(id(optimizer)):
-            self._without_forward()
-
-    @hidden
-    def _without_forward(self) -> None:
-        """No forward was seen since the last update: if backward made gradients, one was compiled."""
-        self.unseen_forwards += bool(self.borders.losses) and not self.borders.entered
-
-    def _look_before_update(self, parameters: list[Tensor]) -> None:
-        self.weights.before_update(parameters)
-        self.parameters.before_update(parameters)
-        if not self.state.on_gpu or (self.reacts and not self.collector.turned_out_clean()):
-            self.settle()
-
-    @passes_on
-    def _look_after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
-        self.state.update_returns(id(optimizer))
-        if self.state.on_gpu and self.collector.turned_out_clean():
-            self.settle()  # while the GPU updates: reading weights waits for it
-        self.weights.after_update(optimizer, parameters)
-        if not before_update.exists:
-            self.weights.note_versions()
-        # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
-        if self.collector.waits:
-            self._settle_safely()
-        if self.state.open and self.scaling.running is not None and leaves_out(optimizer):
-            return  # a fused one, which runs in any case
-        if not self.reacts:
-            self._end_step(optimizer)
-            return
-        try:
-            self.react_if_bad()
-        finally:  # the update is over, whatever the reaction raises
-            self.reactions.forget()
-            self._end_step(optimizer)
-
-    @passes_on
-    def _end_step(self, optimizer: Any) -> None:
-        if self.headroom.has_points(self.state.step):
-            self._note_magnitudes(optimizer)
-        self.state.step_ends()
-        self.state.infinities_are_gone(self.state.step)
-        self.scaling.stepped(optimizer)
-        self.borders.step_ended()
-        if self.state.open:
-            self.state.within(self._decide_by, optimizer, self.state.step - 1)
-            self._keep()
-        if self.state.step % WRITE_EVERY == 0:
-            self._write()
-
-    @hidden
-    def _note_magnitudes(self, optimizer: Any) -> None:
-        states = (one for _, one in state_tensors(optimizer) if one.dim())
-        self.state.within(self.headroom.step_ends, self, states)
-
-    @hidden
-    def _settle_safely(self) -> None:
-        self.state.within(self.settle)
-
-    @hidden
-    def _keep(self) -> None:
-        self.reactions.keep()
-
-    # Scalers
-
-    @passes_on
-    def scaler_scales(self, scaler: Any) -> None:
-        self.losses.scaled_by(scaler)
-
-    @passes_on
-    def scaler_begins(self, scaler: Any, optimizer: Any) -> bool:
-        if self.state.ended or not is_enabled(scaler):
-            return False
-        return bool(self.state.within(self._scaler_begins, scaler, optimizer))
-
-    @passes_on
-    def scaler_ended(self, scaler: Any, optimizer: Any, belongs: bool, returned: bool) -> None:
-        try:
-            if returned and not self.state.ended and is_enabled(scaler):
-                self.state.within(self._scaler_ended, scaler, optimizer, belongs)
-        finally:
-            if belongs:
-                self.scaling.running = None
-
-    @passes_on
-    def scaler_updates(self, scaler: Any) -> None:
-        if not self.state.ended and is_enabled(scaler):
-            self.state.within(self._scaler_updates, scaler)
-
-    @passes_on
-    def _scaler_begins(self, scaler: Any, optimizer: Any) -> bool:
-        belongs = self._is_ours(optimizer, parameters_of(optimizer))
-        self.scaling.begins(scaler, optimizer, self.state.step if belongs else None)
-        return belongs
-
-    @passes_on
-    def _scaler_ended(self, scaler: Any, optimizer: Any, belongs: bool) -> None:
-        if not belongs:
-            self.scaling.ended_other(scaler, optimizer, self.state.step)
-        elif self.scaling.ended(scaler, optimizer):
-            self._left_out(scaler, id(optimizer))
-
-    @passes_on
-    def _scaler_updates(self, scaler: Any) -> None:
-        if untold := self.scaling.untold(scaler):
-            self._left_out_by_itself(scaler, untold)
-
-    @hidden
-    def _left_out_by_itself(self, scaler: Any, untold: list[int]) -> None:
-        """The program, and not the scaler, left out what the scaler had found infinities in."""
-        self.settle()
-        for optimizer in untold if self.reactions.waiting() else ():  # else it is another model's
-            self._left_out(scaler, optimizer)
-
-    @hidden
-    def _left_out(self, scaler: Any, optimizer: int) -> None:
-        """A scaler left out the update of an optimizer, in a step of its own or in one of several."""
-        self.settle()
-        number = self.state.left_out(optimizer)
-        self.borders.step_ended()
-        self.reactions.leave_out(self.scaling.left_out(optimizer, scaler, number))
-
-    @passes_on
-    def _decide(self) -> None:
-        """A forward begins, or the block ends."""
-        if self.state.open and self.scaling.left_others_out():
-            self.reactions.expect_since(self.scaling.decided)
-        self.scaling.decides(self.state.step)
-        if self.state.open:
-            self._keep()
-
-    @hidden
-    def _decide_by(self, optimizer: Any, step: int) -> None:
-        """An optimizer updates, or has, in this step: what is bad and it takes is left out by no scaler."""
-        if step not in self.state.open or not self.scaling.active:
-            return
-        takes_bad = self.weights.would_take_bad(parameters_of(optimizer))
-        if self.scaling.running is None or (takes_bad and not leaves_out(optimizer)):
-            self.scaling.past(step, takes_bad)
-
-    def _is_updating(self) -> bool:
-        """Whether an optimizer given runs this forward in its own step, and writes weights in between."""
-        return any(getattr(handle, "running", 0) for handle in self._handles)
-
-    @hidden
-    def _step_by_hand(self) -> None:
-        """A forward after a backward without an optimizer of torch: has the program written weights?"""
-        self._backwards_before, state = self.borders.num_taken, self.state
-        if state.counted_by == "optimizer" or self.scaling.scaler is not None:
-            self._may_be_by_hand = False
-            return
-        changed = self.weights.changed_without_hooks()
-        if changed or state.counted_by != "weights":
-            state.counted_by = "weights" if changed else "backward"
-            self._settle_safely()
-            self._update_without_hooks()
-            self.borders.step_ended()
-
-    @hidden
-    def _look_for_update(self) -> None:
-        if not self._is_updating() and self.weights.changed_without_hooks():
-            self._update_without_hooks()
-
-    def _update_without_hooks(self) -> None:
-        """torch before 2.0: an update shows in the versions of the weights."""
-        self.weights.updated_by(*self.weights.optimizers)
-        self.weights.read()
-        self.state.step += 1
-        self.state.infinities_are_gone(self.state.step)
-        self.scaling.stepped(None)
-        self.reactions.keep()
-        if self.state.step % WRITE_EVERY == 0:
-            self._write()
-
-    def _read_what_was_updated(self) -> None:
-        if not self.ended:
-            self.weights.read_what_was_updated()
-            self.reactions.keep()
-
-    def _last_look(self) -> None:
-        self.watch.settle()
-        if not before_update.exists and self.weights.changed_without_hooks():
-            self._update_without_hooks()
-        elif self.weights.unread_now:
-            self._read_what_was_updated()
-        elif not self.state.open:  # no optimizer of torch has run, but the program may have written weights
-            self.weights.read()
-        self.settle()
-        self.state.infinities_stay()
-        self.state.infinities_are_gone(self.state.step + 1)
-        self._decide()
-
-    def stops_the_program(self) -> None:
-        """A reaction is about to raise in the program; a `with` block ends by that alone."""
-
-    @hidden
-    def react_if_bad(self) -> None:
-        """Where a reaction can still come before the update."""
-        if not self.reacts or self.ended:
-            return
-        self.state.within(self.settle)
-        self.reactions.before_update(self.state.open.get(self.step))
-
-    @hidden
-    def _write(self, ended: bool | None = None) -> None:
-        """The record as it is now: a job that is killed loses little."""
-        if self.out is not None and not self._writing:
-            self._writing = True  # the record asks for the status, which settles, which may keep another step
-            try:
-                write(self, self.out, ended=ended)
-            finally:
-                self._writing = False
+    def _stop(self) -> None:
+        self.__exit__()
 
     def write_now(self, *, ended: bool) -> None:
         """Write the record as if the process ended here, or to say that it did not."""
-        self.state.safely(self._write, ended)
+        self._state.safely(self._write, ended)
+
+    def abandon(self) -> None:
+        """In a forked child: end without a record, for the parent has it."""
+        self._out = None
+        self.training.abandon()
 
 
-def _as_list(optimizer: Any) -> list[Any]:
-    if optimizer is None:
-        return []
-    return list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+class _Guards:
+    """One guard per training; `guard` is the last one."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.guard: Guard | None = None
+
+    def begin(self, model: Any, optimizers: Any, scaler: Any) -> None:
+        self.end()
+        if model is not None:
+            self.guard = EndsByRaising(model, optimizers or None, scaler, **self.options).__enter__()
+
+    def end(self, kind: type[BaseException] | None = None) -> None:
+        """Training has ended, by an exception of this kind if there is one, which passes on."""
+        if self.guard is not None:
+            self.guard.__exit__(kind)
+
+
+def hugging_face_callback(**options: Any) -> Any:
+    """A `TrainerCallback`; its `guard` has the findings. Options as for `nan.guard`.
+
+    Raises MissingError without transformers.
+    """
+    base = _base(("transformers",), "TrainerCallback")
+
+    class GuardCallback(base):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            self._guards = _Guards(options)
+            weakref.finalize(self, self._guards.end)
+
+        @property
+        def guard(self) -> Guard | None:
+            return self._guards.guard
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            # The optimizer is met by the weights it updates: accelerate wraps it, and may do so later.
+            self._guards.begin(kwargs.get("model"), None, None)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._guards.end()
+
+    return GuardCallback()
+
+
+def lightning_callback(**options: Any) -> Any:
+    """A Lightning `Callback`; its `guard` has the findings. Options as for `nan.guard`.
+
+    Raises MissingError without lightning or pytorch_lightning.
+    """
+    base = _base(("lightning.pytorch", "pytorch_lightning"), "Callback")
+
+    class GuardCallback(base):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            self._guards = _Guards(options)
+
+        @property
+        def guard(self) -> Guard | None:
+            return self._guards.guard
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            plugin = getattr(trainer, "precision_plugin", None) or getattr(trainer, "precision", None)
+            self._guards.begin(
+                pl_module, list(getattr(trainer, "optimizers", ())), getattr(plugin, "scaler", None)
+            )
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self._guards.end()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self._guards.end(type(exception))
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            self._guards.end()
+
+    return GuardCallback()
+
+
+def _base(modules: tuple[str, ...], name: str) -> Any:
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    raise MissingError(
+        f"none of {', '.join(modules)} is installed here", fix=f"pip install {modules[0].split('.')[0]}"
+    )

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import plain_counts
-from lab.rooms.nan.watch.guard.guard import Guard
-from lab.rooms.nan.watch.guard.record import identity, rank, world, write_record
-from lab.rooms.nan.watch.guard.updates import parameters_of
-from lab.rooms.nan.watch.lane import blind, recomputing
-from lab.rooms.nan.watch.plain import as_counted, quiet
+from lab.rooms.nan.watch.forward import blind, recomputing
+from lab.rooms.nan.watch.guard.guard import EndsByRaising, identity, write_record
+from lab.rooms.nan.watch.guard.step import rank, world
+from lab.rooms.nan.watch.guard.weights import parameters_of
+from lab.rooms.nan.watch.leaves import as_counted, quiet
 from lab.rooms.nan.watch.shared import after_update, backwards
 from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
 
@@ -89,7 +89,7 @@ class Process:
 
     def __init__(self, out: Path, on_bad: str, *, forked: bool) -> None:
         self.out, self.on_bad, self.forked = out, on_bad, forked
-        self.guards: list[Guard] = []
+        self.guards: list[EndsByRaising] = []
         self._own_tensors: dict[int, OwnTensors] = {}  # by the id of the optimizer
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._models = self._backwards = self._updates = 0
@@ -190,7 +190,7 @@ class Process:
 
     def _inside_a_model(self) -> bool:
         """Modules that a model's own code makes and calls belong to that model."""
-        return any(guard.is_inside for guard in self.guards)
+        return any(guard.training.watch.is_inside for guard in self.guards)
 
     # Optimizers and losses
 
@@ -214,11 +214,16 @@ class Process:
         self.mark()
 
     def _is_watched(self, tensor: Tensor) -> bool:
-        return any(guard.has(tensor) for guard in self.guards)
+        return any(guard.training.weights.is_one_of(tensor) for guard in self.guards)
+
+    @passes_on
+    def _losses_taken(self) -> int:
+        """Backwards that made gradients of watched models."""
+        return sum([guard.training.borders.num_taken for guard in self.guards])
 
     @passes_on
     def backward_begins(self, tensors: Any) -> int | None:
-        return None if recomputing() else sum([guard.losses_taken for guard in self.guards])
+        return None if recomputing() else self._losses_taken()
 
     @passes_on
     def backward_ended(self, tensors: Any, taken: int | None) -> None:
@@ -226,7 +231,7 @@ class Process:
         if taken is None:
             return
         self._backwards += 1
-        if self._loss is None and sum([guard.losses_taken for guard in self.guards]) == taken:
+        if self._loss is None and self._losses_taken() == taken:
             self._look_at(tensors)
 
     @hidden
@@ -289,13 +294,6 @@ class Process:
         backwards.add(self.backward_begins, self.backward_ended)
 
 
-class EndsByRaising(Guard):
-    """A guard in a program that has no `with` block around it."""
-
-    def stops_the_program(self) -> None:
-        self.__exit__()
-
-
 def _current_ends() -> None:
     if _processes:
         _processes[-1].end("at exit")
@@ -310,7 +308,7 @@ def _forked() -> None:
 
 
 def _leaving(name: str) -> None:
-    """Surround a function of `os` after which this program is no more, with the writing of all records."""
+    """Surround a function of `os` after which this program has ended, with the writing of all records."""
     plain = getattr(os, name)
 
     @functools.wraps(plain)

@@ -8,10 +8,8 @@ from typing import Any
 from torch import nn
 
 from lab.rooms.nan.watch.explain import NOT_CALLED
-from lab.rooms.nan.watch.guard.between import local
-from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save, stop_at
-from lab.rooms.nan.watch.guard.state import GRADIENT_STAGES, Event, GuardStep, Op, StepState, named
+from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, local, save, stop_at
+from lab.rooms.nan.watch.guard.step import GRADIENT_STAGES, Event, GuardStep, Op, StepState, named
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError, Watch
@@ -25,22 +23,20 @@ OnBad = str | Callable[[GuardStep], None]
 class Reactions:
     """Keeps bad steps and reacts to each once.
 
-    `kept` is called when the result has grown, `stops` before a reaction raises in the program.
+    `result_grew` is called when it has, `stops` before a reaction raises in the program.
     """
 
     def __init__(
         self,
         state: StepState,
         on_bad: OnBad,
-        borders: Borders,
         watch: Watch,
         result_grew: Callable[[], None],
         stops: Callable[[], None],
     ) -> None:
-        self._state, self.on_bad, self._borders = state, on_bad, borders
+        self._state, self.on_bad = state, on_bad
         self._strategy, self._scaling = state.strategy, state.scaling
         self._watch, self._result_grew, self._stops = watch, result_grew, stops
-        self._reacted: set[int] = set()
         self._expected: list[tuple[int, list[Event]]] = []  # of the last steps that were left out
         self._saved: list[Saved] = []
         self._named: list[
@@ -56,7 +52,7 @@ class Reactions:
 
     @passes_on
     def forget(self) -> None:
-        """The step is over: its weights are no longer those of its forwards."""
+        """The step is over: its weights have changed since its forwards."""
         self._saved.clear()
         self._named.clear()
 
@@ -99,16 +95,15 @@ class Reactions:
             return
         self._expected = [*self._expected, (step.number, expected)][-MOST_EXPECTED:]
         step.events = [event for event in step.events if not _is_expected(event)]
-        step.skipped = True
         if not step.events:
             del self._state.open[step.number]
             if step in self._state.steps:  # asked for before the scaler was known
                 self._state.steps.remove(step)
 
     def waiting(self) -> list[GuardStep]:
-        """Steps with something bad of which a scaler has not said yet whether it leaves them out."""
-        undecided = [one for _, one in sorted(self._state.open.items()) if one not in self._state.steps]
-        return [one for one in undecided if one.events and self._may_be_left_out(one)]
+        """Steps with something bad that a scaler has not decided on."""
+        undecided = [step for _, step in sorted(self._state.open.items()) if step not in self._state.steps]
+        return [step for step in undecided if step.events and self._may_be_left_out(step)]
 
     def before_update(self, step: GuardStep | None) -> None:
         """React where it can still come before the update."""
@@ -119,13 +114,12 @@ class Reactions:
 
     def _may_be_left_out(self, step: GuardStep) -> bool:
         """Whether a scaler may still leave this step out: only its gradients were bad."""
-        may = self._scaling.may_leave_out(step.number, self._state.step)
-        return may and all(map(_is_expected, step.events))
+        return self._scaling.may_leave_out(step.number) and all(map(_is_expected, step.events))
 
     def _react(self, step: GuardStep) -> None:
-        if step.number in self._reacted:
+        if step.reacted:
             return
-        self._reacted.add(step.number)
+        step.reacted = True
         try:
             self._do(step)
         except BaseException as error:

@@ -1,186 +1,128 @@
 """A gradient scaler's skipped steps: an infinity in scaled gradients is how it finds its scale, and no fault.
 
 It is one when the scale falls below 1, when step after step is left out, or more than a twentieth of all (or
-than its growth explains).
+than its growth explains). A scaler forgets its found-inf flags in `update`, so they are read when `step`
+returns. The classes are patched, not the scalers, so that copies and pickles carry nothing along.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import weakref
-from collections import deque
-from typing import Any
-from weakref import WeakSet
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from types import FunctionType
+from typing import Any, Protocol
 
 import torch
 
-from lab.rooms.nan.watch.plain import quiet
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.leaves import quiet
+from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
 
 LEAST_SCALE = 1.0
 MOST_SKIPPED = 0.05
 ENOUGH_STEPS = 200
 MOST_IN_A_ROW = 6  # from 65536 that is below 1024; a new run finds its scale in two or three
-PRODUCT = "MulBackward0"
-LINEAR = (
-    PRODUCT,
-    "DivBackward0",
-    "AddBackward0",
-    "SubBackward0",
-    "NegBackward0",
-    "SumBackward0",
-    "MeanBackward0",
-    "StackBackward0",
-)
-MOST_OTHERS = 32  # steps of other models' optimizers that are remembered
-MOST_NODES = 32  # of a loss that are looked through
 LEAST_BITS_LEFT = 10  # a scale that begins higher may be halved down to 1024 before it has found its place
+Call = Callable[..., Any]
 
 
 class Scaling:
     """Follows the scalers that run the optimizers of one model."""
 
     def __init__(self, scaler: Any) -> None:
-        self.scaler = scaler  # the one that was given, or that was met last
-        self.candidates: dict[int, Any] = {}  # by thread: what scaled the loss whose backward runs there
-        self.running: Any = None  # the scaler whose step runs
-        self.undecided: dict[int, Any] = {}  # scalers that ran an update and may leave out more of that step
+        self.scaler = scaler  # the one that was given, or that ran an optimizer of this model last
+        self.running: Any = None  # the scaler whose step of one of these optimizers runs
         self.decided = 0  # of all steps before this one it is known whether they were left out
         self.skipped, self._last_skipped = 0, -1  # steps
-        self._first_step = (
-            self._last_step
-        ) = -1  # the first and the last step in which a scaler ran an optimizer
+        self._first_step = self._last_step = -1  # in which a scaler ran an optimizer
         self._rows: dict[int, tuple[int, int]] = {}  # optimizer -> (first, how many) left out in a row
         self._most_in_a_row = MOST_IN_A_ROW
         self._lowest = math.inf  # what a scale has fallen to
-        self._stepped = False
-        self._reported: set[int] = (
-            set()
-        )  # optimizers that ran, or were left out, since their scaler's `update`
-        self._strangers: dict[int, Any] = {}  # references to optimizers that update other models, by id
-        self._own_scalers: WeakSet[Any] = WeakSet()  # scalers by whose losses this model got gradients
-        self._other_results: deque[tuple[int, Any]] = deque(
-            maxlen=MOST_OTHERS
-        )  # (step, what it found of another's)
-        self._succeeded: WeakSet[Any] = WeakSet()  # those that left one of these updates be made
+        self._scaled = False  # some scaler of the process scaled a loss since the last update
+        self._updated = False  # the optimizer that runs made its update
+        self._reported: set[int] = set()  # optimizers, by id, that ran since their scaler's `update`
+        self._has_succeeded = False  # an update was made under a scaler
 
     @property
+    @passes_on
     def active(self) -> bool:
-        return self.scaler is not None and is_enabled(self.scaler)
+        """Whether a scaler may leave out what is bad now."""
+        return self._scaled or (self.scaler is not None and is_enabled(self.scaler))
 
     @passes_on
-    def stepped(self, optimizer: Any) -> None:
-        """An optimizer made its update."""
-        self._stepped = True
-        if self.running is None and id(optimizer) in (_states_of(self.scaler) or ()):
-            self._reported.add(id(optimizer))  # unscaled by it, and run by the program
+    def scales(self) -> None:
+        """Some scaler scales a loss, perhaps one of this model."""
+        self._scaled = True
 
-    @passes_on
-    def met_stranger(self, optimizer: Any) -> None:
-        """One that updates no weight of this model: what a scaler left out of it is not ours."""
-        if id(optimizer) not in self._strangers:
-            self._strangers[id(optimizer)] = weakref.ref(optimizer)
-
-    def may_leave_out(self, step: int, current_step: int) -> bool:
-        """Whether a scaler may still leave this step out, or more of it, if it is step `now`."""
-        if not (self.active or self.candidates):
-            return False
-        waits = step >= current_step or self.running is not None or self.undecided
-        return bool(step >= self.decided and waits)
-
-    def past(self, step: int, takes_bad: bool) -> None:
-        """An optimizer runs: what it takes itself no scaler leaves out any more."""
-        if takes_bad:
-            self.decided = max(self.decided, step + 1)
-        else:  # what is bad of other optimizers they may leave out until the next forward
-            self.undecided[0] = None
+    def may_leave_out(self, step: int) -> bool:
+        """Whether a scaler may still leave out this step, or a part of it."""
+        return self.active and step >= self.decided
 
     @passes_on
     def decides(self, step: int) -> None:
-        """A forward begins: no more is left out of the steps before, unless an `update` comes late."""
-        self.undecided.pop(0, None)
-        if not self.undecided:
-            self.decided = step
+        """No more is left out of the steps before this one."""
+        self.decided = max(self.decided, step)
 
     @passes_on
-    def met(self, scaler: Any) -> None:
-        """A loss that it scaled made gradients of this model."""
-        self.scaler = scaler if self.scaler is None else self.scaler
-        self._own_scalers.add(scaler)
-
-    @passes_on
-    def begins(self, scaler: Any, optimizer: Any, step: int | None) -> None:
-        """A scaler runs an optimizer, in this step if it is one of this model."""
+    def enter(self, scaler: Any, optimizer: Any, step: int) -> None:
+        """A scaler runs an optimizer of this model in this step."""
         self._reported.discard(id(optimizer))
-        if step is None:
-            return
         self.scaler = self.running = scaler
-        self._own_scalers.add(scaler)
-        self._stepped, self._last_step = False, step
+        self._updated, self._last_step = False, step
         self._first_step = step if self._first_step < 0 else self._first_step
 
     @passes_on
-    def ended_other(self, scaler: Any, optimizer: Any, step: int) -> None:
-        """It ran an optimizer of another model, or left it out."""
+    def update_was_made(self, optimizer: Any) -> None:
+        """An optimizer of this model made its update."""
+        self._updated, self._scaled = True, False
         self._reported.add(id(optimizer))
-        if self.knows(scaler) and (states := _states_of(scaler)):
-            self._other_results.append((step, states.get(id(optimizer))))
 
     @passes_on
-    def ended(self, scaler: Any, optimizer: Any) -> bool:
-        """Whether it has left out the update of an optimizer of this model, and nobody has said so before."""
-        is_told, states = id(optimizer) in self._reported, _states_of(scaler)
+    def leave(self, scaler: Any, optimizer: Any) -> bool:
+        """Whether the scaler left out this optimizer's update, and that was not known before."""
+        if id(optimizer) in self._reported and not self._updated:
+            return False
         self._reported.add(id(optimizer))
-        if is_told:
-            return False
-        if self._stepped:
+        if self._updated and not leaves_out(optimizer):
             self._rows.pop(id(optimizer), None)
-            self._succeeded.add(scaler)
-            self.undecided[id(scaler)] = scaler
+            self._has_succeeded = True
             return False
+        states = _states_of(scaler)
         if states is None:  # a scaler of the program's own
             return isinstance(optimizer, torch.optim.Optimizer)
         return found_infinity(states.get(id(optimizer)))
 
-    def left_others_out(self) -> bool:
-        """Whether one left out another model's update, by a loss that made gradients of both models."""
-        return any(found_infinity(state) for step, state in self._other_results if step >= self.decided)
-
     @passes_on
-    def untold(self, scaler: Any) -> list[int]:
-        """A scaler forgets what it found: optimizers, by id, that the program did not run because of that.
+    def forgotten(self, scaler: Any) -> list[int]:
+        """Optimizers, by id, that the program did not run because of what the scaler is about to forget.
 
         0 where it did not even ask the scaler, but gives it another scale.
         """
-        states, is_known = _states_of(scaler) or {}, self.knows(scaler)
-        new = [key for key in states if key not in self._reported]
-        self._reported.difference_update(states)
-        self.undecided.pop(id(scaler), None)
-        if not states or not is_known:
-            return [0] if is_known else []
-        new = [key for key in new if self._strangers.get(key, _nothing)() is None]
-        return [key for key in new if found_infinity(states[key])]
-
-    @passes_on
-    def knows(self, scaler: Any) -> bool:
-        return scaler is self.scaler or scaler in self._own_scalers
+        states, is_own = _states_of(scaler) or {}, scaler is self.scaler or self._scaled
+        new = [key for key in states if key not in self._reported and found_infinity(states[key])]
+        self._reported.clear()
+        return new if states else [0] * is_own
 
     def left_out(self, optimizer: int, scaler: Any, step: int) -> int:
         """A scaler left out an optimizer's part of a step: the first step of the row that this belongs to."""
+        self.scaler = scaler
         self.skipped += step != self._last_skipped
         self._last_skipped = self._last_step = step
+        self._scaled = False
         first_step, count = self._rows.get(optimizer, (step, 0))
         self._rows[optimizer] = first_step, count + 1
         scale, back = getattr(scaler, "get_scale", None), getattr(scaler, "_backoff_factor", 0.5)
         if scale is not None:
             self._lowest = min(self._lowest, float(quiet(lambda _: scale(), None)) * float(back))
         self._most_in_a_row = MOST_IN_A_ROW
-        if scaler not in self._succeeded and (begin := float(getattr(scaler, "_init_scale", 0) or 0)) >= 2:
+        if not self._has_succeeded and (begin := float(getattr(scaler, "_init_scale", 0) or 0)) >= 2:
             self._most_in_a_row = max(MOST_IN_A_ROW, int(math.log2(begin)) - LEAST_BITS_LEFT)
         return first_step
 
     def alarm(self) -> str:
-        """Why skipping is no longer normal; empty while it is."""
+        """Say why skipping is abnormal; empty while it is normal."""
         if self._lowest < LEAST_SCALE:
             return f"the loss scale has fallen to {self._lowest:g}: gradients overflow at any scale"
         in_a_row = max((count for _, count in self._rows.values()), default=0)
@@ -199,7 +141,7 @@ class Scaling:
 
 @passes_on
 def _states_of(scaler: Any) -> Any:
-    """What a scaler of torch's knows of optimizers, by their ids, until its `update`."""
+    """What a scaler of torch's notes of optimizers, by their ids, until its `update`."""
     return getattr(scaler, "_per_optimizer_states", None)
 
 
@@ -217,42 +159,117 @@ def found_infinity(state: Any) -> bool:
 
 
 @passes_on
-def factors_of(losses: Any) -> list[torch.Tensor]:
-    """Single numbers that losses were multiplied by, in what was done to them last."""
-    factors, todo = list[torch.Tensor](), [*losses] if isinstance(losses, (tuple, list)) else [losses]
-    nodes: list[Any] = [getattr(one, "grad_fn", None) for one in todo]
-    for index, node in enumerate(nodes):
-        if type(node).__name__ not in LINEAR:
-            continue
-        if type(node).__name__ == PRODUCT:
-            try:
-                factor = node._saved_other
-            except RuntimeError:  # backward let go of it already
-                factor = None
-            if isinstance(factor, torch.Tensor) and factor.numel() == 1:
-                factors.append(factor)
-        if index < MOST_NODES:
-            nodes += [after for after, _ in node.next_functions]
-    return factors
+def found_infinity_of(scaler: Any, optimizer: Any) -> bool:
+    """Whether a scaler met infinities in the gradients of this optimizer, and has not forgotten it."""
+    return found_infinity((_states_of(scaler) or {}).get(id(optimizer)))
 
 
-def is_scale_of(scaler: Any, factors: list[torch.Tensor], *, copied: bool) -> bool:
-    """Whether one of these is this scaler's scale, or (lists of losses) a copy of it."""
-    scale = getattr(scaler, "_scale", None)
-    if not isinstance(scale, torch.Tensor):
-        return False
-    if any(factor.data_ptr() == scale.data_ptr() for factor in factors):
-        return True
-    return copied and any(
-        factor.dtype == scale.dtype and quiet(float, factor) == quiet(float, scale) for factor in factors
-    )
-
-
-def _nothing() -> None:
-    return None
-
-
+@passes_on
 def leaves_out(optimizer: Any) -> bool:
-    """Whether a scaler told this optimizer, which it runs in any case, to leave its update out."""
+    """Whether this optimizer, which a scaler runs in any case, was asked to leave its update out."""
     flag = getattr(optimizer, "found_inf", None)
     return isinstance(flag, torch.Tensor) and bool(flag)
+
+
+class Listener(Protocol):
+    """What follows scalers."""
+
+    def scaler_scales(self, scaler: Any) -> None:
+        """It is about to scale a loss."""
+
+    def scaler_begins(self, scaler: Any, optimizer: Any) -> None:
+        """Its `step` of this optimizer begins."""
+
+    def scaler_ended(self, scaler: Any, optimizer: Any, returned: bool) -> None:
+        """It has returned, or raised."""
+
+    def scaler_updates(self, scaler: Any) -> None:
+        """Its `update` begins, which forgets what it found."""
+
+
+class Scalers:
+    """Patches of `scale`, `step` and `update` of all scalers' classes, there while a guard lasts."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._lock, self._met = threading.RLock(), set[type[Any]]()
+        self._patches: list[tuple[type[Any], str, Call, Call]] = []  # class, name, its own function, ours
+
+    def add(self, listener: Listener, scaler: Any) -> None:
+        """Follow for this listener; `scaler` may be of a class that is none of torch's."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+            self._meet([*_kinds(), *([] if scaler is None else [type(scaler)])])
+
+    def remove(self, listener: Listener) -> None:
+        """A patch that another program made over ours stays."""
+        with self._lock:
+            self._listeners = tuple(held for held in self._listeners if held is not listener)
+            if self._listeners:
+                return
+            for kind, name, plain, patch in self._patches:
+                if vars(kind).get(name) is patch:
+                    setattr(kind, name, plain)
+            self._patches.clear()
+            self._met.clear()
+
+    def _meet(self, kinds: Iterable[type[Any]]) -> None:
+        make = {"scale": self._scale, "step": self._step, "update": self._update}
+        for kind in [base for scaler_class in kinds for base in scaler_class.__mro__]:
+            for name, patch in make.items() if kind not in self._met else ():
+                plain = vars(kind).get(name)
+                if isinstance(plain, FunctionType):
+                    patched = functools.wraps(plain)(not_traced(passes_on(patch(plain))))
+                    self._patches.append((kind, name, plain, patched))
+                    setattr(kind, name, patched)
+            self._met.add(kind)
+
+    def _scale(self, plain: Call) -> Call:
+        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            self._each("scaler_scales", scaler)
+            return plain(scaler, *args, **kwargs)
+
+        return scale
+
+    def _step(self, plain: Call) -> Call:
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            optimizer, returned = args[0] if args else kwargs.get("optimizer"), False
+            if type(scaler) not in self._met:  # its class came after the guard
+                with self._lock:
+                    self._meet([type(scaler)])
+            self._each("scaler_begins", scaler, optimizer)
+            try:
+                result = plain(scaler, *args, **kwargs)
+                returned = True
+            finally:
+                self._each("scaler_ended", scaler, optimizer, returned)
+            return result
+
+        return step
+
+    def _update(self, plain: Call) -> Call:
+        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            self._each("scaler_updates", scaler)
+            return plain(scaler, *args, **kwargs)
+
+        return update
+
+    @hidden
+    def _each(self, name: str, scaler: Any, *args: Any) -> None:
+        if not is_enabled(scaler):
+            return
+        with ExitStack() as stack:  # an exception of one listener keeps no other from its turn
+            for listener in self._listeners:
+                stack.callback(getattr(listener, name), scaler, *args)
+
+
+def _kinds() -> list[type[Any]]:
+    """The classes of torch's scalers, and all that inherit from them."""
+    kinds = [getattr(getattr(torch, "amp", None), "GradScaler", None), torch.cuda.amp.GradScaler]
+    classes: list[type[Any]] = [kind for kind in kinds if isinstance(kind, type)]
+    for kind in classes:
+        classes += kind.__subclasses__()
+    return classes
+
+
+scalers = Scalers()

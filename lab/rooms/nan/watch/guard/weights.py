@@ -10,27 +10,28 @@ used it, may be missed; `reads` says after how many updates they were read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.optim import LBFGS
 
-from lab.rooms.nan.watch.guard.state import WORDS, Event, StepState, owner
-from lab.rooms.nan.watch.guard.updates import (
-    Named,
-    State,
-    named_weights,
-    negative_squares,
-    parameters_of,
-    parts_of,
-    state_name,
-    state_tensors,
-    why_not_finite,
+from lab.rooms.nan.watch.guard.step import WORDS, Event, StepState, owner
+from lab.rooms.nan.watch.leaves import (
+    ORDINARY,
+    REAL,
+    Unseen,
+    all_plain,
+    as_counted,
+    is_unbuilt,
+    leaves,
+    quiet,
 )
-from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt, quiet
 from lab.rooms.nan.watch.shared import new_module
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
@@ -39,6 +40,11 @@ UNEXPLAINED = "its settings do not explain it: other code may have written the w
 CHANGED = "changed by something other than the optimizer since they were read last"
 UNUSED = "a forward or other code wrote it since it was read last, and no module has used it yet"
 VERSION = attrgetter("_version")
+Named = tuple[str, Tensor]
+State = tuple[int, str]  # the id of a weight, and what of it the optimizer keeps
+Label = TypeVar("Label")
+SHARED = 0  # in place of a weight's id: a state of all weights
+MOST_OF_ONE = 10_000  # tensors that are kept of one weight
 
 
 class Weights:
@@ -46,7 +52,7 @@ class Weights:
 
     def __init__(self, state: StepState, optimizers: list[Any]) -> None:
         self._state, self._model, self._count = state, state.model, state.count
-        self._headroom, self._on_gpu = state.headroom, state.on_gpu
+        self._headroom = state.headroom
         self.optimizers = optimizers  # those given to the guard
         self._references: dict[int, ref[Tensor]] = {}  # weights that have names, by id
         self.names: dict[int, str] = {}
@@ -95,7 +101,7 @@ class Weights:
 
     # Around an update
 
-    def before_update(self, parameters: list[Tensor]) -> None:
+    def enter(self, parameters: list[Tensor]) -> None:
         """Notice what other code has written since the last update."""
         versions_now, versions_after = versions_of(parameters), self.versions_after
         if versions_now == [*map(versions_after.get, map(id, parameters))]:
@@ -105,12 +111,12 @@ class Weights:
                 self._written_before_update.setdefault(id(parameter), self._state.step)
 
     @passes_on
-    def after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
+    def leave(self, optimizer: Any, parameters: list[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
         read_already = self._state.step == self._counted_in and not self._since_read
         self.updated_by(optimizer)
         if read_already or self.updates <= READ_FIRST or (self.updates - 1) % READ_EVERY == 0:
-            self._state.safely(self.read)
+            self._state.safely(self.look)
         self._note_versions(parameters)
 
     @hidden
@@ -157,9 +163,9 @@ class Weights:
         Then buffers are not judged: the forward that was bad may have written them.
         """
         if self._since_read:
-            self.read(late=self._state.now() if moment < 0 else moment - 0.25, buffers=moment < 0)
+            self.look(late=self._state.now() if moment < 0 else moment - 0.25, buffers=moment < 0)
 
-    def read(self, *, late: float = -1, buffers: bool = True) -> None:
+    def look(self, *, late: float = -1, buffers: bool = True) -> None:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
             self._updated_at, self._updated_step = self._state.now(), self._state.step
@@ -189,20 +195,10 @@ class Weights:
         ):
             wide = [index for index, (_, tensor) in enumerate(of) if tensor.dim()]  # no counts of steps
             if wide:
-                self._headroom.met_tensors(stage, [of[index][1].dtype for index in wide], stage_rows[wide, 4])
+                self._headroom.met(stage, [of[index][1].dtype for index in wide], stage_rows[wide, 4])
         if (rows[:, :3] > 0).any():
             self._judge_states(states, rows)
             self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
-        if late >= 0 or not self._on_gpu:
-            for label in negative_squares(states):
-                if label[1] != "sum" or self._is_of_adagrad(label[0]):
-                    name = state_name(label, self.names)
-                    self._event("opt_state", name, None, None, reason="a sum of squares is below zero")
-
-    def _is_of_adagrad(self, weight: int) -> bool:
-        """Whether what an optimizer calls `sum` is one of squares; others sum gradients (dual averaging)."""
-        kinds = (by for by in self._updated_by.values() if "adagrad" in type(by).__name__.lower())
-        return any(id(one) == weight for by in kinds for one in by.state)
 
     def _walk(self) -> Sequence[tuple[str, nn.Module]]:
         """All modules; those of last time if torch would have said that one came."""
@@ -274,11 +270,6 @@ class Weights:
         elif not self._since_read:
             stage = "weights_before"
             reason = "written by the program: no optimizer of torch has updated weights since they were read"
-        elif not reason and (grad := self._gradient_that_went_bad(name)) is not None:
-            stage, tensor, row = "clipped", grad, quiet(self._count, [grad])[0]
-            reason = (
-                "finite when it was counted: changed since by code that torch does not see (.data, numpy)"
-            )
         elif not reason:
             reason, unsure = self._span(), UNEXPLAINED
         self._event(stage, name, row, tensor, reason=reason, unsure=unsure)
@@ -287,15 +278,6 @@ class Weights:
         """Whether an optimizer that has updated since weights were read has this one, as far as is known."""
         optimizers, parameter = self._updated_by.values(), self.parameter(name)
         return not optimizers or any(one is parameter for by in optimizers for one in parameters_of(by))
-
-    def _gradient_that_went_bad(self, name: str) -> Tensor | None:
-        """The gradient that the last update used, if it is bad though all that was counted was finite."""
-        grad = getattr(self.parameter(name), "grad", None)
-        if grad is None or self._since_read != 1:
-            return None
-        parts = quiet(as_counted, grad)[0]
-        bad = [part for part, row in zip(parts, quiet(self._count, parts), strict=True) if row[:3].sum() > 0]
-        return bad[0] if bad else None
 
     def would_take_bad(self, parameters: Iterable[Tensor]) -> bool:
         """Whether an update of these weights would be by gradients that are bad."""
@@ -374,3 +356,81 @@ def versions_of(tensors: Sequence[Tensor]) -> list[int]:
         except RuntimeError:  # one was made in inference mode
             pass
     return [*map(version, tensors)]
+
+
+def state_tensors(optimizer: Any, unread: set[str] | None = None) -> Iterator[tuple[State, Tensor]]:
+    """Every state of an optimizer that is a tensor of floating or complex numbers, in containers too.
+
+    What is not looked into is added to `unread`, by its reason.
+    """
+    for parameter, state in list(getattr(optimizer, "state", {}).items()):
+        # LBFGS keeps what belongs to all weights with the first of them.
+        of = id(parameter) if isinstance(parameter, Tensor) and not isinstance(optimizer, LBFGS) else SHARED
+        states = leaves(state, "" if isinstance(parameter, Tensor) else str(parameter))
+        for met, (name, tensor) in enumerate(states):
+            if met >= MOST_OF_ONE or isinstance(tensor, Unseen):
+                reason = tensor.reason if isinstance(tensor, Unseen) else f"more than {MOST_OF_ONE} tensors"
+                if unread is not None:
+                    unread.add(f"{name} in an optimizer's state not looked into: {reason}")
+                if met >= MOST_OF_ONE:
+                    break
+            else:
+                yield (of, name), tensor
+
+
+def state_name(state: State, names: dict[int, str]) -> str:
+    """The weight's name, and what is kept of it."""
+    return f"{'all weights' if state[0] == SHARED else names.get(state[0], '?')}: {state[1]}"
+
+
+def parts_of(named: Iterable[tuple[Label, Tensor]]) -> list[tuple[Label, Tensor]]:
+    """The dense local parts of labelled tensors."""
+    named = list(named)
+    if named and all_plain([one for _, one in named]):
+        return named
+    return [(name, part) for name, tensor in named for part in quiet(as_counted, tensor)[0]]
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    return [one for group in getattr(optimizer, "param_groups", ()) for one in group.get("params", ())]
+
+
+def why_not_finite(optimizer: Any, parameter: Any) -> str:
+    """What makes an update of finite weights by finite gradients not finite, if it shows in the settings."""
+    for group in getattr(optimizer, "param_groups", ()):
+        if not any(one is parameter for one in group.get("params", ())):
+            continue
+        lr, eps = _number(group.get("lr")), _number(group.get("eps"))
+        if lr is not None and not math.isfinite(lr):
+            return f"the learning rate is {lr}"
+        if (decay := _number(group.get("weight_decay"))) is not None and not math.isfinite(decay):
+            return f"the weight decay is {decay}"
+        if eps is not None and isinstance(parameter, Tensor):
+            is_float = parameter.is_floating_point()
+            rounded = float(torch.tensor(eps, dtype=parameter.dtype)) if is_float else eps
+            if rounded == 0:
+                inside = "0" if eps == 0 else f"{eps:g}, which is 0 in {str(parameter.dtype)[6:]}"
+                return f"eps is {inside}: a second moment of zero divides by zero"
+    return ""
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Tensor):
+        return float(value.detach()) if value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def named_weights(modules: Iterable[tuple[str, nn.Module]]) -> list[Named]:
+    """Parameters and buffers of these modules by name, each tensor once."""
+    weights: dict[int, Named] = {}
+    for held in ("_parameters", "_buffers"):
+        for prefix, module in modules:
+            for name, tensor in getattr(module, held).items():
+                if tensor is not None:
+                    weights.setdefault(id(tensor), (f"{prefix}.{name}" if prefix else name, tensor))
+    if ORDINARY.issuperset(type(tensor) for _, tensor in weights.values()) and all(
+        tensor.dtype in REAL for _, tensor in weights.values()
+    ):
+        return [*weights.values()]
+    built = [(name, tensor) for name, tensor in weights.values() if not is_unbuilt(tensor)]
+    return [(name, tensor) for name, tensor in built if tensor.is_floating_point() or tensor.is_complex()]

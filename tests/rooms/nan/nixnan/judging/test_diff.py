@@ -13,13 +13,8 @@ def test_a_difference_is_judged_by_the_baselines_own_repeat(made):
     a, again, b = made(*A), made(*AGAIN), made(*B)
     result = diff(a, b, again)
     assert result["beyond_noise"] is True and (result["appeared_count"], result["vanished_count"]) == (30, 19)
-    assert result["in_noise_count"] == 1 and result["noise"]["flickering"] == 2
     assert diff(a, made(*A[1:]), again)["beyond_noise"] is False
     assert diff(a, b)["beyond_noise"] is None and "Not judged" in diff(a, b)["verdict"]
-    rows = {
-        row["category"]: (row["appeared"], row["vanished"], row["in_noise"]) for row in result["by_category"]
-    }
-    assert rows == {"attention": (0, 19, 1), "gemm": (30, 0, 0)}
     assert json.loads(json.dumps(result)) == result
 
 

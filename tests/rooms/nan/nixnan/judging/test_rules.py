@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.nan.nixnan.judging.summary import summary
+from lab.rooms.nan.nixnan.judging.causes import causes
+from lab.rooms.nan.nixnan.sites import instructions
 from tests.rooms.nan.nixnan import nixgen
 from tests.rooms.nan.nixnan.examples import BIRTH
 from tests.rooms.nan.nixnan.nixgen import error
@@ -135,6 +136,13 @@ RULES = {
 
 @pytest.mark.parametrize("lines, cause, confidence, benign", RULES.values(), ids=RULES)
 def test_the_cause_of(made, lines, cause, confidence, benign):
-    (row,) = summary(made(*lines))["causes"]
+    (row,) = causes(instructions(made(*lines)))
     assert (row["cause"], row["confidence"], row["benign"]) == (cause, confidence, benign), row
     assert row["evidence"][0]["raw"] in lines and row["evidence"][0]["line"] > len(nixgen.BANNER)
+
+
+def test_a_text_that_stands_for_several_instructions_is_less_sure(made):
+    product = "FMUL R1, R2, R3"
+    lines = [error("-infinity", product, operand=2), error("NaN", product), error("NaN", product)]
+    (row,) = causes(instructions(made(*lines)))
+    assert row["confidence"] == "medium" and "share this text" in row["why"]

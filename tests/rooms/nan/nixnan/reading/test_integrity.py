@@ -32,7 +32,7 @@ CASES = {
         "inconsistent",
         "-infinity",
     ),
-    "a killed run": (log(*LINES, end=False), "truncated", "no report"),
+    "a killed run": (log(*LINES, end=False), "truncated", "report is missing"),
     "a report that breaks off": (log(*LINES)[:-3], "truncated", "breaks off"),
     "a report without its lines": ([*BANNER, END, *report(LINES)], "inconsistent", "against"),
     "a line twice": ([*log(*LINES)[:6], LINES[0], *log(*LINES)[6:]], "inconsistent", "doubled"),

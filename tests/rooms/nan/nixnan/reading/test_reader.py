@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lab.errors import MissingError
-from lab.rooms.nan.nixnan.reading import blocks, reader
+from lab.rooms.nan.nixnan.reading import blocks, integrity, reader
 from lab.rooms.nan.nixnan.reading.bulk import counters
 from lab.rooms.nan.nixnan.reading.parse import parse
 from tests.rooms.nan.nixnan import nixgen
@@ -45,11 +45,10 @@ def same(found, plain) -> None:
 
 @pytest.fixture
 def small_limits(monkeypatch):
-    """Every way of the reader within some hundred lines: blocks, folds, overflow, files of hashes."""
+    """Every way of the reader within some hundred lines: blocks, folds, overflow, counts by numpy."""
     for name, value in {"BULK_BYTES": 1500, "SITE_LIMIT": 20, "_MEMO_LINES": 16}.items():
         monkeypatch.setattr(reader, name, value)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 700)
-    monkeypatch.setattr(counters, "_HELD_HASHES", 64)
     monkeypatch.setattr(counters, "_COUNTED_AT_A_TIME", 50)
 
 
@@ -70,7 +69,7 @@ def test_fast_and_plain_agree_on_any_log(tmp_path, small_limits, seed, lines, re
     same(parse(path), nixgen.plain(path))
 
 
-def test_fast_and_plain_agree_where_every_line_is_the_usual_one(tmp_path, small_limits):
+def test_fast_and_plain_agree_where_every_line_is_the_usual_one(tmp_path, small_limits, monkeypatch):
     draw = random.Random(3)
     text = [
         nixgen.error(
@@ -85,6 +84,9 @@ def test_fast_and_plain_agree_where_every_line_is_the_usual_one(tmp_path, small_
     found = parse(path)
     same(found, nixgen.plain(path))
     assert len(found.sites) < found.site_count and any("not listed" in reason for reason in found.reasons)
+    monkeypatch.setattr(reader, "FURTHER_LIMIT", 5)
+    monkeypatch.setattr(integrity, "FURTHER_LIMIT", 5)
+    assert any("at least 5 further sites" in reason for reason in parse(path).reasons)
 
 
 def test_the_line_shown_of_a_site_stands_where_it_says(tmp_path, monkeypatch):

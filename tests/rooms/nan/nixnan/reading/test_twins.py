@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from lab.rooms.nan.nixnan.judging.summary import summary
+from lab.rooms.nan.nixnan.judging.rows import function_rows
+from lab.rooms.nan.nixnan.sites import instructions
 from tests.rooms.nan.nixnan.examples import REPEATED, TWINS
 from tests.rooms.nan.nixnan.nixgen import error
 
 
 def test_a_device_function_that_repeats_a_kernel_is_counted_once_and_said(made):
     found = made(*TWINS, *REPEATED)
-    result = summary(found)
-    assert result["twins"] == [
-        {"function": "__cuda_sm70_shflsync_down_p", "same_as": "void kgemm_4bit_inference_naive", "sites": 5}
-    ]
-    (row,) = result["kernels"]
-    assert (row["sites"], row["lines"], row["repeated_lines"]) == (5, 5, 5)
+    assert found.twins == {"__cuda_sm70_shflsync_down_p": "void kgemm_4bit_inference_naive"}
+    (row,) = function_rows(found, instructions(found))
+    assert (row["sites"], row["lines"]) == (5, 5)
     assert (
         found.categories == {"quantized gemm": 10}
         and found.site_count == 10

@@ -72,7 +72,7 @@ def test_trainer_is_guarded_from_begin_to_end(hugging_face):
     callback = hugging_face()
     assert callback.guard is None
     Trainer(model(), callback, accumulate=2).train()
-    assert callback.guard.clean and callback.guard.step == 6 and not patched()
+    assert callback.guard.status == "clean" and callback.guard.step == 6 and not patched()
 
 
 def test_trainer_gets_the_first_producer(hugging_face):
@@ -88,7 +88,7 @@ def test_a_second_training_has_a_guard_of_its_own(hugging_face):
     trainer.train()
     before = callback.guard
     trainer.train(bad_at=2)
-    assert callback.guard is not before and before.clean and callback.guard.first.step == 2
+    assert callback.guard is not before and before.status == "clean" and callback.guard.first.step == 2
 
 
 def test_raising_through_trainer_leaves_no_patch(hugging_face):
@@ -163,7 +163,7 @@ def fit(module, callback, *, scaler=None, bad_at=None, fails=None):
 def test_lightning_is_guarded_from_begin_to_end(lightning):
     callback = lightning()
     fit(model(), callback)
-    assert callback.guard.clean and callback.guard.step == 6 and not patched()
+    assert callback.guard.status == "clean" and callback.guard.step == 6 and not patched()
     fit(model(), callback, bad_at=2)
     assert (callback.guard.first.module, callback.guard.first.step) == ("1", 2)
 
@@ -174,7 +174,7 @@ def test_lightnings_scaler_is_the_guards(lightning):
     )
     callback = lightning()
     fit(model(), callback, scaler=scaler)
-    assert callback.guard.scaling.scaler is scaler
+    assert callback.guard.training.scaling.scaler is scaler
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 
 from lab import nan  # noqa: E402
 from lab.rooms.nan.watch.count import plain_counts  # noqa: E402
-from lab.rooms.nan.watch.guard import gradients  # noqa: E402
+from lab.rooms.nan.watch.guard import gradients as collecting  # noqa: E402
 from lab.rooms.nan.watch.guard.gradients import Collector  # noqa: E402
-from lab.rooms.nan.watch.guard.state import StepState  # noqa: E402
+from lab.rooms.nan.watch.guard.step import StepState  # noqa: E402
 
 pytestmark = pytest.mark.torch
 KB, NAN = 1 << 10, float("nan")
@@ -21,7 +21,7 @@ KB, NAN = 1 << 10, float("nan")
 @pytest.fixture
 def counted(monkeypatch):
     """(a collector with room for one KiB, the number of tensors of each count that it begins)"""
-    monkeypatch.setattr(gradients, "LEAST_BUDGET", KB)
+    monkeypatch.setattr(collecting, "LEAST_BUDGET", KB)
     counts: list[int] = []
 
     def count(tensors):
@@ -55,19 +55,19 @@ def test_a_gpu_may_hold_a_small_part_of_what_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 << 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 << 30)
     gpu = torch.device("cuda", 0)
-    assert gradients._budget(gpu) == (16 << 30) // 64
+    assert collecting._budget(gpu) == (16 << 30) // 64
     free["driver"] = 1 << 50
-    assert gradients._budget(gpu) == 1 << 30
+    assert collecting._budget(gpu) == 1 << 30
     free["driver"] = -(8 << 30)
-    assert gradients._budget(gpu) == 64 << 20
-    assert gradients._budget(torch.device("cpu")) == 64 << 20
+    assert collecting._budget(gpu) == 64 << 20
+    assert collecting._budget(torch.device("cpu")) == 64 << 20
 
 
 @pytest.mark.skipif(
     not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"), reason="torch without such hooks"
 )
 def test_gradients_that_the_program_frees_inside_of_backward_are_let_go_of(monkeypatch):
-    monkeypatch.setattr(gradients, "LEAST_BUDGET", KB)
+    monkeypatch.setattr(collecting, "LEAST_BUDGET", KB)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
     alive: list[weakref.ref] = []
     most = 0
@@ -85,7 +85,7 @@ def test_gradients_that_the_program_frees_inside_of_backward_are_let_go_of(monke
             parameter.register_post_accumulate_grad_hook(update)
         for _ in range(2):
             model(torch.ones(2, 64)).sum().backward()
-    assert guard.status == "clean" and guard.seen["param_grads"] == 32
+    assert guard.status == "clean" and guard.training.state.looked_at["param_grads"] == 32
     assert most <= 3, "16 gradients of 16 KiB each, and room for one KiB"
 
 

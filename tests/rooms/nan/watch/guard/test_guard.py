@@ -14,8 +14,8 @@ from torch import nn  # noqa: E402
 from lab import nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
-from lab.rooms.nan.watch.guard import state as state_module  # noqa: E402
-from lab.rooms.nan.watch.guard.state import Event, GuardStep, corrected, first_of  # noqa: E402
+from lab.rooms.nan.watch.guard import step as state_module  # noqa: E402
+from lab.rooms.nan.watch.guard.step import Event, GuardStep, corrected, first_of  # noqa: E402
 from lab.rooms.nan.watch.shared import before_update  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
@@ -26,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 
 def steps_of(model, g, spoil=None, steps=4):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    g.weights.optimizers.append(optimizer)
+    g.training.weights.optimizers.append(optimizer)
     with g:
         for step in range(steps):
             optimizer.zero_grad()
@@ -92,7 +92,7 @@ def counted_as_on_a_gpu(monkeypatch, looked=lambda: None):
 
 def guard_as_on_a_gpu(model, *args, **more):
     g = nan.guard(model, *args, counter="plain", **more)
-    g.state.on_gpu, g.watch._device = True, torch.device("cuda", 0)
+    g.training.state.on_gpu, g.training.watch._device = True, torch.device("cuda", 0)
     return g
 
 
@@ -104,13 +104,15 @@ def test_a_clean_forward_on_a_gpu_is_taken_at_the_update(monkeypatch):
         for _ in range(4):
             optimizer.zero_grad()
             loss = model(x(8, 4)).square().mean()
-            waited.append(g.watch.waits)
+            waited.append(g.training.watch.waits)
             loss.backward()
             optimizer.step()
-            waited.append(g.watch.waits)
+            waited.append(g.training.watch.waits)
         model(x(8, 4))
-    assert waited == [True, False] * 4 and g.watch.forwards == 5
-    assert g.status == "clean" and not g.failed and ("activation", "float32") in g.headroom.peaks
+    assert waited == [True, False] * 4 and g.training.watch.forwards == 5
+    assert (
+        g.status == "clean" and not g.training.state.failed and ("activation", "float32") in g.headroom.peaks
+    )
 
 
 def test_weights_that_backward_ruins_are_no_cause_of_the_bad_forward_before_it(monkeypatch):
@@ -157,13 +159,13 @@ def test_a_forward_may_hold_more_once_it_is_known_what_memory_stays_free(monkeyp
     model = small()
     optimizer, budgets = torch.optim.SGD(model.parameters(), lr=1e-3), []
     with guard_as_on_a_gpu(model, optimizer) as g:
-        least = g.watch.budget_bytes
+        least = g.training.watch.budget_bytes
         for _ in range(70):
             model(x(8, 4)).square().mean().backward()
             optimizer.step()
-            budgets.append(g.watch.budget_bytes)
+            budgets.append(g.training.watch.budget_bytes)
             free["bytes"] = 40 << 30 if len(budgets) < 5 else 1 << 20
-    assert g.status == "clean" and not g.failed
+    assert g.status == "clean" and not g.training.state.failed
     assert budgets[:2] == [least] * 2 and budgets[69] == least < budgets[10]
 
 
@@ -172,8 +174,10 @@ def test_clean_gradients_on_a_gpu_are_taken_before_weights_are_read_and_bad_ones
     model, waited = small(), []
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     g = guard_as_on_a_gpu(model, optimizer)
-    read = g.weights.read
-    monkeypatch.setattr(g.weights, "read", lambda **more: (waited.append(g.collector.waits), read(**more)))
+    read = g.training.weights.look
+    monkeypatch.setattr(
+        g.training.weights, "look", lambda **more: (waited.append(g.training.collector.waits), read(**more))
+    )
     with g:
         for number in range(3):
             optimizer.zero_grad()
@@ -229,13 +233,13 @@ def test_a_scaler_that_looks_for_its_scale_is_no_alarm():
 @pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for a CPU")
 def test_a_scaler_that_never_succeeds_is_an_alarm():
     g = scaled(lambda model, step: model[0].weight.grad.fill_(INF), steps=8)
-    assert g.status == "bad" and "left out the last" in g.scaling.alarm()
+    assert g.status == "bad" and "left out the last" in g.training.scaling.alarm()
 
 
 def test_a_guard_that_saw_nothing_is_not_clean():
     with nan.guard(small()) as g:
         pass
-    assert g.status == "nothing-seen" and not g.clean
+    assert g.status == "nothing-seen" and g.status != "clean"
 
 
 def test_a_model_that_is_called_behind_the_guards_back_is_partly_seen():
@@ -282,13 +286,13 @@ def test_a_replay_gives_back_buffers_gradients_and_random_numbers():
 
     def spied(*args):
         guard = nan.guard(*args, on_bad="replay")
-        replay = guard.reactions._replay
+        replay = guard.training.reactions._replay
 
         def spy(step):
             replay(step)
             seen.setdefault("after", (torch.get_rng_state(), [one.clone() for one in model.buffers()]))
 
-        guard.reactions._replay = spy
+        guard.training.reactions._replay = spy
         return guard
 
     g = loop(model, switch, spied, between=note)
@@ -315,9 +319,13 @@ def test_a_fault_that_a_replay_does_not_show_again_is_called_so():
 def test_a_failure_inside_the_guard_is_a_note_and_never_clean():
     model = small()
     g = nan.guard(model)
-    g.borders.attach = lambda *_: 1 / 0
+    g.training.borders.enter = lambda *_: 1 / 0
     steps_of(model, g)
-    assert g.status == "partly-seen" and g.failed > 0 and any("ZeroDivisionError" in note for note in g.notes)
+    assert (
+        g.status == "partly-seen"
+        and g.training.state.failed > 0
+        and any("ZeroDivisionError" in note for note in g.notes)
+    )
 
 
 def test_the_first_event_is_by_time_and_in_one_moment_by_stage():
@@ -358,7 +366,7 @@ def test_a_dispatch_mode_of_the_program_sees_no_operator_of_the_guards():
                 return mode.operators
             with nan.guard(model, optimizer) as g:
                 loop_of(model, optimizer)
-                assert g.status == "clean" and not g.failed
+                assert g.status == "clean" and not g.training.state.failed
         return mode.operators
 
     def loop_of(model, optimizer):
@@ -389,7 +397,11 @@ def test_a_reaction_at_the_end_of_the_block_passes_and_leaves_nothing(on_bad, ki
         nn.init.constant_(model.weight, float("nan"))
         if own:
             raise KeyError("the program's")
-    assert (nn.Module.__call__, torch.autograd.backward) == plain and g.ended and g.failed == 0
+    assert (
+        (nn.Module.__call__, torch.autograd.backward) == plain
+        and g.training.state.ended
+        and g.training.state.failed == 0
+    )
     assert g.first.stage == ("weights_before" if before_update.exists else "weights_after")
 
 
@@ -400,7 +412,7 @@ def test_what_a_reaction_raises_after_an_update_passes():
     with pytest.raises(Stops), nan.guard(model, optimizer, on_bad=stops) as g:
         model(torch.ones(2, 4)).mean().backward()
         optimizer.step()
-    assert g.failed == 0 and g.first.stage == "weights_after"
+    assert g.training.state.failed == 0 and g.first.stage == "weights_after"
 
 
 @pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")

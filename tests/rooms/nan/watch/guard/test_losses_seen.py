@@ -120,6 +120,6 @@ def test_the_operator_of_a_loss_made_outside_the_model_is_named_with_its_line(ki
 def test_recording_a_loss_leaves_the_weights_equal_bit_by_bit():
     def run(on_bad):
         guard = train(lambda y, is_on: F.mse_loss(y, torch.ones(5, 3)), on_bad=on_bad)
-        return [p.detach().clone() for p in guard.model.parameters()]
+        return [p.detach().clone() for p in guard.training.state.model.parameters()]
 
     assert all(map(torch.equal, run("keep"), run("replay")))

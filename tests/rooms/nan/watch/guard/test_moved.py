@@ -103,8 +103,8 @@ def test_a_weight_that_takes_the_place_of_another_in_memory_is_hooked_and_has_it
             step(model)
             optimizer.step()
             names = {id(one): name for name, one in model.named_parameters()}
-            assert {key: g.weights.names[key] for key in names} == names
+            assert {key: g.training.weights.names[key] for key in names} == names
             again += len(names.keys() & before)
             before |= names.keys()
-        assert again and g.seen["param_grads"] == 20 * 4
-    assert g.clean
+        assert again and g.training.state.looked_at["param_grads"] == 20 * 4
+    assert g.status == "clean"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -50,7 +48,9 @@ def test_a_fused_optimizer_runs_and_leaves_its_update_out(kind, given, unscales)
             scaler.step(optimizer)
             scaler.update()
         assert g.status == "clean", g.sentence()
-    assert g.clean and g.step == 20 and g.skipped_steps >= 3 and g.scaling.scaler is scaler
+    assert (
+        g.status == "clean" and g.step == 20 and g.skipped_steps >= 3 and g.training.scaling.scaler is scaler
+    )
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -67,7 +67,7 @@ def test_one_of_two_optimizers_may_be_left_out(first):
             for one in optimizers:
                 scaler.step(one)
             scaler.update()
-    assert g.clean and g.skipped_steps == 2, g.sentence()
+    assert g.status == "clean" and g.skipped_steps == 2, g.sentence()
 
 
 def test_one_of_two_optimizers_that_is_left_out_again_and_again_is_an_alarm():
@@ -101,43 +101,8 @@ def test_a_scaler_that_two_models_share_leaves_out_nothing_of_the_one_that_waits
                 scaler.scale(judged.mean()).backward()
                 scaler.step(optimizer)
                 scaler.update()
-    assert g.clean and h.clean, (g.sentence(), h.sentence())
+    assert g.status == "clean" and h.status == "clean", (g.sentence(), h.sentence())
     assert (g.step, h.step, g.skipped_steps, h.skipped_steps) == (30, 240, 0, 0)
-
-
-def test_a_scale_that_grows_often_is_left_out_as_often():
-    model = small()
-    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", 2.0**120, growth_interval=9)
-    with nan.guard(model, optimizer, scaler) as g:
-        for _ in range(250):
-            optimizer.zero_grad()
-            scaler.scale(loss_of(model)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    assert g.clean and g.skipped_steps > 0.05 * 250, g.sentence()
-
-
-def backward(losses, scaler, how):
-    if how == "divided":
-        (scaler.scale(losses[0]) / 2).backward()
-    elif how == "sum":
-        sum(map(scaler.scale, losses)).backward()
-    else:
-        torch.autograd.backward(scaler.scale(losses))
-
-
-@pytest.mark.parametrize("how", ["divided", "sum", "list"])
-def test_a_scaler_is_found_by_a_loss_that_was_changed_after_it_was_scaled(how):
-    gc.collect()  # scalers of other trainings
-    model = small()
-    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", HIGH)
-    with nan.guard(model, optimizer) as g:
-        for _ in range(20):
-            optimizer.zero_grad()
-            backward([loss_of(model), loss_of(model)], scaler, how)
-            scaler.step(optimizer)
-            scaler.update()
-    assert g.clean and g.skipped_steps >= 3, g.sentence()
 
 
 def test_the_first_step_of_a_row_that_is_an_alarm_is_the_first_that_was_bad():

@@ -26,7 +26,7 @@ def run(name, **options):
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_first_producer_is_right_or_unknown_with_its_reason(name):
     g, fault = run(name), FAULTS[name]
-    assert g.status == "bad" and g.failed == 0, (g.status, g.notes, g.not_seen())
+    assert g.status == "bad" and g.training.state.failed == 0, (g.status, g.notes, g.not_seen())
     first = g.first
     if first.unsure:
         old = not hasattr(torch._C, "_current_autograd_node") and "this torch does not tell" in first.unsure
@@ -46,7 +46,7 @@ def test_the_first_producer_is_right_or_unknown_with_its_reason(name):
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.op])
 def test_a_replay_names_the_operator_and_the_line(name):
     g, fault = run(name, on_bad="replay"), FAULTS[name]
-    assert g.status == "bad" and g.failed == 0, g.notes
+    assert g.status == "bad" and g.training.state.failed == 0, g.notes
     first = g.first
     assert first.op is not None, first.op_missing
     # What a module's own code made in forward, and swallowed, came before the gradient that shows it.

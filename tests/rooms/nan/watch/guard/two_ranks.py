@@ -97,16 +97,16 @@ def main():
                 g, _ = train(wrap, how, 1, True, on_bad)
                 say(wrap, how, g, on_bad=on_bad)
                 if on_bad == "keep":
-                    from lab.rooms.nan.watch.guard.record import write
+                    from lab.rooms.nan.watch.guard.guard import write
 
-                    write(g, f"{out}/{wrap.__name__}_{how}")
+                    write(g, f"{out}/{wrap.__name__}_{how}", 0)
     dist.destroy_process_group()
 
 
 def say(wrap, how, g, **more):
     first = g.first
     found = {"wrap": wrap.__name__, "how": how, "rank": dist.get_rank(), "status": g.status}
-    found |= {"failed": g.failed, "notes": g.notes + g.watch.notes}
+    found |= {"failed": g.training.state.failed, "notes": g.notes + g.training.watch.notes}
     if first is not None:
         op = first.op.name if first.op else first.op_missing
         found |= {"stage": first.stage, "module": first.module, "step": first.step, "op": op}

@@ -448,7 +448,7 @@ def _eps(guard):
     return loop(model, Switch(), guard, optimizer=optimizer, loss=lambda out: (out * 0).sum())
 
 
-@fault("negative second moment", "opt_state", "0", step=None)
+@fault("negative second moment", "weights_after", "0", step=None, unknown_allowed=True)
 def _moment(guard):
     def spoil(model, optimizer):
         optimizer.state[model[0].weight]["exp_avg_sq"].fill_(-1e3)

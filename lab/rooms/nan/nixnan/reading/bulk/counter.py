@@ -20,7 +20,7 @@ from lab.rooms.nan.nixnan.reading.bulk.scanner import (
     LABEL_RANGE,
     OPERAND_RANGE,
     UNPRINTED,
-    PlainScanner,
+    Scanner,
     Usual,
 )
 
@@ -36,18 +36,27 @@ class BulkCounter:
     """
 
     def __init__(
-        self, sites: list[tuple[str, str, int | None]], functions: list[str], function_limit: int
+        self,
+        sites: list[tuple[str, str, int | None]],
+        functions: list[str],
+        function_limit: int,
+        further_limit: int,
     ) -> None:
-        self._scanner = PlainScanner()
+        self._scanner = Scanner()
         self._sites, self._functions, self._opcodes = Index(), Index(), Index()
-        self.function_names, self.opcode_names, self._limit = list(functions), list[str](), function_limit
-        self._sites.add(hashes_of_sites(sites))
+        self._function_names, self._opcode_names = functions, list[str]()
+        self._function_limit = function_limit
+        self._sites.add(_hashes_of_sites(sites))
         self._functions.add(hashes_of([name.encode() for name in functions]))
-        self.distinct = Distinct()
+        self.further = Distinct(further_limit)
         self._listed, self._by_function, self._cells = Tally(), Tally(), Tally()
 
+    def add_sites(self, sites: list[tuple[str, str, int | None]]) -> None:
+        """Count sites that are not in the table and were read by their pattern."""
+        self.further.add(_hashes_of_sites(sites))
+
     def take(self, text: bytes) -> tuple[int, list[int]] | None:
-        """Count the usual ones of whole lines: (number of lines, numbers of the lines left to be read).
+        """Count the usual ones of whole lines: (how many, numbers of the lines left to be read).
 
         None if all are left.
         """
@@ -63,11 +72,11 @@ class BulkCounter:
         label_kinds = lines.label * KIND_RANGE + lines.kinds
         if listed.any():
             self._listed.add((row * (LABEL_RANGE * KIND_RANGE) + label_kinds)[listed])
-        self.distinct.add(sites[~listed])
+        self.further.add(sites[~listed])
         self._by_function.add(self._function_rows(text, lines) * KIND_RANGE + lines.kinds)
         opcodes = self._opcode_rows(text, lines)
         self._cells.add((opcodes * OPERAND_RANGE + lines.operand) * (LABEL_RANGE * KIND_RANGE) + label_kinds)
-        return len(lines.kinds) + len(unusual), unusual.tolist()
+        return len(lines.kinds), unusual.tolist()
 
     def listed(self) -> Iterator[tuple[int, str, tuple[str, ...], int]]:
         """(row of the table of sites, label, kinds, lines)"""
@@ -76,17 +85,11 @@ class BulkCounter:
             row, label = divmod(cell, LABEL_RANGE)
             yield row, TYPES[label], KIND_SETS[kinds], count
 
-    def by_function(self) -> Iterator[tuple[str | None, dict[tuple[str, ...], int]]]:
-        """(function, None for those beyond the limit; kinds -> lines)"""
-        codes, counts = self._by_function.counts()
-        if not len(codes):
-            return
-        rows, starts = np.unique(codes // KIND_RANGE, return_index=True)
-        kinds = [KIND_SETS[kind] for kind in (codes % KIND_RANGE).tolist()]
-        lines, row_starts = counts.tolist(), starts.tolist()
-        names = [*self.function_names, None]  # row -1 is beyond the limit
-        for row, start, end in zip(rows.tolist(), row_starts, [*row_starts[1:], len(kinds)], strict=True):
-            yield names[row], dict(zip(kinds[start:end], lines[start:end], strict=True))
+    def by_function(self) -> Iterator[tuple[str | None, tuple[str, ...], int]]:
+        """(function, None for those beyond the limit; kinds, lines)"""
+        for code, count in self._by_function.items():
+            row, kinds = divmod(code, KIND_RANGE)
+            yield self._function_names[row] if row >= 0 else None, KIND_SETS[kinds], count
 
     def cells(self) -> Iterator[tuple[str, int, str, tuple[str, ...], int]]:
         """(opcode, operand, label, kinds, lines)"""
@@ -95,7 +98,7 @@ class BulkCounter:
             cell, label = divmod(cell, LABEL_RANGE)
             opcode, operand = divmod(cell, OPERAND_RANGE)
             yield (
-                self.opcode_names[opcode] if opcode >= 0 else OTHER_OPCODES,
+                self._opcode_names[opcode] if opcode >= 0 else OTHER_OPCODES,
                 operand,
                 TYPES[label],
                 KIND_SETS[kinds],
@@ -106,16 +109,17 @@ class BulkCounter:
         def name(line: int) -> str:
             return _text(text, lines.function, line)
 
-        return _rows_with_new(self._functions, self.function_names, self._limit, lines.function_hashes, name)
+        names, limit = self._function_names, self._function_limit
+        return _rows_with_new(self._functions, names, limit, lines.function_hashes, name)
 
     def _opcode_rows(self, text: bytes, lines: Usual) -> Places:
         def name(line: int) -> str:
             return opcode_of(_text(text, lines.sass, line))
 
-        return _rows_with_new(self._opcodes, self.opcode_names, OPCODE_LIMIT, lines.opcode_hashes, name)
+        return _rows_with_new(self._opcodes, self._opcode_names, OPCODE_LIMIT, lines.opcode_hashes, name)
 
 
-def hashes_of_sites(sites: list[tuple[str, str, int | None]]) -> Hashes:
+def _hashes_of_sites(sites: list[tuple[str, str, int | None]]) -> Hashes:
     """The hashes of sites (function, sass, operand) that are in no block."""
     functions, sass = (hashes_of([site[part].encode() for site in sites]) for part in (0, 1))  # type: ignore[union-attr]
     return site_hashes(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from typing import IO
 
 import numpy as np
 
-from lab.errors import writing
 from lab.rooms.nan.nixnan.reading.bulk.hashing import Hashes, Places
 
 _COUNTED_AT_A_TIME = 1 << 19
-_HELD_HASHES = 1 << 21  # 16 MiB, before they go to a file
 
 
 class Index:
@@ -74,12 +70,8 @@ class Tally:
             self._count()
 
     def items(self) -> Iterator[tuple[int, int]]:
-        return zip(*(column.tolist() for column in self.counts()), strict=True)
-
-    def counts(self) -> tuple[Places, Places]:
-        """The numbers (n,) in order, and how often each came."""
         self._count()
-        return self._codes, self._counts
+        return zip(self._codes.tolist(), self._counts.tolist(), strict=True)
 
     def _count(self) -> None:
         codes, counts = np.unique(np.concatenate([*self._held, self._codes[:0]]), return_counts=True)
@@ -92,61 +84,24 @@ class Tally:
 
 
 class Distinct:
-    """The exact number of distinct hashes, in bounded memory: beyond some millions they go to a file."""
+    """The number of distinct hashes, up to a limit: in bounded memory."""
 
-    _PIECES = 64
-
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self._held: list[Hashes] = []
-        self._size = 0
-        self._file: IO[bytes] | None = None
-        self._runs: list[int] = []
+        self._size, self._limit = 0, limit
 
     def add(self, hashes: Hashes) -> None:
         self._held.append(hashes)
         self._size += len(hashes)
-        if self._size > _HELD_HASHES:
-            self._held = [self._merged()]
-            self._size = len(self._held[0])
-            if self._size > _HELD_HASHES // 2:
-                self._spill()
+        if self._size > 2 * self._limit:
+            self.count()
 
     def count(self) -> int:
-        if self._file is None:
-            return len(self._merged())
-        self._spill()
-        return sum(len(_sorted_once(np.concatenate(parts))) for parts in self._slices(self._file))
-
-    def _merged(self) -> Hashes:
-        return _sorted_once(np.concatenate([*self._held, np.empty(0, np.uint64)]))
-
-    def _spill(self) -> None:
-        run = self._merged()
-        with writing(tempfile.gettempdir()):
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="lab-sites-")  # noqa: SIM115
-            self._file.write(run.tobytes())
-            self._file.flush()
-        self._runs.append(len(run))
-        self._held, self._size = [], 0
-
-    def _slices(self, file: IO[bytes]) -> Iterator[list[Hashes]]:
-        """All runs, cut at the same hashes: one piece of each at a time."""
-        offsets = np.cumsum([0, *self._runs])
-        spilled = np.memmap(file, np.uint64, "r", shape=(int(offsets[-1]),))
-        runs = [spilled[offsets[n] : offsets[n + 1]] for n in range(len(self._runs))]
-        limits = np.arange(1, self._PIECES, dtype=np.uint64) * np.uint64(2**64 // self._PIECES)
-        cuts = [[0, *np.searchsorted(run, limits).tolist(), len(run)] for run in runs]
-        for piece in range(self._PIECES):
-            yield [run[cut[piece] : cut[piece + 1]] for run, cut in zip(runs, cuts, strict=True)]
-
-
-def _sorted_once(hashes: Hashes) -> Hashes:
-    """Each hash once, in order.
-
-    Sorts in place; np.unique would build a hash table several times the size.
-    """
-    hashes.sort()
-    is_first = np.ones(len(hashes), bool)
-    np.not_equal(hashes[1:], hashes[:-1], out=is_first[1:])
-    return hashes[is_first]
+        hashes = np.concatenate([*self._held, np.empty(0, np.uint64)])
+        hashes.sort()
+        is_first = np.ones(len(hashes), bool)
+        # np.unique would build a hash table of several times the size
+        np.not_equal(hashes[1:], hashes[:-1], out=is_first[1:])
+        self._held = [hashes[is_first][: self._limit]]
+        self._size = len(self._held[0])
+        return self._size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,23 +61,20 @@ class Usual(NamedTuple):
     opcode_hashes: Hashes
 
 
-class Scanner(Protocol):
-    """Finds the usual error lines of texts, of which each line ends with \n."""
+class Scanner:
+    """Finds the usual error lines of texts, of which each line ends with \\n.
+
+    It reuses two buffers for all texts: making them costs more than using them.
+    """
+
+    def __init__(self) -> None:
+        self._mark, self._next_mark = np.empty(_PIECE, bool), np.empty(_PIECE, bool)
 
     def usual(self, text: bytes) -> tuple[Usual, Places] | None:
         """The usual lines, and the numbers (from 0) of the other lines.
 
         None for a text to be read line by line: some line holds nixnan's prefix twice, or not at its start.
         """
-
-
-class PlainScanner:
-    """In numpy. It reuses two buffers for all texts: making them costs more than using them."""
-
-    def __init__(self) -> None:
-        self._mark, self._next_mark = np.empty(_PIECE, bool), np.empty(_PIECE, bool)
-
-    def usual(self, text: bytes) -> tuple[Usual, Places] | None:
         block = Block(text + PAD)
         marks = self._marks(block.octets)
         line_ends = np.flatnonzero(block.octets[marks] == 10)

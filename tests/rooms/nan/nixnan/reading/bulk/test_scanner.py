@@ -6,7 +6,7 @@ import random
 
 from lab.rooms.nan.nixnan.grammar import TYPES, Event, read_line
 from lab.rooms.nan.nixnan.opcodes import opcode_of
-from lab.rooms.nan.nixnan.reading.bulk.scanner import KIND_SETS, UNPRINTED, PlainScanner
+from lab.rooms.nan.nixnan.reading.bulk.scanner import KIND_SETS, UNPRINTED, Scanner
 from tests.rooms.nan.nixnan import nixgen
 
 # Each is a usual line but for one thing, or is nearly not one.
@@ -84,7 +84,7 @@ def assert_read_as_by_pattern(text):
     """Every usual line of the text, as `read_line` reads it; returns how many there are."""
     if not text.isascii() or any(octet in text for octet in UNPRINTED):
         return 0
-    if (found := PlainScanner().usual(text)) is None:
+    if (found := Scanner().usual(text)) is None:
         return 0
     usual, others = found
     lines = text.split(b"\n")[:-1]
@@ -119,7 +119,7 @@ def test_one_opcode_has_one_hash():
     text = block([*EDGES, *(nixgen.varied(chance, 9) for _ in range(300))])
     lines = [line for line in text.split(b"\n")[:-1] if line.count(b"#nixnan") <= 1]
     text = b"".join(line + b"\n" for line in lines)
-    usual, _ = PlainScanner().usual(text)
+    usual, _ = Scanner().usual(text)
     sass = [text[a:b].decode() for a, b in zip(usual.sass.start, usual.sass.end, strict=True)]
     by_hash = {}
     for one, hash_ in zip(sass, usual.opcode_hashes.tolist(), strict=True):

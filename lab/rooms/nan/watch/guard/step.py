@@ -1,11 +1,12 @@
-"""The state of a guarded training: which step runs, the events of each, and what failed in the guard."""
+"""The state of one model's training, which all stages read and write: which step runs, what was bad in it."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,96 @@ from torch import Tensor, nn
 
 from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
 from lab.rooms.nan.watch.count import Counter
-from lab.rooms.nan.watch.guard.headroom import Headroom
-from lab.rooms.nan.watch.guard.record import strategy_of
 from lab.rooms.nan.watch.guard.scaling import Scaling
-from lab.rooms.nan.watch.modules import Modules
+from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError
+
+CLASS = {
+    "forward": "activation",
+    "act_grads": "gradient",
+    "param_grads": "gradient",
+    "weights_after": "weight",
+    "opt_state": "optimizer",
+}
+FIRST_STEPS = 32
+
+
+class Headroom:
+    """Follows the largest magnitude of each class; where it costs extra, every `interval` steps or never."""
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.peaks: dict[tuple[str, str], float] = {}  # (class, dtype) -> largest magnitude so far
+
+    def is_due(self, step: int) -> bool:
+        """Whether largest magnitudes are counted in this step, where they cost extra: at first in each."""
+        return bool(self.interval) and (step < FIRST_STEPS or step % max(1, self.interval // 2) == 0)
+
+    def met(self, stage: str, dtypes: Sequence[torch.dtype], largest: np.ndarray) -> None:
+        """Tensors of one stage passed, with these types and largest finite magnitudes (-1: not counted)."""
+        kinds = {*dtypes}
+        for dtype in kinds if stage in CLASS else ():
+            of_type = largest if len(kinds) == 1 else largest[[one is dtype for one in dtypes]]
+            key = CLASS[stage], str(dtype)[6:]
+            if (peak := float(of_type.max())) > self.peaks.get(key, 0.0):
+                self.peaks[key] = peak
+
+    def sentences(self, least_share: float = 0.0) -> list[str]:
+        """The largest magnitude of each class, and its share of its type's range."""
+        sentences = []
+        for (kind, dtype), peak in self.peaks.items():
+            share = peak / torch.finfo(getattr(torch, dtype)).max
+            part = f"{share:.1%}" if share >= 1e-3 else "less than 0.1%"
+            if share >= least_share:
+                sentences.append(f"{kind} in {dtype}: largest {peak:.4g}, {part} of what the type can hold")
+        return sentences
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How the model is spread over ranks."""
+
+    name: str
+    reduces: bool = False  # gradients at the update are not this rank's own
+    reduces_at_once: bool = False  # the reduction follows the accumulation at once: count before
+    no_replay: str = ""
+
+
+def strategy_of(model: nn.Module) -> Strategy:
+    """By what the model is made of: DDP or FSDP wrappers, distributed weights."""
+    kinds = {type(module).__name__ for module in model.modules()}
+    bases = {base.__name__ for module in model.modules() for base in type(module).__mro__[:3]}
+    alone = "a forward holds collectives, which one rank cannot run again alone"
+    if "FSDPModule" in bases or "FullyShardedDataParallel" in kinds:
+        return Strategy("FSDP", True, False, alone)
+    if any(hasattr(parameter, "placements") for parameter in model.parameters()):
+        return Strategy("tensor parallel", False, False, alone)
+    if world() > 1:
+        # Inside DDP's wrapper or outside of it: the model cannot tell.
+        return Strategy("DDP" if "DistributedDataParallel" in kinds else "data parallel", True, True)
+    return Strategy("one process")
+
+
+def world() -> int:
+    dist = torch.distributed
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdigit() else 0
+
 
 MOST_EVENTS = 24  # of one step; more are counted
 MOST_NOTES = 50
 
 
 class StepState:
-    """One model's training so far: what it is, which step runs, and what was bad.
-
-    Every stage reads it and writes into it.
-    """
+    """One model's training so far: what it is, which step runs, and what was bad."""
 
     def __init__(
         self, model: nn.Module, scaler: Any = None, *, headroom: int = 16, counter: str | None = None
@@ -57,7 +132,6 @@ class StepState:
         self.looked_at: Tally[str] = Tally()  # tensors looked at, by stage
         self.notes: list[str] = []
         self.failed = 0  # times that something in the guard failed
-        self.dropped = 0  # events beyond those that a step keeps
         self.ended = False  # the guard
         self.reaction: BaseException | None = None  # what the program's own reaction raised last: it passes
         self.now: Callable[[], int] = itertools.count(1).__next__  # the next moment; events are ordered by it
@@ -70,12 +144,26 @@ class StepState:
         magnitudes, screen = cpu_counters()
 
         def count(tensors: Sequence[Tensor]) -> np.ndarray:
-            return (magnitudes if self.headroom.magnitudes_due(self.step) else screen)(tensors)
+            return (magnitudes if self.headroom.is_due(self.step) else screen)(tensors)
 
         count.reads_only = True  # type: ignore[attr-defined]
         return name, count
 
     # Which step this is
+
+    def count_by_optimizer(self) -> None:
+        """An optimizer of torch updates: backwards that were counted as steps were parts of its first one."""
+        if self.counted_by == "backward":
+            self.step = self.loss_in = 0
+            parts = [self.open[number] for number in sorted(self.open)]
+            waiting = [one for number in sorted(self._waiting) for one in self._waiting[number]]
+            self._waiting = {0: waiting} if waiting else {}
+            if parts:
+                events = [replace(event, step=0) for part in parts for event in part.events]
+                merged = GuardStep(0, events[:MOST_EVENTS], reacted=any(part.reacted for part in parts))
+                self.open = {0: merged}
+                self.steps = [merged] if self.steps else []
+        self.counted_by = "optimizer"
 
     @passes_on
     def update_begins(self, optimizer: int) -> bool:
@@ -178,8 +266,6 @@ class StepState:
         step = self.open.setdefault(event.step, GuardStep(event.step))
         if len(step.events) < MOST_EVENTS or event.time < max(event.time for event in step.events):
             step.events.append(event)
-        else:
-            self.dropped += 1
 
     def note(self, text: str) -> None:
         if len(self.notes) < MOST_NOTES and text not in self.notes:
@@ -275,7 +361,7 @@ class Event:
     step: int
     stage: str
     module: str
-    place: str  # in words
+    place: str
     name: str = ""  # of the tensor
     nan: float = -1  # -1: not counted
     inf: float = -1
@@ -297,7 +383,7 @@ class GuardStep:
 
     number: int
     events: list[Event] = field(default_factory=list)
-    skipped: bool = False  # the scaler left this update out, as it should
+    reacted: bool = False  # the guard's `on_bad` was done
 
     @property
     def first(self) -> Event | None:
@@ -313,7 +399,7 @@ def first_of(events: Iterable[Event]) -> Event | None:
 def corrected(event: Event, steps: Sequence[GuardStep]) -> Event:
     """A first event whose place is unknown gives way to the first one of a later step that is sure.
 
-    It must be the same stage and lie in the same place; what merely spread in a later step is no evidence.
+    It must be the same stage and lie in the same place; what merely spread in a later step proves nothing.
     """
     if not event.unsure:
         return event

@@ -1,16 +1,71 @@
-"""Bad gradients and losses as events: which stage each belongs to, and how sure its place is."""
+"""What is bad as events: which stage it belongs to, which module, and how sure its place is."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from lab.rooms.nan.watch.explain import Step
+from lab.rooms.nan.watch.forward import RECOMPUTE, Forward
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.forwards import GuardedWatch
-from lab.rooms.nan.watch.guard.gradients import Collector, Taken
-from lab.rooms.nan.watch.guard.losses import AskedLoss
-from lab.rooms.nan.watch.guard.parameters import Unhooked
-from lab.rooms.nan.watch.guard.state import WORDS, StepState, named
+from lab.rooms.nan.watch.guard.forwards import Forwards
+from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken, Unhooked
+from lab.rooms.nan.watch.guard.reactions import Reactions
+from lab.rooms.nan.watch.guard.step import FROM_WEIGHTS, WORDS, Event, StepState, named
 from lab.rooms.nan.watch.guard.weights import Weights
+from lab.rooms.nan.watch.roles import Birth
+
+SHARDED = ("FSDP", "tensor parallel")
+OUTSIDE = "the program itself calls it: the batch held it, or code between the model's modules made it"
+
+
+def bad_forward(
+    step: Step, forward: Forward, *, state: StepState, watch: Forwards, weights: Weights, reactions: Reactions
+) -> None:
+    """Turn a bad forward into events, after what weights held before it."""
+    birth, moment = step.births[0], forward.time - 0.5
+    weights.read_what_was_updated(moment=moment)
+    again = watch.read_weights_again if birth.kind == "weights" else watch.weights_of_others
+    for weight in again():
+        inf = weight["posinf"] + weight["neginf"]
+        weights.was_bad(weight["name"], weight["nan"], inf, from_start=False, moment=moment - 0.25)
+    outside = OUTSIDE if birth.kind == "given" and birth.module else ""
+    unsure = birth.unsure or outside or _maybe_another_rank(birth, state, watch)
+    number = forward.update if forward.update >= 0 else state.step
+    event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)
+    event.extremes = tuple(step.extremes)
+    if forward.saved is not None and birth.kind not in ("given", "weights"):
+        reactions.name_forward_op(event, birth, forward.saved)
+    state.add(event)
+
+
+def _maybe_another_rank(birth: Birth, state: StepState, watch: Forwards) -> str:
+    """Under sharded weights a module's output rests on other ranks too."""
+    module = watch.modules.named(birth.module)
+    if state.strategy.name not in SHARDED or birth.kind != "output" or module is None:
+        return ""
+    if not any(hasattr(parameter, "placements") for parameter in module.parameters()):
+        return ""
+    return (
+        f"the weights of {named(birth.module)} are spread over ranks: this rank's part is clean, "
+        "another's may not be, or its collective brought it; see the other ranks' records"
+    )
+
+
+def _stage_and_place(birth: Birth, phase: str) -> tuple[str, str, str]:
+    """(stage, module, place) of a birth that the watch found."""
+    whose = named(birth.module)
+    if birth.kind == "given" and birth.module:
+        return "forward", birth.module, f"before forward of {whose}: in {birth.leaf}, which it was given"
+    if birth.kind == "given":
+        return "batch", birth.module, f"in the batch: {birth.leaf} of {whose}"
+    if birth.kind == "weights":
+        return "forward", birth.module, f"in forward of {whose}, {FROM_WEIGHTS}"
+    if birth.kind == "unknown":
+        return "forward", birth.module, birth.place
+    spots = birth.place.split(",", 1)
+    between = f",{spots[1]}" if spots[1:] else ""
+    again = ", in the recomputation of a checkpoint" if phase == RECOMPUTE else ""
+    return "forward", birth.module, f"in forward of {whose}{between}{again}"
 
 
 class GradientEvents:
@@ -22,7 +77,7 @@ class GradientEvents:
         collector: Collector,
         borders: Borders,
         weights: Weights,
-        watch: GuardedWatch,
+        watch: Forwards,
     ) -> None:
         self._state, self._collector, self._borders = state, collector, borders
         self._weights, self._watch = weights, watch
@@ -35,11 +90,13 @@ class GradientEvents:
 
     def _take(self, taken: list[Taken], rows: np.ndarray) -> None:
         self.unknown += int((rows[:, 0] < 0).sum())
-        self._state.headroom.met_all([(one.stage, one.type) for one in taken], rows[:, 4])
+        for stage in {entry.stage for entry in taken} if rows[:, 4].max(initial=-1) > 0 else ():
+            of_stage = [n for n, entry in enumerate(taken) if entry.stage == stage]
+            self._state.headroom.met(stage, [taken[n].type for n in of_stage], rows[of_stage, 4])
         bad = rows[:, :3].sum(axis=1) > 0
         if not bad.any():
             return
-        self._watch.name_anew()  # what is bad is told by the names of now
+        self._watch.name_anew()  # events take the present names
         self._weights.name_anew()
         self._weights.read_what_was_updated(moment=taken[0].time)
         for index in np.flatnonzero(bad):

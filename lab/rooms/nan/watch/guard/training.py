@@ -1,0 +1,414 @@
+"""One training step, top to bottom: what each stage looks at, and when.
+
+Batch and forward, loss, backward, gradients, scaling, clipping, state and weights. Each stage has a class
+with `enter` before it, `look` at what passes and `leave` after it; all of them write into one `StepState`,
+and `reactions` makes the result of it. Nothing is left on the model, the optimizer or any tensor; a failure
+in here becomes a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.rooms.nan.watch.explain import Step
+from lab.rooms.nan.watch.forward import RECOMPUTE, Forward
+from lab.rooms.nan.watch.guard.borders import Borders, Losses
+from lab.rooms.nan.watch.guard.events import GradientEvents, bad_forward
+from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, Forwards
+from lab.rooms.nan.watch.guard.gradients import Collector, ParameterHooks
+from lab.rooms.nan.watch.guard.reactions import OnBad, Reactions
+from lab.rooms.nan.watch.guard.replay import local
+from lab.rooms.nan.watch.guard.scaling import found_infinity_of, leaves_out, scalers
+from lab.rooms.nan.watch.guard.step import StepState
+from lab.rooms.nan.watch.guard.weights import Weights, parameters_of
+from lab.rooms.nan.watch.leaves import is_unbuilt
+from lab.rooms.nan.watch.shared import Surrounded, after_update, asked, backwards, before_update
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+
+WRITE_EVERY = 50  # updates between two records
+
+
+class Training:
+    """The stages of one model's training steps."""
+
+    def __init__(
+        self,
+        state: StepState,
+        optimizers: list[Any],
+        on_bad: OnBad,
+        *,
+        allow: Sequence[str],
+        write: Callable[[], None],
+        stop: Callable[[], None],
+    ) -> None:
+        """`write` brings the record up to date; `stop` is called before a reaction raises in the program."""
+        self.state, self.scaling, self._write = state, state.scaling, write
+        self.reacts = on_bad != "keep"
+        self._replays = on_bad in ("replay", "break") and not state.strategy.no_replay
+        self.collector = Collector(state)
+        self.borders = Borders(state, self.collector)
+        self.watch = Forwards(state, self.borders, self, allow)
+        self.losses = Losses(state, self.collector, self.borders)
+        self.weights = Weights(state, optimizers)
+        self.parameters = ParameterHooks(state, self.collector, self.weights)
+        self.gradients = GradientEvents(state, self.collector, self.borders, self.weights, self.watch)
+        self.reactions = Reactions(state, on_bad, self.watch, result_grew=write, stops=stop)
+        self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
+        self._handles: list[Any] = []
+        self._backwards_before = 0  # when the last step by hand was counted
+        self._may_be_by_hand = not optimizers  # that the program updates weights itself
+        self._unbuilt = False  # some weights are lazy
+
+    def begin(self) -> None:
+        self.weights.learn_names()
+        self._unbuilt = any(map(is_unbuilt, self.state.model.parameters()))
+        self.watch.__enter__()
+        self.state.safely(self.weights.begin, self.watch.weights, self.watch.sentinels)
+        self.state.safely(self._attach)
+
+    def _attach(self) -> None:
+        self.parameters.enter()
+        if before_update.exists:
+            before_update.add(self.update_begins)
+            after_update.add(self.update_ends)
+        else:
+            self.state.note(
+                f"torch {torch.__version__} has no hooks around updates: the steps of the optimizers "
+                "given are surrounded, and other updates are seen at the next forward"
+            )
+            kinds = {type(optimizer) for optimizer in self.weights.optimizers}
+            self._handles += [Surrounded(kind, self.update_begins, self.update_ends) for kind in kinds]
+        backwards.add(self.losses.enter, self.losses.leave)
+        asked.add(self.losses.look)
+        scalers.add(self, self.scaling.scaler)
+
+    # Batch and forward
+
+    @passes_on
+    def forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The outermost module is called."""
+        forward.update = self.state.step
+        if forward.phase == RECOMPUTE:
+            return
+        local.between.end()
+        if self.losses.asked_waits:
+            self._take_what_was_asked()
+        if len(self.borders.entered) > MOST_BORDERS:  # a program without an optimizer
+            self._settle_safely()
+            self.borders.leave()
+        if not self.state.forward_since_update:
+            self.state.forward_since_update = True
+            self.parameters.leave()
+        if self.scaling.active:
+            self.decide()
+        if not before_update.exists:
+            self._look_for_update()
+        elif self._may_be_by_hand and self.borders.num_taken > self._backwards_before:
+            self._step_by_hand()
+        if self._replays:
+            forward.saved = self.reactions.save(module, args, kwargs)
+
+    @passes_on
+    def forward_ends(self, forward: Forward) -> None:
+        """It returned or raised; its tensors are not counted yet."""
+        if self.collector.waits:
+            self.collector.mark()
+        forward.time, forward.update = self.state.now(), self.state.step
+        if self._unbuilt:
+            self._hook_what_is_built()
+
+    @passes_on
+    def forward_over(self) -> None:
+        """The program goes on behind a forward that returned: of what it does now a loss is made."""
+        if self._replays and self.state.model.training and torch.is_grad_enabled():
+            local.between.begin()
+
+    def forward_was_bad(self, step: Step, forward: Forward) -> None:
+        """It was counted, and something bad was made in it."""
+        stages = {"watch": self.watch, "weights": self.weights, "reactions": self.reactions}
+        bad_forward(step, forward, state=self.state, **stages)  # type: ignore[arg-type]
+        if self.state.ended:  # inside of this forward: nothing comes that would keep it
+            self.reactions.keep()
+
+    def new_modules(self) -> None:
+        """Weights became part of the model, or began to need gradients, after the guard began."""
+        self.weights.learn_names()
+        self.parameters.enter()
+
+    @hidden
+    def _hook_what_is_built(self) -> None:
+        self._unbuilt = any(map(is_unbuilt, self.state.model.parameters()))
+        self.parameters.enter()
+
+    # Loss, backward and gradients pass by the hooks of `losses`, `borders` and `parameters`
+
+    @hidden
+    def _take_what_was_asked(self) -> None:
+        self.losses.asked_waits = False
+        self._settle_safely()
+        self.reactions.keep()
+
+    # Scaling
+
+    @passes_on
+    def scaler_scales(self, scaler: Any) -> None:
+        self.scaling.scales()
+
+    @passes_on
+    def scaler_begins(self, scaler: Any, optimizer: Any) -> None:
+        if not self.state.ended and self._is_ours(optimizer, parameters_of(optimizer)):
+            self.scaling.enter(scaler, optimizer, self.state.step)
+
+    @passes_on
+    def scaler_ended(self, scaler: Any, optimizer: Any, returned: bool) -> None:
+        is_ours = self._is_ours(optimizer, parameters_of(optimizer))
+        try:
+            if returned and not self.state.ended:
+                self.state.within(self._scaler_ended, scaler, optimizer, is_ours)
+        finally:
+            if is_ours:
+                self.scaling.running = None
+
+    @passes_on
+    def scaler_updates(self, scaler: Any) -> None:
+        if not self.state.ended:
+            self.state.within(self._scaler_updates, scaler)
+
+    @hidden
+    def _scaler_ended(self, scaler: Any, optimizer: Any, is_ours: bool) -> None:
+        if is_ours:
+            if self.scaling.leave(scaler, optimizer):
+                self._left_out(scaler, id(optimizer))
+        elif found_infinity_of(scaler, optimizer):
+            # Of another model: what the same loss made of this one is not used either.
+            self.settle()
+            self.reactions.expect_since(self.scaling.decided)
+
+    @hidden
+    def _scaler_updates(self, scaler: Any) -> None:
+        """The program, and not the scaler, may have left out what the scaler had found infinities in."""
+        optimizers = self.scaling.forgotten(scaler)
+        if optimizers:
+            self.settle()
+        for optimizer in optimizers if self.reactions.waiting() else ():  # else it is another model's
+            self._left_out(scaler, optimizer)
+
+    def _left_out(self, scaler: Any, optimizer: int) -> None:
+        """A scaler left out the update of an optimizer, in a step of its own or in one of several."""
+        self.settle()
+        number = self.state.left_out(optimizer)
+        self.borders.leave()
+        self.reactions.leave_out(self.scaling.left_out(optimizer, scaler, number))
+
+    @passes_on
+    def decide(self) -> None:
+        """A forward begins, or the block ends: the steps before are left out by no scaler."""
+        self.scaling.decides(self.state.step)
+        if self.state.open:
+            self._keep()
+
+    @hidden
+    def _decide_by(self, optimizer: Any, step: int) -> None:
+        """An optimizer updates, or has, in this step: what is bad and it takes is left out by no scaler."""
+        if step not in self.state.open or not self.scaling.active:
+            return
+        takes_bad = self.weights.would_take_bad(parameters_of(optimizer))
+        if takes_bad and (self.scaling.running is None or not leaves_out(optimizer)):
+            self.scaling.decides(step + 1)
+
+    # Clipping: gradients before the update
+
+    @passes_on
+    def update_begins(self, optimizer: Any, *_: Any) -> None:
+        if not self.state.ended:
+            self._update_begins(optimizer)
+
+    @hidden
+    def _update_begins(self, optimizer: Any) -> None:
+        parameters, state = parameters_of(optimizer), self.state
+        local.between.end()
+        if not self._is_ours(optimizer, parameters):
+            state.forget_update(id(optimizer))
+            return
+        if state.counted_by == "backward":
+            self._settle_safely()
+        state.count_by_optimizer()
+        if state.update_begins(id(optimizer)):  # if backward made gradients, a forward was compiled
+            self.unseen_forwards += bool(self.borders.losses) and not self.borders.entered
+        state.updating, state.updating_weights = optimizer, parameters
+        state.within(self._look_before_update, parameters)
+        if self.reacts:
+            state.within(self._decide_by, optimizer, state.step)
+            self.reactions.before_update(state.open.get(state.step))
+
+    def _look_before_update(self, parameters: list[Tensor]) -> None:
+        self.weights.enter(parameters)
+        self.parameters.look_before_update(parameters)
+        if not self.state.on_gpu or (self.reacts and not self.collector.turned_out_clean()):
+            self.settle()
+
+    def _is_ours(self, optimizer: Any, parameters: Sequence[Tensor]) -> bool:
+        """Whether it was given to the guard, or updates one of the model's weights."""
+        for candidate in self.weights.optimizers:
+            if candidate is optimizer or getattr(candidate, "optimizer", None) is optimizer:
+                return True
+        return any(map(self.weights.is_one_of, parameters))
+
+    # State and weights: after the update
+
+    @passes_on
+    def update_ends(self, optimizer: Any, *_: Any) -> None:
+        if self.state.ended:
+            return
+        updating, parameters = self.state.updating, self.state.updating_weights
+        self.state.updating, self.state.updating_weights = None, []
+        if updating is optimizer:
+            self.state.within(self._look_after_update, optimizer, parameters)
+        else:
+            self._after_another(optimizer)
+
+    @hidden
+    def _after_another(self, optimizer: Any) -> None:
+        parameters = parameters_of(optimizer)
+        if self.state.began(id(optimizer)) or self._is_ours(optimizer, parameters):
+            self.state.within(self._look_after_update, optimizer, parameters)
+
+    @passes_on
+    def _look_after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
+        self.state.update_returns(id(optimizer))
+        if self.state.on_gpu and self.collector.turned_out_clean():
+            self.settle()  # while the GPU updates: reading weights waits for it
+        self.weights.leave(optimizer, parameters)
+        if not before_update.exists:
+            self.weights.note_versions()
+        # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
+        if self.collector.waits:
+            self._settle_safely()
+        if self.state.open and self.scaling.running is not None and leaves_out(optimizer):
+            return  # a fused one, which runs in any case
+        if not self.reacts:
+            self._end_step(optimizer)
+            return
+        try:
+            self.react_if_bad()
+        finally:  # the update is over, whatever the reaction raises
+            self.reactions.forget()
+            self._end_step(optimizer)
+
+    @passes_on
+    def _end_step(self, optimizer: Any) -> None:
+        self.state.step_ends()
+        self.state.infinities_are_gone(self.state.step)
+        self.borders.leave()
+        self.scaling.update_was_made(optimizer)
+        if self.state.open:
+            self.state.within(self._decide_by, optimizer, self.state.step - 1)
+            self._keep()
+        if self.state.step % WRITE_EVERY == 0:
+            self._write()
+
+    # Updates that no optimizer of torch makes
+
+    @hidden
+    def _step_by_hand(self) -> None:
+        """A forward after a backward without an optimizer of torch: has the program written weights?"""
+        self._backwards_before, state = self.borders.num_taken, self.state
+        if state.counted_by == "optimizer" or self.scaling.active:
+            self._may_be_by_hand = state.counted_by != "optimizer"
+            return
+        changed = self.weights.changed_without_hooks()
+        if changed or state.counted_by != "weights":
+            state.counted_by = "weights" if changed else "backward"
+            self._settle_safely()
+            self._update_without_hooks()
+            self.borders.leave()
+
+    @hidden
+    def _look_for_update(self) -> None:
+        is_updating = any(getattr(handle, "running", 0) for handle in self._handles)
+        if not is_updating and self.weights.changed_without_hooks():
+            self._update_without_hooks()
+
+    def _update_without_hooks(self) -> None:
+        """An update shows in the versions of the weights."""
+        self.weights.updated_by(*self.weights.optimizers)
+        self.weights.look()
+        self.state.step += 1
+        self.state.infinities_are_gone(self.state.step)
+        self.reactions.keep()
+        if self.state.step % WRITE_EVERY == 0:
+            self._write()
+
+    # What was found so far
+
+    @hidden
+    def settle(self) -> None:
+        """Wait for all counts so far and take them in."""
+        if self.watch.waits:
+            self.watch.settle()
+        if self.collector.waits:
+            self.gradients.settle()
+
+    def _settle_safely(self) -> None:
+        self.state.within(self.settle)
+
+    @hidden
+    def _keep(self) -> None:
+        self.reactions.keep()
+
+    @hidden
+    def react_if_bad(self) -> None:
+        """Where a reaction can still come before the update."""
+        if not self.reacts or self.state.ended:
+            return
+        self.state.within(self.settle)
+        self.reactions.before_update(self.state.open.get(self.state.step))
+
+    def read_what_was_updated(self) -> None:
+        if not self.state.ended:
+            self.weights.read_what_was_updated()
+            self.reactions.keep()
+
+    def last_look(self) -> None:
+        self.watch.settle()
+        if not before_update.exists and self.weights.changed_without_hooks():
+            self._update_without_hooks()
+        elif self.weights.unread_now:
+            self.read_what_was_updated()
+        elif not self.state.open:  # no optimizer of torch has run, but the program may have written weights
+            self.weights.look()
+        self.settle()
+        self.state.infinities_stay()
+        self.state.infinities_are_gone(self.state.step + 1)
+        self.decide()
+
+    def end(self) -> None:
+        local.between.end()
+        self.state.ended = True
+        for handle in self._handles:
+            self.state.safely(handle.remove)
+        self._handles.clear()
+        self.state.updating, self.state.updating_weights = None, []
+        self.parameters.remove()
+        self.reactions.forget()
+        self._take_off()
+        self.watch.__exit__()
+        self.state.safely(self.settle)
+        local.between.forget()
+
+    def abandon(self) -> None:
+        """In a forked child: end without a look, for the parent has it all."""
+        self.state.ended = True
+        self.watch.step_aside()
+        self._take_off()
+
+    def _take_off(self) -> None:
+        before_update.remove(self.update_begins)
+        after_update.remove(self.update_ends)
+        backwards.remove(self.losses.enter, self.losses.leave)
+        asked.remove(self.losses.look)
+        scalers.remove(self)
