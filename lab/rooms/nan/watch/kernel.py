@@ -118,7 +118,7 @@ def _count(  # type: ignore[no-untyped-def]
     """found[tensor] += (nan, posinf, neginf, subnormal), and absmax by its bits; a program per piece.
 
     A piece lies in the tensor that `owners` names, whose first one is `firsts[tensor]`. `piece` and `sizes`
-    are in words of 32 bits, with two numbers each if PACKED. Everything is read once without a mask where a
+    are in 32-bit words, with two numbers each if PACKED. Everything is read once without a mask where a
     block is full, so that loads are wide; what is bad is counted by reading again.
     """
     MASK: tl.constexpr = 0x7FFF if PACKED else 0x7FFFFFFF

@@ -76,7 +76,7 @@ class Group:
     def __init__(
         self, dtype: torch.dtype, members: Sequence[int], words: Sequence[int], device: torch.device
     ) -> None:
-        """`words`: the size of each in words of 32 bits."""
+        """`words`: the size of each in 32-bit words."""
         self.dtype, self.members, self.device = dtype, np.asarray(members, np.int64), device
         self.piece, self.pairs = piece_for(words), has_pairs(device)
         pieces = -(-np.asarray(words) // self.piece)

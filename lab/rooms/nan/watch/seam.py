@@ -42,7 +42,7 @@ def _pass_on(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 @passes_on
 def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What `nn.Module.__call__` is while a watch lasts. It runs for every call of every module."""
-    if _is_compiling():  # dynamo reads this as True: a program that it traces holds no watch
+    if _is_compiling():  # dynamo reads this as True: no watch in a program that it traces
         return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     key = id(self)
     direct = _direct.get(key)
