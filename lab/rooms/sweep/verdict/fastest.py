@@ -1,7 +1,8 @@
 """Which setting is fastest, in ms per step, and what the repeats allow to claim.
 
-A run's step time is measured without the profiler where enough such steps were recorded, otherwise it is the
-profiled window's share per step. Every repeat is a block: a pass over all settings.
+A run's step time is measured without the profiler where enough such steps were recorded, else it is the span
+of its GPU work per step: shorter than from mark to mark where hosts launch late. Every repeat is a block: a
+pass over all settings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lab.rooms.sweep.unprofiled import FEWEST_STEPS
 from lab.stats.effects import best_of
 from lab.stats.means import mean_interval
 
-UNPROFILED, PROFILED = "without the profiler", "as profiled"
+UNPROFILED, PROFILED = "without the profiler", "from first to last kernel, as profiled"
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ def bound_by_hosts(settings: Settings) -> str | None:
     several = len({key.knobs for key in settings}) > 1
     compares = " Comparing settings by the recorded time compares hosts." if several else ""
     return (
-        f"{hosts} set the pace {extent}: a step takes {recorded} ms as recorded and {ready} ms once all "
-        f"hosts are ready.{compares} {LIGHTER if are_all else DIFFERS}"
+        f"{hosts} set the pace {extent}: from mark to mark a step takes {recorded} ms, and {ready} ms "
+        f"once all hosts are ready.{compares} {LIGHTER if are_all else DIFFERS}"
     )
 
 

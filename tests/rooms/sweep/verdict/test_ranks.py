@@ -81,7 +81,7 @@ def test_the_settings_whose_hosts_set_the_pace_are_named():
     late, ready = setting(80, 24.6, hosts_ms=70), setting(26, 25.9, hosts_ms=10)
     told = bound_by_hosts({Key(256, 28): late, Key(256, 42): ready})
     assert told is not None and told.startswith(
-        "The hosts set the pace in 256t 28ch: a step takes 80.0 ms as recorded and 24.6 ms"
+        "The hosts set the pace in 256t 28ch: from mark to mark a step takes 80.0 ms, and 24.6 ms"
     )
     alone = bound_by_hosts({Key(256, 28, repeat=n): late for n in (1, 2)})
     assert alone is not None and "in every setting" in alone and "Comparing settings" not in alone
