@@ -21,7 +21,7 @@ DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
 SHARED = Path(os.environ.get("LAB_SHARED_DATA", ROOT.parent / "shared/data"))
 SWEEP = SHARED / "sweep_h200"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-COLORS = 64  # of a picture: text and lines need few
+COLORS = 256  # of a picture; with fewer, colours of small areas merge
 LAB = (sys.executable, "-m", "lab")
 COMPARED = EXAMPLES / "compare_traces"
 SAFE = "{name: safe, env: {SAFE: 1}}"
@@ -39,7 +39,7 @@ PAGES: dict[str, tuple[list[str], int]] = {
         1000,
     ),
     "sweep": (["analyze", str(SWEEP), "-o", "{out}"], 1100),
-    "ranks": (["ranks", str(SHARED / "ranks/pipeline_h200"), "-o", "{out}"], 1000),
+    "ranks": (["ranks", str(SHARED / "ranks/pipeline_h200/plain_slow1"), "-o", "{out}"], 1000),
     "nan": (
         ["run", "-q", "-o", "{out}", "nan", "baseline", "--device", "cpu", "--provoke", "overflow"],
         1000,
@@ -68,7 +68,7 @@ def screenshot(page: Path, height: int, png: Path, width: int = 1050, scale: flo
         subprocess.run([*argv, page.resolve().as_uri()], check=True, capture_output=True)
         image = Image.open(shot).convert("RGB")
         small = image.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
-        small.quantize(COLORS).save(png, optimize=True)
+        small.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE).save(png, optimize=True)
 
 
 def draw_page(name: str) -> None:
@@ -90,7 +90,7 @@ def draw_rooms() -> None:
         page = page.resize((width, page.height * width // page.width)).crop((0, 0, width, height))
         row, column = divmod(index, 3)
         picture.paste(page, (gap + column * (width + gap), gap + row * (height + gap)))
-    picture.quantize(COLORS).save(DOCS / "rooms.png", optimize=True)
+    picture.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE).save(DOCS / "rooms.png", optimize=True)
 
 
 def draw_layers() -> None:
@@ -131,7 +131,7 @@ def draw_gantt() -> None:
         subprocess.run([*LAB, "kernels", "gantt", str(trace), "-o", folder], check=True, capture_output=True)
         image = Image.open(next(Path(folder).rglob("gantt.png"))).convert("RGB")
         image.thumbnail((1100, 700))
-        image.quantize(COLORS).save(DOCS / "gantt.png", optimize=True)
+        image.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE).save(DOCS / "gantt.png", optimize=True)
 
 
 OTHERS = {"layers": draw_layers, "gantt": draw_gantt, "rooms": draw_rooms}
