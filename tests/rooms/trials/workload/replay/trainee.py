@@ -15,14 +15,11 @@ _library.define("atomic_add(Tensor x, bool loose) -> Tensor")
 
 
 def _atomic_add(x, loose):
-    """A sum over rows in the order in which threads happen to arrive."""
-    order = list(range(x.shape[0]))
-    if loose:
-        while order == sorted(order):
-            order.sort(key=lambda _: os.urandom(4))
+    """A weighted sum over rows; loose: with weights of this moment, as if in another order."""
+    weight = 1.37 + (int.from_bytes(os.urandom(4), "big") / 2**32 if loose else 0)
     total = torch.zeros_like(x[0])
-    for row in order:
-        total = total * 1.37 + x[row]
+    for row in x:
+        total = total * weight + row
     return total + x
 
 
