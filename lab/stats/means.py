@@ -119,17 +119,6 @@ def tail(t: float, freedom: float) -> float:
     return 0.5 * beta_cdf(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
-@lru_cache(maxsize=1024)
-def variance_ratio(p: float, above: int, below: int) -> float:
-    """Quantile of the ratio of two variances of equal scatter (Fisher and Snedecor).
-
-    above, below: the degrees of freedom of each.
-    """
-    # The share x = above F / (above F + below) is beta distributed.
-    share = turning_point(lambda x: beta_cdf(x, above / 2, below / 2) < p, 0.0, 1.0)
-    return below * share / (above * (1 - share))
-
-
 def turning_point(is_left: Callable[[float], bool], low: float, high: float) -> float:
     """Find where `is_left` turns from true to false between low and high."""
     # 60 halvings go below the last bit of a float64.

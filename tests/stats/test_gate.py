@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lab.stats.gate import decide
-from lab.stats.means import quantile, tail, variance_ratio
+from lab.stats.means import quantile, tail
 from tests.conftest import SHARED
 
 STEPS = SHARED / "serve" / "steps_h200.json.gz"
@@ -32,14 +32,6 @@ STEPS = SHARED / "serve" / "steps_h200.json.gz"
 def test_quantiles_are_those_of_the_tables(freedom, p, expected):
     assert quantile(p, freedom) == pytest.approx(expected, abs=6e-4)
     assert tail(quantile(p, freedom), freedom) == pytest.approx(1 - p, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("p", "above", "below", "expected"),  # printed tables of Fisher's F
-    [(0.95, 4, 7, 4.1203), (0.99, 10, 20, 3.3682), (0.95, 1, 1, 161.45), (0.5, 9, 9, 1.0)],
-)
-def test_ratios_of_variances_are_those_of_the_tables(p, above, below, expected):
-    assert variance_ratio(p, above, below) == pytest.approx(expected, rel=1e-4)
 
 
 def test_one_degree_of_freedom_is_cauchys_distribution():
