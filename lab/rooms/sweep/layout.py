@@ -54,6 +54,7 @@ class ConfigDir:
     traces are each rank's newest; earlier: of each rank with several, the others, oldest first; window: the
     name of these traces where they are one of several. unmatched: traces that the pattern leaves out.
     wanted_ranks: the ranks that a command was asked for, None for all.
+    run: what names it where one folder holds several runs.
     algorithm and protocol are "" where none was requested.
     """
 
@@ -70,6 +71,7 @@ class ConfigDir:
     window: str = ""
     unmatched: tuple[str, ...] = ()
     wanted_ranks: tuple[int, ...] | None = None
+    run: str = ""
 
     @property
     def key(self) -> Key:
@@ -265,14 +267,14 @@ def _by_pattern(folder: Path, pattern: re.Pattern[str]) -> list[ConfigDir]:
             runs.setdefault(str(Path(run).parent), {}).setdefault(number, []).append(path)
     configs = []
     for repeat, (run, paths) in enumerate(sorted(runs.items()), start=1):
-        notes = [f"run {run}"] if len(runs) > 1 else []
+        label = f"run {run}" if len(runs) > 1 else ""
         by_rank: dict[int | None, list[Path]] = {
             _rank_of(parts, paths): files for parts, files in sorted(paths.items())
         }
-        config = _config(folder, by_rank, tuple(notes), is_named=True)
+        config = _config(folder, by_rank, (label,) if label else (), is_named=True)
         example = paths[min(paths)][0].parent
         threads, channels = _number_above(example, _THREADS), _number_above(example, _CHANNELS)
-        config = replace(config, threads=threads, channels=channels, repeat=repeat, nccl_logs=())
+        config = replace(config, threads=threads, channels=channels, repeat=repeat, nccl_logs=(), run=label)
         configs.append(replace(config, unmatched=tuple(unmatched)))
     return configs
 

@@ -86,8 +86,7 @@ class Setting:
 def setting_name(config: ConfigDir) -> str:
     window = f", {config.window}" if config.window else ""
     if config.threads is None and config.channels is None:
-        runs = [note for note in config.notes if note.startswith("run ")]  # of a folder that holds several
-        return (runs[0] if runs else config.path.name) + window
+        return (config.run or config.path.name) + window
     repeat = f", repeat {config.repeat}" if config.repeat > 1 else ""
     return long_name(*config.key.knobs) + repeat + window
 

@@ -139,6 +139,13 @@ def test_jobs_side_by_side_are_told_by_the_names_of_their_folders(tmp_path):
     assert headings == ["first:", "second:", "third:"]
 
 
+def test_runs_that_only_a_pattern_tells_apart_are_told_by_what_differs(tmp_path):
+    for name in ("first", "second"):
+        write_job(tmp_path / name)
+    printed = call(tmp_path, "--ranks", r"rank(\d+)/").stdout.splitlines()
+    assert [line for line in printed if line.endswith(":")] == ["run first/rank*:", "run second/rank*:"]
+
+
 def test_cpu_ranks_are_accounted_for_with_ops_for_kernels(tmp_path):
     for rank in (0, 1):
         writer = TraceWriter(rank=rank, world_size=2, vendor="none")
