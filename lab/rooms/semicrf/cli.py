@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.rooms.semicrf.config import BACKENDS, FAULTS, MODELS
+from lab.rooms.semicrf.config import BACKENDS, MODELS
 from lab.rooms.semicrf.options import (
     LOOP,
     TRAINING,
@@ -73,7 +73,6 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
 @option("--repeats", type=ONE_OR_MORE, default=2, help="Trainings per cell.")
 @option("--orders", type=ONE_OR_MORE, default=2, help="Batch orders per cell.")
 @option("--steps", type=ONE_OR_MORE, default=12, help="Optimizer steps per training.")
-@click.option("--plant", type=click.Choice(list(FAULTS)), help="Plant a fault, to see it named.")
 @click.option(
     "--case",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -92,7 +91,7 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
     from lab.rooms.semicrf.config import DiagnoseConfig
     from lab.rooms.semicrf.plan import plan_diagnose
 
-    settings = {name: values.pop(name) for name in ("plant", "repeats", "orders", "steps", "partition")}
+    settings = {name: values.pop(name) for name in ("repeats", "orders", "steps", "partition")}
     settings["import_path"] = str(Path.cwd()) if settings["partition"] else ""
     # The matrix has many trainings; each need only be long enough to fail.
     values.update(preset=values["preset"] or "smoke", models=["semicrf"])
@@ -147,7 +146,7 @@ def _training(
 ) -> Experiment:
     from lab.core.files import write_atomic
     from lab.core.plan import Experiment, Plan, Site
-    from lab.rooms.semicrf.layout import COMPARISON
+    from lab.rooms.semicrf.config import COMPARISON
     from lab.rooms.semicrf.plan import plan_train
 
     options = options_of(ctx)

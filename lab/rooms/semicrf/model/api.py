@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import autograd, log_domain, naive, paths
+from lab.rooms.semicrf.model import autograd, log_domain, naive, native, paths
 from lab.rooms.semicrf.model.autograd import Alarm, uncompiled
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
 BACKENDS = ("naive", "torch", "native", "auto")

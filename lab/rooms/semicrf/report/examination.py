@@ -9,14 +9,15 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.figures import Cell, cell_grid, save
 from lab.report.parts import Block, Card, Figure, Files, Page, Points, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf import verdict as verdicts
-from lab.rooms.semicrf.analyze.examination import Examination
-from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, short_numbers
+from lab.rooms.semicrf.analyze import Examination
+from lab.rooms.semicrf.report.common import FOUND, PILLS, finish, short_numbers
 
 QUESTION = "Why does this semi-CRF give NaN, or drift: kernel, shared code, boundaries, objective or input?"
 KERNEL_ALONE = "Not covered: shapes, dtypes and devices that no probe has, decoding, loss and training."
@@ -55,8 +56,6 @@ def examination(
     sentences = [*verdict.sentences, *_reproducer_sentences(examined)]
     sentences += [KERNEL_ALONE] if named else [_not_covered(examined)]
     sentences += [] if examined.cells and examined.probes else [f"{reason}." for reason in examined.missing]
-    if config.get("plant"):
-        sentences.append(f"This run had a fault planted in it: {config['plant']}.")
     page = Page(
         title=title,
         question=QUESTION,
@@ -72,7 +71,7 @@ def examination(
     )
     probes = tables["probes"]
     dirty = probes.loc[probes["verdict"] == "dirty", ["probe", "backend", "text"]]
-    return finish(page, out, files, dirty, examined.missing, cause=verdict.cause)
+    return finish(page, out, files, dirty, examined.missing)
 
 
 def _sections(

@@ -11,14 +11,15 @@ from matplotlib.figure import Figure as Drawing
 
 from lab.core.files import write_atomic
 from lab.core.manifest import Kind
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.report.figures import lines, save
 from lab.report.parts import Block, Card, Figure, Files, Page, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
-from lab.rooms.semicrf.analyze.trainings import Trainings, comparison
-from lab.rooms.semicrf.layout import COMPARISON
-from lab.rooms.semicrf.report.common import PILLS, Findings, finish
+from lab.rooms.semicrf.analyze import Trainings, comparison
+from lab.rooms.semicrf.config import COMPARISON
+from lab.rooms.semicrf.report.common import PILLS, finish
 from lab.rooms.semicrf.verdict import DIVERGED, DRIFT
 
 QUESTION = "Does a semi-Markov CRF segment better than a linear one, and what do its backends cost?"

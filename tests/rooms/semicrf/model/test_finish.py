@@ -11,9 +11,8 @@ torch = pytest.importorskip("torch")
 
 from lab.rooms.semicrf import log_partition  # noqa: E402
 from lab.rooms.semicrf.model import finish, ledger, naive  # noqa: E402
-from lab.rooms.semicrf.model.native import choose  # noqa: E402
-from lab.rooms.semicrf.workload.cases.case import Case  # noqa: E402
-from lab.rooms.semicrf.workload.cases.solution import solve  # noqa: E402
+from lab.rooms.semicrf.model import native as choose  # noqa: E402
+from lab.rooms.semicrf.workload.cases import Case, solve  # noqa: E402
 from lab.rooms.semicrf.workload.checks.hostile import hostile_case, largest_error  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
