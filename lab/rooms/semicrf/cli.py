@@ -49,7 +49,7 @@ def run_semicrf() -> None:
 @click.pass_context
 def train(ctx: click.Context, /, **values: Any) -> Experiment:
     """Train phoneme segmentation with each head and backend: convergence, PER, time, memory."""
-    return _training(ctx, values, command="train")
+    return _training(ctx, values, "train")
 
 
 @run_semicrf.command("compare")
@@ -65,8 +65,7 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
     from lab.rooms.semicrf.plan import have_torchcrf
 
     skipped = () if have_torchcrf() or options_of(ctx).image else ("pytorch-crf",)
-    values["models"] = list(MODELS)
-    return _training(ctx, values, command="compare", skipped=skipped, output_json=output_json)
+    return _training(ctx, {**values, "models": list(MODELS)}, "compare", skipped, output_json)
 
 
 @run_semicrf.command("diagnose")
@@ -131,7 +130,7 @@ def preprocess(timit_dir: Path, output_dir: Path, **values: Any) -> None:
     from lab.errors import needs
 
     with needs("workload"):
-        from lab.rooms.semicrf.workload.corpus.preprocess import preprocess as convert
+        from lab.rooms.semicrf.workload.corpus.timit import preprocess as convert
     for line in convert(timit_dir, output_dir, **values):
         click.echo(line)
 
@@ -139,7 +138,6 @@ def preprocess(timit_dir: Path, output_dir: Path, **values: Any) -> None:
 def _training(
     ctx: click.Context,
     values: dict[str, Any],
-    *,
     command: str,
     skipped: tuple[str, ...] = (),
     output_json: Path | None = None,

@@ -48,10 +48,8 @@ def examination(
         if named
         else verdicts.diagnose(examined.cells, examined.probes, *pair)
     )
-    tables = {
-        "matrix": cell_frame(examined.cells),
-        "probes": _probe_frame(examined.probes),
-    }
+    matrix = pd.DataFrame(examined.cells).reindex(columns=list(COLUMNS))
+    tables = {"matrix": matrix, "probes": _probe_frame(examined.probes)}
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
     sentences = [*verdict.sentences, *_reproducer_sentences(examined)]
     sentences += [KERNEL_ALONE] if named else [_not_covered(examined)]
@@ -153,11 +151,6 @@ def matrix_blocks(
     ]
 
 
-def cell_frame(cells: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame(cells).reindex(columns=list(COLUMNS))
-    return frame
-
-
 def _grid(cells: list[dict[str, Any]]) -> Drawing:
     rows = list(dict.fromkeys((c["backend"], c["lengths"], c["reg"]) for c in cells))
     columns = list(dict.fromkeys((c["order"], c["repeat"]) for c in cells))
@@ -181,9 +174,7 @@ def _look(training: dict[str, Any], reference: dict[str, Any]) -> tuple[str, str
     """Text and colour of a training; `reference` is the first repeat with the same input."""
     if training["outcome"] == "failed":
         return f"step {training['step'] + 1}", "fail"
-    if (
-        training["outcome"] == reference["outcome"] == "passed"
-        and training["weights"] != reference["weights"]
-    ):
+    both_passed = training["outcome"] == reference["outcome"] == "passed"
+    if both_passed and training["weights"] != reference["weights"]:
         return "different bits", "warn"
     return training["outcome"], "warn" if training["outcome"] == "skipped" else "ok"

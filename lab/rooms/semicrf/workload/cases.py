@@ -21,7 +21,7 @@ from torch import Tensor
 from lab.core.files import write_atomic
 from lab.errors import BadDataError
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.finish import MendedCounts
+from lab.rooms.semicrf.model.autograd import MendedCounts
 
 Partition = Callable[..., Tensor]
 MOST_BYTES = 1 << 30

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import logging
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -148,8 +147,10 @@ def available() -> str | None:
         return "no nvcc here; CUDA_HOME can name the toolkit that has it"
     if not is_ninja_available():
         return "no ninja here, which torch builds extensions with: pip install ninja"
-    if not shutil.which(os.environ.get("CXX", "c++")):
-        return "no C++ compiler here, which nvcc needs; CXX can name it"
+    try:
+        CPP.find_compiler()  # nvcc has it compile the host's side
+    except MissingError as error:
+        return error.problem
     return None
 
 
@@ -284,8 +285,9 @@ def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes:
     """The kernels' library from the cache, or compiled into it. Raises MissingError."""
     major, minor = torch.cuda.get_device_capability(device)
     text, arch = source_text(dtype, wide, sizes, used), f"sm_{major}{minor}"
-    # CUDA's version, because the library needs that version's runtime, which torch brings.
-    key = hashlib.sha256("\0".join((text, arch, str(torch.version.cuda))).encode()).hexdigest()[:20]
+    # torch's version, because the loader links the library to torch's own and to its CUDA's runtime.
+    parts = (text, arch, str(torch.__version__), str(torch.version.cuda))
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     path = CPP.folder() / f"semicrf_cuda_{key}.so"
     if not path.exists():
         words = "compiling the semi-CRF's CUDA kernels for up to %d labels in %s on %s, once: up to a minute"
