@@ -245,7 +245,7 @@ def lab_forms(device: str) -> list[tuple[str, str]]:
     """
     if device == "cuda":
         return [("float32", "native"), ("float64", "native")]
-    from lab.rooms.semicrf.model.native.choose import missing_reason
+    from lab.rooms.semicrf.model.native import missing_reason
 
     reason = missing_reason("cpu")
     if reason:

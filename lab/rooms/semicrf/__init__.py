@@ -22,11 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.core.plan import Silent
+from lab.core.plan import Findings, Silent
 
 if TYPE_CHECKING:
     from lab.core.run import Run
-    from lab.rooms.semicrf.report.common import Findings
 
 # Names for users of the package, and the module (which imports torch) that defines each.
 _MODULES = {
@@ -80,5 +79,5 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
 
     assert run is not None, "this room reads only runs of its own"
     with needs("analysis"):
-        from lab.rooms.semicrf.findings import analyse_semicrf
+        from lab.rooms.semicrf.report import analyse_semicrf
     return analyse_semicrf(folder, out, run, progress)

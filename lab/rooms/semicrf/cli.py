@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.rooms.semicrf.config import BACKENDS, FAULTS, MODELS
+from lab.rooms.semicrf.config import BACKENDS, MODELS
 from lab.rooms.semicrf.options import (
     LOOP,
     TRAINING,
@@ -49,7 +49,7 @@ def run_semicrf() -> None:
 @click.pass_context
 def train(ctx: click.Context, /, **values: Any) -> Experiment:
     """Train phoneme segmentation with each head and backend: convergence, PER, time, memory."""
-    return _training(ctx, values, command="train")
+    return _training(ctx, values, "train")
 
 
 @run_semicrf.command("compare")
@@ -65,15 +65,13 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
     from lab.rooms.semicrf.plan import have_torchcrf
 
     skipped = () if have_torchcrf() or options_of(ctx).image else ("pytorch-crf",)
-    values["models"] = list(MODELS)
-    return _training(ctx, values, command="compare", skipped=skipped, output_json=output_json)
+    return _training(ctx, {**values, "models": list(MODELS)}, "compare", skipped, output_json)
 
 
 @run_semicrf.command("diagnose")
 @option("--repeats", type=ONE_OR_MORE, default=2, help="Trainings per cell.")
 @option("--orders", type=ONE_OR_MORE, default=2, help="Batch orders per cell.")
 @option("--steps", type=ONE_OR_MORE, default=12, help="Optimizer steps per training.")
-@click.option("--plant", type=click.Choice(list(FAULTS)), help="Plant a fault, to see it named.")
 @click.option(
     "--case",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -92,7 +90,7 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
     from lab.rooms.semicrf.config import DiagnoseConfig
     from lab.rooms.semicrf.plan import plan_diagnose
 
-    settings = {name: values.pop(name) for name in ("plant", "repeats", "orders", "steps", "partition")}
+    settings = {name: values.pop(name) for name in ("repeats", "orders", "steps", "partition")}
     settings["import_path"] = str(Path.cwd()) if settings["partition"] else ""
     # The matrix has many trainings; each need only be long enough to fail.
     values.update(preset=values["preset"] or "smoke", models=["semicrf"])
@@ -132,7 +130,7 @@ def preprocess(timit_dir: Path, output_dir: Path, **values: Any) -> None:
     from lab.errors import needs
 
     with needs("workload"):
-        from lab.rooms.semicrf.workload.corpus.preprocess import preprocess as convert
+        from lab.rooms.semicrf.workload.corpus.timit import preprocess as convert
     for line in convert(timit_dir, output_dir, **values):
         click.echo(line)
 
@@ -140,14 +138,13 @@ def preprocess(timit_dir: Path, output_dir: Path, **values: Any) -> None:
 def _training(
     ctx: click.Context,
     values: dict[str, Any],
-    *,
     command: str,
     skipped: tuple[str, ...] = (),
     output_json: Path | None = None,
 ) -> Experiment:
     from lab.core.files import write_atomic
     from lab.core.plan import Experiment, Plan, Site
-    from lab.rooms.semicrf.layout import COMPARISON
+    from lab.rooms.semicrf.config import COMPARISON
     from lab.rooms.semicrf.plan import plan_train
 
     options = options_of(ctx)

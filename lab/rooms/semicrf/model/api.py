@@ -23,11 +23,16 @@ import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import autograd, log_domain, naive, paths
+from lab.rooms.semicrf.model import autograd, log_domain, naive, native, paths
 from lab.rooms.semicrf.model.autograd import Alarm, uncompiled
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.native import choose as native
-from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
+from lab.rooms.semicrf.model.problem import (
+    MAX_LABELS,
+    Posteriors,
+    Problem,
+    make_problem,
+    transforming,
+)
 
 BACKENDS = ("naive", "torch", "native", "auto")
 
@@ -75,7 +80,7 @@ def by_kernels(backend: str, score_BTC: Tensor, terms: dict[str, Tensor | None])
     if not (isinstance(score_BTC, Tensor) and score_BTC.is_cuda):
         return False
     plain = terms.keys() <= {"start_C", "end_C"} and score_BTC.dim() == 3
-    return plain and not autograd.transforming() and resolve_backend(backend, score_BTC) == "native"
+    return plain and not transforming() and resolve_backend(backend, score_BTC) == "native"
 
 
 def engine_for(backend: str, problem: Problem) -> Any:
@@ -197,7 +202,7 @@ def entropy_of(problem: Problem, posteriors: Posteriors) -> Tensor:
 
 
 def _decodable(*model: Any, **terms: Any) -> Problem:
-    if autograd.transforming():
+    if transforming():
         raise UsageError(
             "segments are lists, which torch.func cannot transform",
             fix="decode outside of the transformed function",

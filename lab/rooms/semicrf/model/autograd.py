@@ -2,12 +2,18 @@
 
 A training step goes through `LogPartition`. Wherever more than a first derivative may be wanted (with
 create_graph, in torch.func, in forward mode) autograd differentiates the torch form itself.
+
+A fast form can lose mass without a NaN: a product that underflows, a message that is stale. What is lost is
+missing from an identity that all counts obey, so each result is held to those identities, whichever form made
+it (`finish`). Sequences that break one are redone in the log domain, float64, which is slower and does not
+underflow.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -15,13 +21,13 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from lab.core.words import plural
 from lab.rooms.semicrf.model import log_domain, naive
-from lab.rooms.semicrf.model.finish import finish
-from lab.rooms.semicrf.model.problem import Posteriors, Problem
+from lab.rooms.semicrf.model.ledger import beyond, imbalance, tolerance_of
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, admitted, transforming
 
 Alarm = Callable[[Posteriors], None]
 F = TypeVar("F", bound=Callable[..., Any])
-transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 @dataclass(eq=False)
@@ -91,12 +97,21 @@ def graph_gradients(problem: Problem, grad_B: Tensor, wanted: Sequence[bool]) ->
     return [next(remaining) if want else None for want in wanted]
 
 
+def traced() -> bool:
+    """Whether torch.func or forward mode follows each operation."""
+    return transforming() or torch.autograd.forward_ad._current_level >= 0
+
+
+def wants_gradient(problem: Problem) -> bool:
+    return torch.is_grad_enabled() and any(value.requires_grad for value in problem.floats())
+
+
 def log_partition(engine: Any, alarm: Alarm | None, problem: Problem) -> Tensor:
     """log Z (B,), differentiable in `problem.floats()`."""
-    if transforming() or torch.autograd.forward_ad._current_level >= 0:
+    if traced():
         return log_domain.log_partition(problem)
     log_z_B: Tensor
-    if torch.is_grad_enabled() and any(value.requires_grad for value in problem.floats()):
+    if wants_gradient(problem):
         call = Call(engine, alarm, problem.names())
         log_z_B = LogPartition.apply(call, problem.lengths_B, *problem.floats())  # type: ignore[no-untyped-call]
     else:
@@ -106,11 +121,7 @@ def log_partition(engine: Any, alarm: Alarm | None, problem: Problem) -> Tensor:
 
 def posteriors(engine: Any, problem: Problem) -> Posteriors:
     """log Z and the counts, differentiable in `problem.floats()`; by the log domain where that is wanted."""
-    if (
-        transforming()
-        or torch.autograd.forward_ad._current_level >= 0
-        or (torch.is_grad_enabled() and any(value.requires_grad for value in problem.floats()))
-    ):
+    if traced() or wants_gradient(problem):
         return log_domain.differentiable_posteriors(problem)
     if engine is naive:
         return naive.posteriors(problem)
@@ -135,6 +146,50 @@ def gradients(
 
     inputs = zip(problem.floats(), posteriors.counts(problem), wanted, strict=True)
     return [of(value, count) if want else None for value, count, want in inputs]
+
+
+class MendedCounts(RuntimeWarning):
+    """What a fast form computed did not add up. The result is right; the form or the GPU is not."""
+
+
+def finish(problem: Problem, posteriors: Posteriors) -> bool:
+    """Compute the counts of unsound sequences again, in `posteriors`, with a warning; whether there were any.
+
+    Their mass error stays what the fast form computed, so that a watch can stop a training over it: a form
+    that is sound marks its underflow itself, and never comes here.
+    """
+    worst_B = audited(problem, posteriors)
+    allowed = tolerance_of(posteriors.label_BTC.dtype, posteriors.label_BTC.shape[1])
+    # The one wait.
+    error_B = worst_B.cpu().numpy() if posteriors.fetched is None else posteriors.fetched.numpy()
+    sound_B = error_B <= allowed  # NaN is not sound
+    if sound_B.all():
+        return False
+    rows = torch.from_numpy((~sound_B).nonzero()[0]).to(worst_B.device)
+    counts = log_domain.posteriors(admitted(problem.rows(rows)))
+    wrong_B = beyond(posteriors.log_z_B[rows], counts.log_z_B, posteriors.label_BTC.dtype)
+    posteriors.replace_rows(rows, counts)
+    posteriors.mass_error_B[rows] = torch.maximum(worst_B[rows], wrong_B)
+    worst = int(posteriors.mass_error_B[rows].argmax())
+    text = (
+        f"expected counts of {plural(len(rows), 'sequence')} did not add up and were computed again "
+        f"in the log domain; worst: sequence {int(rows[worst])}, off by {float(worst_B[rows[worst]]):.3g}"
+    )
+    if wrong_B[worst] > 0:
+        text += f", and its log Z is off by a factor {1 + float(wrong_B[worst]):.6g}"
+    warnings.warn(text, MendedCounts, stacklevel=2)
+    return True
+
+
+def audited(problem: Problem, posteriors: Posteriors) -> Tensor:
+    """The worst error of what each sequence's counts must add up to, (B,); 0 where nothing is feasible.
+
+    The CUDA form computes it itself.
+    """
+    if posteriors.imbalance_B is not None:
+        return posteriors.imbalance_B
+    worst_B = imbalance(problem, posteriors)
+    return torch.where(torch.isfinite(posteriors.log_z_B), worst_B, torch.zeros_like(worst_B))
 
 
 def uncompiled(function: F) -> F:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.autograd import transforming
 from lab.rooms.semicrf.model.distribution import SegmentDistribution
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import (
@@ -27,6 +26,7 @@ from lab.rooms.semicrf.model.problem import (
     inside,
     levelled,
     onto,
+    transforming,
     whole_lengths,
 )
 from lab.rooms.semicrf.model.segments import (

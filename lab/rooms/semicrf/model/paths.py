@@ -12,7 +12,6 @@ from torch import Tensor
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import Problem
-from lab.rooms.semicrf.model.terms import Terms
 
 
 def best(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]]:
@@ -46,7 +45,7 @@ def best_messages(problem: Problem, count: int) -> tuple[Tensor, Tensor, Tensor]
     there: label * N + rank.
     """
     batch, frames, longest, labels = problem.shape
-    terms = Terms(problem)
+    terms = log_domain.Terms(problem)
     pending = terms.frame_TBC.new_full((frames + longest, count, batch, labels), -float("inf"))
     taken = torch.zeros(pending.shape, dtype=torch.int32, device=pending.device)
     coming_codes = torch.arange(longest * count, dtype=torch.int32, device=pending.device)

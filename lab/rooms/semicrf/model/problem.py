@@ -36,6 +36,10 @@ FAR_BELOW = -1e6
 sum of frames has no digits left behind the fifth."""
 
 
+transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+"""Whether torch.func is at work, under which no branch may depend on a value."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One batch, checked: score (B, T, C), transition (C, C), duration (K, C), lengths (B,) int64, start and
@@ -273,13 +277,12 @@ def read(problem: Problem, name: str) -> Tensor:
     value: Tensor = getattr(problem, name).detach().double()
     if name in FLOATS[1:5]:
         return value
-    inside_BT = inside(problem.shape[1], problem.lengths_B)
-    looked = inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2))
     if name == "segment_BTKC":
         frame_T = torch.arange(value.shape[1], device=value.device)
         last_TK = frame_T[:, None] + torch.arange(value.shape[2], device=value.device)
-        looked = looked & (last_TK < problem.lengths_B[:, None, None])[..., None]
-    return torch.where(looked, value, torch.zeros_like(value))
+        beyond_BTK = last_TK >= problem.lengths_B[:, None, None]
+        value = value.masked_fill(beyond_BTK[..., None], 0.0)
+    return masked(problem, value)
 
 
 def default(score_BTC: Tensor, labels: int) -> Tensor:
@@ -292,8 +295,7 @@ def default(score_BTC: Tensor, labels: int) -> Tensor:
 def is_recorded() -> bool:
     """Whether a tensor made now may not outlive the call: it would be traced, or belong to a CUDA graph."""
     modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-    transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-    return bool(modes() or transforms() or torch.cuda.is_current_stream_capturing())
+    return bool(modes() or transforming() or torch.cuda.is_current_stream_capturing())
 
 
 @functools.lru_cache(maxsize=64)
@@ -361,9 +363,8 @@ def masked(problem: Problem, value_BTX: Tensor) -> Tensor:
     """Float64, with zeros at the frames of the padding, so that nothing there (NaN too) is ever used."""
     inside_BT = inside(problem.shape[1], problem.lengths_B)
     value = value_BTX.double()
-    return torch.where(
-        inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2)), value, torch.zeros_like(value)
-    )
+    inside_BTX = inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2))
+    return torch.where(inside_BTX, value, torch.zeros_like(value))
 
 
 def inside(frames: int, lengths_B: Tensor, device: torch.device | None = None) -> Tensor:

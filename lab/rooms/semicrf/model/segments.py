@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model.autograd import transforming
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import Problem, highest_forbidden, inside, onto
+from lab.rooms.semicrf.model.problem import Problem, highest_forbidden, inside, onto, transforming
 
 Segmentation = Sequence[Segment]
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.parts import Card, Page, Section, Table
 from lab.report.tables import write_csv
-from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, short_numbers
+from lab.rooms.semicrf.report.common import FOUND, PILLS, finish, short_numbers
 
 QUESTION = "Do this device's kernels agree with float64 from the definition?"
 FOOTNOTES = ("Limits are those of docs/semicrf.md; the reference is float64 from the definition.",)

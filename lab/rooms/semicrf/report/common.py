@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.core import plan
+from lab.core.plan import Findings
 from lab.report.page import write_page
 from lab.report.parts import Page
 from lab.report.tables import terminal_table
@@ -19,22 +19,14 @@ PILLS = {
 }
 
 
-class Findings(plan.Findings, frozen=True):
-    """What the analysis comes back with; `cause` names a diagnosis' cause."""
-
-    cause: str = ""
-
-
-def finish(
-    page: Page, out: Path, files: list[Path], table: pd.DataFrame, missing: list[str], cause: str = ""
-) -> Findings:
+def finish(page: Page, out: Path, files: list[Path], table: pd.DataFrame, missing: list[str]) -> Findings:
     """Write the page; `table` is shown on the terminal below the verdict."""
     files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
     verdict = [page.verdict[0], *(f"- {sentence}" for sentence in page.verdict[1:])]
     shown = [terminal_table(table), ""] if len(table) else []
     terminal = "\n".join([*verdict, "", *shown, f"report: {files[-1]}"])
-    return Findings(list(page.verdict), page.status, files, terminal, missing, cause=cause)
+    return Findings(list(page.verdict), page.status, files, terminal, missing)
 
 
 def short_numbers(frame: pd.DataFrame) -> pd.DataFrame:

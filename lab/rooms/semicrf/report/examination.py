@@ -9,14 +9,15 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.figures import Cell, cell_grid, save
 from lab.report.parts import Block, Card, Figure, Files, Page, Points, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf import verdict as verdicts
-from lab.rooms.semicrf.analyze.examination import Examination
-from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, short_numbers
+from lab.rooms.semicrf.analyze import Examination
+from lab.rooms.semicrf.report.common import FOUND, PILLS, finish, short_numbers
 
 QUESTION = "Why does this semi-CRF give NaN, or drift: kernel, shared code, boundaries, objective or input?"
 KERNEL_ALONE = "Not covered: shapes, dtypes and devices that no probe has, decoding, loss and training."
@@ -47,16 +48,12 @@ def examination(
         if named
         else verdicts.diagnose(examined.cells, examined.probes, *pair)
     )
-    tables = {
-        "matrix": cell_frame(examined.cells),
-        "probes": _probe_frame(examined.probes),
-    }
+    matrix = pd.DataFrame(examined.cells).reindex(columns=list(COLUMNS))
+    tables = {"matrix": matrix, "probes": _probe_frame(examined.probes)}
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
     sentences = [*verdict.sentences, *_reproducer_sentences(examined)]
     sentences += [KERNEL_ALONE] if named else [_not_covered(examined)]
     sentences += [] if examined.cells and examined.probes else [f"{reason}." for reason in examined.missing]
-    if config.get("plant"):
-        sentences.append(f"This run had a fault planted in it: {config['plant']}.")
     page = Page(
         title=title,
         question=QUESTION,
@@ -72,7 +69,7 @@ def examination(
     )
     probes = tables["probes"]
     dirty = probes.loc[probes["verdict"] == "dirty", ["probe", "backend", "text"]]
-    return finish(page, out, files, dirty, examined.missing, cause=verdict.cause)
+    return finish(page, out, files, dirty, examined.missing)
 
 
 def _sections(
@@ -154,11 +151,6 @@ def matrix_blocks(
     ]
 
 
-def cell_frame(cells: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame(cells).reindex(columns=list(COLUMNS))
-    return frame
-
-
 def _grid(cells: list[dict[str, Any]]) -> Drawing:
     rows = list(dict.fromkeys((c["backend"], c["lengths"], c["reg"]) for c in cells))
     columns = list(dict.fromkeys((c["order"], c["repeat"]) for c in cells))
@@ -182,9 +174,7 @@ def _look(training: dict[str, Any], reference: dict[str, Any]) -> tuple[str, str
     """Text and colour of a training; `reference` is the first repeat with the same input."""
     if training["outcome"] == "failed":
         return f"step {training['step'] + 1}", "fail"
-    if (
-        training["outcome"] == reference["outcome"] == "passed"
-        and training["weights"] != reference["weights"]
-    ):
+    both_passed = training["outcome"] == reference["outcome"] == "passed"
+    if both_passed and training["weights"] != reference["weights"]:
         return "different bits", "warn"
     return training["outcome"], "warn" if training["outcome"] == "skipped" else "ok"

@@ -11,14 +11,15 @@ from matplotlib.figure import Figure as Drawing
 
 from lab.core.files import write_atomic
 from lab.core.manifest import Kind
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.report.figures import lines, save
 from lab.report.parts import Block, Card, Figure, Files, Page, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
-from lab.rooms.semicrf.analyze.trainings import Trainings, comparison
-from lab.rooms.semicrf.layout import COMPARISON
-from lab.rooms.semicrf.report.common import PILLS, Findings, finish
+from lab.rooms.semicrf.analyze import Trainings, comparison
+from lab.rooms.semicrf.config import COMPARISON
+from lab.rooms.semicrf.report.common import PILLS, finish
 from lab.rooms.semicrf.verdict import DIVERGED, DRIFT
 
 QUESTION = "Does a semi-Markov CRF segment better than a linear one, and what do its backends cost?"
@@ -111,15 +112,13 @@ def _sentences(tables: Trainings, *, synthetic: bool) -> list[str]:
         return ["No training finished: nothing to compare.", *tables.missing]
     judged = {_case(row): judgement(tables.epochs, row) for _, row in ranked.iterrows()}
     sentences = [f"{case} {text}." for case, (_, text) in judged.items() if text]
-    first_case = _case(ranked.iloc[0])
+    first_case, lowest = _case(ranked.iloc[0]), _percent(ranked.iloc[0])
     if ranked.iloc[0]["phone_error_rate"] > 1:
-        sentences.append(
-            f"No head learned the phones: the test PER of {first_case} is {_percent(ranked.iloc[0])}."
-        )
+        sentences.append(f"No head learned the phones: the test PER of {first_case} is {lowest}.")
     elif len(ranked) == 1:
-        sentences.append(f"The test PER of {first_case} is {_percent(ranked.iloc[0])}.")
+        sentences.append(f"The test PER of {first_case} is {lowest}.")
     else:
-        sentences.append(f"{first_case} has the lowest test PER: {_percent(ranked.iloc[0])}.")
+        sentences.append(f"{first_case} has the lowest test PER: {lowest}.")
     if len(ranked) > 1:
         competitors = ", ".join(f"{_case(row)} {_percent(row)}" for _, row in ranked.iloc[1:].iterrows())
         sentences.append(
@@ -130,10 +129,8 @@ def _sentences(tables: Trainings, *, synthetic: bool) -> list[str]:
     sentences += [f"{text}." for _, text in notes(tables)]
     if synthetic:
         sentences.append("The corpus is synthetic: PER says nothing about speech.")
-    left_out = tables.results[~finished]
-    return sentences + [
-        f"Left out: {row.model} {row.backend} ({row.reason})." for row in left_out.itertuples()
-    ]
+    left_out = tables.results[~finished].itertuples()
+    return [*sentences, *(f"Left out: {row.model} {row.backend} ({row.reason})." for row in left_out)]
 
 
 def judgement(epochs: pd.DataFrame, case: Any) -> tuple[str, str]:
@@ -153,10 +150,8 @@ def judgement(epochs: pd.DataFrame, case: Any) -> tuple[str, str]:
 
 def notes(tables: Trainings) -> list[tuple[bool, str]]:
     """What the corpus' reader noted, (whether it makes figures doubtful, text), once for all trainings."""
-    pairs = [
-        (bool(suspect), str(text)) for raw in tables.raw.values() for suspect, text in raw.get("notes", ())
-    ]
-    return list(dict.fromkeys(pairs))
+    pairs = (pair for raw in tables.raw.values() for pair in raw.get("notes", ()))
+    return list(dict.fromkeys((bool(suspect), str(text)) for suspect, text in pairs))
 
 
 def _epoch_times(ranked: pd.DataFrame) -> str:

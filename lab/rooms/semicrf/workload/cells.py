@@ -15,11 +15,11 @@ import torch
 from lab.errors import LabError
 from lab.rooms.semicrf.config import DiagnoseConfig, TrainConfig
 from lab.rooms.semicrf.model.validation.points import drift_messages
-from lab.rooms.semicrf.workload.cases.case import poison_free_memory
+from lab.rooms.semicrf.workload.cases import poison_free_memory
 from lab.rooms.semicrf.workload.common import log
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, batches, cropped
-from lab.rooms.semicrf.workload.faults import IN_KERNEL, planted
+from lab.rooms.semicrf.workload.probes import finite_number
 from lab.rooms.semicrf.workload.training import Tagger, epoch_order, make_tagger, to_batch, train_step
 
 REG = 0.01
@@ -36,14 +36,9 @@ def cells(config: DiagnoseConfig, backend: str, device: torch.device, out: Path)
         for reg in (0.0, REG):
             for repeat in range(config.repeats):
                 for order in range(config.orders):
-                    cell = {
-                        "backend": backend,
-                        "lengths": lengths,
-                        "reg": reg,
-                        "repeat": repeat,
-                        "order": order,
-                    }
-                    rows.append({**cell, **training(config, data, backend, device, reg, order)})
+                    cell = {"backend": backend, "lengths": lengths, "reg": reg, "repeat": repeat}
+                    outcome = training(config, data, backend, device, reg, order)
+                    rows.append({**cell, "order": order, **outcome})
                     report_cell(rows[-1])
     return {"cells": rows, "fixed_length": len(fixed.train[0].features) if fixed.train else None}
 
@@ -109,19 +104,11 @@ def one_step(
 def prepared(
     config: DiagnoseConfig, corpus: Corpus, backend: str, device: torch.device, reg: float
 ) -> Tagger:
-    """The model under test, with its planted fault."""
-    train = replaced(
-        config.train,
-        crf_reg=reg,
-        validate=True,
-        dropout=0.0,
-        objective="guide" if config.plant == "drift" else config.train.objective,
-    )
+    """The model under test; padding holds NaN where no kernel may look."""
+    train = msgspec.structs.replace(config.train, crf_reg=reg, validate=True, dropout=0.0)
     tagger = make_tagger(train, corpus, "semicrf", backend).to(device)
     head: Any = tagger.head
     head.poison_padding = True
-    if config.plant in IN_KERNEL and backend == config.train.backends[0]:  # the reference stays sound
-        head.partition = planted(config.plant, head.partition)
     return tagger
 
 
@@ -141,22 +128,7 @@ def digest(tagger: Tagger) -> str:
     return hashed.hexdigest()[:16]
 
 
-def replaced(config: TrainConfig, **changes: Any) -> TrainConfig:
-    return msgspec.structs.replace(config, **changes)
-
-
 def report_cell(row: dict[str, Any]) -> None:
-    log.info(
-        "%-6s %-6s lengths %-8s reg %-4g repeat %d order %d  %s",
-        row["outcome"],
-        row["backend"],
-        row["lengths"],
-        row["reg"],
-        row["repeat"],
-        row["order"],
-        row["message"] or "",
-    )
-
-
-def finite_number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    names = ("outcome", "backend", "lengths", "reg", "repeat", "order")
+    text = "%-6s %-6s lengths %-8s reg %-4g repeat %d order %d  %s"
+    log.info(text, *(row[name] for name in names), row["message"] or "")

@@ -9,7 +9,6 @@ and the others go on. Limits are those of docs/semicrf.md.
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,21 +19,15 @@ from lab.rooms.semicrf.model.api import resolve_backend
 from lab.rooms.semicrf.workload.checks.hostile import composition, hostile, infeasible, poison, repeats
 from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row
 from lab.rooms.semicrf.workload.checks.values import accuracy, accuracy_long, audit, decoding, head_loss
-from lab.rooms.semicrf.workload.common import set_up_logging, write_environment
-from lab.workload.rank import choose_device
-from lab.workload.start import read_config, start, write_json
-
-log = logging.getLogger("lab.semicrf")
+from lab.rooms.semicrf.workload.common import begin, log
+from lab.workload.start import read_config, write_json
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="lab.rooms.semicrf.workload.check")
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--backend", required=True)
-    args, context = start(parser, argv)
-    set_up_logging()
-    device = choose_device(context)
-    write_environment(args.out, device, context)
+    args, device = begin(parser, argv)
     config = read_config(args.config, CheckConfig)
     subject = Subject(args.backend, device, config.batches, config.seed)
     ran = resolve_backend(args.backend, torch.zeros(1, 1, 1, device=subject.device))

@@ -27,13 +27,10 @@ from lab.errors import BadDataError, LabError
 from lab.rooms.semicrf.config import PLAINER, DiagnoseConfig
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.head import SemiCRF
-from lab.rooms.semicrf.workload.cases.case import Case, random_case
-from lab.rooms.semicrf.workload.cases.reproducer import save_reproducer, shrunk
-from lab.rooms.semicrf.workload.cases.solution import difference
-from lab.rooms.semicrf.workload.cells import cells, prepared, replaced
-from lab.rooms.semicrf.workload.common import log, set_up_logging, write_environment
+from lab.rooms.semicrf.workload.cases import Case, difference, random_case, save_reproducer, shrunk
+from lab.rooms.semicrf.workload.cells import cells, prepared
+from lab.rooms.semicrf.workload.common import begin, log
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
-from lab.rooms.semicrf.workload.faults import IN_KERNEL, planted
 from lab.rooms.semicrf.workload.guide import plant_objective
 from lab.rooms.semicrf.workload.probes import Row
 from lab.rooms.semicrf.workload.probes.data import data_probes, score_probes
@@ -41,8 +38,7 @@ from lab.rooms.semicrf.workload.probes.kernel import PADDING, Kernel, kernel_pro
 from lab.rooms.semicrf.workload.probes.linter import objective_probes
 from lab.rooms.semicrf.workload.probes.named import kernel_named
 from lab.rooms.semicrf.workload.training import to_batch
-from lab.workload.rank import choose_device
-from lab.workload.start import read_config, start, write_json
+from lab.workload.start import read_config, write_json
 
 PROBED = 4  # sequences of the probed batch
 FRAMES = 60  # and frames of each: float64 from the definition takes a while
@@ -53,13 +49,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--part", required=True, choices=list(PARTS))
     parser.add_argument("--backend", required=True)
-    args, context = start(parser, argv)
-    set_up_logging()
-    device = choose_device(context)
-    write_environment(args.out, device, context)
+    args, device = begin(parser, argv)
     config = read_config(args.config, DiagnoseConfig)
     tested = api.resolve_backend(args.backend, torch.zeros(1, 1, 1, device=device))
-    config = msgspec.structs.replace(config, train=replaced(config.train, backends=[tested]))
+    config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, backends=[tested]))
     ran = {"tested": tested, "reference": PLAINER[tested], "device": device.type}
     if config.partition:
         sys.path.insert(0, config.import_path)
@@ -76,17 +69,16 @@ def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path
     """All probes, the input's first; if the input is broken the kernels are probed with sound input."""
     rows: list[Row] = []
     head = SemiCRF(4, 6, backend=backend)
-    if config.plant == "drift" or config.train.objective == "guide":
+    if config.train.objective == "guide":
         plant_objective(head)
     case = given_case(config, rows) if config.case else corpus_case(config, device, rows)
     rows += objective_probes(head)
-    plant = config.plant if config.plant in IN_KERNEL else None
-    kernel = lab_kernel(backend, device, case, plant)
+    kernel = lab_kernel(backend, device, case)
     rows += kernel_probes(kernel)
     if PLAINER[backend] != backend:
         rows += kernel_probes(lab_kernel(PLAINER[backend], device, case))
     log_rows(rows)
-    return {"probes": rows, "reproducer": reproduce(kernel, rows, out, backend=backend, plant=plant)}
+    return {"probes": rows, "reproducer": reproduce(kernel, rows, out)}
 
 
 def partition_probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
@@ -97,8 +89,8 @@ def partition_probes(config: DiagnoseConfig, backend: str, device: torch.device,
     return {"probes": rows, "reproducer": None}
 
 
-def lab_kernel(backend: str, device: torch.device, case: Case, plant: str | None = None) -> Kernel:
-    return Kernel(backend, planted(plant, partial(api.log_partition, backend=backend)), device, case)
+def lab_kernel(backend: str, device: torch.device, case: Case) -> Kernel:
+    return Kernel(backend, partial(api.log_partition, backend=backend), device, case)
 
 
 def log_rows(rows: list[Row]) -> None:
@@ -148,9 +140,7 @@ def sound(case: Case, rows: list[Row]) -> Case:
     )
 
 
-def reproduce(
-    kernel: Kernel, rows: list[Row], out: Path, *, backend: str, plant: str | None
-) -> dict[str, Any] | None:
+def reproduce(kernel: Kernel, rows: list[Row], out: Path) -> dict[str, Any] | None:
     """The smallest case on which the tested backend is wrong, as files; None if its probes are clean."""
     dirty = [r for r in rows if not r["clean"] and r["backend"] == kernel.name and r["cause"] != "precision"]
     if not dirty or kernel.own_case is None:
@@ -164,7 +154,7 @@ def reproduce(
     if not failure(kernel.own_case):
         return None
     small = shrunk(kernel.own_case, lambda case: bool(failure(case)))
-    files = save_reproducer(small, out / "reproducer", backend=backend, plant=plant, padding=padding)
+    files = save_reproducer(small, out / "reproducer", backend=kernel.name, padding=padding)
     return {
         "files": [f"reproducer/{name}" for name in files],
         "sequences": len(small.lengths_B),

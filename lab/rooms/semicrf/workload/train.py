@@ -13,21 +13,37 @@ import argparse
 import copy
 import logging
 import math
+import platform
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
+from torch import Tensor
 
 from lab.core.words import plural
+from lab.errors import BadDataError, StepFailed, writing
+from lab.rooms.semicrf import metrics
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.workload.common import log, set_up_logging, write_environment
+from lab.rooms.semicrf.model.validation.points import drift_messages
+from lab.rooms.semicrf.workload.common import begin, log
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
-from lab.rooms.semicrf.workload.epochs import evaluated, report_epoch, train_epoch
-from lab.rooms.semicrf.workload.results import journal, write_result
-from lab.rooms.semicrf.workload.training import TrainingTask, make_optimizer, make_tagger
-from lab.workload.rank import choose_device
-from lab.workload.start import read_config, start
+from lab.rooms.semicrf.workload.corpus.utterances import Utterance, batches
+from lab.rooms.semicrf.workload.training import (
+    TrainingTask,
+    epoch_order,
+    make_optimizer,
+    make_tagger,
+    to_batch,
+    train_step,
+    validator_of,
+)
+from lab.workload.start import read_config, write_json
+
+SHOWN = 4  # utterances that an error names
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,10 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--model", required=True)
     parser.add_argument("--backend", required=True)
-    args, context = start(parser, argv)
-    set_up_logging()
-    device = choose_device(context)
-    write_environment(args.out, device, context)
+    args, device = begin(parser, argv)
     run(read_config(args.config, TrainConfig), args.model, args.backend, args.out, device)
 
 
@@ -50,18 +63,24 @@ def run(config: TrainConfig, model: str, backend: str, out: Path, device: torch.
     optimizer, schedule = make_optimizer(tagger, config)
     log_corpus(task)
     best: dict[str, Any] = {"phone_error_rate": math.inf}
-    reset_peak(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     rows = []
-    with journal(out) as note:
-        for epoch in range(1, config.epochs + 1):
-            row = train_epoch(task, optimizer, epoch)
-            schedule.step()
-            row.update(evaluated(task, corpus.dev))
-            if row["phone_error_rate"] < best["phone_error_rate"]:
-                best = {**row, "weights": copy.deepcopy(tagger.state_dict())}
-            report_epoch(task, row)
-            rows.append(row)
-            note(row)
+    journal = out / "epochs.jsonl"
+    with writing(journal):
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        journal.write_bytes(b"")
+    for epoch in range(1, config.epochs + 1):
+        row = train_epoch(task, optimizer, epoch)
+        schedule.step()
+        row.update(evaluated(task, corpus.dev))
+        if row["phone_error_rate"] < best["phone_error_rate"]:
+            best = {**row, "weights": copy.deepcopy(tagger.state_dict())}
+        report_epoch(task, row)
+        rows.append(row)
+        columns = {name: value for name, value in row.items() if name != "duration_stats"}
+        with writing(journal), journal.open("ab") as file:
+            file.write(msgspec.json.encode(columns) + b"\n")
     write_result(task, rows, best, out)
 
 
@@ -79,9 +98,132 @@ def log_corpus(task: TrainingTask) -> None:
         log.info(text, plural(over, "gold segment"), config.max_duration, config.over_long)
 
 
-def reset_peak(device: torch.device) -> None:
+def train_epoch(task: TrainingTask, optimizer: torch.optim.Optimizer, epoch: int) -> dict[str, Any]:
+    """One pass -> loss (mean per utterance), largest gradient norm, seconds, learning rate.
+
+    Raises StepFailed for a gradient or loss that is not finite: nothing after it would mean anything.
+    """
+    config, train = task.config, task.corpus.train
+    task.tagger.train()
+    validator = validator_of(task.tagger)
+    losses: list[Tensor] = []
+    norms: list[Tensor] = []
+    names: list[list[str]] = []
+    synchronize(task.device)
+    started = time.perf_counter()
+    for chosen in batches(train, config.batch_size, epoch_order(len(train), config.seed, epoch)):
+        if validator:
+            validator.settle()
+        names.append([utterance.name for utterance in chosen])
+        try:
+            loss, norm = train_step(task.tagger, optimizer, to_batch(chosen, task.device), config.clip)
+        except BadDataError as error:
+            location = f"{step_of(epoch, len(losses), names[-1])}: {error.location}"
+            raise StepFailed(error.problem, location=location, fix=error.fix) from error
+        losses.append(loss)
+        norms.append(norm)
+        if not norm.is_cuda and not bool(torch.isfinite(norm)):
+            break
+    synchronize(task.device)
+    seconds = time.perf_counter() - started
+    if validator:  # twice: what was noted in the last step is sent by the first
+        validator.settle(wait=True)
+        validator.settle(wait=True)
+    refuse_nonfinite(norms, losses, names, epoch)
+    mean = float(torch.stack(losses).mean())
+    if not math.isfinite(mean):
+        raise StepFailed(f"the loss of epoch {epoch} is {mean}", fix="lab run semicrf diagnose says why")
+    return {
+        "epoch": epoch,
+        "loss": mean,
+        "grad_norm": float(torch.stack(norms).max()),
+        "train_s": seconds,
+        "lr": optimizer.param_groups[0]["lr"],
+    }
+
+
+def refuse_nonfinite(norms: list[Tensor], losses: list[Tensor], names: list[list[str]], epoch: int) -> None:
+    """Raises StepFailed for the first step whose gradient is not finite, naming its utterances."""
+    wild = (~torch.isfinite(torch.stack(norms))).nonzero()[:, 0].tolist()
+    if wild:
+        step = wild[0]
+        raise StepFailed(
+            f"the gradient's norm is {float(norms[step])} and the loss {float(losses[step])}",
+            location=step_of(epoch, step, names[step]),
+            fix="--validate names the sequence and frame; lab run semicrf diagnose finds the cause",
+        )
+
+
+def step_of(epoch: int, step: int, names: list[str]) -> str:
+    """Where a training failed: its epoch, its step and the first utterances of the batch."""
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return f"epoch {epoch}, step {step + 1}, utterances {shown}"
+
+
+def evaluated(task: TrainingTask, utterances: list[Utterance]) -> dict[str, Any]:
+    """Metrics of a split, and the seconds that decoding took."""
+    task.tagger.eval()
+    synchronize(task.device)
+    started = time.perf_counter()
+    predicted = []
+    for chosen in batches(utterances, task.config.batch_size, np.arange(len(utterances))):
+        predicted += task.tagger.segments(to_batch(chosen, task.device))
+    synchronize(task.device)
+    seconds = time.perf_counter() - started
+    # The linear head and split segments give neighbours of one label; a phone ends where the label changes.
+    reference = [metrics.merged(list(u.segments)) for u in utterances]
+    predicted = [metrics.merged(segments) for segments in predicted]
+    scores = metrics.score(reference, predicted, task.corpus.phones, task.config.max_duration)
+    return {**scores, "decode_s": seconds}
+
+
+def report_epoch(task: TrainingTask, row: dict[str, Any]) -> None:
+    """Log the epoch, and add the parameters' magnitudes to its row."""
+    epoch, config = row["epoch"], task.config
+    row["transition_max"], row["duration_max"] = task.tagger.head.magnitudes()  # type: ignore[operator]
+    for level, text in drift_messages(epoch, row["transition_max"], row["duration_max"]):
+        log.log(getattr(logging, level), text)
+    if epoch % config.log_every == 0 or epoch in (1, config.epochs):
+        text = "epoch %d/%d  loss %.3f  dev PER %.3f  boundary F1 %.3f  grad norm %.2f  %.2f s"
+        names = ("loss", "phone_error_rate", "boundary_f1", "grad_norm", "train_s")
+        log.info(text, epoch, config.epochs, *(row[name] for name in names))
+
+
+def write_result(task: TrainingTask, rows: list[dict[str, Any]], best: dict[str, Any], out: Path) -> None:
+    """result.json: the best dev epoch's weights on the test set."""
+    if "weights" in best:
+        task.tagger.load_state_dict(best.pop("weights"))
+    corpus, device = task.corpus, task.device
+    test = evaluated(task, corpus.test)
+    times = [row["train_s"] for row in rows[1:] or rows]  # the first epoch includes compilation
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine()
+    result = {
+        "model": task.model,
+        "backend": task.backend,
+        "device": device.type,
+        "device_name": name,
+        "corpus": corpus.origin,
+        "utterances": {split: len(getattr(corpus, split)) for split in ("train", "dev", "test")},
+        "notes": [list(note) for note in corpus.notes],
+        "best_epoch": best.get("epoch"),
+        "test": {name: value for name, value in test.items() if name != "decode_s"},
+        "training_time_per_epoch": float(np.median(times)),
+        "total_training_time": sum(row["train_s"] for row in rows),
+        "inference_time": test["decode_s"],
+        # On a CPU the manifest has the process's peak resident set.
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        "over_long_segments": task.over_long_segments,
+        "parameters": sum(p.numel() for p in task.tagger.parameters()),
+    }
+    write_json(out / "result.json", result)
+    text, per = "%s on %s: test PER %.3f, %.2f s per epoch", test["phone_error_rate"]
+    log.info(text, task.model, task.backend, per, result["training_time_per_epoch"])
+
+
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model import api, log_domain, naive  # noqa: E402
-from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
+from lab.rooms.semicrf.model.autograd import MendedCounts  # noqa: E402
 from tests.rooms.semicrf.problems import extended_problem, inputs_of, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch

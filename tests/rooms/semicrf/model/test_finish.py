@@ -10,10 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.rooms.semicrf import log_partition  # noqa: E402
-from lab.rooms.semicrf.model import finish, ledger, naive  # noqa: E402
-from lab.rooms.semicrf.model.native import choose  # noqa: E402
-from lab.rooms.semicrf.workload.cases.case import Case  # noqa: E402
-from lab.rooms.semicrf.workload.cases.solution import solve  # noqa: E402
+from lab.rooms.semicrf.model import autograd, ledger, naive  # noqa: E402
+from lab.rooms.semicrf.model import native as choose  # noqa: E402
+from lab.rooms.semicrf.workload.cases import Case, solve  # noqa: E402
 from lab.rooms.semicrf.workload.checks.hostile import hostile_case, largest_error  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
@@ -95,7 +94,7 @@ def test_each_fault_is_seen_in_its_sequence_and_mended_with_a_warning(name):
     worst_B = ledger.imbalance(problem, found)
     assert not float(worst_B[1]) <= 1e-6 and float(worst_B[[0, 2]].max()) < 1e-9
     with pytest.warns(RuntimeWarning, match="counts of 1 sequence did not add up"):
-        finish.finish(problem, found)
+        autograd.finish(problem, found)
     assert torch.allclose(found.label_BTC, right.label_BTC, atol=1e-9)
     assert torch.allclose(found.duration_BKC, right.duration_BKC, atol=1e-9)
     assert not float(found.mass_error_B[1]) <= 1e-6, "a watch still sees that the form was wrong"
@@ -105,7 +104,7 @@ def test_sound_counts_pass_without_a_word():
     problem, found = counts()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not finish.finish(problem, found)
+        assert not autograd.finish(problem, found)
 
 
 def test_a_log_z_that_was_wrong_is_told_with_its_factor():
@@ -113,4 +112,4 @@ def test_a_log_z_that_was_wrong_is_told_with_its_factor():
     found.log_z_B[2] += 1
     found.starts_BTC[2, 0].zero_()
     with pytest.warns(RuntimeWarning, match=r"log Z is off by a factor 2\.718"):
-        finish.finish(problem, found)
+        autograd.finish(problem, found)

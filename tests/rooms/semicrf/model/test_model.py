@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.errors import BadDataError, UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, finish, ledger, log_domain, naive, paths  # noqa: E402
+from lab.rooms.semicrf.model import api, autograd, ledger, log_domain, naive, paths  # noqa: E402
 from lab.rooms.semicrf.model.problem import Posteriors, make_problem  # noqa: E402
 from tests.rooms.semicrf.problems import balanced, extended_problem, inputs_of, parts, random_problem  # noqa: E402
 
@@ -184,8 +184,8 @@ def test_a_fault_in_the_counts_of_single_segments_is_seen_and_mended(name):
     assert not balanced(problem, found)
     worst_B = ledger.imbalance(problem, found)
     assert not float(worst_B[1]) <= 1e-6 and float(worst_B[[0, 2]].max()) < 1e-9
-    with pytest.warns(finish.MendedCounts, match="counts of 1 sequence did not add up"):
-        finish.finish(problem, found)
+    with pytest.warns(autograd.MendedCounts, match="counts of 1 sequence did not add up"):
+        autograd.finish(problem, found)
     assert apart(found, right) < 1e-10
 
 

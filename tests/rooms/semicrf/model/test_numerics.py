@@ -14,7 +14,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf.model import api, log_domain, naive  # noqa: E402
-from lab.rooms.semicrf.model.native import choose  # noqa: E402
+from lab.rooms.semicrf.model import native as choose  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.rooms.semicrf.problems import balanced, random_problem, worst  # noqa: E402
 

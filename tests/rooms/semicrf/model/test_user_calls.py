@@ -17,10 +17,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from lab.errors import LabError, UsageError  # noqa: E402
 from lab.rooms.semicrf import SegmentDistribution  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
-from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
+from lab.rooms.semicrf.model.autograd import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.workload.checks.subject import Subject  # noqa: E402
-from lab.rooms.semicrf.workload.checks.values import audit  # noqa: E402
-from lab.rooms.semicrf.workload.faults import planted  # noqa: E402
+from lab.rooms.semicrf.workload.checks.values import audit, stale_counts  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -386,4 +385,6 @@ def test_planted_faults_of_the_kernels_are_noticed_and_mended():
     values, lengths_B = inputs(4)
     leaves, lengths_B = on("cuda", values, lengths_B)
     with pytest.warns(MendedCounts):
-        planted("stale")(**{name: leaves[name] for name in NAMES[:3]}, lengths_B=lengths_B).sum().backward()
+        stale_counts(
+            **{name: leaves[name] for name in NAMES[:3]}, lengths_B=lengths_B, backend="auto"
+        ).sum().backward()

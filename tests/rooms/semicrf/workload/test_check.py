@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.semicrf.model import autograd  # noqa: E402
-from lab.rooms.semicrf.model.native import choose  # noqa: E402
+from lab.rooms.semicrf.model import native as choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native  # noqa: E402
 from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
 from lab.rooms.semicrf.workload.checks import hostile, values  # noqa: E402

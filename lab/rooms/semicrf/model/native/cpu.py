@@ -1,5 +1,8 @@
 """The semi-CRF in C++ for tensors on the CPU: semicrf.cpp, compiled at first use, through ctypes.
 
+The library links nothing but the C++ standard library and threads; its name depends on the compiler and on
+this processor, for which it is made.
+
 The recursion of the torch form (log_domain.py), tens of times faster. A sequence is one task of up to torch's
 number of threads, and its bits depend on nothing but itself. Computes in float64 whatever the scores' dtype.
 Takes `Problem.plain`.
@@ -9,8 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +23,38 @@ import torch
 from torch import Tensor
 
 from lab.errors import UsageError
+from lab.native import Compiling
 from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.native.build import built
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
+log = logging.getLogger("lab.semicrf")
+SOURCE = Path(__file__).with_name("semicrf.cpp")
+
+
+class Announced(Compiling):
+    """Says what takes so long."""
+
+    def compile_to(self, path: Path, source: Path, compiler: list[str]) -> None:
+        log.warning("compiling the semi-CRF's %s for this processor, once: some seconds", source.name)
+        super().compile_to(path, source, compiler)
+
+
+CPP = Announced(
+    language="C++",
+    variable="CXX",
+    names=("c++", "g++", "clang++"),
+    flags=(
+        "-std=c++17",
+        "-O3",
+        "-march=native",
+        "-ffp-contract=fast",
+        "-fno-math-errno",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+    ),
+    instead="backend='torch' needs no compiler",
+)
 Word = int | Tensor | None
 PADDED = 8
 """Rows of messages are padded to a multiple of this many labels."""
@@ -107,4 +140,4 @@ def library() -> ctypes.CDLL:
 
     Raises MissingError: no compiler, no folder to keep it in, or it does not compile.
     """
-    return built()
+    return CPP.built(SOURCE)

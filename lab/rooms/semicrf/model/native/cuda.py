@@ -1,4 +1,4 @@
-"""The linear-domain semi-CRF on NVIDIA GPUs: semicrf.cu, compiled at run time by NVRTC.
+"""The linear-domain semi-CRF on NVIDIA GPUs: semicrf.cu, which torch's loader of extensions has nvcc compile.
 
 float64 scores are computed in float64, all others in float32 with float64 offsets. A call waits for the
 flags of the passes; where a gradient will be wanted the counts are queued before that wait, so that the GPU
@@ -8,22 +8,28 @@ works on while the host comes round to the backward pass. Flagged sequences go t
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import hashlib
+import logging
+import os
+import tempfile
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lab.errors import LabError, UsageError
+from lab.errors import GpuError, MissingError, UsageError
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.ledger import imbalance
-from lab.rooms.semicrf.model.native import cuda_driver
-from lab.rooms.semicrf.model.native.cuda_driver import Machine
+from lab.rooms.semicrf.model.native.cpu import CPP
 from lab.rooms.semicrf.model.native.cuda_plan import (
     SOURCE,
+    Launch,
     Plan,
     Shape,
     Sizes,
@@ -43,9 +49,65 @@ from lab.rooms.semicrf.model.problem import (
     reject_lengths,
 )
 
+log = logging.getLogger("lab.semicrf")
 SIZES, CROWDED = Sizes(), Sizes(threads=128)
 MOST_BLOCKS = 65535
 """Of threads, in a grid's second and third dimension."""
+
+
+class Machine:
+    """The kernels of one library on one device."""
+
+    def __init__(self, device: torch.device, library: ctypes.CDLL) -> None:
+        self.device, self.library = device, library
+        library.words_of.restype = ctypes.c_char_p
+        self.aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def run(self, plan: Plan, **tensors: Tensor) -> None:
+        """Put a plan's kernels on torch's current stream, with these tensors bound to its names."""
+        words, forked = plan.words(tensors), False
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream()
+            for launch in plan.launches:
+                if launch.aside and not forked:
+                    self.aside.wait_stream(stream)
+                if launch.joins and forked:
+                    stream.wait_stream(self.aside)
+                forked = (forked or launch.aside) and not launch.joins
+                self.launch(launch, words, self.aside if launch.aside else stream)
+            if forked:
+                stream.wait_stream(self.aside)
+
+    def launch(self, launch: Launch, words: dict[str, int], stream: torch.cuda.Stream) -> None:
+        slots, addresses = launch.arguments(words)
+        grid = (*launch.grid, 1, 1)[:3]
+        handle = ctypes.c_void_p(stream.cuda_stream)
+        status = self.library.launch(launch.kernel.encode(), *grid, launch.threads, addresses, handle)
+        del slots  # copied by now
+        if status:
+            reason = (self.library.words_of(status) or b"").decode()
+            raise GpuError(f"CUDA error {status}: {reason}", location=launch.kernel, fix="backend='torch'")
+
+    def fetched(self, value: Tensor) -> Fetched:
+        """A copy of a device's values, queued to the host."""
+        return Fetched(value)
+
+
+class Fetched:
+    """Values on their way to the host, and an event behind them."""
+
+    def __init__(self, value: Tensor) -> None:
+        # Pinned, because a copy to other memory waits for all that is queued.
+        self.host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
+        self.host.copy_(value, non_blocking=True)
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record(torch.cuda.current_stream(value.device))
+
+    def numpy(self) -> np.ndarray:
+        """Waits for them, and for nothing that was queued later."""
+        self.event.synchronize()
+        values: np.ndarray = self.host.numpy()
+        return values
 
 
 @dataclass
@@ -77,13 +139,17 @@ def available() -> str | None:
         return "this is torch for ROCm, and the kernels are CUDA C"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
-    path = cuda_driver.find_nvrtc()
-    if path is None:
-        return "no libnvrtc beside torch or on the system (LAB_NVRTC can name one)"
     try:
-        cuda_driver.driver()
-        cuda_driver.architecture(cuda_driver.nvrtc(path), torch.cuda.get_device_capability())
-    except LabError as error:
+        from torch.utils.cpp_extension import CUDA_HOME, is_ninja_available
+    except ImportError as error:  # setuptools, which not every installation has
+        return str(error)
+    if not CUDA_HOME or not (Path(CUDA_HOME) / "bin" / "nvcc").is_file():
+        return "no nvcc here; CUDA_HOME can name the toolkit that has it"
+    if not is_ninja_available():
+        return "no ninja here, which torch builds extensions with: pip install ninja"
+    try:
+        CPP.find_compiler()  # nvcc has it compile the host's side
+    except MissingError as error:
         return error.problem
     return None
 
@@ -216,20 +282,49 @@ def machine_for(problem: Problem, sizes: Sizes) -> Machine:
 
 @functools.cache
 def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: Sizes, used: int) -> Machine:
-    """Compile the machine, or take it from the cache."""
-    path = cuda_driver.find_nvrtc()
-    if path is None:
-        raise UsageError(f"the CUDA kernels cannot run here: {available()}", fix="backend='torch' or 'auto'")
-    target = cuda_driver.architecture(cuda_driver.nvrtc(path), torch.cuda.get_device_capability(device))
-    constants = defines(dtype, wide, sizes, used)
-    return Machine(device, cuda_driver.compiled(path, SOURCE.read_text(), target, constants))
+    """The kernels' library from the cache, or compiled into it. Raises MissingError."""
+    major, minor = torch.cuda.get_device_capability(device)
+    text, arch = source_text(dtype, wide, sizes, used), f"sm_{major}{minor}"
+    # torch's version, because the loader links the library to torch's own and to its CUDA's runtime.
+    parts = (text, arch, str(torch.__version__), str(torch.version.cuda))
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    path = CPP.folder() / f"semicrf_cuda_{key}.so"
+    if not path.exists():
+        words = "compiling the semi-CRF's CUDA kernels for up to %d labels in %s on %s, once: up to a minute"
+        log.warning(words, used, str(dtype).removeprefix("torch."), arch)
+        compile_to(path, text, arch)
+    return Machine(device, CPP.loaded(path))
 
 
-def defines(dtype: torch.dtype, wide: int, sizes: Sizes, used: int | None = None) -> dict[str, object]:
-    """The constants that a source takes from the compiler's command line, for inputs of a type."""
+def compile_to(path: Path, text: str, arch: str) -> None:
+    """Compile in a folder of its own and rename: in a folder where a build was killed torch's loader waits
+    for ever (pytorch/pytorch#189245). Raises MissingError with the compiler's words.
+    """
+    try:
+        from torch.utils.cpp_extension import load
+
+        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=path.parent) as scratch:
+            source = Path(scratch) / f"{path.stem}.cu"
+            source.write_text(text)
+            options: dict[str, Any] = {"extra_cuda_cflags": [f"-arch={arch}"], "is_python_module": False}
+            load(path.stem, [str(source)], build_directory=scratch, **options)
+            os.replace(Path(scratch) / path.name, path)
+    except (ImportError, OSError, RuntimeError) as error:
+        fix = "CUDA_HOME names another toolkit; backend='torch' needs none"
+        raise MissingError(
+            f"the CUDA kernels do not compile: {str(error)[-4000:]}", location=path, fix=fix
+        ) from error
+
+
+def source_text(dtype: torch.dtype, wide: int, sizes: Sizes, used: int | None = None) -> str:
+    """The source for inputs of a type and a number of labels. Its constants stand in the text: on nvcc's
+    command line they would come before CUDA's own headers.
+    """
     number = "double" if dtype == torch.float64 else "float"
-    types = {"GIVEN": number, "REAL": number, "DOUBLE": int(number == "double")}
-    return {**types, "CP": wide, "USED": used or wide, **sizes.constants(wide)}
+    constants = {"GIVEN": number, "REAL": number, "DOUBLE": int(number == "double")}
+    constants |= {"CP": wide, "USED": used or wide, **sizes.constants(wide)}
+    lines = [f"#define {name} {value}\n" for name, value in constants.items()]
+    return "".join(lines) + f'#line 1 "{SOURCE.name}"\n' + SOURCE.read_text()
 
 
 def as_read(problem: Problem) -> Problem:

@@ -1,4 +1,4 @@
-"""Which kernels of a source run on what, decided by the shape alone: nothing here touches a GPU.
+"""Which kernels of semicrf.cu run on what, decided by the shape alone: nothing here touches a GPU.
 
 A kernel's parameters say what it takes: numbers of the shape or of its launch, places in a workspace, and
 tensors that the caller binds, all by their names. A plan is made once per shape; a call then allocates, adds
@@ -8,27 +8,21 @@ of a millisecond.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
 # As cudaMalloc aligns: a buffer in a workspace is read like a tensor of its own.
 ALIGNED_BYTES = 256
 BYTES = {torch.float64: 8, torch.float32: 4, torch.int32: 4, torch.int64: 8, torch.uint8: 1}
-TYPES = {
-    "double": torch.float64,
-    "Frame": torch.float64,
-    "int": torch.int32,
-    "i64": torch.int64,
-    "u64": torch.int64,
-    "u8": torch.uint8,
-}
+TYPES = {"double": torch.float64, "int": torch.int32, "i64": torch.int64, "u8": torch.uint8}
 """Of a buffer's numbers, by what the kernels call it; REAL is the shape's."""
 KERNEL = re.compile(r"KERNEL\((\w+)[\w, ]*\) (\w+)\(([^)]*)\)")
 PARAMETER = re.compile(r"(\w+)\W+(\w+)\s*(?:,|$)")
@@ -160,25 +154,37 @@ class Launch:
     threads: int = 0
     parameters: tuple[str, ...] = ()
 
+    def arguments(self, words: Mapping[str, int]) -> tuple[Any, Any]:
+        """The arguments in slots of 8 bytes, which must live up to the launch, and the slots' addresses. An
+        int is read from a slot's first 4 bytes.
+        """
+        values, count = {**words, **self.numbers}, len(self.parameters)
+        slots = (ctypes.c_uint64 * count)(*map(values.__getitem__, self.parameters))
+        address = ctypes.addressof(slots)
+        return slots, (ctypes.c_void_p * count)(*range(address, address + 8 * count, 8))
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Launches and the buffers they work on. `workspace` is the name of the tensor that holds the buffers."""
+    """Launches and the buffers they work on. `workspace` is the name of the tensor that holds the buffers;
+    those of the `earlier` plan, in a workspace of its own, can be named too.
+    """
 
     workspace: str
     buffers: dict[str, Buffer]
     bytes: int
     launches: tuple[Launch, ...]
-    names: tuple[str, ...]
-    """Tensors whose addresses are added, in this order."""
-    offsets: np.ndarray
-    bases: np.ndarray
-    """Per argument of all launches: a number or an offset, and which address it is added to (0 for none)."""
+    numbers: Mapping[str, int]
+    earlier: Plan | None
 
-    def slots(self, addresses: Iterable[int]) -> np.ndarray:
-        """The arguments' 8-byte values for these addresses of `names`."""
-        values: np.ndarray = self.offsets + np.array([0, *addresses], np.uint64)[self.bases]
-        return values
+    def words(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Numbers, and addresses of tensors and of buffers, by the parameters' names."""
+        words = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        for plan in (self.earlier, self) if self.earlier else (self,):
+            base = words.get(plan.workspace, 0)
+            words.update({name: base + buffer.offset for name, buffer in plan.buffers.items()})
+        words.update(self.numbers)
+        return words
 
 
 def made(
@@ -189,35 +195,20 @@ def made(
     numbers: Mapping[str, int],
     earlier: Plan | None = None,
 ) -> Plan:
-    """A plan with buffers of the `wanted` shapes; those of the `earlier` plan can be named too."""
+    """A plan with buffers of the `wanted` shapes, each of the type that the kernels give it."""
     used = {launch.kernel: kernels()[launch.kernel] for launch in launches}
-    types = {name: kind for _, parameters in used.values() for name, kind in parameters.items()}
-    kinds, known_numbers = {**TYPES, "REAL": shape.real}, {**shape.numbers(), **numbers}
+    kinds = {name: kind for _, parameters in used.values() for name, kind in parameters.items()}
     buffers, size = {}, 0
     for name, sizes in wanted.items():
-        buffers[name] = Buffer(kinds[types[name]], sizes, size)
+        dtype = shape.real if kinds[name] == "REAL" else TYPES[kinds[name]]
+        buffers[name] = Buffer(dtype, sizes, size)
         size += ceiling(buffers[name].bytes, ALIGNED_BYTES) * ALIGNED_BYTES
-    owners = [(earlier.workspace, earlier.buffers)] if earlier else []
-    locations = {
-        name: (owner, buffer.offset)
-        for owner, pieces in (*owners, (workspace, buffers))
-        for name, buffer in pieces.items()
-    }
-    names, offsets, bases, bound_launches = {"": 0}, [], [], []
-    for launch in launches:
-        threads, parameters = used[launch.kernel]
-        values_by_name = {**known_numbers, **launch.numbers}
-        bound_launches.append(replace(launch, threads=values_by_name[threads], parameters=tuple(parameters)))
-        for name in parameters:
-            base, offset = (
-                ("", values_by_name[name]) if name in values_by_name else locations.get(name, (name, 0))
-            )
-            offsets.append(offset)
-            bases.append(names.setdefault(base, len(names)))
-    values = np.array(offsets, np.int64).astype(np.uint64)
-    return Plan(
-        workspace, buffers, size, tuple(bound_launches), tuple(names)[1:], values, np.array(bases, np.intp)
+    all_numbers = {**shape.numbers(), **numbers}
+    bound = tuple(
+        replace(launch, threads=all_numbers[used[launch.kernel][0]], parameters=tuple(used[launch.kernel][1]))
+        for launch in launches
     )
+    return Plan(workspace, buffers, size, bound, all_numbers, earlier)
 
 
 def ceiling(amount: int, unit: int) -> int:

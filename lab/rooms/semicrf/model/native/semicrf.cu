@@ -19,7 +19,7 @@
 // Long durations go in stages of STAGE blocks: what blocks before a stage bring into it is summed by all
 // multiprocessors between the launches, instead of by the one block of threads that walks through time.
 //
-// Given by the compiler's command line: CP (labels, padded to 32, 64 or 128), USED (labels, padded to a multiple of 8), THREADS (a
+// Defined ahead of this text (cuda.py): CP (labels, padded to 32, 64 or 128), USED (labels, padded to a multiple of 8), THREADS (a
 // multiple of CP, at least twice as many), N (frames in a block, a multiple of 4 and of THREADS / CP), REAL (float or double), DOUBLE
 // (whether it is double), GIVEN (the inputs' type), TILE (frames in a tile of counts), STAGE (blocks in a stage), PARTS (into which
 // the blocks before one are divided, a multiple of THREADS / CP: sums are grouped by it, and so do not depend on the number of
@@ -33,7 +33,7 @@ template <typename Value> using Out = Value* __restrict__;
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define INSIDE static __device__ __forceinline__
 #define UNROLLED(i, begin, stop) _Pragma("unroll") for (int i = begin; i < (stop); ++i)
-#define SLICES (THREADS / CP)
+constexpr int SLICES = THREADS / CP; // no macro: nvcc expands none in a pragma
 #define ROUND 16 /* threads that are left by the first of two rounds over a block */
 #ifndef LABELS_SYNC // a barrier of the first CP threads alone: of one warp it costs next to nothing
 #if CP == 32
@@ -1049,3 +1049,23 @@ KERNEL(THREADS) best_path(
     }
     best_score[b] = top;
 }
+
+#ifdef __NVCC__ // the host's side: another compiler tries the kernels alone
+#define NAMED(kernel) {#kernel, (const void*)kernel}
+static const struct {
+    const char* name;
+    const void* kernel;
+} named[] = {NAMED(prepare), NAMED(outside_parts), NAMED(outside_sums), NAMED(messages), NAMED(label_totals),
+             NAMED(label_sums), NAMED(label_counts), NAMED(far_durations), NAMED(near_durations), NAMED(sum_durations),
+             NAMED(transitions), NAMED(sum_transitions), NAMED(audit), NAMED(score_gradients), NAMED(shared_gradients),
+             NAMED(best_path)};
+
+// A kernel by its name, on a stream of the current device; -> CUDA's status.
+extern "C" int launch(const char* name, int x, int y, int z, int threads, void** arguments, cudaStream_t stream) {
+    for (const auto& one : named)
+        if (!strcmp(one.name, name)) return cudaLaunchKernel(one.kernel, dim3(x, y, z), dim3(threads), arguments, 0, stream);
+    return cudaErrorInvalidDeviceFunction;
+}
+
+extern "C" const char* words_of(int status) { return cudaGetErrorString((cudaError_t)status); }
+#endif

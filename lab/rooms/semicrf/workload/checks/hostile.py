@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from lab.core.words import plural
-from lab.rooms.semicrf.workload.cases.case import Case, poison_free_memory, random_case
-from lab.rooms.semicrf.workload.cases.solution import bits_equal, same_bits, solve
+from lab.rooms.semicrf.workload.cases import (
+    Case,
+    bits_equal,
+    poison_free_memory,
+    random_case,
+    same_bits,
+    solve,
+)
 from lab.rooms.semicrf.workload.checks.subject import FORBIDDEN, SMALL, Row, Subject, as_row, drawn
 
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -83,20 +89,18 @@ def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
     def roll(high: int) -> int:
         return int(torch.randint(0, high, (1,), generator=dice))
 
+    def masked(case: Case, name: str, value: float, share: float) -> Case:
+        values = getattr(case, name)
+        return replace(case, **{name: values.masked_fill(chance(values, dice, share), value)})
+
     shape = (1 + roll(4), 1 + roll(frames), 1 + roll(30), 1 + roll(9))
     case = random_case(dice, *shape, scale=(1.0, 30.0, 1e4)[roll(3)], dtype=torch.float32)
     changes: dict[str, Callable[[Case], Case]] = {
-        "-2e12": lambda c: replace(c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), -2e12)),
-        "-1e30": lambda c: replace(c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), -1e30)),
-        "masked scores": lambda c: replace(
-            c, score_BTC=c.score_BTC.masked_fill(chance(c.score_BTC, dice), FORBIDDEN)
-        ),
-        "masked transitions": lambda c: replace(
-            c, transition_CC=c.transition_CC.masked_fill(chance(c.transition_CC, dice, 0.5), FORBIDDEN)
-        ),
-        "masked durations": lambda c: replace(
-            c, duration_KC=c.duration_KC.masked_fill(chance(c.duration_KC, dice, 0.5), FORBIDDEN)
-        ),
+        "-2e12": lambda c: masked(c, "score_BTC", -2e12, 0.1),
+        "-1e30": lambda c: masked(c, "score_BTC", -1e30, 0.1),
+        "masked scores": lambda c: masked(c, "score_BTC", FORBIDDEN, 0.1),
+        "masked transitions": lambda c: masked(c, "transition_CC", FORBIDDEN, 0.5),
+        "masked durations": lambda c: masked(c, "duration_KC", FORBIDDEN, 0.5),
         "empty grammar row": lambda c: replace(c, transition_CC=emptied(c.transition_CC)),
         "length 1": lambda c: replace(c, lengths_B=torch.ones_like(c.lengths_B)),
         "one free duration": lambda c: one_free(c, 450.0 + 70 * roll(4)),
@@ -125,7 +129,7 @@ def penalised(values: Tensor, dice: torch.Generator) -> Tensor:
     return torch.where(chance(values, dice, 0.5), values - penalty, values)
 
 
-def chance(values: Tensor, dice: torch.Generator, share: float = 0.1) -> Tensor:
+def chance(values: Tensor, dice: torch.Generator, share: float) -> Tensor:
     return torch.rand(values.shape, generator=dice) < share
 
 
@@ -140,14 +144,8 @@ def repeats(subject: Subject) -> Iterator[Row]:
     case = drawn(subject.seed + 300, shape).to(dtype=torch.float32)
     reference = subject.solve(case)
     apart = sum(not same_bits(reference, subject.solve(case)) for _ in range(subject.repeats - 1))
-    yield as_row(
-        "same bits again",
-        shape,
-        torch.float32,
-        apart,
-        0,
-        f"{apart} of {subject.repeats - 1} repeats differ in bits",
-    )
+    text = f"{apart} of {subject.repeats - 1} repeats differ in bits"
+    yield as_row("same bits again", shape, torch.float32, apart, 0, text)
 
 
 def composition(subject: Subject) -> Iterator[Row]:
@@ -163,14 +161,8 @@ def composition(subject: Subject) -> Iterator[Row]:
             bits_equal(alone.logZ_B[0], together.logZ_B[b])
             and bits_equal(alone.score_BTC[0], together.score_BTC[b, :frames])
         )
-    yield as_row(
-        "any batch composition",
-        shape,
-        torch.float32,
-        apart,
-        0,
-        f"{apart} of {shape[0]} sequences change in bits",
-    )
+    text = f"{apart} of {shape[0]} sequences change in bits"
+    yield as_row("any batch composition", shape, torch.float32, apart, 0, text)
 
 
 def poison(subject: Subject) -> Iterator[Row]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from lab.rooms.semicrf.workload.cases.case import Case, random_case
-from lab.rooms.semicrf.workload.cases.solution import Solution, solve
+from lab.rooms.semicrf.workload.cases import Case, Solution, random_case, solve
 
 Row = dict[str, Any]
 # (B, T, K, C): one frame, one label, K > T, K = 1, labels not a power of two, more labels than a warp,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lab.rooms.semicrf.model import api, naive
+from lab.rooms.semicrf.model.autograd import log_partition
 from lab.rooms.semicrf.model.head import SemiCRF
-from lab.rooms.semicrf.model.problem import make_problem
-from lab.rooms.semicrf.workload.cases.solution import Solution, solve
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
+from lab.rooms.semicrf.workload.cases import Solution, solve
 from lab.rooms.semicrf.workload.checks.subject import LONG, SMALL, Row, Subject, as_row, drawn
-from lab.rooms.semicrf.workload.faults import planted, stale_messages
 
 
 def accuracy(subject: Subject) -> Iterator[Row]:
@@ -22,9 +25,8 @@ def accuracy(subject: Subject) -> Iterator[Row]:
         case = drawn(subject.seed + number, shape)
         for dtype in (torch.float64, torch.float32):
             typed = case.to(dtype=dtype)
-            yield from compared(
-                subject.solve(typed), solve(typed.to(dtype=torch.float64), "naive"), shape, dtype
-            )
+            exact = solve(typed.to(dtype=torch.float64), "naive")
+            yield from compared(subject.solve(typed), exact, shape, dtype)
 
 
 def accuracy_long(subject: Subject) -> Iterator[Row]:
@@ -35,9 +37,8 @@ def accuracy_long(subject: Subject) -> Iterator[Row]:
             case = replace(case, transition_CC=case.transition_CC - shape[2] ** 0.5)
         for dtype in (torch.float64, torch.float32):
             typed = case.to(dtype=dtype)
-            yield from compared(
-                subject.solve(typed), solve(typed.to(dtype=torch.float64), "torch"), shape, dtype
-            )
+            exact = solve(typed.to(dtype=torch.float64), "torch")
+            yield from compared(subject.solve(typed), exact, shape, dtype)
 
 
 def compared(
@@ -47,9 +48,8 @@ def compared(
     gap = (solution.logZ_B.double().cpu() - exact.logZ_B.double()).abs()
     allowed = exact.logZ_B.abs() * (1e-12 if wide else 1e-8) + (1e-11 if wide else 2e-5)
     row = int((gap / allowed).argmax())
-    yield as_row(
-        "log Z", shape, dtype, float(gap[row]), float(allowed[row]), f"|d log Z| {float(gap[row]):.2g}"
-    )
+    worst, limit = float(gap[row]), float(allowed[row])
+    yield as_row("log Z", shape, dtype, worst, limit, f"|d log Z| {worst:.2g}")
     for name, limit in (
         ("score_BTC", 1e-10 if wide else 2e-5),
         ("transition_CC", 1e-10 if wide else 1e-5),
@@ -73,16 +73,47 @@ def audit(subject: Subject) -> Iterator[Row]:
     case = drawn(subject.seed + 600, shape).to(dtype=torch.float64)
     on = case.to(subject.device)
     audits_itself = on.score_BTC.is_cuda and api.resolve_backend(subject.backend, on.score_BTC) == "native"
-    faulty = functools.partial(stale_messages if audits_itself else planted("stale"), backend=subject.backend)
+    faulty = functools.partial(stale_messages if audits_itself else stale_counts, backend=subject.backend)
     solution = solve(on, faulty)
     exact = solve(case, "naive")
     fault = "messages" if audits_itself else "counts"
     text = f"planted stale {fault} {'were noticed' if solution.mended else 'went unnoticed'}"
-    yield as_row(
-        "audit of the counts", shape, torch.float64, None, None, text, ok=solution.mended is not None
-    )
+    noticed = solution.mended is not None
+    yield as_row("audit of the counts", shape, torch.float64, None, None, text, ok=noticed)
     for row in compared(solution, exact, shape, torch.float64):
         yield {**row, "check": f"mended {row['check']}"}
+
+
+def stale_counts(*, backend: str, **model: Any) -> Tensor:
+    """log Z whose counts say too much of the first frame, where the alarm gets them: all numbers stay
+    finite, and only the mass is not 1.
+    """
+
+    def spoil(posteriors: Posteriors) -> None:
+        posteriors.label_BTC[0, 0] *= 1.5
+        posteriors.mass_error_B[0] = 0.5
+        if posteriors.imbalance_B is not None:  # of a form that audits its own counts
+            posteriors.imbalance_B[0] = 0.5
+
+    return api.log_partition(backend=backend, alarm=spoil, **model)
+
+
+def stale_messages(*, backend: str, **model: Any) -> Tensor:
+    """log Z whose way back finds some messages of the first sequence half as large again: the compiled GPU
+    form audits its counts while it makes them, so a fault in the counts would come after its audit.
+    """
+    problem = make_problem(**model)
+    engine = api.engine_for(api.resolve_backend(backend, problem.score_BTC), problem)
+
+    def forward(problem: Problem, keep: bool = True) -> Any:
+        state = engine.forward(problem, keep, count=False)
+        if keep:
+            for name in ("arrived", "source"):
+                state.buffer(name)[2] *= 1.5  # before, and after, the third frame
+        return state
+
+    stale = SimpleNamespace(forward=forward, backward=engine.backward, differentiate=engine.differentiate)
+    return log_partition(stale, None, problem)
 
 
 def decoding(subject: Subject) -> Iterator[Row]:

@@ -16,9 +16,8 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.workload.corpus.phones import PHONES_39
 from lab.rooms.semicrf.workload.corpus.synthetic import synthetic
-from lab.rooms.semicrf.workload.corpus.timit import is_timit, read_split
+from lab.rooms.semicrf.workload.corpus.timit import PHONES_39, is_timit, read_split
 from lab.rooms.semicrf.workload.corpus.utterances import (
     MENDED,
     Corpus,

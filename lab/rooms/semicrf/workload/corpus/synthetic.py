@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.workload.corpus.phones import PHONES_39
+from lab.rooms.semicrf.workload.corpus.timit import PHONES_39
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, normalised
 
 FEATURES = 39

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lab.rooms.semicrf.workload.cases.case import Case
+from lab.rooms.semicrf.workload.cases import Case
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus
 from lab.rooms.semicrf.workload.probes import Row, row
 
@@ -15,26 +15,15 @@ from lab.rooms.semicrf.workload.probes import Row, row
 def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
     """What the reader noted of the corpus; it refuses what cannot be trained on."""
     suspects = [note.text for note in corpus.notes if note.suspect]
+    text = some_of(suspects) or "no utterance and no speaker is in both"
+    yield row("test data is apart from training data", "input", not suspects, len(suspects), 0, text)
     mended = [note.text for note in corpus.notes if not note.suspect]
-    yield row(
-        "test data is apart from training data",
-        "input",
-        not suspects,
-        len(suspects),
-        0,
-        some_of(suspects) or "no utterance and no speaker is in both",
-    )
-    yield row("what was mended", "input", True, len(mended), 0, some_of(mended) or "nothing had to be mended")
+    text = some_of(mended) or "nothing had to be mended"
+    yield row("what was mended", "input", True, len(mended), 0, text)
     over = sum(e - s > longest for u in corpus.train for s, e, _ in u.segments)
+    text = f"{over} gold segments are longer than {longest} frames and are split"
     yield row(
-        "gold fits the support",
-        "input",
-        True,
-        over,
-        0,
-        f"{over} gold segments are longer than {longest} frames and are split"
-        if over
-        else "no gold segment is too long",
+        "gold fits the support", "input", True, over, 0, text if over else "no gold segment is too long"
     )
 
 
@@ -43,25 +32,13 @@ def score_probes(case: Case) -> Iterator[Row]:
     inside = torch.arange(case.score_BTC.shape[1]) < case.lengths_B[:, None]
     score = case.score_BTC.cpu()
     wild = (torch.isnan(score) | (score == math.inf)).any(2) & inside
+    text = f"first at sequence {first_place(wild)}" if bool(wild.any()) else "no NaN, no +inf"
+    yield row("scores are finite or -inf", "input", not bool(wild.any()), int(wild.sum()), 0, text)
     closed = (score == -math.inf).all(2) & inside
-    yield row(
-        "scores are finite or -inf",
-        "input",
-        not bool(wild.any()),
-        int(wild.sum()),
-        0,
-        f"first at sequence {first_place(wild)}" if bool(wild.any()) else "no NaN, no +inf",
-    )
-    yield row(
-        "every frame allows a label",
-        "input",
-        not bool(closed.any()),
-        int(closed.sum()),
-        0,
-        f"all labels are -inf at sequence {first_place(closed)}: no segmentation is possible"
-        if bool(closed.any())
-        else "no frame has -inf for every label",
-    )
+    text = "no frame has -inf for every label"
+    if bool(closed.any()):
+        text = f"all labels are -inf at sequence {first_place(closed)}: no segmentation is possible"
+    yield row("every frame allows a label", "input", not bool(closed.any()), int(closed.sum()), 0, text)
 
 
 def first_place(marked: torch.Tensor) -> str:

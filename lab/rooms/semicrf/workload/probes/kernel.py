@@ -18,11 +18,14 @@ from torch import Tensor
 from lab.errors import LabError
 from lab.rooms.semicrf.model import log_domain, naive
 from lab.rooms.semicrf.model.problem import make_problem
-from lab.rooms.semicrf.workload.cases.case import Case, Partition, poison_free_memory, random_case
-from lab.rooms.semicrf.workload.cases.solution import (
+from lab.rooms.semicrf.workload.cases import (
+    Case,
+    Partition,
     Solution,
     difference,
     mass_error,
+    poison_free_memory,
+    random_case,
     same_bits,
     solve,
 )

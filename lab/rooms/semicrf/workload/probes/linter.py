@@ -83,9 +83,8 @@ def outcomes(longest: int, classes: int) -> tuple[Tensor, Tensor]:
 def objective_probes(head: SemiCRF) -> Iterator[Row]:
     """Is the loss a probability, and does a small training with it converge?"""
     for finding in lint_objective(head):
-        yield row(
-            f"linter: {finding.check}", "objective", finding.ok, finding.value, finding.limit, finding.text
-        )
+        title, limits = f"linter: {finding.check}", (finding.value, finding.limit)
+        yield row(title, "objective", finding.ok, *limits, finding.text)
     yield drift_probe(head)
 
 
@@ -110,9 +109,8 @@ def drift_probe(head: SemiCRF) -> Row:
         loss = small.loss(score, None, labels)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
-        norms.append(
-            math.sqrt(sum(float(p.grad.pow(2).sum()) for p in small.parameters() if p.grad is not None))
-        )
+        squares = (p.grad.pow(2).sum() for p in small.parameters() if p.grad is not None)
+        norms.append(math.sqrt(sum(map(float, squares))))
         optimizer.step()
     largest = max(small.magnitudes())
     clean = min(losses) >= -1e-6
@@ -120,16 +118,6 @@ def drift_probe(head: SemiCRF) -> Row:
         f"{DRIFT_STEPS} steps on a tiny problem: loss {losses[0]:.2f} to {losses[-1]:.2f}, gradient norm "
         f"{norms[0]:.2f} to {norms[-1]:.2f}, largest parameter {largest:.1f}"
     )
-    return row(
-        "parameters come to rest",
-        "objective",
-        clean,
-        min(losses),
-        0.0,
-        text
-        + (
-            ""
-            if clean
-            else ": below 0, so the loss is not a likelihood and the parameters grow without bound"
-        ),
-    )
+    if not clean:
+        text += ": below 0, so the loss is not a likelihood and the parameters grow without bound"
+    return row("parameters come to rest", "objective", clean, min(losses), 0.0, text)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.segments import gold_score
-from lab.rooms.semicrf.workload.cases.case import Partition
+from lab.rooms.semicrf.workload.cases import Partition
 from lab.rooms.semicrf.workload.probes.kernel import Kernel
 
 
@@ -171,8 +172,10 @@ IMPOSSIBLE = -1e9
 """torch-struct's own zero: it knows no -inf."""
 
 
-def chain(name: str, target: Any, device: torch.device, parameters: dict[str, str], options: Any) -> Kernel:
-    """A linear chain whose forward gives the log-likelihood of labels: log Z is their score less it."""
+def chain(name: str, target: Any, device: torch.device, *, make: Any, call: Any, names: str) -> Kernel:
+    """A linear chain whose forward gives the log-likelihood of labels: log Z is their score less it. `names`
+    are the package's names of the transition, the start and the end.
+    """
 
     def partition(
         score_BTC: Tensor, transition_CC: Tensor, duration_KC: Tensor, lengths_B: Tensor, **ends: Tensor
@@ -181,19 +184,19 @@ def chain(name: str, target: Any, device: torch.device, parameters: dict[str, st
         lengths_B = lengths_B.to(device)
         mask_BT = torch.arange(score_BTC.shape[1], device=device) < lengths_B[:, None]
         labels_BT = torch.zeros_like(mask_BT, dtype=torch.int64)
-        inputs = {
-            "score_BTC": score_BTC.detach(),
-            "duration_KC": duration_KC.detach(),
-            "lengths_B": lengths_B,
-        }
-        paths = api.viterbi(**inputs, **{key: x.detach() for key, x in model.items()}, backend="torch")[1]
+        scores = {"score_BTC": score_BTC, "duration_KC": duration_KC, **model}
+        plain = {key: value.detach() for key, value in scores.items()}
+        paths = api.viterbi(**plain, lengths_B=lengths_B, backend="torch")[1]
         for row_T, path in zip(labels_BT, paths, strict=True):
             for start, end, label in path:
                 row_T[start:end] = label
-        crf = target(score_BTC.shape[2], **options.get("make", {})).to(device)
-        values = {own: model[parameter] for own, parameter in parameters.items()}
+        crf = target(score_BTC.shape[2], **make(device)).to(device)
+        model_names = ("transition_CC", "start_C", "end_C")
+        values = {
+            title: model[parameter] for title, parameter in zip(names.split(), model_names, strict=True)
+        }
         arguments = (finite_padding(score_BTC, lengths_B), labels_BT, mask_BT)
-        log_p_B = torch.func.functional_call(crf, values, arguments, options.get("call", {}))
+        log_p_B = torch.func.functional_call(crf, values, arguments, call)
         starts_BT = torch.ones_like(mask_BT)
         gold_B = gold_score(
             score_BTC, transition_CC, duration_KC * 0, labels_BT, starts_BT, lengths_B, **ends
@@ -203,24 +206,25 @@ def chain(name: str, target: Any, device: torch.device, parameters: dict[str, st
     return Kernel(name, partition, device, longest=1, infeasible=False)
 
 
-def torch_crf(name: str, target: Any, device: torch.device) -> Kernel:
-    """CRF(num_labels).forward(h, labels, mask) of TorchCRF."""
-    parameters = {"trans_matrix": "transition_CC", "start_trans": "start_C", "end_trans": "end_C"}
-    return chain(name, target, device, parameters, {"make": {"use_gpu": device.type == "cuda"}})
-
-
-def pytorch_crf(name: str, target: Any, device: torch.device) -> Kernel:
-    """CRF(num_tags, batch_first).forward(emissions, tags, mask, reduction) of pytorch-crf."""
-    parameters = {"transitions": "transition_CC", "start_transitions": "start_C", "end_transitions": "end_C"}
-    options = {"make": {"batch_first": True}, "call": {"reduction": "none"}}
-    return chain(name, target, device, parameters, options)
-
-
+TORCH_CRF = partial(
+    chain,
+    make=lambda device: {"use_gpu": device.type == "cuda"},
+    call={},
+    names="trans_matrix start_trans end_trans",
+)
+"""CRF(num_labels).forward(h, labels, mask) of TorchCRF."""
+PYTORCH_CRF = partial(
+    chain,
+    make=lambda device: {"batch_first": True},
+    call={"reduction": "none"},
+    names="transitions start_transitions end_transitions",
+)
+"""CRF(num_tags, batch_first).forward(emissions, tags, mask, reduction) of pytorch-crf."""
 ADAPTERS: tuple[tuple[set[str], Callable[[str, Any, torch.device], Kernel]], ...] = (
     ({"cum_scores", "duration_bias", "K"}, streaming),
     ({"log_potentials"}, struct),
     ({"num_classes", "max_duration"}, flash_head),
-    ({"num_labels", "use_gpu"}, torch_crf),
-    ({"num_tags", "batch_first"}, pytorch_crf),
+    ({"num_labels", "use_gpu"}, TORCH_CRF),
+    ({"num_tags", "batch_first"}, PYTORCH_CRF),
 )
 """By the parameters that tell each."""

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from lab.rooms.semicrf.model.native import cuda as native_cuda
-from lab.rooms.semicrf.model.native.cuda_driver import argument_addresses
-from lab.rooms.semicrf.model.native.cuda_plan import SOURCE, Plan, Sizes, kernels
+from lab.rooms.semicrf.model.native.cuda_plan import Plan, Sizes, kernels
 
 HEADER = Path(__file__).parent / "cuda_on_cpu.h"
 SMALL = Sizes(
@@ -28,10 +27,10 @@ def build(
     sizes: Sizes = SMALL,
     more: tuple[Any, ...] = (),
 ) -> ctypes.CDLL:
-    """The library for these sizes and what else `defines` takes; `mutant` is a piece of the source and
+    """The library for these sizes and what else `source_text` takes; `mutant` is a piece of the source and
     another.
     """
-    text = SOURCE.read_text()
+    text = native_cuda.source_text(dtype, wide, sizes, *more)
     if mutant:
         assert text.count(mutant[0]) == 1, f"{mutant[0]!r} is there {text.count(mutant[0])} times"
         text = text.replace(*mutant)
@@ -43,7 +42,6 @@ def build(
     source.write_text(
         f'#include "{HEADER}"\n{text}\nconst Named kernels[] = {{{table}, {{nullptr, nullptr}}}};\n'
     )
-    given = [f"-D{name}={value}" for name, value in native_cuda.defines(dtype, wide, sizes, *more).items()]
     command = [
         "g++",
         "-std=c++17",
@@ -51,7 +49,6 @@ def build(
         "-w",
         "-fPIC",
         "-shared",
-        *given,
         str(source),
         "-o",
         f"{source}.so",
@@ -73,10 +70,11 @@ class Emulated:
         return value.clone()
 
     def run(self, plan: Plan, **tensors: torch.Tensor) -> None:
-        slots = plan.slots(tensors[name].data_ptr() for name in plan.names)
-        for launch, addresses in zip(plan.launches, argument_addresses(plan, slots), strict=True):
+        words = plan.words(tensors)
+        for launch in plan.launches:
             self.launched.append(launch.kernel)
             grid = (*launch.grid, 1, 1)[:3]
+            _slots, addresses = launch.arguments(words)
             status = self.library.emulate(
                 launch.kernel.encode(), *grid, launch.threads, addresses, self.order
             )

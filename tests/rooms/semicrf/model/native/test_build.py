@@ -14,9 +14,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 
 from lab.errors import MissingError  # noqa: E402
-from lab.rooms.semicrf.model import api  # noqa: E402
-from lab.rooms.semicrf.model.native import build as native_build  # noqa: E402
-from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
+from lab.rooms.semicrf.model import api, native  # noqa: E402
+from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -28,14 +27,14 @@ def test_without_a_compiler_it_is_said_where_one_was_looked_for(monkeypatch, tmp
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError, match="no C\\+\\+ compiler here") as caught:
-        native_build.built()
+        native_cpu.CPP.built(native_cpu.SOURCE)
     assert "c++, g++, clang++" in str(caught.value) and "backend='torch'" in str(caught.value.fix)
 
 
 def test_a_cxx_that_is_no_program_is_named(monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/c++ -O1")
     with pytest.raises(MissingError, match="/nowhere/c"):
-        native_build.built()
+        native_cpu.CPP.built(native_cpu.SOURCE)
 
 
 @compiled
@@ -43,7 +42,7 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(MissingError, match="cannot be kept") as caught:
-        native_build.built()
+        native_cpu.CPP.built(native_cpu.SOURCE)
     assert str(tmp_path / "file") in str(caught.value) and "XDG_CACHE_HOME" in str(caught.value.fix)
 
 
@@ -53,7 +52,7 @@ def test_nothing_is_loaded_from_a_folder_that_others_may_write_to(monkeypatch, t
     (tmp_path / "lab" / "native").chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(MissingError, match="others may write"):
-        native_build.built()
+        native_cpu.CPP.built(native_cpu.SOURCE)
 
 
 @compiled
@@ -62,7 +61,7 @@ def test_a_user_without_a_home_gets_no_folder_named_tilde(monkeypatch, tmp_path)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingError, match="no home"):
-        native_build.built()
+        native_cpu.CPP.built(native_cpu.SOURCE)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,7 +75,7 @@ def test_a_full_disk_is_named(monkeypatch, tmp_path):
     source = tmp_path / "small.cpp"
     source.write_text("int a;")
     with pytest.raises(MissingError, match="no space left on the disk"):
-        native_build.built(source)
+        native_cpu.CPP.built(source)
     assert list((tmp_path / "lab" / "native").iterdir()) == []
 
 
@@ -86,7 +85,7 @@ def test_a_source_that_does_not_compile_shows_the_compilers_words_and_leaves_not
     source = tmp_path / "broken.cpp"
     source.write_text('extern "C" int lab() { return undeclared_name; }\n')
     with pytest.raises(MissingError, match="undeclared_name"):
-        native_build.built(source)
+        native_cpu.CPP.built(source)
     assert list((tmp_path / "cache" / "lab" / "native").iterdir()) == []
 
 
@@ -95,26 +94,26 @@ def test_a_library_that_does_not_load_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "small.cpp"
     source.write_text('extern "C" int lab() { return 7; }\n')
-    made = native_build.folder() / native_build.file_name(source, *native_build.find_compiler())
+    made = native_cpu.CPP.folder() / native_cpu.CPP.file_name(source, *native_cpu.CPP.find_compiler())
     made.write_bytes(b"\x7fELF")
     with pytest.raises(MissingError, match="does not load") as caught:
-        native_build.built(source)
+        native_cpu.CPP.built(source)
     made.unlink()
-    assert native_build.built(source).lab() == 7
+    assert native_cpu.CPP.built(source).lab() == 7
     assert str(made) in str(caught.value)
 
 
 @compiled
 def test_another_source_or_compiler_is_another_file(monkeypatch, tmp_path):
-    command, version = native_build.find_compiler()
+    command, version = native_cpu.CPP.find_compiler()
     source = tmp_path / "a.cpp"
     source.write_text("int a;")
-    first = native_build.file_name(source, command, version)
-    assert first == native_build.file_name(source, command, version)
-    assert first != native_build.file_name(source, command, version + " newer")
-    assert first != native_build.file_name(source, [*command, "-O1"], version)
+    first = native_cpu.CPP.file_name(source, command, version)
+    assert first == native_cpu.CPP.file_name(source, command, version)
+    assert first != native_cpu.CPP.file_name(source, command, version + " newer")
+    assert first != native_cpu.CPP.file_name(source, [*command, "-O1"], version)
     source.write_text("int b;")
-    assert first != native_build.file_name(source, command, version)
+    assert first != native_cpu.CPP.file_name(source, command, version)
 
 
 @compiled
@@ -122,8 +121,8 @@ def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path):
     source = tmp_path / "small.cpp"
     source.write_text('#include <thread>\nextern "C" int lab() { return 7; }\n')
     program = (
-        "import sys, pathlib; from lab.rooms.semicrf.model.native import build; "
-        "assert build.built(pathlib.Path(sys.argv[1])).lab() == 7"
+        "import sys, pathlib; from lab.rooms.semicrf.model.native import cpu; "
+        "assert cpu.CPP.built(pathlib.Path(sys.argv[1])).lab() == 7"
     )
     env = {
         **os.environ,
@@ -143,8 +142,8 @@ def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path):
 
 
 def test_the_source_lies_in_the_package():
-    assert native_build.SOURCE.is_file()
-    assert native_build.SOURCE.is_relative_to(Path(api.__file__).parent)
+    assert native_cpu.SOURCE.is_file()
+    assert native_cpu.SOURCE.is_relative_to(Path(api.__file__).parent)
 
 
 @compiled
@@ -152,12 +151,12 @@ def test_no_read_or_write_leaves_its_memory_at_any_number_of_labels(tmp_path):
     program, here = tmp_path / "sanitized", Path(__file__).with_name("sanitized.cpp")
     # Two lanes, as SSE2 has: rows are padded to eight labels, and eight lanes would hide a step too far.
     flags = ("-std=c++17", "-O0", "-g1", "-pthread", "-DLAB_LANES=2", "-fsanitize=address")
-    command, _ = native_build.find_compiler()
+    command, _ = native_cpu.CPP.find_compiler()
     empty = tmp_path / "empty.cpp"
     empty.write_text("int main() {}")
     if subprocess.run([*command, *flags, empty, "-o", program], capture_output=True).returncode:
         pytest.skip("this compiler has no sanitizers")
-    built = [*command, *flags, f"-I{native_build.SOURCE.parent}", here, "-o", program]
+    built = [*command, *flags, f"-I{native_cpu.SOURCE.parent}", here, "-o", program]
     subprocess.run(built, check=True)
     ran = subprocess.run([program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[:3000]

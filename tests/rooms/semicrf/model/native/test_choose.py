@@ -10,8 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 
 from lab.errors import MissingError  # noqa: E402
-from lab.rooms.semicrf.model import api  # noqa: E402
-from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
+from lab.rooms.semicrf.model import api, native  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
 
 pytestmark = pytest.mark.torch

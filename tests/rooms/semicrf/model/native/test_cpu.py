@@ -12,11 +12,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, log_domain, naive  # noqa: E402
-from lab.rooms.semicrf.model.native import build as native_build  # noqa: E402
-from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
+from lab.rooms.semicrf.model import (  # noqa: E402
+    api,
+    log_domain,
+    naive,
+    native,
+)
 from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
-from lab.rooms.semicrf.workload.cases.solution import bits_equal  # noqa: E402
+from lab.rooms.semicrf.workload.cases import bits_equal  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, balanced, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -68,10 +71,10 @@ def test_the_cpp_form_equals_torch_at_every_number_of_vectors(shape, masked):
 def test_vectors_of_every_width_give_the_same_numbers(monkeypatch, tmp_path, lanes):
     problems = [random_problem(2, 40, 9, labels, masked=0.3, seed=labels) for labels in (1, 5, 8, 13, 39)]
     usual = [solve(problem) for problem in problems]
-    compiler, _ = native_build.find_compiler()
+    compiler, _ = native_cpu.CPP.find_compiler()
     monkeypatch.setenv("CXX", shlex.join([*compiler, f"-DLAB_LANES={lanes}"]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    other = native_build.built()
+    other = native_cpu.CPP.built(native_cpu.SOURCE)
     monkeypatch.setattr(native_cpu, "library", lambda: other)
     for problem, expected in zip(problems, usual, strict=True):
         agree(problem, expected, solve(problem))

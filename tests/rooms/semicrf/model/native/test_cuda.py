@@ -16,13 +16,12 @@ from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import BadDataError, UsageError  # noqa: E402
 from lab.rooms.semicrf.model import api, autograd, ledger, log_domain, naive  # noqa: E402
-from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
-from lab.rooms.semicrf.model.native import choose  # noqa: E402
+from lab.rooms.semicrf.model import native as choose  # noqa: E402
+from lab.rooms.semicrf.model.autograd import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import admitted, make_problem  # noqa: E402
-from lab.rooms.semicrf.workload.cases.case import random_case  # noqa: E402
-from lab.rooms.semicrf.workload.cases.solution import solve  # noqa: E402
-from lab.rooms.semicrf.workload.faults import stale_messages  # noqa: E402
+from lab.rooms.semicrf.workload.cases import random_case, solve  # noqa: E402
+from lab.rooms.semicrf.workload.checks.values import stale_messages  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import (  # noqa: E402
     COUNTS,

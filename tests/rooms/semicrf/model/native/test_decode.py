@@ -13,8 +13,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from lab.rooms.semicrf.model import api, naive  # noqa: E402
-from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
+from lab.rooms.semicrf.model import (  # noqa: E402
+    api,
+    naive,
+    native,
+)
 from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402

@@ -19,8 +19,8 @@ from hypothesis import strategies as st  # noqa: E402
 
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model import api, ledger, log_domain  # noqa: E402
-from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
-from lab.rooms.semicrf.model.native import choose  # noqa: E402
+from lab.rooms.semicrf.model import native as choose  # noqa: E402
+from lab.rooms.semicrf.model.autograd import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.validation.points import Validator  # noqa: E402
 from lab.rooms.semicrf.model.validation.watch import CRFWatch  # noqa: E402

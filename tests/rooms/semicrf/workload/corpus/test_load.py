@@ -14,7 +14,7 @@ import pytest
 
 from lab.errors import BadDataError, MissingError
 from lab.rooms.semicrf.config import PRESETS, TrainConfig
-from lab.rooms.semicrf.workload.corpus import phones, preprocess, timit
+from lab.rooms.semicrf.workload.corpus import timit
 from lab.rooms.semicrf.workload.corpus.load import from_jsonl, load_corpus
 from lab.rooms.semicrf.workload.corpus.utterances import cropped
 
@@ -122,9 +122,9 @@ def test_a_fixed_length_that_nothing_reaches_is_an_error():
 
 
 def test_all_61_phones_fold_into_39():
-    assert len(phones.PHONES_39) == 39 and set(phones.FOLDING) == set(FOLDED_61)
-    assert set(phones.FOLDING.values()) == set(phones.PHONES_39)
-    assert [phones.FOLDING[p] for p in ("ao", "zh", "q", "h#", "el", "en", "hv")] == [
+    assert len(timit.PHONES_39) == 39 and set(timit.FOLDING) == set(FOLDED_61)
+    assert set(timit.FOLDING.values()) == set(timit.PHONES_39)
+    assert [timit.FOLDING[p] for p in ("ao", "zh", "q", "h#", "el", "en", "hv")] == [
         "aa",
         "sh",
         "sil",
@@ -176,7 +176,7 @@ def test_a_timit_folder_becomes_frames_and_segments(timit_folder):
         "DR1_MBBB0_SI2",
     ]
     assert rows[0]["features"].shape == (101, 39) and np.isfinite(rows[0]["features"]).all()
-    names = [phones.PHONES_39[label] for _, _, label in rows[0]["segments"]]
+    names = [timit.PHONES_39[label] for _, _, label in rows[0]["segments"]]
     assert names == ["sil", "sh", "sil", "t", "sil"], (
         "the last frame belongs to the last phone, not to class 0"
     )
@@ -185,7 +185,7 @@ def test_a_timit_folder_becomes_frames_and_segments(timit_folder):
 
 def test_preprocess_writes_what_training_reads(timit_folder, tmp_path):
     out = tmp_path / "prepared"
-    list(preprocess.preprocess(timit_folder, out, feature_type="mfcc", n_mfcc=13, n_mels=80))
+    list(timit.preprocess(timit_folder, out, feature_type="mfcc", n_mfcc=13, n_mels=80))
     assert json.loads((out / "phone_mapping.json").read_text())["phone_to_idx"]["sil"] == 30
     assert json.loads((out / "train_segment_stats.json").read_text())["sh"]["count"] == 4
     read = from_jsonl(out)
@@ -313,10 +313,10 @@ def test_a_nan_as_python_writes_it_is_named_by_utterance_and_frame(tmp_path):
 
 
 def test_sound_after_the_last_phone_is_silence_of_its_own():
-    sil = phones.PHONES_39.index("sil")
+    sil = timit.PHONES_39.index("sil")
     lines = [(0, 1600, 3), (1600, 3200, 4)]
-    assert phones.frames_of(lines, 24, Path("x")) == [(0, 10, 3), (10, 24, 4)]
-    assert phones.frames_of(lines, 60, Path("x")) == [(0, 10, 3), (10, 20, 4), (20, 60, sil)]
+    assert timit.frames_of(lines, 24, Path("x")) == [(0, 10, 3), (10, 24, 4)]
+    assert timit.frames_of(lines, 60, Path("x")) == [(0, 10, 3), (10, 20, 4), (20, 60, sil)]
 
 
 @pytest.mark.parametrize(

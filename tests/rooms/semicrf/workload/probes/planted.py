@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
+
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.ledger import mass
 
 CALLS = itertools.count()
 CLOSED = -float("inf")
@@ -89,3 +93,42 @@ def scan(score, transition, duration, lengths, start_C=None, end_C=None, fault=N
         call = next(CALLS)
         log_z = log_z + 1e-6 * log_z.detach().nan_to_num() * (call % 3)
     return Scaled.apply(log_z, None) if fault == "incoming gradient ignored" else log_z
+
+
+def faulty(fault, partition=api.log_partition):
+    """A sound partition function with a fault around it, as a kernel may have it; `None` for none."""
+
+    def overread(*, lengths_B=None, **model):
+        if lengths_B is not None:
+            lengths_B = (lengths_B + 2).clamp(max=model["score_BTC"].shape[1])
+        return partition(lengths_B=lengths_B, **model)
+
+    def race(*, score_BTC, **model):
+        """Every third call one sequence's message is stale, at a moving frame; every ninth it is NaN."""
+        call = next(CALLS)
+        if call % 3 == 2:
+            stale = torch.zeros_like(score_BTC)
+            b, t = call % len(score_BTC), call % max(1, score_BTC.shape[1] // 2)
+            stale[b, t] = math.nan if call % 9 == 8 else 5.0
+            stale[b, t, 0] = 0.0
+            score_BTC = score_BTC + stale
+        return partition(score_BTC=score_BTC, **model)
+
+    def stale(*, lengths_B=None, alarm=None, **model):
+        """The posteriors of the first frames of the first sequence are e^0.5 times too large."""
+
+        def spoil(posteriors):
+            whole_B = torch.full_like(posteriors.mass_frame_B, model["score_BTC"].shape[1])
+            ends_B = whole_B if lengths_B is None else lengths_B
+            posteriors.label_BTC[0, : 1 + int(ends_B[0]) // 4] *= math.exp(0.5)
+            error_B, frame_B = mass(posteriors.label_BTC, ends_B, posteriors.log_z_B)
+            posteriors.mass_error_B.copy_(error_B)
+            posteriors.mass_frame_B.copy_(frame_B)
+            if posteriors.imbalance_B is not None:
+                posteriors.imbalance_B.copy_(error_B)
+            if alarm is not None:
+                alarm(posteriors)
+
+        return partition(lengths_B=lengths_B, alarm=spoil, **model)
+
+    return {"overread": overread, "race": race, "stale": stale}.get(fault, partition)

@@ -1,0 +1,290 @@
+"""A case: one batch of scores and parameters, apart from any network; what a backend makes of it, and how
+that compares: bits, posterior mass, float64. The smallest case that still fails is saved as `case.npz`, with
+the few lines of `reproduce.py` that run it again.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.core.files import write_atomic
+from lab.errors import BadDataError
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.autograd import MendedCounts
+
+Partition = Callable[..., Tensor]
+MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """score (B, T, C), transition (C, C), duration (K, C), lengths (B,), start and end (C,)."""
+
+    score_BTC: Tensor
+    transition_CC: Tensor
+    duration_KC: Tensor
+    lengths_B: Tensor
+    start_C: Tensor
+    end_C: Tensor
+
+    def inputs(self) -> dict[str, Tensor]:
+        """The arguments of the functions in api.py."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Case:
+        """Floats to `dtype`, all but the lengths to `device`."""
+        moved = {
+            field.name: getattr(self, field.name).to(device=device, dtype=dtype)
+            for field in fields(self)
+            if field.name != "lengths_B"
+        }
+        return replace(self, **moved)
+
+    def rows(self, index: list[int]) -> Case:
+        lengths = self.lengths_B[index]
+        return replace(
+            self, score_BTC=self.score_BTC[index][:, : max(1, int(lengths.max()))], lengths_B=lengths
+        )
+
+    def cut(self, frames: int) -> Case:
+        """The first `frames` frames of every sequence."""
+        return replace(self, score_BTC=self.score_BTC[:, :frames], lengths_B=self.lengths_B.clamp(max=frames))
+
+    def without_first(self, frames: int) -> Case:
+        return replace(self, score_BTC=self.score_BTC[:, frames:], lengths_B=self.lengths_B - frames)
+
+    def padded(self, frames: int, value: float) -> Case:
+        """`frames` more frames, and `value` wherever no sequence is."""
+        size, length, classes = self.score_BTC.shape
+        rows_added = self.score_BTC.new_zeros(size, frames, classes)
+        score = torch.cat([self.score_BTC, rows_added], dim=1)
+        inside = torch.arange(length + frames) < self.lengths_B[:, None]
+        return replace(
+            self, score_BTC=torch.where(inside[..., None].to(score.device), score, score.new_full((), value))
+        )
+
+    def save(self, path: Path) -> None:
+        data = io.BytesIO()
+        np.savez_compressed(
+            data, **{f.name: getattr(self, f.name).detach().cpu().numpy() for f in fields(self)}
+        )
+        write_atomic(path, data.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> Case:
+        """Raises BadDataError for a file that is not a case; nothing in it is executed."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
+                    raise BadDataError("a case of more than 1 GiB when unpacked", location=path)
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**{field.name: torch.from_numpy(arrays[field.name]) for field in fields(cls)})
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            raise BadDataError(f"not a semi-CRF case: {error}", location=path) from error
+
+
+def poison_free_memory(device: torch.device, amount_bytes: int = 256 << 20) -> None:
+    """Fill free memory with NaN, so that reading what was never written shows."""
+    blocks = [
+        torch.full((max(1, amount_bytes >> shift) // 4,), float("nan"), device=device)
+        for shift in range(1, 16)
+    ]
+    del blocks
+
+
+def random_case(
+    dice: Any,
+    batch: int,
+    frames: int,
+    longest: int,
+    classes: int,
+    *,
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> Case:
+    """Normal scores and parameters, lengths 1..frames with one full; `dice` is a torch.Generator."""
+
+    def normal(*shape: int) -> Tensor:
+        return scale * torch.randn(*shape, generator=dice, dtype=dtype)
+
+    lengths = torch.randint(1, frames + 1, (batch,), generator=dice)
+    lengths[0] = frames
+    return Case(
+        normal(batch, frames, classes),
+        normal(classes, classes),
+        normal(longest, classes),
+        lengths,
+        normal(classes),
+        normal(classes),
+    )
+
+
+@dataclass(frozen=True)
+class Solution:
+    """log Z and the gradients of its sum; posteriors are the gradient by the scores.
+
+    `mended` is the warning with which the backend's counts were computed again: these gradients are right,
+    and the backend is not.
+    """
+
+    logZ_B: Tensor
+    score_BTC: Tensor
+    transition_CC: Tensor
+    duration_KC: Tensor
+    start_C: Tensor
+    end_C: Tensor
+    mended: str | None = None
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        return [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "mended"]
+
+    def first_nonfinite(self, lengths_B: Tensor) -> str | None:
+        """The first invalid tensor; log Z may be -inf, and its gradients are then 0."""
+        for name, tensor in self.tensors():
+            bad = torch.isnan(tensor) | (tensor == float("inf"))
+            if name != "logZ_B":
+                bad = ~torch.isfinite(tensor)
+            if bool(bad.any()):
+                place = " ".join(map(str, bad.nonzero()[0].tolist()))
+                return f"{'log Z' if name == 'logZ_B' else 'gradient of ' + name} at [{place}]"
+        return None
+
+
+def solve(case: Case, partition: Partition | str, weight_B: Tensor | None = None) -> Solution:
+    """log Z and all gradients of its sum, or of the sum with these weights, by one forward and one backward
+    pass of a partition function or of a backend.
+    """
+    if isinstance(partition, str):
+        partition = functools.partial(api.log_partition, backend=partition)
+    names = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
+    leaves = {name: getattr(case, name).detach().clone().requires_grad_() for name in names}
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        logZ_B = partition(**leaves, lengths_B=case.lengths_B)
+        # An infeasible sequence has log Z = -inf: its incoming gradient must not turn 0 into NaN: it stays.
+        torch.autograd.backward(logZ_B, torch.ones_like(logZ_B) if weight_B is None else weight_B.to(logZ_B))
+    grads = {
+        name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for name, leaf in leaves.items()
+    }
+    return Solution(logZ_B.detach(), **grads, mended=_mended(raised))
+
+
+def _mended(raised: Sequence[warnings.WarningMessage]) -> str | None:
+    """The first warning of mended counts; every other warning is passed on."""
+    messages = [str(warning.message) for warning in raised if issubclass(warning.category, MendedCounts)]
+    for warning in raised:
+        if not issubclass(warning.category, MendedCounts):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return messages[0] if messages else None
+
+
+def same_bits(left: Solution, right: Solution) -> bool:
+    return all(bits_equal(a, b) for (_, a), (_, b) in zip(left.tensors(), right.tensors(), strict=True))
+
+
+def bits_equal(a: Tensor, b: Tensor) -> bool:
+    """Equal to the last bit, NaN included."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.shape == b.shape and torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
+
+
+def mass_error(case: Case, solution: Solution) -> float:
+    """How far the gradient by the scores is from a probability for each label of each frame: its sum over the
+    labels from 1, and a number from 0 to 1; 0 is perfect. Infeasible sequences have no mass.
+    """
+    alive_B = torch.isfinite(solution.logZ_B).cpu()
+    inside_BT = torch.arange(case.score_BTC.shape[1]) < (case.lengths_B * alive_B)[:, None]
+    label_BTC = solution.score_BTC.double().cpu()
+    beyond = torch.maximum(label_BTC - 1, -label_BTC).max()
+    return float(torch.maximum((label_BTC.sum(2) - inside_BT.double()).abs().max(), beyond))
+
+
+def difference(case: Case, solution: Solution) -> str | None:
+    """What in `solution` differs from the plain float64 reference by more than float32 may; None if nothing
+    does.
+    """
+    if solution.mended:
+        return solution.mended
+    exact = solve(case.to("cpu", torch.float64), "naive")
+    bad = solution.first_nonfinite(case.lengths_B)
+    if bad:
+        return f"not finite: {bad}; float64 has log Z = {exact.logZ_B.tolist()}"
+    frames = exact.score_BTC.shape[1]
+    logZ, posterior = solution.logZ_B.double().cpu(), solution.score_BTC[:, :frames].double().cpu()
+    apart = torch.where(logZ == exact.logZ_B, torch.zeros_like(logZ), (logZ - exact.logZ_B).abs())
+    gap = float(apart.max())
+    if gap > 1e-7 * float(exact.logZ_B.nan_to_num(neginf=0.0).abs().max()) + 1e-4:
+        return f"log Z differs by {gap:.3g}: {logZ.tolist()} against {exact.logZ_B.tolist()} in float64"
+    off = (posterior - exact.score_BTC).abs()
+    if float(off.max()) > 1e-4:
+        b, t, c = (off > 1e-4).nonzero()[0].tolist()
+        return f"posteriors differ by {float(off.max()):.3g}, first at b={b} t={t} c={c}"
+    return None
+
+
+REPRODUCE = '''\
+"""Run the case beside this file on one backend and compare it with float64. Exit code 1: it still fails."""
+import pathlib
+import sys
+
+import torch
+
+from lab.errors import LabError
+from lab.rooms.semicrf.workload.cases import Case, difference, solve
+
+BACKEND, PADDING = {backend!r}, {padding!r}
+case = Case.load(pathlib.Path(__file__).with_name("case.npz"))
+tested = case.to("cuda" if torch.cuda.is_available() else "cpu")
+if PADDING:
+    tested = tested.padded(PADDING, float("nan"))
+for attempt in range(1, 21):  # a race shows in one of many runs
+    try:
+        text = difference(case, solve(tested, BACKEND))
+    except LabError as error:  # of numbers that a sound kernel does not look at
+        text = error
+    if text:
+        sys.exit(f"run {{attempt}}: {{text}}")
+print("20 runs agree with float64")
+'''
+
+
+def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
+    """The smallest case found that still fails: one sequence, its frames halved from both ends as far as
+    possible.
+    """
+    for b in range(len(case.lengths_B)):
+        if fails(case.rows([b])):
+            case = case.rows([b])
+            break
+    for smaller in (_without_last, Case.without_first):
+        step = int(case.lengths_B.max()) // 2
+        while step >= 1:
+            remaining = int(case.lengths_B.min()) - step
+            if remaining >= 1 and fails(smaller(case, step)):
+                case = smaller(case, step)
+                step = min(step, int(case.lengths_B.max()) // 2)
+            else:
+                step //= 2
+    return case
+
+
+def _without_last(case: Case, frames: int) -> Case:
+    return case.cut(int(case.lengths_B.max()) - frames)
+
+
+def save_reproducer(case: Case, folder: Path, *, backend: str, padding: int) -> list[str]:
+    """case.npz and reproduce.py in `folder`; -> their names."""
+    case.save(folder / "case.npz")
+    write_atomic(folder / "reproduce.py", REPRODUCE.format(backend=backend, padding=padding))
+    return ["case.npz", "reproduce.py"]
