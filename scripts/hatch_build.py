@@ -21,7 +21,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HOW = Path("lab/native.py")
 SOURCES = (
     Path("lab/recordings/kineto/native/scan.c"),
-    Path("lab/rooms/nan/watch/native/counts.c"),
+    Path("lab/rooms/nan/watch/counts.c"),
 )
 WANTED = "LAB_WHEEL"
 # Nothing of this machine in the file: no paths, no symbols, no id of the build, no later processor.

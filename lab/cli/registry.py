@@ -93,7 +93,7 @@ SECTIONS = {
 # What lab scans with C where it can -> the module whose library_state() says whether it does.
 SCANNERS = {
     "traces": "lab.recordings.kineto.native.scanner",
-    "tensors on a CPU": "lab.rooms.nan.watch.native.find",
+    "tensors on a CPU": "lab.rooms.nan.watch.native",
 }
 
 # What compares nixnan logs for `lab diff`: recognises(path) and diff(a, b, repeat_a, as_json).

@@ -22,7 +22,6 @@ BADGES = {
     "partly-seen": "not everything was seen",
     "nothing-seen": "nothing was seen",
 }
-PILLS: dict[str, str] = {**STATUS_OF}
 STEPS_BY = {
     "weights": "Steps are counted by writes to the weights: no optimizer of torch has run.",
     "backward": "Steps are counted by calls of backward: no optimizer of torch has run.",
@@ -231,28 +230,19 @@ def _count(value: float | str) -> str:
 
 
 def _headroom(records: Sequence[Record]) -> pd.DataFrame:
-    rows = []
-    for record in records:
-        for peak in record.headroom:
-            for share in peak.get("shares") or [{}]:
-                row = {"rank": record.rank, "class": peak.get("class"), "dtype": peak.get("dtype")}
-                rows.append(
-                    row | {"largest": peak.get("largest"), **(share if isinstance(share, dict) else {})}
-                )
-    table: pd.DataFrame = pd.DataFrame(rows)
+    table: pd.DataFrame = pd.DataFrame(
+        [{"rank": record.rank, **peak} for record in records for peak in record.headroom]
+    )
     return table
 
 
 def _cards(verdict: Verdict, records: Sequence[Record]) -> list[Card]:
+    updates = max((record.updates for record in records), default=0)
     cards = [Card("Status", verdict.status, "tables/ranks.csv")]
-    cards.append(
-        Card("Updates", str(max((record.updates for record in records), default=0)), "tables/ranks.csv")
-    )
-    if verdict.first is not None:
-        cards.append(
-            Card("First bad stage", verdict.first.stage, "tables/events.csv", note=verdict.first.place)
-        )
-        cards.append(Card("First bad step", str(verdict.first.step), "tables/events.csv"))
+    cards += [Card("Updates", str(updates), "tables/ranks.csv")]
+    if (event := verdict.first) is not None:
+        cards += [Card("First bad stage", event.stage, "tables/events.csv", note=event.place)]
+        cards += [Card("First bad step", str(event.step), "tables/events.csv")]
     return cards
 
 
@@ -262,15 +252,12 @@ def _sections(
     captions = {
         "ranks": ("Ranks", "One row per rank and model: its own verdict, and how many tensors it looked at"),
         "events": ("What was bad, in order of time", "Per rank; the first row of a rank is its verdict"),
-        "headroom": (
-            "Headroom",
-            "Largest magnitude by class, and the shares of a sample that a cast to each format would lose",
-        ),
+        "headroom": ("Headroom", "Largest magnitude of each class and type"),
     }
     sections = [
         Section(
             captions[name][0],
-            [Table(frame, captions[name][1], f"tables/{name}.csv", pills=PILLS, open_rows=30)],
+            [Table(frame, captions[name][1], f"tables/{name}.csv", pills={**STATUS_OF}, open_rows=30)],
         )
         for name, frame in frames.items()
         if len(frame)

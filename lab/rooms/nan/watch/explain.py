@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,11 +18,11 @@ from lab.rooms.nan.watch.leaves import (
     CACHE,
     as_counted,
     is_unbuilt,
+    leaves,
     part_of_layer,
     quiet,
-    tensors_of_cache,
 )
-from lab.rooms.nan.watch.roles import OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
+from lab.rooms.nan.watch.roles import IN, OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
 
 
 @dataclass(frozen=True)
@@ -53,22 +52,7 @@ class Step:
     births: list[Birth] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     extremes: list[str] = field(default_factory=list)  # of the last modules before the first bad number
-    _totals: dict[str, float] | None = None
-    _settle: Callable[[], None] | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def totals(self) -> dict[str, float]:
-        """Counts by KINDS over the distinct tensors that modules put out."""
-        if self._totals is None and self._settle is not None:
-            self._settle()
-        return self._totals or {}
-
-    def totals_follow(self, settle: Callable[[], None]) -> None:
-        """The totals are added up later, a few forwards at a time, at the latest by `settle`."""
-        self._settle = settle
-
-    def set_totals(self, totals: dict[str, float]) -> None:
-        self._totals, self._settle = totals, None
+    totals: dict[str, float] = field(default_factory=dict)  # by KINDS, over the distinct outputs of modules
 
 
 @dataclass
@@ -87,92 +71,64 @@ class Total:
     first_bad_step: int = -1
 
 
-MOST_WAITING = 64  # forwards whose counts wait to be added up
 NOT_COUNTED = np.full((1, len(KINDS)), -1.0)
 
 
 class RunningTotals:
-    """Sums of forwards that made the same calls; many at a time, because every numpy call has its price."""
+    """Sums of forwards that made the same calls."""
 
-    def __init__(self, phase: str, labels: list[Label], dtypes: list[str], sizes: np.ndarray) -> None:
-        self.phase, self.labels, self.dtypes, self.sizes = phase, labels, dtypes, sizes
+    def __init__(self, phase: str, counted: Seen) -> None:
+        self.phase, self.labels = phase, counted.labels
+        self.dtypes, self.sizes = counted.leaf_dtypes(), counted.leaf_numel()
         self.calls = 0
-        self.first_bad = np.full(len(labels), -1)
-        self._counts = np.zeros((len(labels), len(KINDS)))
+        self.first_bad = np.full(len(self.labels), -1)
+        self._counts = np.zeros((len(self.labels), len(KINDS)))
         self._counts[:, 3:] = -1
-        self._waiting: list[tuple[Step, np.ndarray, np.ndarray, np.ndarray]] = []
+        self._index, self._sums = np.zeros(len(self.labels), np.int64), NOT_COUNTED
 
     def add(self, step: Step, counted: Seen, bad: np.ndarray | None) -> None:
         """`bad` says for each leaf whether it is bad; None if none is."""
         self.calls += 1
-        step.totals_follow(self.settle)
-        self._waiting.append((step, counted.counts, counted.index, counted.put_out))
+        step.totals = _totals_of(counted.counts, counted.put_out)
+        if counted.index is self._index:  # equal forwards share theirs: add tensors, and not leaves
+            add_counts(self._sums, counted.counts)
+        else:
+            self._settle()
+            self._index, self._sums = counted.index, counted.counts.copy()
         if bad is not None:
             self.first_bad[(self.first_bad < 0) & bad] = step.number
-        if len(self._waiting) >= MOST_WAITING:
-            self.settle()
 
     @property
     def counts(self) -> np.ndarray:
-        self.settle()
+        self._settle()
         return self._counts
 
-    def settle(self) -> None:
-        """Add up what waits.
-
-        Forwards that were read by one template share their index arrays, and go together.
-        """
-        for _, equal in itertools.groupby(self._waiting, key=lambda entry: (id(entry[2]), id(entry[3]))):
-            steps, counts, index, put_out = zip(*equal, strict=True)
-            stacked = np.stack(counts)
-            if stacked.min() >= 0:  # a GPU's: all was counted
-                self._add_known(steps, stacked, index[0], put_out[0])
-                continue
-            for step, totals in zip(steps, _by_forward(stacked[:, put_out[0]]), strict=True):
-                step.set_totals(totals)
-            summed = np.concatenate([_summed(stacked), NOT_COUNTED])[index[0]]  # -1 takes the added row
-            add_counts(self._counts, summed)
-        self._waiting.clear()
-
-    def _add_known(
-        self, steps: Sequence[Step], stacked: np.ndarray, index: np.ndarray, put_out: np.ndarray
-    ) -> None:
-        """The same without a look at each number."""
-        # Not `@`: a library of matrix products may wake threads for it.
-        totals = np.einsum("t,ftk->fk", put_out.astype(np.float64), stacked)
-        totals[:, 4] = stacked[:, put_out, 4].max(axis=1, initial=0)
-        for step, row in zip(steps, totals.tolist(), strict=True):
-            step.set_totals(dict(zip(KINDS, row, strict=True)))
-        summed = stacked.sum(axis=0)
-        summed[:, 4] = stacked[:, :, 4].max(axis=0)
-        add_counts(self._counts, np.concatenate([summed, NOT_COUNTED])[index])
+    def _settle(self) -> None:
+        # A tensor that was overwritten has index -1, which takes the added row.
+        add_counts(self._counts, np.concatenate([self._sums, NOT_COUNTED])[self._index])
+        self._sums = np.full_like(self._sums, -1)
 
 
 def add_counts(counts: np.ndarray, added: np.ndarray) -> None:
     """Add counts in place and keep the largest magnitude; -1 only stays where neither has a number."""
+    if min(counts.min(initial=0), added.min(initial=0)) == 0:  # all is known, as of a GPU
+        counts[..., :4] += added[..., :4]
+        np.maximum(counts[..., 4], added[..., 4], out=counts[..., 4])
+        return
     counted = np.maximum(added[..., :4], 0)
     both_unknown = (counts[..., :4] < 0) & (added[..., :4] < 0)
     counts[..., :4] = np.where(both_unknown, -1, np.maximum(counts[..., :4], 0) + counted)
     counts[..., 4] = np.maximum(counts[..., 4], added[..., 4])
 
 
-def _summed(counts: np.ndarray) -> np.ndarray:
-    """(forwards, tensors, kinds) -> (tensors, kinds); -1 where none was counted."""
-    summed = np.where((counts < 0).all(axis=0), -1, np.maximum(counts, 0).sum(axis=0))
-    summed[:, 4] = counts[:, :, 4].max(axis=0)
-    return summed
-
-
-def _by_forward(counts: np.ndarray) -> list[dict[str, float]]:
-    """(forwards, distinct tensors, kinds) -> sums by kind of each forward.
-
-    A tensor that passes through three modules counts once.
-    """
-    if not counts.shape[1]:
-        return [dict.fromkeys(KINDS, 0.0) for _ in counts]
-    summed = np.where(counts.min(axis=1) < 0, -1, counts.sum(axis=1))
-    summed[:, 4] = counts[:, :, 4].max(axis=1)
-    return [dict(zip(KINDS, row, strict=True)) for row in summed.tolist()]
+def _totals_of(counts: np.ndarray, put_out: np.ndarray) -> dict[str, float]:
+    """(distinct tensors, kinds) -> sums by kind: a tensor that passes through three modules counts once."""
+    outputs = counts[put_out]
+    summed = outputs.sum(axis=0)
+    if outputs.min(initial=0) < 0:
+        summed = np.where(outputs.min(axis=0) < 0, -1, summed)
+    summed[4] = outputs[:, 4].max(initial=-1 if len(outputs) else 0)
+    return dict(zip(KINDS, summed.tolist(), strict=True))
 
 
 HOLDERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # programs call what lies in them
@@ -450,16 +406,20 @@ class Explainer:
     ) -> tuple[list[Call], list[Leaf]]:
         calls = []
         cache_doubts = self._cache_doubts(forward, counted) if bad is not None else {}
-        doubt_of = {
-            module: f"{leaf} of {self._names[module] or 'the model itself'} ({reason}) was not looked into"
+        gaps: dict[tuple[int, int], str] = {
+            (
+                module,
+                side,
+            ): f"{leaf} of {self._names[module] or 'the model itself'} ({reason}) was not looked into"
             for batch in counted.batches
-            for module, leaf, reason in batch.unseen
+            for module, side, leaf, reason in batch.unseen
             if reason != CACHE
         }
         for number, (module, parent, returned) in enumerate(forward.calls):
             gone = not returned and forward.phase != "recompute"  # which may stop early by design
-            doubt = doubt_of.get(module) or cache_doubts.get(number, "")
-            calls.append(Call(self._names[module], parent, gone, module in self._weights_bad, doubt))
+            doubt = gaps.get((module, IN)) or cache_doubts.get(number, "")
+            weights_bad, gap = module in self._weights_bad, gaps.get((module, OUT), "")
+            calls.append(Call(self._names[module], parent, gone, weights_bad, doubt, gap))
             if parent >= 0:
                 calls[parent].children.append(number)
         leaves = []
@@ -472,13 +432,13 @@ class Explainer:
     def _cache_doubts(self, forward: Forward, counted: Seen) -> dict[int, str]:
         """Why what a call takes for its key/value cache may have been bad before, by call."""
         takers = {
-            number for batch in counted.batches for number, _, reason in batch.unseen if reason == CACHE
+            number for batch in counted.batches for number, _, _, reason in batch.unseen if reason == CACHE
         }
         hand_on = {parent for number, parent, _ in forward.calls if number in takers}  # to a child
         doubts = {}
         for call, (number, _, _) in enumerate(forward.calls):
             if number in takers and call not in hand_on:
-                caches = [cache for index, _, cache in forward.caches if index == call] or [forward.cache]
+                caches = [cache for index, cache in forward.caches if index == call] or [forward.cache]
                 layer = self._layer_of(forward, call)
                 parts = [part_of_layer(cache, layer) if layer is not None else None for cache in caches]
                 held = [cache if part is None else part for cache, part in zip(caches, parts, strict=True)]
@@ -494,11 +454,11 @@ class Explainer:
 
 def _doubt_of_cache(module: str, held: Sequence[Any]) -> str:
     """Why a bad number may have come from what a cache holds; empty if it cannot have."""
-    tensors = [tensor for part in held for tensor in tensors_of_cache(part)]
-    readable = [tensor for tensor in tensors if tensor is not None]
+    inside = [leaf for part in held for _, leaf in leaves(part, "", skips_caches=False)]
+    readable = [leaf for leaf in inside if isinstance(leaf, Tensor)]
     if _any_bad(readable):
         return f"the key/value cache of {module} holds bad numbers, which may have been there before"
-    unread = len(readable) < len(tensors) or any(as_counted(tensor)[1] for tensor in readable)
+    unread = len(readable) < len(inside) or any(as_counted(tensor)[1] for tensor in readable)
     return f"the key/value cache of {module} was not looked into" if unread or None in held else ""
 
 

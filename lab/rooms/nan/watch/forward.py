@@ -1,9 +1,8 @@
 """One forward of the whole model: its distinct tensors, its calls and leaves, the lane of its thread.
 
 What passed is counted later, so it must not have been written to meanwhile. Torch counts the writes of each
-tensor: a tensor that was never written has version 0, then and now. Only tensors that had been written before
-they passed need a note of how often, in `written`: (index in the list, leaf) -> version. One tensor that was
-written to between two of its uses is two things; only the last of them can still be counted.
+tensor. One that was never written when it passed is kept as it is, any other with its number of writes then
+(`leaves.Passed`); if the number has grown, what passed is gone and unknown.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import gc
 import sys
 import threading
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,194 +22,203 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.count import KINDS, Counted, all_clean
 from lab.rooms.nan.watch.leaves import (
-    CACHE,
+    ANY_VERSION,
     FP8,
-    ORDINARY,
+    REAL,
+    UNTRACKED,
+    Passed,
     Unseen,
+    all_plain,
     as_counted,
-    caches_in,
-    is_cache_name,
     is_odd,
     is_tensor,
-    leaves,
 )
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 Label = tuple[int, int, str]  # module, side, leaf
-Source = tuple[Any, ...]  # a place in the list, then keys into what is there
-Written = dict[tuple[int, str], int]
 Shapes = Sequence[tuple[torch.Size, torch.dtype]]
+DTYPE, LAYOUT, SHAPE, VERSION = map(attrgetter, ("dtype", "layout", "shape", "_version"))
+UNKNOWN, NO_NUMBERS = -1, -2  # in place of an index among the tensors
 
 
 class Batch:
-    """Distinct tensors, and leaves that point into them. `written` is None if all are counted at once."""
+    """Distinct tensors of some events, and leaves that point into them.
 
-    overwritten = 0
-    ever_written = 0  # distinct tensors whose version is not 0
-    untracked = False  # something here was made in inference mode: torch counts no writes to it
-    odd = False  # not all tensors here are plain: no template reads it
-    num_bytes = -1
-    fp8 = False  # something here is float8, in which a cast may have saturated
-    put_out: np.ndarray | None = None
-    kept_shapes: Shapes | None = None  # once the tensors are gone
+    at_once: they are counted before the program goes on, so nothing can have written to them.
+    """
 
-    def __init__(self, written: Written | None) -> None:
-        self.tensors: Sequence[Tensor] = []
+    def __init__(self, at_once: bool) -> None:
+        self.tensors: Any = []
         self.labels: list[Label] = []
         self.leaf_call: list[int] = []
-        self.index: Sequence[int] | np.ndarray = []
-        self.sources: list[Source | None] = []  # None: deeper than a template looks
-        self.unseen: Tally[tuple[int, str, str]] = Tally()  # (module, leaf, why)
-        self._written = written
+        self.index: list[int] = []
+        self.places: np.ndarray | None = None  # the index as an array, where a forward shares it
+        self.unseen: Tally[tuple[int, int, str, str]] = Tally()  # (module, side, leaf, why)
+        self.overwritten = 0
+        self.untracked = False  # something here was made in inference mode: torch counts no writes to it
+        self.fp8 = False  # something here is float8, in which a cast may have saturated
+        self._at_once, self._is_plain = at_once, True
         self._indices: dict[Any, int] = {}
+        self._shapes: Shapes | None = None  # once the tensors are gone
+        self._put_out: np.ndarray | None = None
 
-    def add_inputs(self, module: int, args: Any, kwargs: Any, call: int, plain: Label, place: int) -> None:
-        for number, value in enumerate(args):
-            label = plain if not number else (module, IN, f"args[{number}]")
-            self.add(value, label, call, (place + 1, number))
-        for name, value in kwargs.items():
-            if not is_cache_name(name):
-                self.add(value, (module, IN, name), call, (place + 2, name))
-            elif value is not None:
-                self.unseen[module, name, CACHE] += 1
+    def add(self, value: Any, label: Label, call: int) -> None:
+        """A value that passed: a tensor that was never written, a tuple of these, or what passed."""
+        kind = type(value)
+        if kind is Tensor:
+            self._tensor(value, 0, label, call)
+        elif kind is tuple:
+            for number, inner in enumerate(value):
+                self.add(inner, (label[0], label[1], f"{label[2]}[{number}]"), call)
+        elif kind is Passed:
+            for name, leaf, version in value.leaves:
+                if isinstance(leaf, Unseen):
+                    self.unseen[label[0], label[1], name, leaf.reason] += 1
+                else:
+                    self._tensor(leaf, version, (label[0], label[1], name), call)
 
-    def add_output(self, module: int, value: Any, call: int, plain: Label, source: Source) -> None:
-        self.add(value, (module, OUT, "") if isinstance(value, Mapping) else plain, call, source)
+    def _tensor(self, tensor: Tensor, version: int, label: Label, call: int) -> None:
+        key = (id(tensor), version) if version else id(tensor)
+        u = self._indices.get(key)
+        if u is None:
+            u = self._indices[key] = self._index_of(tensor, version)
+        if u != NO_NUMBERS:
+            self.labels.append(label)
+            self.leaf_call.append(call)
+            self.index.append(u)
 
-    def add(self, value: Any, label: Label, call: int, source: Source) -> None:
-        if is_tensor(value):
-            self._tensor(value, label, call, source, source[0])
-            return
-        for name, leaf in leaves(value, label[2], label[1] == IN) if value is not None else ():
-            if isinstance(leaf, Unseen):
-                self.unseen[label[0], name, leaf.reason] += 1
-            else:
-                inside = _inside(value, leaf, source)
-                self._tensor(leaf, (label[0], label[1], name), call, inside, source[0])
-
-    def _tensor(self, tensor: Tensor, label: Label, call: int, source: Source | None, place: int) -> None:
-        if is_odd(tensor):
-            self._odd(tensor, label, call)
-            return
-        u = self._index_of(tensor, (place, label[2]))
-        self._leaf(label, call, source, u)
-
-    def _leaf(self, label: Label, call: int, source: Source | None, u: int) -> None:
-        self.labels.append(label)
-        self.leaf_call.append(call)
-        self.sources.append(source)
-        self.index.append(u)  # type: ignore[union-attr]
-
-    def _odd(self, tensor: Tensor, label: Label, call: int) -> None:
-        """A sparse, distributed, wrapped... tensor: each dense part of it is a leaf."""
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            return
-        self.odd = True
-        parts, reason = as_counted(tensor)
-        if reason:
-            self.unseen[label[0], label[2], reason] += 1
-        for number, part in enumerate(parts):
-            self.tensors.append(part)  # type: ignore[attr-defined]
-            name = label[2] if len(parts) == 1 else f"{label[2]}/{number}"
-            self._leaf((label[0], label[1], name), call, None, len(self.tensors) - 1)
-
-    def _index_of(self, tensor: Tensor, origin: tuple[int, str]) -> int:
-        """The place of this tensor among the distinct ones; -1 if what passed was overwritten."""
-        if tensor.is_inference():
+    def _index_of(self, tensor: Tensor, version: int) -> int:
+        """The place of a new tensor among the distinct ones."""
+        dtype = tensor.dtype
+        if dtype not in REAL:
+            if not (dtype.is_floating_point or dtype.is_complex):
+                return NO_NUMBERS
+            self.fp8 |= dtype in FP8
+        if version == UNTRACKED:
             self.untracked = True
-            if self._written is not None:
-                self.overwritten += 1
-                return -1
-        version = 0 if self._written is None else tensor._version
-        u = self._indices.get((id(tensor), version))
-        if u is not None:  # it passed before with the version that it has now, so nothing was written since
-            return u
-        if version and self._written is not None:
-            self.ever_written += 1
-            if self._written.get(origin, 0) != version:
-                self.overwritten += 1
-                return -1
-        u = self._indices[id(tensor), version] = len(self.tensors)
-        self.tensors.append(tensor)  # type: ignore[attr-defined]
-        self.fp8 |= tensor.dtype in FP8
-        return u
+        if not self._at_once and version != ANY_VERSION and (version < 0 or tensor._version != version):
+            self.overwritten += 1
+            return UNKNOWN
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def read_odd(self) -> None:
+        """A sparse, distributed, wrapped... tensor: each dense part of it is a leaf."""
+        self._is_plain = all_plain(self.tensors) if self.tensors else True
+        if self._is_plain:
+            return
+        leaves, parts_of = [*zip(self.labels, self.leaf_call, self.index, strict=True)], list[list[int]]()
+        tensors, self.tensors, reasons = self.tensors, [], list[str]()
+        for tensor in tensors:
+            parts, reason = as_counted(tensor) if is_odd(tensor) else ([tensor], "")
+            parts_of.append([*range(len(self.tensors), len(self.tensors) + len(parts))])
+            self.tensors += parts
+            reasons.append(reason)
+        self.labels, self.leaf_call, self.index = [], [], []
+        for label, call, u in leaves:
+            if u >= 0 and reasons[u]:
+                self.unseen[label[0], label[1], label[2], reasons[u]] += 1
+            parts_here = parts_of[u] if u >= 0 else [UNKNOWN]
+            for number, part in enumerate(parts_here):
+                name = label[2] if len(parts_here) == 1 else f"{label[2]}/{number}"
+                self.labels.append((label[0], label[1], name))
+                self.leaf_call.append(call)
+                self.index.append(part)
+
+    def is_plain(self) -> bool:
+        """Whether all tensors were dense, and nothing was written before it was read."""
+        return self._is_plain and not self.overwritten and not self.untracked
 
     def outputs(self) -> np.ndarray:
         """For each distinct tensor whether some module put it out."""
-        if self.put_out is None:
-            sides = np.fromiter((side for _, side, _ in self.labels), np.int8, len(self.labels))
-            flags = np.zeros(len(self.tensors) + 1, dtype=bool)
-            flags[np.asarray(self.index, np.int64)[sides == OUT]] = True
-            self.put_out = flags[:-1]  # -1 marked the added one
-        return self.put_out
+        if self._put_out is None:
+            flags = np.zeros(len(self.tensors) + 1, dtype=bool)  # UNKNOWN marks the added one
+            flags[[u for u, label in zip(self.index, self.labels, strict=True) if label[1] == OUT]] = True
+            self._put_out = flags[:-1]
+        return self._put_out
 
-    def bytes(self) -> int:
-        """What the tensors hold; a template's batches keep the figure of the first."""
-        if self.num_bytes < 0:
-            self.num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
-        return self.num_bytes
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def shapes(self) -> Shapes:
-        return self.kept_shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]
+        return self._shapes or [*zip(map(SHAPE, self.tensors), map(DTYPE, self.tensors), strict=True)]
 
     def let_go(self) -> None:
         """Drop the tensors, but keep their shapes and types."""
         self.outputs()
-        if self.kept_shapes is None:
-            self.kept_shapes = self.shapes()
+        self._shapes = self.shapes()
         self.tensors = []
 
 
-def _inside(value: Any, tensor: Tensor, source: Source) -> Source | None:
-    """Where `tensor` lies in a tuple, list or mapping, one level deep; None if deeper."""
-    if isinstance(value, Mapping):
-        return next(((*source, key) for key, one in value.items() if one is tensor), None)
-    if isinstance(value, (tuple, list)):
-        return next(((*source, index) for index, part in enumerate(value) if part is tensor), None)
-    return None
+class Pattern:
+    """A forward; one that is equal but for its tensors is read by a few comparisons.
+
+    Reading calls one by one costs a microsecond or two each, a tenth of a decode step of a 7B model.
+    """
+
+    def __init__(self, heads: list[Any], values: list[Any], forward: Forward, batch: Batch) -> None:
+        self._heads, self._kinds = [*heads], [*map(type, values)]
+        self._rows = _picker([n for n, kind in enumerate(self._kinds) if kind in (tuple, Passed)])
+        inside, self._inner = _opened(self._rows(values))
+        flat = [*values, *inside]
+        self._tensors = _picker([n for n, value in enumerate(flat) if isinstance(value, Tensor)])
+        tensors = self._tensors(flat)
+        self._dtypes, self._same = [*map(DTYPE, tensors)], _same(tensors)
+        place = {id(tensor): n for n, tensor in enumerate(tensors)}
+        self._distinct = _picker([place[id(tensor)] for tensor in batch.tensors])
+        self._calls = forward.calls
+        caches = [id(value.cache) if type(value) is Passed else 0 for value in values]
+        self._caches = [(call, caches.index(id(cache))) for call, cache in forward.caches]
+        self._batch = {name: value for name, value in vars(batch).items() if name != "tensors"}
+        self._batch["places"], self._batch["_put_out"] = np.asarray(batch.index, np.int64), batch.outputs()
+
+    def read(self, heads: list[Any], values: list[Any], forward: Forward) -> Batch | None:
+        """The tensors of an equal forward; None if it differs, or if a tensor was ever written."""
+        if heads != self._heads or [*map(type, values)] != self._kinds:
+            return None
+        inside, inner = _opened(self._rows(values))
+        if inner != self._inner:
+            return None
+        tensors = self._tensors([*values, *inside])
+        if [*map(DTYPE, tensors)] != self._dtypes or _same(tensors) != self._same:
+            return None
+        distinct = self._distinct(tensors)
+        if any(map(VERSION, distinct)) or {*map(LAYOUT, distinct)} != {torch.strided}:
+            return None
+        batch = Batch.__new__(Batch)
+        vars(batch).update(self._batch, tensors=distinct)
+        forward.calls = self._calls
+        forward.caches = [(call, values[n].cache) for call, n in self._caches]
+        return batch
 
 
-def note_versions_of_call(args: Any, kwargs: Any, index: int, written: Written) -> None:
-    """Note the versions of the tensors of a call, whose event begins at `index`."""
-    for number, value in enumerate(args):
-        note_versions(value, f"args[{number}]", index + 1, written)
-    for name, value in kwargs.items():
-        if not is_cache_name(name):
-            note_versions(value, name, index + 2, written)
+def _opened(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """(what lies in tuples and what passed, one by one; its lengths, names and types)"""
+    inside, inner = list[Any](), list[Any]()
+    for row in rows:
+        inner.append(len(row) if type(row) is tuple else len(row.leaves))
+        if type(row) is tuple:
+            inside += row
+            inner += map(type, row)
+        else:
+            for name, leaf, _ in row.leaves:
+                inside.append(leaf)
+                inner.append((name, leaf.reason if isinstance(leaf, Unseen) else type(leaf)))
+    return inside, inner
 
 
-def note_versions(value: Any, leaf: str, index: int, written: Written) -> None:
-    """Note how often the tensors in a value had been written, if they ever were."""
-    if is_tensor(value):
-        try:
-            if type(value) in ORDINARY and not value._version:  # as a rule
-                return
-        except Exception:  # inference tensors refuse to say
-            return
-        if version := _version(value):
-            written[index, leaf] = version
-    elif value is not None:
-        for inner, tensor in _safely(value, leaf):
-            if isinstance(tensor, Tensor) and (version := _version(tensor)):
-                written[index, inner] = version
+def _same(tensors: Sequence[Tensor]) -> list[int]:
+    """For each the first one that is the same object."""
+    first: dict[int, int] = {}
+    return [first.setdefault(key, n) for n, key in enumerate(map(id, tensors))]
 
 
-def _safely(value: Any, leaf: str) -> Iterator[tuple[str, Tensor | Unseen]]:
-    try:
-        is_input = leaf != "output"
-        yield from leaves(value, leaf if is_input or not isinstance(value, Mapping) else "", is_input)
-    except Exception:  # an object that cannot be read here is counted as unseen when the batch is read
-        return
-
-
-def _version(tensor: Tensor) -> int:
-    try:
-        if type(tensor) in ORDINARY and not tensor._version:  # inference tensors refuse to say
-            return 0
-        return 0 if tensor.is_inference() or is_odd(tensor) else tensor._version
-    except Exception:  # a subclass that refuses to be asked; when it is read it becomes a note
-        return 0
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """The items at `places` as a tuple; itemgetter gives none for one or no place."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: tuple(items[place] for place in places)
 
 
 def versions_are_missing(args: Any, kwargs: Any) -> bool:
@@ -223,9 +232,8 @@ class Forward:
     """What is known of a forward: its calls, its leaves as labels, its counts."""
 
     # Most forwards never change these.
-    # (call, its input, value) of the first key/value cache, and of each call that takes another one.
-    caches: Sequence[tuple[int, str | int, Any]] = ()
-    caches_at: Sequence[int] = ()  # where these calls begin in the list of events
+    # (call, value) of the first key/value cache, and of each call that takes another one.
+    caches: Sequence[tuple[int, Any]] = ()
     weighed = bytes = 0
     collecting = False  # the garbage collector, which is off while the forward lasts, was on before
     failed = ""  # why it could not be counted, if so
@@ -246,17 +254,33 @@ class Forward:
         self.stack.append(len(self.calls) - 1)
         return self.stack[-1]
 
-    def note_caches(self, call: int, args: Sequence[Any], kwargs: Mapping[str, Any], index: int) -> None:
-        """What a call takes for its key/value cache; `index` of its event."""
-        for name, value in caches_in(args, kwargs):
-            if value is not self.cache:
-                self.caches = [*self.caches, (call, name, value)]
-                self.caches_at = [*self.caches_at, index]
+    def read(self, heads: list[Any], values: list[Any], batch: Batch) -> None:
+        """Take events apart into calls and leaves."""
+        position = iter(values)
+        for head in heads:
+            if type(head) is tuple:
+                module, count, *names = head
+                call = self.enter(module)
+                for name in (*(f"args[{number}]" for number in range(count)), *names):
+                    self._input(next(position), (module, IN, name), batch, call)
+            elif head >= 0:
+                self.calls.append([head, self.stack[-1] if self.stack else -1, True])
+                call = len(self.calls) - 1
+                self._input(next(position), (head, IN, "args[0]"), batch, call)
+                batch.add(next(position), (head, OUT, "output"), call)
+            else:
+                batch.add(next(position), (~head, OUT, "output"), self.leave(~head))
+        batch.read_odd()
+
+    def _input(self, value: Any, label: Label, batch: Batch, call: int) -> None:
+        if type(value) is Passed and value.cache is not None and value.cache is not self.cache:
+            self.caches = [*self.caches, (call, value.cache)]
+        batch.add(value, label, call)
 
     @property
     def cache(self) -> Any:
         """What the whole model takes for its key/value cache."""
-        return self.caches[0][2] if self.caches else None
+        return self.caches[0][1] if self.caches else None
 
     def leave(self, module: int) -> int:
         """A call returned; calls above it on the stack ended by an exception that was caught."""
@@ -265,12 +289,7 @@ class Forward:
         self.calls[self.stack[-1]][2] = True
         return self.stack.pop()
 
-    def pass_through(self, module: int) -> int:
-        """A module without children was called and returned."""
-        self.calls.append([module, self.stack[-1] if self.stack else -1, True])
-        return len(self.calls) - 1
-
-    def empty(self) -> bool:
+    def is_new(self) -> bool:
         """Whether nothing of it was taken so far."""
         return not self._parts
 
@@ -314,7 +333,8 @@ class Forward:
         """All parts as one, after the wait for their counts."""
         if len(self._parts) == 1:
             batch, counted = self._parts[0]
-            rows, places = counted.rows(), np.asarray(batch.index, np.int64)
+            rows = counted.rows()
+            places = np.asarray(batch.index, np.int64) if batch.places is None else batch.places
             clean = not batch.overwritten and not rows[:, :3].any()  # -1 stands for what is not known
             only = places if clean else _known(places, rows)
             return Seen(batch.labels, batch.leaf_call, only, rows, batch.outputs(), [batch], clean)
@@ -382,9 +402,9 @@ class Seen:
         return numel
 
 
-# What a call does beside appending: nothing, note versions, count at once (the mode outside of a forward
-# too), or pass everything on because this whole forward cannot be seen.
-NOTHING, VERSIONS, EVERYTHING, ASIDE = range(4)
+# What a call does beside appending: nothing, count at once (the mode outside of a forward too), or pass
+# everything on because this whole forward cannot be seen.
+COLLECT, AT_ONCE, ASIDE = range(3)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
 # What it asks, without two frames of Python.
 _HAS_FLAG = hasattr(getattr(torch, "compiler", None), "_is_compiling_flag")
@@ -395,40 +415,31 @@ class Lane:
     """The forward that runs in one thread."""
 
     def __init__(self) -> None:
-        self.events: list[Any] = []
-        self.written: Written = {}
+        # A call: (module, number of args, names of the rest); ~module: its return; a module without children
+        # that takes one value: both in one. And the values of these, in turn.
+        self.heads: list[Any] = []
+        self.values: list[Any] = []
         self.forward = Forward()
-        self.mode = EVERYTHING
+        self.mode = AT_ONCE
         self.inside = False
         self.weigh_at = sys.maxsize
         self.path: list[int] | None = None  # the modules around, while a forward is run again
-        # Where the output of the whole forward is, if not in `written`.
-        self.pending_output: tuple[int, Any] | None = None
         # Of a forward counted at once: tensors and their versions.
         self.counted_versions: list[tuple[Tensor, int]] = []
         self._idle = self.forward
 
-    def noted(self) -> Written:
-        """How often tensors had been written when they passed, as far as that is noted."""
-        if self.pending_output is not None:
-            (index, output), self.pending_output = self.pending_output, None
-            note_versions(output, "output", index, self.written)
-        return self.written
-
     def let_go(self) -> None:
-        self.events.clear()
-        self.written.clear()
+        self.heads.clear()
+        self.values.clear()
         self.forward.weighed = self.forward.bytes = 0
 
     @passes_on
     def close(self) -> None:
         """The forward is over, whoever has it."""
-        self.pending_output = None
-        self.events.clear()
-        self.written.clear()
-        self.inside, self.mode, self.forward = False, EVERYTHING, self._idle
-        if self.counted_versions:
-            self.counted_versions = []
+        self.heads.clear()
+        self.values.clear()
+        self.inside, self.mode, self.forward = False, AT_ONCE, self._idle
+        self.counted_versions = []
 
 
 class Lanes(threading.local):

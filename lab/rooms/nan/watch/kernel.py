@@ -1,4 +1,4 @@
-"""The Triton kernel of the watch: counts of many tensors in one launch.
+"""The Triton kernel of the watch, and its counter: one launch per type, one wait at the end.
 
 Numbers are read as integers: above the sign bit, an IEEE number's bits order like its magnitude. Infinity is
 the exponent's bits alone, NaN is greater, and what is below the least normal number is zero or subnormal. So
@@ -10,7 +10,10 @@ sizes differ. Fast memory outruns a GPU's integer units, so two packed numbers a
 
 from __future__ import annotations
 
+import contextlib
+from collections import OrderedDict
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lab.rooms.nan.watch.count import FORMATS
+from lab.rooms.nan.watch.count import FORMATS, KINDS, Counted, plain_counts, refuse_freed
 
 LANES = 512  # words of 32 bits that a program reads at a time: 16 bytes for each of its threads
 BLOCK = 8 * LANES  # words between two looks at whether a piece goes on
@@ -226,3 +229,149 @@ def decode(counts: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     else:  # bfloat16 is the upper half of a float
         rows[:, 4] = (bits << 16 if dtype is torch.bfloat16 else bits).view(np.float32)
     return rows
+
+
+DTYPE, SHAPE = attrgetter("dtype"), attrgetter("shape")
+MOST_LAYOUTS = 1024
+
+
+class KernelCounter:
+    """Rows as `plain_counts` gives them; tensors that the kernel cannot read are counted there.
+
+    Equal forwards, and equal parts of a training step, differ only in addresses: how their tensors are cut
+    into pieces is worked out once.
+    """
+
+    def __init__(self) -> None:
+        self._layouts: OrderedDict[Any, tuple[list[Group], list[int]]] = OrderedDict()
+
+    def __call__(self, tensors: Sequence[Tensor]) -> np.ndarray:
+        return self.begin(tensors).rows()
+
+    def begin(self, tensors: Sequence[Tensor]) -> Counted:
+        """Launch all counts; wait only for tensors that the kernel cannot read."""
+        refuse_freed(tensors)
+        # Counting does not care for order, but gaps need a copy, and so does the imaginary part of a
+        # conjugate, which has other signs.
+        if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
+            tensors = [tensor.resolve_neg().contiguous() for tensor in tensors]
+        pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+        layout = (*map(SHAPE, tensors), *map(DTYPE, tensors), *map(Tensor.get_device, tensors))
+        aligned = not np.bitwise_or.reduce(pointers, initial=0) & 15
+        worked_out = self._layouts.get(layout) if aligned else None
+        groups, remaining = worked_out or _groups(tensors, pointers)
+        if worked_out is None and aligned:
+            self._layouts[layout] = groups, remaining
+            if len(self._layouts) > MOST_LAYOUTS:
+                self._layouts.popitem(last=False)
+        launches = [group.launch(pointers[group.members]) for group in groups]
+        rest_rows = plain_counts([tensors[index] for index in remaining])
+        return Launched(len(tensors), launches, remaining, rest_rows)
+
+
+def _groups(tensors: Sequence[Tensor], pointers: np.ndarray) -> tuple[list[Group], list[int]]:
+    """(what the kernel can read, by type and device; indices of the rest)
+
+    It reads words of 32 bits from addresses that 16 divides.
+    """
+    members: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    remaining = list[int]()
+    for index, (tensor, pointer) in enumerate(zip(tensors, pointers.tolist(), strict=True)):
+        num_bytes = tensor.numel() * tensor.element_size()
+        is_read = tensor.dtype in FORMATS and tensor.get_device() >= 0 and not pointer % 16
+        if is_read and not num_bytes % 4 and 0 < tensor.numel() < 2**31:
+            members.setdefault((tensor.dtype, tensor.device), []).append(index)
+        else:
+            remaining.append(index)
+    return [
+        Group(dtype, device, of, [tensors[n].numel() * tensors[n].element_size() // 4 for n in of])
+        for (dtype, device), of in members.items()
+    ], remaining
+
+
+class Group:
+    """Tensors of one type on one device: their indices, and how they are cut into pieces."""
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, members: Sequence[int], words: Sequence[int]
+    ) -> None:
+        """`words`: the size of each in 32-bit words."""
+        self.dtype, self.device, self.members = dtype, device, np.asarray(members, np.int64)
+        self.piece, self.pairs = piece_for(words), has_pairs(device)
+        pieces = -(-np.asarray(words) // self.piece)
+        self.pieces = int(pieces.sum())
+        owners = np.repeat(np.arange(len(words)), pieces)
+        columns = (np.asarray(words), np.cumsum(pieces) - pieces, owners)
+        # Memory made in inference mode could not be used outside of it.
+        with torch.inference_mode(False):
+            self._tables = [torch.from_numpy(column.astype(np.int32)).to(device) for column in columns]
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # other streams read these, too
+
+    def launch(self, pointers: np.ndarray) -> Launch:
+        """Counts of the tensors at these addresses, not waited for.
+
+        Addresses and zeroed counts go up in one copy. The memory is new for each launch: torch's allocators
+        know when the last copy that uses it is over.
+        """
+        on_gpu, count = self.device.type == "cuda", len(pointers)
+        begin = count + count % 2  # the kernel takes every address for a multiple of 16
+        size = begin + -(-count * len(KINDS) // 2)
+        # Of the CPU, whatever the program's default device is.
+        upload = torch.zeros(size, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
+        upload[:count] = torch.from_numpy(pointers)
+        table = upload.to(self.device, non_blocking=True) if on_gpu else upload
+        counts = table[begin:].view(torch.int32)[: count * len(KINDS)]
+        tables = (table, *self._tables, counts)
+        rows = torch.empty(count * len(KINDS), dtype=torch.int32, device="cpu", pin_memory=on_gpu)
+        with _on(self.device):
+            places = tuple(map(Tensor.data_ptr, tables))
+            run(self.pieces, tables, places, self.piece, self.dtype, pairs=self.pairs)
+            rows.copy_(counts, non_blocking=True)
+            event: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+            if event is not None:
+                event.record()
+        return Launch(self, rows, event)
+
+
+class Launch:
+    """One group's counts on their way."""
+
+    def __init__(self, group: Group, rows: Tensor, event: Any) -> None:
+        self.group, self._rows, self._event = group, rows, event
+
+    def counts(self) -> np.ndarray:
+        """(tensors, kinds) int32, after the wait."""
+        if self._event is not None:
+            self._event.synchronize()
+        counts: np.ndarray = self._rows.numpy().reshape(-1, len(KINDS))
+        return counts
+
+
+class Launched(Counted):
+    """The counts of all groups on their way, and those of the rest."""
+
+    by_gpu = True
+
+    def __init__(
+        self, count: int, launches: list[Launch], remaining: list[int], rest_rows: np.ndarray
+    ) -> None:
+        self._count, self._launches, self._remaining, self._rest_rows = count, launches, remaining, rest_rows
+
+    def bad(self) -> bool:
+        """As little as can be done while the GPU has no other work."""
+        remaining_bad = bool(self._remaining) and bool((self._rest_rows[:, :3] > 0).any())
+        return remaining_bad or any(np.count_nonzero(launch.counts()[:, :3]) for launch in self._launches)
+
+    def rows(self) -> np.ndarray:
+        rows = np.empty((self._count, len(KINDS)))
+        rows[self._remaining] = self._rest_rows
+        for launch in self._launches:
+            rows[launch.group.members] = decode(launch.counts(), launch.group.dtype)
+        return rows
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)

@@ -9,11 +9,9 @@ tested by presence, because torch 1.12 has few of them.
 from __future__ import annotations
 
 import cmath
-import dataclasses
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from functools import partial
-from operator import attrgetter, is_
-from types import MemberDescriptorType, SimpleNamespace
+from operator import attrgetter
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -243,11 +241,9 @@ SCALARS = (
 )
 ROWS = (tuple, list, set, frozenset, KeysView, ValuesView, ItemsView)
 HARMLESS = (range, slice, type(...), type(NotImplemented), bytearray)  # of Python's own that hold no tensor
-MOST_STAYING = 1024
-# Types whose objects hold nothing that `leaves` looks into. By id: a class may have no hash.
-STAYS: dict[int, type] = {
-    id(kind): kind for kind in (Tensor, nn.Parameter, type(None), bool, int, float, complex, str, torch.Size)
-}
+ATOMS = frozenset((type(None), bool, int, str, torch.Size))  # hold nothing that `leaves` looks into
+UNTRACKED = -1  # in place of a version: torch counts no writes to what was made in inference mode
+ANY_VERSION = -2  # of a subclass, whose counter may be another tensor's
 
 
 class Unseen:
@@ -259,48 +255,98 @@ class Unseen:
         self.reason = reason
 
 
-def is_cache_name(name: str) -> bool:
-    """Whether an input of this name holds the model's keys and values."""
-    return name in CACHES
+class Passed:
+    """What a value held when it passed: each tensor with the number of writes to it so far.
+
+    The program may later take a tensor out of a list, or write to it in place. A tensor that was never
+    written stands for itself, and so does a tuple of these.
+    """
+
+    __slots__ = ("cache", "leaves")
+
+    def __init__(self, leaves: list[tuple[str, Tensor | Unseen, int]], cache: Any = None) -> None:
+        self.leaves, self.cache = leaves, cache
 
 
-def caches_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str | int, Any]]:
-    """(name or place, value) of each input that is taken for a key/value cache."""
-    for name, value in kwargs.items():
-        if value is not None and not is_tensor(value) and (is_cache_name(name) or is_cache(value)):
-            yield name, value
-    for place, value in enumerate(args):
-        if not is_tensor(value) and is_cache(value):
-            yield place, value
+def writes_to(tensor: Tensor) -> int:
+    """How often torch has seen this tensor written."""
+    if type(tensor) not in ORDINARY:
+        return ANY_VERSION
+    try:
+        return tensor._version
+    except RuntimeError:
+        return UNTRACKED
 
 
-def tensors_of_cache(cache: Any, depth: int = 0) -> Iterator[Tensor | None]:
-    """All that lie in a cache of any layout; None for what cannot be looked into."""
-    if is_tensor(cache):
-        yield cache
-    elif isinstance(cache, SCALARS) or callable(cache):
-        return
-    elif (held := _parts_of(cache)) is None or depth >= MOST_DEPTH:
-        yield None
-    else:
-        for inner in held:
-            yield from tensors_of_cache(inner, depth + 1)
+@passes_on
+def as_passed(value: Any, name: str, is_input: bool) -> Any:
+    """The value itself while nothing can change what it holds, else a `Passed` (None: without numbers)."""
+    kind = type(value)
+    if kind is Tensor:
+        try:
+            if not value._version:
+                return value
+        except Exception:  # made in inference mode
+            pass
+    elif kind in ATOMS:
+        return value
+    elif kind is tuple:
+        for inner in value:
+            if not _stays(inner):
+                break
+        else:
+            return value
+    return _passed(value, name, is_input)
 
 
-def _parts_of(value: Any) -> list[Any] | None:
-    """What lies in a container or an object. None: it cannot be looked into."""
-    if isinstance(value, ROWS):
-        return [*value]
-    held = value if isinstance(value, Mapping) else _held(value)
-    return None if held is None else [*held.values()]
+@passes_on
+def _stays(value: Any) -> bool:
+    kind = type(value)
+    if kind is Tensor:
+        try:
+            return not value._version
+        except Exception:  # made in inference mode
+            return False
+    return kind in ATOMS
+
+
+@hidden
+def _passed(value: Any, name: str, is_input: bool) -> Any:
+    passed = list[tuple[str, Tensor | Unseen, int]]()
+    try:
+        if is_input and not is_tensor(value) and is_cache(value):
+            return Passed([(name, Unseen(CACHE), 0)], value)
+        # The names in an output begin with `output`, those in a mapping with its keys.
+        begin = "" if not is_input and isinstance(value, Mapping) else name
+        for leaf, held in leaves(value, begin, is_input):
+            passed.append((leaf, held, 0 if isinstance(held, Unseen) else writes_to(held)))
+    except Exception as error:  # an object that refuses to be read is a gap, never the program's problem
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        passed.append((name, Unseen(f"an object that cannot be read: {reason}"), 0))
+    return Passed(passed) if passed else None
+
+
+@passes_on
+def args_as_passed(args: tuple[Any, ...]) -> list[Any]:
+    return [as_passed(value, f"args[{index}]", True) for index, value in enumerate(args)]
+
+
+@passes_on
+def kwargs_as_passed(kwargs: dict[str, Any]) -> list[Any]:
+    return [
+        Passed([(name, Unseen(CACHE), 0)], value)
+        if name in CACHES and value is not None
+        else as_passed(value, name, True)
+        for name, value in kwargs.items()
+    ]
 
 
 def leaves(
-    value: Any, name: str, is_input: bool = True, depth: int = 0
+    value: Any, name: str, is_input: bool = True, depth: int = 0, *, skips_caches: bool = True
 ) -> Iterator[tuple[str, Tensor | Unseen]]:
     """(name, tensor) of every floating or complex tensor; (name, Unseen) for what cannot be looked into.
 
-    `given`: these are inputs, among which caches are known by their names.
+    is_input: among inputs caches are known by their names, and a function is an option.
     """
     if is_tensor(value):
         if value.is_floating_point() or value.is_complex():
@@ -311,36 +357,40 @@ def leaves(
                 name,
                 torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.complex128),
             )
-    elif isinstance(value, (*SCALARS, type)) or callable(value):
+    elif isinstance(value, (*SCALARS, type)) or (is_input and callable(value)):
         return
-    elif is_cache(value):
+    elif callable(value):
+        yield name, Unseen("a function")  # a closure may hold anything
+    elif skips_caches and is_cache(value):
         yield name, Unseen(CACHE)
     elif depth >= MOST_DEPTH:
         yield name, Unseen(f"deeper than {MOST_DEPTH} levels")
+    elif isinstance(inside := _inside(value, name), Unseen):
+        yield name, inside
     else:
-        yield from _inside(value, name, is_input, depth + 1)
-
-
-def _inside(value: Any, name: str, is_input: bool, depth: int) -> Iterator[tuple[str, Tensor | Unseen]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if is_input and is_cache_name(str(key)):
-                yield f"{name}.{key}" if name else str(key), Unseen(CACHE)
+        for inner_name, key, inner in inside:
+            if skips_caches and is_input and key in CACHES:
+                yield inner_name, Unseen(CACHE)
             else:
-                yield from leaves(inner, f"{name}.{key}" if name else str(key), is_input, depth)
-    elif isinstance(value, ROWS):
-        for index, inner in enumerate(value):
-            yield from leaves(inner, f"{name}[{index}]", is_input, depth)
-    elif type(value).__module__ == "numpy":
-        if getattr(getattr(value, "dtype", None), "kind", "") in "fc":
-            yield name, Unseen("a numpy array")
-    elif hasattr(value, "__next__"):
-        yield name, Unseen("a generator")
-    elif (held := _held(value)) is not None:
-        for key, inner in held.items():
-            yield from leaves(inner, f"{name}.{key}", is_input, depth)
-    elif type(value).__module__ != "enum" and type(value) not in HARMLESS:
-        yield name, Unseen(f"an object of class {type(value).__name__}")
+                yield from leaves(inner, inner_name, is_input, depth + 1, skips_caches=skips_caches)
+
+
+def _inside(value: Any, name: str) -> list[tuple[str, str, Any]] | Unseen:
+    """(name, key, value) of all that lies in a container or an object; why not, if it cannot be told."""
+    if isinstance(value, Mapping):
+        return [(f"{name}.{key}" if name else str(key), str(key), inner) for key, inner in value.items()]
+    if isinstance(value, ROWS):
+        return [(f"{name}[{index}]", "", inner) for index, inner in enumerate(value)]
+    if type(value).__module__ == "numpy":
+        is_float = getattr(getattr(value, "dtype", None), "kind", "") in "fcO"
+        return Unseen("a numpy array") if is_float else []
+    if hasattr(value, "__next__"):
+        return Unseen("a generator")
+    if (held := _held(value)) is not None:
+        return [(f"{name}.{key}", "", inner) for key, inner in held.items()]
+    if type(value).__module__ == "enum" or type(value) in HARMLESS:
+        return []
+    return Unseen(f"an object of class {type(value).__name__}")
 
 
 def is_tensor(value: Any) -> TypeGuard[Tensor]:
@@ -349,103 +399,16 @@ def is_tensor(value: Any) -> TypeGuard[Tensor]:
 
 
 def _held(value: Any) -> dict[str, Any] | None:
-    """What an object holds: fields, attributes and slots. None: it cannot be looked into."""
-    held = getattr(value, "__dict__", None)
+    """The attributes of an object. None: it cannot be looked into, or not into all of it."""
     if isinstance(value, Tensor):  # a proxy, whose attributes are not what it stands for
         return None
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    values = {field.name: getattr(value, field.name, None) for field in fields}
-    if isinstance(held, dict):
-        values.update(held)
-    elif not fields:
-        return None
-    for kind in type(value).__mro__:
-        if vars(kind).get("__slots__"):
-            slots = (name for name, var in vars(kind).items() if isinstance(var, MemberDescriptorType))
-            values.update({name: getattr(value, name, None) for name in slots if name not in values})
-    return values
-
-
-@passes_on
-def as_passed(value: Any) -> Any:
-    """The value as it is now: the program may later take something out of it, or put something in."""
-    if id(type(value)) in STAYS or (type(value) is tuple and _all_stay(value)):
-        return value
-    return _as_passed(value)
-
-
-@passes_on
-def args_as_passed(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return args if _all_stay(args) else tuple(map(as_passed, args))
-
-
-@passes_on
-def kwargs_as_passed(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Caches, which are looked into after the forward, stay what they are."""
-    for name, value in kwargs.items():
-        if id(type(value)) not in STAYS and name not in CACHES:
-            return dict(zip(kwargs, map(_named_as_passed, kwargs, kwargs.values()), strict=True))
-    return kwargs
-
-
-@passes_on
-def _all_stay(values: tuple[Any, ...]) -> bool:
-    for value in values:  # noqa: SIM110 - a generator is one frame more, at every call of every module
-        if id(type(value)) not in STAYS:
-            return False
-    return True
-
-
-@passes_on
-def _named_as_passed(name: str, value: Any) -> Any:
-    return value if name in CACHES else as_passed(value)
-
-
-@hidden
-def _as_passed(value: Any) -> Any:
-    return _copied(value, 0)
-
-
-def _copied(value: Any, depth: int) -> Any:
-    try:
-        return value if depth >= MOST_DEPTH or _stays(type(value)) else _copied_inside(value, depth + 1)
-    except Exception:  # what cannot be read is named when it is counted
-        return value
-
-
-def _copied_inside(value: Any, depth: int) -> Any:
-    if isinstance(value, Mapping):
-        items = [(key, _copied(inner, depth)) for key, inner in value.items()]
-        copied = dict(items)
-        return copied if len(copied) == len(items) else value  # one that has several values of a key
-    if isinstance(value, ROWS):
-        row = [_copied(inner, depth) for inner in value]
-        if isinstance(value, list):
-            return row
-        return value if isinstance(value, tuple) and all(map(is_, row, value)) else tuple(row)
-    held = _held(value)
-    if held is None:
-        return value
-    return SimpleNamespace(**{key: _copied(inner, depth) for key, inner in held.items()})
-
-
-def _stays(kind: type) -> bool:
-    if id(kind) in STAYS:
-        return True
-    stays = (
-        issubclass(kind, (Tensor, float, complex, type, *SCALARS))
-        or any("__call__" in vars(one) for one in kind.__mro__)
-        or hasattr(kind, "__next__")
-        or hasattr(kind, "get_seq_length")
-        or "Cache" in kind.__name__
-        or kind.__module__ == "numpy"
-    )
-    if stays and len(STAYS) < MOST_STAYING:
-        STAYS[id(kind)] = kind
-    return stays
+    held = getattr(value, "__dict__", None)
+    has_slots = any(vars(kind).get("__slots__") for kind in type(value).__mro__)
+    return held if isinstance(held, dict) and not has_slots else None
 
 
 def is_cache(value: Any) -> bool:
+    """By what every cache of transformers has, or its name: no layer of it is the fault of this input."""
     return hasattr(value, "get_seq_length") or "Cache" in type(value).__name__
 
 

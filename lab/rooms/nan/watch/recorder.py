@@ -4,9 +4,9 @@ Each call only appends references to a list: no kernel is launched, nothing wait
 let go piece by piece if they would fill the memory.
 
 What was written in place after it passed is not what passed. The first forward of a phase counts each tensor
-as it passes, and looks whether anything is written in place. If not, the next ones note nothing: a tensor of
-version 0 was never written. A tensor that has another version all the same is unknown in that forward, and
-from the next one on versions are noted, or each tensor is counted as it passes.
+as it passes, and looks whether anything is written in place later. If not, the next ones are counted at
+their end. A tensor that was written all the same is unknown in that forward, and from the next one on each
+tensor is counted as it passes.
 
 Calls come from one patch of `nn.Module.__call__` (`seam`), so that nothing is left on the model. Torch hooks
 are not used: they cost several microseconds per module, and torch 1.12 cannot give them keyword arguments.
@@ -36,47 +36,39 @@ from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import KINDS, Counted, Counter, beginning, reads_only
 from lab.rooms.nan.watch.forward import (
     ASIDE,
-    EVERYTHING,
-    NOTHING,
+    AT_ONCE,
+    COLLECT,
     RECOMPUTE,
-    VERSIONS,
     Batch,
     Forward,
     Lane,
     Lanes,
+    Pattern,
     Seen,
     blind,
-    note_versions,
-    note_versions_of_call,
     phase_of,
     recomputing,
     versions_are_missing,
 )
 from lab.rooms.nan.watch.leaves import (
+    Passed,
     args_as_passed,
     as_passed,
     in_transform,
-    is_tensor,
     kwargs_as_passed,
     quiet,
 )
 from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.shared import new_module, new_parameter
-from lab.rooms.nan.watch.template import PASSED, Template
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
-WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that references hold
+WEIGH_EVERY = 128  # values that passed between two looks at the memory that references hold
 MOST_NOTES = 50
 MOST_FORWARDS_WAITING = 64
 
 
 class Recorder(ABC):
-    """Sees the calls of a model's modules; a subclass takes each whole forward when it ends.
-
-    Events lie flat in one list, three entries each: (module, args, kwargs) for a call, (~module, output,
-    None) for its return, and for a module without children that takes one value both in one: (module +
-    PASSED, input, output).
-    """
+    """Sees the calls of a model's modules; a subclass takes each whole forward when it ends."""
 
     def __init__(
         self, model: nn.Module, count: Counter, budget_bytes: int, modules: Modules | None = None
@@ -90,7 +82,6 @@ class Recorder(ABC):
         self.uncounted: Tally[str] = Tally()  # why tensors could not be counted
         self.called: set[int] = set()
         self.callers: set[int] = set()  # modules that called others
-        self._last_calls: list[list[Any]] = []
         self.modules = modules or Modules(model)
         self._grown = False  # a module of the model has got a new module or parameter
         self._makers: list[tuple[nn.Module, seam.Make, seam.Direct]] = []
@@ -98,8 +89,9 @@ class Recorder(ABC):
         self._begin_count, self._reads_only = beginning(count), reads_only(count)
         self._lock, self._numbers = threading.RLock(), itertools.count()
         self._lanes = Lanes(self._weigh)
-        self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
-        self._templates: dict[str, Template | None] = {}
+        self._light: dict[str, bool] = {}  # by phase that was met: whether it held little memory
+        self._patterns: dict[str, Pattern] = {}  # the last forward of each phase
+        self._last_calls: list[list[Any]] = []
         self._waiting: deque[Forward] = deque()
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
         self._at_once = any(getattr(module, "inplace", False) is True for module in self.modules.all)
@@ -201,8 +193,8 @@ class Recorder(ABC):
         self.modules.meet()
         self._attach_from(num_before)
         self.name_anew()
-        self._templates.clear()
-        self._never_written.clear()  # what they take may have been written: a weight, as with weight norm
+        self._patterns.clear()
+        self._light.clear()  # what they take may be written: a weight, as with weight norm
 
     def name_anew(self) -> None:
         """Give modules that have moved the names of now."""
@@ -213,7 +205,7 @@ class Recorder(ABC):
     def _attach_from(self, first_number: int) -> None:
         for number, module in enumerate(self.modules.all[first_number:], first_number):
             leaf = next(module.children(), None) is None
-            make, direct = self._around(number), (self._lanes, number, ~number, number + PASSED, leaf)
+            make, direct = self._around(number), (self._lanes, number, leaf)
             seam.add(module, make, direct)
             self._makers.append((module, make, direct))
 
@@ -251,29 +243,20 @@ class Recorder(ABC):
 
     @hidden
     def _returned(self, lane: Lane, number: int, output: Any) -> None:
-        self._return(lane, number, output if lane.mode == EVERYTHING else as_passed(output))
+        self._return(lane, number, output)
 
     def _arrive(self, lane: Lane, number: int, args: Any, kwargs: Any) -> None:
-        index = len(lane.events)
-        if lane.mode != EVERYTHING:
-            args, kwargs = args_as_passed(args), kwargs_as_passed(kwargs)
-        lane.events += (number, args, kwargs)
-        if lane.mode == EVERYTHING:
+        lane.heads.append((number, len(args), *kwargs))
+        lane.values += (*args_as_passed(args), *kwargs_as_passed(kwargs))
+        if lane.mode == AT_ONCE:
             self._absorb_safely(lane)
-        else:
-            note_versions_of_call(args, kwargs, index, lane.written)
 
     def _return(self, lane: Lane, number: int, output: Any) -> None:
-        index = len(lane.events)
-        lane.events += (~number, output, None)
-        if lane.mode == EVERYTHING:
+        lane.heads.append(~number)
+        lane.values.append(as_passed(output, "output", False))
+        if lane.mode == AT_ONCE:
             self._absorb_safely(lane)
-            return
-        if lane.mode == NOTHING:  # of the outermost call: as a rule nothing was written
-            lane.pending_output = index + 1, output
-        else:
-            note_versions(output, "output", index + 1, lane.written)
-        if index > lane.weigh_at:
+        elif len(lane.values) > lane.weigh_at:
             self._weigh(lane)
 
     @passes_on
@@ -315,10 +298,8 @@ class Recorder(ABC):
         try:
             lane.forward = Forward(-1, phase, length)
             lane.inside, lane.mode = True, mode
-            # One token's activations fill no memory, nor do those of a model that used little of it before.
-            template = self._templates.get(phase)
-            light = template is not None and template.num_bytes * 16 < self.budget_bytes
-            lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
+            # One token's activations fill no memory, nor do those of a phase that used little of it before.
+            lane.weigh_at = sys.maxsize if length == 1 or self._light.get(phase) else WEIGH_EVERY
             self.begins(lane.forward, module, args, kwargs)
             self._arrived(lane, number, args, kwargs)
         except BaseException:  # a reaction stops the program here
@@ -337,7 +318,7 @@ class Recorder(ABC):
                 self.meet_new_modules()
             phase, length = phase_of(args, kwargs)
             phase = RECOMPUTE if recomputing() else phase
-            mode = self._mode_for(number, phase, args, kwargs)
+            mode = self._mode_for(phase, args, kwargs)
         except Exception as error:
             return f"its inputs cannot be read ({type(error).__name__})", "", 0, ASIDE
         if number and phase != RECOMPUTE and (direct := self.modules.called_directly(number)):
@@ -354,30 +335,21 @@ class Recorder(ABC):
         try:
             return inner(module, *args, **kwargs)
         finally:
-            lane.mode = EVERYTHING
+            lane.mode = AT_ONCE
 
-    def _mode_for(self, number: int, phase: str, args: Any, kwargs: Any) -> int:
-        if (
-            self._at_once
-            or phase not in self._never_written
-            or in_transform()
-            or versions_are_missing(args, kwargs)
-        ):
-            return EVERYTHING
-        # What one part of the model never does, another one may: a checkpoint repeats them one by one.
-        return NOTHING if self._never_written[phase] and not number else VERSIONS
+    def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
+        if self._at_once or phase not in self._light or in_transform() or versions_are_missing(args, kwargs):
+            return AT_ONCE
+        return COLLECT
 
     @hidden
     def _weigh(self, lane: Lane) -> None:
         """Count and let go of what is held once it fills the budget."""
-        held, events = lane.forward, lane.events
-        tensors: dict[int, Tensor] = {}  # by id: many modules may put out one dict
-        for index in range(held.weighed, len(events), 3):
-            number = events[index]
-            value = events[index + 2] if number >= PASSED else events[index + 1] if number < 0 else None
-            tensors.update((id(one), one) for one in _tensors_in(value))
+        held, tensors = lane.forward, dict[int, Tensor]()  # by id: many modules may put out one dict
+        for value in lane.values[held.weighed :]:
+            tensors.update((id(leaf), leaf) for leaf in _dense(value))
         held.bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        held.weighed = len(events)
+        held.weighed = len(lane.values)
         lane.weigh_at = held.weighed + WEIGH_EVERY
         if held.bytes > self.budget_bytes:
             self._absorb_safely(lane)
@@ -393,25 +365,30 @@ class Recorder(ABC):
             lane.weigh_at = WEIGH_EVERY
 
     def _absorb(self, lane: Lane, is_last: bool) -> None:
-        """Unless these are the `last`, the tensors are let go of."""
-        forward, at_once = lane.forward, lane.mode == EVERYTHING
-        is_whole = is_last and forward.empty() and not at_once
-        part = self._try_template(lane) if is_whole else None
-        if part is None:
-            batch = self._read(lane, forward)
-            if is_whole and not forward.stack:
-                self._templates[forward.phase] = Template.of(lane.events, forward, batch)
-            part = batch, self._begin_or_apart(batch.tensors)
-        forward.take(*part)
-        self.passing(forward, part[0])
+        """Unless these are the last events, the tensors are let go of."""
+        forward, at_once = lane.forward, lane.mode == AT_ONCE
+        is_whole = is_last and not at_once and forward.is_new()
+        pattern = self._patterns.get(forward.phase) if is_whole else None
+        batch = _read_by(pattern, lane) if pattern is not None else None
+        if batch is None:
+            batch = Batch(at_once)
+            forward.read(lane.heads, lane.values, batch)
+            if is_whole and not forward.stack and batch.is_plain():
+                self._patterns[forward.phase] = Pattern(lane.heads, lane.values, forward, batch)
+        forward.take(batch, self._begin_or_apart(batch.tensors))
+        self.passing(forward, batch)
         if at_once:
-            lane.counted_versions += [
-                (tensor, tensor._version) for tensor in part[0].tensors if not tensor.is_inference()
-            ]
-        elif part[0].ever_written:
-            self._note_writes(lane, part[0])
+            lane.counted_versions += [(t, t._version) for t in batch.tensors if not t.is_inference()]
+        elif batch.overwritten and not self._at_once:
+            self._at_once = True
+            self.note(
+                f"{plural(batch.overwritten, 'tensor')} overwritten in place before the end of a "
+                f"{forward.phase}; from then on each tensor is counted at once"
+            )
+        if is_whole and pattern is None:
+            self._light[forward.phase] = batch.num_bytes() * 16 < self.budget_bytes
         if not is_last:
-            part[0].let_go()
+            batch.let_go()
 
     def _begin(self, tensors: Sequence[Tensor]) -> Counted:
         return quiet(self._begin_count, tensors, reads_only=self._reads_only)
@@ -432,71 +409,9 @@ class Recorder(ABC):
             self.uncounted[f"{type(error).__name__}: {str(error)[:200]}"] += 1
             return np.full((1, len(KINDS)), -1.0)
 
-    def _try_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
-        """As `_absorb_by_template`; None too where that fails: on a sparse tensor in a dense one's place."""
-        try:
-            return self._absorb_by_template(lane)
-        except Exception:  # what fails again when it is read one by one is noted there
-            return None
-
-    def _absorb_by_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
-        """A whole forward by the template of its phase; None if it differs from it."""
-        template = self._templates.get(lane.forward.phase)
-        values = template.read(lane.events) if template is not None else None
-        if template is None or values is None:
-            return None
-        tensors = template.distinct(values)
-        counted = self._begin(tensors)  # first, so that a GPU works while the tensors are looked at
-        if counted.shapes is None and not template.reads(tensors):
-            return None
-        batch = template.confirm(values, tensors, lane.noted())
-        if batch is None:
-            return None
-        batch.kept_shapes = counted.shapes
-        template.tell(lane.forward, lane.events)
-        return batch, counted
-
-    def _note_writes(self, lane: Lane, batch: Batch) -> None:
-        """Some tensors were written in place; say so, and choose how closely to look from now on."""
-        phase = lane.forward.phase
-        is_first = self._never_written.get(phase) is not False
-        self._never_written[phase] = False
-        if batch.overwritten and lane.mode == VERSIONS and not self._at_once:
-            self._at_once = True
-            self.note(
-                f"{plural(batch.overwritten, 'tensor')} overwritten in place before the end of a {phase}; "
-                "from then on each tensor is counted at once"
-            )
-        elif batch.overwritten and is_first:
-            self.note(
-                f"{plural(batch.overwritten, 'tensor')} of a {phase} written in place, for the first time; "
-                "from then on it is noted whether that was after the tensor passed"
-            )
-
     def note(self, text: str) -> None:
         if len(self.notes) < MOST_NOTES and text not in self.notes:
             self.notes.append(text)
-
-    def _read(self, lane: Lane, forward: Forward) -> Batch:
-        """Read events one by one: any model, any structure."""
-        events = lane.events
-        batch = Batch(None if lane.mode == EVERYTHING else lane.noted())
-        for index in range(0, len(events), 3):
-            number, value, extra = events[index : index + 3]
-            if number >= PASSED:
-                number -= PASSED
-                call = forward.pass_through(number)
-                forward.note_caches(call, (value,), {}, index)
-                batch.add(value, self.modules.plain[number][0], call, (index + 1,))
-                batch.add_output(number, extra, call, self.modules.plain[number][1], (index + 2,))
-            elif number >= 0:
-                call = forward.enter(number)
-                forward.note_caches(call, value, extra, index)
-                batch.add_inputs(number, value, extra, call, self.modules.plain[number][0], index)
-            else:
-                call = forward.leave(~number)
-                batch.add_output(~number, value, call, self.modules.plain[~number][1], (index + 1,))
-        return batch
 
     @hidden
     def _finish(self, lane: Lane, number: int, output: Any, returned: bool) -> None:
@@ -520,10 +435,7 @@ class Recorder(ABC):
             except Exception as error:  # an output that refuses to be asked for its class
                 forward.failed = f"{type(error).__name__}: {error}"
         self._absorb_safely(lane, is_last=True)
-        if lane.counted_versions:
-            self._learn(lane)
-        elif lane.mode in (EVERYTHING, VERSIONS):
-            self._never_written.setdefault(forward.phase, True)
+        self._learn(lane)
         if forward.untracked() and not (self._at_once or torch.is_inference_mode_enabled()):
             self._at_once = True
             self.note(
@@ -539,19 +451,16 @@ class Recorder(ABC):
                 self._settle()
 
     def _learn(self, lane: Lane) -> None:
-        """After a forward that was counted at once: was anything written in place before or after passing?"""
-        phase, later, ever = lane.forward.phase, 0, False
-        for tensor, version in lane.counted_versions:
-            ever |= tensor._version > 0 or isinstance(tensor, nn.Parameter)  # which an update writes
-            later += tensor._version != version
+        """After a forward that was counted at once: was anything written in place after it passed?"""
+        phase = lane.forward.phase
+        later = sum(tensor._version != version for tensor, version in lane.counted_versions)
         if later and not self._at_once:
             self._at_once = True
             self.note(
                 f"{plural(later, 'tensor')} of a {phase} overwritten in place after passing; "
                 "each tensor is counted as it passes"
             )
-        if not self._at_once:
-            self._never_written.setdefault(phase, not ever)
+        self._light.setdefault(phase, False)
 
     def _take_one(self, forward: Forward) -> None:
         try:
@@ -571,19 +480,26 @@ class Recorder(ABC):
 
     def _tally(self, forward: Forward, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            for (number, leaf, reason), times in batch.unseen.items():
+            for (number, _, leaf, reason), times in batch.unseen.items():
                 self.unseen[self.modules.names[number], leaf, reason] += times
-        if forward.calls is not self._last_calls:  # forwards read by one template share theirs
+        if forward.calls is not self._last_calls:  # equal forwards share theirs
             self._last_calls = forward.calls
             self.called.update(number for number, _, _ in forward.calls)
             self.callers.update(forward.calls[parent][0] for _, parent, _ in forward.calls if parent >= 0)
 
 
-def _tensors_in(value: Any) -> list[Tensor]:
-    """Those with memory of their own, at most one level deep."""
-    kind = type(value)
-    inside = [*value] if kind in (tuple, list) else [*value.values()] if kind is dict else [value]
-    return [one for one in inside if is_tensor(one) and one.layout is torch.strided]
+def _read_by(pattern: Pattern, lane: Lane) -> Batch | None:
+    try:
+        return pattern.read(lane.heads, lane.values, lane.forward)
+    except Exception:  # what fails again when it is read one by one is noted there
+        return None
+
+
+def _dense(value: Any) -> list[Tensor]:
+    """The tensors of what passed that have memory of their own."""
+    values = value if type(value) is tuple else [value]
+    inside = [leaf for _, leaf, _ in value.leaves] if type(value) is Passed else values
+    return [leaf for leaf in inside if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
 
 
 @passes_on

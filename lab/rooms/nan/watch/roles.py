@@ -9,7 +9,7 @@ after A, before B".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 IN, OUT = 0, 1
@@ -36,6 +36,7 @@ class Call:
     raised: bool = False
     weights_bad: bool = False  # its own parameters or buffers, not its children's
     doubt: str = ""  # why an input that was not looked into may have carried a bad number
+    unseen_output: str = ""  # what of its output was not looked into
     children: list[int] = field(default_factory=list)
 
 
@@ -84,19 +85,25 @@ def _with_doubt(birth: Birth, calls: Sequence[Call], leaves: Sequence[Leaf], bad
     """The birth, or `unknown` if something that could have carried the bad number here was not counted."""
     if birth.kind in ("given", "weights"):
         return birth
-    scope = _scope(calls, bad_leaf)
-    missed = [leaf for leaf in leaves if leaf.bad is None and leaf.seq < bad_leaf.seq and scope(leaf)]
-    module_seen = calls[bad_leaf.call].module or "the model itself"
-    culprit = calls[bad_leaf.call] if bad_leaf.side == OUT else calls[calls[bad_leaf.call].parent]
-    if not missed and culprit.doubt:
-        return Birth(birth.module, "unknown", bad_leaf.name, birth.after, module_seen, unsure=culprit.doubt)
+    root = bad_leaf.call if bad_leaf.side == OUT else calls[bad_leaf.call].parent
+
+    def inside(call: int) -> bool:
+        """What could have carried the bad number: the root's own inputs, and all that was called in it."""
+        while call >= 0 and call != root:
+            call = calls[call].parent
+        return call == root
+
+    missed = [leaf for leaf in leaves if leaf.bad is None and leaf.seq < bad_leaf.seq and inside(leaf.call)]
     if not missed:
-        return birth
+        before = range(root + 1, bad_leaf.call if bad_leaf.side == IN else len(calls))
+        gaps = (calls[call].unseen_output for call in before if inside(call))
+        doubt = calls[root].doubt or next(filter(None, gaps), "")
+        return uncertain(birth, doubt, calls[bad_leaf.call].module) if doubt else birth
     module = calls[missed[0].call].module or "the model itself"
     side = "input" if missed[0].side == IN else "output"
     others_text = f" (and {len(missed) - 1} more)" if len(missed) > 1 else ""
     reason = f"{side} {missed[0].name} of {module}{others_text} was overwritten before it could be counted"
-    return Birth(birth.module, "unknown", bad_leaf.name, birth.after, module_seen, unsure=reason)
+    return uncertain(birth, reason, calls[bad_leaf.call].module)
 
 
 def after_failure(birth: Birth, reason: str) -> Birth:
@@ -106,26 +113,10 @@ def after_failure(birth: Birth, reason: str) -> Birth:
     return uncertain(birth, f"a part of this forward could not be counted ({reason[:200]})")
 
 
-def uncertain(birth: Birth, reason: str) -> Birth:
+def uncertain(birth: Birth, reason: str, first_seen: str | None = None) -> Birth:
     """The birth without its certainty: where it was first seen, and why no more can be said."""
-    module_seen = birth.before or birth.module or "the model itself"
+    module_seen = (birth.before or birth.module if first_seen is None else first_seen) or "the model itself"
     return Birth(birth.module, "unknown", birth.leaf, birth.after, module_seen, unsure=reason)
-
-
-def _scope(calls: Sequence[Call], bad_leaf: Leaf) -> Callable[[Leaf], bool]:
-    """Which uncounted leaves could have carried the bad number to `first`.
-
-    A call that gave a bad output: its own inputs, and all inside it. A bad input: what the parent's own code
-    could have taken, that is its inputs and all that was called in it so far.
-    """
-    root = bad_leaf.call if bad_leaf.side == OUT else calls[bad_leaf.call].parent
-
-    def inside(call: int) -> bool:
-        while call >= 0 and call != root:
-            call = calls[call].parent
-        return call == root
-
-    return lambda leaf: inside(leaf.call)
 
 
 def roles(calls: Sequence[Call], leaves: Sequence[Leaf]) -> list[str]:

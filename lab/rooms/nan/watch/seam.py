@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from lab.rooms.nan.watch.leaves import STAYS, args_as_passed, as_passed, kwargs_as_passed
-from lab.rooms.nan.watch.roles import IN, OUT
+from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, kwargs_as_passed
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 Call = Callable[..., Any]  # (module, *args, **kwargs)
 Make = Callable[[Call], Call]  # from the call inside to the call with a watch around it
-Direct = tuple[Any, int, int, int, bool]  # a watch's lanes; the module's number as events have it; see `add`
+Direct = tuple[Any, int, bool]  # a watch's lanes; the module's number, and whether it has no children
 
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
 _table: dict[int, Call] = {}
@@ -47,25 +46,28 @@ def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     key = id(self)
     direct = _direct.get(key)
     if direct is not None:
-        lanes, module, returned, passed, leaf = direct
+        lanes, module, leaf = direct
         lane = lanes.lane
         if not lane.mode:
-            events = lane.events
+            heads, values = lane.heads, lane.values
             if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
-                value = args[0]
-                if id(type(value)) not in STAYS:
-                    value = as_passed(value)
+                value = as_passed(args[0], "args[0]", True)
                 try:
                     output = _state["original"](self, *args)
                 except BaseException:  # what it took was seen; a checkpoint ends its repetition so, too
-                    events += (module, (value,), kwargs)
+                    heads.append((module, 1))
+                    values.append(value)
                     raise
-                events += (passed, value, output if id(type(output)) in STAYS else as_passed(output))
+                heads.append(module)
+                values += (value, as_passed(output, "output", False))
             else:
-                events += (module, args_as_passed(args), kwargs_as_passed(kwargs))
+                heads.append((module, len(args), *kwargs))
+                values += args_as_passed(args)
+                values += kwargs_as_passed(kwargs)
                 output = _state["original"](self, *args, **kwargs)
-                events += (returned, output if id(type(output)) in STAYS else as_passed(output), None)
-            if len(events) > lane.weigh_at:
+                heads.append(~module)
+                values.append(as_passed(output, "output", False))
+            if len(values) > lane.weigh_at:
                 lanes.weigh(lane)
             return output
     call = _table.get(key)
@@ -77,8 +79,7 @@ def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 def add(module: nn.Module, make: Make, direct: Direct) -> None:
     """From now on calls of `module` go through `make(inner)`, the newest outermost.
 
-    `direct`: while this is the only one, a call in a lane that notes nothing (mode 0) becomes events at once:
-    (the watch's lanes; module, return, and both in one as events have them; whether it has no children).
+    direct: while this is the only watch, a call in a lane that only collects (mode 0) is noted at once.
     """
     with _lock:
         if not _makers and _state["strangers"] is None:
@@ -146,7 +147,6 @@ def _rebuild(key: int) -> None:
 
 
 _CALL_CODE = nn.Module._call_impl.__code__
-Label = tuple[int, int, str]  # module, side, leaf
 
 
 class Modules:
@@ -156,7 +156,6 @@ class Modules:
         self.model = model
         self.names: list[str] = []
         self.all: list[nn.Module] = []
-        self.plain: list[tuple[Label, Label]] = []  # for a module's first argument and its output
         self._at_name: dict[str, int] = {}
         self._around: dict[int, dict[CodeType, list[tuple[str, nn.Module]]]] = {}
         self._numbers: dict[int, int] = {}  # id -> number
@@ -179,10 +178,9 @@ class Modules:
     def meet(self) -> None:
         """Give those that are new numbers."""
         for name, module in self.unmet():
-            number = self._numbers[id(module)] = self._at_name[name] = len(self.names)
+            self._numbers[id(module)] = self._at_name[name] = len(self.names)
             self.names.append(name)
             self.all.append(module)
-            self.plain.append(((number, IN, "args[0]"), (number, OUT, "output")))
 
     def have_moved(self) -> bool:
         return any(self.names[number] != name for name, number in self._places())

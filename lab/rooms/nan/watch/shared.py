@@ -50,32 +50,53 @@ class Shared:
             call(*args)
 
 
+class Patch:
+    """A function of torch's, replaced by `make(the function)` while it is put."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Call], Call]) -> None:
+        self._owner, self._name, self._is_own = owner, name, name in vars(owner)
+        self._plain = getattr(owner, name)
+        self.patch = make(self._plain)
+
+    def put(self) -> Patch:
+        setattr(self._owner, self._name, self.patch)
+        return self
+
+    def remove(self) -> None:
+        """Take it back; a patch that another program made over ours stays."""
+        if vars(self._owner).get(self._name) is not self.patch:
+            return
+        if self._is_own:
+            setattr(self._owner, self._name, self._plain)
+        else:  # what the class has inherited shows again
+            delattr(self._owner, self._name)
+
+
 class Backwards:
     """`torch.autograd.backward` with something before and after it, for several guards at once."""
 
     def __init__(self) -> None:
         self._around: tuple[tuple[Call, Call], ...] = ()
-        self._lock, self._plain, self._patched = threading.RLock(), torch.autograd.backward, None
+        self._lock = threading.RLock()
+        self._patch: Patch | None = None
         self.count = 0  # calls so far, of any model
 
     def add(self, enter: Call, leave: Call) -> None:
-        """`before(tensors)`, then `after(tensors, what before gave)`, after an exception too."""
+        """`enter(tensors)` before, `leave(tensors, what enter gave)` after it, after an exception too."""
         with self._lock:
             self._around = (*self._around, (enter, leave))
-            if self._patched is None:
-                self._plain = torch.autograd.backward
-                self._patched = torch.autograd.backward = self._patch()
+            if self._patch is None:
+                self._patch = Patch(torch.autograd, "backward", self._make).put()
 
     def remove(self, enter: Call, leave: Call) -> None:
-        """Take it out again, in any order. A patch that another program made over ours stays."""
+        """Take these out again, in any order."""
         with self._lock:
             self._around = tuple(one for one in self._around if one != (enter, leave))
-            if not self._around and torch.autograd.backward is self._patched:
-                torch.autograd.backward, self._patched = self._plain, None
+            if not self._around and self._patch is not None:
+                self._patch.remove()
+                self._patch = None
 
-    def _patch(self) -> Any:
-        plain = self._plain
-
+    def _make(self, plain: Call) -> Call:
         @functools.wraps(plain)
         @not_traced
         @passes_on
@@ -112,28 +133,24 @@ class Surrounded:
     """
 
     def __init__(self, kind: type[Any], enter: Callable[[Any], None], leave: Callable[[Any], None]) -> None:
-        self._kind, self._plain = kind, kind.step
+        self._enter, self._leave = enter, leave
         self.running = 0  # steps that have begun and not ended, with an exception either
-        plain = self._plain
+        self.remove = Patch(kind, "step", self._make).put().remove
 
+    def _make(self, plain: Call) -> Call:
         @functools.wraps(plain)
         @passes_on
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            enter(optimizer)
+            self._enter(optimizer)
             self.running += 1
             try:
                 result = plain(optimizer, *args, **kwargs)
             finally:
                 self.running -= 1
-            leave(optimizer)
+            self._leave(optimizer)
             return result
 
-        self._patched = kind.step = step
-
-    def remove(self) -> None:
-        """Put the class's own step back, unless another patch lies over this one."""
-        if self._kind.step is self._patched:
-            self._kind.step = self._plain
+        return step
 
 
 Listener = Callable[[Tensor, Any], None]  # what was asked about, and its value where that is known
@@ -154,45 +171,26 @@ class Asked:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self._lock, self._busy = threading.RLock(), threading.local()
-        # Made once, because torch.jit knows builtin functions by their ids.
-        # Owner, name, plain function, whether it is the owner's own or inherited, patch.
-        self._patches: list[tuple[Any, str, Any, bool, Any]] = []
-        self._is_on = False
+        self._patches: list[Patch] = []  # made once, because torch.jit knows builtin functions by their ids
 
     def add(self, listener: Listener) -> None:
         with self._lock:
-            self._listeners = (*self._listeners, listener)
-            if self._is_on:
-                return
-            self._is_on = True
             if not self._patches:
-                self._make()
-            for owner, name, _, _, patch in self._patches:
-                setattr(owner, name, patch)
+                for owner, names in ((torch, FUNCTIONS), (Tensor, METHODS)):
+                    self._patches += [Patch(owner, name, self._around) for name in names]
+                for name, patch in zip(FUNCTIONS, self._patches, strict=False):
+                    _register_builtin(patch.patch, f"aten::{name}")
+            if not self._listeners:
+                for patch in self._patches:
+                    patch.put()
+            self._listeners = (*self._listeners, listener)
 
     def remove(self, listener: Listener) -> None:
-        """A patch that another program made over ours stays."""
         with self._lock:
+            had = bool(self._listeners)
             self._listeners = tuple(held for held in self._listeners if held != listener)
-            if self._listeners or not self._is_on:
-                return
-            self._is_on = False
-            for owner, name, plain, is_own, patch in self._patches:
-                if vars(owner).get(name) is not patch:
-                    continue
-                if is_own:
-                    setattr(owner, name, plain)
-                else:  # what Tensor has inherited shows again
-                    delattr(owner, name)
-
-    def _make(self) -> None:
-        for owner, names in ((torch, FUNCTIONS), (Tensor, METHODS)):
-            for name in names:
-                plain, is_own = getattr(owner, name), name in vars(owner)
-                patch = self._around(plain)
-                if owner is torch:
-                    _register_builtin(patch, f"aten::{name}")
-                self._patches.append((owner, name, plain, is_own, patch))
+            for patch in self._patches if had and not self._listeners else ():
+                patch.remove()
 
     def _around(self, plain: Any) -> Any:
         @functools.wraps(plain)

@@ -17,8 +17,7 @@ from torch import nn
 
 from lab.core.words import plural
 from lab.errors import LabError, UsageError
-from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.count import Counter, choose_counter, counter_named
 from lab.rooms.nan.watch.explain import Explainer, Judged, RunningTotals, Step, Total, add_counts
 from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label, Seen
 from lab.rooms.nan.watch.leaves import CACHE, FP8
@@ -103,18 +102,9 @@ class Watch(Recorder):
 
     @property
     def first(self) -> Birth | None:
-        """The first place where bad numbers were made; None while all is finite.
-
-        A first place that is unknown is corrected by the first later forward that shows it.
-        """
+        """The first place where bad numbers were made; None while all is finite."""
         step = self.first_step
-        if step is None:
-            return None
-        birth = step.births[0]
-        if birth.kind != "unknown":
-            return birth
-        later = (one.births[0] for one in self._steps if one.births and one.number > step.number)
-        return next((known for known in later if _explains(known, birth)), birth)
+        return step.births[0] if step is not None else None
 
     @property
     def first_step(self) -> Step | None:
@@ -304,27 +294,9 @@ class Watch(Recorder):
         if part is None or (part.labels is not counted.labels and part.labels != counted.labels):
             key = (step.phase, tuple(counted.labels))
             if key not in self._totals:
-                self._totals[key] = RunningTotals(
-                    step.phase, counted.labels, counted.leaf_dtypes(), counted.leaf_numel()
-                )
+                self._totals[key] = RunningTotals(step.phase, counted)
             part = self._latest_totals[step.phase] = self._totals[key]
         part.add(step, counted, bad)
-
-
-def _explains(birth: Birth, unknown: Birth) -> bool:
-    """Whether a known birth lies where the unknown one must: in its module, around or inside it.
-
-    Weights may have been updated since, by what the unknown one spoiled.
-    """
-    module, other_module = birth.module, unknown.module
-    related = (
-        module == other_module
-        or not module
-        or not other_module
-        or module.startswith(f"{other_module}.")
-        or other_module.startswith(f"{module}.")
-    )
-    return birth.kind not in ("unknown", "weights") and related
 
 
 def _budget(device: torch.device) -> int:

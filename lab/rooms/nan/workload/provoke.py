@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.config import PROVOCATIONS
-from lab.rooms.nan.watch.leaves import caches_in
 
 QUERY_PEAK = 2000.0  # largest |q| and |k|: finite in half, their products are not
 GATE_PEAK, UP_PEAK = 200.0, 20000.0  # of the MLP's two factors, whose product exceeds 65504
@@ -96,5 +95,5 @@ def mask_one_row(attention: nn.Module) -> None:
 
 def cached_length(kwargs: dict[str, Any], layer: int) -> int:
     """Positions of this layer already in the cache."""
-    caches = (cache for _, cache in caches_in((), kwargs) if hasattr(cache, "get_seq_length"))
+    caches = (value for value in kwargs.values() if hasattr(value, "get_seq_length"))
     return next((int(cache.get_seq_length(layer)) for cache in caches), 0)

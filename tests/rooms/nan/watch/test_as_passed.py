@@ -139,9 +139,9 @@ def test_the_program_gets_its_own_containers():
 
 def test_a_cache_stays_itself_for_it_is_looked_into_after_the_forward():
     cache, others = [(torch.ones(1), torch.ones(1))], [torch.ones(1)]
-    found = kwargs_as_passed({"past_key_values": cache, "others": others})
-    assert found["past_key_values"] is cache
-    assert found["others"] is not others and found["others"][0] is others[0]
+    of_cache, of_others = kwargs_as_passed({"past_key_values": cache, "others": others})
+    assert of_cache.cache is cache and of_others.cache is None
+    assert [leaf for leaf, *_ in of_others.leaves] == ["others[0]"] and of_others.leaves[0][1] is others[0]
 
 
 alive = []

@@ -120,11 +120,12 @@ def test_bad_numbers_in_objects_sets_and_plain_floats_are_seen(give):
     ("give", "why"),
     [
         (lambda x: (x, (y for y in [x * float("nan")])), "a generator"),
+        (lambda x: (x, lambda: x * float("nan")), "a function"),
         (lambda x: (x, x.numpy() * float("nan")), "a numpy array"),
         (lambda x: [[[[[[[[x * float("nan")]]]]]]]], "deeper than"),
         (lambda x: memoryview(x.numpy()), "memoryview"),
     ],
-    ids=["generator", "numpy", "too deep", "memory"],
+    ids=["generator", "closure", "numpy", "too deep", "memory"],
 )
 def test_what_cannot_be_looked_into_is_named_and_never_clean(give, why):
     w = watched(Gives(give), torch.ones(2))

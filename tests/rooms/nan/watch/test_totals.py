@@ -10,48 +10,30 @@ pytestmark = pytest.mark.torch
 import numpy as np  # noqa: E402
 
 import lab.nan  # noqa: E402
-from lab.rooms.nan.watch import explain as totals  # noqa: E402
 from lab.rooms.nan.watch.count import KINDS  # noqa: E402
-from lab.rooms.nan.watch.explain import Step  # noqa: E402
-from lab.rooms.nan.watch.forward import Seen  # noqa: E402
+from lab.rooms.nan.watch.explain import add_counts  # noqa: E402
 from tests.rooms.nan.watch.models import Body  # noqa: E402
 
 
-def test_totals_of_many_forwards_are_those_of_each(monkeypatch):
-    def run(most):
-        monkeypatch.setattr(totals, "MOST_WAITING", most)
-        torch.manual_seed(0)
-        body = Body()
-        with torch.no_grad(), lab.nan.watch(body, counter="plain") as w:
-            for n in range(7):
-                body(torch.full((1, 4), float("inf") if n == 4 else n * 1e-41))
-        return [step.totals for step in w.steps], [
-            (t.counts.tolist(), t.calls, t.first_bad_step) for t in w.totals()
-        ]
+def test_totals_of_many_forwards_are_the_sums_of_each():
+    body, largest = Body(), []
+    with torch.no_grad(), lab.nan.watch(body, counter="plain") as w:
+        for n in range(7):
+            body(torch.full((1, 4), float("inf") if n == 4 else n * 1e-41))
+            largest.append(w.steps[-1].totals["absmax"])
+    outputs = [total for total in w.totals() if total.side == "out"]
+    for kind in range(3):  # first, second and the model itself; second's output is the model's, too
+        each = sum(step.totals[KINDS[kind]] for step in w.steps)
+        own = [total.counts[kind] for total in outputs if total.module != "second"]
+        assert sum(own) == each
+    given = next(total for total in w.totals() if (total.module, total.side) == ("", "in"))
+    assert given.counts.tolist()[:4] == [0, 4, 0, 5 * 4] and given.calls == 7 and given.first_bad_step == 4
+    assert max(total.counts[4] for total in outputs) == max(largest)
 
-    assert run(1) == run(3) == run(100)
 
-
-def test_sums_of_counts_that_are_all_known_are_those_of_a_look_at_each():
-    random = np.random.default_rng(0)
-    index, put_out = random.integers(-1, 6, 20), random.random(6) < 0.5
-    labels, sizes = [(0, 0, "")] * 20, np.ones(20)
-    forwards = [random.integers(0, 9, (6, len(KINDS))).astype(float) for _ in range(5)]
-
-    def told(settled):
-        part = totals.RunningTotals("forward", labels, ["float16"] * 20, sizes)
-        steps = [Step(n, "forward", 0) for n in range(5)]
-        for step, counts in zip(steps, forwards, strict=True):
-            part.add(step, Seen(labels, [0] * 20, index, counts, put_out, []), None)
-        settled(part)
-        return [step.totals for step in steps], part.counts.tolist()
-
-    def by_a_look_at_each(part):
-        stacked = np.stack(forwards)
-        for (step, *_), found in zip(part._waiting, totals._by_forward(stacked[:, put_out]), strict=True):
-            step.set_totals(found)
-        rows = np.concatenate([totals._summed(stacked), totals.NOT_COUNTED])
-        totals.add_counts(part._counts, rows[index])
-        part._waiting.clear()
-
-    assert told(totals.RunningTotals.settle) == told(by_a_look_at_each)
+def test_what_was_not_counted_stays_unknown_until_something_was():
+    counts = np.array([[-1.0, -1, -1, -1, -1], [1, 0, 0, -1, 3]])
+    add_counts(counts, np.array([[-1.0, -1, -1, -1, -1], [-1, -1, -1, -1, -1]]))
+    assert counts.tolist() == [[-1] * 5, [1, 0, 0, -1, 3]]
+    add_counts(counts, np.array([[0.0, 2, 0, 0, 5], [1, 0, 0, 4, 2]]))
+    assert counts.tolist() == [[0, 2, 0, 0, 5], [2, 0, 0, 4, 3]]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,6 @@ from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 _PREHOOKS = hasattr(getattr(torch.autograd.graph, "Node", None), "register_prehook")  # since torch 2.0
 _current_node = getattr(torch._C, "_current_autograd_node", None)
-MOST_PLANS = 16
 HOOKED = "the program has a hook on that tensor, which may have made it; a replay names the hook's line"
 MOST_NODES = 200_000  # of a graph that is searched for the uses of a tensor
 
@@ -80,7 +78,7 @@ class Borders:
         self.entered: list[Entered] = []
         self.losses: list[Any] = []  # the nodes that the step's backwards began at
         self._forgotten = 0
-        self._plans: dict[int, tuple[list[Any], list[Planned]]] = {}
+        self._plans: dict[str, tuple[Any, list[Planned]]] = {}  # by phase: its last forward, and borders
         self.passages: list[Passage] = []  # of forwards in training that no backward has reached yet
         self.num_taken = 0  # backwards that made gradients of this model
         self._given_up = 0  # of those beyond MOST_PASSAGES, without backward and not asked about
@@ -151,27 +149,25 @@ class Borders:
         return None
 
     def _plan(self, forward: Forward, batch: Batch) -> list[Planned]:
-        """One per output; forwards read by one template share theirs."""
-        key = id(batch.labels)
-        if forward.saved is None and key in self._plans and self._plans[key][0] is batch.labels:
-            return self._plans[key][1]
+        """One border per output; a forward equal to the last one of its phase has the same."""
+        key = batch.labels, batch.index, forward.calls
+        plan = self._plans.get(forward.phase)
+        shared = forward.saved is None and torch.is_grad_enabled()
+        if shared and plan is not None and plan[0] == key:
+            return plan[1]
         users: dict[int, list[int]] = {}
-        shared = forward.saved is None and torch.is_grad_enabled() and isinstance(batch.index, np.ndarray)
         for leaf, u in enumerate(batch.index):  # what is frozen in this forward may not be in the next one
             if u >= 0 and (shared or batch.tensors[u].requires_grad):
-                users.setdefault(int(u), []).append(leaf)
-        plan: list[Planned] = []
+                users.setdefault(u, []).append(leaf)
+        borders: list[Planned] = []
         for u, leaves in users.items():
             outs = [leaf for leaf in leaves if batch.labels[leaf][1] == OUT]
             if outs:
                 takers = [leaf for leaf in leaves if batch.labels[leaf][1] == IN]
-                border = self._border(forward, batch, outs, takers, batch.tensors[u])
-                plan.append((u, border))
+                borders.append((u, self._border(forward, batch, outs, takers, batch.tensors[u])))
         if shared:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            self._plans[key] = batch.labels, plan
-        return plan
+            self._plans[forward.phase] = key, borders
+        return borders
 
     def _border(
         self, forward: Forward, batch: Batch, outs: list[int], takers: list[int], tensor: Tensor

@@ -18,7 +18,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from lab.rooms.nan.watch.guard.step import (
     Event,
     GuardStep,
     StepState,
-    corrected,
     first_of,
     rank,
     world,
@@ -246,10 +244,7 @@ class Guard:
     def first(self) -> Event | None:
         """The first bad number of all: the verdict. None while there is none."""
         self._state.safely(self.training.settle)
-        earliest = first_of(event for step in self.steps for event in step.events)
-        if earliest is None or (sure := corrected(earliest, self.steps)) is earliest:
-            return earliest
-        return replace(sure, step=earliest.step, time=earliest.time)  # a later step shows where, not when
+        return first_of(event for step in self.steps for event in step.events)
 
     def not_seen(self) -> list[str]:
         """What was not looked at, in sentences."""
@@ -273,6 +268,10 @@ class Guard:
             for reason, times in training.collector.unread.items()
         ]
         sentences += sorted(training.weights.unread_state)
+        if strangers := training.weights.strangers():
+            sentences.append(
+                f"{plural(strangers, 'tensor')} of the optimizer not looked at: of no module of this model"
+            )
         if failed := self._state.failed:
             sentences.append(f"the guard failed {plural(failed, 'time')}: {'; '.join(self.notes[-3:])}")
         return sentences

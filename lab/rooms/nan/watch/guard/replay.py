@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.watch.count import NORMED
-from lab.rooms.nan.watch.forward import ASIDE, EVERYTHING
+from lab.rooms.nan.watch.forward import ASIDE, AT_ONCE
 from lab.rooms.nan.watch.guard.step import Op
 from lab.rooms.nan.watch.leaves import as_counted, in_transform, is_odd, leaves, len_modes
 from lab.rooms.nan.watch.shared import backwards
@@ -205,7 +205,7 @@ def _again(saved: Saved, watch: Any) -> Iterator[list[int]]:
             _force_eager(stack)
             yield lane.path
     finally:
-        lane.mode, lane.path = mode if mode != ASIDE else EVERYTHING, None
+        lane.mode, lane.path = mode if mode != ASIDE else AT_ONCE, None
         _set_random(random_state)
         _put_back(buffers)
 
@@ -371,29 +371,31 @@ if TorchDispatchMode is not None and _sequence is not None:
             return self._names[self._path[-1]] if self._path else ""
 
         def _op(self, name: str, module: str, node: Any, arguments: Any, inputs: str) -> Op:
-            tensors = tensors_in(arguments)
-            shapes = tuple("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
-            dtypes = tuple(str(tensor.dtype)[6:] for tensor in tensors)
             if node is None:
-                return Op(name, module, shapes, dtypes, user_line(), "", inputs)
+                return op_of(name, module, arguments, user_line(), inputs)
             if not isinstance(node, torch.autograd.function.BackwardCFunction) and (line := _hook_line()):
-                return Op(name, module, shapes, dtypes, line, HOOK, inputs)
-            return Op(name, module, shapes, dtypes, _forward_line(node), node.name(), inputs)
+                return op_of(name, module, arguments, line, inputs, HOOK)
+            return op_of(name, module, arguments, _forward_line(node), inputs, node.name())
+
+
+def op_of(name: str, module: str, arguments: Any, line: str, inputs: str, node: str = "") -> Op:
+    """An operator with the shapes and types of its arguments."""
+    tensors = tensors_in(arguments)
+    shapes = tuple("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
+    return Op(name, module, shapes, tuple(str(tensor.dtype)[6:] for tensor in tensors), line, node, inputs)
+
+
+def _flat(value: Any) -> list[Any]:
+    """What lies in an operator's arguments, one by one."""
+    if isinstance(value, dict):
+        return [leaf for inner in value.values() for leaf in _flat(inner)]
+    if isinstance(value, (tuple, list)):
+        return [leaf for inner in value for leaf in _flat(inner)]
+    return [value]
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for inner in value.values() for tensor in tensors_in(inner)]
-    if isinstance(value, (tuple, list)):
-        return [tensor for inner in value for tensor in tensors_in(inner)]
-    return []
-
-
-def has_infinite_number(value: Any) -> bool:
-    """Whether a number of Python among these is NaN or infinite."""
-    return any(not math.isfinite(number) for number in _numbers(value))
+    return [leaf for leaf in _flat(value) if isinstance(leaf, Tensor)]
 
 
 def is_unwritten(name: str) -> bool:
@@ -401,12 +403,8 @@ def is_unwritten(name: str) -> bool:
     return name.split(".")[1 if name.startswith("aten.") else 0].startswith(UNWRITTEN)
 
 
-def _numbers(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [number for inner in value.values() for number in _numbers(inner)]
-    if isinstance(value, (tuple, list)):
-        return [number for inner in value for number in _numbers(inner)]
-    return [value] if isinstance(value, float) else []
+def _numbers(value: Any) -> list[float]:
+    return [leaf for leaf in _flat(value) if isinstance(leaf, float)]
 
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -456,12 +454,9 @@ Key = tuple[int, torch.Size, torch.dtype]  # where its numbers lie, and which
 
 
 class Call(NamedTuple):
-    name: str
-    line: str
+    op: Op
     inputs: tuple[int, ...]  # places in the list of what was kept
     outputs: tuple[int, ...]
-    shapes: tuple[str, ...]
-    dtypes: tuple[str, ...]
     has_infinite_number: bool
 
 
@@ -520,11 +515,8 @@ class Between:
             return
         inputs = tuple(self._place(tensor) for tensor in tensors)
         places = tuple(self._keep(output) for output in outputs)
-        shapes = tuple("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
-        dtypes = tuple(str(tensor.dtype)[6:] for tensor in tensors)
-        self._calls.append(
-            Call(name, user_line(), inputs, places, shapes, dtypes, has_infinite_number(arguments))
-        )
+        op = op_of(name, "", tensors, user_line(), "")
+        self._calls.append(Call(op, inputs, places, not all(map(math.isfinite, _numbers(arguments)))))
 
     def _place(self, tensor: Tensor) -> int:
         place = self._newest.get(_key(tensor))
@@ -560,15 +552,12 @@ class Between:
                 continue
             bad_inputs = {_bad(self._copies[place]) for place in call.inputs} - {""}
             if not bad_inputs and not call.has_infinite_number:
-                return self._op(call, "finite"), ""
+                return replace(call.op, inputs="finite"), ""
             if "nan" in bad_outputs and "nan" not in bad_inputs:
-                return self._op(call, "infinite, no NaN"), ""
+                return replace(call.op, inputs="infinite, no NaN"), ""
             number = call.has_infinite_number and not bad_inputs
-            fallback = fallback or self._op(call, BAD_NUMBER if number else BAD_ALREADY)
+            fallback = fallback or replace(call.op, inputs=BAD_NUMBER if number else BAD_ALREADY)
         return fallback, "" if fallback else "no recorded operator made it: its backward did, or other code"
-
-    def _op(self, call: Call, inputs: str) -> Op:
-        return Op(call.name, "", call.shapes, call.dtypes, call.line, "", inputs)
 
 
 def _counts(tensor: Tensor) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from lab.rooms.nan.watch.leaves import quiet
+from lab.rooms.nan.watch.shared import Patch
 from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
 
 LEAST_SCALE = 1.0
@@ -193,7 +194,7 @@ class Scalers:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self._lock, self._met = threading.RLock(), set[type[Any]]()
-        self._patches: list[tuple[type[Any], str, Call, Call]] = []  # class, name, its own function, ours
+        self._patches: list[Patch] = []
 
     def add(self, listener: Listener, scaler: Any) -> None:
         """Follow for this listener; `scaler` may be of a class that is none of torch's."""
@@ -202,29 +203,26 @@ class Scalers:
             self._meet([*_kinds(), *([] if scaler is None else [type(scaler)])])
 
     def remove(self, listener: Listener) -> None:
-        """A patch that another program made over ours stays."""
         with self._lock:
             self._listeners = tuple(held for held in self._listeners if held is not listener)
-            if self._listeners:
-                return
-            for kind, name, plain, patch in self._patches:
-                if vars(kind).get(name) is patch:
-                    setattr(kind, name, plain)
-            self._patches.clear()
-            self._met.clear()
+            if not self._listeners:
+                for patch in self._patches:
+                    patch.remove()
+                self._patches.clear()
+                self._met.clear()
 
     def _meet(self, kinds: Iterable[type[Any]]) -> None:
         make = {"scale": self._scale, "step": self._step, "update": self._update}
         for kind in [base for scaler_class in kinds for base in scaler_class.__mro__]:
-            for name, patch in make.items() if kind not in self._met else ():
-                plain = vars(kind).get(name)
-                if isinstance(plain, FunctionType):
-                    patched = functools.wraps(plain)(not_traced(passes_on(patch(plain))))
-                    self._patches.append((kind, name, plain, patched))
-                    setattr(kind, name, patched)
+            for name, around in make.items() if kind not in self._met else ():
+                if isinstance(vars(kind).get(name), FunctionType):
+                    self._patches.append(Patch(kind, name, around).put())
             self._met.add(kind)
 
     def _scale(self, plain: Call) -> Call:
+        @functools.wraps(plain)
+        @not_traced
+        @passes_on
         def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             self._each("scaler_scales", scaler)
             return plain(scaler, *args, **kwargs)
@@ -232,6 +230,9 @@ class Scalers:
         return scale
 
     def _step(self, plain: Call) -> Call:
+        @functools.wraps(plain)
+        @not_traced
+        @passes_on
         def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             optimizer, returned = args[0] if args else kwargs.get("optimizer"), False
             if type(scaler) not in self._met:  # its class came after the guard
@@ -248,6 +249,9 @@ class Scalers:
         return step
 
     def _update(self, plain: Call) -> Call:
+        @functools.wraps(plain)
+        @not_traced
+        @passes_on
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             self._each("scaler_updates", scaler)
             return plain(scaler, *args, **kwargs)

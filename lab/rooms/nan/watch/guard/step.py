@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
-from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.count import Counter, choose_counter, counter_named, cpu_counters
 from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
@@ -394,31 +393,3 @@ def first_of(events: Iterable[Event]) -> Event | None:
     """The verdict: the earliest, and in one moment the earliest stage."""
     order = {stage: index for index, stage in enumerate(STAGES)}
     return min(events, key=lambda event: (event.time, order[event.stage]), default=None)
-
-
-def corrected(event: Event, steps: Sequence[GuardStep]) -> Event:
-    """A first event whose place is unknown gives way to the first one of a later step that is sure.
-
-    It must be the same stage and lie in the same place; what merely spread in a later step proves nothing.
-    """
-    if not event.unsure:
-        return event
-    for step in sorted(steps, key=lambda candidate: candidate.number):
-        candidate = step.first
-        if (
-            candidate is None
-            or step.number <= event.step
-            or candidate.stage != event.stage
-            or candidate.unsure
-        ):
-            continue
-        if candidate.place.endswith(FROM_WEIGHTS):  # which the first one's step has updated
-            continue
-        if _related(candidate.module, event.module):
-            return candidate
-    return event
-
-
-def _related(module: str, other_module: str) -> bool:
-    inside = module.startswith(f"{other_module}.") or other_module.startswith(f"{module}.")
-    return inside or module == other_module or not module or not other_module

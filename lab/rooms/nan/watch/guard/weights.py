@@ -99,6 +99,11 @@ class Weights:
     def is_one_of(self, parameter: Tensor) -> bool:
         return id(parameter) in self.names
 
+    def strangers(self) -> int:
+        """How many tensors of the given optimizers lie outside the model, as of a module kept in a list."""
+        parameters = {id(one): one for optimizer in self.optimizers for one in parameters_of(optimizer)}
+        return sum(not self.is_one_of(parameter) for parameter in parameters.values())
+
     # Around an update
 
     def enter(self, parameters: list[Tensor]) -> None:

@@ -496,7 +496,7 @@ def test_an_interruption_at_any_line_around_a_forward_leaves_no_lane_open(event)
             assert (
                 gc.isenabled()
                 and not g.training.watch._lanes.lane.inside
-                and not g.training.watch._lanes.lane.events
+                and not g.training.watch._lanes.lane.values
             ), number
             if state["left"] >= 0:
                 break

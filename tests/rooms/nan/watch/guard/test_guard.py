@@ -15,7 +15,7 @@ from lab import nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
 from lab.rooms.nan.watch.guard import step as state_module  # noqa: E402
-from lab.rooms.nan.watch.guard.step import Event, GuardStep, corrected, first_of  # noqa: E402
+from lab.rooms.nan.watch.guard.step import Event, first_of  # noqa: E402
 from lab.rooms.nan.watch.shared import before_update  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
@@ -332,16 +332,6 @@ def test_the_first_event_is_by_time_and_in_one_moment_by_stage():
     late, early = Event(2, 0, "batch", "", "b"), Event(1, 0, "weights_after", "", "w")
     same = Event(1, 0, "forward", "m", "f")
     assert first_of([late, early, same]) is same and first_of([]) is None
-
-
-def test_an_unknown_first_place_gives_way_to_a_later_first_and_never_to_what_spread():
-    unknown = Event(1, 0, "forward", "a.b", "?", unsure="overwritten")
-    spread = Event(5, 1, "forward", "a", "spread")
-    assert (
-        corrected(unknown, [GuardStep(0, [unknown]), GuardStep(1, [Event(4, 1, "batch", "", "x"), spread])])
-        is unknown
-    )
-    assert corrected(unknown, [GuardStep(0, [unknown]), GuardStep(1, [spread])]) is spread
 
 
 def test_a_dispatch_mode_of_the_program_sees_no_operator_of_the_guards():

@@ -48,6 +48,29 @@ def test_an_optimizer_that_was_not_given_is_seen_beside_one_that_was():
 
 
 @needs_hooks
+@pytest.mark.parametrize("bad_at", [None, 6])
+def test_weights_of_a_module_in_a_list_are_named_as_not_looked_at(bad_at):
+    class Hides(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.last = [nn.Linear(4, 4)], nn.Linear(4, 2)
+
+        def forward(self, given):
+            return self.last(torch.nan_to_num(self.inner[0](given)))
+
+    model = Hides()
+    optimizer = torch.optim.SGD([*model.parameters(), *model.inner[0].parameters()], 1e-2)
+
+    def spoil(number):
+        if number == bad_at:
+            model.inner[0].weight.data[0, 0] = NAN
+
+    g = steps(model, optimizer, nan.guard(model, optimizer), 12, spoil=spoil)
+    assert g.status == "partly-seen"
+    assert g.not_seen() == ["2 tensors of the optimizer not looked at: of no module of this model"]
+
+
+@needs_hooks
 def test_the_status_inside_the_block_knows_the_last_update():
     model = small()
     optimizer = torch.optim.Adam(model.parameters())

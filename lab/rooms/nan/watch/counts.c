@@ -1,5 +1,5 @@
 /* Counts of NaN, infinities and subnormals of dense tensors in this process's memory, one dtype per call; the plain
- * form is `plain_counts` in ../count.py.
+ * form is `plain_counts` in count.py.
  *
  * Above the sign bit, an IEEE number's bits order like its magnitude: infinity is the exponent alone, what is
  * greater is NaN. So one look at each number finds the largest magnitude, and only a tensor in which that is no

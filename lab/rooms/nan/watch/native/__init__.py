@@ -1,1 +1,0 @@
-"""Tensors on a CPU counted in C."""
