@@ -90,9 +90,8 @@ def named() -> None:
             first = found.first_place
             place = place_text(first) if first else "no difference"
             switched = first.source.switch if first and first.source else "-"
-            repeats = {True: "agree", False: "differ", None: "-"}[found.deterministic]
             print(f"{name}, deterministic {'on' if switch else 'off'}: {found.verdict}; {place}")
-            print(f"   known switch: {switched}; repeats with deterministic algorithms: {repeats}")
+            print(f"   known switch: {switched}; repeats {'agree' if found.repeats_agree else 'differ'}")
             for note in notes_of(records[0]):
                 print(f"   note: {note}")
     torch.use_deterministic_algorithms(False)

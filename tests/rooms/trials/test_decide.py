@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("numpy")
 import numpy as np
 
-from lab.rooms.trials.config import Trial, Until
+from lab.rooms.trials.config import Trial
 from lab.rooms.trials.decide import decide
+from lab.rooms.trials.sprt import Until
 from tests import conftest
 
 SHARED = conftest.SHARED / "training_numerics" / "trials.csv"
