@@ -34,7 +34,8 @@ class NvmlMeter:
     name = "nvml"
 
     def __init__(self, uuid: str) -> None:
-        self.nvml = _pynvml()
+        fix = "pip install nvidia-ml-py, or an image of lab that has it"
+        self.nvml = _package("pynvml", "nvidia-ml-py", fix)
         self.uuid = uuid
         self._call("nvmlInit")
         self._gpu = self._call("nvmlDeviceGetHandleByUUID", uuid)
@@ -123,15 +124,12 @@ def _per_1000(value: int | None) -> float | None:
     return None if value is None else value / 1e3
 
 
-def _pynvml() -> Any:
-    """The package, imported when a meter is made: it takes 33 ms (10 ms of them ctypes)."""
+def _package(name: str, package: str, fix: str) -> Any:
+    """A vendor's package, imported when a meter is made: pynvml takes 33 ms (10 ms of them ctypes)."""
     try:
-        return importlib.import_module("pynvml")
+        return importlib.import_module(name)
     except ImportError as error:
-        raise GpuError(
-            "the Python package nvidia-ml-py is not installed here",
-            fix="pip install nvidia-ml-py, or an image of lab that has it",
-        ) from error
+        raise GpuError(f"the Python package {package} is not installed here", fix=fix) from error
 
 
 class AmdMeter:
@@ -140,7 +138,7 @@ class AmdMeter:
     name = "amdsmi"
 
     def __init__(self, index: int = 0, smi: Any = None) -> None:
-        smi = smi if smi is not None else _amdsmi()
+        smi = smi or _package("amdsmi", "amdsmi", "it comes with ROCm: use a rocm image")
         self._smi = smi
         smi.amdsmi_init()
         handles = smi.amdsmi_get_processor_handles()
@@ -178,15 +176,6 @@ class AmdMeter:
 
     def refusal(self) -> str | None:
         return None
-
-
-def _amdsmi() -> Any:
-    try:
-        return importlib.import_module("amdsmi")
-    except ImportError as error:
-        raise GpuError(
-            "the Python package amdsmi is not installed here", fix="it comes with ROCm: use a rocm image"
-        ) from error
 
 
 def meter_of(vendor: str, uuid: str, index: int = 0) -> Meter:

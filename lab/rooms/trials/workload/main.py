@@ -38,7 +38,6 @@ from lab.rooms.trials.failure import CANNOT_RUN, Reader, parse, shell_code
 from lab.rooms.trials.progress import progress, why_not
 from lab.rooms.trials.rows import read_settings, read_trials, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
-from lab.rooms.trials.workload.sensors import Sensors
 from lab.workload.guard import adopt_orphans, descendants, kill_descendants
 from lab.workload.hook import hooked
 
@@ -149,12 +148,11 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     if died:
         return row
     words = words_of(config, cell, args.trial)
-    with Sensors(env) as sensors:
-        try:
-            code, timed_out, failure, left = _run(words, env, args.cwd, config.trial_timeout_s, reader)
-        except Stopped:
-            _write_attempt(args.out, msgspec.structs.replace(attempt, ended=True))
-            raise
+    try:
+        code, timed_out, failure, left = _run(words, env, args.cwd, config.trial_timeout_s, reader)
+    except Stopped:
+        _write_attempt(args.out, msgspec.structs.replace(attempt, ended=True))
+        raise
     code = shell_code(code)
     verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
     if verdict == "pass" and left:
@@ -169,7 +167,6 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         exit_code=None if failure else code,
         seconds=round(time.monotonic() - began, 3),
         step_time=reader.step_time,
-        **sensors.summary(),
         effect=effect,
         judged=reader.judged,
         first_bad_line=min(reader.hits.values(), default=None),

@@ -106,7 +106,7 @@ def run(device: torch.device, name: str, work: Work, args: argparse.Namespace) -
     """A check that fails is a row: an illegal address on one GPU is what is looked for."""
     try:
         repeat = work(device, torch.Generator(device).manual_seed(args.seed))
-        sums, times = Sums(device, slots=args.repeats), []
+        sums, times = Sums(device), []
         repeat()  # warm: libraries choose and load their kernels
         for _ in range(args.repeats):
             began = _now(device)
