@@ -66,7 +66,7 @@ def test_two_gpus_that_differ_are_said_and_neither_is_accused():
 
 
 def test_a_slow_gpu_is_named_and_a_little_slower_one_is_not():
-    finding = judge(visits(("GPU-a", {}), ("GPU-b", {"ms": 2.4}), ("GPU-c", {"ms": 2.05}), ("GPU-d", {})))
+    finding = judge(visits(("GPU-a", {}), ("GPU-b", {"ms": 2.12}), ("GPU-c", {"ms": 2.05}), ("GPU-d", {})))
     assert kinds(finding) == {("GPU-b", "slower")}
 
 
