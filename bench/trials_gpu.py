@@ -90,9 +90,8 @@ def named() -> None:
             first = found.first_place
             place = place_text(first) if first else "no difference"
             switched = first.source.switch if first and first.source else "-"
-            repeats = {True: "agree", False: "differ", None: "-"}[found.deterministic]
             print(f"{name}, deterministic {'on' if switch else 'off'}: {found.verdict}; {place}")
-            print(f"   known switch: {switched}; repeats with deterministic algorithms: {repeats}")
+            print(f"   known switch: {switched}; repeats {'agree' if found.repeats_agree else 'differ'}")
             for note in notes_of(records[0]):
                 print(f"   note: {note}")
     torch.use_deterministic_algorithms(False)
@@ -157,7 +156,7 @@ def cost(tokens: int) -> None:
                 recorder.start()
                 try:
                     took[way] += steps(1 + STEPS)[1:]
-                    events = recorder.rows_of_last_step
+                    events = recorder.rows.written // (1 + STEPS) if recorder.rows else 0
                 finally:
                     recorder.stop(ended=True)
     plain, recorded = (statistics.median(took[way]) for way in took)

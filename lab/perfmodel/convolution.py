@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.perfmodel.calls import OpCall, Shape, Work, count
+from lab.perfmodel.products import product_flops
 
 CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 
@@ -35,7 +36,8 @@ def convolution_work(call: OpCall) -> Work | None:
     if out is None or settings.groups < 1:
         return None
     # Each output element (input element, if transposed) meets one filter of its group.
-    flops = 2 * count(x if settings.transposed else out) * count(weight[1:])
+    meetings = count(x if settings.transposed else out)
+    flops = product_flops(1, meetings, 1, count(weight[1:]), False, call.dtype(x_index))
     num_bytes = (count(x) + count(weight) + count(out)) * item
     if backward:
         num_gradients = _gradients_asked(call.value(x_index + 9))

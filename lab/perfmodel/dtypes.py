@@ -50,6 +50,10 @@ def item_bytes(spelling: str) -> int:
     return ITEM_BYTES[name] if name else 0
 
 
+def is_complex(spelling: str) -> bool:
+    return (dtype_name(spelling) or "").startswith("complex")
+
+
 def rate_name(spelling: str) -> str:
     """Return fp64, fp32, fp16, bf16, fp8, fp4 or int8; "" for types without a rate of their own."""
     name = dtype_name(spelling)

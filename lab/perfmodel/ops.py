@@ -28,7 +28,8 @@ from lab.perfmodel.inference import (
 )
 from lab.perfmodel.products import is_product, product_work
 
-# FLOPs per element.
+# FLOPs per element. A softmax: maximum, difference, exponential, sum and quotient; a norm: two for mean and
+# variance, three for difference, scale and shift.
 _SOFTMAX_FLOPS, _SOFTMAX_BACKWARD_FLOPS, _NORM_FLOPS = 5, 4, 5
 # The normalised input 2, its sums with the gradient 3, the gradients of weight and bias 3, of the input 4.
 _NORM_BACKWARD_FLOPS = 12

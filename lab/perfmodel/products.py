@@ -1,6 +1,7 @@
 """Matrix products: which ops are one, their sizes, FLOPs and bytes.
 
-A product of [M, K] and [K, N], B times, costs 2 B M N K operations, and B M N more where a bias is added.
+A product of [M, K] and [K, N], B times, costs 2 B M N K operations, and B M N more where a bias is added; of
+complex numbers 8 B M N K and 2 B M N.
 Every command that prints FLOPs of a product takes them from here, once per op, over all kernels that the op
 launched: a product split in K runs a GEMM and a sum, a batch may run two GEMMs.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.perfmodel.calls import OpCall, Shape, Work, broadcast, names
-from lab.perfmodel.dtypes import ITEMS_PER_ELEMENT, dtype_name
+from lab.perfmodel.dtypes import ITEMS_PER_ELEMENT, dtype_name, is_complex
 
 GEMM = "GEMM"
 
@@ -94,15 +95,15 @@ class Product:
     K: int
     bias_elements: int = 0
 
-    @property
-    def flops(self) -> float:
-        flops: float = product_flops(self.B, self.M, self.N, self.K, self.bias_elements > 0)
-        return flops
 
+def product_flops(B: Any, M: Any, N: Any, K: Any, bias: Any, dtype: str) -> Any:
+    """Return 2 B M N K operations, and B M N more for a bias: numbers or arrays (n,) of one dtype.
 
-def product_flops(B: Any, M: Any, N: Any, K: Any, bias: Any = False) -> Any:
-    """Return 2 B M N K operations, and B M N more for a bias: numbers or arrays (n,)."""
-    return B * M * N * (2.0 * K + bias)
+    Of complex numbers a multiply-add is 4 products and 4 sums, as (a + bi)(c + di) is ac - bd and ad + bc and
+    both are added up; a bias adds both parts.
+    """
+    per_multiply_add, per_sum = (8.0, 2.0) if is_complex(dtype) else (2.0, 1.0)
+    return B * M * N * (per_multiply_add * K + per_sum * bias)
 
 
 def is_product(op: str) -> bool:
@@ -165,7 +166,8 @@ def product_work(call: OpCall) -> Work | None:
         + (result + product.bias_elements) * a_bytes
     )
     params = {name: getattr(product, name) for name in "BMNK"} | {"bias": bool(product.bias_elements)}
-    return Work(GEMM, params, product.flops, num_bytes, "matrix", call.dtype(left))
+    flops = product_flops(product.B, product.M, product.N, product.K, params["bias"], call.dtype(left))
+    return Work(GEMM, params, flops, num_bytes, "matrix", call.dtype(left))
 
 
 def _te_factors(call: OpCall, activation: Shape, weight: Shape) -> tuple[Shape, Shape]:

@@ -183,6 +183,7 @@ def stale_j(
     """
     changes = [times[index] for index in range(1, len(times)) if watts[index] != watts[index - 1]]
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(changes))
+    # A tenth of the changes come faster than this: a steady load has long gaps, which are not the sensor's.
     sensor_s = gaps[len(gaps) // 10] if gaps else 0.0
     if len(gaps) < FEWEST_CHANGES:
         sensor_s = min(sensor_s, max(SLOWEST_SENSOR_S, _usual_gap_s(times)))
@@ -226,6 +227,8 @@ def _idle_power(
 def _level(watts: Sequence[float]) -> tuple[float, float]:
     """The median of readings and twice its standard error."""
     middle = statistics.median(watts)
+    # Of normal errors: 1.4826 median deviations are one standard deviation, and a median's standard error is
+    # sqrt(pi / 2) = 1.2533 times a mean's. A few readings of other work move neither.
     deviation = statistics.median(abs(power - middle) for power in watts) * 1.4826
     return middle, 2 * 1.2533 * deviation / math.sqrt(len(watts))
 
@@ -249,6 +252,7 @@ def sensor_problems(watts: Sequence[float], limit_w: float | None = None) -> lis
     if not watts:
         return ["no reading of power"]
     highest_w = max(watts)
+    # The median, not the highest: a single glitch is not another unit, and is named below.
     if statistics.median(watts) > HIGHEST_BOARD_W:
         return [f"{highest_w:,.0f} W is more than any board draws: the log may be in milliwatts"]
     if highest_w < LOWEST_BOARD_W:

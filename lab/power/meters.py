@@ -34,27 +34,28 @@ class NvmlMeter:
     name = "nvml"
 
     def __init__(self, uuid: str) -> None:
-        self._nvml = _pynvml()
+        fix = "pip install nvidia-ml-py, or an image of lab that has it"
+        self.nvml = _package("pynvml", "nvidia-ml-py", fix)
         self.uuid = uuid
         self._call("nvmlInit")
         self._gpu = self._call("nvmlDeviceGetHandleByUUID", uuid)
 
     def energy_j(self) -> float | None:
         """The counter since the driver was loaded; None before Volta."""
-        return _per_1000(self._value("nvmlDeviceGetTotalEnergyConsumption"))
+        return _per_1000(self.value("nvmlDeviceGetTotalEnergyConsumption"))
 
     def power_w(self) -> float | None:
         """Instantaneous power if the driver reports it, else what it calls power usage."""
-        instant_w = self._field_w(self._nvml.NVML_FI_DEV_POWER_INSTANT)
-        return instant_w or _per_1000(self._value("nvmlDeviceGetPowerUsage")) or None
+        instant_w = self._field_w(self.nvml.NVML_FI_DEV_POWER_INSTANT)
+        return instant_w or _per_1000(self.value("nvmlDeviceGetPowerUsage")) or None
 
     def facts(self) -> dict[str, Any]:
         """Facts that affect a measurement: limits, clocks, temperature, throttling. None: not reported."""
         return {
             "uuid": self.uuid,
             "driver": self._reported("nvmlSystemGetDriverVersion"),
-            "power_limit_w": _per_1000(self._value("nvmlDeviceGetEnforcedPowerLimit")),
-            "power_average_w": self._field_w(self._nvml.NVML_FI_DEV_POWER_AVERAGE),
+            "power_limit_w": _per_1000(self.value("nvmlDeviceGetEnforcedPowerLimit")),
+            "power_average_w": self._field_w(self.nvml.NVML_FI_DEV_POWER_AVERAGE),
             **{name: value for name, value in self.state().items() if name != "power_w"},
             "other_processes": self._other_processes(),
         }
@@ -62,16 +63,16 @@ class NvmlMeter:
     def state(self) -> dict[str, float | None]:
         """The present STATE: clocks, power, temperature in degrees C, throttle reasons as bits."""
         return {
-            "sm_clock_mhz": self._value("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
-            "mem_clock_mhz": self._value("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            "sm_clock_mhz": self.value("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM),
+            "mem_clock_mhz": self.value("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_MEM),
             "power_w": self.power_w(),
-            "temperature_c": self._value("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
-            "throttle_bits": self._value("nvmlDeviceGetCurrentClocksThrottleReasons"),
+            "temperature_c": self.value("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU),
+            "throttle_bits": self.value("nvmlDeviceGetCurrentClocksThrottleReasons"),
         }
 
     def refusal(self) -> str | None:
         """Why energy measured on this GPU would not be that of one program alone, or None."""
-        mig_modes = self._value("nvmlDeviceGetMigMode")  # of now, and after a reset
+        mig_modes = self.value("nvmlDeviceGetMigMode")  # of now, and after a reset
         if self.uuid.startswith("MIG-") or (mig_modes and mig_modes[0]):
             return MIG_REFUSAL
         count = self._other_processes()
@@ -80,7 +81,7 @@ class NvmlMeter:
     def _other_processes(self) -> int | None:
         """Processes with a context on this GPU besides this one; None if the driver does not report them."""
         for version in ("v3", "v2"):
-            processes = self._value(f"nvmlDeviceGetComputeRunningProcesses_{version}")
+            processes = self.value(f"nvmlDeviceGetComputeRunningProcesses_{version}")
             if processes is not None:
                 # A container sees other numbers for its own processes, so its own is not looked for.
                 return max(0, len({process.pid for process in processes}) - 1)
@@ -88,25 +89,25 @@ class NvmlMeter:
 
     def _field_w(self, field: int) -> float | None:
         """A power by its field; None where it is 0, which is what some boards say without a sensor."""
-        values = self._value("nvmlDeviceGetFieldValues", [field])
-        reported = values is not None and values[0].nvmlReturn == self._nvml.NVML_SUCCESS
+        values = self.value("nvmlDeviceGetFieldValues", [field])
+        reported = values is not None and values[0].nvmlReturn == self.nvml.NVML_SUCCESS
         return values[0].value.uiVal / 1e3 or None if reported else None
 
-    def _value(self, name: str, *arguments: Any) -> Any:
+    def value(self, name: str, *arguments: Any) -> Any:
         """Ask NVML about this GPU; None where GPU or driver do not report it."""
         return self._reported(name, self._gpu, *arguments)
 
     def _reported(self, name: str, *arguments: Any) -> Any:
         try:
-            return getattr(self._nvml, name)(*arguments)
-        except self._nvml.NVMLError:
+            return getattr(self.nvml, name)(*arguments)
+        except self.nvml.NVMLError:
             return None
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
-            return getattr(self._nvml, name)(*arguments)
-        except self._nvml.NVMLError as error:
-            if error.value == self._nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return getattr(self.nvml, name)(*arguments)
+        except self.nvml.NVMLError as error:
+            if error.value == self.nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
                 raise GpuError(
                     f"{LIBRARY} cannot be loaded: the NVIDIA driver is missing here",
                     location=LIBRARY,
@@ -123,15 +124,12 @@ def _per_1000(value: int | None) -> float | None:
     return None if value is None else value / 1e3
 
 
-def _pynvml() -> Any:
-    """The package, imported when a meter is made: it takes 33 ms (10 ms of them ctypes)."""
+def _package(name: str, package: str, fix: str) -> Any:
+    """A vendor's package, imported when a meter is made: pynvml takes 33 ms (10 ms of them ctypes)."""
     try:
-        return importlib.import_module("pynvml")
+        return importlib.import_module(name)
     except ImportError as error:
-        raise GpuError(
-            "the Python package nvidia-ml-py is not installed here",
-            fix="pip install nvidia-ml-py, or an image of lab that has it",
-        ) from error
+        raise GpuError(f"the Python package {package} is not installed here", fix=fix) from error
 
 
 class AmdMeter:
@@ -140,7 +138,7 @@ class AmdMeter:
     name = "amdsmi"
 
     def __init__(self, index: int = 0, smi: Any = None) -> None:
-        smi = smi if smi is not None else _amdsmi()
+        smi = smi or _package("amdsmi", "amdsmi", "it comes with ROCm: use a rocm image")
         self._smi = smi
         smi.amdsmi_init()
         handles = smi.amdsmi_get_processor_handles()
@@ -178,15 +176,6 @@ class AmdMeter:
 
     def refusal(self) -> str | None:
         return None
-
-
-def _amdsmi() -> Any:
-    try:
-        return importlib.import_module("amdsmi")
-    except ImportError as error:
-        raise GpuError(
-            "the Python package amdsmi is not installed here", fix="it comes with ROCm: use a rocm image"
-        ) from error
 
 
 def meter_of(vendor: str, uuid: str, index: int = 0) -> Meter:

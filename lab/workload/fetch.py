@@ -89,7 +89,7 @@ def fetch(model: str, revision: str) -> CachedModel:
     with needs("workload"):
         import huggingface_hub
     cache = hub_cache()
-    with explained(model, revision, cache):
+    try:
         cache.mkdir(parents=True, exist_ok=True)
         info = huggingface_hub.HfApi().model_info(
             model, revision=revision, files_metadata=True, timeout=ANSWER_S
@@ -113,6 +113,12 @@ def fetch(model: str, revision: str) -> CachedModel:
             huggingface_hub.snapshot_download(
                 model, revision=revision, allow_patterns=[glob.escape(name) for name in wanted]
             )
+    except LabError:
+        raise
+    except Exception as error:
+        if translated := explain(error, model, revision, cache):
+            raise translated from error
+        raise
     downloaded = find_model(model, cache, revision)
     if downloaded.state in (State.absent, State.incomplete):
         raise BadDataError(
@@ -134,20 +140,6 @@ def choose(files: Sequence[str]) -> list[str]:
     unused = [f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")]
     indexes = {name for name in unused if not any(n.startswith(name.split(".")[0] + "-") for n in weights)}
     return sorted({*small, *weights} - indexes)
-
-
-@contextlib.contextmanager
-def explained(model: str, revision: str, cache: Path) -> Iterator[None]:
-    """Turn the Hub's errors into lab's; any other is raised as it is."""
-    try:
-        yield
-    except LabError:
-        raise
-    except Exception as error:
-        translated = explain(error, model, revision, cache)
-        if translated is None:
-            raise
-        raise translated from error
 
 
 def explain(error: BaseException, model: str, revision: str, cache: Path) -> LabError | None:

@@ -7,6 +7,7 @@ only `_ctc_loss` returned memory that it had not written.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -52,20 +53,22 @@ class _Left(NamedTuple):
     applies: Callable[[Mapping[str, Any]], bool] = _always
 
 
-_TABLE = [
-    (re.compile(rule.op), rule)
-    for rule in (
-        _Left(rf"{_SDPA}|{_FORWARD}", ("philox_seed", "philox_offset", "rng_state"), _draws_nothing),
-        _Left(rf"{_SDPA}|{_FORWARD}", ("unused", "debug_attn_mask")),
-        _Left(_FORWARD, ("logsumexp", "softmax_logsumexp"), _of_several_lengths),
-        _Left(r"flash_attn\._flash_attn(_varlen)?_forward", (3,), _draws_nothing),
-        _Left(r"(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer)", (3,)),
-        _Left(r"_cudnn_init_dropout_state", (0,)),
-        _Left(r"(cudnn_batch_norm|_batch_norm_(with|no)_update\w*|_batch_norm_impl_index)", (3,)),
-        _Left(r"_embedding_bag(_forward_only)?", (2,), _of_one_offset_more),  # sizes of bags
-        _Left(r"_ctc_loss", (1,)),  # log_alpha, beyond the length of a sequence
-    )
-]
+_TABLE = (
+    _Left(rf"{_SDPA}|{_FORWARD}", ("philox_seed", "philox_offset", "rng_state"), _draws_nothing),
+    _Left(rf"{_SDPA}|{_FORWARD}", ("unused", "debug_attn_mask")),
+    _Left(_FORWARD, ("logsumexp", "softmax_logsumexp"), _of_several_lengths),
+    _Left(r"flash_attn\._flash_attn(_varlen)?_forward", (3,), _draws_nothing),
+    _Left(r"(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer)", (3,)),
+    _Left(r"_cudnn_init_dropout_state", (0,)),
+    _Left(r"(cudnn_batch_norm|_batch_norm_(with|no)_update\w*|_batch_norm_impl_index)", (3,)),
+    _Left(r"_embedding_bag(_forward_only)?", (2,), _of_one_offset_more),  # sizes of bags
+    _Left(r"_ctc_loss", (1,)),  # log_alpha, beyond the length of a sequence
+)
+
+
+@functools.cache
+def _rules(word: str) -> list[_Left]:
+    return [rule for rule in _TABLE if re.fullmatch(rule.op, word)]
 
 
 def gives_no_values(name: str) -> bool:
@@ -76,7 +79,7 @@ def gives_no_values(name: str) -> bool:
 def unwritten(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> dict[int, str]:
     """Name the tensors in `result` that may be unwritten, by their position among its tensors."""
     word = _word(str(func))
-    rows = [one for pattern, one in _TABLE if pattern.fullmatch(word)]
+    rows = _rules(word)
     if not rows or not isinstance(result, (tuple, list)):
         return {0: word} if rows and 0 in rows[0].returns else {}
     arguments = _arguments(func, args, kwargs)

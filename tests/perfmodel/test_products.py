@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.perfmodel.calls import OpCall
+from lab.perfmodel.ops import work_of
 from lab.perfmodel.products import factor_indices, is_product, product_of, product_work
 
 HALF = "c10::Half"
@@ -63,3 +64,36 @@ def test_flops_and_bytes_with_a_bias_and_an_expanded_factor():
     assert work.flops == 4 * 5 * (2 * 6 + 1)
     assert work.num_bytes == 2 * (5 + 6 + 30 + 20)  # the four equal rows of the first factor are read once
     assert (work.unit, work.spec) == ("matrix", "matrix_fp16")
+
+
+def counted(m: int, n: int, k: int, bias: bool) -> int:
+    """Real operations of a complex product, one by one."""
+    operations = 0
+    for _ in range(m * n):
+        for _ in range(k):
+            operations += 4 + 2  # ac, bd, ad, bc; ac - bd, ad + bc
+            operations += 2  # both parts to the sum
+        operations += 2 * bias
+    return operations
+
+
+@pytest.mark.parametrize(
+    "dtype", ["c10::complex<float>", "c10::complex<double>", "c10::complex<c10::Half>", "complex64"]
+)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (4, 5, 6), (7, 1, 3)])
+def test_a_complex_multiply_add_is_eight_operations(dtype, m, n, k):
+    plain = product_work(OpCall("aten::mm", [[m, k], [k, n]], [dtype] * 2))
+    biased = product_work(OpCall("aten::addmm", [[n], [m, k], [k, n]], [dtype] * 3))
+    assert plain.flops == counted(m, n, k, False) == 8 * m * n * k
+    assert biased.flops == counted(m, n, k, True)
+    batched = product_work(OpCall("aten::bmm", [[3, m, k], [3, k, n]], [dtype] * 2))
+    assert batched.flops == 3 * plain.flops
+
+
+def test_a_complex_convolution_is_four_real_ones():
+    values = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1"]
+    real, complex_ = (
+        work_of(OpCall("aten::convolution", [[2, 3, 8, 8], [4, 3, 3, 3], *[[]] * 7], [dtype] * 9, (), values))
+        for dtype in ("float", "c10::complex<float>")
+    )
+    assert complex_.flops == 4 * real.flops > 0

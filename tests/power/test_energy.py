@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import BadDataError
-from lab.power.energy import energy_of
+from lab.power.energy import coverage_problems, energy_of, published_energy, sensor_problems
 from lab.power.readings import Readings, read_power_log, seconds_of, select_gpu, window_of
 from tests.command import lab
 
@@ -264,3 +264,67 @@ def test_what_is_not_a_power_log_is_refused_with_its_place(tmp_path, text):
     with pytest.raises(BadDataError) as caught:
         read_power_log(path)
     assert "power.csv" in str(caught.value.location)
+
+
+def apart(gap_s: float, *, period: float, length: float) -> list[float]:
+    """Times of readings over a window from 0, with one gap in the middle."""
+    before = [index * period for index in range(int(length / 2 / period) + 1)]
+    after = [before[-1] + gap_s + index * period for index in range(int(length / period))]
+    return [*before, *(t for t in after if t <= length)]
+
+
+@pytest.mark.parametrize(
+    ("period", "length", "gap_s", "is_covered"),
+    [
+        (0.1, 20.0, 0.99, True),  # a twentieth of the window
+        (0.1, 20.0, 1.05, False),
+        (2.0, 60.0, 2.99, True),  # one and a half of a slow log's own gaps
+        (2.0, 60.0, 3.05, False),
+    ],
+)
+def test_a_silence_is_a_hole_from_a_twentieth_of_the_window_on(period, length, gap_s, is_covered):
+    assert (coverage_problems(apart(gap_s, period=period, length=length), 0.0, length) == []) == is_covered
+
+
+def test_ten_readings_are_enough_and_nine_are_not():
+    assert coverage_problems([float(t) for t in range(10)], 0.0, 9.0) == []
+    assert coverage_problems([float(t) for t in range(9)], 0.0, 8.0) == [
+        "9 readings in the window, 10 are needed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("watts", "limit_w", "problem"),
+    [
+        ([1999.0, 2000.0, 2000.0], None, ""),
+        ([1999.0, 2001.0, 2001.0], None, "milliwatts"),
+        ([0.5, 1.0], None, ""),
+        ([0.5, 0.99], None, "kilowatts"),
+        ([90.0] * 9, None, ""),
+        ([90.0] * 10, None, "does not move"),
+        ([90.0, 600.0], 300.0, ""),
+        ([90.0, 601.0], 300.0, "twice the board's limit"),
+        ([90.0, 90.0, 2001.0], None, "more than any board draws"),
+    ],
+)
+def test_readings_that_no_working_sensor_gives(watts, limit_w, problem):
+    problems = sensor_problems(watts, limit_w)
+    assert (problem in problems[0] and problem != "") if problems else problem == ""
+
+
+@pytest.mark.parametrize(
+    ("share", "refused"), [(0.019, False), (0.021, True), (-0.019, False), (-0.021, True)]
+)
+def test_published_joules_may_leave_the_bounds_by_two_percent_of_the_log(share, refused):
+    log = log_of(lambda t: 200.0 + (t % 0.2 > 0.1))
+    energy = energy_of(log, 5.0, 15.0, idle_w=0.0)
+    bound_j = energy.gross_high_j if share > 0 else energy.gross_low_j
+    assert published_energy([log], 5.0, 15.0, bound_j + share * energy.gross_j)[0] is refused
+
+
+@pytest.mark.parametrize(("back_s", "is_told"), [(0.45, False), (0.55, True)])
+def test_a_clock_that_is_set_back_by_more_than_a_daemons_correction_is_ambiguous(back_s, is_told):
+    log = log_of(lambda t: 200.0 + (t % 0.2 > 0.1))
+    step_s = back_s + 0.1  # a reading follows after 0.1 s
+    log.t_s = [t - step_s * (t >= 10.0) for t in log.t_s]
+    assert any("clock goes back" in problem for problem in energy_of(log, 5.0, 15.0).problems) == is_told

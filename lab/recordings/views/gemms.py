@@ -48,7 +48,10 @@ def gemm_flops(trace: Capture) -> np.ndarray:
     gemms = gemm_instances(trace)
     b, m, n, k = (getattr(gemms, name).astype(np.float64) for name in "BMNK")
     has_shape = (b >= 0) & (m >= 0) & (n >= 0) & (k >= 0)
-    flop = product_flops(b, m, n, k, gemms.bias)
+    flop = np.zeros(len(b))
+    for dtype in set(gemms.dtype):
+        of_type = gemms.dtype == dtype
+        flop[of_type] = product_flops(b, m, n, k, gemms.bias, dtype)[of_type]
     flops = np.full(len(trace.ranges), -1, dtype=np.int64)
     rows = trace.operator_rows[gemms.op_row]
     flops[rows] = np.where(has_shape & (flop < 2.0**62), flop, -1).astype(np.int64)

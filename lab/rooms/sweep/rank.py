@@ -121,7 +121,7 @@ def _gemm_rows(trace: Capture) -> list[dict[str, Any]]:
     shape = {name: getattr(instances, name)[first_rows] for name in keys}
     stats = grouped(instances.dur_ns / 1000, group, len(first_rows), (95,))
     figures = ("mean", "median", "mad", "min", "p95", "max", "sum")
-    sizes = zip(*(shape[name].tolist() for name in ("B", "M", "N", "K", "bias")), strict=True)
+    sizes = zip(*(shape[name].tolist() for name in ("B", "M", "N", "K", "bias", "dtype")), strict=True)
     times_us = stats["median"].tolist()
     return _rows(
         {
@@ -130,7 +130,8 @@ def _gemm_rows(trace: Capture) -> list[dict[str, Any]]:
             **{f"{name}_us": stats[name] for name in figures},
             "cv": stats["cv"],
             "tflops_median": [
-                _tflops(b, m, n, k, bias, us) for (b, m, n, k, bias), us in zip(sizes, times_us, strict=True)
+                _tflops(b, m, n, k, bias, dtype, us)
+                for (b, m, n, k, bias, dtype), us in zip(sizes, times_us, strict=True)
             ],
         }
     )
@@ -141,7 +142,7 @@ def _rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _tflops(b: int, m: int, n: int, k: int, bias: bool, dur_us: float) -> float:
-    """2 B M N K floating point operations, and B M N more for a bias; NaN where a size is unknown."""
+def _tflops(b: int, m: int, n: int, k: int, bias: bool, dtype: str, dur_us: float) -> float:
+    """The rate of a product; NaN where a size is unknown."""
     is_known = min(b, m, n, k) >= 0 and dur_us > 0
-    return product_flops(b, m, n, k, bool(bias)) / dur_us / 1e6 if is_known else float("nan")
+    return product_flops(b, m, n, k, bool(bias), dtype) / dur_us / 1e6 if is_known else float("nan")

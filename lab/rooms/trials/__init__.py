@@ -28,8 +28,8 @@ ROTATES_GPUS = True  # trials fall on all GPUs alike, also one at a time
 
 
 def recognises(folder: Path) -> bool:
-    """Whether `folder` holds records of bits, or visits of GPUs; a run of trials says so in its manifest."""
-    return _is_replay(folder) or _is_of_gpus(folder)
+    """Whether `folder` holds records of bits; a run of trials, or of GPUs, says so in its manifest."""
+    return _is_replay(folder)
 
 
 def watcher(run: Run) -> Silent:
@@ -58,10 +58,12 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
     from lab.errors import needs
 
     with needs("analysis"):
-        if _is_of_gpus(folder):
+        from lab.rooms.trials.gpus.config import CONFIG as OF_GPUS
+
+        if run is not None and (folder / OF_GPUS).is_file():
             from lab.rooms.trials.gpus.page import report as report_gpus
 
-            return report_gpus(folder, out, run)
+            return report_gpus(out, run)
         if _is_replay(folder):
             from lab.rooms.trials.replay.page import report as report_replay
 
@@ -69,12 +71,6 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
         from lab.rooms.trials.findings import report
     assert run is not None  # no other folder is recognised
     return report(out, run)
-
-
-def _is_of_gpus(folder: Path) -> bool:
-    from lab.rooms.trials.gpus.config import CONFIG
-
-    return (folder / CONFIG).is_file()
 
 
 def _is_replay(folder: Path) -> bool:

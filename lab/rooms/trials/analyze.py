@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from lab.core.manifest import StepRecord
 from lab.core.run import MANIFEST, Run
 from lab.core.step import Status
 from lab.core.words import plural
 from lab.errors import BadDataError
+from lab.recordings.gpu_state import REASONS, read_state
 from lab.rooms.trials.config import DECIDED, LEFT, NOT_RUN, Trial, TrialsConfig
 from lab.rooms.trials.failure import HIDDEN
 from lab.rooms.trials.rows import read_trial
@@ -77,7 +81,7 @@ def _row(run: Run, record: StepRecord) -> Trial:
             row, unreadable = None, f"{UNREADABLE}: {error.problem}"
         # The folder may hold the row of an earlier plan.
         if row is not None and (row.cell, row.trial) == (step.labels["cell"], step.labels["trial"]):
-            return row
+            return msgspec.structs.replace(row, **sensors(run.folder(step)))
         unreadable = unreadable or f"{UNREADABLE}: there is none, or another trial's"
     lost = outcome is not None and (outcome.status in LOST or outcome.status is Status.ok)
     verdict = "error" if lost else NOT_RUN
@@ -95,3 +99,22 @@ def _row(run: Run, record: StepRecord) -> Trial:
         attempts=record.attempts,
         log=f"{step.folder}/run_output.log",
     )
+
+
+def sensors(folder: Path) -> dict[str, Any]:
+    """The highest temperature, the median clock, and whether heat or power slowed a GPU of a step.
+
+    By what the driver sampled beside it; nothing where it did not, or the board does not report it.
+    """
+    state = read_state(folder)
+    if state is None:
+        return {}
+    clocks, heat, bits = (
+        state.values[name][~np.isnan(state.values[name])]
+        for name in ("sm_clock_mhz", "temperature_c", "throttle_bits")
+    )
+    return {
+        "temperature_c": float(heat.max()) if len(heat) else None,
+        "sm_clock_mhz": float(np.median(clocks)) if len(clocks) else None,
+        "throttled": any(int(value) & bit for value in bits for bit in REASONS) if len(bits) else None,
+    }

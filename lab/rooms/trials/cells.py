@@ -140,7 +140,6 @@ def _made(name: str | None, part: Part) -> Cell:
             f"{name!r} is not the name of a cell",
             fix="at most 48 of a-z 0-9 . _ -, and a letter or digit first",
         )
-    changes = "; ".join(MITIGATIONS[mitigation].changes for mitigation in part.mitigations)
     if part.node is not None and not NODE.match(part.node):
         raise UsageError(f"{part.node!r} is not the name of a node")
     if part.image is not None:
@@ -153,7 +152,6 @@ def _made(name: str | None, part: Part) -> Cell:
         name=name,
         env=env,
         args=args,
-        changes=changes,
         settings=tuple(mitigation for name in used for mitigation in name.settings),
         # What reads a change of a person's own is not known: such a cell may change something in any case.
         read_by=() if is_own else tuple(name.read_by for name in used if name.read_by),

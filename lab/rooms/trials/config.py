@@ -6,9 +6,11 @@ from typing import Annotated
 
 import msgspec
 
+from lab.rooms.trials.sprt import Until
+
 CONFIG = "trials.json"
 RESULT = "trial.json"
-VERDICTS = ("pass", "fail", "error")
+JUDGED = ("pass", "fail")  # the verdicts that count in a rate; an error counts in none
 DECIDED = "decided before"  # why a trial need not run
 LEFT = "although it left processes running, which were ended with it"
 NOT_RUN = "not run"  # planned, and either the question was decided before or the run ended
@@ -27,20 +29,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):  # unknown fields: runs o
     name: str
     env: dict[str, str] = {}
     args: tuple[str, ...] = ()
-    changes: str = ""
     settings: tuple[str, ...] = ()
     read_by: tuple[str, ...] = ()
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of its first trial, instead of the run's
     gpu: str | None = None  # number or UUID of the one GPU it runs on
     node: str | None = None  # Slurm's name of the host it runs on
     image: str | None = None  # the image it runs in, instead of the run's
-
-
-class Until(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The two rates of the sequential test."""
-
-    was: float
-    fixed: float
 
 
 class TrialsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

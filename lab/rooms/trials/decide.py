@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from lab.rooms.trials.config import ALPHA, NOT_RUN, RATIO, Trial, Until
+from lab.rooms.trials.config import ALPHA, JUDGED, NOT_RUN, RATIO, Trial
 from lab.rooms.trials.draws import groups_of, shuffled, two_sided_p, worst_of_p
 from lab.rooms.trials.rates import (
     anytime_interval,
@@ -18,7 +18,7 @@ from lab.rooms.trials.rates import (
     fisher_p,
     stratified_p,
 )
-from lab.rooms.trials.sprt import Answer, Sprt, first_answer
+from lab.rooms.trials.sprt import Answer, Until
 from lab.stats.effects import holm, median_ratio_ci
 
 LESS, MORE = "fails less", "fails more"  # the verdicts that decide a comparison
@@ -117,7 +117,7 @@ def decide(
     by_cell = _by_cell(trials, names)
     cells = [_rate(name, by_cell[name], stop or until is not None) for name in names]
     comparisons = _comparisons(by_cell, baseline, stop)
-    answer = _sequential(by_cell[baseline], until) if until else None
+    answer = until.answer([t.verdict == "fail" for t in _judged(by_cell[baseline])]) if until else None
     complete = all(rate.left == 0 and rate.n > 0 for rate in cells)
     decided = all(comparison.verdict in ANSWERS for comparison in comparisons) if comparisons else complete
     return Decision(
@@ -159,67 +159,65 @@ def _repeats(judged: Sequence[Trial]) -> bool:
 
 def _comparisons(by_cell: Mapping[str, list[Trial]], baseline: str, stop: bool) -> list[Comparison]:
     judged = {name: _judged(trials) for name, trials in by_cell.items()}
-    base = judged[baseline]
-    cells = {name: trials for name, trials in judged.items() if name != baseline}
+    base = judged.pop(baseline)
     test = _stopping_p if stop else _fisher
-    raw = {name: test(base, trials) for name, trials in cells.items() if trials and base}
+    raw = {name: test(base, trials) for name, trials in judged.items() if trials and base}
     # Cells that cannot be tested yet count too: a correction must not grow while trials come in.
-    corrected = dict(zip(raw, holm([*raw.values(), *[1.0] * (len(cells) - len(raw))]).tolist(), strict=False))
-    return [
-        _unless_errors(
-            _comparison(name, baseline, base, trials, raw.get(name), corrected.get(name), stop),
-            by_cell[baseline],
-            by_cell[name],
-        )
-        for name, trials in cells.items()
-    ]
+    corrected = dict(
+        zip(raw, holm([*raw.values(), *[1.0] * (len(judged) - len(raw))]).tolist(), strict=False)
+    )
+    comparisons = []
+    for name, cell in judged.items():
+        comparison = Comparison(name, baseline, raw.get(name), corrected.get(name), NO_TRIALS)
+        if name in raw:
+            comparison = _with_reasons(comparison, base, cell, stop)
+        if comparison.verdict in (LESS, SLOWER) and _has_more_errors(by_cell[baseline], by_cell[name]):
+            comparison = replace(comparison, verdict=BY_ERRORS)
+        comparisons.append(comparison)
+    return comparisons
 
 
-def _unless_errors(comparison: Comparison, base: Sequence[Trial], cell: Sequence[Trial]) -> Comparison:
+def _has_more_errors(base: Sequence[Trial], cell: Sequence[Trial]) -> bool:
     """Errors are in no rate: a cell whose failures end in another way than --fail names is not a cure."""
-    if comparison.verdict not in (LESS, SLOWER):
-        return comparison
     (errors, n), (base_errors, base_n) = (
         (sum(t.verdict == "error" for t in side), sum(t.verdict != NOT_RUN for t in side))
         for side in (cell, base)
     )
-    more_errors = errors >= UNRELIABLE * n and fisher_less_p(base_errors, base_n, errors, n) <= MORE_ERRORS
-    return replace(comparison, verdict=BY_ERRORS) if more_errors else comparison
+    return errors >= UNRELIABLE * n and fisher_less_p(base_errors, base_n, errors, n) <= MORE_ERRORS
 
 
-def _comparison(
-    name: str,
-    baseline: str,
-    base: list[Trial],
-    cell: list[Trial],
-    p: float | None,
-    corrected: float | None,
-    stop: bool,
-) -> Comparison:
-    if p is None or corrected is None:
-        return Comparison(name, baseline, None, None, NO_TRIALS)
+def _with_reasons(comparison: Comparison, base: list[Trial], cell: list[Trial], stop: bool) -> Comparison:
+    """The verdict on a tested cell, with what else than the cell may be its reason: time, place, speed."""
     if all(trial.effect not in ("", "yes") for trial in cell):
-        return Comparison(name, baseline, p, corrected, NO_EFFECT)
+        return replace(comparison, verdict=NO_EFFECT)
     slowdown, low, high = _slowdown(base, cell)
     by_place = _stratified(base, cell)
     # A cell that was decided early has no later blocks.
     blocks = {trial.trial for trial in cell}
     later = _began_later([t for t in base if t.trial in blocks] if stop else base, cell)
-    share = [float(np.mean([t.verdict == "fail" for t in side])) for side in (cell, base)]
+    share, base_share = (float(np.mean([t.verdict == "fail" for t in side])) for side in (cell, base))
     verdict = NO_EVIDENCE
-    if corrected <= ALPHA:
-        verdict = LESS if stop or share[0] < share[1] else MORE
+    if comparison.p_corrected is not None and comparison.p_corrected <= ALPHA:
+        verdict = LESS if stop or share < base_share else MORE
         if later is not None and max(later, 1 - later) >= LATER:
             verdict = BY_TIME
         elif by_place is not None and by_place > ALPHA:
             verdict = BY_PLACE
         elif verdict == LESS and slowdown is not None and low is not None and slowdown > RATIO and low > 1:
             verdict = SLOWER
-    return Comparison(name, baseline, p, corrected, verdict, by_place, slowdown, low, high, later)
+    return replace(
+        comparison,
+        verdict=verdict,
+        p_by_place=by_place,
+        slowdown=slowdown,
+        slowdown_low=low,
+        slowdown_high=high,
+        began_later=later,
+    )
 
 
 def _judged(trials: Sequence[Trial]) -> list[Trial]:
-    return [t for t in trials if t.verdict in ("pass", "fail")]
+    return [t for t in trials if t.verdict in JUDGED]
 
 
 def _counts(trials: Sequence[Trial]) -> tuple[int, int]:
@@ -273,10 +271,6 @@ def _slowdown(base: list[Trial], cell: list[Trial]) -> tuple[float | None, float
     low, high = median_ratio_ci(times[0], times[1])
     # Medians: a mean takes in the set-up of the first step (+3619 % in ROCm/aorta#179).
     return float(np.median(times[1]) / np.median(times[0])), low, high
-
-
-def _sequential(trials: Sequence[Trial], until: Until) -> Answer:
-    return first_answer(Sprt(until.fixed, until.was), [t.verdict == "fail" for t in _judged(trials)])
 
 
 def _confounds(trials: Sequence[Trial]) -> Confounds:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ from lab.report.parts import Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather
-from lab.rooms.trials.config import NOT_RUN, Trial
+from lab.rooms.trials.config import NOT_RUN, Trial, TrialsConfig
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_ERRORS,
@@ -74,30 +72,29 @@ def report(out: Path, run: Run) -> Findings:
     gathered = gather(run)
     config = gathered.config
     decision = decide(gathered.trials, gathered.names, config.baseline, stop=config.stop, until=config.until)
-    cells, compared, trials = (
-        _cells(decision, gathered, run),
-        _frame(decision.comparisons),
-        _trials(gathered.trials),
-    )
-    files = [
-        write_csv(frame, out / "tables" / f"{name}.csv")
-        for name, frame in (("trials", trials), ("cells", cells), ("comparisons", compared))
-    ]
-    shown = _shown(cells)
+    cells = pd.DataFrame([asdict(row) for row in decision.cells]).rename(columns={"left": "not_run"})
+    if any(cell.image for cell in config.cells):
+        cells = cells.assign(image=_images(config, run))
+    frames = {
+        "trials": _trials(gathered.trials),
+        "cells": cells,
+        "comparisons": pd.DataFrame([asdict(row) for row in decision.comparisons]),
+    }
+    files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in frames.items()]
+    shown = cells.rename(columns={"error": "errors"})
+    shown = shown if shown["repeats"].any() else shown.drop(columns="repeats")
     lacking = [*gathered.missing, *_lacking(decision, gathered)]
     verdict = sentences(decision, gathered)
     figures = [_intervals(decision, out), _timeline(gathered, out)]
     method = "paired by block, at every look" if config.stop else "Fisher's exact test, two-sided"
     caption = f"Each cell against the baseline: {method}; p corrected by Holm"
-    comparisons = [Table(_short(compared), caption, "tables/comparisons.csv", pills=PILLS)]
+    compared = Table(_short(frames["comparisons"]), caption, "tables/comparisons.csv", pills=PILLS)
+    trials = Table(frames["trials"], "Every trial", "tables/trials.csv", pills=PILLS)
     sections = [
         Section("Rates", [figures[0], Table(shown, "One row per cell", "tables/cells.csv")]),
-        Section("Comparisons", comparisons if len(compared) else []),
+        *([Section("Comparisons", [compared])] if decision.comparisons else []),
         Section("Over time", [figures[1], Points(_confound_lines(decision))]),
-        Section(
-            "Trials",
-            [*_again(gathered, run), Table(trials, "Every trial", "tables/trials.csv", pills=PILLS)],
-        ),
+        Section("Trials", [*_again(gathered, run), trials]),
     ]
     page = Page(
         title=f"Trials {run.manifest.id}",
@@ -105,16 +102,22 @@ def report(out: Path, run: Run) -> Findings:
         verdict=verdict,
         status="warn" if lacking or not decision.decided else "ok",
         cards=[_card(rate) for rate in decision.cells[:MOST_CARDS]],
-        sections=[section for section in sections if section.blocks],
+        sections=sections,
         provenance=provenance(run.root, run.manifest),
         room="trials",
         kind=run.manifest.kind.value,
         badge="" if decision.decided else "✕ undecided",
     )
-    files += [out / figure.png for figure in figures]
-    files.append(write_page(page, out / "report.html"))
+    files += [*(out / figure.png for figure in figures), write_page(page, out / "report.html")]
     terminal = "\n".join([*verdict, "", terminal_table(shown), "", f"report: {files[-1]}"])
     return Findings(verdict, page.status, files, terminal, lacking, answer=answer(decision))
+
+
+def _images(config: TrialsConfig, run: Run) -> list[str]:
+    """Each cell's image by its name and content: a name may be given to another image later."""
+    records = [*([run.manifest.image] if run.manifest.image else []), *run.manifest.images]
+    content = {record.name: f"{record.name} {record.id or record.ref}" for record in records}
+    return [content.get(cell.image or config.image or "", "none") for cell in config.cells]
 
 
 def answer(decision: Decision) -> dict[str, Any]:
@@ -180,49 +183,38 @@ def _until_sentence(decision: Decision, gathered: Gathered) -> str:
 
 def _against(comparison: Comparison, rates: dict[str, Rate]) -> str:
     cell, base = rates[comparison.cell], rates[comparison.baseline]
-    counts = f"{comparison.cell} {cell.fail}/{cell.n} against {comparison.baseline} {base.fail}/{base.n}"
     p = "" if comparison.p_corrected is None else f", corrected p {comparison.p_corrected:.2g}"
     slower = (
         "" if comparison.slowdown is None else f"; steps take {comparison.slowdown:.2f} times the baseline's"
     )
-    if comparison.verdict == NO_TRIALS:
-        return f"{counts}: not compared, because one of them has no trial that passed or failed."
-    if comparison.verdict == NO_EFFECT:
-        return f"{counts}: not compared, because nothing in the command reads what the cell sets."
-    if comparison.verdict == LESS:
-        at_most = f"; a rate of up to {cell.high:.1%} stays possible"
-        return f"{counts}: fails less{p}{at_most}{slower}."
-    if comparison.verdict == SLOWER:
-        return (
-            f"{counts}: fails less{p}, but is not told apart from mere slowness{slower}: add a cell that "
-            "slows the baseline down as much."
-        )
-    if comparison.verdict == BY_ERRORS:
-        return (
-            f"{counts}: fails less{p}, but {plural(cell.error, 'trial')} of it ended in error against "
-            f"{base.error} of the baseline's: its failures may have become errors, which are in no rate."
-        )
-    if comparison.verdict == BY_TIME:
-        when = "after" if (comparison.began_later or 0) > 0.5 else "before"
-        return (
-            f"{counts}: differs{p}, but its trials began {when} the baseline's: time may be why. "
-            "Cells must take turns."
-        )
-    if comparison.verdict == BY_PLACE:
-        within = f"not within a place (p {comparison.p_by_place:.2g})"
-        return f"{counts}: differs{p}, but {within}: host or GPU may be why."
-    if comparison.verdict == MORE:
-        return f"{counts}: fails more{p}{slower}."
-    if not base.fail:
-        return f"{counts}: no evidence{p}; the baseline never failed, so nothing can be seen to fail less."
-    # So that "no evidence" is not read as "no effect".
-    needed_trials = trials_per_cell(base.fail / base.n, base.fail / base.n / 2)
-    needed = (
-        f"about {needed_trials} trials per cell"
-        if needed_trials
-        else f"more than {MOST_TRIALS} trials per cell"
+    when = "after" if (comparison.began_later or 0) > 0.5 else "before"
+    within = "" if comparison.p_by_place is None else f" (p {comparison.p_by_place:.2g})"
+    texts = {
+        NO_TRIALS: "not compared, because one of them has no trial that passed or failed",
+        NO_EFFECT: "not compared, because nothing in the command reads what the cell sets",
+        LESS: f"fails less{p}; a rate of up to {cell.high:.1%} stays possible{slower}",
+        MORE: f"fails more{p}{slower}",
+        SLOWER: f"fails less{p}, but is not told apart from mere slowness{slower}: add a cell that slows the "
+        "baseline down as much",
+        BY_ERRORS: f"fails less{p}, but {plural(cell.error, 'trial')} of it ended in error against "
+        f"{base.error} of the baseline's: its failures may have become errors, which are in no rate",
+        BY_TIME: f"differs{p}, but its trials began {when} the baseline's: time may be why. Cells must take "
+        "turns",
+        BY_PLACE: f"differs{p}, but not within a place{within}: host or GPU may be why",
+    }
+    text = texts.get(comparison.verdict) or _no_evidence(p, base)
+    return (
+        f"{comparison.cell} {cell.fail}/{cell.n} against {comparison.baseline} {base.fail}/{base.n}: {text}."
     )
-    return f"{counts}: no evidence{p}; to see a halving takes {needed}."
+
+
+def _no_evidence(p: str, base: Rate) -> str:
+    """What could have been seen, so that "no evidence" is not read as "no effect"."""
+    if not base.fail:
+        return f"no evidence{p}; the baseline never failed, so nothing can be seen to fail less"
+    needed_trials = trials_per_cell(base.fail / base.n, base.fail / base.n / 2)
+    needed = f"about {needed_trials}" if needed_trials else f"more than {MOST_TRIALS}"
+    return f"no evidence{p}; to see a halving takes {needed} trials per cell"
 
 
 def _lacking(decision: Decision, gathered: Gathered) -> list[str]:
@@ -292,35 +284,6 @@ def _confound_lines(decision: Decision) -> list[str]:
     return lines
 
 
-def _cells(decision: Decision, gathered: Gathered, run: Run) -> pd.DataFrame:
-    """One row per cell; with its image and the image's content where cells differ in them."""
-    frame: pd.DataFrame = _frame(decision.cells).rename(columns={"left": "not_run"})
-    config = gathered.config
-    if not any(cell.image for cell in config.cells):
-        return frame
-    records = [*([run.manifest.image] if run.manifest.image else []), *run.manifest.images]
-    content = {record.name: f"{record.name} {record.id or record.ref}" for record in records}
-    texts = [content.get(cell.image or config.image or "", "none") for cell in config.cells]
-    with_images: pd.DataFrame = frame.assign(image=texts)
-    return with_images
-
-
-def _shown(cells: pd.DataFrame) -> pd.DataFrame:
-    """What a person reads of it: images by the first digits of their content, repeats where there are any."""
-    shown: pd.DataFrame = cells.rename(columns={"error": "errors"})
-    if not shown["repeats"].any():
-        shown = shown.drop(columns="repeats")
-    if "image" in shown:
-        short = [re.sub(r"sha256:([0-9a-f]{12})[0-9a-f]*", r"\1", one) for one in shown["image"]]
-        shown = shown.assign(image=short)
-    return shown
-
-
-def _frame(rows: Sequence[Rate] | Sequence[Comparison]) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame([asdict(row) for row in rows])
-    return frame
-
-
 def _short(compared: pd.DataFrame) -> pd.DataFrame:
     """Small p-values as people write them; the CSV keeps every digit."""
     names = [name for name in P_VALUES if name in compared]
@@ -388,11 +351,6 @@ def _timeline(gathered: Gathered, out: Path) -> Figure:
 
 def _again(gathered: Gathered, run: Run) -> list[Points]:
     """How to run a failing trial again."""
-    failed = [trial for trial in gathered.trials if trial.verdict == "fail" and trial.step][:MOST_AGAIN]
-    if not failed:
-        return []
-    return [
-        Points(
-            [f"Again: lab run trials --again {shlex.quote(str(run.root / 'steps' / t.step))}" for t in failed]
-        )
-    ]
+    failed = [trial for trial in gathered.trials if trial.verdict == "fail" and trial.step]
+    folders = [shlex.quote(str(run.root / "steps" / trial.step)) for trial in failed[:MOST_AGAIN]]
+    return [Points([f"Again: lab run trials --again {folder}" for folder in folders])] if folders else []

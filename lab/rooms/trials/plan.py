@@ -11,7 +11,6 @@ from lab.core.step import SOURCE, Step
 from lab.core.words import plural
 from lab.errors import GpuError, UsageError
 from lab.rooms.trials.config import CONFIG, RESULT, Cell, TrialsConfig, seed_of
-from lab.rooms.trials.sprt import Sprt
 
 GRACE_S = 60.0  # beyond a trial's own limit, for the step around it
 
@@ -74,9 +73,9 @@ def _notes(config: TrialsConfig) -> tuple[str, ...]:
     n, cells = config.trials, len(config.cells)
     notes = []
     if config.until:
-        test = Sprt(config.until.fixed, config.until.was)
+        test = config.until
         notes.append(
-            f"old rate {config.until.was:g} against {config.until.fixed:g}: {test.passes_left(0, 0)} passes "
+            f"old rate {test.was:g} against {test.fixed:g}: {test.passes_left(0, 0)} passes "
             f"in a row say fixed, {plural(test.fails_left(0, 0), 'failure')} in a row not fixed; at most "
             f"{plural(n, 'trial')}"
         )

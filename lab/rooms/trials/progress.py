@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.core.words import plural
-from lab.rooms.trials.config import DECIDED, NOT_RUN, Trial, TrialsConfig
-from lab.rooms.trials.sprt import Sprt, first_answer
+from lab.rooms.trials.config import DECIDED, JUDGED, NOT_RUN, Trial, TrialsConfig
 
 
 def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
     """One line: the counts, and how many more trials it takes."""
     if config.until:
         return _until(config, rows)
-    counts = {cell.name: _counts(rows, cell.name) for cell in config.cells}
+    counted = ", ".join("{} {}/{}".format(cell.name, *_counts(rows, cell.name)) for cell in config.cells)
     left = config.trials * len(config.cells) - len(rows)
-    counted = ", ".join(f"{name} {fail}/{n}" for name, (fail, n) in counts.items())
     ended_cells = ended(config, rows)
     open_cells = [cell.name for cell in config.cells if config.stop and cell.name not in ended_cells]
     wanted = f" at most; still open: {', '.join(open_cells)}" if open_cells else ""
@@ -24,16 +22,16 @@ def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
 
 def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
     """Why a further trial of this cell is not needed, by the rows so far; "": it is."""
-    return DECIDED if (config.stop or config.until) and name in ended(config, rows) else ""
+    return DECIDED if name in ended(config, rows) else ""
 
 
 def ended(config: TrialsConfig, rows: Sequence[Trial]) -> set[str]:
     """The cells of which no further trial is wanted: the baseline's are until all others are decided."""
+    if not (config.stop or config.until):
+        return set()
     rows = _without_gaps(rows)
     if config.until:
         return set() if _answer(config, rows) == "undecided" else {config.baseline}
-    if not config.stop:
-        return set()
     from lab.rooms.trials.decide import LESS, compared
 
     comparisons = compared(rows, [cell.name for cell in config.cells], config.baseline)
@@ -47,19 +45,14 @@ def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
     Trials that fail end sooner, or later, than those that pass: of several at a time, the ones that have
     ended are not a fair sample.
     """
-    ended_trials: dict[str, set[int]] = {}
-    for row in rows:
-        ended_trials.setdefault(row.cell, set()).add(row.trial)
-    first_gap = {
-        cell: next(n for n in range(len(trials) + 1) if n not in trials)
-        for cell, trials in ended_trials.items()
-    }
+    trials = {(row.cell, row.trial) for row in rows}
+    first_gap = {cell: next(n for n in range(len(rows) + 1) if (cell, n) not in trials) for cell, _ in trials}
     return [row for row in rows if row.trial < first_gap[row.cell]]
 
 
 def _until(config: TrialsConfig, rows: Sequence[Trial]) -> str:
-    assert config.until
-    test = Sprt(config.until.fixed, config.until.was)
+    test = config.until
+    assert test
     fail, n = _counts(rows, config.baseline)
     answer = _answer(config, rows)
     if answer != "undecided":
@@ -74,10 +67,9 @@ def _until(config: TrialsConfig, rows: Sequence[Trial]) -> str:
 def _answer(config: TrialsConfig, rows: Sequence[Trial]) -> str:
     assert config.until
     ordered = sorted(rows, key=lambda row: row.trial)
-    fails = [row.verdict == "fail" for row in ordered if row.verdict in ("pass", "fail")]
-    return first_answer(Sprt(config.until.fixed, config.until.was), fails)
+    return config.until.answer([row.verdict == "fail" for row in ordered if row.verdict in JUDGED])
 
 
 def _counts(rows: Sequence[Trial], name: str) -> tuple[int, int]:
-    verdicts = [row.verdict for row in rows if row.cell == name]
-    return verdicts.count("fail"), verdicts.count("pass") + verdicts.count("fail")
+    verdicts = [row.verdict for row in rows if row.cell == name and row.verdict in JUDGED]
+    return verdicts.count("fail"), len(verdicts)

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 Answer = Literal["fixed", "not fixed", "undecided"]
+ERROR = 0.05  # about the most that either answer is wrong
+BOUND = math.log((1 - ERROR) / ERROR)
+SLACK = 1e-9  # what rounding makes of a score that is on its bound
 
 
-@dataclass(frozen=True)
-class Sprt:
-    """Sequential test of two rates 0 < fixed < was < 1; each error has about probability `error` at most.
+class Until(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sequential test of two rates 0 < fixed < was < 1.
 
     Source: Wald, Annals of Mathematical Statistics 16 (1945) 117-186.
     """
 
-    fixed: float
     was: float
-    error: float = 0.05
+    fixed: float
 
     def __post_init__(self) -> None:
-        if not (0 < self.fixed < self.was < 1 and 0 < self.error < 0.5):
+        if not 0 < self.fixed < self.was < 1:
             raise ValueError(f"need 0 < fixed < was < 1, got {self.fixed} and {self.was}")
-
-    @property
-    def bound(self) -> float:
-        return math.log((1 - self.error) / self.error)
 
     @property
     def per_fail(self) -> float:
@@ -40,27 +38,19 @@ class Sprt:
     def score(self, fail: int, n: int) -> float:
         return fail * self.per_fail + (n - fail) * self.per_pass
 
-    def answer(self, fail: int, n: int) -> Answer:
-        """What this many trials say; ask after every trial and stay with the first answer."""
-        score = self.score(fail, n)
-        if score >= self.bound - 1e-12:
-            return "not fixed"
-        return "fixed" if score <= -self.bound + 1e-12 else "undecided"
+    def answer(self, fails: Sequence[bool]) -> Answer:
+        """The first answer in the order of the trials: later ones cannot take it back."""
+        score = 0.0
+        for failed in fails:
+            score += self.per_fail if failed else self.per_pass
+            if abs(score) >= BOUND - SLACK:
+                return "not fixed" if score > 0 else "fixed"
+        return "undecided"
 
     def passes_left(self, fail: int, n: int) -> int:
         """Trials left if none of them fails."""
-        return max(0, math.ceil((self.bound + self.score(fail, n)) / -self.per_pass - 1e-9))
+        return max(0, math.ceil((BOUND + self.score(fail, n)) / -self.per_pass - SLACK))
 
     def fails_left(self, fail: int, n: int) -> int:
         """Trials left if each of them fails."""
-        return max(0, math.ceil((self.bound - self.score(fail, n)) / self.per_fail - 1e-9))
-
-
-def first_answer(test: Sprt, fails: Sequence[bool]) -> Answer:
-    """The first answer in the order of the trials: later ones cannot take it back."""
-    fail = 0
-    for n, failed in enumerate(fails, start=1):
-        fail += failed
-        if (answer := test.answer(fail, n)) != "undecided":
-            return answer
-    return "undecided"
+        return max(0, math.ceil((BOUND - self.score(fail, n)) / self.per_fail - SLACK))

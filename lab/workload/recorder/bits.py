@@ -90,17 +90,10 @@ class Sums:
     `add` gives a slot per tensor; a group takes one launch where Triton is. `read` gives all as hex texts.
     """
 
-    def __init__(self, device: torch.device, slots: int = 1 << 15) -> None:
-        self.device, self._size = device, slots
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.kernel = _kernel() if device.type == "cuda" else None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._count = self._used = 0
-        self._on_host: list[int] = []
-        self._full: list[Tensor] = []
-        size = 0 if self.device.type == "cpu" else self._size
-        self._table = torch.zeros(size, dtype=torch.int64, device=self.device)
+        self._count, self._on_host, self._on_device = 0, list[int](), list[Tensor]()
 
     def add(self, tensors: Sequence[Tensor]) -> list[int]:
         """Dense tensors of this device -> their slots."""
@@ -108,28 +101,22 @@ class Sums:
         self._count += len(tensors)
         if self.device.type == "cpu":
             self._on_host += [host_sum(tensor) for tensor in tensors]
-            return slots
-        for start in range(0, len(tensors), self._size):
-            self._sum(tensors[start : start + self._size])
+        elif tensors:
+            sums = torch.zeros(len(tensors), dtype=torch.int64, device=self.device)
+            if self.kernel is not None:
+                self.kernel.launch(tensors, sums)
+            else:
+                for index, tensor in enumerate(tensors):
+                    sums[index] = plain_sum(tensor)
+            self._on_device.append(sums)
         return slots
-
-    def _sum(self, tensors: Sequence[Tensor]) -> None:
-        if self._used + len(tensors) > self._size:
-            self._full.append(self._table[: self._used])
-            self._table, self._used = torch.zeros_like(self._table), 0
-        room = self._table[self._used : self._used + len(tensors)]
-        self._used += len(tensors)
-        if self.kernel is not None:
-            self.kernel.launch(tensors, room)
-        else:
-            for slot, tensor in enumerate(tensors):
-                room[slot] = plain_sum(tensor)
 
     def read(self) -> list[str]:
         """All checksums so far, by slot; begins anew."""
-        on_device = torch.cat([*self._full, self._table[: self._used]]).cpu().tolist()
-        words = self._on_host + [word % 2**64 for word in on_device]
-        self._begin()
+        words = self._on_host
+        if self._on_device:
+            words = [word % 2**64 for word in torch.cat(self._on_device).cpu().tolist()]
+        self._count, self._on_host, self._on_device = 0, [], []
         return [f"{word:016x}" for word in words]
 
 

@@ -21,7 +21,6 @@ from lab.errors import BadDataError, MissingError, not_here
 FORMAT = 2
 OF_STEPS = "bits_rank*.jsonl"  # what `training` writes into a folder
 OF_RANKS = "rank*.same.jsonl.gz"  # what `record` writes into a folder where there are several ranks
-DETERMINISTIC = 100  # attempts from this number on ran with deterministic algorithms
 MAX_LINE = 1 << 20  # bytes
 MAX_ROWS = 5_000_000
 MAX_BYTES = 4 << 30  # unpacked: a small file can unpack to any size

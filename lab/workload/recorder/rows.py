@@ -12,7 +12,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,6 @@ class Rows:
             else:
                 self.left_out += 1
         return row
-
-    def forget(self, step: int, attempts: Iterable[int]) -> None:
-        """Drop what these attempts of an open step left."""
-        dropped = {(step, attempt) for attempt in attempts}
-        self._waiting = [row for row in self._waiting if (row["step"], row["attempt"]) not in dropped]
 
     def flush(self, step: int) -> None:
         """Write what waits: one copy of checksums from each device."""

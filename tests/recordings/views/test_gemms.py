@@ -34,6 +34,19 @@ def test_gemms_carry_shape_step_and_the_union_of_their_kernels_without_fills(tmp
     assert table.ts_ns[2] == BASE_NS + 2_000_000 and table.correlation[2] not in (-1, 4242)
 
 
+def test_flops_follow_the_type_of_each_product(tmp_path):
+    writer = two_steps()
+    sizes = {"Concrete Inputs": ["", ""], "Input Dims": [[4, 6], [6, 5]], "Input Strides": [[6, 1], [5, 1]]}
+    for index, dtype in enumerate(("c10::complex<float>", "float")):
+        types = {"Input type": [dtype, dtype]}
+        op = writer.op("aten::mm", 1994 + 100 * index, 4, **sizes, **types)
+        writer.kernel("cgemm", 2000 + 100 * index, 10, op=op)
+    trace = read(writer, tmp_path)
+    table = views.gemm_instances(trace)
+    flops = views.gemm_flops(trace)[trace.operator_rows[table.op_row]]
+    assert flops[-2:].tolist() == [8 * 4 * 5 * 6, 2 * 4 * 5 * 6]
+
+
 @pytest.mark.data
 def test_the_products_of_a_real_rank_are_the_sum_of_their_kernels(shared_data):
     """Kernels of a product do not overlap there, so their times add."""

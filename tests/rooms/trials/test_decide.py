@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("numpy")
 import numpy as np
 
-from lab.rooms.trials.config import Trial, Until
+from lab.rooms.trials.config import Trial
 from lab.rooms.trials.decide import decide
+from lab.rooms.trials.sprt import Until
 from tests import conftest
 
 SHARED = conftest.SHARED / "training_numerics" / "trials.csv"
@@ -245,6 +246,16 @@ def test_heat_that_goes_with_failures_is_seen_within_cells():
     assert "clock" not in decide(cells, ["none", "a"], "none", stop=False, until=None).confounds.p
 
 
+@pytest.mark.parametrize(("measured", "tested"), [(3, False), (4, True)])
+def test_heat_is_tested_from_four_trials_on(measured, tested):
+    trials = [
+        msgspec.structs.replace(row, temperature_c=40.0 + row.trial if row.trial < measured else None)
+        for row in rows("none", "F." * 6)
+    ]
+    decision = decide(trials, ["none"], "none", stop=False, until=None)
+    assert ("temperature" in decision.confounds.p) == tested
+
+
 def test_trials_that_all_give_the_same_numbers_under_other_seeds_are_one_trial():
     def repeats(numbers: str, seeds: str) -> bool:
         trials = [
@@ -254,6 +265,7 @@ def test_trials_that_all_give_the_same_numbers_under_other_seeds_are_one_trial()
         return of(trials).cells[0].repeats
 
     assert repeats("aaaa", "0123")
+    assert repeats("aaa", "012")  # three seeds are no accident any more, two may be
     assert not repeats("aaba", "0123") and not repeats("aaaa", "0000") and not repeats("aa", "01")
     assert not repeats("----", "0123")
 

@@ -181,12 +181,12 @@ def test_images_are_one_axis_of_a_matrix():
 
 
 def test_a_folder_that_no_container_may_get_is_refused_for_cells_and_said_for_a_run(monkeypatch):
-    from lab.rooms.trials.cli import _folder
+    from lab.rooms.trials.settings import folder_of
 
     monkeypatch.chdir("/")
-    assert _folder([None], None) == "/" and _folder([None], "cpu") is None
+    assert folder_of([None], None) == "/" and folder_of([None], "cpu") is None
     with pytest.raises(UsageError, match="cannot be mounted into the containers"):
-        _folder([None, "cpu"], None)
+        folder_of([None, "cpu"], None)
     config = TrialsConfig(
         command=("true",), cells=(cell("none"),), baseline="none", trials=1, fail="exit!=0", image="cpu"
     )

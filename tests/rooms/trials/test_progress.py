@@ -8,9 +8,10 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from lab.rooms.trials.config import Cell, Trial, TrialsConfig, Until  # noqa: E402
+from lab.rooms.trials.config import Cell, Trial, TrialsConfig  # noqa: E402
 from lab.rooms.trials.decide import BY_ERRORS, decide  # noqa: E402
 from lab.rooms.trials.progress import ended, why_not  # noqa: E402
+from lab.rooms.trials.sprt import Until  # noqa: E402
 
 FIXED = Until(was=0.3, fixed=0.05)
 

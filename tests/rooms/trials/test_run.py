@@ -200,7 +200,7 @@ def test_a_trial_that_runs_past_its_limit_is_an_error(tmp_path):
 
 
 def test_a_flood_of_output_is_judged_to_its_end_and_kept_in_part(tmp_path, monkeypatch):
-    """The only NaN stands in the last line, and a number across two parts of a line is read whole."""
+    """The only NaN stands in the last line; a number across two parts of a line is never read as a part."""
     import io
 
     from lab.rooms.trials.failure import Reader, parse
@@ -214,10 +214,13 @@ def test_a_flood_of_output_is_judged_to_its_end_and_kept_in_part(tmp_path, monke
     main._pass_on(io.BytesIO(flood * 5000 + b"loss: nan\n"), reader)
     assert reader.hits == {"nan in loss": 5001}
     assert len(out.getvalue()) < 10_000 and "further characters were judged" in out.getvalue()
-    half = b"a 1 " * ((main.LONGEST_LINE - 10) // 4) + b" loss: 123456"
+    bar = b"".join(b"\r%d %% loss: %d" % (n, n) for n in range(7))
+    reader = Reader(parse("loss > 5"))
+    main._pass_on(io.BytesIO(bar), reader)
+    assert reader.verdict(0) == ("fail", "loss > 5: line 8")
     reader = Reader(parse("loss > 100000"))
-    main._pass_on(io.BytesIO(half), reader)
-    assert reader.verdict(0)[0] == "fail"
+    main._pass_on(io.BytesIO(b"a" * (main.LONGEST_LINE - 10) + b" loss: 123456"), reader)
+    assert reader.verdict(0) == ("error", "line 1 is too long: a number in it may have been cut in two")
 
 
 def test_a_row_that_cannot_be_read_is_one_error_and_said(tmp_path):

@@ -1,22 +1,21 @@
-"""The settings of a comparison of GPUs, its steps (one per round, on all GPUs), and what a visit leaves."""
+"""The settings of a comparison of GPUs, its steps (one per round and GPU), and what a visit leaves."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, TypeVar
+import random
+from typing import Annotated
 
 import msgspec
 
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
-from lab.errors import BadDataError
+from lab.errors import UsageError
 
 CONFIG = "gpus.json"
-VISITS = "visits.json"
+VISIT = "visit.json"
 SLOWER = 1.05  # a GPU whose median time is more than this times the others' is named
-WORKLOAD = "lab.rooms.trials.workload.gpus"
-MOST_BYTES = 256 << 20
-T = TypeVar("T")
+WORKLOAD = "lab.rooms.trials.workload.one_gpu"
+LIMIT_S = 300.0  # of one visit: a GPU that hangs is a row
 
 
 class GpusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +24,6 @@ class GpusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rounds: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 3
     repeats: Annotated[int, msgspec.Meta(ge=2, le=10_000)] = 10
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
-    limit_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -38,7 +36,11 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """One GPU, once. `error`: why it did not end."""
+    """One GPU, once. `error`: why it did not end.
+
+    before, after: clocks in MHz, temperature in C, throttle bits; counters: memory errors since the board was
+    made, empty with a reason where they were not read.
+    """
 
     uuid: str
     round: int
@@ -49,65 +51,52 @@ class Visit(msgspec.Struct, frozen=True):
     host: str = ""
     started_utc: str = ""
     checks: tuple[Check, ...] = ()
-    state_before: dict[str, float | None] = msgspec.field(
-        default_factory=dict, name="before"
-    )  # clocks in MHz, temperature in C, throttle bits
+    state_before: dict[str, float | None] = msgspec.field(default_factory=dict, name="before")
     state_after: dict[str, float | None] = msgspec.field(default_factory=dict, name="after")
+    counters: dict[str, int] = {}
+    no_counters: str = ""
     error: str = ""
 
 
-class Visits(msgspec.Struct, frozen=True):
-    """All visits of one round, and the counters beside them."""
-
-    visits: tuple[Visit, ...]
-    health: dict[str, dict[str, int]] = {}
-    no_health: str = ""
-    xids: dict[str, tuple[str, ...]] | None = None
-    no_xids: str = ""
-
-
 def plan(config: GpusConfig, site: Site) -> Plan:
+    """Round after round, every GPU once in an order of the round's own: heat falls on all alike. Pure."""
+    if not site.resolved:
+        raise UsageError("each GPU is visited by name, and Slurm picks them", fix="run it on the node itself")
+    uuids: list[str | None] = [gpu.uuid for gpu in site.gpus]
     notes = []
-    if not site.gpus:
+    if not uuids:
         notes.append("no GPU here: the checks run on the CPU, and no GPU is tested")
-    elif len(site.gpus) == 1:
+    elif len(uuids) == 1:
         notes.append("one GPU: it is compared with itself over time, and with no other")
+    steps = []
+    for number in range(config.rounds):
+        order = uuids or [None]
+        random.Random(f"{config.seed}:{number}").shuffle(order)
+        steps += [_step(config, number, index, uuid) for index, uuid in enumerate(order)]
     return Plan(
-        steps=tuple(_step(config, number, len(site.gpus)) for number in range(config.rounds)),
+        steps=tuple(steps),
         inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"},
         config=msgspec.to_builtins(config),
         notes=tuple(notes),
     )
 
 
-def _step(config: GpusConfig, number: int, gpus: int) -> Step:
-    name = f"round-{number:02d}"
+def _step(config: GpusConfig, number: int, order: int, uuid: str | None) -> Step:
+    name = f"round-{number:02d}-{order:02d}"
     folder = f"steps/{name}"
+    words = {"repeats": config.repeats, "seed": config.seed, "round": number, "order": order, "out": folder}
     return Step(
         name=name,
         folder=folder,
-        num_gpus=gpus,
-        argv=("python", "-m", WORKLOAD, "--config", CONFIG, "--round", str(number), "--out", folder),
-        timeout_s=config.limit_s * max(1, gpus) + 60,
-        expects=(f"{folder}/{VISITS}",),
-        labels={"round": number},
+        num_gpus=0 if uuid is None else 1,
+        gpu=uuid,
+        argv=(
+            "python",
+            "-m",
+            WORKLOAD,
+            *(word for key, value in words.items() for word in (f"--{key}", str(value))),
+        ),
+        timeout_s=LIMIT_S,
+        expects=(f"{folder}/{VISIT}",),
+        labels={"round": number, "order": order, "gpu": uuid or "cpu"},
     )
-
-
-def read_gpus(path: Path) -> GpusConfig:
-    """Raises BadDataError."""
-    return _read(path, GpusConfig)
-
-
-def read_visits(path: Path) -> Visits:
-    """Raises BadDataError."""
-    return _read(path, Visits)
-
-
-def _read(path: Path, kind: type[T]) -> T:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise BadDataError("more than 256 MiB", location=path)
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"cannot be read: {error}", location=path) from error

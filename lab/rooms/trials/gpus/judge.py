@@ -6,12 +6,22 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lab.core.words import plural
-from lab.rooms.trials.gpus.config import SLOWER, Check, Visit, Visits
-from lab.rooms.trials.gpus.health import concerns
+from lab.rooms.trials.gpus.config import SLOWER, Check, Visit
 from lab.workload.recorder.format import majority
+
+# Counter -> what it says where it is not 0; correctable errors are normal.
+SERIOUS = {
+    "ecc_uncorrectable": "{} uncorrectable ECC errors",
+    "rows_remapped_uncorrectable": "{} rows remapped after uncorrectable errors",
+    "pages_retired": "{} pages retired after double-bit errors",
+    "remap_pending": "a row remapping that waits for a reset",
+    "remap_failed": "a row remapping that failed",
+}
+# NVML's clock event reasons that no program's load explains.
+SLOWDOWNS = {0x8: "a hardware slowdown", 0x40: "a thermal slowdown", 0x80: "a power brake"}
 
 
 @dataclass(frozen=True)
@@ -40,65 +50,66 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Finding:
+    """tested: UUIDs of GPUs with at least one check that ended. open_pairs: GPUs that differ, no majority."""
+
     rows: list[Row]
     suspects: list[Suspect]
-    tested: list[str]  # UUIDs of GPUs with at least one check that ended
-    open_pairs: list[str] = field(default_factory=list)  # sentences: GPUs that differ, and no majority
+    tested: list[str]
+    open_pairs: list[str]
 
 
-def judge(rounds: Sequence[Visits]) -> Finding:
+def judge(visits: Sequence[Visit]) -> Finding:
     """Equal GPUs (name, torch) against each other: bits by majority, times by the others' median."""
-    visits = [visit for one in rounds for visit in one.visits]
     tested = sorted({v.uuid for v in visits if v.device == "cuda" and any(c.bits for c in v.checks)})
-    suspects = _errors(visits)
-    rows: list[Row] = []
-    open_pairs: list[str] = []
+    finding = Finding([], [], tested, [])
+    for visit in visits:
+        errors = [visit.error, *(f"{check.name}: {check.error}" for check in visit.checks if check.error)]
+        finding.suspects.extend(
+            Suspect(visit.uuid, "error", f"round {visit.round}: {error}") for error in errors if error
+        )
     for kind in dict.fromkeys((v.name, v.device, v.torch) for v in visits if v.checks):
         of_kind = [v for v in visits if (v.name, v.device, v.torch) == kind]
         for check in dict.fromkeys(c.name for v in of_kind for c in v.checks):
-            rows_of_check, named, pair = _of_check(check, of_kind)
-            rows += rows_of_check
-            suspects += named
-            open_pairs += pair
-    suspects += [one for one in _slow(rows) if one.uuid in tested]
-    suspects += _counters(rounds, {v.uuid for v in visits})
-    return Finding(rows, suspects, tested, open_pairs)
+            _judge_check(check, of_kind, finding)
+    concerns = {(visit.uuid, text): None for visit in visits for text in _concerns(visit)}
+    finding.suspects.extend(Suspect(uuid, "counters", text) for uuid, text in concerns)
+    return finding
 
 
-def _of_check(check: str, visits: Sequence[Visit]) -> tuple[list[Row], list[Suspect], list[str]]:
+def _judge_check(check: str, visits: Sequence[Visit], finding: Finding) -> None:
+    """Add the rows of one check on equal GPUs, and whom they accuse."""
     per_gpu: dict[str, list[Check]] = {}
     for visit in visits:
         per_gpu.setdefault(visit.uuid, []).extend(c for c in visit.checks if c.name == check)
+    counts_of = {uuid: Counter(bits for c in checks for bits in c.bits) for uuid, checks in per_gpu.items()}
     # Each GPU has one vote, its most frequent bits: a GPU visited more often weighs no more.
-    counts_of = {
-        uuid: Counter(bits for check in checks for bits in check.bits) for uuid, checks in per_gpu.items()
-    }
     votes = [majority(counts.elements())[0] for counts in counts_of.values() if counts]
-    if not votes:
-        errors = [(uuid, next((c.error for c in checks if c.error), "")) for uuid, checks in per_gpu.items()]
-        name = visits[0].name
-        return [Row(uuid, name, check, 0, 0, 0, None, None, error) for uuid, error in errors], [], []
-    usual, num_usual, sure = majority(votes)
-    medians = {u: _median([ms for c in checks for ms in c.ms]) for u, checks in per_gpu.items()}
-    rows, suspects = [], []
+    usual, num_usual, sure = majority(votes) if votes else ("", 0, True)
+    medians = {uuid: _median([ms for c in checks for ms in c.ms]) for uuid, checks in per_gpu.items()}
     for uuid, checks in per_gpu.items():
-        counts = counts_of[uuid]
-        odd = sum(n for bits, n in counts.items() if bits != usual)
+        counts, own_ms = counts_of[uuid], medians[uuid]
+        total, odd = counts.total(), sum(n for bits, n in counts.items() if bits != usual)
         elsewhere_ms = [ms for other, ms in medians.items() if other != uuid and ms is not None]
-        own_ms = medians[uuid]
         ratio = own_ms / statistics.median(elsewhere_ms) if own_ms and elsewhere_ms else None
         error = next((c.error for c in checks if c.error), "")
-        total = counts.total()
-        rows.append(Row(uuid, visits[0].name, check, total, odd, len(counts), own_ms, ratio, error))
+        finding.rows.append(Row(uuid, visits[0].name, check, total, odd, len(counts), own_ms, ratio, error))
         if len(counts) > 1:
-            less = total - counts.most_common(1)[0][1]
-            evidence = f"{check}: {less} of {plural(total, 'repeat')} gave other bits than its own usual ones"
-            suspects.append(Suspect(uuid, "itself", evidence))
+            fewer = total - counts.most_common(1)[0][1]
+            evidence = (
+                f"{check}: {fewer} of {plural(total, 'repeat')} gave other bits than its own usual ones"
+            )
+            finding.suspects.append(Suspect(uuid, "itself", evidence))
         elif odd and sure:
             evidence = f"{check}: its bits differ from those of {plural(num_usual, 'equal GPU')}"
-            suspects.append(Suspect(uuid, "bits", evidence))
-    pair = [] if sure else [f"{check}: {' and '.join(sorted(counts_of))} differ, and which is wrong is open"]
-    return rows, suspects, pair
+            finding.suspects.append(Suspect(uuid, "bits", evidence))
+        # Only these checks are long enough to time.
+        is_timed = check.startswith(("matmul", "memory")) and uuid in finding.tested
+        if is_timed and ratio is not None and ratio > SLOWER:
+            evidence = f"{check}: {ratio:.2f} times the others' median time"
+            finding.suspects.append(Suspect(uuid, "slower", evidence))
+    if not sure:
+        names = " and ".join(sorted(counts_of))
+        finding.open_pairs.append(f"{check}: {names} differ, and which is wrong is open")
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -106,33 +117,9 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(positive) if positive else None
 
 
-def _errors(visits: Sequence[Visit]) -> list[Suspect]:
-    suspects = [Suspect(v.uuid, "error", f"round {v.round}: {v.error}") for v in visits if v.error]
-    for visit in visits:
-        suspects += [
-            Suspect(visit.uuid, "error", f"round {visit.round}, {c.name}: {c.error}")
-            for c in visit.checks
-            if c.error
-        ]
-    return suspects
-
-
-def _slow(rows: Sequence[Row]) -> list[Suspect]:
-    """Slower than the others in a matmul or memory check: the ones long enough to time."""
-    return [
-        Suspect(row.uuid, "slower", f"{row.check}: {row.ratio:.2f} times the others' median time")
-        for row in rows
-        if row.ratio is not None and row.ratio > SLOWER and row.check.startswith(("matmul", "memory"))
-    ]
-
-
-def _counters(rounds: Sequence[Visits], visited: set[str]) -> list[Suspect]:
-    suspects: dict[tuple[str, str], Suspect] = {}
-    for visits in rounds:
-        for uuid, numbers in visits.health.items():
-            for words in concerns(numbers) if uuid in visited else ():
-                suspects[uuid, words] = Suspect(uuid, "counters", words)
-        for uuid, events in (visits.xids or {}).items():
-            for event in events if uuid in visited else ():
-                suspects[uuid, event] = Suspect(uuid, "counters", f"Xid {event}")
-    return list(suspects.values())
+def _concerns(visit: Visit) -> list[str]:
+    """Memory errors of the board, and slowdowns that were on before or after the checks."""
+    texts = [text.format(count) for name, text in SERIOUS.items() if (count := visit.counters.get(name))]
+    states = (visit.state_before, visit.state_after)
+    bits = [int(state.get("throttle_bits") or 0) for state in states]
+    return texts + [text for bit, text in SLOWDOWNS.items() if any(value & bit for value in bits)]

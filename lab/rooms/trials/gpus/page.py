@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from lab.core.plan import Findings
@@ -14,34 +15,37 @@ from lab.core.run import Run
 from lab.core.words import plural, printable
 from lab.errors import BadDataError
 from lab.report.page import write_page
-from lab.report.parts import Card, Page, Points, Section, Status, Table
+from lab.report.parts import Card, Page, Section, Status, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.trials.gpus.config import CONFIG, VISITS, Visits, read_gpus, read_visits
-from lab.rooms.trials.gpus.judge import Finding, judge
+from lab.rooms.trials.gpus.config import VISIT, Visit
+from lab.rooms.trials.gpus.judge import Finding, Row, judge
+
+CAPTIONS = {
+    "suspects": "Evidence against a GPU",
+    "checks": "One row per GPU and check, over all rounds",
+    "visits": "One row per visit",
+}
 
 
-def report(folder: Path, out: Path, run: Run | None) -> Findings:
-    """Tables and report.html into `out`. Raises BadDataError where no round can be read."""
-    rounds, lacking = gather(folder)
-    finding = judge(rounds)
-    lacking += missing(finding, rounds)
-    verdict = sentences(finding, rounds)
-    checks, visits, suspects = _checks(finding), _visits(rounds), _suspects(finding)
-    frames = {"checks": checks, "visits": visits, **({"suspects": suspects} if finding.suspects else {})}
+def report(out: Path, run: Run) -> Findings:
+    """Tables and report.html into `out`. Raises BadDataError where no visit can be read."""
+    visits, problems = gather(run)
+    finding = judge(visits)
+    lacking = problems + missing(finding, visits)
+    verdict = sentences(finding, visits)
+    checks = pd.DataFrame([asdict(row) for row in finding.rows], columns=list(Row.__annotations__))
+    frames = {
+        "suspects": pd.DataFrame([asdict(suspect) for suspect in finding.suspects]),
+        "checks": checks,
+        "visits": pd.DataFrame([_visit_row(visit) for visit in visits]),
+    }
+    frames = {name: frame for name, frame in frames.items() if name != "suspects" or len(frame)}
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in frames.items()]
-    bad = bool(finding.suspects or finding.open_pairs)
-    status: Status = "fail" if bad or not finding.tested else "warn" if lacking else "ok"
-    sections = [
-        Section("Checks", [Table(checks, "One row per GPU and check, over all rounds", "tables/checks.csv")]),
-        Section("Visits", [Table(visits, "One row per visit", "tables/visits.csv")]),
-        Section("Counters", [Points(_counters(rounds))]),
-    ]
-    if finding.suspects:
-        table = Table(suspects, "Evidence against a GPU", "tables/suspects.csv")
-        sections.insert(0, Section("Suspects", [table]))
+    is_bad = bool(finding.suspects or finding.open_pairs or not finding.tested)
+    status: Status = "fail" if is_bad else "warn" if lacking else "ok"
     page = Page(
-        title=f"GPUs {run.manifest.id if run else folder.resolve().name}",
+        title=f"GPUs {run.manifest.id}",
         question="Does one GPU compute other bits than the others, slower, or with errors?",
         verdict=verdict,
         status=status,
@@ -49,91 +53,76 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
             Card("GPUs tested", str(len(finding.tested)), "tables/checks.csv"),
             Card("Suspects", str(len({suspect.uuid for suspect in finding.suspects})), "tables/checks.csv"),
         ],
-        sections=sections,
-        provenance=provenance(folder, run.manifest if run else None),
+        sections=[
+            Section(name.capitalize(), [Table(frame, CAPTIONS[name], f"tables/{name}.csv")])
+            for name, frame in frames.items()
+        ],
+        provenance=provenance(run.root, run.manifest),
         room="trials",
         badge="no GPU tested" if not finding.tested else "",
     )
     files.append(write_page(page, out / "report.html"))
-    shown = terminal_table(
-        checks[["uuid", "check", "repeats", "odd", "median_ms", "ratio"]].head(40), width=140
-    )
+    columns = ["uuid", "check", "repeats", "odd", "median_ms", "ratio"]
+    shown = terminal_table(checks[columns].head(40), width=140)
     terminal = "\n".join([*verdict, "", shown, "", f"report: {files[-1]}"])
-    return Findings(verdict, page.status, files, terminal, lacking, answer=answer(finding))
+    return Findings(verdict, status, files, terminal, lacking, answer=answer(finding))
 
 
-def gather(folder: Path) -> tuple[list[Visits], list[str]]:
-    rounds, problems = [], []
-    for path in sorted(folder.glob(f"steps/*/{VISITS}")):
-        try:
-            rounds.append(read_visits(path))
-        except BadDataError as error:
-            problems.append(f"{path.parent.name}: {error.problem}")
-    if not rounds:
-        raise BadDataError("no round of visits", location=folder)
-    wanted = read_gpus(folder / CONFIG).rounds
-    if len(rounds) < wanted:
-        problems.append(f"{len(rounds)} of {plural(wanted, 'round')} have visits")
-    return rounds, problems
+def gather(run: Run) -> tuple[list[Visit], list[str]]:
+    """Every visit once, one that failed with its error; and what cannot be read."""
+    visits, problems = [], []
+    for record in run.manifest.steps:
+        step, outcome = record.step, record.outcome
+        visit = Visit(str(step.labels["gpu"]), int(step.labels["round"]), int(step.labels["order"]))
+        if outcome is None:
+            problems.append(f"{step.name} did not run")
+        elif outcome.ok:
+            try:
+                read = msgspec.json.decode((run.folder(step) / VISIT).read_bytes(), type=Visit)
+                visits.append(msgspec.structs.replace(read, uuid=visit.uuid))  # torch may have no UUID for it
+            except (OSError, msgspec.DecodeError) as error:
+                problems.append(f"{step.name}: cannot be read: {error}")
+        else:  # a GPU that hangs or falls off the bus is what is looked for
+            visits.append(msgspec.structs.replace(visit, error=outcome.reason or outcome.status.value))
+    if not visits:
+        raise BadDataError("no visit of a GPU", location=run.root)
+    return visits, problems
 
 
-def missing(finding: Finding, rounds: Sequence[Visits]) -> list[str]:
+def missing(finding: Finding, visits: Sequence[Visit]) -> list[str]:
+    """What the verdict does not cover."""
     lines = []
     if not finding.tested:
         lines.append("no GPU was tested: the checks ran on the CPU, or on no GPU to their end")
     elif len(finding.tested) == 1:
         lines.append("one GPU was tested: it was compared with itself over time, and with no other")
-    kinds = {(v.name, v.torch) for one in rounds for v in one.visits if v.uuid in finding.tested}
-    alone = [
-        name
-        for name, _ in kinds
-        if len({v.uuid for one in rounds for v in one.visits if v.name == name}) == 1
-    ]
-    if len(kinds) > 1 and alone:
+    tested = [visit for visit in visits if visit.uuid in finding.tested]
+    names = {visit.uuid: visit.name for visit in tested}
+    alone = [name for name in sorted(set(names.values())) if list(names.values()).count(name) == 1]
+    if len(set(names.values())) > 1 and alone:
         lines.append(f"the only GPU of its kind, compared with no other: {', '.join(map(printable, alone))}")
-    if finding.tested and all(one.no_health for one in rounds):
-        lines.append(f"ECC and remapped rows were not read: {printable(rounds[0].no_health)}")
+    unread = [visit for visit in tested if not visit.counters]
+    if unread:
+        lines.append(f"memory errors of {unread[0].uuid} were not read: {printable(unread[0].no_counters)}")
     return lines
 
 
-def sentences(finding: Finding, rounds: Sequence[Visits]) -> list[str]:
+def sentences(finding: Finding, visits: Sequence[Visit]) -> list[str]:
     """The verdict first."""
-    gpus, times = len(finding.tested), plural(len(rounds), "round")
-    if not finding.tested:
-        return [f"No GPU was tested ({times}).", *_why(finding)]
-    lines = []
+    num_gpus, rounds = len(finding.tested), plural(len({visit.round for visit in visits}), "round")
+    lines = [] if num_gpus else [f"No GPU was tested ({rounds})."]
     for uuid in dict.fromkeys(suspect.uuid for suspect in finding.suspects):
-        whys = [printable(suspect.evidence) for suspect in finding.suspects if suspect.uuid == uuid]
-        further = f" (and {len(whys) - 3} more)" if len(whys) > 3 else ""
-        lines.append(f"Suspect: {printable(uuid)}: {'; '.join(whys[:3])}{further}.")
+        evidence = [printable(suspect.evidence) for suspect in finding.suspects if suspect.uuid == uuid]
+        further = f" (and {len(evidence) - 3} more)" if len(evidence) > 3 else ""
+        lines.append(f"Suspect: {printable(uuid)}: {'; '.join(evidence[:3])}{further}.")
     lines += [f"{open_pair}." for open_pair in finding.open_pairs]
-    checked = sum(row.repeats for row in finding.rows)
     if not lines:
-        alike = "agree in all bits" if gpus > 1 else "repeats itself in all bits"
-        work = f"{plural(checked, 'repeat')} of {plural(len(finding.rows), 'check')}"
-        lines.append(f"{plural(gpus, 'GPU')} {alike}: {work}, {times}.")
+        alike = "agree in all bits" if num_gpus > 1 else "repeats itself in all bits"
+        repeats = plural(sum(row.repeats for row in finding.rows), "repeat")
+        lines.append(
+            f"{plural(num_gpus, 'GPU')} {alike}: {repeats} of {plural(len(finding.rows), 'check')}, {rounds}."
+        )
     return lines
-
-
-def _why(finding: Finding) -> list[str]:
-    return [f"{printable(suspect.uuid)}: {printable(suspect.evidence)}." for suspect in finding.suspects[:5]]
-
-
-def _counters(rounds: Sequence[Visits]) -> list[str]:
-    latest = rounds[-1]
-    lines = [
-        f"{uuid}: " + ", ".join(f"{name} {value}" for name, value in sorted(numbers.items()))
-        for uuid, numbers in latest.health.items()
-    ]
-    if latest.no_health:
-        lines.append(f"ECC, remapped rows and slowdowns: not read ({latest.no_health}).")
-    if latest.xids is None:
-        lines.append(f"Xid events: not read ({latest.no_xids or 'no kernel log'}).")
-    else:
-        lines += [f"{where}: Xid {event}" for where, events in latest.xids.items() for event in events]
-        if not latest.xids:
-            lines.append("Xid events: none in the kernel's log that is kept.")
-    return [printable(line) for line in lines]
 
 
 def answer(finding: Finding) -> dict[str, Any]:
@@ -144,38 +133,11 @@ def answer(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _checks(finding: Finding) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame([asdict(row) for row in finding.rows])
-    return (
-        frame
-        if len(frame)
-        else pd.DataFrame(columns=["uuid", "check", "repeats", "odd", "median_ms", "ratio"])
-    )
-
-
-def _suspects(finding: Finding) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame([asdict(suspect) for suspect in finding.suspects])
-    return frame
-
-
-def _visits(rounds: Sequence[Visits]) -> pd.DataFrame:
-    rows = [
-        {
-            "round": v.round,
-            "order": v.order,
-            "uuid": v.uuid,
-            "name": v.name,
-            "host": v.host,
-            "started_utc": v.started_utc,
-            "sm_mhz_before": v.state_before.get("sm_clock_mhz"),
-            "sm_mhz_after": v.state_after.get("sm_clock_mhz"),
-            "temperature_c_before": v.state_before.get("temperature_c"),
-            "temperature_c_after": v.state_after.get("temperature_c"),
-            "throttle_bits_after": v.state_after.get("throttle_bits"),
-            "error": v.error,
-        }
-        for visits in rounds
-        for v in visits.visits
-    ]
-    frame: pd.DataFrame = pd.DataFrame(rows)
-    return frame
+def _visit_row(visit: Visit) -> dict[str, Any]:
+    names = ("round", "order", "uuid", "name", "host", "started_utc", "error")
+    return {
+        **{name: getattr(visit, name) for name in names},
+        **{f"{name}_before": value for name, value in visit.state_before.items()},
+        **{f"{name}_after": value for name, value in visit.state_after.items()},
+        **visit.counters,
+    }

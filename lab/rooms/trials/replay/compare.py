@@ -8,15 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from lab.rooms.trials.replay.sources import Source, source_of
-from lab.workload.recorder.format import DETERMINISTIC, Recording, Row, majority, numbered, same_bits
+from lab.workload.recorder.format import Recording, Row, majority, numbered, same_bits
 
 Verdict = Literal["bitwise", "run-to-run", "machine-to-machine", "input pipeline", "nothing seen"]
 # Whose bits say nothing of an order: they may come from anywhere before.
 GIVEN = ("random", "weight", "buffer", "input")
-ABSENT = "nothing of that kind"
 DIRECTIONS = {"start": "start", "fwd": "forward", "bwd": "backward"}
+PREVIEWS_ATTEMPT = 100  # previews numbered repeats with deterministic algorithms from here on
 Key = tuple[Any, ...]
-Ignore = Callable[[Row], bool]
 
 
 class Record(NamedTuple):
@@ -30,7 +29,8 @@ class Record(NamedTuple):
     def of(cls, run: str, recording: Recording) -> Record:
         attempts: dict[tuple[int, int], list[Row]] = defaultdict(list)
         for row in recording.rows:
-            attempts[row.step, row.attempt].append(row)
+            if row.attempt < PREVIEWS_ATTEMPT:
+                attempts[row.step, row.attempt].append(row)
         return cls(run, recording, dict(attempts))
 
     @property
@@ -40,6 +40,10 @@ class Record(NamedTuple):
     @property
     def replicated(self) -> bool:
         return bool(self.recording.meta.get("replicated"))
+
+    @property
+    def machine(self) -> tuple[str, ...]:
+        return tuple(self.fact(name) for name in ("host", "device", "uuid"))
 
     def fact(self, name: str) -> str:
         """One fact of the record's head, "" where it has none."""
@@ -57,7 +61,7 @@ class Divergence:
     """The first place where a run differs from another, or a repeat from its step.
 
     between: what was compared. equal_inputs: the inputs had the same bits, so the difference was made
-    here; None: the inputs of this place are not recorded. instead: what stood here in the second.
+    here; None: the inputs of this place are not recorded. absent: the second did not have it.
     inputs_of: of a collective, the ranks whose inputs differed; outputs_of: those whose output did, also
     of a gradient before the update; of `ranks` that have a record of it. inherited: by a collective, from
     another rank.
@@ -70,7 +74,7 @@ class Divergence:
     between: tuple[str, str]
     kind: Literal["runs", "repeats", "ranks"]
     equal_inputs: bool | None = None
-    instead: str = ""
+    absent: bool = False
     inputs_of: tuple[int, ...] = ()
     outputs_of: tuple[int, ...] = ()
     ranks: int = 0
@@ -87,13 +91,11 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Finding:
-    """All that the records say. deterministic: repeats with deterministic algorithms agreed."""
+    """All that the records say."""
 
     verdict: Verdict
     first_place: Divergence | None
     divergences: list[Divergence]
-    repeats_agree: bool | None = None
-    deterministic: bool | None = None
     same_batches: bool = False  # the batches of the runs are the same in another order
     # Generators whose state differed when the first step that differs began; else the first step.
     random_differs: list[str] = field(default_factory=list)
@@ -102,40 +104,36 @@ class Finding:
     rows: int = 0
     repeats: int = 0
 
+    @property
+    def repeats_agree(self) -> bool:
+        return self.repeats > 0 and not any(place.kind == "repeats" for place in self.divergences)
+
 
 def compare(records: Sequence[Record]) -> Finding:
     """Every run against the first, every repeat against its step, replicas against each other."""
     runs: Runs = defaultdict(dict)
     for record in records:
         runs[record.run][record.rank] = record
-    divergences = [*_between_runs(runs), *_between_repeats(runs), *_between_ranks(runs)]
+    divergences = [*_between_runs(runs), *_between_repeats(records), *_between_ranks(runs)]
     # Each comparison stops at its own first place; the first of all is the cause, the rest follow from it.
     divergences.sort(key=_order)
-    attempts = {(r.run, r.rank, *key) for r in records for key in r.attempts if key[1]}
+    place = divergences[0] if divergences else None
     groups = _groups(runs)
-    shared: dict[str, Any] = {
-        "divergences": divergences,
-        "repeats_agree": None if not attempts else not any(d.kind == "repeats" for d in divergences),
-        "groups": groups,
-        "steps": min((int(record.recording.end.get("steps", 0)) for record in records), default=0),
-        "rows": sum(len(record.recording.rows) for record in records),
-        "repeats": sum(attempt < DETERMINISTIC for *_, attempt in attempts),
-    }
     # A record of inputs alone is equal to any other: it must not pass as bitwise.
-    if not any(row.kind not in GIVEN for record in records for row in record.recording.rows):
-        return Finding("nothing seen", None, **shared)
-    if not divergences:
-        ranks = next(iter(runs.values()))
-        unseeded = sorted({name for rank in ranks for name in _random_differs(runs, rank, 1)})
-        return Finding("bitwise", None, random_differs=unseeded, **shared)
-    place = divergences[0]
+    is_seen = any(row.kind not in GIVEN for record in records for row in record.recording.rows)
+    if not is_seen:
+        place = None
+    ranks = [place.rank] if place else sorted({record.rank for record in records})
     return Finding(
-        _verdict(place, divergences, runs, groups),
+        _verdict(place, divergences, runs, groups) if is_seen else "nothing seen",
         place,
-        deterministic=_deterministic(records, divergences),
-        same_batches=_same_batches(records),
-        random_differs=_random_differs(runs, place.rank, place.step),
-        **shared,
+        divergences,
+        _same_batches(records),
+        sorted({name for rank in ranks for name in _random_differs(runs, rank, place.step if place else 1)}),
+        groups,
+        steps=min((int(record.recording.end.get("steps", 0)) for record in records), default=0),
+        rows=sum(len(record.recording.rows) for record in records),
+        repeats=sum(attempt > 0 for record in records for _, attempt in record.attempts),
     )
 
 
@@ -168,66 +166,46 @@ def _is_given_or_of_a_bucket(row: Row) -> bool:
     return row.kind in (*GIVEN, "comm", "reduced", "used") or of_a_bucket
 
 
-class _Hit(NamedTuple):
-    position: int  # in the first of two attempts
-    row: Row
-    equal_inputs: bool | None
-    instead: str
-
-
 def _first_difference(
-    a: Sequence[Row], b: Sequence[Row], *, ignore: Ignore, strict: bool = True
-) -> _Hit | None:
-    """strict: a row that only one side has is a difference."""
+    a: Sequence[Row], b: Sequence[Row], ignore: Callable[[Row], bool], place: Divergence, *, strict: bool
+) -> Divergence | None:
+    """`place` with the first row that differs. strict: a row that only one side has is a difference."""
     base, head = _keyed(a), _keyed(b)
     for index, (key, row) in enumerate(base.items()):
-        if ignore(row):
-            continue
         partner = head.get(key)
+        if ignore(row) or (partner is None and not strict):
+            continue
         if partner is None:
-            if strict:
-                return _Hit(index, row, None, ABSENT)
-        elif not same_bits(row, partner):
+            return replace(place, index=index, row=row, absent=True)
+        if not same_bits(row, partner):
             # What draws random numbers often writes into memory that nothing has written before.
             comparable = (row.in_ck or partner.in_ck) and not row.random
-            return _Hit(index, row, row.in_ck == partner.in_ck if comparable else None, "")
-    extra = [(index, row) for index, (key, row) in enumerate(head.items()) if key not in base]
-    extra = [(index, row) for index, row in extra if not ignore(row)]
-    return _Hit(*extra[0], None, ABSENT) if strict and extra else None
+            equal_inputs = row.in_ck == partner.in_ck if comparable else None
+            return replace(place, index=index, row=row, equal_inputs=equal_inputs)
+    for index, (key, row) in enumerate(head.items()):
+        if strict and key not in base and not ignore(row):
+            return replace(place, index=index, row=row, absent=True)
+    return None
 
 
-def _between_runs(runs: Runs) -> list[Divergence]:
+def _between_runs(runs: Runs) -> Iterable[Divergence]:
     (base_run, base_ranks), *head_runs = runs.items()
-    divergences = []
     for run, ranks in head_runs:
         for rank, record in ranks.items():
             base = base_ranks.get(rank)
-            if base is None:
-                continue
-            for step in sorted({*base.steps()} & {*record.steps()}):
+            for step in sorted({*base.steps()} & {*record.steps()}) if base else ():
+                assert base is not None
+                pair = base.attempts[step, 0], record.attempts[step, 0]
+                place = Divergence(step, rank, 0, pair[0][0], (base_run, run), "runs")
                 # A generator may differ without having been drawn from; only what was computed counts.
-                hit = _first_difference(
-                    base.attempts[step, 0], record.attempts[step, 0], ignore=_is_random_state
-                )
-                if hit is not None:
-                    place = Divergence(
-                        step,
-                        rank,
-                        hit.position,
-                        hit.row,
-                        (base_run, run),
-                        "runs",
-                        hit.equal_inputs,
-                        hit.instead,
-                    )
-                    divergences.append(_over_ranks(place, runs))
+                if differing := _first_difference(*pair, _is_random_state, place, strict=True):
+                    yield _over_ranks(differing, runs)
                     break
-    return divergences
 
 
 def _over_ranks(place: Divergence, runs: Runs) -> Divergence:
     """Whose inputs of a collective differed, and whose outputs: what one rank gave reaches all others."""
-    if place.row.kind not in ("comm", "used") or place.instead:
+    if place.row.kind not in ("comm", "used") or place.absent:
         return place
     base, head = (runs[run] for run in place.between)
     rows = _keyed(base[place.rank].attempts[place.step, 0])
@@ -249,32 +227,26 @@ def _over_ranks(place: Divergence, runs: Runs) -> Divergence:
     return placed if all_there else replace(placed, equal_inputs=None)
 
 
-def _between_repeats(runs: Runs) -> list[Divergence]:
+def _between_repeats(records: Sequence[Record]) -> Iterable[Divergence]:
     """A step against its own repeats: only the step's first forward and backward run again."""
-    divergences = []
-    for run, ranks in runs.items():
-        for rank, record in ranks.items():
-            for step in record.steps():
-                ignore = _is_given_or_of_a_bucket if step == 1 and record.replicated else _is_given
-                hits = []
-                for (number, attempt), rows in record.attempts.items():
-                    if number == step and 0 < attempt < DETERMINISTIC:
-                        hit = _first_difference(record.attempts[step, 0], rows, ignore=ignore, strict=False)
-                        hits += [(hit, attempt)] if hit is not None else []
-                if hits:
-                    # The place nearest to the cause is the earliest over all repeats.
-                    hit, attempt = min(hits, key=lambda pair: pair[0].position)
-                    between = (f"{run} step {step}", f"its repeat {attempt}")
-                    divergences.append(
-                        Divergence(step, rank, hit.position, hit.row, between, "repeats", hit.equal_inputs)
-                    )
-                    break
-    return divergences
+    for record in records:
+        for step in record.steps():
+            ignore = _is_given_or_of_a_bucket if step == 1 and record.replicated else _is_given
+            program = record.attempts[step, 0]
+            places: list[Divergence] = []
+            for (number, attempt), rows in record.attempts.items():
+                if number == step and attempt:
+                    between = (f"{record.run} step {step}", f"its repeat {attempt}")
+                    place = Divergence(step, record.rank, 0, program[0], between, "repeats")
+                    places += filter(None, [_first_difference(program, rows, ignore, place, strict=False)])
+            if places:
+                # The place nearest to the cause is the earliest over all repeats.
+                yield min(places, key=lambda place: place.index)
+                break
 
 
-def _between_ranks(runs: Runs) -> list[Divergence]:
+def _between_ranks(runs: Runs) -> Iterable[Divergence]:
     """Replicas hold the same weights and reduced gradients: a rank that does not is named."""
-    divergences = []
     for ranks in runs.values():
         replicas = [record for record in ranks.values() if record.replicated]
         tables = [_of_replicas(record) for record in replicas]
@@ -289,9 +261,8 @@ def _between_ranks(runs: Runs) -> list[Divergence]:
             rows = replicas[odd].attempts[key[0], 0]
             index = next((number for number, other in enumerate(rows) if other is row), len(rows))
             between = (f"rank {replicas[odd].rank}", "the other ranks" if count > 1 else "another rank")
-            divergences.append(Divergence(key[0], replicas[odd].rank, index, row, between, "ranks"))
+            yield Divergence(key[0], replicas[odd].rank, index, row, between, "ranks")
             break
-    return divergences
 
 
 def _of_replicas(record: Record) -> dict[Key, Row]:
@@ -318,39 +289,24 @@ def _groups(runs: Runs) -> list[list[str]]:
 
 
 def _verdict(
-    place: Divergence, divergences: Sequence[Divergence], runs: Runs, groups: Sequence[Sequence[str]]
+    place: Divergence | None, divergences: Sequence[Divergence], runs: Runs, groups: Sequence[Sequence[str]]
 ) -> Verdict:
     # Order matters: other inputs explain all later rows, and unequal replicas any repeat or run.
+    if place is None:
+        return "bitwise"
     if place.row.kind == "input":
         return "input pipeline"
     if place.kind == "ranks":
         return "machine-to-machine"
     if any(place.kind == "repeats" for place in divergences):
         return "run-to-run"  # it differs where nothing but time has changed
-    names = ("host", "device", "uuid")
-    machines = {
-        run: tuple(tuple(record.fact(name) for name in names) for _, record in sorted(ranks.items()))
-        for run, ranks in runs.items()
-    }
+    machines = {run: [record.machine for _, record in sorted(ranks.items())] for run, ranks in runs.items()}
     group_of = {run: number for number, group in enumerate(groups) for run in group}
     same_machine_differs = any(
         machines[a] == machines[b] and group_of[a] != group_of[b] for a in runs for b in runs if a < b
     )
     crosses = all(machines[d.between[0]] != machines[d.between[1]] for d in divergences if d.kind == "runs")
     return "machine-to-machine" if crosses and not same_machine_differs else "run-to-run"
-
-
-def _deterministic(records: Sequence[Record], divergences: Sequence[Divergence]) -> bool | None:
-    """Whether the repeats with deterministic algorithms agreed where the others did not."""
-    if not any(place.kind == "repeats" for place in divergences):
-        return None
-    answers = []
-    for record in records:
-        a, b = (record.attempts.get((1, DETERMINISTIC + number)) for number in range(2))
-        if a is not None and b is not None:
-            hit = _first_difference(a, b, ignore=_is_given_or_of_a_bucket, strict=False)
-            answers.append(hit is None)
-    return all(answers) if answers else None
 
 
 def _same_batches(records: Sequence[Record]) -> bool:
@@ -363,12 +319,11 @@ def _same_batches(records: Sequence[Record]) -> bool:
     return len(bags) > 1 and all(bag == bags[0] for bag in bags) and sum(bags[0].values()) > 1
 
 
-def _random_differs(runs: Runs, rank: int, step: int) -> list[str]:
+def _random_differs(runs: Runs, rank: int, step: int) -> Iterable[str]:
     """The generators whose state differed between runs when this step began."""
     states: dict[str, set[str]] = defaultdict(set)
     for ranks in runs.values():
-        rows = ranks[rank].attempts.get((step, 0), ()) if rank in ranks else ()
-        for row in rows:
+        for row in ranks[rank].attempts.get((step, 0), ()) if rank in ranks else ():
             if row.kind == "random":
                 states[row.op].add(row.ck)
-    return sorted(name for name, checksums in states.items() if len(checksums) > 1)
+    return (name for name, checksums in states.items() if len(checksums) > 1)

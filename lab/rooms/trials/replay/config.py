@@ -29,7 +29,6 @@ class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     to_the_end: bool = False
     cwd: str | None = None  # where the command runs, in an image mounted read-only; None: the run folder
     in_image: bool = False
-    against: str | None = None  # the folder of an earlier replay, perhaps of another machine
 
 
 def read_replay(path: Path) -> ReplayConfig:
@@ -43,7 +42,7 @@ def read_replay(path: Path) -> ReplayConfig:
 def plan(config: ReplayConfig, site: Site) -> Plan:
     """Every run gets all GPUs that were picked, one run after the other. Pure."""
     notes = []
-    if config.runs == 1 and config.against is None:
+    if config.runs == 1:
         notes.append("one run: steps are repeated inside it, and nothing says whether a second run agrees")
     if config.level == "module":
         notes.append("--level module: modules are named, operators are not")

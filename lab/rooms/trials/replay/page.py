@@ -10,7 +10,6 @@ import pandas as pd
 
 from lab.core.plan import Findings
 from lab.core.run import Run
-from lab.core.step import Status as StepStatus
 from lab.core.words import plural, printable
 from lab.errors import BadDataError
 from lab.report.page import write_page
@@ -46,18 +45,20 @@ FOOTNOTES = (
 def report(folder: Path, out: Path, run: Run | None) -> Findings:
     """Tables and report.html into `out`. Raises BadDataError where no record can be read."""
     config = read_replay(folder / CONFIG) if (folder / CONFIG).exists() else None
-    records, lacking = gather(folder, run, config)
+    records, lacking = gather(folder, run)
     finding = compare(records)
     lacking += missing(finding, records, config)
     verdict = sentences(finding, records)
-    frames = {"divergences": _divergences(finding.divergences), "records": _ranks(records)}
-    captions = {
-        "divergences": "The first place of each comparison, earliest first",
-        "records": "One row per run and rank",
+    divergences = pd.DataFrame([_divergence_row(place) for place in finding.divergences])
+    frames = {
+        "divergences": (divergences, "The first place of each comparison, earliest first"),
+        "records": (pd.DataFrame([_record_row(record) for record in records]), "One row per run and rank"),
     }
-    filled = {name: frame for name, frame in frames.items() if len(frame)}
-    files = [write_csv(frame, out / f"tables/{name}.csv") for name, frame in filled.items()]
-    tables = [Table(frame, captions[name], f"tables/{name}.csv") for name, frame in filled.items()]
+    files, tables = [], []
+    for name, (frame, caption) in frames.items():
+        if len(frame):
+            files.append(write_csv(frame, out / f"tables/{name}.csv"))
+            tables.append(Table(frame, caption, f"tables/{name}.csv"))
     agreeing = [f"Agree in every bit: {', '.join(group)}." for group in finding.groups if len(group) > 1]
     notes = [f"{name_of(record)}: {text}" for record in records for text in notes_of(record)]
     status: Status = "fail" if finding.verdict != "bitwise" else "warn" if lacking else "ok"
@@ -79,9 +80,9 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
     )
     files.append(write_page(page, out / "report.html"))
     lines = [*verdict, "", f"report: {files[-1]}"]
-    if len(finding.divergences) > 1:
+    if len(divergences) > 1:
         columns = ["step", "rank", "direction", "module", "what", "compared"]
-        lines[-1:-1] = [terminal_table(frames["divergences"][columns].head(6), width=140), ""]
+        lines[-1:-1] = [terminal_table(divergences[columns].head(6), width=140), ""]
     return Findings(verdict, status, files, "\n".join(lines), lacking, answer=answer(finding, records))
 
 
@@ -89,7 +90,7 @@ def compare_folders(folders: Sequence[Path]) -> tuple[dict[str, Any], list[str],
     """For `lab same`: what scripts rely on, the verdict's sentences, and what it does not cover."""
     records, lacking = [], []
     for folder in folders:
-        of_folder, problems = gather(folder, None, None)
+        of_folder, problems = gather(folder, None)
         prefix = f"{folder.name}/" if len(folders) > 1 else ""
         records += [record._replace(run=f"{prefix}{record.run}") for record in of_folder]
         lacking += problems
@@ -98,11 +99,11 @@ def compare_folders(folders: Sequence[Path]) -> tuple[dict[str, Any], list[str],
     return answer(finding, records), sentences(finding, records), lacking
 
 
-def gather(folder: Path, run: Run | None, config: ReplayConfig | None) -> tuple[list[Record], list[str]]:
-    """Records of the run's steps and of the replay that it is held against, and what cannot be read."""
+def gather(folder: Path, run: Run | None) -> tuple[list[Record], list[str]]:
+    """Records of the run's steps, and what cannot be read."""
     records: list[Record] = []
     problems: list[str] = []
-    for name, place in _folders(folder, run, config, problems):
+    for name, place in _folders(folder, run, problems):
         of_run = []
         for path in files_of(place):
             try:
@@ -124,21 +125,14 @@ def gather(folder: Path, run: Run | None, config: ReplayConfig | None) -> tuple[
     return records, problems + [f"{name_of(r)}: {text}" for r in records for text in r.recording.lacks]
 
 
-def _folders(
-    folder: Path, run: Run | None, config: ReplayConfig | None, problems: list[str]
-) -> list[tuple[str, Path]]:
-    if run is not None:
-        for record in run.manifest.steps:
-            if record.outcome is None or record.outcome.status is not StepStatus.ok:
-                problems.append(f"{record.step.name} did not end well")
-        folders = [(record.step.name, run.folder(record.step)) for record in run.manifest.steps]
-    else:
+def _folders(folder: Path, run: Run | None, problems: list[str]) -> list[tuple[str, Path]]:
+    if run is None:
         steps = sorted(step for step in (folder / "steps").glob("*") if step.is_dir())
-        folders = [(step.name, step) for step in steps] or [(folder.resolve().name, folder)]
-    if config is not None and config.against:
-        earlier = Path(config.against)
-        folders += [(f"{earlier.name}/{step.name}", step) for step in sorted((earlier / "steps").glob("*"))]
-    return folders
+        return [(step.name, step) for step in steps] or [(folder.resolve().name, folder)]
+    for record in run.manifest.steps:
+        if record.outcome is None or not record.outcome.ok:
+            problems.append(f"{record.step.name} did not end well")
+    return [(record.step.name, run.folder(record.step)) for record in run.manifest.steps]
 
 
 def name_of(record: Record) -> str:
@@ -203,9 +197,6 @@ def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
     if len(finding.groups) > 1 and runs > 2:
         agree = [f"{', '.join(group)} agree" for group in finding.groups if len(group) > 1]
         lines.append(f"{'; '.join(agree) or 'No two runs agree'}.")
-    if finding.deterministic is not None:
-        did = "repeat" if finding.deterministic else "still differ"
-        lines.append(f"With deterministic algorithms the repeats of step 1 {did}.")
     if finding.repeats_agree and place.kind == "runs":
         lines.append(_of_repeats(place))
     return lines
@@ -213,10 +204,9 @@ def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
 
 def _of_repeats(place: Divergence) -> str:
     """Say what agreeing repeats inside one process prove: of the model's forward and backward alone."""
-    is_repeated = place.direction == "forward" or (
-        place.direction == "backward" and place.equal_inputs is True
-    )
-    if not is_repeated:
+    # A backward whose inputs differed began with the loss, which is not repeated.
+    needs_equal_inputs = {"forward": False, "backward": True}.get(place.direction)
+    if needs_equal_inputs is None or (needs_equal_inputs and place.equal_inputs is not True):
         return (
             "Forward and backward repeat inside one process; what comes before and after them (data, loss, "
             "collectives, update) does not run again."
@@ -242,9 +232,9 @@ def _kind(row: Row) -> str:
 def _cause(finding: Finding, place: Divergence) -> list[str]:
     row, lines = place.row, []
     made_here = place.equal_inputs is not False
-    if place.instead:
+    if place.absent:
         lines.append("The other run did something else here: its control flow differs.")
-    lines += _of_inputs(finding, place)
+    lines += _of_inputs(place)
     if finding.verdict == "input pipeline":
         same = "the same batches in another order" if finding.same_batches else "other batches"
         lines.append(f"The runs were given {same}; weights were equal until then.")
@@ -283,7 +273,7 @@ def _cause(finding: Finding, place: Divergence) -> list[str]:
     return lines
 
 
-def _of_inputs(finding: Finding, place: Divergence) -> list[str]:
+def _of_inputs(place: Divergence) -> list[str]:
     """Whether the difference came in or was made here."""
     is_collective = place.row.kind == "comm"
     if place.inputs_of:
@@ -301,13 +291,10 @@ def _of_inputs(finding: Finding, place: Divergence) -> list[str]:
     if place.equal_inputs is None:
         unknown = "Whether the inputs of all ranks were equal is not known: some ranks have no record of it."
         return [unknown] if is_collective else []
-    lines = [
+    return [
         "Its inputs differed already: the difference is made in code before it that is not seen: numpy, "
         "Python, a clock or a library gave a number, or nothing had written its memory (torch.empty)."
     ]
-    if finding.deterministic:
-        lines.append("Deterministic algorithms fill new memory, and the step repeats under them.")
-    return lines
 
 
 def _on(ranks: Sequence[int], of: int) -> str:
@@ -341,7 +328,6 @@ def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
     return {
         "replay": finding.verdict,
         "first": fields,
-        "deterministic": finding.deterministic,
         "runs": len({record.run for record in records}),
         "ranks": len({record.rank for record in records}),
         "steps": finding.steps,
@@ -350,39 +336,29 @@ def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _divergences(places: Sequence[Divergence]) -> pd.DataFrame:
-    inputs = {True: "equal", False: "differ", None: "not recorded"}
-    rows = [
-        {
-            "step": place.step,
-            "rank": place.rank,
-            "direction": place.direction,
-            "module": place.row.module,
-            "what": f"{_kind(place.row)} {place.row.op}",
-            "node": place.row.node,
-            "shape": f"{place.row.dtype}[{','.join(map(str, place.row.shape))}]",
-            "inputs": inputs[place.equal_inputs],
-            "inputs_differ_on": ", ".join(map(str, place.inputs_of)),
-            "compared": " / ".join(place.between),
-            "switch": place.source.switch if place.source else "",
-        }
-        for place in places
-    ]
-    frame: pd.DataFrame = pd.DataFrame(rows)
-    return frame
+def _divergence_row(place: Divergence) -> dict[str, Any]:
+    row = place.row
+    return {
+        "step": place.step,
+        "rank": place.rank,
+        "direction": place.direction,
+        "module": row.module,
+        "what": f"{_kind(row)} {row.op}",
+        "node": row.node,
+        "shape": f"{row.dtype}[{','.join(map(str, row.shape))}]",
+        "inputs": {True: "equal", False: "differ", None: "not recorded"}[place.equal_inputs],
+        "inputs_differ_on": ", ".join(map(str, place.inputs_of)),
+        "compared": " / ".join(place.between),
+        "switch": place.source.switch if place.source else "",
+    }
 
 
-def _ranks(records: Sequence[Record]) -> pd.DataFrame:
+def _record_row(record: Record) -> dict[str, Any]:
     names = ("host", "device", "uuid", "torch", "threads", "model", "level")
-    rows = [
-        {
-            "run": record.run,
-            "rank": record.rank,
-            **{name: printable(record.fact(name)) for name in names},
-            "steps": record.recording.end.get("steps"),
-            "tensors": len(record.recording.rows),
-        }
-        for record in records
-    ]
-    frame: pd.DataFrame = pd.DataFrame(rows)
-    return frame
+    return {
+        "run": record.run,
+        "rank": record.rank,
+        **{name: printable(record.fact(name)) for name in names},
+        "steps": record.recording.end.get("steps"),
+        "tensors": len(record.recording.rows),
+    }

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import math
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
@@ -38,13 +38,10 @@ from lab.rooms.trials.failure import CANNOT_RUN, Reader, parse, shell_code
 from lab.rooms.trials.progress import progress, why_not
 from lab.rooms.trials.rows import read_settings, read_trials, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
-from lab.rooms.trials.workload.sensors import Sensors
 from lab.workload.guard import adopt_orphans, descendants, kill_descendants
 from lab.workload.hook import hooked
 
-LONGEST_LINE = 1 << 16  # bytes judged at a time
-LONGEST_NUMBER = 1 << 10  # bytes of a name with its number
-NAME_BEGINS = re.compile(rb"[\s,{][A-Za-z_\"']")
+LONGEST_LINE = 1 << 20  # characters judged at a time
 MOST_LOG_BYTES = 64 << 20  # of a trial's output in its log; all of it is judged
 GRACE_S = 5.0
 HELPERS_S = 2.0  # in which what a command started ends with it by itself
@@ -151,12 +148,11 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     if died:
         return row
     words = words_of(config, cell, args.trial)
-    with Sensors(env) as sensors:
-        try:
-            code, timed_out, failure, left = _run(words, env, args.cwd, config.trial_timeout_s, reader)
-        except Stopped:
-            _write_attempt(args.out, msgspec.structs.replace(attempt, ended=True))
-            raise
+    try:
+        code, timed_out, failure, left = _run(words, env, args.cwd, config.trial_timeout_s, reader)
+    except Stopped:
+        _write_attempt(args.out, msgspec.structs.replace(attempt, ended=True))
+        raise
     code = shell_code(code)
     verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
     if verdict == "pass" and left:
@@ -171,7 +167,6 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         exit_code=None if failure else code,
         seconds=round(time.monotonic() - began, 3),
         step_time=reader.step_time,
-        **sensors.summary(),
         effect=effect,
         judged=reader.judged,
         first_bad_line=min(reader.hits.values(), default=None),
@@ -268,8 +263,10 @@ class Guard(threading.Thread):
 def _pass_on(source: IO[bytes], reader: Reader) -> None:
     """Judge all of the output; write the first MOST_LOG_BYTES of it."""
     num_written = left_out = 0
-    for text in _lines(source):
-        reader.line(text.rstrip("\r\n"))
+    # A carriage return ends a line, too: progress bars write nothing else for minutes.
+    lines = io.TextIOWrapper(source, "utf-8", "replace", newline="")
+    while text := lines.readline(LONGEST_LINE):
+        reader.line(text.rstrip("\r\n"), is_cut=len(text) == LONGEST_LINE and not text.endswith("\n"))
         if num_written < MOST_LOG_BYTES:
             num_written += len(text)
             sys.stdout.write(text)
@@ -278,20 +275,6 @@ def _pass_on(source: IO[bytes], reader: Reader) -> None:
             left_out += len(text)
     if left_out:
         print(f"\nlab: {left_out:,} further characters were judged and are not kept", flush=True)
-
-
-def _lines(source: IO[bytes]) -> Iterator[str]:
-    """Lines, the longest in parts that begin with a name: neither a number nor its name is cut off."""
-    remainder = b""
-    while read := source.readline(LONGEST_LINE):
-        read, remainder = remainder + read, b""
-        if not read.endswith(b"\n") and len(read) >= LONGEST_LINE:
-            begin = len(read) - LONGEST_NUMBER
-            names = [hit.start() + 1 for hit in NAME_BEGINS.finditer(read, begin - LONGEST_NUMBER, begin)]
-            read, remainder = (read[: names[-1]], read[names[-1] :]) if names else (read, b"")
-        yield read.decode(errors="replace")
-    if remainder:
-        yield remainder.decode(errors="replace")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -7,47 +7,55 @@ numbers. Without a GPU the same checks run on the CPU in small sizes, and the ro
 from __future__ import annotations
 
 import argparse
+import platform
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
-from lab.core.files import write_atomic
 from lab.errors import LabError
 from lab.power.meters import NvmlMeter
-from lab.rooms.trials.gpus.config import Check, Visit
+from lab.rooms.trials.gpus.config import VISIT, Check, Visit
+from lab.workload.rank import check_promised_gpus
 from lab.workload.recorder.bits import Sums
+from lab.workload.start import write_json
 
 PATTERN_SHARE = 0.2  # of the free memory that the memory check writes and reads
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="lab.rooms.trials.workload.one_gpu")
-    parser.add_argument("--repeats", required=True, type=int)
-    parser.add_argument("--seed", required=True, type=int)
+    for name in ("repeats", "seed", "round", "order"):
+        parser.add_argument(f"--{name}", required=True, type=int)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args(argv)
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    check_promised_gpus()
+    started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     uuid, name = about(device)
-    state_before = state(uuid)
+    meter, no_counters = meter_of(uuid)
+    state_before = state(meter)
     checks = tuple(run(device, name, work, args) for name, work in CHECKS.items())
     visit = Visit(
         uuid,
-        0,
-        0,
+        args.round,
+        args.order,
         name,
         device.type,
         str(torch.__version__),
-        checks=checks,
-        state_before=state_before,
-        state_after=state(uuid),
+        platform.node(),
+        started,
+        checks,
+        state_before,
+        state(meter),
+        counters(meter) if meter else {},
+        no_counters,
     )
-    write_atomic(args.out, msgspec.json.encode(visit))
+    write_json(args.out / VISIT, visit)
 
 
 def about(device: torch.device) -> tuple[str, str]:
@@ -59,13 +67,36 @@ def about(device: torch.device) -> tuple[str, str]:
     return (uuid if uuid.startswith(("GPU-", "MIG-")) or not uuid else f"GPU-{uuid}"), properties.name
 
 
-def state(uuid: str) -> dict[str, float | None]:
-    """Clocks, temperature and throttle bits now; empty where NVML is not."""
+def meter_of(uuid: str) -> tuple[NvmlMeter | None, str]:
+    """The GPU's sensors, or why there are none."""
     try:
-        facts = NvmlMeter(uuid).facts()
-    except LabError:
-        return {}
-    return {name: facts[name] for name in ("sm_clock_mhz", "mem_clock_mhz", "temperature_c", "throttle_bits")}
+        return NvmlMeter(uuid), ""
+    except LabError as error:
+        return None, error.problem
+
+
+def state(meter: NvmlMeter | None) -> dict[str, float | None]:
+    """Clocks, temperature and throttle bits now; empty where NVML is not."""
+    return meter.state() if meter else {}
+
+
+def counters(meter: NvmlMeter) -> dict[str, int]:
+    """Memory errors since the board was made, by NVML; what it does not report is absent, never 0."""
+    nvml = meter.nvml
+    remapped = meter.value("nvmlDeviceGetRemappedRows") or (None, None, None, None)  # Ampere and newer
+    pages = meter.value("nvmlDeviceGetRetiredPages", nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
+    kinds = {
+        "correctable": nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+        "uncorrectable": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+    }
+    numbers = {
+        f"ecc_{name}": meter.value("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_AGGREGATE_ECC)
+        for name, kind in kinds.items()
+    }
+    names = ("rows_remapped_correctable", "rows_remapped_uncorrectable", "remap_pending", "remap_failed")
+    numbers.update(zip(names, remapped, strict=True))
+    numbers["pages_retired"] = None if pages is None else len(pages)
+    return {name: int(number) for name, number in numbers.items() if number is not None}
 
 
 Work = Callable[[torch.device, torch.Generator], Callable[[], Tensor]]
@@ -75,7 +106,7 @@ def run(device: torch.device, name: str, work: Work, args: argparse.Namespace) -
     """A check that fails is a row: an illegal address on one GPU is what is looked for."""
     try:
         repeat = work(device, torch.Generator(device).manual_seed(args.seed))
-        sums, times = Sums(device, slots=args.repeats), []
+        sums, times = Sums(device), []
         repeat()  # warm: libraries choose and load their kernels
         for _ in range(args.repeats):
             began = _now(device)

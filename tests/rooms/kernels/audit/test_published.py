@@ -172,3 +172,25 @@ def test_the_published_measurement_is_refused_for_its_known_faults(shared_data):
 def test_a_folder_without_numbers_is_an_error(tmp_path):
     done = lab("kernels", "audit", tmp_path)
     assert done.returncode == 4 and "nothing here can be audited" in done.stderr
+
+
+@pytest.mark.parametrize(("model_us", "verdict"), [(3640, OK), (3600, REFUSED), (4440, OK), (4460, REFUSED)])
+def test_parts_may_miss_the_whole_by_a_tenth(model_us, verdict):
+    """1,000 launches of 4 us."""
+    check = by_name(of_isolated([a_row(count=1000)], float(model_us)))["parts add up to the whole"]
+    assert check.verdict == verdict
+
+
+@pytest.mark.parametrize(("window_s", "verdict"), [(0.41, OK), (0.43, REFUSED), (0.39, OK), (0.37, REFUSED)])
+def test_a_window_may_miss_its_runs_by_a_twentieth(window_s, verdict):
+    check = by_name(of_isolated([a_row(window_s=window_s)], 0.0))["iterations counted are those divided by"]
+    assert check.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("single_us", "alike", "verdict"),
+    [(1.99, 5, OK), (2.0, 5, REFUSED), (10.0, 5, REFUSED), (10.1, 5, OK), (4.0, 4, OK)],
+)
+def test_a_dispatch_interval_is_two_to_ten_microseconds_of_five_kernels(single_us, alike, verdict):
+    check = by_name(of_isolated([a_row(single_us) for _ in range(alike)], 0.0))["times are of kernels"]
+    assert check.verdict == verdict

@@ -7,33 +7,30 @@ import json
 import pytest
 
 pytest.importorskip("pandas")
-from lab.rooms.trials.gpus.config import Check, Visit, Visits
+from lab.core.gpu import Gpu
+from lab.core.plan import Site
+from lab.errors import UsageError
+from lab.rooms.trials.gpus.config import Check, GpusConfig, Visit, plan
 from lab.rooms.trials.gpus.judge import judge
 from lab.rooms.trials.gpus.page import missing, sentences
 from tests.command import lab
 from tests.conftest import ROOT
 
 
-def visit(uuid, number, *, bits="b", odd=0, ms=2.0, device="cuda", name="H200", error="", check_error=""):
+def visit(
+    uuid, number, *, bits="b", odd=0, ms=2.0, device="cuda", name="H200", error="", check_error="", **more
+):
     values = tuple("x" if at < odd else bits for at in range(10))
-    checks = (
-        Check("matmul float32", values, (ms,) * 10)
-        if not check_error
-        else Check("matmul float32", error=check_error),
-        Check("integers", ("i",) * 10, (1.0,) * 10),
-    )
-    made = {
-        "name": name,
-        "device": device,
-        "torch": "2.11",
-        "checks": () if error else checks,
-        "error": error,
-    }
-    return Visit(uuid, number, 0, **made)
+    products = Check("matmul float32", values, (ms,) * 10)
+    if check_error:
+        products = Check("matmul float32", error=check_error)
+    checks = () if error else (products, Check("integers", ("i",) * 10, (1.0,) * 10))
+    more.setdefault("counters", {"ecc_uncorrectable": 0})
+    return Visit(uuid, number, 0, name, device, "2.11", checks=checks, error=error, **more)
 
 
-def rounds(*gpus, times=3, **more):
-    return [Visits(tuple(visit(uuid, n, **given) for uuid, given in gpus), **more) for n in range(times)]
+def visits(*gpus, times=3):
+    return [visit(uuid, n, **given) for n in range(times) for uuid, given in gpus]
 
 
 def kinds(finding):
@@ -41,7 +38,7 @@ def kinds(finding):
 
 
 def test_equal_gpus_are_no_suspects():
-    seen = rounds(*((f"GPU-{n}", {}) for n in range(8)), xids={})
+    seen = visits(*((f"GPU-{n}", {}) for n in range(8)))
     finding = judge(seen)
     assert not finding.suspects and not finding.open_pairs and len(finding.tested) == 8
     assert "8 GPUs agree in all bits" in sentences(finding, seen)[0]
@@ -49,49 +46,74 @@ def test_equal_gpus_are_no_suspects():
 
 
 def test_one_gpu_with_other_bits_is_named_by_its_uuid():
-    finding = judge(rounds(("GPU-a", {}), ("GPU-b", {"bits": "bad"}), ("GPU-c", {})))
+    finding = judge(visits(("GPU-a", {}), ("GPU-b", {"bits": "bad"}), ("GPU-c", {})))
     assert kinds(finding) == {("GPU-b", "bits")}
     assert "differ from those of 2 equal GPUs" in finding.suspects[0].evidence
 
 
 def test_a_gpu_that_does_not_repeat_itself_is_named_even_alone_or_among_two():
-    seen = rounds(("GPU-a", {"odd": 1}))
+    seen = visits(("GPU-a", {"odd": 1}))
     assert (
         kinds(judge(seen)) == {("GPU-a", "itself")}
         and "compared with itself" in missing(judge(seen), seen)[0]
     )
-    assert kinds(judge(rounds(("GPU-a", {}), ("GPU-b", {"odd": 2})))) == {("GPU-b", "itself")}
+    assert kinds(judge(visits(("GPU-a", {}), ("GPU-b", {"odd": 2})))) == {("GPU-b", "itself")}
 
 
 def test_two_gpus_that_differ_are_said_and_neither_is_accused():
-    finding = judge(rounds(("GPU-a", {}), ("GPU-b", {"bits": "other"})))
+    finding = judge(visits(("GPU-a", {}), ("GPU-b", {"bits": "other"})))
     assert not finding.suspects and "which is wrong is open" in finding.open_pairs[0]
 
 
 def test_a_slow_gpu_is_named_and_a_little_slower_one_is_not():
-    finding = judge(rounds(("GPU-a", {}), ("GPU-b", {"ms": 2.4}), ("GPU-c", {"ms": 2.05}), ("GPU-d", {})))
+    finding = judge(visits(("GPU-a", {}), ("GPU-b", {"ms": 2.12}), ("GPU-c", {"ms": 2.05}), ("GPU-d", {})))
     assert kinds(finding) == {("GPU-b", "slower")}
 
 
 def test_a_gpu_that_crashes_or_refuses_a_check_is_named():
-    assert kinds(judge(rounds(("GPU-a", {}), ("GPU-b", {"error": "ran past 300 s"})))) == {("GPU-b", "error")}
-    finding = judge(rounds(("GPU-a", {}), ("GPU-b", {"check_error": "illegal memory access"})))
+    assert kinds(judge(visits(("GPU-a", {}), ("GPU-b", {"error": "ran past 300 s"})))) == {("GPU-b", "error")}
+    finding = judge(visits(("GPU-a", {}), ("GPU-b", {"check_error": "illegal memory access"})))
     assert ("GPU-b", "error") in kinds(finding)
 
 
-def test_counters_and_xids_of_visited_gpus_stand_beside():
-    more = {"health": {"GPU-a": {"ecc_uncorrectable": 2}, "GPU-other": {"remap_failed": 1}}}
-    finding = judge(rounds(("GPU-a", {}), ("GPU-b", {}), xids={"GPU-b": ("79: off the bus",)}, **more))
-    assert kinds(finding) == {("GPU-a", "counters"), ("GPU-b", "counters")}
+@pytest.mark.parametrize(
+    ("more", "evidence"),
+    [
+        ({"counters": {"ecc_uncorrectable": 2, "ecc_correctable": 9}}, "2 uncorrectable ECC errors"),
+        ({"counters": {"remap_pending": 1}}, "a row remapping that waits for a reset"),
+        ({"state_after": {"throttle_bits": 0x48}}, "a hardware slowdown"),
+        ({"state_before": {"throttle_bits": 0x40}}, "a thermal slowdown"),
+        ({"counters": {"ecc_correctable": 9}, "state_after": {"throttle_bits": 0x4}}, None),  # its power cap
+    ],
+)
+def test_counters_and_slowdowns_stand_beside(more, evidence):
+    suspects = judge(visits(("GPU-a", more), ("GPU-b", {}))).suspects
+    assert [s.evidence for s in suspects if s.uuid == "GPU-a"][:1] == ([evidence] if evidence else [])
+    assert all(s.uuid == "GPU-a" and s.kind == "counters" for s in suspects)
+
+
+def test_counters_that_were_not_read_are_missing_and_not_healthy():
+    seen = visits(("GPU-a", {}), ("GPU-b", {"counters": {}, "no_counters": "no NVML"}))
+    assert missing(judge(seen), seen) == ["memory errors of GPU-b were not read: no NVML"]
+
+
+def test_every_gpu_is_visited_once_a_round_in_an_order_of_the_rounds_own():
+    gpus = tuple(Gpu(vendor="nvidia", index=n, uuid=f"GPU-{n}") for n in range(8))
+    steps = plan(GpusConfig(rounds=4), Site(vendor="nvidia", gpus=gpus)).steps
+    orders = [tuple(step.gpu for step in steps[8 * n : 8 * n + 8]) for n in range(4)]
+    assert all(sorted(order) == sorted(gpu.uuid for gpu in gpus) for order in orders)
+    assert len(set(orders)) == 4 and steps[0].num_gpus == 1
+    with pytest.raises(UsageError):
+        plan(GpusConfig(), Site(vendor="nvidia", gpus=gpus, resolved=False))
 
 
 def test_gpus_of_two_kinds_are_not_compared_with_each_other():
-    seen = rounds(("GPU-a", {}), ("GPU-b", {}), ("GPU-c", {"name": "A100", "bits": "its own"}))
+    seen = visits(("GPU-a", {}), ("GPU-b", {}), ("GPU-c", {"name": "A100", "bits": "its own"}))
     assert not judge(seen).suspects and "A100" in missing(judge(seen), seen)[0]
 
 
 def test_the_cpu_alone_is_no_gpu_tested():
-    seen = rounds(("cpu", {"device": "cpu", "name": "cpu"}))
+    seen = visits(("cpu", {"device": "cpu", "name": "cpu"}))
     finding = judge(seen)
     assert finding.tested == [] and sentences(finding, seen)[0].startswith("No GPU was tested")
     assert any("no GPU was tested" in text for text in missing(finding, seen))

@@ -146,7 +146,7 @@ def test_another_operator_in_one_run_is_a_difference(tmp_path):
     for order in ((0, 1), (1, 0)):
         runs = [{}, {"more": [extra]}]
         finding = compare(of(tmp_path, *(dict(runs[at]) for at in order)))
-        assert finding.first_place.row.op == "aten.mul.Tensor" and finding.first_place.instead
+        assert finding.first_place.row.op == "aten.mul.Tensor" and finding.first_place.absent
 
 
 def test_the_same_batches_in_another_order_are_told_from_other_batches(tmp_path):
@@ -185,7 +185,7 @@ def test_a_record_that_is_cut_off_or_lacks_a_rank_is_said(tmp_path):
     cut = tmp_path / "steps/run-1/bits_rank0.jsonl"
     cut.parent.mkdir()
     cut.write_text(whole.read_text()[:-60])
-    _, problems = gather(tmp_path, None, None)
+    _, problems = gather(tmp_path, None)
     assert any("no record of 1 rank: 1" in text for text in problems)
     assert any("run-1" in text and "cut off" in text for text in problems)
 

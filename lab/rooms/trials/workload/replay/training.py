@@ -3,8 +3,7 @@
 The program knows nothing of it: `nn.Module.__call__`, `torch.autograd.backward` and `grad` and the
 collectives of `torch.distributed` are replaced, weights get hooks, and an optimizer's step ends a step. A
 step's first forward and backward run again before the update, with the inputs, random numbers and buffers of
-then; the last repeats of the first step run with deterministic algorithms. Everything is taken back after
-the last step that was asked for. It needs torch 2.4.
+then. Everything is taken back after the last step that was asked for. It needs torch 2.4.
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ import contextlib
 import functools
 import os
 import platform
-import re
 import sys
-import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,12 +33,10 @@ from lab.rooms.trials.workload.replay.repeat import (
     save,
     set_random,
 )
-from lab.workload.recorder.format import DETERMINISTIC, OF_STEPS
+from lab.workload.recorder.format import OF_STEPS
 from lab.workload.recorder.recorder import Recorder, is_compiling, owner_of, plain_name, ranks, tensors_in
 from lab.workload.recorder.rows import Rows
 
-# What torch warns of where it would raise if it might.
-REFUSES = re.compile(r"does not have a deterministic implementation|is not deterministic because")
 TOGETHER = 64  # gradients that one launch reads
 COLLECTIVES = (  # of torch.distributed, that a program may call itself
     *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter"),
@@ -325,57 +320,17 @@ class Training(Recorder):
         self._grads("used", only_changed=self.level != "op")  # a change by `.data` has no version
         saved = self._saved
         if saved is not None and not saved.why_not:
-            if self._attempts(saved, range(1, self.repeats + 1)) and self.step == 1:
-                self._deterministically(saved)
+            try:
+                for attempt in range(1, self.repeats + 1):
+                    self._again(saved, attempt)
+            except Exception as error:  # noqa: BLE001  the program goes on; what was not repeated is said
+                self.notes.append(f"step {self.step} could not run again: {_first_line(error)}")
+            finally:
+                self.attempt = 0
         elif saved is not None:
             self.notes.append(f"step {self.step} was not run again: {saved.why_not}")
         self._saved = None
         self.phase = "update"
-
-    def _attempts(self, saved: Saved, numbers: Sequence[int]) -> bool:
-        """Run the step again, once per number; -> whether all of them ended."""
-        for attempt in numbers:
-            try:
-                self._again(saved, attempt)
-            except Exception as error:  # noqa: BLE001  the program goes on; what was not repeated is said
-                self.notes.append(f"step {self.step} could not run again: {_first_line(error)}")
-                return False
-            finally:
-                self.attempt = 0
-        return True
-
-    def _deterministically(self, saved: Saved) -> None:
-        """Two repeats with deterministic algorithms, as strictly as this step allows.
-
-        Some operators (flash attention's backward) turn deterministic only where torch may raise. Whether it
-        would is asked first, by a repeat in which it only warns: an error in the middle of a backward leaves
-        a distributed model unusable.
-        """
-        assert self.rows is not None
-        numbers = (DETERMINISTIC, DETERMINISTIC + 1)
-        with _deterministic(only_warn=True), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            if not self._attempts(saved, numbers[:1]):
-                return
-        self.rows.forget(self.step, numbers)  # in any case, so that all ranks run it as often
-        refusal = next((text for warning in caught if REFUSES.search(text := str(warning.message))), "")
-        if not refusal:
-            with _deterministic(only_warn=False):
-                try:
-                    for attempt in numbers:
-                        self._again(saved, attempt)
-                    return
-                except Exception as error:  # noqa: BLE001  of which nothing warned
-                    refusal = str(error)
-                finally:
-                    self.attempt = 0
-            self.rows.forget(self.step, numbers)
-        self.notes.append(
-            f"step {self.step} ran with deterministic algorithms only where there are any (warn_only): "
-            f"{_first_line(refusal).partition(', but you set')[0]}"
-        )
-        with _deterministic(only_warn=True):
-            self._attempts(saved, numbers)
 
     def _again(self, saved: Saved, attempt: int) -> None:
         if not saved.gradients:
@@ -432,17 +387,6 @@ class Training(Recorder):
         ]
         self._read.update(versions)
         self.rows_of(kind, named, self.phase)
-
-
-@contextlib.contextmanager
-def _deterministic(*, only_warn: bool) -> Iterator[None]:
-    previous = torch.are_deterministic_algorithms_enabled()
-    warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=only_warn)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(previous, warn_only=warned)
 
 
 def _version(root: nn.Module) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -293,79 +292,6 @@ def test_outputs_whose_gradients_cannot_be_seen_are_named(tmp_path):
     _, records = twice(tmp_path, lambda: loop(model, lambda: model(x(2))), runs=1)
     (note,) = [one for one in notes_of(records[0]) if "were not seen" in one]
     assert note.startswith("the gradients of 2 outputs were not seen: torch refuses a hook on split:0")
-
-
-_strict = torch.library.Library("strict", "DEF")
-_strict.define("flashy(Tensor x) -> Tensor")
-_strict.define("refusing(Tensor x) -> Tensor")
-_strict.define("raising(Tensor x) -> Tensor")
-
-
-def _is_strict():
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    return torch.are_deterministic_algorithms_enabled() and not warns
-
-
-def _flashy(x):
-    """As flash attention's backward: deterministic only where torch may raise."""
-    return x.clone() if _is_strict() else x + torch.rand((), generator=_loose)
-
-
-def _refusing(x):
-    """An operator without a deterministic form."""
-    if torch.are_deterministic_algorithms_enabled():
-        text = "refusing does not have a deterministic implementation"
-        if _is_strict():
-            raise RuntimeError(text)
-        warnings.warn(text, stacklevel=1)  # the recorder asks first, and hears it
-    return x.clone()
-
-
-def _raising(x):
-    if _is_strict():
-        raise RuntimeError("No available kernel")  # of which nothing warned
-    return x.clone()
-
-
-_loose = torch.Generator()
-for _name, _impl in (("flashy", _flashy), ("refusing", _refusing), ("raising", _raising)):
-    _strict.impl(_name, _impl, "CompositeExplicitAutograd")
-    torch.library.register_autograd(f"strict::{_name}", lambda _, grad: grad)
-
-
-class Through(nn.Module):
-    def __init__(self, *names):
-        super().__init__()
-        self.names, self.body = names, mlp()
-
-    def forward(self, value):
-        value = self.body(value)
-        for name in self.names:
-            value = getattr(torch.ops.strict, name)(value)
-        return value
-
-
-def once(tmp_path, *names):
-    model = Through(*names)
-    return twice(tmp_path, lambda: loop(model, lambda: model(x()).sum()), runs=1)
-
-
-def test_an_operator_that_turns_deterministic_only_where_torch_may_raise_is_seen_to_repeat(tmp_path):
-    finding, (record,) = once(tmp_path, "flashy")
-    assert finding.first_place.row.op == "strict.flashy.default" and finding.repeats_agree is False
-    assert finding.deterministic is True and not notes_of(record)
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.filterwarnings("ignore:refusing does not have")
-@pytest.mark.parametrize("name, says", [("refusing", "refusing does not have"), ("raising", "No available")])
-def test_where_an_operator_refuses_torch_only_warns_and_the_record_says_which(name, says, tmp_path):
-    finding, (record,) = once(tmp_path, "flashy", name)
-    assert finding.deterministic is False  # flashy heeds no warning
-    (note,) = notes_of(record)
-    assert "only where there are any (warn_only)" in note and says in note
-    assert {(1, 100), (1, 101)} <= record.attempts.keys() and record.recording.end["steps"] == 2
-    assert len({len(record.attempts[1, attempt]) for attempt in (100, 101)}) == 1
 
 
 def test_a_factor_that_changes_is_an_input_and_no_fault_of_the_operator(tmp_path):

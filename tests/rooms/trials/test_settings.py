@@ -7,9 +7,8 @@ import pytest
 
 from lab.core.options import Options
 from lab.errors import MissingError
-from lab.rooms.trials.cli import _refuse_missing
 from lab.rooms.trials.config import Cell, TrialsConfig
-from lab.rooms.trials.startable import refuse_missing
+from lab.rooms.trials.settings import refuse_commands_that_cannot_start, refuse_missing
 
 
 @pytest.fixture
@@ -77,10 +76,12 @@ def test_a_script_per_trial_and_one_per_cell_are_looked_for_as_they_will_be_name
         trials=2,
         fail="exit!=0",
     )
-    _refuse_missing(config, Options(), tmp_path)
+    refuse_commands_that_cannot_start(config, Options(), tmp_path)
     (tmp_path / "a.py").touch()
-    _refuse_missing(msgspec.structs.replace(config, command=("python3", "{cell}.py")), Options(), tmp_path)
+    refuse_commands_that_cannot_start(
+        msgspec.structs.replace(config, command=("python3", "{cell}.py")), Options(), tmp_path
+    )
     with pytest.raises(MissingError, match="the script is not there"):
-        _refuse_missing(
+        refuse_commands_that_cannot_start(
             msgspec.structs.replace(config, command=("python3", "{cell}2.py")), Options(), tmp_path
         )
