@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.rooms.nan.counts import HALF_MAX, LARGEST
-from lab.rooms.nan.evidence import Evidence
+from lab.rooms.nan.evidence import HALF_MAX, LARGEST, Evidence
 
 TYPE_NAMES = {"float16": "half", "bfloat16": "bfloat16", "float32": "float"}
 

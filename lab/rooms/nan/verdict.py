@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core.words import plural
-from lab.rooms.nan.counts import bad_leaves, kind_lines, subnormals, text_of
-from lab.rooms.nan.evidence import Evidence
+from lab.rooms.nan.evidence import Evidence, bad_leaves, kind_lines, subnormals, text_of
 from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, stored_nan
 
 # Verdict -> grade. What stayed inside kernels does no harm and shares the first grade: a level that was not

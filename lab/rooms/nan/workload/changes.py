@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.config import NanConfig
-from lab.rooms.nan.workload.cell import DTYPES, Cell
+from lab.rooms.nan.workload.cell import DTYPES, Cell, resolved_attention
 
 SCALED_NAMES = ("scaling", "scale")
 PROJECTIONS = ("q_proj", "query", "q")
@@ -162,11 +162,6 @@ def proof_of_loading(experiment: str, model: nn.Module, cell: Cell) -> Applied |
         eight = [linear for linear in linears if type(linear).__name__ == "Linear8bitLt"]
         return Applied("linear layers in 8 bits", 1, len(eight))
     return None
-
-
-def resolved_attention(model: Any) -> str:
-    """The attention that runs, as the library resolved it."""
-    return str(getattr(getattr(model, "config", None), "_attn_implementation", None) or "eager")
 
 
 def _replace_forward(change: Change, module: nn.Module, alter: Callable[[Any], Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.nan.nixnan.categories import category, shown
+from lab.rooms.nan.nixnan.names import category, shown
 from tests.rooms.nan.nixnan.examples import FLASH
 
 

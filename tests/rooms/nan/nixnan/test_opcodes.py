@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.rooms.nan.nixnan.opcodes import opcode_of, type_of
+from lab.rooms.nan.nixnan.names import opcode_of, type_of
 from lab.rooms.nan.nixnan.reading.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 

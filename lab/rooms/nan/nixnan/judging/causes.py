@@ -5,12 +5,313 @@ An instruction whose text stands for several (see `sites`) loses a step of confi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-from lab.rooms.nan.nixnan.judging.rules import RULES, Found, Rule
-from lab.rooms.nan.nixnan.log import Site
-from lab.rooms.nan.nixnan.sites import Instruction
+from lab.rooms.nan.nixnan.log import Instruction, Site
+from lab.rooms.nan.nixnan.names import category, is_store
+
+INFINITIES = ("infinity", "-infinity")
+_SUMS = ("FADD", "DADD", "HADD2")
+_PRODUCTS = ("FMUL", "DMUL", "HMUL2")
+_FUSED = ("FFMA", "DFMA", "HFMA2")
+_TENSOR = ("HMMA", "DMMA")
+_LITERAL = re.compile(r"(?P<sign>[+-]?)\s*INF\b", re.IGNORECASE)
+# Where softmax's code is found under cut names.
+_MAY_BE_SOFTMAX = ("attention", "softmax", "unnamed", "reduce")
+
+
+class Found(NamedTuple):
+    confidence: str
+    benign: bool
+    reason: str
+
+
+class Rule(NamedTuple):
+    name: str
+    label: str
+    test: Callable[[Instruction], Found | None]
+
+
+def _base(instruction: Instruction) -> str:
+    return instruction.opcode.partition(".")[0]
+
+
+def _born(instruction: Instruction, kind: str) -> bool:
+    return instruction.class_of(kind) == "birth"
+
+
+def _constant(instruction: Instruction) -> Found | None:
+    if not re.search(r"[+-][QS]?NAN\b", instruction.sass) or "NaN" not in instruction.result | set().union(
+        *instruction.sources.values(), set()
+    ):
+        return None
+    return Found(
+        "high",
+        True,
+        "The NaN is a constant of the instruction, written by the compiler for inputs outside the domain.",
+    )
+
+
+def _inf_minus_inf(instruction: Instruction) -> Found | None:
+    """A sum of opposite infinities.
+
+    nixnan's masks are of the registers, before a minus sign in the text applies.
+    """
+    if not _born(instruction, "NaN"):
+        return None
+    if (
+        _base(instruction) in _FUSED
+        and (_signs(instruction, 1) | _signs(instruction, 2))
+        and _signs(instruction, 3)
+    ):
+        return Found(
+            "medium",
+            False,
+            "A factor and the addend were infinite: opposite ones met (or a zero met the factor).",
+        )
+    if _base(instruction) not in _SUMS:
+        return None
+    signs = [_signs(instruction, operand) for operand in (1, 2)]
+    reason = _masked_why(instruction)
+    if signs[0] and signs[1] and {(1, -1), (-1, 1)} & {(a, b) for a in signs[0] for b in signs[1]}:
+        return Found(
+            "high",
+            bool(reason),
+            reason or "Both sources were infinite, with opposite signs after the instruction's own minus.",
+        )
+    if signs[0] or signs[1]:
+        return Found(
+            "medium",
+            bool(reason),
+            reason or "A source was infinite; the other must have been the opposite infinity.",
+        )
+    return None
+
+
+def _masked_why(instruction: Instruction) -> str:
+    """Softmax subtracts each row's maximum: if all of a row is masked with -inf, that is (-inf) - (-inf)."""
+    if category(instruction.function) not in _MAY_BE_SOFTMAX or not instruction.in_sources("-infinity"):
+        return ""
+    if "-" not in instruction.sass.partition(" ")[2]:
+        return ""
+    return "(-inf) - (-inf) in a softmax: a row whose scores are all masked, or past the sequence's end."
+
+
+def _signs(instruction: Instruction, operand: int) -> set[int]:
+    """Signs of the infinities that this source brings into the operation; empty if there were none.
+
+    They are of a register, before a minus or bars in the text apply; or the text itself is an infinity.
+    """
+    texts = operands(instruction.sass)
+    text = texts[operand] if len(texts) > operand else ""
+    if literal := _LITERAL.match(text):
+        return {-1 if literal["sign"] == "-" else 1}
+    kinds = instruction.kinds(operand)
+    signs = {1} if "infinity" in kinds else set()
+    # a mask with both infinities prints `infinity` alone
+    signs |= {-1} if "-infinity" in kinds else set()
+    if "|" in text:
+        signs = {1} if signs else signs
+    return {-sign for sign in signs} if text.startswith("-") else signs
+
+
+def _takes_infinity(instruction: Instruction) -> bool:
+    """Whether a source was infinite, be it written in the instruction."""
+    return any(_signs(instruction, operand) for operand in range(1, max(4, len(operands(instruction.sass)))))
+
+
+def operands(sass: str) -> list[str]:
+    """The operands of an instruction, the result first: `FADD R2, -R7, R2` is [R2, -R7, R2]."""
+    words = re.sub(r"^@\S+\s+", "", sass).partition(" ")[2]
+    return [word.strip() for word in words.split(",")] if words else []
+
+
+def _zero_times_inf(instruction: Instruction) -> Found | None:
+    if not _born(instruction, "NaN"):
+        return None
+    infinite = bool(_signs(instruction, 1) | _signs(instruction, 2))
+    if _base(instruction) in _PRODUCTS and infinite:
+        return Found("high", False, "A factor was infinite and none was NaN: the other was zero.")
+    if _base(instruction) in _FUSED and infinite:
+        if _signs(instruction, 3):
+            return Found(
+                "medium",
+                False,
+                "A factor and the addend were infinite: infinities of opposite sign met, or zero met one.",
+            )
+        return Found(
+            "medium", False, "A factor was infinite and the addend was not: the other factor was zero."
+        )
+    if _base(instruction) in _FUSED and _signs(instruction, 3):
+        return Found(
+            "medium", False, "The addend was infinite: the product overflowed to the opposite infinity."
+        )
+    return None
+
+
+def _in_product_sum(instruction: Instruction) -> Found | None:
+    if _base(instruction) not in _TENSOR or not _born(instruction, "NaN"):
+        return None
+    if instruction.in_sources(*INFINITIES):
+        return Found(
+            "medium",
+            False,
+            "Infinite inputs of a tensor core product: a zero met one, or opposite ones were added.",
+        )
+    return Found("low", False, "No infinite input was seen: a partial sum overflowed both ways.")
+
+
+def _bad_domain(instruction: Instruction) -> Found | None:
+    if _base(instruction) != "MUFU" or not _born(instruction, "NaN"):
+        return None
+    if re.search(r"\.(RSQ|SQRT|LG2)", instruction.opcode):
+        return Found("medium", False, "A root or logarithm of a negative number.")
+    if re.search(r"\.(SIN|COS)", instruction.opcode) and instruction.in_sources(*INFINITIES):
+        return Found("high", False, "A sine or cosine of an infinity.")
+    return Found("low", False, "A special function gave NaN for an input that was not NaN.")
+
+
+def _unseen_birth(instruction: Instruction) -> Found | None:
+    if not _born(instruction, "NaN") or is_store(instruction.opcode):
+        return None
+    return Found("low", False, "The result was NaN and no source was seen to be NaN or infinite.")
+
+
+def _division_by_zero(instruction: Instruction) -> Found | None:
+    if not any("div0" in site.kinds for site in instruction.sites.values()):
+        return None
+    if ".RSQ" in instruction.opcode:
+        return Found("high", True, "rsqrt(0): a square root written as x * rsqrt(x) passes here when x is 0.")
+    return Found("high", False, "The reciprocal of 0 was taken.")
+
+
+def _written_infinity(instruction: Instruction) -> Found | None:
+    if not any(kind in instruction.result for kind in INFINITIES) or instruction.in_sources(
+        "NaN", "div0", *INFINITIES
+    ):
+        return None
+    if not _takes_infinity(instruction):
+        return None
+    return Found("high", True, "The infinity is an operand written in the instruction.")
+
+
+def _overflow(instruction: Instruction) -> Found | None:
+    """Finite in, infinite out."""
+    if not any(kind in instruction.result for kind in INFINITIES) or instruction.in_sources(
+        "NaN", "div0", *INFINITIES
+    ):
+        return None
+    kind = instruction.type_of_result()
+    limits = {"f16": "65,504", "bf16": "3.4e38", "f32": "3.4e38", "f64": "1.8e308"}
+    if ".EX2" in instruction.opcode:
+        return Found("high", False, "An exponential grew past the largest number.")
+    if ".LG2" in instruction.opcode:
+        return Found("high", True, "The logarithm of 0 is -inf.")
+    if ".RCP" in instruction.opcode or ".RSQ" in instruction.opcode:
+        return Found("medium", False, "The reciprocal of a number next to 0.")
+    sure = "medium" if _base(instruction) in _TENSOR else "high"
+    return Found(
+        sure,
+        False,
+        f"Finite sources, infinite result: past {limits.get(kind, 'the largest number')} of {kind}.",
+    )
+
+
+def _masking(instruction: Instruction) -> Found | None:
+    """-inf that only passes: how a mask says `not this one`."""
+    kinds = set().union(*(set(site.kinds) for site in instruction.sites.values()))
+    if (
+        "-infinity" not in kinds
+        or kinds & {"NaN", "infinity"}
+        or category(instruction.function) not in _MAY_BE_SOFTMAX
+    ):
+        return None
+    return Found(
+        "medium", True, "-inf passes through a softmax and becomes exp(-inf) = 0: how attention masks work."
+    )
+
+
+def _perhaps_inf_minus_inf(instruction: Instruction) -> Found | None:
+    """NaN in and out, and infinities beside it: each line is of some warp, so they may not have met."""
+    if _base(instruction) not in _SUMS or instruction.class_of("NaN") != "transit":
+        return None
+    pairs = {(a, b) for a in _signs(instruction, 1) for b in _signs(instruction, 2)}
+    if not pairs & {(1, -1), (-1, 1)}:
+        return None
+    sources = [site for operand, site in instruction.sites.items() if operand]
+    infinite = [line for site in sources for kind in INFINITIES if (line := site.first_of.get(kind))]
+    if (
+        min(infinite, default=0)  # 0: both are written in the instruction
+        < instruction.sites[0].first_of["NaN"]
+        < min(line for site in sources if (line := site.first_of.get("NaN")))
+    ):
+        return Found(
+            "medium",
+            False,
+            "Opposite infinities reached this sum, then its result was NaN, only later a source.",
+        )
+    return Found(
+        "low",
+        False,
+        "Opposite infinities and NaN reached this sum: it may have made some NaN and passed on others.",
+    )
+
+
+def _passing(instruction: Instruction) -> Found | None:
+    if instruction.class_of("NaN") not in ("transit", "source_only") or is_store(instruction.opcode):
+        return None
+    return Found(
+        "low",
+        False,
+        "NaN in a source: born by another instruction of the list, or by one that nixnan does not look at.",
+    )
+
+
+def _stored(instruction: Instruction) -> Found | None:
+    if not is_store(instruction.opcode):
+        return None
+    return Found(
+        "high", False, "A NaN was written to global memory: other kernels and the model can read it."
+    )
+
+
+def _infinite_passing(instruction: Instruction) -> Found | None:
+    if not any(instruction.class_of(kind) in ("transit", "source_only", "birth") for kind in INFINITIES):
+        return None
+    return Found(
+        "low",
+        False,
+        "Infinities pass through: none of them is born at these instructions by a rule of this list.",
+    )
+
+
+def _subnormal(instruction: Instruction) -> Found | None:
+    if instruction.class_of("subnormal") is None:
+        return None
+    return Found("high", True, "Numbers next to 0 lost digits; nothing is NaN or infinite here.")
+
+
+# First match counts.
+RULES = (
+    Rule("stored NaN", "NaN written to memory", _stored),
+    Rule("constant NaN", "NaN in the code itself", _constant),
+    Rule("inf - inf", "opposite infinities added", _inf_minus_inf),
+    Rule("0 x inf", "an infinity times zero", _zero_times_inf),
+    Rule("inf in a product sum", "infinities inside a tensor core product", _in_product_sum),
+    Rule("outside the domain", "a special function outside its domain", _bad_domain),
+    Rule("born unseen", "NaN without a visible reason", _unseen_birth),
+    Rule("division by zero", "reciprocal of zero", _division_by_zero),
+    Rule("constant infinity", "an infinity in the code itself", _written_infinity),
+    Rule("overflow", "finite in, infinite out", _overflow),
+    Rule("perhaps inf - inf", "a sum that took opposite infinities and NaN", _perhaps_inf_minus_inf),
+    Rule("NaN passing", "NaN handed on", _passing),
+    Rule("masking", "-inf of a mask", _masking),
+    Rule("infinity passing", "infinity handed on", _infinite_passing),
+    Rule("subnormal", "numbers next to zero", _subnormal),
+)
+
 
 LEVELS = ("low", "medium", "high")
 MOST_EVIDENCE = 6

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from lab.core.words import plural
 from lab.rooms.nan.nixnan.grammar import KINDS
-from lab.rooms.nan.nixnan.opcodes import is_store
-from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, Gathered
-from lab.rooms.nan.nixnan.reading.report_block import Cell
+from lab.rooms.nan.nixnan.names import is_store
+from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, Cell, Gathered
 
 
 class Verdict(NamedTuple):

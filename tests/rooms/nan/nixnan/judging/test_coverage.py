@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.rooms.nan.nixnan.judging.coverage import coverage
+from lab.rooms.nan.nixnan.judging.verdict import coverage
 
 
 def test_gaps_of_hopper_are_no_gaps_of_ampere(made):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lab.rooms.nan.nixnan.judging.rows import function_rows
-from lab.rooms.nan.nixnan.sites import instructions
+from lab.rooms.nan.nixnan.log import instructions
+from lab.rooms.nan.nixnan.terminal import function_rows
 from tests.rooms.nan.nixnan.examples import REPEATED, TWINS
 from tests.rooms.nan.nixnan.nixgen import error
 

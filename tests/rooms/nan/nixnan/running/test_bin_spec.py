@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import ConfigError
-from lab.rooms.nan.nixnan.running.bin_spec import read_bin_spec
+from lab.rooms.nan.nixnan.running.preflight import read_bin_spec
 
 
 @pytest.mark.parametrize(
