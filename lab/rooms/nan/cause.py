@@ -31,7 +31,9 @@ def cause_of(experiment: Evidence, calls: pd.DataFrame | None) -> Cause | None:
         return None
     birth = watch["first"]
     if birth["how"] == "weights":
-        bad = [_bad_weight(each) for each in watch["weights"] if each["name"].startswith(birth["module"])]
+        bad = [
+            _bad_weight(weight) for weight in watch["weights"] if weight["name"].startswith(birth["module"])
+        ]
         return Cause("a weight is not finite", "certain", ", ".join(bad))
     if birth["how"] == "given":
         return Cause("it was in the model's inputs", "certain", birth["place"])

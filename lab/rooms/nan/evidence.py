@@ -1,7 +1,7 @@
 """Evidence of one experiment: the Python level's result, nixnan's log, and the status of its process.
 
-`gather` fills it from a run of lab, `published` from the published layout. A result that cannot be read is an
-experiment with its reason, never a hole.
+`gather` fills it from a run of lab or from the published layout. A result that cannot be read
+is an experiment with its reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Evidence:
 
 
 def baseline_of(evidence: Sequence[Evidence]) -> Evidence | None:
-    return next((evidence_row for evidence_row in evidence if evidence_row.experiment == "baseline"), None)
+    return next((row for row in evidence if row.experiment == "baseline"), None)
 
 
 def read_log(experiment: Evidence, path: Path, root: Path, progress: Progress) -> None:

@@ -1,9 +1,14 @@
-"""Evidence of every experiment in some folders; both levels of one experiment are joined by its name."""
+"""Evidence of every experiment in some folders; both levels of one experiment are joined by its name.
+
+The published layout is nan_experiments/claude_*.json and nixnan_traces/claude_*.nixnan; files may be gzipped,
+and lie in those folders or side by side.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +44,23 @@ def _both(a: Evidence, b: Evidence) -> Evidence:
     What one run watched is not what the other logged, so the worse status holds for both.
     """
     python, sass = (a, b) if a.watch or not b.watch else (b, a)
-    worse = next((one for one in (python, sass) if not one.compared), python)
-    return Evidence(
-        python.experiment,
-        python.label,
-        worse.status,
-        worse.reason,
-        python.result or sass.result,
-        python.result_file or sass.result_file,
-        sass.log or python.log,
-        sass.log_files or python.log_files,
-        sass.log_error or python.log_error,
-        python.folder,
-        python.published,
+    worse = next((level for level in (python, sass) if not level.compared), python)
+    logged = python if python.log and not sass.log else sass
+    return replace(
+        python,
+        status=worse.status,
+        reason=worse.reason,
+        result=python.result or sass.result,
+        result_file=python.result_file or sass.result_file,
+        log=sass.log or python.log,
+        log_files=sass.log_files or python.log_files,
+        log_error=sass.log_error or python.log_error,
+        **{name: getattr(logged, name) for name in _LOOKED_AT},
     )
+
+
+# What nixnan was told to look at decides what its zero means.
+_LOOKED_AT = ("inventory", "only_kernels", "not_kernels")
 
 
 def of_run(folder: Path, run: Run, progress: Progress) -> list[Evidence]:

@@ -34,8 +34,7 @@ FOOTNOTES = (
     "(function, SASS, operand). Unique and repeats are from the tool's own report. Half is f16 and bf16 "
     "together.",
     "Headroom is the largest magnitude as a share of the largest number of its type.",
-    "Zero events do not prove health: nixnan cannot see tensor core products of Hopper, conversions, 8-bit "
-    "arithmetic or stores by other instructions; the Python level sees values at module boundaries only.",
+    "The Python level sees values at module boundaries only.",
 )
 
 

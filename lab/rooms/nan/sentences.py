@@ -70,18 +70,22 @@ def births(tables: NanTables) -> list[str]:
 def cures(tables: NanTables) -> list[str]:
     """Which change kept the logits finite where another did not: the same weights, one thing different."""
     base = tables.baseline
-    able = [evidence_row for evidence_row in tables.evidence if evidence_row.compared]
-    bad = [one for one in able if tables.chains[one.label].logits[0] == "yes"]
-    good = [one for one in able if tables.chains[one.label].logits[0] == "no"]
+    able = [experiment for experiment in tables.evidence if experiment.compared]
+    bad, good = (
+        [experiment for experiment in able if tables.chains[experiment.label].logits[0] == state]
+        for state in ("yes", "no")
+    )
     if not bad or not good or base is None:
         return []
     if base in bad:
-        kept_text = listed([_with_types(one) for one in good])
+        kept_text = listed([*map(_with_types, good)])
         return [f"{kept_text} kept the logits finite where {_with_types(base)} did not."]
-    names, kept_text = listed([one.label for one in bad]), listed([one.label for one in good])
+    names, kept_text = (
+        listed([experiment.label for experiment in experiments]) for experiments in (bad, good)
+    )
     sentence = f"The same weights stay finite in {kept_text}; what breaks them is {names}."
     attention = ((base.result or {}).get("effective") or {}).get("attention", "")
-    if attention == "sdpa" and any(one.experiment == "eager" for one in bad):
+    if attention == "sdpa" and any(experiment.experiment == "eager" for experiment in bad):
         sentence += " Fused attention (sdpa) never writes the scores in half: sdpa cures it."
     return [sentence]
 

@@ -1,8 +1,13 @@
-"""The nouns of a nixnan log: a Log, its Sites and its Cells.
+"""The nouns of a nixnan log: a Log, its Sites, its Cells, and the Instructions that its sites belong to.
 
 A site is (function, SASS, operand): what two runs of one program share even where their lines differ. Counts
 are of lines: nixnan writes one line per distinct (instruction, mask of kinds, operand), not one per event.
 The report's unique events are the same lines, its repeats the events beyond the first.
+
+Operand 0 is an instruction's result, looked at after it ran; 1 to 3 are its sources, looked at before. A kind
+in the result alone was born there; in the result and a source it passed through; in a source alone it ended
+there, or came by a way that is not watched. nixnan prints no address: instructions of one text are one here,
+and then the class is less sure.
 """
 
 from __future__ import annotations

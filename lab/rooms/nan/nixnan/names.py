@@ -1,4 +1,8 @@
-"""What an opcode says: its name in an instruction, whether it stores, the types of its operands."""
+"""What an opcode says (whether it stores, the types of its operands), and a function's category by its name.
+
+nixnan cuts names at the first `<` or `(`, and reports the code of a device function once more under its own
+name (see `twins_of`). A name with nothing left is `unnamed`.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def execute(
     model, device = loaded.model, cell.device
     if config.provoke and cell.quant != "none":
         raise UsageError("--provoke cannot scale quantized weights", fix="add --quant none")
-    ids, mask = (one.to(device) for one in loaded.tokenizer(config.prompt))
+    ids, mask = (tensor.to(device) for tensor in loaded.tokenizer(config.prompt))
     planted = provoke(model, config.provoke, config.provoke_layer, ids, mask) if config.provoke else None
     plain = first_logits(model, ids, mask) if watched else None
     proof = proof_of_loading(experiment, model, cell)
@@ -146,7 +146,7 @@ def execute(
 def logits_summary(generated: Generated) -> dict[str, Any]:
     """NaN and infinities among the logits that tokens were chosen from, (steps, batch, vocabulary)."""
     rows = plain_counts(list(generated.logits))
-    bad = [int(at) for at in np.flatnonzero(rows[:, :3].sum(axis=1) > 0)]
+    bad = np.flatnonzero(rows[:, :3].sum(axis=1) > 0).tolist()
     summary: dict[str, Any] = {kind: float(rows[:, index].sum()) for index, kind in enumerate(KINDS[:3])}
     return {**summary, "absmax": float(rows[:, 4].max()), "steps": len(rows), "bad_steps": bad}
 

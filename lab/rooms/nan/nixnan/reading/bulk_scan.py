@@ -56,7 +56,7 @@ def span_hashes(block: Block, span: Span) -> Hashes:
     rows: Places | None = None
     place = turn = 0
     while len(offset):
-        place = place * _STEP + _STEP & 2**64 - 1
+        place = place * _STEP + _STEP & 2**64 - 1  # another odd multiplier for every position
         mixed = block.words[offset]
         mixed &= _MASKS[np.clip(size, 0, 8)]
         mixed ^= mixed >> _SHIFT
@@ -210,6 +210,7 @@ def _fields(
     if b" at " in block.text:
         tail, certain = _before_place(block, np.minimum(semicolon + 14, tail), tail)
         good &= certain
+    # `] detected in operand 0 of instruction ` has 39 bytes, `; in function ` has 14.
     opcode, certain = _opcodes(block, bracket + 39, semicolon, good)
     good &= certain
     columns = (kinds, operand, _ENDING_CODES[label_index], bracket + 39, semicolon, tail, opcode)
@@ -246,6 +247,7 @@ def _before_place(block: Block, start: Places, end: Places) -> tuple[Places, npt
     first_place = places[np.minimum(np.searchsorted(places, start), len(places) - 1)]
     placed = (first_place >= start) & (first_place < end)
     back = end - 1
+    # Line numbers of up to nine digits; a longer one is left to the pattern.
     for _ in range(9):
         digit = (octets[back] >= 48) & (octets[back] <= 57)
         back = back - digit

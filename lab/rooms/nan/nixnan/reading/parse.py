@@ -16,7 +16,7 @@ from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.log import Cell, Log, Site
 from lab.rooms.nan.nixnan.names import categories, category, opcode_of, type_of
 from lab.rooms.nan.nixnan.reading.integrity import by_type, cell_lines, judge
-from lab.rooms.nan.nixnan.reading.reader import Gathered, Progress, SiteTally, gather
+from lab.rooms.nan.nixnan.reading.reader import Progress, Scan, SiteTally, gather
 
 
 def parse(paths: str | Path | Iterable[str | Path], *, progress: Progress | None = None) -> Log:
@@ -57,57 +57,52 @@ def as_json(log: Log) -> dict[str, Any]:
     return values
 
 
-def _log(got: Gathered) -> Log:
-    verdict, other_lines = judge(got), got.other_lines
-    file = str(got.path)
-    tallies = got.sites
-    sites = [_site(key, tally, file) for key, tally in tallies.items()]
-    functions = {name: sum(kinds.values()) for name, kinds in got.functions.items()}
-    same = twins_of(tallies)
+def _log(scan: Scan) -> Log:
+    verdict, file = judge(scan), str(scan.path)
+    sites = [_site(key, tally, file) for key, tally in scan.sites.items()]
+    functions = {name: sum(kinds.values()) for name, kinds in scan.functions.items()}
+    same = twins_of(scan.sites)
     report = {
-        cell: {"unique": unique, "repeats": got.report.repeats[cell]}
-        for cell, unique in got.report.unique.items()
+        cell: {"unique": unique, "repeats": scan.report.repeats[cell]}
+        for cell, unique in scan.report.unique.items()
     }
     return Log(
         file=file,
         files=[file],
-        size_bytes=got.bytes,
-        lines=got.lines,
-        error_lines=got.error_lines,
-        torn_lines=got.torn_lines,
-        foreign_lines=got.foreign_lines,
-        site_count=len(sites) + got.further_sites,
+        size_bytes=scan.bytes,
+        lines=scan.lines,
+        error_lines=scan.error_lines,
+        torn_lines=scan.torn_lines,
+        foreign_lines=scan.foreign_lines,
+        site_count=len(sites) + scan.further_sites,
         sites=sites,
         integrity=verdict.integrity,
         reasons=verdict.reasons,
-        counts=counted(cell_lines(got)),
-        report=by_type(report) if got.report.blocks else None,
-        report_blocks=got.report.blocks,
+        counts=counted(cell_lines(scan)),
+        report=by_type(report) if scan.report.blocks else None,
+        report_blocks=scan.report.blocks,
         differences=[
             {"type": label, "memory": memory, "kind": kind, "lines": have, "unique": unique}
             for (label, memory, kind), have, unique in verdict.differences
         ],
         functions=functions,
-        function_kinds={name: _by_kind(lines) for name, lines in got.functions.items()},
-        unlisted_function_lines=got.unlisted_function_lines,
-        cells=[Cell(opcode=o, operand=n, label=t, kinds=k, lines=c) for (o, n, t, k), c in got.cells.items()],
+        function_kinds={name: _by_kind(lines) for name, lines in scan.functions.items()},
+        unlisted_function_lines=scan.unlisted_function_lines,
+        cells=[
+            Cell(opcode=o, operand=n, label=t, kinds=k, lines=c) for (o, n, t, k), c in scan.cells.items()
+        ],
         categories=categories(functions, same),
         twins=same,
-        contexts=got.contexts(),
-        kernels=[str(words[0]) for words in other_lines.get("running", ()) if words],
-        logged=[str(words[0]) for words in other_lines.get("logged", ()) if words],
-        times_us=_times(got),
-        immediates=_immediates(got),
-        bins=_bins(got),
-        exponents=_exponents(got),
-        stops=[
-            str(words[0])
-            for line_kind in ("stopped", "template", "crashed")
-            for words in other_lines.get(line_kind, ())
-            if words
-        ],
-        torn=[{"file": file, "line": line, "raw": raw} for line, raw in got.torn],
-        type_mismatch_lines=_mismatches(got),
+        contexts=scan.contexts(),
+        kernels=_first_words(scan, "running"),
+        logged=_first_words(scan, "logged"),
+        times_us=_times(scan),
+        immediates=_immediates(scan),
+        bins=_bins(scan),
+        exponents={label: [low, high] for (label, low, high), _ in _words(scan, "exponents")},
+        stops=_first_words(scan, "stopped", "template", "crashed"),
+        torn=[{"file": file, "line": line, "raw": raw} for line, raw in scan.torn],
+        type_mismatch_lines=_mismatches(scan),
     )
 
 
@@ -154,52 +149,49 @@ def _by_kind(lines: Mapping[tuple[str, ...], int]) -> dict[str, int]:
     return by_kind
 
 
-def _mismatches(got: Gathered) -> int:
+def _mismatches(scan: Scan) -> int:
     return sum(
         lines
-        for (opcode, operand, label, _), lines in got.cells.items()
+        for (opcode, operand, label, _), lines in scan.cells.items()
         if (type_of(opcode, operand) or label) != label
     )
 
 
-def _times(got: Gathered) -> dict[str, int]:
+def _words(scan: Scan, name: str) -> list[tuple[tuple[str, ...], int]]:
+    """(words, number of lines) of each distinct line of this name; "" for a word that its build omits."""
+    counts = scan.other_lines.get(name, Counter())
+    return [(tuple(word or "" for word in words), lines) for words, lines in counts.items() if words]
+
+
+def _first_words(scan: Scan, *names: str) -> list[str]:
+    return [words[0] for name in names for words, _ in _words(scan, name)]
+
+
+def _times(scan: Scan) -> dict[str, int]:
     longest: dict[str, int] = {}
-    for words in got.other_lines.get("timed", ()):
-        if words:
-            longest[str(words[0])] = max(longest.get(str(words[0]), 0), int(words[1] or 0))
+    for (kernel, time_us), _ in _words(scan, "timed"):
+        longest[kernel] = max(longest.get(kernel, 0), int(time_us))
     return longest
 
 
-def _immediates(got: Gathered) -> list[dict[str, Any]]:
+def _immediates(scan: Scan) -> list[dict[str, Any]]:
     return [
-        {"kind": words[0], "operand": int(words[1] or 0), "sass": words[2], "lines": lines}
-        for words, lines in got.other_lines.get("immediate", Counter()).items()
-        if words
+        {"kind": kind, "operand": int(operand), "sass": sass, "lines": lines}
+        for (kind, operand, sass), lines in _words(scan, "immediate")
     ]
 
 
-def _bins(got: Gathered) -> list[dict[str, Any]]:
+def _bins(scan: Scan) -> list[dict[str, Any]]:
+    columns = ("type", "function", "low", "high", "count", "sass")
     return [
         {
-            "type": words[0],
-            "function": words[1],
-            "low": words[2],
-            "high": words[3],
-            "count": int(words[4] or 0),
-            "sass": words[5],
+            **dict(zip(columns, words, strict=False)),
+            "count": int(words[4]),
+            "sass": words[5] or None,
             "lines": lines,
         }
-        for words, lines in got.other_lines.get("bin", Counter()).items()
-        if words
+        for words, lines in _words(scan, "bin")
     ]
-
-
-def _exponents(got: Gathered) -> dict[str, list[str]]:
-    return {
-        str(words[0]): [str(words[1]), str(words[2])]
-        for words in got.other_lines.get("exponents", ())
-        if words
-    }
 
 
 # From the worst to the best: several files of one run are as good as the worst of them. An empty one among

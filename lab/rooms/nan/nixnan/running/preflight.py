@@ -1,4 +1,4 @@
-"""What is checked before a command runs under nixnan: the tool, nvdisasm, the GPU.
+"""What is checked before a command runs under nixnan: the tool, nvdisasm, the GPU, bins.
 
 Each of these would otherwise show only as an empty log.
 """

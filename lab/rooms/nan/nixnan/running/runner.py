@@ -43,6 +43,8 @@ from lab.rooms.nan.nixnan.grammar import LOGGED, RUNNING, tidy
 from lab.rooms.nan.nixnan.names import category, label
 from lab.rooms.nan.nixnan.running.preflight import find_tool, preflight, scrubbed
 
+# Instrumented code is a thousand times slower. A pass with LOG_KERNELS only lists kernels; `--only-kernel`
+# then takes the few of a family in which a NaN is suspected.
 LISTED = "kernels.log"  # what LOG_KERNELS names
 SUSPECTS = ("attention", "softmax", "norm")  # where NaN are usually born in a Transformer
 
@@ -64,7 +66,7 @@ def launched(files: Iterable[Path]) -> Counter[str]:
 
 def short_name(full: str) -> str:
     """`void f<int>(float*)` -> `void f`; blanks at the end stay away."""
-    cut = min((at for at in (full.find("<"), full.find("(")) if at > 0), default=len(full))
+    cut = min((index for index in (full.find("<"), full.find("(")) if index > 0), default=len(full))
     return full[:cut].rstrip()
 
 
