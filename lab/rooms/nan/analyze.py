@@ -26,12 +26,15 @@ from lab.rooms.nan.nixnan.log import nan_sites
 from lab.rooms.nan.nixnan.names import category, shown
 from lab.rooms.nan.verdict import Chain, chain_of, ranks, verdict_of
 
+LINKS = ("instruction", "stored", "module", "logits", "text")
+CHAIN = ["experiment", *(f"{link}{part}" for link in LINKS for part in ("", "_evidence"))]
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)(?:\.|$)")
+COUNTED = ("nan", "posinf", "neginf", "subnormal")
+
 
 def _names(text: str) -> list[str]:
     return text.split()
 
-
-LINKS = ("instruction", "stored", "module", "logits", "text")
 
 EXPERIMENTS = _names("""
     rank experiment status verdict nan inf bad_leaves bad_logit_steps first_producer cause confidence
@@ -45,7 +48,6 @@ WHOLE_NUMBERS = _names("""
     half_nan_unique half_nan_repeats float_nan_unique float_nan_repeats
     half_subnormal_unique half_subnormal_repeats memory_nan_lines
 """)
-CHAIN = ["experiment", *(f"{link}{part}" for link in LINKS for part in ("", "_evidence"))]
 APPLIED = _names("""
     experiment status what expected count values_changed logits_moved
     dtypes attention quant device skipped_quant
@@ -261,8 +263,6 @@ def _text(experiment: Evidence, base: Evidence | None) -> dict[str, Any]:
     return {"same_text": same, "characters": None if text is None else len(text)}
 
 
-LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)(?:\.|$)")
-COUNTED = ("nan", "posinf", "neginf", "subnormal")
 ReadTable = Callable[[Evidence, str], "pd.DataFrame | None"]
 
 

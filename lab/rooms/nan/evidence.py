@@ -20,6 +20,8 @@ from lab.rooms.nan.nixnan.log import Log
 from lab.rooms.nan.nixnan.reading.parse import parse
 
 Progress = Callable[[str], None]
+HALF_MAX = 65504.0
+LARGEST = {"float16": HALF_MAX, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 
 
 @dataclass
@@ -85,10 +87,6 @@ def read_bytes(path: Path) -> bytes:
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         raise BadDataError(f"{path.name} cannot be read: {error}", location=path) from error
-
-
-HALF_MAX = 65504.0
-LARGEST = {"float16": HALF_MAX, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 
 
 def kind_lines(experiment: Evidence, kind: str) -> int:

@@ -21,6 +21,11 @@ from lab.rooms.nan.config import AGAIN, EXPERIMENTS, RESULT
 from lab.rooms.nan.evidence import Evidence, Progress, read_bytes, read_json, read_log
 
 QUANTIZED = {"baseline": "4-bit", "8bit": "8-bit", AGAIN: "4-bit"}
+# What nixnan was told to look at decides what its zero means.
+_LOOKED_AT = ("inventory", "only_kernels", "not_kernels")
+PUBLISHED = re.compile(r"claude_(?P<stem>[A-Za-z0-9_.]+?)\.(?P<what>json|nixnan)(?:\.gz)?\Z")
+FOLDERS = ("", "nan_experiments", "nixnan_traces", "nan_experiments/nixnan_traces")
+NO_RESULT = "left no result: the process ended before it could write one"
 
 
 def gather(folders: Sequence[Path], runs: Sequence[Run | None], progress: Progress) -> list[Evidence]:
@@ -57,10 +62,6 @@ def _both(a: Evidence, b: Evidence) -> Evidence:
         log_error=sass.log_error or python.log_error,
         **{name: getattr(logged, name) for name in _LOOKED_AT},
     )
-
-
-# What nixnan was told to look at decides what its zero means.
-_LOOKED_AT = ("inventory", "only_kernels", "not_kernels")
 
 
 def of_run(folder: Path, run: Run, progress: Progress) -> list[Evidence]:
@@ -141,11 +142,6 @@ def _read_log(experiment: Evidence, root: Path, progress: Progress) -> None:
         read_log(experiment, log, root, progress)
     else:
         experiment.log_error = experiment.log_error or "nixnan left no log"
-
-
-PUBLISHED = re.compile(r"claude_(?P<stem>[A-Za-z0-9_.]+?)\.(?P<what>json|nixnan)(?:\.gz)?\Z")
-FOLDERS = ("", "nan_experiments", "nixnan_traces", "nan_experiments/nixnan_traces")
-NO_RESULT = "left no result: the process ended before it could write one"
 
 
 def is_published(folder: Path) -> bool:

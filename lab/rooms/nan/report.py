@@ -37,6 +37,39 @@ FOOTNOTES = (
     "The Python level sees values at module boundaries only.",
 )
 
+MOST_BARS = 12
+_OF_PILL = {
+    "ok": "ok, clean, complete, applied, loaded as asked, masked-intermediate, subnormal-only",
+    "warn": "stored, no-effect, truncated, skipped, twin, torn, reached-module",
+    "fail": "failed, oom, timeout, interrupted, missing, broken, invalid, reached-logits, inconsistent",
+    "unknown": "unreadable, empty",
+}
+PILLS = {word: pill for pill, words in _OF_PILL.items() for word in words.split(", ")}
+HEADINGS = {
+    "nan": Heading("NaN in outputs", ""),
+    "inf": Heading("Inf in outputs", ""),
+    "bad_leaves": Heading("bad leaves", ""),
+    "sass_nan_lines": Heading("NaN lines", ""),
+    "sass_lines": Heading("lines", ""),
+    "sass_sites": Heading("sites", ""),
+    "sass_integrity": Heading("log", ""),
+}
+LINK_TITLES = [
+    "seen in\ninstructions",
+    "stored to\nmemory",
+    "in a module's\noutput",
+    "in the\nlogits",
+    "text\nchanged",
+]
+SASS_CAPTIONS = {
+    "sass_instructions": "Instructions by opcode, operand and kinds",
+    "sass_classes": "Sites by what happened there: birth (in the result only), transit (in a source too), "
+    "source-only (in a source only: it ends there, or its producer is not instrumented)",
+    "sass_causes": "Causes that the instructions suggest, each with a line that shows it",
+    "sass_differences": "Sites compared with the baseline's",
+    "sass_integrity": "Each log against its own report",
+}
+
 
 def report(
     tables: NanTables,
@@ -122,32 +155,6 @@ def _sections(tables: NanTables, sass: SassTables, folder: Path) -> list[Section
         "Problems": [Points(tables.problems)] if tables.problems else [],
     }
     return [Section(title, parts) for title, parts in blocks.items() if parts]
-
-
-MOST_BARS = 12
-_OF_PILL = {
-    "ok": "ok, clean, complete, applied, loaded as asked, masked-intermediate, subnormal-only",
-    "warn": "stored, no-effect, truncated, skipped, twin, torn, reached-module",
-    "fail": "failed, oom, timeout, interrupted, missing, broken, invalid, reached-logits, inconsistent",
-    "unknown": "unreadable, empty",
-}
-PILLS = {word: pill for pill, words in _OF_PILL.items() for word in words.split(", ")}
-HEADINGS = {
-    "nan": Heading("NaN in outputs", ""),
-    "inf": Heading("Inf in outputs", ""),
-    "bad_leaves": Heading("bad leaves", ""),
-    "sass_nan_lines": Heading("NaN lines", ""),
-    "sass_lines": Heading("lines", ""),
-    "sass_sites": Heading("sites", ""),
-    "sass_integrity": Heading("log", ""),
-}
-LINK_TITLES = [
-    "seen in\ninstructions",
-    "stored to\nmemory",
-    "in a module's\noutput",
-    "in the\nlogits",
-    "text\nchanged",
-]
 
 
 def _experiments(frame: pd.DataFrame, caption: str) -> Table:
@@ -238,16 +245,6 @@ def _instructions(tables: NanTables, sass: SassTables, folder: Path) -> list[Blo
         if len(frame):
             blocks.append(Table(frame, caption, f"tables/{name}.csv", open_rows=30))
     return blocks
-
-
-SASS_CAPTIONS = {
-    "sass_instructions": "Instructions by opcode, operand and kinds",
-    "sass_classes": "Sites by what happened there: birth (in the result only), transit (in a source too), "
-    "source-only (in a source only: it ends there, or its producer is not instrumented)",
-    "sass_causes": "Causes that the instructions suggest, each with a line that shows it",
-    "sass_differences": "Sites compared with the baseline's",
-    "sass_integrity": "Each log against its own report",
-}
 
 
 def _functions(tables: NanTables, folder: Path) -> list[Block]:

@@ -22,6 +22,8 @@ import msgspec
 from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.names import is_store
 
+CLASSES = ("birth", "transit", "source_only", "unknown")
+
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
     """One operand of one instruction of one function, and what came there."""
@@ -95,9 +97,6 @@ class Log(msgspec.Struct, kw_only=True):
     def context_seen(self) -> bool:
         """False: the tool was loaded but never attached, or this is a part of a log."""
         return self.contexts > 0
-
-
-CLASSES = ("birth", "transit", "source_only", "unknown")
 
 
 @dataclass

@@ -12,6 +12,43 @@ from functools import lru_cache
 
 from lab.recordings.names import kernel_class
 
+_PLAIN_TYPES = {
+    "FADD": "f32",
+    "FMUL": "f32",
+    "FFMA": "f32",
+    "FSEL": "f32",
+    "FMNMX": "f32",
+    "FSET": "f32",
+    "FCHK": "f32",
+    "DADD": "f64",
+    "DMUL": "f64",
+    "DFMA": "f64",
+    "DMMA": "f64",
+    "DSETP": "f64",
+}
+# First match counts; then the lab's table for kernel names; then `other`.
+_RULES = (
+    ("unnamed", re.compile(r"^(void )?(at::native::)?$"), "the name is cut before it says anything"),
+    ("device function", re.compile(r"^__(cuda_sm|internal)"), "a function that kernels call"),
+    (
+        "quantized gemm",
+        re.compile(r"kgemm_4bit|gemm_4bit|igemmlt|int8_mm|w4a16|marlin"),
+        "multiplies quantized weights",
+    ),
+    ("quant", re.compile(r"k(De)?[Qq]uantize"), "packs or unpacks quantized weights"),
+    ("gemv", re.compile(r"^std::enable_if$"), "cuBLAS' gemvx kernels are cut to their return type"),
+    ("gemm", re.compile(r"^(void )?gemmk1_kernel"), "cuBLAS' product over one"),
+)
+_NUMBER = re.compile(r"_\d{2,}$")  # compilers number the kernels they make; no row of a table looks at that
+LABELS = {
+    "attention": "flash attention",
+    "splitk_reduce": "split-K sum",
+    "gemm": "GEMM",
+    "gemv": "GEMV",
+    "quantized gemm": "quantized GEMM",
+    "quant": "quantization",
+}
+
 
 @lru_cache(maxsize=1 << 14)
 def opcode_of(sass: str) -> str:
@@ -50,46 +87,6 @@ def type_of(opcode: str, operand: int | None) -> str | None:
     if name == "MUFU":
         return "f64" if any(flag.endswith("64H") for flag in flags) else "f16" if "F16" in flags else "f32"
     return _PLAIN_TYPES.get(name)
-
-
-_PLAIN_TYPES = {
-    "FADD": "f32",
-    "FMUL": "f32",
-    "FFMA": "f32",
-    "FSEL": "f32",
-    "FMNMX": "f32",
-    "FSET": "f32",
-    "FCHK": "f32",
-    "DADD": "f64",
-    "DMUL": "f64",
-    "DFMA": "f64",
-    "DMMA": "f64",
-    "DSETP": "f64",
-}
-
-
-# First match counts; then the lab's table for kernel names; then `other`.
-_RULES = (
-    ("unnamed", re.compile(r"^(void )?(at::native::)?$"), "the name is cut before it says anything"),
-    ("device function", re.compile(r"^__(cuda_sm|internal)"), "a function that kernels call"),
-    (
-        "quantized gemm",
-        re.compile(r"kgemm_4bit|gemm_4bit|igemmlt|int8_mm|w4a16|marlin"),
-        "multiplies quantized weights",
-    ),
-    ("quant", re.compile(r"k(De)?[Qq]uantize"), "packs or unpacks quantized weights"),
-    ("gemv", re.compile(r"^std::enable_if$"), "cuBLAS' gemvx kernels are cut to their return type"),
-    ("gemm", re.compile(r"^(void )?gemmk1_kernel"), "cuBLAS' product over one"),
-)
-_NUMBER = re.compile(r"_\d{2,}$")  # compilers number the kernels they make; no row of a table looks at that
-LABELS = {
-    "attention": "flash attention",
-    "splitk_reduce": "split-K sum",
-    "gemm": "GEMM",
-    "gemv": "GEMV",
-    "quantized gemm": "quantized GEMM",
-    "quant": "quantization",
-}
 
 
 def category(function: str) -> str:

@@ -34,6 +34,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 32000,
     },
 }
+PACKAGES = ("transformers", "bitsandbytes", "triton", "numpy")
 
 
 @dataclass
@@ -103,9 +104,6 @@ def _half_works() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-PACKAGES = ("transformers", "bitsandbytes", "triton", "numpy")
 
 
 def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:

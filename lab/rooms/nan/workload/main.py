@@ -48,6 +48,9 @@ from lab.workload.start import read_config, start, write_json
 
 log = logging.getLogger("lab.workload")
 INJECTED = ("CUDA_INJECTION64_PATH", "LD_PRELOAD", "LOGFILE", "NIXNAN_SO")
+MOST_BIRTHS = 200
+_MODULE = ("module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel")
+_CALL = ("step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -168,11 +171,6 @@ def log_findings(result: dict[str, Any]) -> None:
     bad = len(result["logits"]["bad_steps"])
     logits = f"not finite in {plural(bad, 'step')}" if bad else "all finite"
     log.info("logits: %s; text: %r", logits, result["text"])
-
-
-MOST_BIRTHS = 200
-_MODULE = ("module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel")
-_CALL = ("step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype")
 
 
 def write_watch(watch: Watch, out: Path) -> dict[str, Any]:

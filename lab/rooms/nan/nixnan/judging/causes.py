@@ -23,6 +23,8 @@ _TENSOR = ("HMMA", "DMMA")
 _LITERAL = re.compile(r"(?P<sign>[+-]?)\s*INF\b", re.IGNORECASE)
 # Where softmax's code is found under cut names.
 _MAY_BE_SOFTMAX = ("attention", "softmax", "unnamed", "reduce")
+LEVELS = ("low", "medium", "high")
+MOST_EVIDENCE = 6
 
 
 class Found(NamedTuple):
@@ -289,10 +291,6 @@ RULES = (
     Rule("infinity passing", "infinity handed on", _infinite_passing),
     Rule("subnormal", "numbers next to zero", _subnormal),
 )
-
-
-LEVELS = ("low", "medium", "high")
-MOST_EVIDENCE = 6
 
 
 def causes(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.log import Log
 from lab.rooms.nan.nixnan.names import category
 
+_TENSOR_CORES = ("HMMA", "DMMA", "HGMMA", "IMMA", "QGMMA")
+
 
 def totals(log: Log) -> dict[str, int]:
     """Kind -> lines of operations of all types, without those of the memory check."""
@@ -56,9 +58,6 @@ def verdict_of(log: Log) -> tuple[str, str]:
             "Reciprocals of zero, but no NaN and no infinity in what nixnan looks at.",
         )
     return "nothing-seen", "No event in what nixnan looks at. That does not prove health: see the coverage."
-
-
-_TENSOR_CORES = ("HMMA", "DMMA", "HGMMA", "IMMA", "QGMMA")
 
 
 def coverage(log: Log, *, compute_capability: str | None = None) -> list[str]:

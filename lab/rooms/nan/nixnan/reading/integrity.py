@@ -17,6 +17,9 @@ from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.names import is_store
 from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, Cell, Scan
 
+# Lines that nixnan writes only where it attached to a GPU's context.
+_ATTACHED = {"running", "logged", "timed", "function of", "bin", "immediate", "exponents"}
+
 
 class Verdict(NamedTuple):
     integrity: str  # complete | truncated | torn | inconsistent | empty
@@ -29,10 +32,6 @@ def judge(scan: Scan) -> Verdict:
     differences = reconcile(scan) if scan.report.blocks else []
     integrity, reason = _verdict(scan, differences)
     return Verdict(integrity, [reason, *_remarks(scan)], differences)
-
-
-# Lines that nixnan writes only where it attached to a GPU's context.
-_ATTACHED = {"running", "logged", "timed", "function of", "bin", "immediate", "exponents"}
 
 
 def cell_lines(scan: Scan) -> dict[Cell, int]:

@@ -18,6 +18,21 @@ from lab.rooms.nan.nixnan.names import categories, category, opcode_of, type_of
 from lab.rooms.nan.nixnan.reading.integrity import by_type, cell_lines, judge
 from lab.rooms.nan.nixnan.reading.reader import Progress, Scan, SiteTally, gather
 
+# From the worst to the best: several files of one run are as good as the worst of them. An empty one among
+# others is a child's that used no GPU.
+INTEGRITY = ("torn", "inconsistent", "truncated", "complete", "empty")
+_LINES = (
+    "lines",
+    "error_lines",
+    "torn_lines",
+    "foreign_lines",
+    "unlisted_function_lines",
+    "type_mismatch_lines",
+)
+_ADDED = ("size_bytes", *_LINES, "report_blocks", "contexts")
+_JOINED = ("differences", "cells", "immediates", "bins", "stops", "torn")
+Entry = tuple[str, int | None]  # SASS, operand
+
 
 def parse(paths: str | Path | Iterable[str | Path], *, progress: Progress | None = None) -> Log:
     """Read a log, or the logs of one run's processes as one.
@@ -194,11 +209,6 @@ def _bins(scan: Scan) -> list[dict[str, Any]]:
     ]
 
 
-# From the worst to the best: several files of one run are as good as the worst of them. An empty one among
-# others is a child's that used no GPU.
-INTEGRITY = ("torn", "inconsistent", "truncated", "complete", "empty")
-
-
 def merged(logs: list[Log]) -> Log:
     """The logs of one run's processes as one: numbers added, sites united, the worst integrity.
 
@@ -245,18 +255,6 @@ def merged(logs: list[Log]) -> Log:
     )
 
 
-_LINES = (
-    "lines",
-    "error_lines",
-    "torn_lines",
-    "foreign_lines",
-    "unlisted_function_lines",
-    "type_mismatch_lines",
-)
-_ADDED = ("size_bytes", *_LINES, "report_blocks", "contexts")
-_JOINED = ("differences", "cells", "immediates", "bins", "stops", "torn")
-
-
 def _each(logs: list[Log], names: tuple[str, ...], join: Callable[[Iterable[Any]], Any]) -> dict[str, Any]:
     return {name: join(getattr(log, name) for log in logs) for name in names}
 
@@ -301,9 +299,6 @@ def _added(trees: list[dict[str, Any]]) -> dict[str, Any]:
             else:
                 total[name] = None if have is None or value is None else have + value
     return total
-
-
-Entry = tuple[str, int | None]  # SASS, operand
 
 
 def twins_of(sites: Iterable[tuple[str, str, int | None]]) -> dict[str, str]:

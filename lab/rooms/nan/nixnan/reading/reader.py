@@ -32,6 +32,17 @@ if TYPE_CHECKING:
     from lab.rooms.nan.nixnan.reading.bulk_count import BulkCounter
 
 Cell = tuple[str, bool, str]  # type, memory, kind
+_MAYBE = re.compile(rb".*#nixnan: (?:-|N|I|S|D)")
+BULK_BYTES = 1 << 20  # what numpy counts at a time
+SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
+FURTHER_LIMIT = 1 << 20  # sites that are counted beyond these
+FUNCTION_LIMIT = 50_000
+_MEMO_LINES, _MEMO_BYTES = 32_768, 16 << 20
+_SAMPLES = 50
+_PLACES = 8
+_NAMES = 10_000
+_WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a line stand in this order
+Progress = Callable[[int, int], None]
 
 
 class ReportReader:
@@ -85,21 +96,6 @@ class ReportReader:
         self._block.add(cell)
         self.unique[cell] = self.unique.get(cell, 0) + int(unique or 0)
         self.repeats[cell] = None if repeats is None else (self.repeats.get(cell) or 0) + int(repeats)
-
-
-_MAYBE = re.compile(rb".*#nixnan: (?:-|N|I|S|D)")
-
-
-BULK_BYTES = 1 << 20  # what numpy counts at a time
-SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
-FURTHER_LIMIT = 1 << 20  # sites that are counted beyond these
-FUNCTION_LIMIT = 50_000
-_MEMO_LINES, _MEMO_BYTES = 32_768, 16 << 20
-_SAMPLES = 50
-_PLACES = 8
-_NAMES = 10_000
-_WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a line stand in this order
-Progress = Callable[[int, int], None]
 
 
 class SiteTally:

@@ -47,6 +47,15 @@ from lab.rooms.nan.nixnan.running.preflight import find_tool, preflight, scrubbe
 # then takes the few of a family in which a NaN is suspected.
 LISTED = "kernels.log"  # what LOG_KERNELS names
 SUSPECTS = ("attention", "softmax", "norm")  # where NaN are usually born in a Transformer
+LOG, RECORD = "nixnan.log", "nixnan.json"
+CONTEXT_LINE = b"Initializing GPU context"
+LINE_INFO_CRASH = b"LINE_INFO"
+POLL_S = 0.2
+FIX = (
+    "use CUDA_INJECTION64_PATH (--attach inject, the default): current drivers ignore LD_PRELOAD. The "
+    "program must also use the GPU in its own process, without another injected tool (nsys, "
+    "compute-sanitizer, a profiler)"
+)
 
 
 def launched(files: Iterable[Path]) -> Counter[str]:
@@ -86,12 +95,6 @@ def advice(kernels: Counter[str]) -> list[str]:
 
 def quoted(name: str) -> str:
     return "'" + name.replace("'", "'\\''") + "'"
-
-
-LOG, RECORD = "nixnan.log", "nixnan.json"
-CONTEXT_LINE = b"Initializing GPU context"
-LINE_INFO_CRASH = b"LINE_INFO"
-POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -224,13 +227,6 @@ def keep_old(log: Path) -> None:
     if log.exists():
         number = 1 + sum(1 for _ in log.parent.glob("nixnan.attempt*.log"))
         log.replace(log.with_name(f"nixnan.attempt{number}.log"))
-
-
-FIX = (
-    "use CUDA_INJECTION64_PATH (--attach inject, the default): current drivers ignore LD_PRELOAD. The "
-    "program must also use the GPU in its own process, without another injected tool (nsys, "
-    "compute-sanitizer, a profiler)"
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
