@@ -19,7 +19,7 @@ from lab.errors import LabError, NetworkError, StepFailed
 from tests.conftest import small_disk
 from tests.hub import COMMIT, TOKEN, StandIn, mistral_repo, serving, tiny_repo
 
-NAN = ("nan", "baseline", "--quant", "none", "--max-new-tokens", "2", "--timing", "0", "--dtype", "float32")
+NAN = ("nan", "baseline", "--quant", "none", "--max-new-tokens", "2", "--dtype", "float32")
 # What a person may have set, and what would lead to another Hub or cache.
 CLEARED = ("HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HTTPS_PROXY", "https_proxy")
 CLEARED += ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "XDG_CACHE_HOME", "XDG_STATE_HOME")

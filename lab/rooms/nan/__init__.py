@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def recognises(folder: Path) -> bool:
     """Whether `folder` holds published experiments of the tutorial's layout, or records of guards."""
-    from lab.rooms.nan.published import is_published
+    from lab.rooms.nan.gather import is_published
 
     return is_published(folder) or any(folder.glob("guard_*.json"))
 

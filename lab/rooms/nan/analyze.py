@@ -2,25 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from lab.rooms.nan.cause import Cause, cause_of
-from lab.rooms.nan.columns import APPLIED, BIRTHS, CHAIN, FUNCTIONS, LINKS
-from lab.rooms.nan.evidence import Evidence, baseline_of
-from lab.rooms.nan.experiments import experiments_table
-from lab.rooms.nan.layers import layers_table
-from lab.rooms.nan.nixnan.categories import category, shown
-from lab.rooms.nan.nixnan.sites import nan_sites
-from lab.rooms.nan.verdict import Chain, chain_of, verdict_of
+from lab.rooms.nan.evidence import (
+    LARGEST,
+    Evidence,
+    bad_leaves,
+    baseline_of,
+    kind_lines,
+    python_totals,
+    reported,
+    text_of,
+)
+from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines
+from lab.rooms.nan.nixnan.log import nan_sites
+from lab.rooms.nan.nixnan.names import category, shown
+from lab.rooms.nan.verdict import Chain, chain_of, ranks, verdict_of
+
+LINKS = ("instruction", "stored", "module", "logits", "text")
+CHAIN = ["experiment", *(f"{link}{part}" for link in LINKS for part in ("", "_evidence"))]
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)(?:\.|$)")
+COUNTED = ("nan", "posinf", "neginf", "subnormal")
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+EXPERIMENTS = _names("""
+    rank experiment status verdict nan inf bad_leaves bad_logit_steps first_producer cause confidence
+    sass_integrity sass_lines sass_sites sass_nan_lines half_nan_unique half_nan_repeats float_nan_unique
+    float_nan_repeats half_subnormal_unique half_subnormal_repeats memory_nan_lines
+    same_text characters
+    reason result_file log_files
+""")
+WHOLE_NUMBERS = _names("""
+    rank nan inf bad_leaves bad_logit_steps characters sass_lines sass_sites sass_nan_lines
+    half_nan_unique half_nan_repeats float_nan_unique float_nan_repeats
+    half_subnormal_unique half_subnormal_repeats memory_nan_lines
+""")
+APPLIED = _names("""
+    experiment status what expected count values_changed logits_moved
+    dtypes attention quant device skipped_quant
+""")
+BIRTHS = _names("experiment step phase place module how leaf")
+LAYERS = _names("""
+    experiment layer phase nan posinf neginf subnormal absmax numel dtype headroom first_bad_step
+""")
+FUNCTIONS = _names("experiment function category lines nan_lines nan_sites twin_of")
+
+# What the page's ranking, the terminal and the page's table of instructions show of EXPERIMENTS.
+# As many as a page of 1,280 pixels holds; the others follow below.
+RANKING = _names("""
+    rank experiment status verdict bad_leaves bad_logit_steps first_producer cause
+""")
+OUTPUTS = _names("""
+    experiment nan inf confidence same_text characters reason
+""")
+TERMINAL = _names("""
+    rank experiment status verdict bad_leaves bad_logit_steps sass_nan_lines first_producer
+""")
+SASS = _names("""
+    experiment sass_integrity sass_lines sass_sites sass_nan_lines half_nan_unique half_nan_repeats
+    float_nan_unique float_nan_repeats half_subnormal_unique half_subnormal_repeats memory_nan_lines
+""")
 
 
 @dataclass
 class NanTables:
-    """DataFrames with the columns of lab.rooms.nan.columns, and what the sentences need beside them."""
+    """DataFrames with the columns of lab.rooms.nan.analyze, and what the sentences need beside them."""
 
     experiments: pd.DataFrame
     chain: pd.DataFrame
@@ -135,3 +192,136 @@ def _functions_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
             rows.append((experiment.label, *cells))
     table: pd.DataFrame = pd.DataFrame(rows, columns=FUNCTIONS)
     return table
+
+
+def experiments_table(
+    evidence: Sequence[Evidence], verdicts: Mapping[str, str], causes: Mapping[str, Cause]
+) -> pd.DataFrame:
+    """Ranked experiments first, the others after them; equals in the order in which they came."""
+    base, ranked = baseline_of(evidence), ranks(evidence, verdicts)
+    rows = [
+        {
+            "rank": ranked.get(experiment.label),
+            "experiment": experiment.label,
+            "status": experiment.status,
+            "verdict": verdicts[experiment.label],
+            **_modules(experiment, causes.get(experiment.label)),
+            **_instructions(experiment),
+            **_text(experiment, base),
+            "reason": experiment.reason or experiment.log_error,
+            "result_file": experiment.result_file,
+            "log_files": ", ".join(experiment.log_files),
+        }
+        for experiment in evidence
+    ]
+    frame = pd.DataFrame(rows, columns=EXPERIMENTS)
+    frame[WHOLE_NUMBERS] = frame[WHOLE_NUMBERS].astype("Int64")
+    table: pd.DataFrame = frame.sort_values("rank", kind="stable", na_position="last").reset_index(drop=True)
+    return table
+
+
+def _modules(experiment: Evidence, cause: Cause | None) -> dict[str, Any]:
+    totals, birth = python_totals(experiment), (experiment.watch or {}).get("first")
+    logits = (experiment.result or {}).get("logits")
+    return {
+        "nan": int(totals["nan"]) if totals else None,
+        "inf": int(totals["posinf"] + totals["neginf"]) if totals else None,
+        "bad_leaves": bad_leaves(experiment) if experiment.watch else None,
+        "bad_logit_steps": len(logits["bad_steps"]) if logits else None,
+        "first_producer": birth["place"] if birth else "",
+        "cause": cause.text if cause else "",
+        "confidence": cause.confidence if cause else "",
+    }
+
+
+def _instructions(experiment: Evidence) -> dict[str, Any]:
+    """nixnan's numbers. Half is f16 and bf16 together: the tool prints bf16 apart only since August 2025."""
+    if experiment.log is None:
+        return {"sass_integrity": "unreadable" if experiment.log_files else ""}
+    return {
+        "sass_integrity": experiment.log.integrity,
+        "sass_lines": experiment.log.error_lines,
+        "sass_sites": experiment.log.site_count,
+        "sass_nan_lines": kind_lines(experiment, "NaN"),
+        "memory_nan_lines": memory_nan_lines(experiment.log),
+        **_unique_and_repeats("half_nan", reported(experiment, ("f16", "bf16"), "NaN")),
+        **_unique_and_repeats("float_nan", reported(experiment, ("f32",), "NaN")),
+        **_unique_and_repeats("half_subnormal", reported(experiment, ("f16", "bf16"), "subnormal")),
+    }
+
+
+def _unique_and_repeats(name: str, counts: tuple[int, int] | None) -> dict[str, int | None]:
+    unique, repeats = counts or (None, None)
+    return {f"{name}_unique": unique, f"{name}_repeats": repeats}
+
+
+def _text(experiment: Evidence, base: Evidence | None) -> dict[str, Any]:
+    text, of_base = text_of(experiment), text_of(base)
+    same = ""
+    if text is not None and of_base is not None and experiment is not base:
+        same = "yes" if text == of_base else "no"
+    return {"same_text": same, "characters": None if text is None else len(text)}
+
+
+ReadTable = Callable[[Evidence, str], "pd.DataFrame | None"]
+
+
+def layers_table(evidence: Sequence[Evidence], read: ReadTable) -> pd.DataFrame:
+    """Headroom is the largest magnitude as a share of the type's largest number."""
+    parts = []
+    for experiment in evidence:
+        modules = _module_rows(experiment, read)
+        if modules is not None and not modules.empty:
+            parts.append(_by_layer(modules).assign(experiment=experiment.label))
+    table: pd.DataFrame = pd.DataFrame([], columns=LAYERS)
+    if parts:
+        table = pd.concat(parts)[LAYERS].reset_index(drop=True)
+    return table
+
+
+def layer_of(module: str) -> str:
+    """`layer 12` for a module of that layer, else the module's last name."""
+    match = LAYER.search(module)
+    return f"layer {match[1]}" if match else module.rsplit(".", 1)[-1] or "(the model)"
+
+
+def _by_layer(modules: pd.DataFrame) -> pd.DataFrame:
+    out = modules[modules["side"] == "out"].assign(layer=modules["module"].map(layer_of))
+    limit = out["dtype"].map(LARGEST).astype(float)
+    out["headroom"] = (out["absmax"] / limit).where(out["absmax"] > 0)  # unknown where nothing is finite
+    for kind in COUNTED:
+        out[kind] = out[kind].clip(lower=0)
+    aggregations: dict[str, Any] = {
+        **dict.fromkeys(COUNTED, "sum"),
+        "absmax": "max",
+        "numel": "sum",
+        "dtype": "first",
+    }
+    grouped = out.groupby(["layer", "phase"], sort=False)
+    table: pd.DataFrame = grouped.agg(
+        {**aggregations, "headroom": "max", "first_bad_step": _first_bad}
+    ).reset_index()
+    return table
+
+
+def _module_rows(experiment: Evidence, read: ReadTable) -> pd.DataFrame | None:
+    published = (experiment.result or {}).get("published")
+    if not published:
+        return read(experiment, "modules.csv") if experiment.watch else None
+    rows = [{"module": name, "nan": nans, "posinf": infs} for name, (nans, infs) in published["rows"].items()]
+    table: pd.DataFrame = pd.DataFrame(rows, columns=["module", "nan", "posinf"]).assign(
+        side="out",
+        phase="last call",
+        dtype="",
+        numel=0,
+        neginf=0,
+        subnormal=0,
+        absmax=float("nan"),
+        first_bad_step=-1,
+    )
+    return table
+
+
+def _first_bad(steps: pd.Series) -> int:
+    bad = steps[steps >= 0]
+    return int(bad.min()) if len(bad) else -1

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.rooms.nan.counts import HALF_MAX, LARGEST
-from lab.rooms.nan.evidence import Evidence
+from lab.rooms.nan.evidence import HALF_MAX, LARGEST, Evidence
 
 TYPE_NAMES = {"float16": "half", "bfloat16": "bfloat16", "float32": "float"}
 
@@ -32,7 +31,9 @@ def cause_of(experiment: Evidence, calls: pd.DataFrame | None) -> Cause | None:
         return None
     birth = watch["first"]
     if birth["how"] == "weights":
-        bad = [_bad_weight(each) for each in watch["weights"] if each["name"].startswith(birth["module"])]
+        bad = [
+            _bad_weight(weight) for weight in watch["weights"] if weight["name"].startswith(birth["module"])
+        ]
         return Cause("a weight is not finite", "certain", ", ".join(bad))
     if birth["how"] == "given":
         return Cause("it was in the model's inputs", "certain", birth["place"])

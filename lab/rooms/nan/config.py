@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -33,75 +33,60 @@ PROVOCATIONS = {
 }
 
 
-def _help(text: str, **limits: Any) -> msgspec.Meta:
-    return msgspec.Meta(description=text, **limits)
+AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+OneOrMore = Annotated[int, msgspec.Meta(ge=1)]
+ZeroOrMore = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class NixnanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What nixnan reads from its environment and its working directory; by default nothing is left out."""
+    """What nixnan reads from its environment and its working directory, as the options of `lab run nixnan`.
 
-    sampling: Annotated[int, _help("instrument 1 in N launches of a kernel; 0: all", ge=0)] = 0
-    line_info: Annotated[bool, _help("report source lines; crashes on wheels without them")] = False
-    max_errors: Annotated[int, _help("stop after this many lines; 0: never", ge=0)] = 0
-    histogram: Annotated[bool, _help("log ranges of exponents; tears lines: needs a run of its own")] = False
-    bin_spec: Annotated[str | None, _help("JSON of exponent bins, as text")] = None
-    only_kernels: Annotated[tuple[str, ...], _help("exact short names; all others are left alone")] = ()
-    not_kernels: Annotated[tuple[str, ...], _help("exact short names that are left alone")] = ()
-    inventory: Annotated[bool, _help("only list the kernels (LOG_KERNELS); nothing is checked")] = False
-    fun_detail: Annotated[bool, _help("full names on repeats")] = False
-    attach: Annotated[
-        Literal["auto", "inject", "preload"],
-        _help("how the tool is attached; auto: CUDA_INJECTION64_PATH, then LD_PRELOAD if it never attached"),
-    ] = "auto"
-    log_limit_bytes: Annotated[int, _help("the step is ended when its log outgrows this", ge=1 << 20)] = (
-        20 << 30
-    )
-    grace_s: Annotated[float, _help("seconds from SIGINT to SIGKILL, for the tool's report", gt=0)] = 60.0
+    By default nothing is left out.
+    """
+
+    sampling: ZeroOrMore = 0
+    line_info: bool = False  # nixnan crashes on wheels without line information
+    max_errors: ZeroOrMore = 0
+    histogram: bool = False
+    bin_spec: str | None = None  # the JSON itself
+    only_kernels: tuple[str, ...] = ()
+    not_kernels: tuple[str, ...] = ()
+    inventory: bool = False
+    fun_detail: bool = False
+    attach: Literal["auto", "inject", "preload"] = "auto"
+    log_limit_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 20 << 30  # a larger log ends the step
+    grace_s: AboveZero = 60.0  # from SIGINT to SIGKILL, for the tool's report
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training job under the guard: the user's command."""
 
     command: tuple[str, ...]
-    cwd: Annotated[str, _help("where the command runs")] = ""
-    on_bad: Annotated[
-        Literal["keep", "raise", "replay"], _help("replay: run a bad step again to name the operator")
-    ] = "replay"
+    cwd: str = ""  # where the command runs
+    on_bad: Literal["keep", "raise", "replay"] = "replay"
 
 
 class NanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run of the room. `model` is a hub id, a folder, `tiny` or `7b-shape` (random weights, offline)."""
+    """One run of the room, as the options of `lab run nan`."""
 
     experiments: tuple[str, ...]
-    sass: Annotated[bool, _help("run under nixnan.so, without the watch")] = False
+    sass: bool = False  # run under nixnan.so, without the watch
     model: str = "tiny"
-    layers: Annotated[int, _help("layers of tiny or 7b-shape", ge=1)] | None = None
-    prompt: Annotated[tuple[str, ...], _help("several prompts make a left-padded batch", min_length=1)] = (
-        "dizzy",
-    )
-    max_new_tokens: Annotated[int, _help("tokens to generate, exactly", ge=1)] = 50
+    layers: OneOrMore | None = None
+    prompt: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("dizzy",)
+    max_new_tokens: OneOrMore = 50
     seed: int = 0
-    dtype: Annotated[
-        Literal["float16", "bfloat16", "float32"], _help("of the baseline's weights and computation")
-    ] = "float16"
-    attn: Annotated[
-        Literal["auto", "eager", "sdpa", "flash_attention_2"],
-        _help("of the baseline; auto: the library's choice"),
-    ] = "auto"
-    quant: Annotated[
-        Literal["auto", "none", "4bit"], _help("of the baseline; auto: 4bit for models that are loaded")
-    ] = "auto"
-    device: Annotated[Literal["auto", "cuda", "cpu"], _help("auto: the GPU if there is one")] = "auto"
-    scale: Annotated[float, _help("attention_scale multiplies scores by this", gt=0)] = 0.5
-    clip: Annotated[float, _help("attention_clip's limit", gt=0)] = 10.0
-    eps: Annotated[float, _help("layernorm_eps sets this", gt=0)] = 1e-3
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    attn: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    quant: Literal["auto", "none", "4bit"] = "auto"
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    scale: AboveZero = 0.5
+    clip: AboveZero = 10.0
+    eps: AboveZero = 1e-3
     provoke: Literal["overflow", "scores", "nan-weight", "masked-softmax"] | None = None
-    provoke_layer: Annotated[int, _help("default: the middle one", ge=0)] | None = None
-    counter: Annotated[
-        Literal["auto", "kernel", "bits", "norm", "plain"], _help("how the watch counts; auto: the best here")
-    ] = "auto"
-    timing: Annotated[int, _help("forwards timed with and without the watch; 0: none", ge=0)] = 7
-    step_timeout_s: Annotated[float, _help("limit of one experiment, s", gt=0)] = 3600.0
+    provoke_layer: ZeroOrMore | None = None
+    counter: Literal["auto", "kernel", "bits", "norm", "plain"] = "auto"
+    step_timeout_s: AboveZero = 3600.0  # limit of one experiment
     nixnan: NixnanConfig = NixnanConfig()
     train: TrainConfig | None = None
 

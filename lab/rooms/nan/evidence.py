@@ -1,7 +1,7 @@
 """Evidence of one experiment: the Python level's result, nixnan's log, and the status of its process.
 
-`gather` fills it from a run of lab, `published` from the published layout. A result that cannot be read is an
-experiment with its reason, never a hole.
+`gather` fills it from a run of lab or from the published layout. A result that cannot be read
+is an experiment with its reason.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from lab.rooms.nan.nixnan.log import Log
 from lab.rooms.nan.nixnan.reading.parse import parse
 
 Progress = Callable[[str], None]
+HALF_MAX = 65504.0
+LARGEST = {"float16": HALF_MAX, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Evidence:
 
 
 def baseline_of(evidence: Sequence[Evidence]) -> Evidence | None:
-    return next((evidence_row for evidence_row in evidence if evidence_row.experiment == "baseline"), None)
+    return next((row for row in evidence if row.experiment == "baseline"), None)
 
 
 def read_log(experiment: Evidence, path: Path, root: Path, progress: Progress) -> None:
@@ -85,3 +87,42 @@ def read_bytes(path: Path) -> bytes:
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         raise BadDataError(f"{path.name} cannot be read: {error}", location=path) from error
+
+
+def kind_lines(experiment: Evidence, kind: str) -> int:
+    """Lines of operations with this kind, all types."""
+    if experiment.log is None:
+        return 0
+    return sum(kinds.get(kind, 0) for name, kinds in experiment.log.counts.items() if name != "memory")
+
+
+def reported(experiment: Evidence, types: Sequence[str], kind: str) -> tuple[int, int] | None:
+    """(unique, repeats) of nixnan's own report; None without a report."""
+    if experiment.log is None or experiment.log.report is None:
+        return None
+    cells = [experiment.log.report.get(name, {}).get(kind) for name in types]
+    counted_cells = [cell for cell in cells if cell]
+    return sum(cell["unique"] for cell in counted_cells), sum(cell["repeats"] or 0 for cell in counted_cells)
+
+
+def bad_leaves(experiment: Evidence) -> int:
+    return sum(step["bad_leaves"] for step in (experiment.watch or {}).get("steps", ()))
+
+
+def python_totals(experiment: Evidence) -> dict[str, float]:
+    """NaN and infinities over distinct output tensors of all forwards."""
+    if experiment.watch:
+        steps = experiment.watch["steps"]
+        return {kind: sum(step[kind] for step in steps) for kind in ("nan", "posinf", "neginf")}
+    published = (experiment.result or {}).get("published")
+    return {"nan": published["nan"], "posinf": published["inf"], "neginf": 0} if published else {}
+
+
+def subnormals(experiment: Evidence) -> bool:
+    any_subnormal = any(step["subnormal"] > 0 for step in (experiment.watch or {}).get("steps", ()))
+    return any_subnormal or kind_lines(experiment, "subnormal") > 0
+
+
+def text_of(experiment: Evidence | None) -> str | None:
+    texts = (experiment.result or {}).get("text") if experiment else None
+    return "\n".join(texts) if texts else None

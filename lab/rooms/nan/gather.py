@@ -1,19 +1,31 @@
-"""Evidence of every experiment in some folders; both levels of one experiment are joined by its name."""
+"""Evidence of every experiment in some folders; both levels of one experiment are joined by its name.
+
+The published layout is nan_experiments/claude_*.json and nixnan_traces/claude_*.nixnan; files may be gzipped,
+and lie in those folders or side by side.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.errors import BadDataError
 from lab.rooms.nan.config import AGAIN, EXPERIMENTS, RESULT
-from lab.rooms.nan.evidence import Evidence, Progress, read_json, read_log
-from lab.rooms.nan.published import of_published
+from lab.rooms.nan.evidence import Evidence, Progress, read_bytes, read_json, read_log
 
 QUANTIZED = {"baseline": "4-bit", "8bit": "8-bit", AGAIN: "4-bit"}
+# What nixnan was told to look at decides what its zero means.
+_LOOKED_AT = ("inventory", "only_kernels", "not_kernels")
+PUBLISHED = re.compile(r"claude_(?P<stem>[A-Za-z0-9_.]+?)\.(?P<what>json|nixnan)(?:\.gz)?\Z")
+FOLDERS = ("", "nan_experiments", "nixnan_traces", "nan_experiments/nixnan_traces")
+NO_RESULT = "left no result: the process ended before it could write one"
 
 
 def gather(folders: Sequence[Path], runs: Sequence[Run | None], progress: Progress) -> list[Evidence]:
@@ -37,19 +49,18 @@ def _both(a: Evidence, b: Evidence) -> Evidence:
     What one run watched is not what the other logged, so the worse status holds for both.
     """
     python, sass = (a, b) if a.watch or not b.watch else (b, a)
-    worse = next((one for one in (python, sass) if not one.compared), python)
-    return Evidence(
-        python.experiment,
-        python.label,
-        worse.status,
-        worse.reason,
-        python.result or sass.result,
-        python.result_file or sass.result_file,
-        sass.log or python.log,
-        sass.log_files or python.log_files,
-        sass.log_error or python.log_error,
-        python.folder,
-        python.published,
+    worse = next((level for level in (python, sass) if not level.compared), python)
+    logged = python if python.log and not sass.log else sass
+    return replace(
+        python,
+        status=worse.status,
+        reason=worse.reason,
+        result=python.result or sass.result,
+        result_file=python.result_file or sass.result_file,
+        log=sass.log or python.log,
+        log_files=sass.log_files or python.log_files,
+        log_error=sass.log_error or python.log_error,
+        **{name: getattr(logged, name) for name in _LOOKED_AT},
     )
 
 
@@ -131,3 +142,86 @@ def _read_log(experiment: Evidence, root: Path, progress: Progress) -> None:
         read_log(experiment, log, root, progress)
     else:
         experiment.log_error = experiment.log_error or "nixnan left no log"
+
+
+def is_published(folder: Path) -> bool:
+    return folder.is_dir() and any(_published_files(folder))
+
+
+def of_published(folder: Path, progress: Progress) -> list[Evidence]:
+    """Experiments by name from both levels' files; a log without its result is a process that died."""
+    by_name: dict[str, Evidence] = {}
+    for path, stem, file_kind in _published_files(folder):
+        name = experiment_of(stem)
+        if name is None:
+            continue
+        experiment = by_name.setdefault(name, Evidence(name, name, published=True, folder=folder))
+        if file_kind == "json":
+            _read_published(experiment, path, folder)
+        else:
+            read_log(experiment, path, folder, progress)
+    for experiment in by_name.values():
+        if experiment.result is None and experiment.status == "ok":
+            experiment.status, experiment.reason = "failed", NO_RESULT
+    return list(by_name.values())
+
+
+def experiment_of(stem: str) -> str | None:
+    """The experiment of a file name; `baseline_4bit_fp16` and `baseline` are the same.
+
+    Each level of the original names an experiment differently.
+    """
+    return next((name for name in EXPERIMENTS if stem == name or stem.startswith(f"{name}_")), None)
+
+
+def _published_files(folder: Path) -> list[tuple[Path, str, str]]:
+    files = []
+    for sub in FOLDERS:
+        for path in sorted((folder / sub).glob("claude_*")):
+            match = PUBLISHED.match(path.name)
+            if match and path.is_file():
+                files.append((path, match["stem"], match["what"]))
+    return files
+
+
+class _Counts(msgspec.Struct):
+    nans: int
+    infs: int
+
+
+class _Statistics(msgspec.Struct):
+    total_nans: int
+    total_infs: int
+    all_layer_stats: dict[str, _Counts] = {}
+
+
+class _Published(msgspec.Struct):
+    experiment: str
+    statistics: _Statistics
+    config: dict[str, Any] = {}
+    model_output: str | None = None
+    timestamp: str = ""
+
+
+def _read_published(experiment: Evidence, path: Path, root: Path) -> None:
+    """The original's JSON as a result. Its hooks saw only plain tensors, and only their last call."""
+    experiment.result_file = str(path.relative_to(root))
+    try:
+        decoded = msgspec.json.decode(read_bytes(path), type=_Published)
+    except (BadDataError, msgspec.DecodeError) as error:
+        experiment.status, experiment.reason = "broken", f"{path.name} cannot be read: {error}"
+        return
+    stats = decoded.statistics
+    bad = [name for name, counts in stats.all_layer_stats.items() if counts.nans or counts.infs]
+    experiment.result = {
+        "experiment": experiment.experiment,
+        "text": [decoded.model_output or ""],
+        "config": decoded.config,
+        "published": {
+            "modules": len(stats.all_layer_stats),
+            "bad_modules": bad,
+            "nan": stats.total_nans,
+            "inf": stats.total_infs,
+            "rows": {name: (c.nans, c.infs) for name, c in stats.all_layer_stats.items()},
+        },
+    }

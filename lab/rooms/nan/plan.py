@@ -23,7 +23,7 @@ from lab.rooms.nan.config import (
 
 def experiments(names: tuple[str, ...]) -> tuple[str, ...]:
     """Expand recipes: each experiment once, in the order given, the baseline first."""
-    wanted = [one for name in names for one in RECIPES.get(name, (name,))]
+    wanted = [experiment for name in names for experiment in RECIPES.get(name, (name,))]
     unknown = sorted(set(wanted) - {*EXPERIMENTS, AGAIN})
     if unknown:
         raise UsageError(

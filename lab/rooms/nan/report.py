@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from lab.core.plan import Findings
+from lab.core.words import plural
+from lab.report.figures import Cell, cell_grid, save, stacked_bars
 from lab.report.page import write_page
-from lab.report.parts import Card, Page, Points, Section, Status
+from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.nan.analyze import NanTables
-from lab.rooms.nan.columns import TERMINAL
-from lab.rooms.nan.grids import chain_blocks, layer_blocks
-from lab.rooms.nan.nixnan import page as sass_page
+from lab.report.terminal import Heading
+from lab.rooms.nan.analyze import LINKS, OUTPUTS, RANKING, SASS, TERMINAL, NanTables
 from lab.rooms.nan.nixnan.tables import SassTables
-from lab.rooms.nan.page_tables import (
-    applied_blocks,
-    birth_blocks,
-    function_blocks,
-    instruction_blocks,
-    ranking_blocks,
-)
 from lab.rooms.nan.sentences import sentences
 from lab.rooms.nan.verdict import SEVERITY
 
@@ -38,11 +33,42 @@ FOOTNOTES = (
     "A line of nixnan is one distinct (instruction, mask of kinds, operand), not an occurrence; a site is "
     "(function, SASS, operand). Unique and repeats are from the tool's own report. Half is f16 and bf16 "
     "together.",
-    "Headroom used is the largest magnitude as a share of the largest number of its type; above one half is "
-    "marked.",
-    "Zero events do not prove health: nixnan cannot see tensor core products of Hopper, conversions, 8-bit "
-    "arithmetic or stores by other instructions; the Python level sees values at module boundaries only.",
+    "Headroom is the largest magnitude as a share of the largest number of its type.",
+    "The Python level sees values at module boundaries only.",
 )
+
+MOST_BARS = 12
+_OF_PILL = {
+    "ok": "ok, clean, complete, applied, loaded as asked, masked-intermediate, subnormal-only",
+    "warn": "stored, no-effect, truncated, skipped, twin, torn, reached-module",
+    "fail": "failed, oom, timeout, interrupted, missing, broken, invalid, reached-logits, inconsistent",
+    "unknown": "unreadable, empty",
+}
+PILLS = {word: pill for pill, words in _OF_PILL.items() for word in words.split(", ")}
+HEADINGS = {
+    "nan": Heading("NaN in outputs", ""),
+    "inf": Heading("Inf in outputs", ""),
+    "bad_leaves": Heading("bad leaves", ""),
+    "sass_nan_lines": Heading("NaN lines", ""),
+    "sass_lines": Heading("lines", ""),
+    "sass_sites": Heading("sites", ""),
+    "sass_integrity": Heading("log", ""),
+}
+LINK_TITLES = [
+    "seen in\ninstructions",
+    "stored to\nmemory",
+    "in a module's\noutput",
+    "in the\nlogits",
+    "text\nchanged",
+]
+SASS_CAPTIONS = {
+    "sass_instructions": "Instructions by opcode, operand and kinds",
+    "sass_classes": "Sites by what happened there: birth (in the result only), transit (in a source too), "
+    "source-only (in a source only: it ends there, or its producer is not instrumented)",
+    "sass_causes": "Causes that the instructions suggest, each with a line that shows it",
+    "sass_differences": "Sites compared with the baseline's",
+    "sass_integrity": "Each log against its own report",
+}
 
 
 def report(
@@ -56,7 +82,7 @@ def report(
     lacking: list[str],
 ) -> Findings:
     """Write tables/*.csv, figures/*.png and report.html into `out`. Raises StorageError if that fails."""
-    frames = {name: getattr(tables, name) for name in TABLES} | sass.frames()
+    frames = {name: getattr(tables, name) for name in TABLES} | sass.frames
     files = [
         write_csv(frame, out / "tables" / f"{name}.csv")
         for name, frame in frames.items()
@@ -93,9 +119,8 @@ def _status(tables: NanTables, lacking: Sequence[str]) -> Status:
     if able.empty:
         return "fail"
     harm = any(SEVERITY[verdict] > 0 for verdict in able["verdict"])
-    doubts = len(able) < len(tables.experiments) or any(
-        evidence_row.log_error for evidence_row in tables.evidence
-    )
+    unreadable = any(experiment.log_error for experiment in tables.evidence)
+    doubts = len(able) < len(tables.experiments) or unreadable
     return "warn" if harm or doubts or lacking else "ok"
 
 
@@ -118,17 +143,148 @@ def _cards(tables: NanTables) -> list[Card]:
 
 
 def _sections(tables: NanTables, sass: SassTables, folder: Path) -> list[Section]:
-    of_room = [*instruction_blocks(tables), *function_blocks(tables, folder)]
-    sections = [
-        Section("Ranking", ranking_blocks(tables)),
-        Section("How far bad numbers got", chain_blocks(tables, folder)),
-        Section("First producers", birth_blocks(tables)),
-        Section("Layers", layer_blocks(tables)),
-        Section("Instructions and kernels", [*of_room, *sass_page.blocks(sass)]),
-        Section("What ran: requested and effective", applied_blocks(tables)),
-        Section("Evidence: nixnan's own lines", sass_page.evidence_blocks(sass)),
-        Section("What nixnan cannot see", sass_page.coverage_blocks(sass)),
+    blocks: dict[str, list[Block]] = {
+        "Ranking": _ranking(tables),
+        "How far bad numbers got": _chain(tables, folder),
+        "First producers": _births(tables),
+        "Layers": _layers(tables),
+        "Instructions and kernels": _instructions(tables, sass, folder),
+        "What ran: requested and effective": _applied(tables),
+        "Evidence: nixnan's own lines": _evidence(sass),
+        "What nixnan cannot see": [Points(sass.coverage)] if sass.coverage else [],
+        "Problems": [Points(tables.problems)] if tables.problems else [],
+    }
+    return [Section(title, parts) for title, parts in blocks.items() if parts]
+
+
+def _experiments(frame: pd.DataFrame, caption: str) -> Table:
+    """Columns of the table of experiments, without those that are empty."""
+    return Table(
+        _without_empty_columns(frame), caption, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40
+    )
+
+
+def _without_empty_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    is_empty = frame.isna() | (frame == "")
+    shown: pd.DataFrame = frame.loc[:, ~is_empty.all()]
+    return shown
+
+
+def _ranking(tables: NanTables) -> list[Block]:
+    caption = "Every experiment that was asked for or found; only what ran and took effect is compared"
+    further = "What the outputs held, how sure the cause is, and the text against the baseline's"
+    return [
+        _experiments(tables.experiments[RANKING], caption),
+        _experiments(tables.experiments[OUTPUTS], further),
     ]
-    if tables.problems:
-        sections.append(Section("Problems", [Points(tables.problems)]))
-    return [section for section in sections if section.blocks]
+
+
+def _chain(tables: NanTables, folder: Path) -> list[Block]:
+    """How far bad numbers got in each experiment, as a grid and as a table."""
+    labels = list(tables.chains)
+    roles = {"yes": "fail", "no": "ok", "?": "unknown"}
+
+    def cell(down: int, across: int) -> Cell | None:
+        state, evidence = getattr(tables.chains[labels[down]], LINKS[across])
+        harmless = state == "yes" and LINKS[across] in ("instruction", "text")
+        shown = "unknown" if state == "?" else state
+        return Cell(shown, "warn" if harmless else roles[state], 0.55, f"{labels[down]}: {evidence}")
+
+    legend = {"no": "ok", "yes": "fail", "yes, harmless by itself": "warn", "unknown": "unknown"}
+    drawing = cell_grid(labels, LINK_TITLES, cell, legend=legend)
+    caption = "From instruction to text: the last red link is the verdict; hover over a cell for its number."
+    return [
+        Figure(save(drawing, folder, "chain"), caption, "figures/chain.png", "tables/chain.csv"),
+        Table(tables.chain, "The numbers behind each link", "tables/chain.csv", open_rows=0),
+    ]
+
+
+def _births(tables: NanTables) -> list[Block]:
+    """Where finite inputs gave NaN or infinity, with the cause of each experiment's first birth."""
+    watched = sum(bool(experiment.watch) for experiment in tables.evidence)
+    if tables.births.empty:
+        none = f"No watched module of {plural(watched, 'experiment')} took or gave a NaN or an infinity."
+        return [Prose(none)] if watched else []
+    steps = tables.births.groupby(["experiment", "place", "phase"], sort=False)["step"]
+    frame = steps.agg(["min", "count"]).reset_index().rename(columns={"min": "first step", "count": "steps"})
+    first_births = {
+        experiment.label: (experiment.watch or {}).get("first", {}) for experiment in tables.evidence
+    }
+    causes = [
+        tables.causes.get(label) if first_births[label]["place"] == place else None
+        for label, place in zip(frame["experiment"], frame["place"], strict=True)
+    ]
+    for index, name in enumerate(("cause", "confidence", "evidence")):
+        frame[name] = [cause[index] if cause else "" for cause in causes]
+    caption = "Where finite inputs gave NaN or infinity; the cause is given for each experiment's first place"
+    return [Table(frame, caption, "tables/births.csv", open_rows=30)]
+
+
+def _layers(tables: NanTables) -> list[Block]:
+    """The largest magnitudes and the bad numbers of every layer; no step where there was no bad one."""
+    if tables.layers.empty:
+        return []
+    bad = tables.layers["first_bad_step"]
+    frame = tables.layers.drop(columns=["numel"]).assign(first_bad_step=bad.where(bad >= 0).astype("Int64"))
+    return [Table(frame, "Every layer of every experiment", "tables/layers.csv")]
+
+
+def _instructions(tables: NanTables, sass: SassTables, folder: Path) -> list[Block]:
+    """nixnan's counts, one row per logged experiment, the functions behind them, and what each log says."""
+    blocks: list[Block] = []
+    counted = tables.experiments[tables.experiments["sass_integrity"].fillna("") != ""][SASS]
+    if len(counted):
+        caption = (
+            "nixnan's counts by experiment; they only compare between experiments that generate the same "
+            "length"
+        )
+        blocks.append(Table(counted, caption, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40))
+    blocks += _functions(tables, folder)
+    for name, caption in SASS_CAPTIONS.items():
+        frame = sass.frames[name]
+        if len(frame):
+            blocks.append(Table(frame, caption, f"tables/{name}.csv", open_rows=30))
+    return blocks
+
+
+def _functions(tables: NanTables, folder: Path) -> list[Block]:
+    """Bars of NaN lines by category for each experiment that was logged."""
+    frame = tables.functions[tables.functions["twin_of"] == ""]
+    if frame.empty:
+        return []
+    by = frame.groupby(["experiment", "category"], sort=False)[["lines", "nan_lines"]].sum().reset_index()
+    by = by.head(3 * MOST_BARS)
+    keys = [f"{row.experiment}: {row.category}" for row in by.itertuples()]
+    nan_lines = by["nan_lines"].to_numpy(float)
+    drawing = stacked_bars(
+        keys,
+        {"fail": nan_lines, "memcpy": by["lines"].to_numpy(float) - nan_lines},
+        axis="lines of nixnan",
+        words={"fail": "with NaN", "memcpy": "infinity, subnormal or division by 0 only"},
+    )
+    caption = "Lines by kernel category. Device functions that repeat a kernel's entries are left out."
+    png = save(drawing, folder, "categories")
+    return [
+        Figure(png, caption, "figures/categories.png", "tables/functions.csv"),
+        Table(tables.functions, "Functions as nixnan names them", "tables/functions.csv"),
+    ]
+
+
+def _applied(tables: NanTables) -> list[Block]:
+    """What each experiment changed, with the proof."""
+    if tables.applied.empty:
+        return []
+    caption = (
+        "What each experiment changed, and the proof: modules that took the change, values altered, how "
+        "far the first logits moved"
+    )
+    frame = _without_empty_columns(tables.applied)
+    return [Table(frame, caption, "tables/applied.csv", pills=PILLS, open_rows=40)]
+
+
+def _evidence(sass: SassTables) -> list[Block]:
+    frame = sass.frames["sass_evidence"]
+    if frame.empty:
+        return []
+    caption = "The worst line of each site, as it stands in its log; sites with NaN first, then by lines"
+    return [Table(frame, caption, "tables/sass_evidence.csv", open_rows=12, limit=300)]

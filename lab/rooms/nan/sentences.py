@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import pandas as pd
+from collections.abc import Sequence
 
 from lab.core.words import plural
 from lab.rooms.nan.analyze import NanTables
-from lab.rooms.nan.counts import bad_leaves, kind_lines
-from lab.rooms.nan.evidence import Evidence
-from lab.rooms.nan.nixnan.categories import shown
-from lab.rooms.nan.nixnan.sites import nan_sites
+from lab.rooms.nan.evidence import Evidence, kind_lines
+from lab.rooms.nan.nixnan.log import nan_sites
+from lab.rooms.nan.nixnan.names import shown
 from lab.rooms.nan.verdict import SEVERITY
 
 
 def sentences(tables: NanTables) -> list[str]:
-    """The verdict, its reasons, what cannot be compared, and what watching cost."""
+    """The verdict, its reasons, and what cannot be compared."""
     return [
         headline(tables),
         *births(tables),
@@ -25,7 +22,6 @@ def sentences(tables: NanTables) -> list[str]:
         *ties(tables),
         *left_out(tables.evidence),
         *incomplete_logs(tables.evidence),
-        *watch_cost(tables.evidence),
     ]
 
 
@@ -74,18 +70,22 @@ def births(tables: NanTables) -> list[str]:
 def cures(tables: NanTables) -> list[str]:
     """Which change kept the logits finite where another did not: the same weights, one thing different."""
     base = tables.baseline
-    able = [evidence_row for evidence_row in tables.evidence if evidence_row.compared]
-    bad = [one for one in able if tables.chains[one.label].logits[0] == "yes"]
-    good = [one for one in able if tables.chains[one.label].logits[0] == "no"]
+    able = [experiment for experiment in tables.evidence if experiment.compared]
+    bad, good = (
+        [experiment for experiment in able if tables.chains[experiment.label].logits[0] == state]
+        for state in ("yes", "no")
+    )
     if not bad or not good or base is None:
         return []
     if base in bad:
-        kept_text = listed([_with_types(one) for one in good])
+        kept_text = listed([*map(_with_types, good)])
         return [f"{kept_text} kept the logits finite where {_with_types(base)} did not."]
-    names, kept_text = listed([one.label for one in bad]), listed([one.label for one in good])
+    names, kept_text = (
+        listed([experiment.label for experiment in experiments]) for experiments in (bad, good)
+    )
     sentence = f"The same weights stay finite in {kept_text}; what breaks them is {names}."
     attention = ((base.result or {}).get("effective") or {}).get("attention", "")
-    if attention == "sdpa" and any(one.experiment == "eager" for one in bad):
+    if attention == "sdpa" and any(experiment.experiment == "eager" for experiment in bad):
         sentence += " Fused attention (sdpa) never writes the scores in half: sdpa cures it."
     return [sentence]
 
@@ -153,35 +153,6 @@ def incomplete_logs(evidence: Sequence[Evidence]) -> list[str]:
                 f"{experiment.label}: the log is {experiment.log.integrity}: {experiment.log.reasons[0]}"
             )
     return sentences
-
-
-def watch_cost(evidence: Sequence[Evidence]) -> list[str]:
-    """What watching added to a clean forward, over the experiments that timed it."""
-    clean = [
-        evidence_row for evidence_row in evidence if not bad_leaves(evidence_row)
-    ]  # explaining a bad forward costs more
-    timings = [timing for one in clean if (timing := (one.result or {}).get("timing"))]
-    if not timings:
-        return []
-    tokens, counter = timings[0]["prompt_tokens"], timings[0]["counter"]
-    method = f"medians of clean forwards of {tokens} and 1 tokens; counter: {counter}"
-    costs = [_cost_of([timing[phase] for timing in timings], phase) for phase in ("prefill", "decode")]
-    shown = [f"{percent:+.1f} % of a {what}" for percent, clear, what in costs if clear]
-    unclear = [f"{what} ({percent:+.1f} %)" for percent, clear, what in costs if not clear]
-    sentences = [f"Watching cost {' and '.join(shown)} ({method})."] if shown else []
-    if unclear:
-        sentences.append(
-            f"What watching cost is within this machine's own variation: {' and '.join(unclear)}."
-        )
-    return sentences
-
-
-def _cost_of(timings: Sequence[Mapping[str, float]], phase: str) -> tuple[float, bool, str]:
-    """Median percent, whether the repeats agree that there is a cost at all, and the phase with its time."""
-    percent = pd.Series([timing["overhead_percent"] for timing in timings]).median()
-    lowest = pd.Series([timing.get("low_percent", timing["overhead_percent"]) for timing in timings]).median()
-    plain_ms = pd.Series([timing["plain_ms"] for timing in timings]).median()
-    return percent, percent > 0 and lowest > 0, f"{phase} of {plain_ms:.1f} ms"
 
 
 def listed(texts: Sequence[str], limit: int = 6) -> str:

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core.words import plural
-from lab.rooms.nan.counts import bad_leaves, kind_lines, subnormals, text_of
-from lab.rooms.nan.evidence import Evidence
+from lab.rooms.nan.evidence import Evidence, bad_leaves, kind_lines, subnormals, text_of
 from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, stored_nan
 
 # Verdict -> grade. What stayed inside kernels does no harm and shares the first grade: a level that was not
@@ -34,7 +33,7 @@ Link = tuple[
 
 @dataclass(frozen=True)
 class Chain:
-    """One link per level, in the order of lab.rooms.nan.columns.LINKS."""
+    """One link per level, in the order of lab.rooms.nan.analyze.LINKS."""
 
     instruction: Link
     stored: Link
@@ -77,12 +76,12 @@ def verdict_of(experiment: Evidence, chain: Chain) -> str:
 def ranks(evidence: Sequence[Evidence], verdicts: Mapping[str, str]) -> dict[str, int]:
     """Label -> rank by verdict, 1 is best; equals share a rank; what is not compared has none."""
     able = [
-        evidence_row.label
-        for evidence_row in evidence
-        if evidence_row.compared and verdicts[evidence_row.label] in SEVERITY
+        experiment.label
+        for experiment in evidence
+        if experiment.compared and verdicts[experiment.label] in SEVERITY
     ]
     grade = {label: SEVERITY[verdicts[label]] for label in able}
-    return {label: 1 + sum(other < grade[label] for other in grade.values()) for label in able}
+    return {label: 1 + sum(better < grade[label] for better in grade.values()) for label in able}
 
 
 def _instruction(experiment: Evidence) -> Link:

@@ -24,7 +24,6 @@ from lab.rooms.nsys.recording import (
     SOFTMAX,
     STEP,
     Recording,
-    class_of,
 )
 
 MATMUL_CLASSES = ("gemm", "gemv")
@@ -155,7 +154,7 @@ def _share_table(recording: Recording, key: str, columns: list[str]) -> pd.DataF
     joined = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
     if key == "name":
         joined["kernel"] = [short_name(name) for name in joined["name"]]
-        joined["class"] = [class_of(name) for name in joined["name"]]
+        joined["class"] = joined["name"].map(all_kernels.drop_duplicates("name").set_index("name")["class"])
     table: pd.DataFrame = joined[columns]
     return table
 

@@ -26,8 +26,7 @@ from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.layout import CellFiles, find_cells, published_name
 from lab.rooms.nsys.recording import Recording, recording_of
 from lab.rooms.nsys.report.page import Findings, report
-from lab.rooms.nsys.report.tables import Results, cell_row
-from lab.rooms.nsys.report.verdict import write_summary
+from lab.rooms.nsys.report.tables import Results, cell_row, write_summary
 
 PROBLEMS = ["cell", "file", "what", "fix"]
 NO_STEPS = "the capture has no range `step_N`"

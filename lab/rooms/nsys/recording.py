@@ -11,10 +11,12 @@ import pandas as pd
 from lab.perfmodel.boards import Board, board_of
 from lab.recordings.capture import KERNEL, OP, Process
 from lab.recordings.lacks import Lack
-from lab.recordings.names import is_matmul, kernel_class
+from lab.recordings.names import CLASSES
 from lab.recordings.phase_names import BACKWARD, FORWARD, OPTIMIZER, is_step
 from lab.recordings.projection import AMBIGUOUS, RULES, PhaseNames, Projection, offers
 from lab.recordings.projection.nest import nearest_ancestor
+from lab.recordings.views import row_classes
+from lab.rooms.nsys.captures.phases import products
 
 PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 STEP = "step"
@@ -53,8 +55,6 @@ class Recording:
     ambiguous: int = 0
     problems: tuple[str, ...] = ()
     lacks: tuple[Lack, ...] = ()  # what the recording is missing
-    coverage: dict[str, tuple[int, float]] = field(default_factory=dict)  # rule -> (operations, ms)
-    cpu_ops: pd.DataFrame = field(default_factory=pd.DataFrame)  # op, calls and self_ms per step (Kineto)
 
     @property
     def steps(self) -> list[int]:
@@ -68,12 +68,6 @@ class Recording:
 def normalised(name: str) -> str:
     """A range name in one spelling: the course's handout has blanks where its code has underscores."""
     return re.sub(r"[\s_]+", "_", name.strip()).lower()
-
-
-def class_of(name: str) -> str:
-    """The class of a kernel; `gemm` for any kernel that multiplies matrices."""
-    kind = kernel_class(name)
-    return "gemm" if is_matmul(name) and kind != "gemv" else kind
 
 
 def recording_of(projection: Projection, names: PhaseNames | None = None) -> Recording:
@@ -103,8 +97,6 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
         ambiguous=int((projection.ops.rule == AMBIGUOUS).sum()),
         problems=(*capture.problems, *projection.problems, *offered),
         lacks=capture.lacks,
-        coverage=_coverage(inside),
-        cpu_ops=_cpu_ops(projection, steps),
     )
 
 
@@ -130,15 +122,15 @@ def _rows_by_name(projection: Projection, steps: np.ndarray, names: PhaseNames) 
 
 def _ops_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.ndarray]) -> pd.DataFrame:
     capture = projection.capture
-    texts = capture.text(capture.ops.name_id)
-    classes = {name: class_of(name) for name in set(texts)}
+    classes = np.array(CLASSES, dtype=object)[row_classes(capture)]
+    classes[products(capture) & (classes == "quant")] = "gemm"
     frame: pd.DataFrame = pd.DataFrame(
         {
             "step": projection.owners(steps),
             "phase": _owner_names(projection, PHASES, named),
             "part": _owner_names(projection, PARTS, named),
-            "name": texts,
-            "class": [classes[name] for name in texts],
+            "name": capture.text(capture.ops.name_id),
+            "class": classes,
             "kernel": capture.ops.kind == KERNEL,
             "start_ns": capture.ops.start_ns,
             "end_ns": capture.ops.end_ns,
@@ -214,38 +206,3 @@ def _step_of_ranges(projection: Projection, steps: np.ndarray) -> np.ndarray:
     rows = np.arange(len(projection.instances))
     step_of: np.ndarray = index[nearest_ancestor(projection.instances.parent, rows, index[:-1] >= 0)]
     return step_of
-
-
-def _coverage(ops: pd.DataFrame) -> dict[str, tuple[int, float]]:
-    took_ns = ops["end_ns"] - ops["start_ns"]
-    return {
-        str(rule): (len(rows), float(took_ns[rows.index].sum() / 1e6)) for rule, rows in ops.groupby("rule")
-    }
-
-
-def _cpu_ops(projection: Projection, steps: np.ndarray) -> pd.DataFrame:
-    """Calls and self time per step of the framework's operators, costliest first; empty for nsys.
-
-    An operator is in the step in which it begins, on whichever thread.
-    """
-    capture = projection.capture
-    ranges, parents = capture.ranges, projection.instances.parent
-    order = steps[np.argsort(ranges.start_ns[steps])]
-    step = np.searchsorted(ranges.start_ns[order], ranges.start_ns, side="right") - 1
-    inside = (step >= 0) & (ranges.kind == OP)
-    inside[inside] &= ranges.start_ns[inside] < ranges.end_ns[order][step[inside]]
-    rows = np.flatnonzero(inside)
-    dur_ns = (ranges.end_ns - ranges.start_ns).astype(np.int64)
-    self_ns = dur_ns.copy()
-    child = np.flatnonzero((parents >= 0) & (ranges.kind == OP))
-    np.subtract.at(self_ns, parents[child], dur_ns[child])
-    calls = pd.DataFrame({"op": capture.text(ranges.name_id[rows]), "ns": self_ns[rows]})
-    grouped = calls.groupby("op")["ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
-    num_steps = max(1, len(steps))
-    columns = {
-        "op": grouped.index,
-        "calls": grouped["size"].to_numpy() / num_steps,
-        "self_ms": grouped["sum"].to_numpy() / num_steps / 1e6,
-    }
-    frame: pd.DataFrame = pd.DataFrame(columns)
-    return frame

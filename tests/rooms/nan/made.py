@@ -147,7 +147,6 @@ def result(
             "births": [first] if first else [],
             "steps": steps,
         },
-        "timing": None,
         **more,
     }
 

@@ -43,3 +43,12 @@ def test_kernels_that_the_options_chose_are_known_to_the_verdict(tmp_path):
     (tmp_path / "s/steps/baseline/nixnan.json").write_text(json.dumps({"flags": flags}))
     (one,) = gather([tmp_path / "s"], [run], lambda _: None)
     assert (one.only_kernels, one.not_kernels, one.inventory) == (("void softmax",), (), False)
+
+
+def test_what_nixnan_was_told_to_look_at_survives_the_join_of_two_runs(tmp_path):
+    """An inventory beside a watched run checked no kernel: its zero is unknown, not no."""
+    python = run_of(tmp_path / "p", {"baseline": result("baseline")})
+    sass = run_of(tmp_path / "s", {"baseline": result("baseline")}, sass=True)
+    (tmp_path / "s/steps/baseline/nixnan.json").write_text(json.dumps({"flags": {"inventory": True}}))
+    (experiment,) = gather([tmp_path / "p", tmp_path / "s"], [python, sass], lambda _: None)
+    assert experiment.inventory

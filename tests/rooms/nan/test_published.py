@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from lab.rooms.nan.analyze import analyze
-from lab.rooms.nan.gather import gather
-from lab.rooms.nan.published import experiment_of, is_published
+from lab.rooms.nan.gather import experiment_of, gather, is_published
 from tests.rooms.nan.folders import log, published, rows
 
 

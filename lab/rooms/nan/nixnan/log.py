@@ -1,16 +1,28 @@
-"""The nouns of a nixnan log: a Log, its Sites and its Cells.
+"""The nouns of a nixnan log: a Log, its Sites, its Cells, and the Instructions that its sites belong to.
 
 A site is (function, SASS, operand): what two runs of one program share even where their lines differ. Counts
 are of lines: nixnan writes one line per distinct (instruction, mask of kinds, operand), not one per event.
 The report's unique events are the same lines, its repeats the events beyond the first.
+
+Operand 0 is an instruction's result, looked at after it ran; 1 to 3 are its sources, looked at before. A kind
+in the result alone was born there; in the result and a source it passed through; in a source alone it ended
+there, or came by a way that is not watched. nixnan prints no address: instructions of one text are one here,
+and then the class is less sure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+from lab.rooms.nan.nixnan.grammar import KINDS
+from lab.rooms.nan.nixnan.names import is_store
+
+CLASSES = ("birth", "transit", "source_only", "unknown")
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,3 +97,87 @@ class Log(msgspec.Struct, kw_only=True):
     def context_seen(self) -> bool:
         """False: the tool was loaded but never attached, or this is a part of a log."""
         return self.contexts > 0
+
+
+@dataclass
+class Instruction:
+    """All sites of one (function, SASS)."""
+
+    function: str
+    sass: str
+    opcode: str
+    sites: dict[int | None, Site] = field(default_factory=dict)
+
+    def kinds(self, operand: int | None) -> set[str]:
+        site = self.sites.get(operand)
+        return set(site.kinds) if site else set()
+
+    @property
+    def result(self) -> set[str]:
+        return self.kinds(0)
+
+    @property
+    def sources(self) -> dict[int, set[str]]:
+        """Source operand -> kinds seen there."""
+        return {operand: set(site.kinds) for operand, site in self.sites.items() if operand}
+
+    def in_sources(self, *kinds: str) -> bool:
+        return any(source & set(kinds) for source in self.sources.values())
+
+    def class_of(self, kind: str) -> str | None:
+        """birth, transit, source_only or unknown (operands not named); None if the kind was not seen."""
+        if not any(kind in site.kinds for site in self.sites.values()):
+            return None
+        if None in self.sites:
+            return "unknown"
+        if kind not in self.result:
+            return "source_only"
+        return "transit" if self.in_sources(kind) else "birth"
+
+    @property
+    def merged(self) -> bool:
+        """Whether several instructions, or kernels of one cut name, share this text.
+
+        If so, some operand has more lines than masks.
+        """
+        return any(site.lines > site.masks for site in self.sites.values())
+
+    @property
+    def lines(self) -> int:
+        return sum(site.lines for site in self.sites.values())
+
+    def type_of_result(self) -> str:
+        return (self.sites.get(0) or next(iter(self.sites.values()))).type
+
+
+def instructions(log: Log) -> list[Instruction]:
+    """The listed sites as instructions, in the log's order, without device functions that repeat a kernel."""
+    by_text: dict[tuple[str, str], Instruction] = {}
+    for site in own_sites(log):
+        instruction = by_text.setdefault(
+            (site.function, site.sass), Instruction(site.function, site.sass, site.opcode)
+        )
+        instruction.sites[site.operand] = site
+    return list(by_text.values())
+
+
+def own_sites(log: Log) -> Iterable[Site]:
+    """The listed sites without those of device functions that repeat a kernel's."""
+    return (site for site in log.sites if site.function not in log.twins)
+
+
+def class_table(instruction_list: Iterable[Instruction]) -> dict[str, dict[str, int]]:
+    """Kind -> class -> instructions. Stores are left out: what reaches memory is another question."""
+    table = {kind: dict.fromkeys(CLASSES, 0) for kind in KINDS if kind != "div0"}
+    for instruction in instruction_list:
+        if is_store(instruction.opcode):
+            continue
+        for kind, row in table.items():
+            if (name := instruction.class_of(kind)) is not None:
+                row[name] += 1
+    return table
+
+
+def nan_sites(log: Log) -> dict[str, int]:
+    """Function -> sites where a NaN was seen, among the sites that are listed."""
+    return dict(Counter(site.function for site in log.sites if site.kinds.get("NaN")))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,77 +12,59 @@ import pandas as pd
 from lab.core.words import plural
 from lab.rooms.nan.config import AGAIN
 from lab.rooms.nan.evidence import Evidence, read_json
-from lab.rooms.nan.nixnan.categories import category, shown
 from lab.rooms.nan.nixnan.judging.causes import causes
-from lab.rooms.nan.nixnan.judging.coverage import coverage
 from lab.rooms.nan.nixnan.judging.diff import diff
-from lab.rooms.nan.nixnan.log import Log, Site
-from lab.rooms.nan.nixnan.sites import class_table, instructions
+from lab.rooms.nan.nixnan.judging.verdict import coverage
+from lab.rooms.nan.nixnan.log import Log, Site, class_table, instructions
+from lab.rooms.nan.nixnan.names import category, shown
 
-
-def _names(text: str) -> list[str]:
-    return text.split()
-
-
-INSTRUCTIONS = _names("experiment opcode operand type kinds lines")
-EVIDENCE = _names("experiment file line kinds category function lines_of_site raw")
-INTEGRITY = _names("experiment integrity lines error_lines torn_lines report_blocks contexts reasons files")
-CAUSES = _names("experiment cause what confidence benign sites lines functions why file line raw")
-CLASSES = _names("experiment kind birth transit source_only unknown")
-DIFFERENCES = _names("""
-    experiment against sites common jaccard appeared vanished moved noise_jaccard beyond_noise verdict
-""")
+COLUMNS = {
+    "sass_instructions": "experiment opcode operand type kinds lines",
+    "sass_evidence": "experiment file line kinds category function lines_of_site raw",
+    "sass_integrity": "experiment integrity lines error_lines torn_lines report_blocks contexts reasons "
+    "files",
+    "sass_causes": "experiment cause what confidence benign sites lines functions why file line raw",
+    "sass_classes": "experiment kind birth transit source_only unknown",
+    "sass_differences": "experiment against sites common jaccard appeared vanished moved noise_jaccard "
+    "beyond_noise verdict",
+}
 MOST_EVIDENCE = 40  # sites per experiment whose raw lines are shown
 
 
-@dataclass
+@dataclass(frozen=True)
 class SassTables:
-    """Frames by file name; `sentences` join the page's verdict."""
+    """Frames by the name of their CSV; `sentences` join the page's verdict."""
 
-    instructions: pd.DataFrame
-    evidence: pd.DataFrame
-    integrity: pd.DataFrame
-    causes: pd.DataFrame
-    classes: pd.DataFrame
-    differences: pd.DataFrame
-    coverage: list[str] = field(default_factory=list)
-    sentences: list[str] = field(default_factory=list)
-
-    def frames(self) -> dict[str, pd.DataFrame]:
-        names = ("instructions", "evidence", "integrity", "causes", "classes", "differences")
-        return {f"sass_{name}": getattr(self, name) for name in names}
+    frames: dict[str, pd.DataFrame]
+    coverage: list[str]
+    sentences: list[str]
 
 
 def sass_tables(evidence: Sequence[Evidence]) -> SassTables:
     """Tables of all logs that could be read; without one they are empty."""
     logged = [experiment for experiment in evidence if experiment.log is not None]
-    rows: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("instructions", "evidence", "integrity", "causes", "classes")
-    }
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in COLUMNS}
     covered: dict[str, list[str]] = {}
     for experiment in logged:
-        assert experiment.log is not None
-        instruction_list = instructions(experiment.log)
-        rows["instructions"] += _instructions(experiment.label, experiment.log)
-        rows["evidence"] += _evidence(experiment.label, experiment.log)
-        rows["integrity"].append(_integrity(experiment))
-        rows["causes"] += _causes(experiment.label, causes(instruction_list))
-        rows["classes"] += [
-            {"experiment": experiment.label, "kind": kind, **row}
-            for kind, row in class_table(instruction_list).items()
+        log, label = experiment.log, experiment.label
+        assert log is not None
+        instruction_list = instructions(log)
+        rows["sass_instructions"] += _instructions(label, log)
+        rows["sass_evidence"] += _evidence(label, log)
+        rows["sass_integrity"].append(_integrity(experiment))
+        rows["sass_causes"] += _causes(label, causes(instruction_list))
+        rows["sass_classes"] += [
+            {"experiment": label, "kind": kind, **row} for kind, row in class_table(instruction_list).items()
         ]
-        for sentence in coverage(experiment.log, compute_capability=_capability(experiment)):
-            covered.setdefault(sentence, []).append(experiment.label)
-    differences, sentences = _differences(logged)
+        for sentence in coverage(log, compute_capability=_capability(experiment)):
+            covered.setdefault(sentence, []).append(label)
+    rows["sass_differences"], sentences = _differences(logged)
+    frames = {name: pd.DataFrame(rows[name], columns=names.split()) for name, names in COLUMNS.items()}
+    frames["sass_instructions"] = frames["sass_instructions"].astype({"operand": "Int64"})
     return SassTables(
-        instructions=pd.DataFrame(rows["instructions"], columns=INSTRUCTIONS).astype({"operand": "Int64"}),
-        evidence=pd.DataFrame(rows["evidence"], columns=EVIDENCE),
-        integrity=pd.DataFrame(rows["integrity"], columns=INTEGRITY),
-        causes=pd.DataFrame(rows["causes"], columns=CAUSES),
-        classes=pd.DataFrame(rows["classes"], columns=CLASSES),
-        differences=differences,
+        frames=frames,
         coverage=[f"{', '.join(labels)}: {sentence}" for sentence, labels in covered.items()],
-        sentences=[*_harmful(rows["causes"]), *sentences],
+        sentences=[*_harmful(rows["sass_causes"]), *sentences],
     )
 
 
@@ -130,12 +112,12 @@ def _harmful(cause_rows: Sequence[dict[str, Any]]) -> list[str]:
     return [f"Instructions show {what}: {', '.join(kernel)}." for what, kernel in kernels.items()]
 
 
-def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:
+def _differences(logged: Sequence[Evidence]) -> tuple[list[dict[str, Any]], list[str]]:
     """Each log's sites against the baseline's; the baseline's repeat, if there is one, is the noise floor."""
     by_name = {experiment.experiment: experiment for experiment in logged}
     base, again = by_name.get("baseline"), by_name.get(AGAIN)
     if base is None or base.log is None:
-        return pd.DataFrame([], columns=DIFFERENCES), []
+        return [], []
     noise = again.log if again else None
     rows = []
     for experiment in logged:
@@ -163,7 +145,7 @@ def _differences(logged: Sequence[Evidence]) -> tuple[pd.DataFrame, list[str]]:
         sentences.append("The baseline or its repeat is not complete: the noise floor is missing.")
     if rows and noise is None:
         sentences.append("The baseline was not repeated: without the noise floor, no difference is judged.")
-    return pd.DataFrame(rows, columns=DIFFERENCES), sentences
+    return rows, sentences
 
 
 def _instructions(label: str, log: Log) -> list[dict[str, Any]]:

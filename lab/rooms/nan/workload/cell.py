@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
+import platform
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from lab.errors import GpuError
 from lab.rooms.nan.config import NanConfig
+from lab.workload.environment import versions
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 SHAPES: dict[str, dict[str, int]] = {
@@ -29,6 +34,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 32000,
     },
 }
+PACKAGES = ("transformers", "bitsandbytes", "triton", "numpy")
 
 
 @dataclass
@@ -98,3 +104,48 @@ def _half_works() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:
+    """What runs, read off the model itself."""
+    dtypes = sorted({str(parameter.dtype).replace("torch.", "") for parameter in model.parameters()})
+    norms = {type(module).__name__ for module in model.modules() if type(module).__name__.endswith("Norm")}
+    return {
+        "model": config.model,
+        "class": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtypes": dtypes,
+        "attention": resolved_attention(model),
+        "quant": cell.quant,
+        "device": str(cell.device),
+        "device_name": _gpu_name(cell.device) or platform.processor() or "CPU",
+        "norms": sorted(norms),
+        "layers": getattr(model.config, "num_hidden_layers", None),
+        "hidden_size": getattr(model.config, "hidden_size", None),
+    }
+
+
+def environment(cell: Cell) -> dict[str, Any]:
+    """Versions and devices; a package that is not installed is None."""
+    packages: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
+    gpu = _gpu_name(cell.device)
+    capability = torch.cuda.get_device_capability(cell.device) if gpu else None
+    return {
+        "versions": versions(**packages),
+        "device": str(cell.device),
+        "host": platform.node(),
+        "device_names": [gpu] if gpu else [],
+        "compute_capability": ".".join(map(str, capability)) if capability else None,
+    }
+
+
+def resolved_attention(model: Any) -> str:
+    """The attention that runs, as the library resolved it."""
+    return str(getattr(getattr(model, "config", None), "_attn_implementation", None) or "eager")
+
+
+def _gpu_name(device: torch.device) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.config import NanConfig
-from lab.rooms.nan.workload.cell import DTYPES, Cell
+from lab.rooms.nan.workload.cell import DTYPES, Cell, resolved_attention
 
 SCALED_NAMES = ("scaling", "scale")
 PROJECTIONS = ("q_proj", "query", "q")
@@ -60,7 +60,7 @@ class Change:
     def settle(self) -> None:
         """Read what was counted on the device."""
         if self._clipped:
-            self.applied.values_changed = int(torch.stack([one.sum() for one in self._clipped]).sum())
+            self.applied.values_changed = int(torch.stack([flags.sum() for flags in self._clipped]).sum())
 
     def count_clipped(self, flags: Tensor) -> None:
         self._clipped.append(flags.sum())
@@ -136,7 +136,7 @@ def set_epsilon(model: nn.Module, epsilon: float) -> Change:
     norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
     change = Change(Applied(f"epsilon of every norm = {epsilon:g}", len(norms), 0))
     for module in norms:
-        name = next((one for one in ("variance_epsilon", "eps") if hasattr(module, one)), None)
+        name = next((name for name in ("variance_epsilon", "eps") if hasattr(module, name)), None)
         if name is None:
             change.applied.reason = f"{type(module).__name__} has no known epsilon attribute"
             continue
@@ -151,7 +151,7 @@ def proof_of_loading(experiment: str, model: nn.Module, cell: Cell) -> Applied |
     """For experiments that change how the model is made: what of it is really there."""
     if experiment == "bfloat16":
         floating = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
-        right = [one for one in floating if one.dtype is DTYPES["bfloat16"]]
+        right = [weight for weight in floating if weight.dtype is DTYPES["bfloat16"]]
         return Applied("weights in bfloat16", len(floating), len(right))
     if experiment == "eager":
         modules = attention_modules(model)
@@ -162,11 +162,6 @@ def proof_of_loading(experiment: str, model: nn.Module, cell: Cell) -> Applied |
         eight = [linear for linear in linears if type(linear).__name__ == "Linear8bitLt"]
         return Applied("linear layers in 8 bits", 1, len(eight))
     return None
-
-
-def resolved_attention(model: Any) -> str:
-    """The attention that runs, as the library resolved it."""
-    return str(getattr(getattr(model, "config", None), "_attn_implementation", None) or "eager")
 
 
 def _replace_forward(change: Change, module: nn.Module, alter: Callable[[Any], Any]) -> None:

@@ -6,7 +6,7 @@
 Loads the model, changes one thing and proves it, generates exactly `max_new_tokens` greedily under the watch
 (with --no-hooks without it, which is how it runs under nixnan), and leaves in --out:
 
-- `result.json`: what was asked and what ran, the proof, the text, births and totals, timings.
+- `result.json`: what was asked and what ran, the proof, the text, births and totals.
 - `modules.csv`: every leaf of every module, summed over calls, by phase.
 - `calls.csv`: the kept forwards, call by call.
 - `environment.json`: versions and devices.
@@ -17,34 +17,40 @@ Exit codes are those of lab.errors. Written for torch 1.12 to 2.13, transformers
 from __future__ import annotations
 
 import argparse
+import csv
+import dataclasses
+import io
 import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from lab.core.files import write_atomic
 from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.config import AGAIN, EXPERIMENTS, RESULT, NanConfig, label
 from lab.rooms.nan.watch.count import KINDS, plain_counts
+from lab.rooms.nan.watch.explain import Row, Step, Total
+from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.watch import Watch
-from lab.rooms.nan.workload.cell import Cell, choose_cell
+from lab.rooms.nan.workload.cell import Cell, choose_cell, effective, environment
 from lab.rooms.nan.workload.changes import make_change, proof_of_loading
-from lab.rooms.nan.workload.cost import overhead
-from lab.rooms.nan.workload.environment import effective, environment
 from lab.rooms.nan.workload.generate import Generated, first_logits, generate
 from lab.rooms.nan.workload.model import Loaded, load
 from lab.rooms.nan.workload.provoke import provoke
-from lab.rooms.nan.workload.watch_files import write_watch
 from lab.workload.start import read_config, start, write_json
 
 log = logging.getLogger("lab.workload")
 INJECTED = ("CUDA_INJECTION64_PATH", "LD_PRELOAD", "LOGFILE", "NIXNAN_SO")
+MOST_BIRTHS = 200
+_MODULE = ("module", "kind", "side", "leaf", "phase", "dtype", "calls", "numel")
+_CALL = ("step", "phase", "seq", "module", "class", "side", "leaf", "shape", "dtype")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -105,7 +111,7 @@ def execute(
     model, device = loaded.model, cell.device
     if config.provoke and cell.quant != "none":
         raise UsageError("--provoke cannot scale quantized weights", fix="add --quant none")
-    ids, mask = (one.to(device) for one in loaded.tokenizer(config.prompt))
+    ids, mask = (tensor.to(device) for tensor in loaded.tokenizer(config.prompt))
     planted = provoke(model, config.provoke, config.provoke_layer, ids, mask) if config.provoke else None
     plain = first_logits(model, ids, mask) if watched else None
     proof = proof_of_loading(experiment, model, cell)
@@ -137,14 +143,13 @@ def execute(
     }
     if watch is not None:
         result["watch"] = write_watch(watch, out)
-        result["timing"] = overhead(model, ids, mask, config.timing, watch.counter) if config.timing else None
     return result
 
 
 def logits_summary(generated: Generated) -> dict[str, Any]:
     """NaN and infinities among the logits that tokens were chosen from, (steps, batch, vocabulary)."""
     rows = plain_counts(list(generated.logits))
-    bad = [int(at) for at in np.flatnonzero(rows[:, :3].sum(axis=1) > 0)]
+    bad = np.flatnonzero(rows[:, :3].sum(axis=1) > 0).tolist()
     summary: dict[str, Any] = {kind: float(rows[:, index].sum()) for index, kind in enumerate(KINDS[:3])}
     return {**summary, "absmax": float(rows[:, 4].max()), "steps": len(rows), "bad_steps": bad}
 
@@ -166,3 +171,61 @@ def log_findings(result: dict[str, Any]) -> None:
     bad = len(result["logits"]["bad_steps"])
     logits = f"not finite in {plural(bad, 'step')}" if bad else "all finite"
     log.info("logits: %s; text: %r", logits, result["text"])
+
+
+def write_watch(watch: Watch, out: Path) -> dict[str, Any]:
+    """Write the watch's tables into `out`; returns its part of result.json."""
+    totals, first_step = watch.totals(), watch.first_step
+    _write_csv(out / "modules.csv", (*_MODULE, *KINDS, "first_bad_step"), map(_module_row, totals))
+    calls = (_call_row(step, row) for step in watch.steps for row in step.rows)
+    _write_csv(out / "calls.csv", (*_CALL, *KINDS, "role"), calls)
+    born = [_born(step, birth) for step in watch.steps[:MOST_BIRTHS] for birth in step.births]
+    return {
+        "counter": watch.counter,
+        "counter_reason": watch.counter_reason,
+        "notes": watch.notes,
+        "modules": len({total.module for total in totals}),
+        "forwards": len(watch.steps),
+        "weights": watch.weights,
+        "first": _born(first_step, first_step.births[0]) if first_step else None,
+        "births": born[:MOST_BIRTHS],
+        "steps": [
+            {
+                "step": step.number,
+                "phase": step.phase,
+                "query_length": step.query_length,
+                "bad_leaves": step.bad_leaves,
+                "reached_output": step.reached_output,
+                **step.totals,
+            }
+            for step in watch.steps
+        ],
+    }
+
+
+def _module_row(total: Total) -> list[Any]:
+    values = [getattr(total, name) for name in _MODULE]
+    return [*values, *map(_number, total.counts), total.first_bad_step]
+
+
+def _call_row(step: Step, row: Row) -> list[Any]:
+    cells = (row.seq, row.module, row.kind, row.side, row.leaf, row.shape, row.dtype)
+    return [step.number, step.phase, *cells, *map(_number, row.counts), row.role]
+
+
+def _born(step: Step, birth: Birth) -> dict[str, Any]:
+    cells = {"step": step.number, "phase": step.phase}
+    born = dataclasses.asdict(birth)
+    return {**cells, "how": born.pop("kind"), **born, "place": birth.place}
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_atomic(path, text.getvalue())
+
+
+def _number(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else float(value)

@@ -1,4 +1,4 @@
-"""Which questions a cell can answer, and its answers."""
+"""Questions a to d (e is in `attention`), which of them a cell can answer, and its answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from lab.core.words import plural
+from lab.recordings.phase_names import FORWARD
 from lab.rooms.nsys.analyze import MATMUL_CLASSES
 from lab.rooms.nsys.answers.answer import (
     AGREE,
@@ -21,16 +22,99 @@ from lab.rooms.nsys.answers.answer import (
     gemm_counts,
     interval_values,
     kernel_ns_by_step,
+    launches_repeat,
     no_answer,
     python_sample,
     spread,
     times_nest,
 )
 from lab.rooms.nsys.answers.attention import part_e
-from lab.rooms.nsys.answers.kernels import part_b, part_c
 from lab.rooms.nsys.config import PART_TYPES, Cell, parts_of
 from lab.rooms.nsys.recording import PHASES, STEP
 from lab.stats.means import Sample, difference_ci, mean_ci
+
+NOTABLE_PERCENT = 1.0
+
+
+def part_b(cell: CellData, _: Sequence[CellData]) -> Answer:
+    """The costliest kernel of the forward pass (and of forward plus backward), with its launches per pass."""
+    assert cell.tables is not None
+    kernels = cell.tables.kernels
+    forward = kernels[kernels["phase"] == "forward"]
+    if forward.empty:
+        return no_answer("b", cell, "no kernel in the range `forward`")
+    top = forward.iloc[0]
+    values: dict[str, float | str] = {
+        "kernel": top.kernel,
+        "launches": top.launches,
+        "ms": top.ms,
+        "percent": top.percent,
+        "name": top["name"],
+    }
+    spent_ns = kernel_ns_by_step(cell, [FORWARD], lambda ops: ops["name"] == top["name"])
+    values |= interval_values("kernel", "ms", spent_ns / 1e6)
+    sentence = f"In forward, {_kernel_sentence(top)}."
+    passes = kernels[kernels["phase"].isin(("forward", "backward"))]
+    if (passes["phase"] == "backward").any():
+        sums = {
+            "kernel": "first",
+            "launches": "sum",
+            "ms": "sum",
+            "class": "first",
+            "same_in_all_steps": "all",
+        }
+        summed = passes.groupby("name", sort=False).agg(sums).sort_values("ms", ascending=False)
+        summed["percent"] = 100 * summed["ms"] / summed["ms"].sum()
+        costliest = summed.iloc[0]
+        same = "the same kernel" if summed.index[0] == top["name"] else "another one"
+        values |= {f"both_{name}": costliest[name] for name in ("kernel", "launches", "ms", "percent")}
+        sentence += f" Over forward and backward it is {same}: {_kernel_sentence(costliest)}."
+    return Answer("b", cell.label, sentence, values, (launches_repeat(cell, top), *gemm_counts(cell)))
+
+
+def _kernel_sentence(row: pd.Series) -> str:
+    times = f"{row.launches:.1f} launches per pass on average"
+    if row.same_in_all_steps:
+        times = f"{plural(int(row.launches), 'launch')} per pass"
+    return (
+        f"`{brief(row.kernel)}` ({row['class']}) costs most: {row.ms:.2f} ms, "
+        f"{row.percent:.0f} % of kernel time, {times}"
+    )
+
+
+def brief(name: str, limit: int = 56) -> str:
+    """A kernel's name shortened for a sentence; the table has the full name."""
+    return name if len(name) <= limit else f"{name[: limit - 12]}…{name[-11:]}"
+
+
+def part_c(cell: CellData, _: Sequence[CellData]) -> Answer:
+    """Classes other than matrix products with a notable share of the forward pass's kernel time."""
+    assert cell.tables is not None
+    classes = cell.tables.classes
+    forward = classes[classes["phase"] == "forward"]
+    if forward.empty:
+        return no_answer("c", cell, "no kernel in the range `forward`")
+    not_matmul = forward[~forward["class"].isin(MATMUL_CLASSES)]
+    notable = not_matmul[not_matmul["percent"] >= NOTABLE_PERCENT]
+    share = float(not_matmul["percent"].sum())
+    values: dict[str, float | str] = {
+        f"{row['class']}_percent": row.percent for _, row in not_matmul.iterrows()
+    }
+    values["not_matmul_percent"] = share
+    forward_ns = kernel_ns_by_step(cell, [FORWARD], lambda ops: ops["class"] != "")
+    not_matmul_ns = kernel_ns_by_step(cell, [FORWARD], lambda ops: ~ops["class"].isin(MATMUL_CLASSES))
+    if forward_ns.all():
+        values |= interval_values("not_matmul", "percent", 100 * not_matmul_ns / forward_ns)
+    listed = ", ".join(_class_share(row) for _, row in notable.iterrows()) or "no class of them reaches 1 %"
+    sentence = f"{share:.1f} % of forward's kernel time is not matrix products: {listed}."
+    total = float(forward["percent"].sum())
+    adds_up = check("shares of all classes add up", abs(total - 100) < 1e-6, "100 %", f"{total:.6f} %")
+    return Answer("c", cell.label, sentence, values, (adds_up, every_kernel_has_a_phase(cell)))
+
+
+def _class_share(row: pd.Series) -> str:
+    launches = "launch" if row.launches == 1 else "launches"
+    return f"{row['class']} {row.percent:.1f} % ({row.launches:g} {launches})"
 
 
 def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
@@ -123,12 +207,13 @@ def _share(row: pd.Series) -> str:
 def _kernels_of_other_threads(cell: CellData) -> str:
     """Operations without a phase under nsys' own rule: those attributed across threads."""
     assert cell.recording is not None
-    count, ms = cell.recording.coverage.get("cross", (0, 0.0))
+    crossed = cell.recording.ops[cell.recording.ops["rule"] == "cross"]
+    ms = (crossed["end_ns"] - crossed["start_ns"]).sum() / 1e6
     num_steps = len(cell.recording.steps)
-    if not count:
+    if crossed.empty:
         return ""
     return (
-        f"By the launching thread alone, {plural(round(count / num_steps), 'operation')} per step "
+        f"By the launching thread alone, {plural(round(len(crossed) / num_steps), 'operation')} per step "
         f"({ms / num_steps:.1f} ms) would have no phase."
     )
 

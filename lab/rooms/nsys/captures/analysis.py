@@ -103,7 +103,11 @@ def _analyse_recording(path: Path, out: Path, *, need_phases: bool) -> Findings:
             fix="record while the program works, and stop the profiler before it ends",
         )
     per_process = _summaries(capture)
-    if need_phases and per_process and not any(one.steps or len(one.phases) > 1 for one in per_process):
+    if (
+        need_phases
+        and per_process
+        and not any(process.steps or len(process.phases) > 1 for process in per_process)
+    ):
         raise MissingError(
             "no step and no range of the program is recorded, so phases are unknown",
             location=path,

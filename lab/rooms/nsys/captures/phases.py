@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lab.recordings.capture import OP
-from lab.recordings.names import is_matmul
+from lab.recordings.capture import OP, Capture
+from lab.recordings.names import CLASSES
 from lab.recordings.projection import PHASES, Projection
 from lab.recordings.projection.nest import nearest_ancestor
-from lab.recordings.views import gemm_flops
+from lab.recordings.views import gemm_flops, row_classes
 from lab.stats import intervals
 
 MAX_DEPTH = 4  # of ranges below a step
@@ -54,7 +54,7 @@ def phases_of(
     gemms = _gemm_flops(projection)
     phases: dict[Path, tuple[Phase, np.ndarray]] = {}
     for path in [(), *paths]:
-        inside = np.array([other is not None and other[: len(path)] == path for other in below])
+        inside = np.array([node is not None and node[: len(path)] == path for node in below])
         group = np.where(inside[projection.ops.path], step_of_operation, -1)
         rows = _ranges_at_path(projection, below, path, steps)
         step_ms = phases[()][0].kernel_ms if path else 0.0
@@ -153,6 +153,18 @@ def _phase(
     )
 
 
+def products(capture: Capture) -> np.ndarray:
+    """Mask (n,) of the kernels that multiply matrices, by their op where it is known.
+
+    bitsandbytes' kgemm_4bit multiplies and dequantizes in one: its class is `quant`, and it counts.
+    """
+    dequantizing = np.array([*("kgemm_4bit" in text for text in capture.strings), False])
+    gemm_classes = [CLASSES.index("gemm"), CLASSES.index("gemv")]
+    multiplies = np.isin(row_classes(capture), gemm_classes) | dequantizing[capture.ops.name_id]
+    mask: np.ndarray = multiplies & capture.kernels
+    return mask
+
+
 def _gemm_flops(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """FLOPs of GEMMs (n,), at each one's first kernel, ns (n,) of their kernels, and ns (n,) of other kernels
     that multiply; None without shapes."""
@@ -160,13 +172,13 @@ def _gemm_flops(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndar
     if not (flops > 0).any():
         return None
     ops = projection.capture.ops
+    # An op's FLOPs stand at its first kernel, so that sums over any set of rows count them once.
     product = projection.nearest(flops > 0)
     rows = np.flatnonzero((product >= 0) & projection.capture.kernels)
     dur_ns, counted = ops.end_ns - ops.start_ns, np.zeros(len(ops), dtype=bool)
     counted[rows] = True
-    multiplies = np.array([*map(is_matmul, projection.capture.strings), False])[ops.name_id]
     flop, spent_ns = np.zeros(len(ops)), np.where(counted, dur_ns, 0)
-    uncounted_ns = np.where(multiplies & projection.capture.kernels & ~counted, dur_ns, 0)
+    uncounted_ns = np.where(products(projection.capture) & ~counted, dur_ns, 0)
     used, first_rows = np.unique(product[rows], return_index=True)
     flop[rows[first_rows]] = flops[used]
     return flop, spent_ns, uncounted_ns

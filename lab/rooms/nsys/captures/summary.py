@@ -30,7 +30,7 @@ from lab.rooms.nsys.captures.hardware import (
     has_unknown_gpu,
     unified_memory,
 )
-from lab.rooms.nsys.captures.phases import Phase, phases_of
+from lab.rooms.nsys.captures.phases import Phase, phases_of, products
 from lab.stats import intervals
 
 TOP = 12
@@ -132,7 +132,6 @@ def summarise(
     num_steps = max(len(steps), 1)
     dur_ns = capture.ops.end_ns - capture.ops.start_ns
     by_name = _shares(capture, capture.ops.name_id, kernels, num_steps)
-    by_class = _by_class(capture, kernels, num_steps)
     costs = phases_of(projection, step_of_operation, steps)
     rows_by_path = {path: rows for path, (_, rows) in costs.items()}
     names = capture.text(capture.ops.name_id) if capture.device_events else np.empty(0)
@@ -145,10 +144,10 @@ def summarise(
         attribution=projection.attribution,
         steps=tuple(capture.name(int(name)) for name in capture.ranges.name_id[steps]),
         phases=tuple(phase for phase, _ in costs.values()),
-        classes=by_class,
+        classes=_by_class(capture, kernels, num_steps),
         top=tuple(by_name[:TOP]),
         origins=_origins(projection, kernels, num_steps),
-        matmul_share=_matmul_share(by_name, by_class),
+        matmul_share=_matmul_share(capture, kernels),
         gpus=_gpus(capture, projection.owners(projection.warmups) >= 0),
         replayed=_replayed(projection, kernels, num_steps),
         replay_rules=_replay_rules(projection),
@@ -211,13 +210,13 @@ def _shares(capture: Capture, key: np.ndarray, mask: np.ndarray, num_steps: int)
     return sorted(shares, key=lambda share: (-share.kernel_ms, share.name))
 
 
-def _matmul_share(by_name: Sequence[Share], by_class: Sequence[Share]) -> float | None:
+def _matmul_share(capture: Capture, kernels: np.ndarray) -> float | None:
     """None where no kernel, or no kernel's name, was recorded: which multiply is unknown."""
-    if not any(share.name for share in by_name):
+    names = np.array([*map(bool, capture.strings), False])[capture.ops.name_id]
+    if not (kernels & names).any():
         return None
-    # bitsandbytes' kgemm_4bit multiplies and dequantizes in one: its class is `quant`.
-    dequantizing = [share.share for share in by_name if "kgemm_4bit" in share.name]
-    return sum(share.share for share in by_class if share.name in ("gemm", "gemv")) + sum(dequantizing)
+    dur_ns = capture.ops.end_ns - capture.ops.start_ns
+    return float(dur_ns[kernels & products(capture)].sum() / (dur_ns[kernels].sum() or 1))
 
 
 def _by_class(capture: Capture, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:

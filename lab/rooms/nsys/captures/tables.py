@@ -12,8 +12,9 @@ from lab.recordings.capture import Capture
 from lab.recordings.gantt.bars import FAMILIES, LABELS, Bars
 from lab.recordings.integrity.words import bound, busy_and_idle
 from lab.recordings.lacks import AXES, Axis
-from lab.recordings.names import kernel_class, short_name
+from lab.recordings.names import CLASSES, short_name
 from lab.recordings.processes import process_label
+from lab.recordings.views import row_classes
 from lab.rooms.nsys.captures.summary import Summary
 
 
@@ -28,7 +29,7 @@ def recording_tables(capture: Capture, per_process: Sequence[Summary]) -> dict[s
         "unified_memory": _traffic_rows,
     }
     for name, rows_of in makers.items():
-        rows = [{"process": one.label, **row} for one in per_process for row in rows_of(one)]
+        rows = [{"process": process.label, **row} for process in per_process for row in rows_of(process)]
         if rows:
             tables[name] = pd.DataFrame(rows)
     return tables | {
@@ -131,17 +132,24 @@ def _process_of(capture: Capture, index: int) -> str:
 
 
 def _kernel_table(capture: Capture) -> pd.DataFrame:
-    """Every kernel of every process by name, costliest first: count, ms, mean, share of its process."""
+    """Every kernel of every process by name and class, costliest first. Launches of one name by different ops
+    may be of different classes."""
     ops, bounds = capture.ops.where(capture.kernels), _bounds(capture)
-    columns = {"process": ops.process, "name": ops.name_id, "ns": ops.end_ns - ops.start_ns}
-    groups = pd.DataFrame(columns).groupby(["process", "name"])["ns"].agg(["size", "sum"]).reset_index()
+    columns = {
+        "process": ops.process,
+        "name": ops.name_id,
+        "class": row_classes(capture)[capture.kernels],
+        "ns": ops.end_ns - ops.start_ns,
+    }
+    keys = ["process", "name", "class"]
+    groups = pd.DataFrame(columns).groupby(keys)["ns"].agg(["size", "sum"]).reset_index()
     names = [capture.name(index) or "(no name recorded)" for index in groups["name"]]
     processes, counts, dur_ms = groups["process"], groups["size"], groups["sum"] / 1e6
     table = pd.DataFrame(
         {
             "process": [_process_of(capture, index) for index in processes],
             "kernel": [short_name(name) for name in names],
-            "class": [kernel_class(name) for name in names],
+            "class": [CLASSES[index] for index in groups["class"]],
             "launches": counts,
             "kernel_ms": dur_ms,
             "mean_us": 1000 * dur_ms / counts,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lab.rooms.nan.nixnan.judging.causes import causes
-from lab.rooms.nan.nixnan.judging.rows import function_rows
 from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, verdict_of
+from lab.rooms.nan.nixnan.log import class_table, instructions
 from lab.rooms.nan.nixnan.reading.parse import parse
-from lab.rooms.nan.nixnan.sites import class_table, instructions
+from lab.rooms.nan.nixnan.terminal import function_rows
 
 pytestmark = pytest.mark.data
 

@@ -12,8 +12,7 @@ from torch import nn  # noqa: E402
 import lab.nan  # noqa: E402
 from lab.rooms.nan.config import NanConfig  # noqa: E402
 from lab.rooms.nan.workload.cell import choose_cell  # noqa: E402
-from lab.rooms.nan.workload.model import load  # noqa: E402
-from lab.rooms.nan.workload.tokenizers import ByteTokenizer  # noqa: E402
+from lab.rooms.nan.workload.model import ByteTokenizer, load  # noqa: E402
 
 
 def tiny(attn="eager", seed=0, layers=4):

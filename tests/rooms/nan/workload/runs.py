@@ -10,8 +10,7 @@ pytestmark = pytest.mark.torch
 from lab.rooms.nan.config import NanConfig  # noqa: E402
 from lab.rooms.nan.workload import main as workload  # noqa: E402
 from lab.rooms.nan.workload.cell import choose_cell  # noqa: E402
-from lab.rooms.nan.workload.model import load  # noqa: E402
-from lab.rooms.nan.workload.tokenizers import ByteTokenizer  # noqa: E402
+from lab.rooms.nan.workload.model import ByteTokenizer, load  # noqa: E402
 
 
 def config(**more):
@@ -20,7 +19,6 @@ def config(**more):
             "experiments": ("baseline",),
             "device": "cpu",
             "max_new_tokens": 3,
-            "timing": 0,
             "layers": 2,
             **more,
         }

@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 
 from lab.rooms.nan.workload.changes import attention_modules, clip_attention, scale_attention, set_epsilon  # noqa: E402
 from lab.rooms.nan.workload.generate import first_logits  # noqa: E402
-from lab.rooms.nan.workload.tokenizers import ByteTokenizer  # noqa: E402
+from lab.rooms.nan.workload.model import ByteTokenizer  # noqa: E402
 from tests.rooms.nan.workload.runs import prompt, tiny  # noqa: E402
 
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 from lab.rooms.nan.workload.generate import generate  # noqa: E402
-from lab.rooms.nan.workload.tokenizers import ByteTokenizer  # noqa: E402
+from lab.rooms.nan.workload.model import ByteTokenizer  # noqa: E402
 from tests.rooms.nan.workload.runs import tiny  # noqa: E402
 
 

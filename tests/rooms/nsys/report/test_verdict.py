@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.nsys.answers.answer import Answer, Check
-from lab.rooms.nsys.report.tables import Results
-from lab.rooms.nsys.report.verdict import summary_text, verdict, write_summary
+from lab.rooms.nsys.report.tables import Results, summary_text, verdict, write_summary
 
 NUMBERS = ["wall_ms", "plain_ms", "kernel_ms", "matmul_percent", "peak_mib"]
 

@@ -1,1 +1,1 @@
-"""What a `Log` says: its verdict, causes, coverage and summary, and how two logs differ."""
+"""What a `Log` says: its verdict, coverage and causes, and how two logs differ."""

@@ -13,11 +13,9 @@ from collections import Counter
 from typing import Any
 
 from lab.core.words import plural
-from lab.rooms.nan.nixnan.categories import category
 from lab.rooms.nan.nixnan.grammar import KINDS
-from lab.rooms.nan.nixnan.log import Log, Site
-from lab.rooms.nan.nixnan.opcodes import is_store
-from lab.rooms.nan.nixnan.sites import Instruction, instructions
+from lab.rooms.nan.nixnan.log import Instruction, Log, Site, instructions
+from lab.rooms.nan.nixnan.names import category, is_store
 
 GRADES = ("near zero", "infinite", "NaN", "NaN born", "NaN stored")
 """What a site saw, harmless first: subnormal or a division by zero; an infinity; a NaN in a source, or handed
@@ -117,8 +115,8 @@ def _grade_rows(a: dict[Key, int], b: dict[Key, int], noise: dict[Key, int] | No
         rows.append(
             {
                 "grade": GRADES[grade],
-                "a": sum(one >= grade for one in a.values()),
-                "b": sum(one >= grade for one in b.values()),
+                "a": sum(site_grade >= grade for site_grade in a.values()),
+                "b": sum(site_grade >= grade for site_grade in b.values()),
                 "new": len(new),
                 "floor": None if noise is None else len(noise_of(a, noise, grade)),
                 "sites": [list(key) for key in sorted(new, key=str)[:ROWS]],
@@ -132,8 +130,9 @@ def noise_of(a: dict[Key, int], noise: dict[Key, int], grade: int) -> set[Key]:
     return _risen(a, noise, grade) | _risen(noise, a, grade)
 
 
-def _risen(lines_a: dict[Key, int], lines_b: dict[Key, int], grade: int) -> set[Key]:
-    return {key for key, one in lines_b.items() if one >= grade > lines_a.get(key, -1)}
+def _risen(a: dict[Key, int], b: dict[Key, int], grade: int) -> set[Key]:
+    """Sites of this grade or worse in `b` that are of a lower one, or absent, in `a`."""
+    return {key for key, grade_b in b.items() if grade_b >= grade > a.get(key, -1)}
 
 
 def _worse(result: dict[str, Any]) -> list[str]:

@@ -1,10 +1,18 @@
-"""The verdict on one log: stored, masked-intermediate, subnormal-only, nothing-seen or inconclusive."""
+"""The verdict on one log, and what nixnan cannot see: zero events prove nothing where nothing was looked at.
+
+The limits are from nixnan's source (its tables of opcodes, the launches it intercepts) and from measurements
+on an H200, where every 16-bit linear layer and prefill attention was launched by a call that it does not
+intercept.
+"""
 
 from __future__ import annotations
 
 from lab.core.words import plural
 from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.log import Log
+from lab.rooms.nan.nixnan.names import category
+
+_TENSOR_CORES = ("HMMA", "DMMA", "HGMMA", "IMMA", "QGMMA")
 
 
 def totals(log: Log) -> dict[str, int]:
@@ -50,3 +58,52 @@ def verdict_of(log: Log) -> tuple[str, str]:
             "Reciprocals of zero, but no NaN and no infinity in what nixnan looks at.",
         )
     return "nothing-seen", "No event in what nixnan looks at. That does not prove health: see the coverage."
+
+
+def coverage(log: Log, *, compute_capability: str | None = None) -> list[str]:
+    """What this log's counts are based on: a statement, then warnings.
+
+    compute_capability, such as `9.0`: of the GPU, None if it is not known.
+    """
+    opcodes = sorted({cell.opcode for cell in log.cells})
+    major = (compute_capability or "").partition(".")[0]
+    return [_statement(log, opcodes), *_warnings(log, opcodes, major.isdigit() and int(major) >= 9)]
+
+
+def _statement(log: Log, opcodes: list[str]) -> str:
+    if not log.contexts and not log.kernels:
+        return "This log does not say which kernels nixnan looked at: what it counts is a lower bound."
+    return (
+        f"nixnan looked into {plural(len(log.kernels), 'kernel')} (by their cut names) and wrote about "
+        f"{plural(len(opcodes), 'opcode')}. Conversions, loads, selections and integer products are never "
+        "looked at, nor are kernels launched by cuLaunchKernelEx or from graphs: counts are lower bounds, "
+        "and a zero does not prove health."
+    )
+
+
+def _warnings(log: Log, opcodes: list[str], hopper: bool) -> list[str]:
+    warnings = []
+    products = [name for name in log.kernels if category(name) in ("gemm", "quantized gemm", "attention")]
+    if log.kernels and not products:
+        warnings.append(
+            "No matrix product and no fused attention is among the kernels it looked at: linear layers were "
+            "not seen."
+        )
+    elif log.error_lines and not any(opcode.startswith(_TENSOR_CORES) for opcode in opcodes):
+        warnings.append(
+            "No line is of a tensor core instruction: this log does not show the matrix products."
+        )
+    if hopper:
+        warnings.append(
+            "On this GPU cuBLAS and cuDNN launch by cuLaunchKernelEx: their kernels are not looked at."
+        )
+    if log.logged:
+        warnings.append(
+            f"{plural(len(log.logged), 'kernel')} launched without being looked at, by the log's own lines."
+        )
+    if log.immediates:
+        instructions = plural(len(log.immediates), "instruction")
+        warnings.append(
+            f"{instructions} with NaN or infinity as a constant: it is in the code and not an event."
+        )
+    return warnings

@@ -1,1 +1,1 @@
-"""From the bytes of a log to a `Log`: blocks of lines, counted in Python or C, against the log's report."""
+"""From a log's bytes to a `Log`: lines counted one by one or with numpy, and held against its report."""

@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 from lab.core.words import plural
 from lab.rooms.nan.nixnan.grammar import KINDS
-from lab.rooms.nan.nixnan.opcodes import is_store
-from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, Gathered
-from lab.rooms.nan.nixnan.reading.report_block import Cell
+from lab.rooms.nan.nixnan.names import is_store
+from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, Cell, Scan
+
+# Lines that nixnan writes only where it attached to a GPU's context.
+_ATTACHED = {"running", "logged", "timed", "function of", "bin", "immediate", "exponents"}
 
 
 class Verdict(NamedTuple):
@@ -25,32 +27,28 @@ class Verdict(NamedTuple):
     differences: list[tuple[Cell, int, int]]  # cell, lines, unique events of the report
 
 
-def judge(got: Gathered) -> Verdict:
+def judge(scan: Scan) -> Verdict:
     """How far a log can be trusted, and why. What is missing is never filled in."""
-    differences = reconcile(got) if got.report.blocks else []
-    integrity, reason = _verdict(got, differences)
-    return Verdict(integrity, [reason, *_remarks(got)], differences)
+    differences = reconcile(scan) if scan.report.blocks else []
+    integrity, reason = _verdict(scan, differences)
+    return Verdict(integrity, [reason, *_remarks(scan)], differences)
 
 
-# Lines that nixnan writes only where it attached to a GPU's context.
-_ATTACHED = {"running", "logged", "timed", "function of", "bin", "immediate", "exponents"}
-
-
-def cell_lines(got: Gathered) -> dict[Cell, int]:
+def cell_lines(scan: Scan) -> dict[Cell, int]:
     """Lines of each (type as printed, memory, kind); a line of two kinds counts for both."""
     lines: dict[Cell, int] = {}
-    for (opcode, _, label, kinds), count in got.cells.items():
+    for (opcode, _, label, kinds), count in scan.cells.items():
         for kind in kinds:
             cell = label, is_store(opcode), kind
             lines[cell] = lines.get(cell, 0) + count
     return lines
 
 
-def reconcile(got: Gathered) -> list[tuple[Cell, int, int]]:
+def reconcile(scan: Scan) -> list[tuple[Cell, int, int]]:
     """The cells of the report whose unique events the log's lines do not explain, worst first."""
-    lines = cell_lines(got)
+    lines = cell_lines(scan)
     differing = []
-    for cell, unique in got.report.unique.items():
+    for cell, unique in scan.report.unique.items():
         label, memory, kind = cell
         have = lines.get(cell, 0)
         with_both = lines.get((label, memory, "infinity"), 0) if kind == "-infinity" else 0
@@ -59,42 +57,50 @@ def reconcile(got: Gathered) -> list[tuple[Cell, int, int]]:
     return sorted(differing, key=lambda row: -abs(row[1] - row[2]))
 
 
-def _verdict(got: Gathered, differences: list[tuple[Cell, int, int]]) -> tuple[str, str]:
-    contexts = got.contexts()
-    if not got.lines:
+def _verdict(scan: Scan, differences: list[tuple[Cell, int, int]]) -> tuple[str, str]:
+    contexts = scan.contexts()
+    if not scan.lines:
         return (
-            ("truncated", f"Nothing can be read: {got.cut}.") if got.cut else ("empty", "The file is empty.")
+            ("truncated", f"Nothing can be read: {scan.cut}.")
+            if scan.cut
+            else ("empty", "The file is empty.")
         )
-    if got.torn_lines > (1 if got.cut else 0):
-        place = f", the first at line {got.torn[0][0]}" if got.torn else ""
+    if scan.torn_lines > (1 if scan.cut else 0):
+        place = f", the first at line {scan.torn[0][0]}" if scan.torn else ""
         return (
             "torn",
-            f"{plural(got.torn_lines, 'line')} of nixnan ran into another or broke{place}: not counted.",
+            f"{plural(scan.torn_lines, 'line')} of nixnan ran into another or broke{place}: not counted.",
         )
-    if not (contexts or got.error_lines or got.report.blocks or got.other_lines.keys() & _ATTACHED):
-        return "empty", _nothing(got)
-    if got.cut:
-        return "truncated", f"The end is missing: {got.cut}."
-    if not got.report.blocks:
+    if not (contexts or scan.error_lines or scan.report.blocks or scan.other_lines.keys() & _ATTACHED):
+        return "empty", _nothing(scan)
+    if scan.cut:
+        return "truncated", f"The end is missing: {scan.cut}."
+    if not scan.report.blocks:
         return (
             "truncated",
             "Its report is missing: the process was killed, or this is a part of its log.",
         )
-    if got.report.partial:
+    if scan.report.partial:
         return "truncated", "A report breaks off before its last section."
     if not differences:
-        return "complete", f"The lines of every type and kind equal the report's unique events{_both(got)}."
-    if got.report.blocks < contexts and all(have >= unique for _, have, unique in differences):
-        return "truncated", f"{contexts} processes or contexts began, {got.report.blocks} wrote a report."
+        return (
+            "complete",
+            f"The lines of every type and kind equal the report's unique events{_both(scan)}.",
+        )
+    if scan.report.blocks < contexts and all(have >= unique for _, have, unique in differences):
+        return (
+            "truncated",
+            f"{contexts} processes or contexts began, {scan.report.blocks} wrote a report.",
+        )
     return "inconsistent", _difference(differences)
 
 
-def _both(got: Gathered) -> str:
+def _both(scan: Scan) -> str:
     """How many events of -infinity the report has beyond the lines: nixnan prints such a mask as infinity."""
-    lines = cell_lines(got)
+    lines = cell_lines(scan)
     surplus = {
         label: unique - lines.get((label, memory, kind), 0)
-        for (label, memory, kind), unique in got.report.unique.items()
+        for (label, memory, kind), unique in scan.report.unique.items()
         if kind == "-infinity" and unique > lines.get((label, memory, kind), 0)
     }
     if not surplus:
@@ -112,10 +118,10 @@ def _difference(differences: list[tuple[Cell, int, int]]) -> str:
     return f"{lines} of {place} against {events} in the report{others_text}: lines are missing or doubled."
 
 
-def _nothing(got: Gathered) -> str:
-    if got.count("template"):
+def _nothing(scan: Scan) -> str:
+    if scan.count("template"):
         return "nixnan wrote a template of bins and ended without running: name an existing specification."
-    if got.other_lines:
+    if scan.other_lines:
         return (
             "nixnan was loaded but never attached: no `Initializing GPU context...`. On current drivers "
             "LD_PRELOAD does not attach; start the program with CUDA_INJECTION64_PATH=/path/to/nixnan.so. "
@@ -124,34 +130,34 @@ def _nothing(got: Gathered) -> str:
     return "No line of nixnan's is in this file."
 
 
-def _remarks(got: Gathered) -> list[str]:
+def _remarks(scan: Scan) -> list[str]:
     remarks = []
-    if got.cut and got.torn_lines > 1:
-        remarks.append(f"The end is missing too: {got.cut}.")
-    if not got.report.blocks and got.error_lines and got.torn_lines > (1 if got.cut else 0):
+    if scan.cut and scan.torn_lines > 1:
+        remarks.append(f"The end is missing too: {scan.cut}.")
+    if not scan.report.blocks and scan.error_lines and scan.torn_lines > (1 if scan.cut else 0):
         remarks.append("The report to check the lines against is missing.")
-    remarks += [f"nixnan stopped early: {words[0]}" for words in got.other_lines.get("stopped", {}) if words]
-    remarks += [f"nixnan crashed: {words[0]}" for words in got.other_lines.get("crashed", {}) if words]
-    if got.report.strays:
+    remarks += [f"nixnan stopped early: {words[0]}" for words in scan.other_lines.get("stopped", {}) if words]
+    remarks += [f"nixnan crashed: {words[0]}" for words in scan.other_lines.get("crashed", {}) if words]
+    if scan.report.strays:
         remarks.append(
-            f"{plural(got.report.strays, 'count')} of the report outside any section: not added up."
+            f"{plural(scan.report.strays, 'count')} of the report outside any section: not added up."
         )
-    if any(operand is None for _, operand, _, _ in got.cells):
+    if any(operand is None for _, operand, _, _ in scan.cells):
         remarks.append(
             "An old build wrote this log: its lines do not name the operand, so births and transits look "
             "alike."
         )
-    if got.report.blocks and not any(kind == "-infinity" for _, _, kind in got.report.unique):
+    if scan.report.blocks and not any(kind == "-infinity" for _, _, kind in scan.report.unique):
         remarks.append("The report is of an old build: it does not count -infinity apart.")
-    if further := got.further_sites:
+    if further := scan.further_sites:
         at_least = "at least " if further >= FURTHER_LIMIT else ""
         remarks.append(
             f"{at_least}{plural(further, 'further site')} counted but not listed: the table holds the first "
-            f"{len(got.sites)}."
+            f"{len(scan.sites)}."
         )
-    if got.unlisted_function_lines:
+    if scan.unlisted_function_lines:
         remarks.append(
-            f"{plural(got.unlisted_function_lines, 'line')} of functions beyond the {len(got.functions)} "
+            f"{plural(scan.unlisted_function_lines, 'line')} of functions beyond the {len(scan.functions)} "
             "listed."
         )
     return remarks

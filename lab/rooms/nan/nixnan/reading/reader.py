@@ -1,12 +1,13 @@
 """One nixnan log, streamed: its lines added up, in memory that does not grow with the file.
 
 Lines of real logs repeat, so most are only counted: a line is read by its pattern once, when it is new. If
-there are more distinct sites than the table holds, `bulk` counts without the texts, and the log says what is
-not listed.
+there are more distinct sites than the table holds, `bulk_count` counts without the texts, and the log says
+what is not listed.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -14,14 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.errors import MissingError, needs, not_here
-from lab.rooms.nan.nixnan.grammar import FOREIGN, TORN, Event, Line, Other, read_line
-from lab.rooms.nan.nixnan.opcodes import opcode_of
+from lab.rooms.nan.nixnan.grammar import (
+    FOREIGN,
+    REPORT_KINDS,
+    SECTION_TYPES,
+    TORN,
+    Event,
+    Line,
+    Other,
+    read_line,
+)
+from lab.rooms.nan.nixnan.names import opcode_of
 from lab.rooms.nan.nixnan.reading.blocks import Blocks
-from lab.rooms.nan.nixnan.reading.report_block import ReportReader
 
 if TYPE_CHECKING:
-    from lab.rooms.nan.nixnan.reading.bulk.counter import BulkCounter
+    from lab.rooms.nan.nixnan.reading.bulk_count import BulkCounter
 
+Cell = tuple[str, bool, str]  # type, memory, kind
+_MAYBE = re.compile(rb".*#nixnan: (?:-|N|I|S|D)")
 BULK_BYTES = 1 << 20  # what numpy counts at a time
 SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
 FURTHER_LIMIT = 1 << 20  # sites that are counted beyond these
@@ -32,6 +43,59 @@ _PLACES = 8
 _NAMES = 10_000
 _WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a line stand in this order
 Progress = Callable[[int, int], None]
+
+
+class ReportReader:
+    """Report blocks, added up as their lines come. Several processes in one log write one each.
+
+    After `finish`, `partial` is the number of blocks without their last section, and `strays` the number of
+    counts outside any section.
+    """
+
+    LINES = ("report", "section", "count")
+
+    def __init__(self) -> None:
+        self.blocks = self.partial = self.strays = 0
+        self.unique: dict[Cell, int] = {}
+        self.repeats: dict[Cell, int | None] = {}  # None: a build that did not count them
+        self._section: tuple[str, bool] | None = None
+        self._block: set[Cell] | None = None  # the cells of the block that is being read
+
+    def take(self, lines: list[bytes]) -> None:
+        for raw in lines:
+            if not _MAYBE.match(raw) or not isinstance(line := read_line(raw), Other):
+                continue
+            if line.name == "report":
+                self._begin()
+            elif line.name == "section":
+                if self._block is None:
+                    self._begin()
+                self._section = SECTION_TYPES[str(line.groups[0])], line.groups[1] is not None
+            elif line.name == "count":
+                self._count(*line.groups)
+
+    def finish(self) -> None:
+        """Count the block as partial unless its last section is there.
+
+        Builds differ: each ends with its FP64 section, those with -Infinity with the FP64 memory section.
+        """
+        if self._block is not None:
+            memory = any(in_memory or kind == "-infinity" for _, in_memory, kind in self._block)
+            self.partial += (("f64", True, "NaN") if memory else ("f64", False, "div0")) not in self._block
+        self._block = None
+
+    def _begin(self) -> None:
+        self.finish()
+        self.blocks, self._section, self._block = self.blocks + 1, None, set()
+
+    def _count(self, kind: str | None, unique: str | None, repeats: str | None) -> None:
+        if self._section is None or self._block is None:
+            self.strays += 1
+            return
+        cell = (*self._section, REPORT_KINDS[str(kind)])
+        self._block.add(cell)
+        self.unique[cell] = self.unique.get(cell, 0) + int(unique or 0)
+        self.repeats[cell] = None if repeats is None else (self.repeats.get(cell) or 0) + int(repeats)
 
 
 class SiteTally:
@@ -57,7 +121,7 @@ class SiteTally:
         self.by[kinds, label] = self.by.get((kinds, label), 0) + lines
 
 
-class Gathered:
+class Scan:
     """Everything read from one file."""
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +155,7 @@ class Gathered:
         return self.other_lines.get("context", Counter())[("Initializing",)]
 
 
-def gather(path: Path, progress: Progress | None = None) -> Gathered:
+def gather(path: Path, progress: Progress | None = None) -> Scan:
     """Read the log at `path`, compressed or not.
 
     progress is called with (bytes read, bytes in all). Raises MissingError for a missing file, BadDataError
@@ -107,7 +171,7 @@ def gather(path: Path, progress: Progress | None = None) -> Gathered:
 
 class _Reader:
     def __init__(self, path: Path, progress: Progress | None) -> None:
-        self.got = Gathered(path)
+        self.scan = Scan(path)
         self._progress, self._size = progress, path.stat().st_size
         self._counts: Counter[bytes] = Counter()  # lines since the last fold
         self._read: dict[bytes, tuple[Line, SiteTally | None]] = {}
@@ -115,21 +179,21 @@ class _Reader:
         self._beyond: list[tuple[str, str, int | None]] = []  # sites that the table had no room for
         self._bulk: BulkCounter | None = None
 
-    def read(self) -> Gathered:
-        with self.got.path.open("rb") as file:
-            blocks = Blocks(file, self.got.path)
+    def read(self) -> Scan:
+        with self.scan.path.open("rb") as file:
+            blocks = Blocks(file, self.scan.path)
             for text in blocks:
                 self._take(text)
                 if self._bulk:
                     blocks.size = BULK_BYTES
                 if self._progress:
                     self._progress(file.tell(), self._size)
-        self.got.bytes = self._size
+        self.scan.bytes = self._size
         self._fold()
         self._add_bulk()
-        self.got.report.finish()
+        self.scan.report.finish()
         self._ending(blocks)
-        return self.got
+        return self.scan
 
     def _take(self, text: bytes) -> None:
         """Count the lines of `text`, which ends with a line's end, and read those that are new."""
@@ -138,8 +202,8 @@ class _Reader:
         if unusual:
             lines = [lines[number] for number in unusual]
         self._count(lines, unusual or range(len(lines)))
-        self.got.error_lines += usual
-        self.got.lines += usual + len(lines)
+        self.scan.error_lines += usual
+        self.scan.lines += usual + len(lines)
         if len(self._counts) > _MEMO_LINES or self._memo_bytes > _MEMO_BYTES:
             self._fold()
 
@@ -149,11 +213,13 @@ class _Reader:
         self._counts.update(lines)
         if not (grown := len(self._counts) - size):
             return
+        # A Counter keeps the order of insertion: the new lines are its last keys.
         new = list(islice(reversed(self._counts), grown))[::-1]
+        # Reversed, so that of equal lines the first one's index stays.
         first_index = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
         has_report = False
         for raw in new:
-            number = self.got.lines + 1 + numbers[first_index[raw]]
+            number = self.scan.lines + 1 + numbers[first_index[raw]]
             line = read_line(raw)
             self._memo_bytes += len(raw)
             if isinstance(line, Other) and line.name in ReportReader.LINES:
@@ -161,44 +227,44 @@ class _Reader:
                 del self._counts[raw]  # its meaning depends on the lines before it
                 continue
             self._read[raw] = line, self._site(line, number, raw) if isinstance(line, Event) else None
-            if line is TORN and len(self.got.torn) < _SAMPLES:
-                self.got.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
+            if line is TORN and len(self.scan.torn) < _SAMPLES:
+                self.scan.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
         if has_report:
-            self.got.report.take(lines)
+            self.scan.report.take(lines)
 
     def _site(self, event: Event, number: int, raw: bytes) -> SiteTally | None:
         key = event.function, event.sass, event.operand
-        tally = self.got.sites.get(key)
-        if tally is None and len(self.got.sites) < SITE_LIMIT:
-            tally = self.got.sites[key] = SiteTally()
+        tally = self.scan.sites.get(key)
+        if tally is None and len(self.scan.sites) < SITE_LIMIT:
+            tally = self.scan.sites[key] = SiteTally()
         if tally is not None:
             tally.see(event, number, raw)
         return tally
 
     def _fold(self) -> None:
-        """Add what was counted to what was gathered, and start counting again."""
+        """Add what was counted to what was scan, and start counting again."""
         for raw, lines in self._counts.items():
             line, tally = self._read[raw]
             if isinstance(line, Event):
                 self._add_event(line, tally, lines)
             elif isinstance(line, Other):
-                words = self.got.other_lines.setdefault(line.name, Counter())
+                words = self.scan.other_lines.setdefault(line.name, Counter())
                 words[line.groups if line.groups in words or len(words) < _NAMES else ()] += lines
             elif line is FOREIGN:
-                self.got.foreign_lines += lines
+                self.scan.foreign_lines += lines
             else:
-                self.got.torn_lines += lines
+                self.scan.torn_lines += lines
         self._counts.clear()
         self._read.clear()
         self._memo_bytes = 0
-        if len(self.got.sites) >= SITE_LIMIT:
+        if len(self.scan.sites) >= SITE_LIMIT:
             self._overflow()
 
     def _add_event(self, event: Event, tally: SiteTally | None, lines: int) -> None:
-        got = self.got
-        got.error_lines += lines
-        got.cells[opcode_of(event.sass), event.operand, event.label, event.kinds] += lines
-        got.add_to_function(event.function, event.kinds, lines)
+        scan = self.scan
+        scan.error_lines += lines
+        scan.cells[opcode_of(event.sass), event.operand, event.label, event.kinds] += lines
+        scan.add_to_function(event.function, event.kinds, lines)
         if tally is None:
             self._beyond.append((event.function, event.sass, event.operand))
             return
@@ -208,11 +274,11 @@ class _Reader:
 
     def _overflow(self) -> None:
         with needs("analysis"):
-            from lab.rooms.nan.nixnan.reading.bulk.counter import BulkCounter
+            from lab.rooms.nan.nixnan.reading.bulk_count import BulkCounter
 
         if self._bulk is None:
             self._bulk = BulkCounter(
-                list(self.got.sites), list(self.got.functions), FUNCTION_LIMIT, FURTHER_LIMIT
+                list(self.scan.sites), list(self.scan.functions), FUNCTION_LIMIT, FURTHER_LIMIT
             )
         if self._beyond:
             self._bulk.add_sites(self._beyond)
@@ -221,22 +287,22 @@ class _Reader:
     def _add_bulk(self) -> None:
         if self._bulk is None:
             return
-        got, tallies = self.got, list(self.got.sites.values())
+        scan, tallies = self.scan, list(self.scan.sites.values())
         for row, label, kinds, lines in self._bulk.listed():
             tallies[row].add(kinds, label, lines)
         for name, kinds, lines in self._bulk.by_function():
-            got.add_to_function(name, kinds, lines)
+            scan.add_to_function(name, kinds, lines)
         for opcode, operand, label, kinds, lines in self._bulk.cells():
-            got.cells[opcode, operand, label, kinds] += lines
-        got.further_sites = self._bulk.further.count()
+            scan.cells[opcode, operand, label, kinds] += lines
+        scan.further_sites = self._bulk.further.count()
 
     def _ending(self, blocks: Blocks) -> None:
         """Note whether the file was cut: in its compressed stream, or within its last line."""
-        got = self.got
-        got.torn_lines += blocks.long_torn
-        got.foreign_lines += blocks.long_foreign
-        got.lines += blocks.long_torn + blocks.long_foreign
+        scan = self.scan
+        scan.torn_lines += blocks.long_torn
+        scan.foreign_lines += blocks.long_foreign
+        scan.lines += blocks.long_torn + blocks.long_foreign
         if blocks.cut:
-            got.cut = blocks.cut
+            scan.cut = blocks.cut
         elif blocks.unfinished and read_line(blocks.unfinished) is TORN:
-            got.cut = "the last line is cut"
+            scan.cut = "the last line is cut"

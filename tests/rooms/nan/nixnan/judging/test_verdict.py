@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, stored_nan, totals, verdict_of
+from lab.rooms.nan.nixnan.judging.verdict import coverage, memory_nan_lines, stored_nan, totals, verdict_of
 from tests.rooms.nan.nixnan.examples import BIRTH
 from tests.rooms.nan.nixnan.nixgen import error
 
@@ -96,3 +96,9 @@ def test_an_incomplete_log_is_inconclusive_for_its_first_reason_unless_a_nan_was
     assert verdict_of(counted(f16=kinds, integrity="torn")) == ("inconclusive(torn)", "the first")
     got, why = verdict_of(counted(f16=kinds, integrity="torn", memory={"f16": {"NaN": 1}}))
     assert got == "stored" and "global memory" in why
+
+
+def test_gaps_of_hopper_are_no_gaps_of_ampere(made):
+    hopper, ampere = (" ".join(coverage(made(), compute_capability=name)) for name in ("9.0", "8.6"))
+    assert "cuLaunchKernelEx: their kernels" in hopper and "their kernels" not in ampere
+    assert "not prove health" in ampere and "lower bounds" in ampere

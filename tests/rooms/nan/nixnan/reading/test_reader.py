@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lab.errors import MissingError
 from lab.rooms.nan.nixnan.reading import blocks, integrity, reader
-from lab.rooms.nan.nixnan.reading.bulk import counters
+from lab.rooms.nan.nixnan.reading import bulk_count as counters
 from lab.rooms.nan.nixnan.reading.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.rooms.nan.nixnan.sites import class_table, instructions
+from lab.rooms.nan.nixnan.log import class_table, instructions
 from tests.rooms.nan.nixnan.examples import BIRTH
 from tests.rooms.nan.nixnan.nixgen import error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("matplotlib")
-from lab.rooms.nan.layers import layer_of
+from lab.rooms.nan.analyze import layer_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from lab.rooms.nan.nixnan.grammar import TYPES, Event, read_line
-from lab.rooms.nan.nixnan.opcodes import opcode_of
-from lab.rooms.nan.nixnan.reading.bulk.scanner import KIND_SETS, UNPRINTED, Scanner
+from lab.rooms.nan.nixnan.names import opcode_of
+from lab.rooms.nan.nixnan.reading.bulk_scan import KIND_SETS, UNPRINTED, hashes_of, usual_lines
 from tests.rooms.nan.nixnan import nixgen
 
 # Each is a usual line but for one thing, or is nearly not one.
@@ -84,7 +84,7 @@ def assert_read_as_by_pattern(text):
     """Every usual line of the text, as `read_line` reads it; returns how many there are."""
     if not text.isascii() or any(octet in text for octet in UNPRINTED):
         return 0
-    if (found := Scanner().usual(text)) is None:
+    if (found := usual_lines(text)) is None:
         return 0
     usual, others = found
     lines = text.split(b"\n")[:-1]
@@ -119,9 +119,16 @@ def test_one_opcode_has_one_hash():
     text = block([*EDGES, *(nixgen.varied(chance, 9) for _ in range(300))])
     lines = [line for line in text.split(b"\n")[:-1] if line.count(b"#nixnan") <= 1]
     text = b"".join(line + b"\n" for line in lines)
-    usual, _ = Scanner().usual(text)
+    usual, _ = usual_lines(text)
     sass = [text[a:b].decode() for a, b in zip(usual.sass.start, usual.sass.end, strict=True)]
     by_hash = {}
     for one, hash_ in zip(sass, usual.opcode_hashes.tolist(), strict=True):
         by_hash.setdefault(hash_, set()).add(opcode_of(one))
     assert len(by_hash) > 3 and all(len(opcodes) == 1 for opcodes in by_hash.values())
+
+
+def test_hashes_do_not_hang_on_where_the_text_stands():
+    texts = [b"", b"a", b"abcdefgh", b"abcdefghi", b"x" * 700, b"x" * 701, b"x" * 699 + b"y"]
+    hashes = hashes_of(texts).tolist()
+    assert len(set(hashes)) == len(texts)
+    assert hashes == [int(hashes_of([text])[0]) for text in texts]

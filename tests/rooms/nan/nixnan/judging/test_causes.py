@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.rooms.nan.nixnan.judging.causes import causes
-from lab.rooms.nan.nixnan.sites import instructions
+from lab.rooms.nan.nixnan.log import instructions
 from tests.rooms.nan.nixnan import nixgen
 from tests.rooms.nan.nixnan.examples import BIRTH
 from tests.rooms.nan.nixnan.nixgen import error
