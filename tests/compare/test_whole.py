@@ -20,7 +20,6 @@ from lab.compare.whole import (
     OWN,
     SPAN,
     TAIL,
-    carried_by_steps,
     judge_totals,
     numbered,
     outcome_of,
@@ -145,14 +144,7 @@ def test_a_change_of_rounding_is_no_change_and_a_process_without_time_is_an_erro
         judge_totals(base, [{OWN: np.zeros(5)}] * 4, 0.0)
 
 
-def test_which_steps_carry_the_change():
-    head = side(3, slow=lambda s: 10 if s % 5 == 4 else 1, seed=2)
-    text = carried_by_steps(side(3), head, OWN)
-    assert text == (
-        "step time: 21% of HEAD's steps carry the change of the mean: steps 4, 9, 14, 19, every 5th (from 0)"
-    )
-    assert carried_by_steps(head, side(3), OWN).startswith("step time: 21% of BASE's steps")
-    assert carried_by_steps(side(3), side(3, slow=lambda _: 1.5, seed=2), OWN) == ""
+def test_a_step_unlike_the_others_is_so_by_its_size_and_by_their_scatter():
     assert uneven(np.array([10.0, 10.1, 9.9, 10.0, 30.0])).tolist() == [False] * 4 + [True]
     assert not uneven(np.array([10.0, 12.0, 8.0, 11.0, 9.0])).any()
     assert [uneven(np.array([100.0] * 9 + [last]))[-1] for last in (104.0, 106.0)] == [False, True]
