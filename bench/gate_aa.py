@@ -1,7 +1,7 @@
 """False alarms of `lab check`: the same program as BASE and as HEAD, again and again.
 
     python -m bench.gate_aa [--checks 100]
-    python -m bench.gate_aa --simulate 2000 [--only "two speeds"]    # drawn processes, no program
+    python -m bench.gate_aa --simulate 2000 [--only "two speeds"] [--seed 17]    # drawn, no program
 
 Each check runs as a user's would: fresh processes, interleaved, the first of each side dropped, looks at 3, 6
 and 12 processes per side. The allowed slowdown is 0, so that every `regression` is a false alarm; of equal
@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.table import Row, measured
-from lab.compare.check.confirm import LOOKS, SHARES, confirmed
-from lab.compare.check.gate import judge
+from lab.compare.check.gate import LOOKS, SHARES, confirmed, judge
 from lab.compare.check.repeat import repeat, schedule
 from lab.compare.check.samples import Process
 from lab.compare.check.sides import sides
@@ -134,22 +133,22 @@ TRUE = (  # spread between processes, true slowdown
 )
 
 
-def simulated(checks: int, only: str) -> None:
+def simulated(checks: int, only: str, seed: int) -> None:
     print("machine, slowdown, limit: proven slower by the first set | by both, processes per side")
     for name, draw in MACHINES.items():
         if only in name:
-            _show(name, draw, checks, 0.0, 0.0)
+            _show(name, draw, checks, 0.0, 0.0, seed)
     for spread, slow in TRUE:
         if only in (name := f"{spread:.1%} spread"):
 
             def draw(rng: np.random.Generator, n: int, by: float = spread / NORMAL) -> np.ndarray:
                 return by * _normal(rng, n)
 
-            _show(name, draw, checks // 10, slow, 0.02)
+            _show(name, draw, checks // 10, slow, 0.02, seed)
 
 
-def _show(name: str, draw: Draw, checks: int, slow: float, limit: float) -> None:
-    rng = np.random.default_rng(17)
+def _show(name: str, draw: Draw, checks: int, slow: float, limit: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
     logs = draw(rng, checks)
     logs[:, [1, 3]] += np.log1p(slow)
     first = second = processes = 0
@@ -189,10 +188,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checks", type=int, default=100)
     parser.add_argument("--simulate", type=int, help="checks of each kind that are drawn, and run no program")
+    parser.add_argument("--seed", type=int, default=17, help="with --simulate")
     parser.add_argument("--only", default="", help="with --simulate: kinds whose name has this")
     options = parser.parse_args()
     if options.simulate:
-        return simulated(options.simulate, options.only)
+        return simulated(options.simulate, options.only, options.seed)
     outcomes: Counter[str] = Counter()
     counts, widths = Counter[int](), []
     with tempfile.TemporaryDirectory() as root:

@@ -151,7 +151,7 @@ def _raise_for(difference: Difference) -> None:
         raise StepFailed("some ranks are not compared", location=location, fix=reasons)
 
 
-class Share(click.ParamType[float]):
+class Share(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
     """`2%` or `0.02`, finite and not negative."""
 
     name = "share"

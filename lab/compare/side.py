@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +15,14 @@ import numpy as np
 
 from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
-from lab.recordings.calls import GRAPH_LAUNCH, kinds_of
+from lab.recordings.calls import GRAPH_LAUNCH, call_kinds
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.evidence import of_capture
 from lab.recordings.integrity.rules import lost_at_edges
 from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import Lack, holes
+from lab.recordings.lacks import holes
 from lab.recordings.load import load_capture
+from lab.recordings.names import short_name
 from lab.recordings.nsys.export import is_folder
 from lab.recordings.phase_names import step_family
 from lab.recordings.processes import rank_captures
@@ -40,7 +42,8 @@ _MEMORY = {
 }
 _SUFFIX = re.compile(r"(?<=\d)(?:ull|ul|u|ll|l)\b")
 _WAIT = re.compile(r"(cuda|hip|cu)(\w*Synchronize|Memcpy(?!\w*Async)\w*)(_v\d+)?$")
-_RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+LONGEST = 72  # letters of a kernel's name in a sentence
 _SNIFFED = 1 << 20  # of a JSON file in a run: a trace's events begin within
 Key = tuple[str, str, str, str]  # op, dims, types, kernel; op is "" where no op is known
 
@@ -55,23 +58,19 @@ class Work:
     plain: bool = False  # names of kernels as nsys and torch.profiler both say them
 
     @property
-    def lacks(self) -> list[Lack]:
-        """What is known to be missing of its recording, or may be, on every axis."""
-        return list(self.trace.lacks)
-
-    @property
     def torn(self) -> list[str]:
         """A sentence for each hole in its GPU operations, for graph replays that lost any, and where no step
         is whole: figures are bounds."""
         texts = self._holes(of_gpu=True)
         if len(self.perhaps_cut) or not len(self._cut_replays[1]):  # without its call no step acquits it
             perhaps = [
-                lack for lack in self.lacks if lack.rule == "R" and lack.unknown and lack.place == "hole"
+                lack
+                for lack in self.trace.lacks
+                if lack.rule == "R" and lack.unknown and lack.place == "hole"
             ]
             texts += [f"{self.trace.source.name}: {text}" for text in sentences(perhaps)]
         if self.cut.any() and not self.is_whole_somewhere:
-            edge = "GPU work of every step is missing"
-            texts.append(f"{self.trace.source.name}: {edge}")
+            texts.append(f"{self.trace.source.name}: GPU work of every step is missing")
         return texts
 
     @property
@@ -80,9 +79,10 @@ class Work:
         return self._holes(of_gpu=False)
 
     def _holes(self, *, of_gpu: bool) -> list[str]:
-        torn = [*holes(self.lacks), *(lack for lack in self.lacks if _of_cut_replays(lack))]
-        distinct = [lack for lack in dict.fromkeys(torn) if (lack.axis == "gpu") == of_gpu]
-        return [f"{self.trace.source.name}: {text}" for text in sentences(distinct)]
+        lost_replays = [lack for lack in self.trace.lacks if lack.rule == "R" and not lack.unknown]
+        distinct = dict.fromkeys([*holes(self.trace.lacks), *lost_replays])
+        texts = sentences([lack for lack in distinct if (lack.axis == "gpu") == of_gpu])
+        return [f"{self.trace.source.name}: {text}" for text in texts]
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -102,11 +102,9 @@ class Work:
     @cached_property
     def launched_ns(self) -> np.ndarray:
         """When the CPU launched it; its own start where the launch was not recorded."""
-        trace = self.trace
-        call = launch_calls(trace)
-        when = trace.ops.start_ns.copy()
-        when[call >= 0] = trace.api.start_ns[call[call >= 0]]
-        launched_ns: np.ndarray = when[self.order]
+        call = launch_calls(self.trace)[self.order]
+        launched_ns: np.ndarray = self.start_ns.copy()
+        launched_ns[call >= 0] = self.trace.api.start_ns[call[call >= 0]]
         return launched_ns
 
     @cached_property
@@ -152,19 +150,11 @@ class Work:
         keys = [(text[o], text[d], text[t], named(text[k])) for k, o, d, t in distinct.tolist()]
         return keys, index_of.reshape(-1)[self.order]
 
-    @property
-    def unlinked(self) -> int:
-        """GPU operations without a known op."""
+    def has(self, *parts: int) -> np.ndarray:
+        """Which operations (n,) have these parts of their key: 0 is the op, 1 its shapes."""
         keys, key_of = self.keys
-        bare = np.array([key[0] == "" for key in keys], dtype=bool)
-        return int(bare[key_of].sum()) if len(key_of) else 0
-
-    @property
-    def unlinked_share(self) -> float:
-        """Share of the GPU time in operations without a known op."""
-        keys, key_of = self.keys
-        bare = np.array([key[0] == "" for key in keys], dtype=bool)[key_of]
-        return float(self.dur_ns[bare].sum() / max(int(self.dur_ns.sum()), 1))
+        mask: np.ndarray = np.array([all(key[part] for part in parts) for key in keys], dtype=bool)[key_of]
+        return mask
 
     @cached_property
     def _steps(self) -> tuple[np.ndarray, list[str]]:
@@ -188,19 +178,17 @@ class Work:
         replay that lost some."""
         edges = self.steps_ns
         is_cut = np.zeros(len(edges), dtype=bool)
-        calls = []
-        if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.lacks):
+        calls = [self._cut_replays[0], self.perhaps_cut]
+        if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.trace.lacks):
             calls.append(lost_at_edges(of_capture(self.trace)))
-        calls += [self._cut_replays[0], self.perhaps_cut]
-        for rows in calls:
-            step = step_at(edges, self.trace.api.start_ns[rows])
-            is_cut[step[step >= 0]] = True
+        step = step_at(edges, self.trace.api.start_ns[np.concatenate(calls)])
+        is_cut[step[step >= 0]] = True
         return is_cut
 
     @cached_property
     def _cut_replays(self) -> tuple[np.ndarray, np.ndarray]:
         """The calls of graph replays that lost rows, and of those that may have."""
-        if not any(lack.rule == "R" for lack in self.lacks):
+        if not any(lack.rule == "R" for lack in self.trace.lacks):
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         from lab.recordings.integrity.replays import cut_launches
 
@@ -214,7 +202,7 @@ class Work:
         if not len(calls):
             return calls
         edges, runtime = self.steps_ns, self.trace.api
-        launches = kinds_of(self.trace.strings, runtime.name_id) == GRAPH_LAUNCH
+        launches = call_kinds(self.trace) == GRAPH_LAUNCH
         replays = np.bincount(step_at(edges, runtime.start_ns[launches]) + 1, minlength=len(edges) + 1)[1:]
         step = step_at(edges, runtime.start_ns[calls])
         additional = [
@@ -229,10 +217,6 @@ class Work:
         """Whether a step that launched GPU operations has all of them."""
         step = step_at(self.steps_ns, self.launched_ns)
         return not self.cut[step[step >= 0]].all()
-
-
-def _of_cut_replays(lack: Lack) -> bool:
-    return lack.rule == "R" and not lack.unknown
 
 
 @dataclass(frozen=True)
@@ -276,10 +260,10 @@ def read_side(path: Path) -> Side:
     ranks: dict[tuple[str, int], Work] = {}
     for file, work in works:
         key = (configuration_of(file, path) if several else "", work.rank)
-        if key in ranks:
-            paths = [one.relative_to(path) for one in (ranks[key].trace.source, file)]
+        if earlier := ranks.get(key):
             raise BadDataError(
-                f"two recordings of rank {work.rank}: {paths[0]} and {paths[1]}",
+                f"two recordings of rank {work.rank}: {earlier.trace.source.relative_to(path)} and "
+                f"{file.relative_to(path)}",
                 location=path / key[0],
                 fix="name a folder that holds one recording per rank, or per configuration and rank",
             )
@@ -290,7 +274,7 @@ def read_side(path: Path) -> Side:
 def configuration_of(file: Path, path: Path) -> str:
     """The folders between, without those that name a rank or the profiler."""
     between = file.relative_to(path).parent.parts
-    return "/".join(part for part in between if not _RANK.fullmatch(part) and part != "torch_profiler")
+    return "/".join(part for part in between if not RANK.fullmatch(part) and part != "torch_profiler")
 
 
 def place_text(key: tuple[str, int]) -> str:
@@ -335,16 +319,13 @@ def read_works(path: Path) -> list[Work]:
         raise BadDataError(
             "no GPU operation in this recording", location=path, fix="record on a GPU: see lab inspect"
         )
-    if len(traces) == 1:
-        named = _RANK.search(path.name) or _RANK.search(path.parent.name)
-        rank = traces[0].meta.rank
-        return [Work(rank if rank is not None else int(named[1]) if named else 0, traces[0])]
     ranks = [trace.meta.rank for trace in traces]
-    told_apart = None not in ranks and len(set(ranks)) == len(ranks)
-    return [
-        Work(trace.meta.rank if told_apart and trace.meta.rank is not None else index, trace)
-        for index, trace in enumerate(traces)
-    ]
+    if len(traces) == 1:
+        named = RANK.search(path.name) or RANK.search(path.parent.name)
+        return [Work(ranks[0] if ranks[0] is not None else int(named[1]) if named else 0, traces[0])]
+    is_told_apart = len({rank for rank in ranks if rank is not None}) == len(ranks)
+    numbers = ranks if is_told_apart else range(len(traces))
+    return [Work(rank or 0, trace) for rank, trace in zip(numbers, traces, strict=True)]
 
 
 def plain_name(text: str) -> str:
@@ -386,6 +367,12 @@ def kernel_name(text: str) -> str:
     return text.removesuffix(".kd").strip()
 
 
+def short_kernel(text: str) -> str:
+    """A kernel's name that fits a sentence; the row has all of it."""
+    short = short_name(text)
+    return short if len(short) <= LONGEST else f"{short[: LONGEST - 12]}…{short[-11:]}"
+
+
 def marked_steps(trace: Capture) -> tuple[np.ndarray, list[str]]:
     """Ranges on the CPU (m, 2) that are steps, of the kind with most of them that do not overlap, profiler
     steps first, and their names (m,), as in lab.recordings.phase_names."""
@@ -416,24 +403,14 @@ def steps_overlap(work: Work) -> bool:
 
 def _of_families(trace: Capture) -> list[np.ndarray]:
     """A mask over the ranges for each kind of step on the CPU, profiler steps first, then the most."""
-    families: dict[str, set[int]] = {}
-    used = set(np.unique(trace.annotations.name_id).tolist()) - {-1}
-    for index in used:
-        family = step_family(trace.strings[index])
-        if family is not None:
-            families.setdefault(family, set()).add(index)
-    masks = {
-        family_name: np.isin(trace.annotations.name_id, list(ids)) for family_name, ids in families.items()
-    }
-    order = sorted(
-        masks,
-        key=lambda family_name: (
-            not family_name.startswith("ProfilerStep"),
-            -int(masks[family_name].sum()),
-            family_name,
-        ),
-    )
-    return [masks[family_name] for family_name in order]
+    name_id = trace.annotations.name_id
+    ids_of: dict[str, list[int]] = defaultdict(list)
+    for index in set(np.unique(name_id).tolist()) - {-1}:
+        if family := step_family(trace.strings[index]):
+            ids_of[family].append(index)
+    masks = [(family, np.isin(name_id, ids)) for family, ids in ids_of.items()]
+    masks.sort(key=lambda item: (not item[0].startswith("ProfilerStep"), -int(item[1].sum()), item[0]))
+    return [mask for _, mask in masks]
 
 
 def common_ranks(sides: Sequence[Side]) -> list[tuple[str, int]]:

@@ -15,15 +15,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from lab.compare.side import Key
+from lab.compare.side import Key, short_kernel
+from lab.compare.whole import decide_all
 from lab.recordings.names import short_dims
-from lab.stats.effects import holm
 from lab.stats.gate import LEAST, decide
 
 LEAST_SHARE, LEAST_NS = 0.001, 1000.0  # of a step, and per step: what a change has to cost
 LISTED = 5  # undecided ones that are named
 KeyTimes = Mapping[Key, float]  # of one process: ns per step of each signature
-LONGEST = 60  # letters of a kernel's name in a sentence
 
 
 class Slower(msgspec.Struct, kw_only=True):
@@ -65,9 +64,9 @@ class Signatures(msgspec.Struct, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        return (
-            "regression" if self.slower else "undecided" if self.undecided or self.unconfirmed else "excluded"
-        )
+        if self.slower:
+            return "regression"
+        return "undecided" if self.undecided or self.unconfirmed else "excluded"
 
 
 def judge_signatures(
@@ -80,42 +79,35 @@ def judge_signatures(
         return None
     timed = [{key for key, ns in process.items() if ns > 0} for process in processes]
     keys = sorted(set.intersection(*timed))
-    level = 1 - alarms / max(len(keys), 1)
-    decided, p_slower, p_faster = [], [], []
+    pairs = []
     for key in keys:
         base_ns, head_ns = ([process[key] for process in side] for side in (base, head))
-        mean_ns = _geometric(base_ns)
-        limit = max(allowed, LEAST_SHARE * step_ns / mean_ns, LEAST_NS / mean_ns)
-        decision = decide(base_ns, head_ns, limit, level=level, excluding=1 - alarms, ahead=False)
-        p_slower.append(decision.p_slower)
-        p_faster.append(decision.p_faster)
-        decided.append(
-            Slower(
-                op=key[0],
-                dims=key[1],
-                types=key[2],
-                kernel=key[3],
-                limit=limit,
-                ns_base=mean_ns,
-                ns_head=_geometric(head_ns),
-                outcome="undecided" if decision.outcome == "regression" else decision.outcome,
-                change=decision.change or 0.0,
-                low=decision.low or 0.0,
-                high=decision.high or 0.0,
-                further=None,
-            )
+        floor_ns = max(LEAST_SHARE * step_ns, LEAST_NS)
+        pairs.append((base_ns, head_ns, max(allowed, floor_ns / _geometric(base_ns))))
+    # How many more processes would decide is worked out for the costliest alone.
+    decisions = decide_all(pairs, [True] * len(pairs), alarms=alarms, ahead=False)
+    decided = [
+        Slower(
+            op=key[0],
+            dims=key[1],
+            types=key[2],
+            kernel=key[3],
+            limit=limit,
+            ns_base=_geometric(base_ns),
+            ns_head=_geometric(head_ns),
+            outcome=decision.outcome,
+            change=decision.change or 0.0,
+            low=decision.low or 0.0,
+            high=decision.high or 0.0,
+            further=None,
         )
-    # One-sided each: half of the false alarms for slower, half for faster.
-    slower, faster = ((holm(p) <= alarms / 2).tolist() for p in (p_slower, p_faster))
-    for signature, is_slower in zip(decided, slower, strict=True):
-        signature.outcome = "regression" if is_slower else signature.outcome
-    undecided = [signature for signature in decided if signature.outcome == "undecided"]
-    costliest = sorted(undecided, key=lambda signature: -signature.high * signature.ns_base)[:LISTED]
-    for signature in costliest:  # how many more processes would decide is worked out for these alone
-        base_ns, head_ns = ([process[signature.key] for process in side] for side in (base, head))
-        signature.further = decide(
-            base_ns, head_ns, signature.limit, level=level, excluding=1 - alarms
-        ).further
+        for key, (base_ns, head_ns, limit), decision in zip(keys, pairs, decisions, strict=True)
+    ]
+    undecided = [index for index, signature in enumerate(decided) if signature.outcome == "undecided"]
+    undecided.sort(key=lambda index: -decided[index].high * decided[index].ns_base)
+    level = 1 - alarms / max(len(keys), 1)
+    for index in undecided[:LISTED]:
+        decided[index].further = decide(*pairs[index], level=level, excluding=1 - alarms).further
     total_ns = sum(sum(process.values()) for process in base)
     tested_ns = sum(process[key] for process in base for key in keys)
     return Signatures(
@@ -124,9 +116,9 @@ def judge_signatures(
         share=tested_ns / total_ns if total_ns else 0.0,
         excluded=sum(signature.outcome == "excluded" for signature in decided),
         undecided=len(undecided),
-        slower=[signature for signature, is_slower in zip(decided, slower, strict=True) if is_slower],
-        faster=[signature for signature, is_faster in zip(decided, faster, strict=True) if is_faster],
-        listed=costliest,
+        slower=[signature for signature in decided if signature.outcome == "regression"],
+        faster=[signature for signature, decision in zip(decided, decisions, strict=True) if decision.faster],
+        listed=[decided[index] for index in undecided[:LISTED]],
     )
 
 
@@ -162,8 +154,6 @@ def sentences(signatures: Signatures) -> list[str]:
 
 def _words(signature: Slower) -> str:
     name = " ".join(filter(None, (signature.op, short_dims(signature.dims)))) or "no op known"
-    kernel = signature.kernel
-    kernel = kernel if len(kernel) <= LONGEST else f"{kernel[: LONGEST - 1]}…"
     costs = f"{signature.change:+.1%} ({signature.low:+.1%} to {signature.high:+.1%})"
     times = f"{signature.ns_base / 1000:,.1f} -> {signature.ns_head / 1000:,.1f} µs per step"
     note = ""
@@ -171,4 +161,4 @@ def _words(signature: Slower) -> str:
         note = "; proven in order with the others (Holm), the interval holds for all at once"
     elif signature.outcome == "undecided" and signature.further:
         note = f"; {signature.further:,} more processes per side would decide"
-    return f"{name}: {kernel} {costs}, {times}, limit {signature.limit:.1%}{note}"
+    return f"{name}: {short_kernel(signature.kernel)} {costs}, {times}, limit {signature.limit:.1%}{note}"

@@ -1,6 +1,10 @@
 """The unit of work that is compared: a marked step, or else a call of the kernel that takes most of the time.
 
 A fixed window cannot be a unit: two windows of one length hold different numbers of steps.
+
+Every gap within a unit has one cause, and the causes add up to its idle time. The operation that ends a gap
+says: it was launched only after the GPU had run dry (the host was late, perhaps because it had waited for the
+GPU), or it was queued already (a dependency, a copy, the launch itself).
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lab.compare.idle import CAUSES, idle_of
 from lab.compare.side import Key, Work, memory_name, step_at
 from lab.compare.whole import IDLE, KERNELS, SPAN
 from lab.recordings.views import COMM, COMP, MEMCOPY
@@ -22,6 +25,13 @@ from lab.stats.means import Sample
 LEAST_CALLS = 4
 MIN_STEPS = 3  # that say how much a figure varies from step to step
 _VERSION = re.compile(r"_v\d+$")
+CAUSES = ("idle_late", "idle_wait", "idle_queued", "idle_unknown")
+CAUSE_WORDS = {
+    "idle_late": "because the host launched late",
+    "idle_wait": "after the host had waited for the GPU",
+    "idle_queued": "between queued operations",
+    "idle_unknown": "before operations whose launch was not recorded",
+}
 Sums = dict[Key, tuple[float, float]]  # calls and ns per unit
 
 TIMES = (*CAUSES, "span", "busy", "idle", "overlap", "compute", "exposed_comm", "exposed_copy", "kernel_sum")
@@ -207,13 +217,40 @@ def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
         "span": span_ns,
         "busy": busy_ns,
         "idle": span_ns - busy_ns,
-        **idle_of(work, rows, busy),
+        **_idle_of(work, rows, busy),
         "overlap": summed - busy_ns,
         "compute": _length(comp),
         "exposed_comm": _length(_beside(comm, comp)),
         "exposed_copy": _length(_beside(_beside(copy, comp), comm)),
         "kernel_sum": summed,
     }
+
+
+def _idle_of(work: Work, rows: np.ndarray, busy: np.ndarray) -> dict[str, int]:
+    """ns of each of CAUSES in the gaps of `busy` (k, 2), the union of the operations `rows`, by start."""
+    if len(busy) < 2:
+        return dict.fromkeys(CAUSES, 0)
+    begin, end = busy[:-1, 1], busy[1:, 0]
+    next_op = rows[np.searchsorted(work.start_ns[rows], end)]
+    is_known = work.launch_known[next_op]
+    launched = np.where(is_known, work.launched_ns[next_op], begin)
+    late = np.clip(launched - begin, 0, end - begin)
+    waited = _waited(work.waits_ns, begin, np.maximum(launched, begin))
+    return {
+        "idle_late": int(late[is_known & ~waited].sum()),
+        "idle_wait": int(late[is_known & waited].sum()),
+        "idle_queued": int((end - begin - late)[is_known].sum()),
+        "idle_unknown": int((end - begin)[~is_known].sum()),
+    }
+
+
+def _waited(waits: np.ndarray, begin: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """Whether the host waited as each gap began and came back before the next launch (n,)."""
+    if not len(waits):
+        return np.zeros(len(begin), dtype=bool)
+    call = np.minimum(np.searchsorted(waits[:, 1], begin), len(waits) - 1)
+    came_back: np.ndarray = (waits[call, 1] >= begin) & (waits[call, 0] <= begin) & (waits[call, 1] <= until)
+    return came_back
 
 
 def _beside(merged: np.ndarray, removed: np.ndarray) -> np.ndarray:

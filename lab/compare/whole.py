@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.stats.effects import holm
-from lab.stats.gate import LEVEL, decide
+from lab.stats.gate import LEVEL, Decision, decide
 from lab.stats.robust import mad, median, percentile
 
 KERNELS, SPAN, IDLE = "kernel time", "step time on the GPU", "idle time on the GPU"
@@ -69,50 +70,77 @@ def judge_totals(
 ) -> list[Total]:
     """Every total that all processes have. `alarms`: of equal sides, the share of which any may be called
     different. Raises BadDataError where a process has no time of a quantity."""
-    pairs = [
+    processes = [*base, *head]
+    names = [
         (name, statistic)
-        for name in quantities_of([*base, *head])
-        for statistic in _statistics_of([*base, *head], name)
+        for name in quantities_of(processes)
+        for statistic in _statistics_of(processes, name)
     ]
-    deciding = sum(statistic != FIRST for _, statistic in pairs)
-    level = 1 - alarms / max(deciding, 1)
     limit = max(allowed, LEAST_CHANGE)
-    totals, p_slower, p_faster = [], [], []
-    for name, statistic in pairs:
-        base_ns, head_ns = values_of(base, head, name, statistic)
+    pairs = [(*values_of(base, head, name, statistic), limit) for name, statistic in names]
+    for (name, _), (base_ns, head_ns, _) in zip(names, pairs, strict=True):
         if min([*base_ns, *head_ns]) <= 0:
             raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
-        decision = decide(base_ns, head_ns, limit, level=level, excluding=1 - alarms)
+    # The first step stands apart: it adds no chance of a false alarm.
+    decided = decide_all(pairs, [statistic != FIRST for _, statistic in names], alarms=alarms)
+    totals = []
+    for (name, statistic), (base_ns, head_ns, _), decision in zip(names, pairs, decided, strict=True):
         added_ns = _busy_ns(base) if name == IDLE else 0.0
         totals.append(
             Total(
                 name=name,
                 statistic=statistic,
-                outcome=_without_proof(decision.outcome) if statistic != FIRST else APART,
+                outcome=decision.outcome if statistic != FIRST else APART,
                 n_base=len(base_ns),
                 n_head=len(head_ns),
                 base_ns=float(np.mean(base_ns)) - added_ns,
                 head_ns=float(np.mean(head_ns)) - added_ns,
-                level=level,
+                level=decision.level,
                 change=decision.change,
                 low=decision.low,
                 high=decision.high,
                 detectable=decision.detectable,
                 further=decision.further,
+                faster=decision.faster,
             )
         )
-        p_slower.append(decision.p_slower if statistic != FIRST else np.nan)
-        p_faster.append(decision.p_faster if statistic != FIRST else np.nan)
-    for total, slower, faster in zip(totals, holm(p_slower), holm(p_faster), strict=True):
-        if slower <= alarms / 2:
-            total.outcome, total.further = "regression", 0
-        total.faster = bool(faster <= alarms / 2)
     return totals
 
 
-def _without_proof(outcome: str) -> str:
-    """Proven is what Holm's order proves; an interval alone leaves it open."""
-    return "undecided" if outcome == "regression" else outcome
+@dataclass
+class Proven(Decision):
+    """A decision of several: `outcome` is `regression` where all tests together prove it."""
+
+    level: float = LEVEL  # of the interval, which holds for all at once
+    faster: bool = False
+
+
+def decide_all(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float], float]],
+    counted: Sequence[bool],
+    *,
+    alarms: float,
+    ahead: bool = True,
+) -> list[Proven]:
+    """Decide each pair of sides with its limit. Proven is what Holm's order proves of those that are counted,
+    half of the false alarms for slower, half for faster; excluded is each by itself, because all must be."""
+    level = 1 - alarms / max(sum(counted), 1)
+    decided = [
+        Proven(**vars(decide(*pair, level=level, excluding=1 - alarms, ahead=ahead)), level=level)
+        for pair in pairs
+    ]
+    p_values = [
+        (d.p_slower, d.p_faster) if is_counted else (np.nan, np.nan)
+        for d, is_counted in zip(decided, counted, strict=True)
+    ]
+    slower, faster = (holm(p) <= alarms / 2 for p in np.array(p_values).reshape(-1, 2).T)
+    for index, decision in enumerate(decided):
+        decision.faster = bool(faster[index])
+        if slower[index]:
+            decision.outcome, decision.further = "regression", 0
+        elif decision.outcome == "regression":  # an interval alone leaves it open
+            decision.outcome = "undecided"
+    return decided
 
 
 def outcome_of(totals: Sequence[Total]) -> str:

@@ -153,6 +153,9 @@ def test_which_steps_carry_the_change():
     )
     assert carried_by_steps(head, side(3), OWN).startswith("step time: 21% of BASE's steps")
     assert carried_by_steps(side(3), side(3, slow=lambda _: 1.5, seed=2), OWN) == ""
+
+
+def test_a_step_unlike_the_others_is_so_by_its_size_and_by_their_scatter():
     assert uneven(np.array([10.0, 10.1, 9.9, 10.0, 30.0])).tolist() == [False] * 4 + [True]
     assert not uneven(np.array([10.0, 12.0, 8.0, 11.0, 9.0])).any()
     assert [uneven(np.array([100.0] * 9 + [last]))[-1] for last in (104.0, 106.0)] == [False, True]

@@ -2,8 +2,13 @@
 
 What all processes of BASE have, and none of HEAD, is exact, once that is too seldom
 for chance: launches, waits, copies, the set of kernels. Then the GPU time of each signature
-(check.signatures), then the whole (lab.compare.whole). Half of the allowed false alarms is for the
+(lab.compare.signatures), then the whole (lab.compare.whole). Half of the allowed false alarms is for the
 signatures, half for the whole.
+
+Looking again and again at the full level calls equal sides different. The later a look, the more of the
+false alarms it has: of small changes only the last one knows enough, and large ones show at any level. What a
+set of processes has in common (a state of the machine, their order) may pass for the difference of the sides;
+a second set of as many processes, run afterwards and judged by itself, does not share it.
 """
 
 from __future__ import annotations
@@ -19,17 +24,26 @@ from lab.compare.signatures import Signatures, judge_signatures
 from lab.compare.signatures import sentences as signature_sentences
 from lab.compare.whole import (
     ALARMS,
+    LEAST_CHANGE,
     MEAN,
     SPAN,
     Total,
     carried_by_steps,
     judge_totals,
     total_words,
+    values_of,
     whole_words,
 )
 from lab.compare.whole import outcome_of as whole_outcome
+from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.stats.gate import decide
+
+SHARES = {3: 0.1, 6: 0.2, 12: 0.7}  # of the allowed false alarms, by the processes per side at a look
+LOOKS = tuple(SHARES)
+FOLDER = "second"  # beside base/ and head/; it has both again
+LEVEL = 0.90  # of the interval that has to lie above the limit: one-sided 5 %, of things already proven
+UNCONFIRMED = "unconfirmed"
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -37,7 +51,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
     exact: counts that changed; by_chance: those that may have by chance.
     steps: which steps carry the change of a mean. notes: what was not compared, though a reader may think so.
-    second: what a second set of processes says of what is proven (check.confirm); "" if there was none."""
+    second: what a second set of processes says of what is proven (`confirmed`); "" if there was none."""
 
     outcome: str
     max_slowdown: float
@@ -151,6 +165,44 @@ def outcome_of(verdict: Verdict) -> str:
     if "regression" in outcomes:
         return "regression"
     return "excluded" if outcomes == {"excluded"} and not verdict.doubts else "undecided"
+
+
+def confirmed(verdict: Verdict, base: Sequence[Process], head: Sequence[Process]) -> Verdict:
+    """The verdict where only that is proven which these processes show as well. Changes `verdict`."""
+    times = [process.steps_ns for process in base], [process.steps_ns for process in head]
+    limit = max(verdict.max_slowdown, LEAST_CHANGE)
+    proven = 0
+    for total in verdict.metrics:
+        if total.outcome == "regression":
+            if _shows(*values_of(*times, total.name, total.statistic), limit):
+                proven += 1
+            else:
+                total.outcome, total.further = UNCONFIRMED, None
+    for signature in list(verdict.signatures.slower) if verdict.signatures else ():
+        base_ns, head_ns = (
+            [process.signatures_ns.get(signature.key, 0.0) for process in side] for side in (base, head)
+        )
+        if _shows(base_ns, head_ns, signature.limit):
+            proven += 1
+        elif verdict.signatures:
+            signature.outcome = UNCONFIRMED
+            verdict.signatures.slower.remove(signature)
+            verdict.signatures.unconfirmed.append(signature)
+    verdict.outcome = outcome_of(verdict)
+    n = plural(min(len(base), len(head)), "process", "processes")
+    verdict.second = (
+        f"A second set of {n} per side, judged by itself, agrees"
+        if proven
+        else f"The first set proves a slowdown, a second one of {n} per side does not: not confirmed"
+    )
+    return verdict
+
+
+def _shows(base: Sequence[float], head: Sequence[float], limit: float) -> bool:
+    """Whether these times alone lie above the limit. What a process lacks does not count as a time."""
+    if min([*base, *head], default=0.0) <= 0:
+        return False
+    return decide(base, head, limit, level=LEVEL, ahead=False).outcome == "regression"
 
 
 def exact(base: Sequence[Process], head: Sequence[Process], *, alarms: float) -> tuple[list[str], list[str]]:

@@ -2,7 +2,7 @@
 
 The order is B H H B B H H B, so that drift of the machine falls on both. The first process of each side warms
 up and is dropped. The gate looks at 3, 6 and 12 processes per side, and each look has its part of the allowed
-false alarms (check.confirm). A check that was stopped begins again with another folder.
+false alarms (check.gate). A check that was stopped begins again with another folder.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from lab.compare.check.confirm import FOLDER as SECOND
-from lab.compare.check.confirm import LOOKS, SHARES, confirmed
-from lab.compare.check.gate import Verdict, judge
-from lab.compare.check.in_image import command_in, end, inside
+from lab.compare.check.gate import FOLDER as SECOND
+from lab.compare.check.gate import LOOKS, SHARES, Verdict, confirmed, judge
 from lab.compare.check.samples import LOG, Process, processes
-from lab.compare.check.sides import Side, notes
+from lab.compare.check.sides import OUT, Side, command_in, notes, remove_container
 from lab.core.files import exclusive, make_folder, write_atomic
 from lab.core.words import plural
 from lab.engines.local.process import guarded
@@ -160,7 +158,7 @@ class _Check:
     def _start(self, side: Side, recording: Path, log: BinaryIO) -> int:
         """Run the command to its end, here or in the side's image, under a guard: nothing that it started
         outlives it, or lab. Its exit code."""
-        path = inside(recording) if side.image else str(recording)
+        path = f"{OUT}/{recording.name}" if side.image else str(recording)
         words = [word.replace(PLACE, path) for word in self.command]
         env = {**os.environ, VARIABLE: path}
         # Named by the path of the recording, so two checks never take each other's container.
@@ -182,7 +180,7 @@ class _Check:
                 report = process.report()
         except BaseException:
             if side.image:
-                end(name)  # the engine goes on with a container whose client was interrupted
+                remove_container(name)  # the engine goes on with a container whose client was interrupted
             raise
         if "start_error" in report:
             raise MissingError(f"cannot start {report['start_error']}", location=side.folder)

@@ -7,6 +7,7 @@ ranks of one run the slowest has its time, and the calls of all count.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from lab.compare.side import Key, read_works, recordings_at
+from lab.compare.side import RANK, Key, read_works, recordings_at
 from lab.compare.units import Units, as_a_rule, by_step, step_times
 from lab.compare.whole import IDLE, OWN, SPAN, StepTimes
 from lab.errors import BadDataError, MissingError
@@ -22,7 +23,6 @@ from lab.errors import BadDataError, MissingError
 LOG = ".log"  # of a process, beside its recording
 # A file of step times begins so; whatever else stands in it is not read.
 _TIMES = re.compile(rb'\s*\{\s*"step_ms"\s*:\s*\[')
-_RANK = re.compile(r"rank[_-]?\d+", re.IGNORECASE)
 _START_BYTES = 4096
 LEAST_BETWEEN_NS = 1000.0
 _MOST_BYTES = 64 << 20
@@ -64,11 +64,21 @@ def processes(folder: Path) -> list[Process]:
     if folder.is_dir():
         _raise_for_lost(folder, files)
     own_times = {file: times for file in files if (times := _own_times(file)) is not None}
-    runs: dict[str, list[tuple[int | None, Units]]] = {}
+    runs: dict[str, list[tuple[int | None, Units]]] = defaultdict(list)
     for file in files:
         if file not in own_times:
-            runs.setdefault(_run_of(file, folder), []).extend(_ranks_of(file))
-    _raise_for_ranks([ranks[0][0] for ranks in runs.values() if len(ranks) == 1], folder)
+            # Paths of the ranks of one run differ in nothing else.
+            run = RANK.sub("", str(file.relative_to(folder))) if file != folder else ""
+            runs[run] += _ranks_of(file)
+    lone_ranks = {ranks[0][0] for ranks in runs.values() if len(ranks) == 1}
+    known_ranks = sorted(rank for rank in lone_ranks if rank is not None)
+    if len(known_ranks) > 1:  # ranks are not samples
+        raise BadDataError(
+            f"recordings of ranks {', '.join(map(str, known_ranks))}, and nothing says which belong to one "
+            "run",
+            location=folder,
+            fix="name them RUN_rank0.json, RUN_rank1.json, or rank0/ and rank1/ in a folder per run",
+        )
     return [*own_times.values(), *(_process([units for _, units in ranks]) for ranks in runs.values())]
 
 
@@ -82,22 +92,6 @@ def _raise_for_lost(folder: Path, files: Sequence[Path]) -> None:
             f"{len(lost)} of the processes here left a log and no recording",
             location=lost[0],
             fix="see why it failed; those that remain are not a fair sample",
-        )
-
-
-def _run_of(file: Path, folder: Path) -> str:
-    """Part of the path that the recordings of all ranks of one run share."""
-    return _RANK.sub("", str(file.relative_to(folder))) if file != folder else ""
-
-
-def _raise_for_ranks(lone_ranks: Sequence[int | None], folder: Path) -> None:
-    """Raises BadDataError where ranks are known and their runs are not: ranks are not samples."""
-    ranks = sorted({rank for rank in lone_ranks if rank is not None})
-    if len(ranks) > 1:
-        raise BadDataError(
-            f"recordings of ranks {', '.join(map(str, ranks))}, and nothing says which belong to one run",
-            location=folder,
-            fix="name them RUN_rank0.json, RUN_rank1.json, or rank0/ and rank1/ in a folder per run",
         )
 
 

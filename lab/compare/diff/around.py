@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ from lab.compare.side import Side
 from lab.core.manifest import load as load_manifest
 from lab.core.run import MANIFEST
 from lab.errors import LabError
-from lab.recordings.capture import Meta
 
 _META = (
     "vendor",
@@ -42,15 +40,16 @@ class Differs(msgspec.Struct, kw_only=True):
     b: str
     source: str
 
+    @property
+    def change(self) -> str:
+        return f"{self.a or 'not said'} -> {self.b or 'not said'}"
+
 
 def differences(a: Side, b: Side) -> list[Differs]:
     """Sorted by source. Whatever neither side says is not here: it was not compared."""
     differing = []
-    for source, read in (
-        ("recording", _of_recording),
-        ("manifest", _of_run),
-        ("environment", _of_environment),
-    ):
+    readers = {"recording": _of_recording, "manifest": _of_run, "environment": _of_environment}
+    for source, read in readers.items():
         of_a, of_b = read(a), read(b)
         for name in {**of_a, **of_b}:
             a_text, b_text = of_a.get(name, ""), of_b.get(name, "")
@@ -61,41 +60,36 @@ def differences(a: Side, b: Side) -> list[Differs]:
 
 def unknown(a: Side, b: Side) -> list[str]:
     """Which sides do not say how they were made."""
-    sides = [(name, side) for name, side in (("A", a), ("B", b)) if not _of_run(side)]
-    if not sides:
-        return []
-    names = " and ".join(name for name, _ in sides)
-    return [
-        f"{names}: no readable manifest of a lab run: clocks, power, environment and flags are not compared"
-    ]
+    names = " and ".join(name for name, side in (("A", a), ("B", b)) if not _of_run(side))
+    reason = "no readable manifest of a lab run: clocks, power, environment and flags are not compared"
+    return [f"{names}: {reason}"] if names else []
 
 
 def _of_recording(side: Side) -> dict[str, str]:
-    metas = [work.trace.meta for work in side.ranks.values()]
     texts: dict[str, str] = {}
     for name in _META:
-        values = dict.fromkeys(_meta(meta, name) for meta in metas)
-        texts[name.replace("_", " ")] = ", ".join(value for value in values if value)
+        values: dict[str, None] = {}
+        for work in side.ranks.values():
+            value = getattr(work.trace.meta, name)
+            is_known = value is not None
+            parts = filter(None, dict.fromkeys(value)) if isinstance(value, tuple) else [value][:is_known]
+            values[", ".join(map(str, parts))] = None
+        texts[name.replace("_", " ")] = ", ".join(filter(None, values))
     texts["ranks"] = ", ".join(map(str, sorted({rank for _, rank in side.ranks})))
-    return {what: text for what, text in texts.items() if text}
-
-
-def _meta(meta: Meta, name: str) -> str:
-    value = getattr(meta, name)
-    if isinstance(value, tuple):
-        return ", ".join(str(part) for part in dict.fromkeys(value) if part)
-    return "" if value is None else str(value)
+    return {name: text for name, text in texts.items() if text}
 
 
 def _of_run(side: Side) -> dict[str, str]:
-    home = _home(side)
-    if home is None:
-        return {}
-    try:
-        manifest = msgspec.to_builtins(load_manifest(home / MANIFEST))
-    except LabError:  # of another version, or damaged: it says nothing then
-        return {}
-    return dict(_flat({name: manifest[name] for name in _MANIFEST}))
+    """The manifest of the run folder around the side's recordings."""
+    start = side.path.absolute()
+    for folder in [start, *start.parents][: _MOST_ABOVE + 1]:
+        if (folder / MANIFEST).is_file():
+            try:
+                manifest = msgspec.to_builtins(load_manifest(folder / MANIFEST))
+            except LabError:  # of another version, or damaged: it says nothing then
+                return {}
+            return dict(_flat({name: manifest[name] for name in _MANIFEST}))
+    return {}
 
 
 def _of_environment(side: Side) -> dict[str, str]:
@@ -109,15 +103,6 @@ def _of_environment(side: Side) -> dict[str, str]:
                 except msgspec.DecodeError:
                     return {}
     return {}
-
-
-def _home(side: Side) -> Path | None:
-    """The run folder around the side's recordings."""
-    start = side.path.absolute()
-    for folder in [start, *start.parents][: _MOST_ABOVE + 1]:
-        if (folder / MANIFEST).is_file():
-            return folder
-    return None
 
 
 def _flat(value: Any, above: str = "") -> Iterator[tuple[str, str]]:

@@ -7,67 +7,118 @@ Where one step of eight is slow, every row has changed a little, and none is the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
+from lab.compare.diff.around import Differs
+from lab.compare.diff.findings import Finding
 from lab.compare.diff.groups import Group
-from lab.compare.diff.judge import COVERED, FLOOR_SHARE, LONG_NS, NAMED, floor_ns_of
+from lab.compare.diff.judge import (
+    BELOW,
+    COVERED,
+    FLOOR_SHARE,
+    LONG_NS,
+    NAMED,
+    ONE_PAIR,
+    PROVEN,
+    edge_of,
+    enough_processes,
+    floor_ns_of,
+    judge_by_repeats,
+    judge_by_steps,
+    judge_rows,
+    unlike_steps,
+)
 from lab.compare.diff.split import Row, split
-from lab.compare.units import Sums, Units
-from lab.compare.whole import numbered, uneven
+from lab.compare.side import Work
+from lab.compare.units import Sums, Units, sums_of
+from lab.compare.whole import KERNELS, LEAST_CHANGE, Total
 from lab.core.words import plural
 
-STEPS_THAT_TELL = 4  # per side, below which no step is unlike the others
 FACTOR_ROWS, FACTOR_SHARE, FACTOR_TIME = 3, 0.75, 0.7  # kernels; of them, and of their time, those alike
 FACTOR_SPREAD, LEAST_SPREAD = 1 / 3, 0.015  # how far from it they may be: of the factor, and at least
+FACTOR_PART = 0.5  # of a proven change of the whole, that one factor on all kernels has to be
 COVERED_TIME = 0.8  # of the kernel time, that the shared kernels have to cover
 PHASE_SHARE, PHASE_ROWS = 0.9, 3
+CLOCKS = ("clock", "power", "throttle", "temperature")  # what may stand behind one factor on all kernels
 
 
-@dataclass(frozen=True)
-class UnlikeSteps:
-    """The steps of both sides that carry a change, as masks (u,), ns per unit of it, and the sentence."""
+def judged(
+    works: tuple[Work, Work], sides: tuple[list[Units], list[Units]], totals: Sequence[Total]
+) -> tuple[list[Row], list[Finding], float]:
+    """The rows of the change with their confidence, the causes of the whole that take rows' places, and the
+    floor."""
+    of_a, of_b = sides[0][0], sides[1][0]
+    edge, floor_ns = edge_of(of_a, of_b), floor_ns_of(of_a, of_b)
+    causes = []
+    rows = usual_rows = split(of_a.sums, of_b.sums)
+    masks = [np.zeros(len(units.numbers), dtype=bool) for units in (of_a, of_b)]
+    steps = unlike_steps(of_a, of_b)
+    if steps:  # rows are judged by the other steps
+        causes.append(Finding(text=steps.text, ns=steps.ns, kind="steps", confidence=ONE_PAIR))
+        masks = list(steps.masks)
+        usual_rows = split(_without(works[0], of_a, masks[0]), _without(works[1], of_b, masks[1]))
+        judge_rows(rows, edge, floor_ns)
+    floor = judge_rows(usual_rows, edge, floor_ns)
+    if of_a.unit == "step":
+        judge_by_steps(usual_rows, works, (of_a, of_b), masks)
+    if enough_processes(*sides):
+        judge_by_repeats(rows, *sides)
+    usual_of = {_identity(row): row for row in usual_rows}
+    pairs = [(row, usual_of.get(_identity(row), row)) for row in rows]
+    durations = [pair for pair in pairs if pair[0].kind == "same_kernel_duration"]
+    for row, usual in durations if steps else ():
+        if usual is row or usual.confidence not in NAMED:
+            row.confidence = BELOW if usual is row else usual.confidence
+    if factor := _factor(sides, usual_rows, totals):
+        finding, share = factor
+        if steps and finding.confidence == ONE_PAIR:
+            finding.ns = (finding.ns or 0.0) - steps.ns
+        causes.append(finding)
+        for row, usual in durations:  # what the factor explains has no finding of its own
+            left = (1 + usual.slower) / (1 + share) - 1
+            is_small = abs(left) <= max(floor, FACTOR_SPREAD * abs(share)) or abs(left) * row.ns_a <= floor_ns
+            if row.confidence in NAMED and is_small:
+                row.confidence = COVERED
+    return rows, causes, floor
 
-    masks: tuple[np.ndarray, np.ndarray]
-    ns: float
-    text: str
+
+def _without(work: Work, units: Units, mask: np.ndarray) -> Sums:
+    """Calls and ns per unit of the units that the mask (u,) leaves."""
+    chosen = units.chosen.copy()
+    chosen[chosen] = ~mask[units.step_of[chosen]]
+    return sums_of(work, chosen, int((~mask).sum()))
 
 
-def unlike_steps(a: Units, b: Units, name: str = "kernel_sum") -> UnlikeSteps | None:
-    """The steps whose time (kernel time, or another of TIMES) is unlike that of the others, where they make a
-    change of the mean that would be named."""
-    sides = [units.times_ns[name] for units in (a, b)]
-    if min(map(len, sides)) < STEPS_THAT_TELL:
+def _identity(row: Row) -> tuple[str, str, str, str | None, str]:
+    return (row.op, row.dims, row.types, row.kernel_a, row.kind)
+
+
+def _factor(
+    sides: tuple[list[Units], list[Units]], rows: Sequence[Row], totals: Sequence[Total]
+) -> tuple[Finding, float] | None:
+    """One factor on all kernels, and its share: of one pair beyond the floor, of repeats where the whole is
+    proven to differ."""
+    a_ns, b_ns = (side[0].mean_ns("kernel_sum") for side in sides)
+    if not b_ns:  # no durations
         return None
-    floor_ns = max(FLOOR_SHARE * a.mean_ns("span" if name != "kernel_sum" else name), floor_ns_of(a, b))
-    masks = [uneven(times) & (abs(times - np.median(times)) > floor_ns) for times in sides]
-    # The median, because unlike steps are what moves a mean.
-    middles = [float(np.median(times)) for times in sides]
-    carried = [
-        float(((times - middle) * mask).mean())
-        for times, middle, mask in zip(sides, middles, masks, strict=True)
-    ]
-    change_ns = carried[1] - carried[0]
-    if abs(change_ns) <= floor_ns:
+    if not enough_processes(*sides):
+        factor = common_factor(rows, a_ns)
+        return (factor.finding(b_ns - a_ns, ONE_PAIR), factor.share) if factor else None
+    total = next((total for total in totals if total.name == KERNELS and total.differs), None)
+    if not total or total.change is None:
         return None
-    words = "kernel time" if name == "kernel_sum" else f"{name.replace('_', ' ')} time"
-    parts = []
-    for side, units, times, middle, mask in zip("AB", (a, b), sides, middles, masks, strict=True):
-        steps = [number for number, marked in zip(units.numbers, mask, strict=True) if marked]
-        if steps:
-            change = _change(middle, float(times[mask].mean()))
-            alone = f"{side}'s {numbered(steps)} alone ({len(steps)} of {len(times)})"
-            parts.append(f"{alone}: {words} {change} in {'it' if len(steps) == 1 else 'them'}")
-    rest_of_steps = f"the other steps {_change(*middles)}"
-    return UnlikeSteps((masks[0], masks[1]), change_ns, f"{', '.join(parts)}; {rest_of_steps}")
-
-
-def _change(a_ns: float, b_ns: float) -> str:
-    times = f"{a_ns / 1000:,.1f} -> {b_ns / 1000:,.1f} µs"
-    return f"{b_ns / a_ns - 1:+.1%} ({times})" if a_ns > 1000 else times
+    factor = common_factor(split(*map(_mean_sums, sides)), a_ns, floor_share=LEAST_CHANGE)
+    # With less than half of the change some rows are the change, and not all kernels.
+    if not factor or abs(factor.share) < FACTOR_PART * abs(total.change):
+        return None
+    interval = f"{total.low:+.2%} to {total.high:+.2%}"
+    over = f"{total.n_base} and {total.n_head} processes"
+    text = f"; kernel time {total.change:+.2%} ({interval}) over {over}"
+    return factor.finding(total.head_ns - total.base_ns, PROVEN, text), factor.share
 
 
 @dataclass(frozen=True)
@@ -78,10 +129,10 @@ class Factor:
     rows: int
     of_rows: int
 
-    @property
-    def text(self) -> str:
+    def finding(self, ns: float, confidence: str, further: str = "") -> Finding:
         kernels = plural(self.of_rows, "kernel")
-        return f"one factor on all kernels: {self.share:+.1%}, in {self.rows} of {kernels} alike"
+        text = f"one factor on all kernels: {self.share:+.1%}, in {self.rows} of {kernels} alike{further}"
+        return Finding(text=text, ns=ns, kind="factor", confidence=confidence)
 
 
 def common_factor(
@@ -95,39 +146,35 @@ def common_factor(
     middle = median(row.slower for row in shared)
     spread = max(FACTOR_SPREAD * abs(middle), LEAST_SPREAD)
     alike = [row for row in shared if abs(row.slower - middle) <= spread]
-    if abs(middle) <= floor_share or len(alike) < FACTOR_SHARE * len(shared):
-        return None
     alike_ns = sum(row.ns_a for row in alike)
-    if alike_ns < FACTOR_TIME * time_ns:
+    is_small = abs(middle) <= floor_share
+    if is_small or len(alike) < FACTOR_SHARE * len(shared) or alike_ns < FACTOR_TIME * time_ns:
         return None
-    share = sum(row.ns for row in alike) / alike_ns
-    return Factor(share, len(alike), len(shared))
-
-
-def cover(pairs: Iterable[tuple[Row, Row]], share: float, floor: float, floor_ns: float) -> None:
-    """Take back the durations that a factor of this share explains: what is left of them is below the
-    floors. pairs: each row, and the same of the steps that no cause names."""
-    for row, usual in pairs:
-        if row.kind != "same_kernel_duration" or row.confidence not in NAMED:
-            continue
-        left = (1 + usual.slower) / (1 + share) - 1
-        if abs(left) <= max(floor, FACTOR_SPREAD * abs(share)) or abs(left) * row.ns_a <= floor_ns:
-            row.confidence = COVERED
-
-
-def mean_rows(of_a: Sequence[Units], of_b: Sequence[Units]) -> list[Row]:
-    """The change of the mean process, of what all processes of each side have."""
-    return split(_mean_sums(of_a), _mean_sums(of_b))
+    return Factor(sum(row.ns for row in alike) / alike_ns, len(alike), len(shared))
 
 
 def _mean_sums(side: Sequence[Units]) -> Sums:
+    """Of the mean process, what all processes have."""
     common = set.intersection(*(set(units.sums) for units in side))
     pairs = {key: np.array([units.sums[key] for units in side]).mean(axis=0) for key in common}
     return {key: (float(n), float(ns)) for key, (n, ns) in pairs.items()}
 
 
-def phase_alone(groups: Sequence[Group], rows: Sequence[Row], floor_ns: float) -> tuple[str, float] | None:
-    """The one phase that has the change, where several of its rows are named; and its ns."""
+def add_clocks(findings: Sequence[Finding], around: Sequence[Differs]) -> None:
+    """What is recorded beside one factor on all kernels that may be its cause."""
+    recorded = [
+        f"{differs.name} {differs.change}"
+        for differs in around
+        if differs.name == "devices" or any(word in differs.name for word in CLOCKS)
+    ]
+    beside = "; ".join(recorded[:3]) or "no clocks are recorded on both sides"
+    for finding in findings:
+        if finding.kind == "factor":
+            finding.text += f" (a clock, a power cap or another board does so; {beside})"
+
+
+def phase_alone(groups: Sequence[Group], rows: Sequence[Row], floor_ns: float) -> Finding | None:
+    """The one phase that has the change, where several of its rows are named."""
     named = sum(row.confidence in NAMED for row in rows)
     in_both = [group for group in groups if group.ns_a and group.ns_b]
     total_ns = sum(abs(group.change_ns) for group in groups)
@@ -143,4 +190,4 @@ def phase_alone(groups: Sequence[Group], rows: Sequence[Row], floor_ns: float) -
     other_ns = sum(group.ns_a for group in other_groups)
     other_share = sum(group.change_ns for group in other_groups) / other_ns if other_ns else 0.0
     text = f"the phase {largest.key} alone: kernel time {share:+.1%}, the other phases {other_share:+.1%}"
-    return text, largest.change_ns
+    return Finding(text=text, ns=largest.change_ns, kind="phase", confidence=ONE_PAIR)

@@ -38,8 +38,8 @@ class Axis(msgspec.Struct, kw_only=True):
 def at_common_detail(a: Work, b: Work) -> tuple[Work, Work, list[str]]:
     """Both sides as far as both go, and what was left out of the comparison."""
     notes = []
-    ops = [_share_with_ops(work) for work in (a, b)]
-    shapes = [_share_with_shapes(work) for work in (a, b)]
+    ops = [_share(work.has(0)) for work in (a, b)]
+    shapes = [_share(work.has(1)[work.has(0)]) for work in (a, b)]
     drop: tuple[str, ...] = ()
     if max(ops) > RECORDED >= min(ops):
         lacking = "A" if ops[0] < ops[1] else "B"
@@ -61,13 +61,15 @@ def at_common_detail(a: Work, b: Work) -> tuple[Work, Work, list[str]]:
 def unlike_edges(a: Work, b: Work) -> list[str]:
     """A sentence where one side lost more of its calls at an edge of the recording than the other, and with
     them the ops of what they launched: the same kernel has an op here and none there."""
-    unlinked = [work.unlinked_share for work in (a, b)]
+    bare_ns = [int(work.dur_ns[~work.has(0)].sum()) for work in (a, b)]
+    unlinked = [ns / max(int(work.dur_ns.sum()), 1) for ns, work in zip(bare_ns, (a, b), strict=True)]
     torn = a if unlinked[0] > unlinked[1] else b
     lost = any(
         lack.rule == "H" and lack.place in ("head", "tail") and (lack.share or 0.0) > RECORDED
-        for lack in torn.lacks
+        for lack in torn.trace.lacks
     )
-    if not lost or max(unlinked) - min(unlinked) <= RECORDED or min(map(_share_with_ops, (a, b))) <= RECORDED:
+    records_ops = min(_share(work.has(0)) for work in (a, b)) > RECORDED
+    if not lost or max(unlinked) - min(unlinked) <= RECORDED or not records_ops:
         return []
     return [
         f"{torn.trace.source.name}: {max(unlinked):.1%} of GPU time has no known op, because the calls that "
@@ -75,15 +77,8 @@ def unlike_edges(a: Work, b: Work) -> list[str]:
     ]
 
 
-def _share_with_ops(work: Work) -> float:
-    return 1 - work.unlinked / max(len(work.dur_ns), 1)
-
-
-def _share_with_shapes(work: Work) -> float:
-    keys, key_of = work.keys
-    with_op = np.array([bool(key[0]) for key in keys], dtype=bool)[key_of]
-    with_shapes = np.array([bool(key[0] and key[1]) for key in keys], dtype=bool)[key_of]
-    return float(with_shapes.sum()) / max(int(with_op.sum()), 1)
+def _share(mask: np.ndarray) -> float:
+    return float(mask.sum()) / max(len(mask), 1)
 
 
 def _tools_of_copies(work: Work) -> set[str]:
@@ -97,10 +92,11 @@ def _is_nsys_style(work: Work) -> bool:
 
 def axes_of(a: Work, b: Work, of_a: Units, of_b: Units) -> list[Axis]:
     """World, rank, board, shapes, types, grids and blocks of both sides."""
+    metas = a.trace.meta, b.trace.meta
     return [
-        _said("world size", *(_text(work.trace.meta.world_size) for work in (a, b))),
-        _said("rank", *(_text(work.trace.meta.rank) for work in (a, b))),
-        _said("board", *(", ".join(dict.fromkeys(filter(None, w.trace.meta.devices))) for w in (a, b))),
+        _said("world size", *(_text(meta.world_size) for meta in metas)),
+        _said("rank", *(_text(meta.rank) for meta in metas)),
+        _said("board", *(", ".join(dict.fromkeys(filter(None, meta.devices))) for meta in metas)),
         _by_keys("shapes", of_a, of_b, lambda key: key[:2] if key[0] and key[1] else None),
         _by_keys("types", of_a, of_b, lambda key: (key[0], key[2]) if key[0] and key[2] else None),
         _by_launch("grids", a, b, of_a, of_b, ("grid_x", "grid_y", "grid_z")),
@@ -117,25 +113,28 @@ def _said(name: str, a: str, b: str) -> Axis:
     return Axis(name=name, state=state, a=a, b=b)
 
 
+def _measured(name: str, is_recorded: list[bool], share: float | None) -> Axis:
+    """share: of the GPU time that is equal; None where it is not compared."""
+    a, b = ("recorded" if recorded else "" for recorded in is_recorded)
+    state = NOT_COMPARED if share is None else SAME if share == 1 else DIFFERS
+    return Axis(name=name, state=state, a=a, b=b, share=share)
+
+
 def _by_keys(name: str, a: Units, b: Units, detail: Detail) -> Axis:
-    texts = ["recorded" if any(map(detail, units.sums)) else "" for units in (a, b)]
-    if not all(texts):
-        return Axis(name=name, state=NOT_COMPARED, a=texts[0], b=texts[1])
-    share = common_share(a, b, detail)
-    return Axis(name=name, state=SAME if share == 1 else DIFFERS, a=texts[0], b=texts[1], share=share)
+    is_recorded = [any(map(detail, units.sums)) for units in (a, b)]
+    return _measured(name, is_recorded, common_share(a, b, detail) if all(is_recorded) else None)
 
 
 def _by_launch(name: str, a: Work, b: Work, of_a: Units, of_b: Units, columns: tuple[str, str, str]) -> Axis:
     """Compare launch dimensions of kernels that both sides have; two tools may count a grid in two ways."""
     sides = [_launches(work, units, columns) for work, units in ((a, of_a), (b, of_b))]
-    texts = ["recorded" if side else "" for side in sides]
     common = sides[0].keys() & sides[1].keys()
-    if not common or a.trace.collector != b.trace.collector:
-        return Axis(name=name, state=NOT_COMPARED, a=texts[0], b=texts[1])
-    of_common = sum(of_a.sums[key][1] for key in common)
-    equal = sum(of_a.sums[key][1] for key in common if sides[0][key] == sides[1][key])
-    share = equal / of_common if of_common else 1.0
-    return Axis(name=name, state=SAME if share == 1 else DIFFERS, a=texts[0], b=texts[1], share=share)
+    share = None
+    if common and a.trace.collector == b.trace.collector:
+        total_ns = sum(of_a.sums[key][1] for key in common)
+        equal_ns = sum(of_a.sums[key][1] for key in common if sides[0][key] == sides[1][key])
+        share = equal_ns / total_ns if total_ns else 1.0
+    return _measured(name, [bool(side) for side in sides], share)
 
 
 def _launches(
@@ -225,19 +224,13 @@ def common_share(a: Units, b: Units, detail: Detail) -> float:
 def axes_words(axes: list[Axis]) -> list[str]:
     """What differs, and what was not compared."""
     lines = []
+    absent: dict[str, list[str]] = {}
     for axis in axes:
         if axis.state == DIFFERS:
             equal = f"{axis.share:.0%} of the GPU time is equal" if axis.share is not None else ""
             lines.append(f"{axis.name}: {equal or f'{axis.a} -> {axis.b}'}")
-    absent: dict[str, list[str]] = {}
-    for axis in axes:
-        if axis.state == NOT_COMPARED:
-            sides = [side for side, text in (("A", axis.a), ("B", axis.b)) if not text]
-            reason_text = (
-                f"absent in {' and '.join(sides)}"
-                if sides
-                else "recorded by two tools, or of no common kernel"
-            )
-            absent.setdefault(reason_text, []).append(axis.name)
-    lines += [f"not compared ({reason_text}): {', '.join(names)}" for reason_text, names in absent.items()]
-    return lines
+        elif axis.state == NOT_COMPARED:
+            sides = " and ".join(side for side, text in (("A", axis.a), ("B", axis.b)) if not text)
+            reason = f"absent in {sides}" if sides else "recorded by two tools, or of no common kernel"
+            absent.setdefault(reason, []).append(axis.name)
+    return [*lines, *(f"not compared ({reason}): {', '.join(names)}" for reason, names in absent.items())]

@@ -10,10 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from lab.compare.diff import evidence as evidence_of
 from lab.compare.diff.around import Differs, differences, unknown
-from lab.compare.diff.blocks import Block, common, replaced
-from lab.compare.diff.causes import common_factor, cover, mean_rows, phase_alone, unlike_steps
+from lab.compare.diff.causes import add_clocks, judged, phase_alone
 from lab.compare.diff.comparable import (
     Axis,
     at_common_detail,
@@ -22,44 +20,18 @@ from lab.compare.diff.comparable import (
     unlike_edges,
     without_times,
 )
-from lab.compare.diff.evidence import Evidence, File, files
+from lab.compare.diff.evidence import File, evidence_of, files
 from lab.compare.diff.findings import WHOLE, Call, Finding, calls, findings, of_whole, unnamed
-from lab.compare.diff.groups import (
-    Group,
-    Placed,
-    by_kernel,
-    by_module,
-    by_op,
-    by_phase,
-    limits,
-    path_at,
-    placed,
-    places_at,
-)
-from lab.compare.diff.judge import (
-    BELOW,
-    EXACT,
-    FLOOR_SHARE,
-    NAMED,
-    ONE_PAIR,
-    PROVEN,
-    edge_of,
-    enough_processes,
-    floor_ns_of,
-    judge_by_repeats,
-    judge_by_steps,
-    judge_rows,
-)
+from lab.compare.diff.groups import Group, Placed, by_kernel, by_module, by_op, by_phase, limits, placed
+from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, enough_processes, floor_ns_of
 from lab.compare.diff.limits import notes, of_collectives
-from lab.compare.diff.split import Row, parts_of, split
-from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read_side
-from lab.compare.units import TIMES, Sums, Units, step_times, sums_of, times_of, unit_of, units
-from lab.compare.whole import ALARMS, KERNELS, LEAST_CHANGE, Total, judge_totals
+from lab.compare.diff.split import Block, Row, common, parts_of, replaced
+from lab.compare.side import Work, common_ranks, is_wait, place_text, read_side
+from lab.compare.units import TIMES, Units, step_times, times_of, unit_of, units
+from lab.compare.whole import ALARMS, Total, judge_totals
 from lab.errors import BadDataError, MissingError, UsageError
 from lab.stats.gate import LEAST
 
-FACTOR_PART = 0.5  # of a proven change of the whole, that one factor on all kernels has to be
-CLOCKS = ("clock", "power", "throttle", "temperature")  # what may stand behind one factor on all kernels
 SLOWEST = 0.01  # ranks whose steps take as long, within this share, wait for the one with the most own time
 
 
@@ -79,7 +51,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     """One rank's change from A to B, everything per unit. Times without `_a` or `_b` are changes, B - A.
 
     span = (kernel sum - overlap) + idle on each side, so residual_ns, what the classes leave over, is 0. Idle
-    time is late + wait + queued + unknown (lab.compare.idle).
+    time is late + wait + queued + unknown (lab.compare.units).
     """
 
     comparable: bool
@@ -224,39 +196,6 @@ def compare_sides(
                 f"{LEAST} per side are the least, and the rows are those of one pair"
             )
         pairs.append(pair)
-    difference = _difference((a, b), sides, repeats, ranks, [pair.comparison for pair in pairs])
-    shown = next(pair for pair in pairs if pair.comparison is difference.shown)
-    shown.comparison.notes += unknown(*sides)
-    for pair in pairs:
-        _add_clocks(pair.comparison.findings, difference.around)
-    _detail(shown, by, evidence)
-    if evidence:
-        for name, side in zip("AB", sides, strict=True):
-            difference.files += files(name, [side.ranks[rank] for rank in ranks])
-    return Compared(difference, shown)
-
-
-def _add_clocks(findings_of_rank: Sequence[Finding], around: Sequence[Differs]) -> None:
-    """What is recorded beside one factor on all kernels that may be its cause."""
-    recorded = [
-        f"{differs.name} {differs.a or 'not said'} -> {differs.b or 'not said'}"
-        for differs in around
-        if differs.name == "devices" or any(word in differs.name for word in CLOCKS)
-    ]
-    beside = "; ".join(recorded[:3]) or "no clocks are recorded on both sides"
-    for finding in findings_of_rank:
-        if finding.kind == "factor":
-            finding.text += f" (a clock, a power cap or another board does so; {beside})"
-
-
-def _difference(
-    paths: tuple[Path, Path],
-    sides: Sequence[Side],
-    repeats: Sequence[Sequence[Side]],
-    ranks: Sequence[tuple[str, int]],
-    comparisons: list[Comparison],
-) -> Difference:
-    """All ranks, and what the recordings lack or say differently."""
     all_sides = (*sides, *repeats[0], *repeats[1])
     works = [side.ranks[rank] for side in all_sides for rank in ranks if rank in side.ranks]
     missing = [
@@ -270,14 +209,14 @@ def _difference(
         for rank in ranks
         if rank not in side.ranks
     ]
-    problems = [text for side in all_sides for text in side.problems]
-    return Difference(
-        a=str(paths[0]),
-        b=str(paths[1]),
+    comparisons = [pair.comparison for pair in pairs]
+    difference = Difference(
+        a=str(a),
+        b=str(b),
         ranks=comparisons,
         jobs=jobs_of(comparisons),
         missing=missing,
-        problems=problems,
+        problems=[text for side in all_sides for text in side.problems],
         torn=list(dict.fromkeys(text for work in works for text in work.torn)),
         blurred=[
             *dict.fromkeys(text for work in works for text in work.blurred),
@@ -285,6 +224,15 @@ def _difference(
         ],
         around=differences(*sides),
     )
+    shown = next(pair for pair in pairs if pair.comparison is difference.shown)
+    shown.comparison.notes += unknown(*sides)
+    for comparison in comparisons:
+        add_clocks(comparison.findings, difference.around)
+    _detail(shown, by, evidence)
+    if evidence:
+        for name, side in zip("AB", sides, strict=True):
+            difference.files += files(name, [side.ranks[rank] for rank in ranks])
+    return Compared(difference, shown)
 
 
 def jobs_of(comparisons: Sequence[Comparison]) -> list[Job]:
@@ -333,26 +281,35 @@ def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
     if "kernel" in by:
         comparison.groups["kernel"] = by_kernel(pair.of_a, pair.of_b)
     phases = by_phase(*pair.placed) if "phase" in by or len(comparison.findings) > 2 else []
-    if alone := phase_alone(phases, comparison.rows, comparison.floor_ns):
-        cause = Finding(text=alone[0], ns=alone[1], kind="phase", confidence=ONE_PAIR)
+    if cause := phase_alone(phases, comparison.rows, comparison.floor_ns):
         comparison.findings.insert(sum(finding.kind in WHOLE for finding in comparison.findings), cause)
+    if "phase" in by:
+        comparison.groups["phase"] = phases
+    if "module" in by:
+        comparison.groups["module"] = by_module(*pair.placed)
     if {"phase", "module"} & set(by):
-        if "phase" in by:
-            comparison.groups["phase"] = phases
-        if "module" in by:
-            comparison.groups["module"] = by_module(*pair.placed)
         comparison.notes += limits(*pair.placed)
-        _locate(pair, *pair.placed)
-    if evidence:
-        for finding in comparison.findings:
-            finding.evidence = _evidence(finding, pair)
+        _locate(pair)
+    sides = (("A", pair.a, pair.of_a), ("B", pair.b, pair.of_b))
+    for finding in comparison.findings if evidence else ():
+        for side, work, units_of in sides:
+            keys = []
+            for row in (comparison.rows[index] for index in finding.rows):
+                kernel = row.kernel_a if side == "A" else row.kernel_b
+                keys += [(row.op, row.dims, row.types, kernel)] if kernel is not None else []
+            finding.evidence += evidence_of(
+                side, work, units_of, keys=keys, call=finding.call, idle=finding.kind == "idle"
+            )
 
 
-def _locate(pair: Pair, a: Placed, b: Placed) -> None:
+def _locate(pair: Pair) -> None:
     """Say of each replaced block, and of each finding about rows, where in the program it is."""
-    paths = [[path_at(side, row) for row in side.units.usual.tolist()] for side in (a, b)]
-    comparison = pair.comparison
-    located = replaced(a.units.sequence, b.units.sequence, [], *paths)
+    comparison, sides = pair.comparison, pair.placed
+    paths = []
+    for side in sides:
+        path_of, distinct = side.by_path()
+        paths.append([distinct[index] for index in path_of[side.units.usual].tolist()])
+    located = replaced(sides[0].units.sequence, sides[1].units.sequence, [], *paths)
     for block, with_place in zip(comparison.blocks, located, strict=True):
         block.module_path = with_place.module_path
     place_of = {block.index: block.module_path for block in comparison.blocks}
@@ -362,16 +319,14 @@ def _locate(pair: Pair, a: Placed, b: Placed) -> None:
         if finding.kind == "replaced_block" and len(blocks) == 1:
             finding.module_path = place_of.get(next(iter(blocks)) or 0, "")
         elif rows:
-            finding.module_path = " / ".join(common([*_around_rows(a, rows), *_around_rows(b, rows)]))
-
-
-def _around_rows(side: Placed, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Where the operations of these rows are on one side, each place once."""
-    wanted = {(row.op, row.dims, row.types) for row in rows}
-    kernels = {name for row in rows for name in (row.kernel_a, row.kernel_b)}
-    keys, key_of = side.work.keys
-    able = np.array([key[:3] in wanted and key[3] in kernels for key in keys], dtype=bool)
-    return places_at(side, np.flatnonzero(able[key_of] & side.units.chosen))
+            ops = {(row.op, row.dims, row.types) for row in rows}
+            kernels = {name for row in rows for name in (row.kernel_a, row.kernel_b)}
+            around = []
+            for side in sides:
+                keys, key_of = side.work.keys
+                is_of_rows = np.array([key[:3] in ops and key[3] in kernels for key in keys], dtype=bool)
+                around += side.paths_of(np.flatnonzero(is_of_rows[key_of] & side.units.chosen))
+            finding.module_path = " / ".join(common(around))
 
 
 def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Sequence[Work] = ()) -> Pair:
@@ -397,7 +352,7 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
     times = [[step_times(units_of) for units_of in side] for side in sides]
     # Half of the allowed false alarms is for the totals, as in the gate.
     totals = [] if timeless else judge_totals(times[0], times[1], alarms=ALARMS / 2)
-    rows, causes, floor = _judged((a, b), sides, totals)
+    rows, causes, floor = judged((a, b), sides, totals)
     if timeless:
         causes = []
         for row in rows:
@@ -456,81 +411,6 @@ def _without_unit(a: Work, b: Work) -> Comparison:
     )
 
 
-def _judged(
-    works: tuple[Work, Work], sides: tuple[list[Units], list[Units]], totals: Sequence[Total]
-) -> tuple[list[Row], list[Finding], float]:
-    """The rows of the change with their confidence, the causes of the whole that take rows' places, and the
-    floor."""
-    of_a, of_b = sides[0][0], sides[1][0]
-    floor_ns = floor_ns_of(of_a, of_b)
-    causes = []
-    rows = usual_rows = split(of_a.sums, of_b.sums)
-    masks = [np.zeros(len(units_of.numbers), dtype=bool) for units_of in (of_a, of_b)]
-    steps = unlike_steps(of_a, of_b)
-    if steps:  # rows are judged by the other steps
-        causes.append(Finding(text=steps.text, ns=steps.ns, kind="steps", confidence=ONE_PAIR))
-        masks = list(steps.masks)
-        usual_rows = split(_without(works[0], of_a, masks[0]), _without(works[1], of_b, masks[1]))
-        judge_rows(rows, edge_of(of_a, of_b), floor_ns)
-    floor = judge_rows(usual_rows, edge_of(of_a, of_b), floor_ns)
-    if of_a.unit == "step":
-        judge_by_steps(usual_rows, works, (of_a, of_b), masks)
-    if enough_processes(*sides):
-        judge_by_repeats(rows, *sides)
-    usual_of = {_identity(row): row for row in usual_rows}
-    pairs = [(row, usual_of.get(_identity(row), row)) for row in rows]
-    for row, usual in pairs if steps else ():
-        if row.kind == "same_kernel_duration" and (usual.confidence not in NAMED or usual is row):
-            row.confidence = BELOW if usual is row else usual.confidence
-    if factor := _factor(sides, usual_rows, totals):
-        if steps and factor[0].confidence == ONE_PAIR:
-            factor[0].ns = (factor[0].ns or 0.0) - steps.ns
-        causes.append(factor[0])
-        cover(pairs, factor[1], floor, floor_ns)
-    return rows, causes, floor
-
-
-def _factor(
-    sides: tuple[list[Units], list[Units]], rows: Sequence[Row], totals: Sequence[Total]
-) -> tuple[Finding, float] | None:
-    """One factor on all kernels, and its share: of one pair beyond the floor, of repeats where the whole is
-    proven to differ."""
-    of_a, of_b = sides[0][0], sides[1][0]
-    kernel_ns = of_a.mean_ns("kernel_sum")
-    change_ns = of_b.mean_ns("kernel_sum") - kernel_ns
-    if not of_b.mean_ns("kernel_sum"):  # no durations
-        return None
-    if not enough_processes(*sides):
-        factor = common_factor(rows, kernel_ns)
-        return (
-            (Finding(text=factor.text, ns=change_ns, kind="factor", confidence=ONE_PAIR), factor.share)
-            if factor
-            else None
-        )
-    total = next((total for total in totals if total.name == KERNELS and total.differs), None)
-    factor = common_factor(mean_rows(*sides), kernel_ns, floor_share=LEAST_CHANGE) if total else None
-    if not factor or not total or total.change is None:
-        return None
-    if abs(factor.share) < FACTOR_PART * abs(total.change):  # some rows are the change, and not all kernels
-        return None
-    interval = f"{total.low:+.2%} to {total.high:+.2%}"
-    over = f"{total.n_base} and {total.n_head} processes"
-    text = f"{factor.text}; kernel time {total.change:+.2%} ({interval}) over {over}"
-    finding = Finding(text=text, ns=total.head_ns - total.base_ns, kind="factor", confidence=PROVEN)
-    return finding, factor.share
-
-
-def _without(work: Work, units_of: Units, mask: np.ndarray) -> Sums:
-    """Calls and ns per unit of the units that the mask (u,) leaves."""
-    chosen = units_of.chosen.copy()
-    chosen[chosen] = ~mask[units_of.step_of[chosen]]
-    return sums_of(work, chosen, int((~mask).sum()))
-
-
-def _identity(row: Row) -> tuple[str, str, str, str | None, str]:
-    return (row.op, row.dims, row.types, row.kernel_a, row.kind)
-
-
 def _is_of_program(call: str, a: Work, b: Work, of_a: Units, of_b: Units) -> bool:
     """Whether another number of calls is the program's doing. GPUs of two vendors have two APIs; and of two
     tools each records functions that the other does not, but both record waits."""
@@ -552,20 +432,3 @@ def _raise_for_copies(pair: Sequence[tuple[Work, Units]], repeats: Sequence[tupl
                     fix="record the program again, in another process",
                 )
         earlier_recordings.append((work, units_of))
-
-
-def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:
-    """The rows of both recordings behind a finding."""
-    assert pair.of_a is not None and pair.of_b is not None
-    rows: list[Evidence] = []
-    for side, work, units_of in (("A", pair.a, pair.of_a), ("B", pair.b, pair.of_b)):
-        if finding.call:
-            rows += evidence_of.of_call(side, work, units_of, finding.call)
-        elif finding.rows:
-            chosen = [pair.comparison.rows[index] for index in finding.rows]
-            names = [(row, row.kernel_a if side == "A" else row.kernel_b) for row in chosen]
-            keys = [(row.op, row.dims, row.types, name) for row, name in names if name is not None]
-            rows += evidence_of.of_keys(side, work, units_of, keys)
-        else:
-            rows += evidence_of.of_gap(side, work, units_of) if finding.kind == "idle" else []
-    return rows

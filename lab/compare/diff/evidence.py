@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -39,75 +40,72 @@ class File(msgspec.Struct, kw_only=True):
 
 
 def files(side: str, works: Sequence[Work]) -> list[File]:
-    hashes = [sha256_of(work.trace.source) if work.trace.source.is_file() else "" for work in works]
+    paths = [(work.rank, work.trace.source) for work in works]
     return [
-        File(side=side, path=str(work.trace.source), sha256=sha256, rank=work.rank)
-        for work, sha256 in zip(works, hashes, strict=True)
+        File(side=side, path=str(path), sha256=sha256_of(path) if path.is_file() else "", rank=rank)
+        for rank, path in paths
     ]
 
 
-def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[Evidence]:
-    """The operation of median duration among those with one of these keys, if there are any."""
-    keys, key_of = work.keys
-    among = set(wanted)
-    able = np.array([key in among for key in keys], dtype=bool)
-    rows = np.flatnonzero(able[key_of] & units.chosen)
-    if not len(rows):
-        return []
-    row = int(rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
-    times_ns = int(work.start_ns[row]), int(work.dur_ns[row])
-    correlation = int(work.trace.ops.corr[work.order[row]])
-    unit = int(step_at(work.steps_ns, work.launched_ns[row : row + 1])[0])
-    return [_event(side, work, keys[int(key_of[row])][3], times_ns, (unit, correlation, len(rows)))]
-
-
-def _event(
-    side: str, work: Work, event: str, times_ns: tuple[int, int], about: tuple[int, int, int]
-) -> Evidence:
-    """times_ns: start and duration; about: unit, correlation and count."""
-    return Evidence(
-        side=side,
-        file=work.trace.source.name,
-        event=event,
-        start_ns=times_ns[0],
-        dur_ns=times_ns[1],
-        unit=about[0],
-        correlation=about[1],
-        count=about[2],
-    )
-
-
-def of_call(side: str, work: Work, units: Units, name: str) -> list[Evidence]:
-    """The first call of this API function that is counted."""
-    runtime = work.trace.api
-    strings = work.trace.strings
-    ids = [
-        index
-        for index, text in enumerate(strings)
-        if text == name or (work.plain and text.startswith(f"{name}_v"))
-    ]
-    rows = np.flatnonzero(np.isin(runtime.name_id, ids) & units.called)
-    if not len(rows):
-        return []
-    row = int(rows[np.argmin(runtime.start_ns[rows])])
-    times_ns = int(runtime.start_ns[row]), int(runtime.dur_ns[row])
-    unit = int(step_at(work.steps_ns, runtime.start_ns[row : row + 1])[0])
-    return [_event(side, work, name, times_ns, (unit, int(runtime.corr[row]), len(rows)))]
-
-
-def of_gap(side: str, work: Work, units: Units) -> list[Evidence]:
-    """The longest time between two GPU operations of a unit, none of them running."""
+def evidence_of(
+    side: str, work: Work, units: Units, *, keys: Sequence[Key], call: str, idle: bool
+) -> list[Evidence]:
+    """What stands for a finding on one side: a call of this API function, an operation with one of these
+    keys, or the longest gap of a unit; none where the side has none."""
+    event_of = partial(Evidence, side=side, file=work.trace.source.name)
+    if call:
+        api, strings = work.trace.api, work.trace.strings
+        ids = [
+            index
+            for index, text in enumerate(strings)
+            if text == call or (work.plain and text.startswith(f"{call}_v"))
+        ]
+        rows = np.flatnonzero(np.isin(api.name_id, ids) & units.called)
+        if not len(rows):
+            return []
+        row = int(rows[np.argmin(api.start_ns[rows])])
+        event = event_of(
+            event=call,
+            start_ns=int(api.start_ns[row]),
+            dur_ns=int(api.dur_ns[row]),
+            unit=int(step_at(work.steps_ns, api.start_ns[row : row + 1])[0]),
+            correlation=int(api.corr[row]),
+            count=len(rows),
+        )
+        return [event]
+    names, key_of = work.keys
+    if keys:
+        wanted = set(keys)
+        is_wanted = np.array([key in wanted for key in names], dtype=bool)
+        rows = np.flatnonzero(is_wanted[key_of] & units.chosen)
+        if not len(rows):
+            return []
+        row = int(rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
+        event = event_of(
+            event=names[int(key_of[row])][3],
+            start_ns=int(work.start_ns[row]),
+            dur_ns=int(work.dur_ns[row]),
+            unit=int(step_at(work.steps_ns, work.launched_ns[row : row + 1])[0]),
+            correlation=int(work.trace.ops.corr[work.order[row]]),
+            count=len(rows),
+        )
+        return [event]
     rows = np.flatnonzero(units.chosen)
-    if len(rows) < 2:
+    if not idle or len(rows) < 2:
         return []
     ends = np.maximum.accumulate(work.start_ns[rows] + work.dur_ns[rows])
-    gap = work.start_ns[rows][1:] - ends[:-1]
+    gaps_ns = work.start_ns[rows][1:] - ends[:-1]
     unit = step_at(work.steps_ns, work.launched_ns[rows])
-    inside = np.where(unit[1:] == unit[:-1], gap, 0)
-    longest = int(np.argmax(inside))
-    if inside[longest] <= 0:
+    inside_ns = np.where(unit[1:] == unit[:-1], gaps_ns, 0)
+    longest = int(np.argmax(inside_ns))
+    if inside_ns[longest] <= 0:
         return []
-    keys, key_of = work.keys
-    event = f"idle before {keys[int(key_of[rows[longest + 1]])][3]}"
-    times_ns = int(ends[longest]), int(inside[longest])
-    return [_event(side, work, event, times_ns, (int(unit[longest]), -1, int((inside > 0).sum())))]
+    event = event_of(
+        event=f"idle before {names[int(key_of[rows[longest + 1]])][3]}",
+        start_ns=int(ends[longest]),
+        dur_ns=int(inside_ns[longest]),
+        unit=int(unit[longest]),
+        correlation=-1,
+        count=int((inside_ns > 0).sum()),
+    )
+    return [event]

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lab.compare.diff.blocks import Block
-from lab.compare.diff.causes import unlike_steps
 from lab.compare.diff.comparable import without_times
 from lab.compare.diff.evidence import Evidence
 from lab.compare.diff.judge import (
@@ -22,17 +20,17 @@ from lab.compare.diff.judge import (
     gap_is_large,
     time_is_large,
     times_beyond_error,
+    unlike_steps,
 )
-from lab.compare.diff.split import Row
-from lab.compare.idle import CAUSE_WORDS, CAUSES
-from lab.compare.units import Units, as_a_rule
+from lab.compare.diff.split import Block, Row
+from lab.compare.side import short_kernel
+from lab.compare.units import CAUSE_WORDS, CAUSES, Units, as_a_rule
 from lab.compare.whole import IDLE, KERNELS, MEAN, Total, total_words
 from lab.core.words import plural
 from lab.recordings.names import short_dims, short_name
 
 WHOLE = ("steps", "factor", "phase", "whole")  # kinds of causes of the whole, which come before rows
 NAMES = 3  # kernels on each side of an exchange
-LONGEST = 72  # letters of a kernel's name in a sentence
 
 
 class Call(msgspec.Struct, kw_only=True):
@@ -150,7 +148,7 @@ def exchanged(rows: Sequence[Row]) -> list[list[int]]:
 
 def _of_exchange(rows: Sequence[Row], indices: Sequence[int]) -> Finding:
     sides = [row.kernel_a for row in rows], [row.kernel_b for row in rows]
-    kernels = [[_short(name) for name in dict.fromkeys(side) if name] for side in sides]
+    kernels = [[short_kernel(name) for name in dict.fromkeys(side) if name] for side in sides]
     names = [", ".join(side[:NAMES]) + (", ..." if len(side) > NAMES else "") for side in kernels]
     ns = sum(row.ns for row in rows)
     text = f"{rows[0].op} {short_dims(rows[0].dims)}".strip() + f": {names[0]} -> {names[1]} ({_us(ns)})"
@@ -160,7 +158,7 @@ def _of_exchange(rows: Sequence[Row], indices: Sequence[int]) -> Finding:
 def _of_row(row: Row, index: int) -> Finding:
     op = f"{row.op or 'no known op'} {short_dims(row.dims)}".strip()
     kernels = [
-        "nothing" if name is None else _short(name) or "a kernel without a name"
+        "nothing" if name is None else short_kernel(name) or "a kernel without a name"
         for name in (row.kernel_a, row.kernel_b)
     ]
     if kernels[0] == kernels[1] and row.kernel_a != row.kernel_b:
@@ -209,12 +207,6 @@ def unnamed(a: Units, b: Units) -> list[str]:
 
 def _listed(ops: Sequence[str]) -> str:
     return ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "")
-
-
-def _short(name: str) -> str:
-    """A name that fits a sentence; the row has all of it."""
-    short = short_name(name)
-    return short if len(short) <= LONGEST else f"{short[: LONGEST - 12]}…{short[-11:]}"
 
 
 def time_text(ns: float) -> str:

@@ -1,23 +1,34 @@
-"""The change of summed kernel time by phase, module, op or kernel: every launch is in one row."""
+"""The change of summed kernel time by phase, module, op or kernel: every launch is in one row.
+
+Modules are the profiler's own (with_modules, with_stack), else the program's ranges. An operation of the
+backward pass lies in the module of its forward operator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from lab.compare.diff.places import Places, places_of
 from lab.compare.side import Work
 from lab.compare.units import Units
-from lab.recordings.graphs.frames import class_of
+from lab.recordings.capture import MODULE, OP, Capture
+from lab.recordings.graphs.frames import class_of, modules_of
+from lab.recordings.phase_names import PhaseNames, is_step, is_warmup
+from lab.recordings.projection import Projection, project
+from lab.recordings.projection.paths import forward_operators
+from lab.recordings.views import launch_calls
 
 KINDS = ("phase", "module", "op", "kernel")
 BOTH, ONLY_A, ONLY_B = "both", "only in A", "only in B"
 MUCH = 0.1  # of the kernel time in no known phase: said
 NO_PHASE, NO_MODULE, NO_OP = "no known phase", "no module recorded", "no known op"
-Path = tuple[str, ...]  # a phase, then modules, outermost first
+DEEPEST = 64  # modules inside each other; what is deeper counts to the last of them
+_LIBRARIES = ("nccl", "rccl", "cub::", "cublas", "cudnn")
+Path = tuple[str, ...]  # a phase, then instances of modules, outermost first
 CallsAndNs = tuple[float, float]  # per unit
 NOTHING: CallsAndNs = (0.0, 0.0)
 
@@ -42,158 +53,193 @@ class Group(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Placed:
-    """One side's units with the place of each operation: rows (n,) of `Trace.kernels`, those of the units."""
+    """One side's units, and where in the program each operation of `Work` was launched: phase and module (n,)
+    index `phases` ("": not known) and `modules` (none around it: ()). source: recorded, ranges, or "".
+    """
 
     work: Work
     units: Units
-    places: Places
+    phase: np.ndarray
+    phases: list[str]
+    module: np.ndarray
+    modules: list[Path]
+    source: str
+
+    def paths_of(self, rows: np.ndarray) -> list[Path]:
+        """The distinct phases and modules around these operations."""
+        pairs = np.unique(np.stack([self.phase[rows], self.module[rows]], axis=1), axis=0)
+        return [self._path(phase, module) for phase, module in pairs.tolist()]
+
+    def by_path(self) -> tuple[np.ndarray, list[Path]]:
+        """The phase and modules around each operation (n,), as an index of a list of paths."""
+        pair = self.phase * len(self.modules) + self.module
+        distinct, index = np.unique(pair, return_inverse=True)
+        paths = [self._path(*divmod(code, len(self.modules))) for code in distinct.tolist()]
+        return index.reshape(-1), paths
+
+    def sums(self, index: np.ndarray, size: int) -> list[CallsAndNs]:
+        """Calls and ns per unit of each value of `index` (n,)."""
+        chosen, count = self.units.chosen, self.units.count
+        n = np.bincount(index[chosen], minlength=size) / count
+        ns = np.bincount(index[chosen], weights=self.work.dur_ns[chosen], minlength=size) / count
+        return list(zip(n.tolist(), ns.tolist(), strict=True))
+
+    def by_phase(self) -> dict[str, CallsAndNs]:
+        return _summed(zip(self.phases, self.sums(self.phase, len(self.phases)), strict=True))
+
+    def _path(self, phase: int, module: int) -> Path:
+        return (*filter(None, (self.phases[phase],)), *self.modules[module])
 
 
 def placed(work: Work, units: Units) -> Placed:
-    return Placed(work, units, places_of(work.trace))
+    trace = work.trace
+    projection = project(trace)
+    phase_of, module_of = _names(projection.capture)
+    path, origin = projection.ops.path, projection.ops.origin  # origin: the path of the forward operator
+    phase_at, phases = _along(projection, phase_of)
+    module_at, modules = _along(projection, module_of)
+    phase, module = phase_at[path], module_at[np.where(origin > 0, origin, path)]
+    source = "ranges" if any(modules[index] for index in np.unique(module).tolist()) else ""
+    if trace.meta.stacks and any(recorded := _recorded(trace, projection)):
+        source = "recorded"
+        modules = list(dict.fromkeys(recorded))
+        index_of = {path: index for index, path in enumerate(modules)}
+        module = np.array([index_of[path] for path in recorded], dtype=np.int64)
+    names = [path[-1] if path else "" for path in phases]
+    return Placed(work, units, phase[work.order], names, module[work.order], modules, source)
+
+
+def _names(capture: Capture) -> tuple[list[str], list[str]]:
+    """Per string of the capture, "" at the end: the phase that it names, and the module; "" for none."""
+    is_named = np.zeros(len(capture.strings) + 1, dtype=bool)
+    is_named[capture.ranges.name_id[capture.ranges.kind != OP]] = True
+    phase_names = PhaseNames()
+    phases, modules = [], []
+    for text, named in zip([*capture.strings, ""], is_named.tolist(), strict=True):
+        phase = phase_names.phase_of(text) if named else ""
+        is_module = named and not phase and not is_step(text) and not is_warmup(text)
+        # The profiler's own marks, and what libraries write.
+        is_module &= "#" not in text and "::" not in text and not text.lower().startswith(_LIBRARIES)
+        phases.append(phase)
+        modules.append(text.removeprefix(MODULE) if is_module else "")
+    return phases, modules
+
+
+def _along(projection: Projection, texts: list[str]) -> tuple[np.ndarray, list[Path]]:
+    """The texts along each path of the tree, as indices of a list."""
+    paths: list[Path] = [()]
+    for node in range(1, len(projection.tree)):
+        above, text = paths[int(projection.tree.parent[node])], texts[int(projection.tree.name_id[node])]
+        paths.append((*above, text) if text and len(above) < DEEPEST else above)
+    index_of = {path: index for index, path in enumerate(dict.fromkeys(paths))}
+    return np.array([index_of[path] for path in paths], dtype=np.int64), list(index_of)
+
+
+def _recorded(trace: Capture, projection: Projection) -> list[Path]:
+    """The modules around each operation's launch, else around its forward operator."""
+    frames = modules_of(trace)
+    call = launch_calls(trace)
+    paths: list[Path] = [()] * len(call)
+    launched = np.flatnonzero(call >= 0)
+    calls = trace.api.take(call[launched])
+    own_paths = frames.modules(calls.pid, calls.tid, calls.start_ns)
+    for row, path in zip(launched.tolist(), own_paths, strict=True):
+        paths[row] = path[:DEEPEST]
+    ranges = projection.capture.ranges
+    bare = np.flatnonzero([not path for path in paths])
+    forward = forward_operators(ranges, projection.instances.parent, projection.ops.range[bare])
+    bare, forward = bare[forward >= 0], forward[forward >= 0]
+    forward_paths = frames.modules(ranges.pid[forward], ranges.tid[forward], ranges.start_ns[forward])
+    for row, path in zip(bare.tolist(), forward_paths, strict=True):
+        paths[row] = path[:DEEPEST]
+    return paths
 
 
 def by_phase(a: Placed, b: Placed) -> list[Group]:
-    sides = ({phase or NO_PHASE: sums for phase, sums in _phases(side).items()} for side in (a, b))
-    return _grouped(*sides)
+    return _grouped(*({name or NO_PHASE: sums for name, sums in side.by_phase().items()} for side in (a, b)))
 
 
 def by_op(a: Units, b: Units) -> list[Group]:
-    return _grouped(*(_summed(units, 0, NO_OP) for units in (a, b)))
+    return _grouped(
+        *(_summed((key[0] or NO_OP, sums) for key, sums in units.sums.items()) for units in (a, b))
+    )
 
 
 def by_kernel(a: Units, b: Units) -> list[Group]:
-    return _grouped(*(_summed(units, 3, "unnamed") for units in (a, b)))
+    return _grouped(
+        *(_summed((key[3] or "unnamed", sums) for key, sums in units.sums.items()) for units in (a, b))
+    )
 
 
 def by_module(a: Placed, b: Placed) -> list[Group]:
     """Phases and modules from the outermost in, in their order of launch; layers of one class are one row."""
     sides = [_by_class(side) for side in (a, b)]
-    times = {
-        path: max(len(side[path][1]) for side in sides if path in side) for side in sides for path in side
-    }
+    times = {path: max(side[path][1] for side in sides if path in side) for side in sides for path in side}
+    # A's order; what only B has stands behind what is around it.
+    rank = {path: index for index, path in enumerate(dict.fromkeys([*sides[0], *sides[1]]))}
     groups = []
-    for path in _in_order(sides):
+    for path in sorted(rank, key=lambda path: [rank[path[:depth]] for depth in range(len(path) + 1)]):
         (n_a, ns_a), (n_b, ns_b) = (side[path][0] if path in side else NOTHING for side in sides)
         if not path and not (n_a or n_b):
             continue
         inner_ns = [
             sum(sums[1] for inner, (sums, _) in side.items() if inner[: len(path)] == path) for side in sides
         ]
-        names = [
-            f"{name} x{times[path[: depth + 1]]}" if times[path[: depth + 1]] > 1 else name
-            for depth, name in enumerate(path)
-        ]
-        groups.append(
-            Group(
-                key=" / ".join(names) or NO_MODULE,
-                on=_on(path in sides[0], path in sides[1]) if path else _on(bool(n_a), bool(n_b)),
-                n_a=n_a,
-                n_b=n_b,
-                ns_a=ns_a,
-                ns_b=ns_b,
-                change_ns=ns_b - ns_a,
-                times=times[path],
-                whole_change_ns=inner_ns[1] - inner_ns[0],
-            )
-        )
+        counts = [times[path[: depth + 1]] for depth in range(len(path))]
+        names = [f"{name} x{n}" if n > 1 else name for name, n in zip(path, counts, strict=True)]
+        on = _on(path in sides[0], path in sides[1]) if path else _on(bool(n_a), bool(n_b))
+        group = _group(" / ".join(names) or NO_MODULE, on, (n_a, ns_a), (n_b, ns_b))
+        group.times, group.whole_change_ns = times[path], inner_ns[1] - inner_ns[0]
+        groups.append(group)
     return groups
 
 
-def _by_class(side: Placed) -> dict[Path, tuple[CallsAndNs, set[Path]]]:
-    """Own calls and ns of each path of classes, and of those above it; and the instances that it stands for,
+def _by_class(side: Placed) -> dict[Path, tuple[CallsAndNs, int]]:
+    """Own calls and ns of each path of classes, and of those above it; and how many instances it stands for,
     below one instance of what is around it."""
-    place_of, paths = _paths(side)
-    n, ns = _sums(side, place_of, len(paths))
+    path_of, paths = side.by_path()
+    sums = side.sums(path_of, len(paths))
     chosen = np.flatnonzero(side.units.chosen)
-    chosen = chosen[np.argsort(side.work.launched_ns[chosen], kind="stable")]
-    classes: dict[Path, tuple[CallsAndNs, set[Path]]] = {}
-    instances: dict[Path, dict[Path, set[str]]] = {}
-    for place in dict.fromkeys(place_of[chosen].tolist()):
-        path = paths[place]
+    in_order = path_of[chosen[np.argsort(side.work.launched_ns[chosen], kind="stable")]]
+    sums_of: dict[Path, CallsAndNs] = {}
+    instances: dict[Path, dict[Path, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for index in dict.fromkeys(in_order.tolist()):
+        path = paths[index]
+        classes = tuple(map(class_of, path))
         for depth in range(len(path) + 1):
-            kinds = tuple(map(class_of, path[:depth]))
-            classes.setdefault(kinds, (NOTHING, set()))
+            sums_of.setdefault(classes[:depth], NOTHING)
             if depth:
-                instances.setdefault(kinds, {}).setdefault(path[: depth - 1], set()).add(path[depth - 1])
-        kinds = tuple(map(class_of, path))
-        calls, time_ns = classes[kinds][0]
-        classes[kinds] = ((calls + float(n[place]), time_ns + float(ns[place])), classes[kinds][1])
-    for kinds, by_parent in instances.items():
-        classes[kinds][1].update((name,) for name in max(by_parent.values(), key=len))
-    return classes
+                instances[classes[:depth]][path[: depth - 1]].add(path[depth - 1])
+        sums_of[classes] = _added(sums_of[classes], sums[index])
+    return {
+        path: (calls_and_ns, max(map(len, instances[path].values()), default=0))
+        for path, calls_and_ns in sums_of.items()
+    }
 
 
-def _in_order(sides: list[dict[Path, tuple[CallsAndNs, set[Path]]]]) -> list[Path]:
-    """A's order of launch; what only B has stands behind what is around it."""
-    order = [*sides[0], *(path for path in sides[1] if path not in sides[0])]
-    rank = {path: index for index, path in enumerate(order)}
-    return sorted(order, key=lambda path: [rank[path[:depth]] for depth in range(len(path) + 1)])
-
-
-def path_at(side: Placed, row: int) -> Path:
-    """Phase and modules around one operation of `Work`."""
-    return places_at(side, np.array([row]))[0]
-
-
-def places_at(side: Placed, rows: np.ndarray) -> list[Path]:
-    """The distinct phases and modules around these operations of `Work`."""
-    ops = side.work.order[rows]
-    pairs = np.unique(np.stack([side.places.phase[ops], side.places.module[ops]], axis=1), axis=0)
-    return [_path(side.places, phase, module) for phase, module in pairs.tolist()]
-
-
-def _path(places: Places, phase: int, module: int) -> Path:
-    return ((places.phases[phase],) if places.phases[phase] else ()) + places.modules[module]
-
-
-def _paths(side: Placed) -> tuple[np.ndarray, list[Path]]:
-    """The place of each operation (n,), in the order of `Work`, as an index of paths of phase and modules."""
-    places, order = side.places, side.work.order
-    pair = places.phase[order] * len(places.modules) + places.module[order]
-    distinct, place_of = np.unique(pair, return_inverse=True)
-    paths = [_path(places, *divmod(index, len(places.modules))) for index in distinct.tolist()]
-    return place_of.reshape(-1), paths
-
-
-def _sums(side: Placed, index: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Calls and ns per unit of each value of `index` (n,), which is in the order of `Work`."""
-    chosen, count = side.units.chosen, side.units.count
-    n = np.bincount(index[chosen], minlength=size) / count
-    ns = np.bincount(index[chosen], weights=side.work.dur_ns[chosen], minlength=size) / count
-    return n, ns
-
-
-def _phases(side: Placed) -> dict[str, CallsAndNs]:
-    n, ns = _sums(side, side.places.phase[side.work.order], len(side.places.phases))
-    phases: dict[str, CallsAndNs] = {}
-    for name, calls, time_ns in zip(side.places.phases, n.tolist(), ns.tolist(), strict=True):
-        if calls:
-            _add(phases, name, (calls, time_ns))
-    return phases
-
-
-def _summed(units: Units, part: int, unknown: str) -> dict[str, CallsAndNs]:
-    """Sum operations by one part of their key."""
+def _summed(parts: Iterable[tuple[str, CallsAndNs]]) -> dict[str, CallsAndNs]:
     sums: dict[str, CallsAndNs] = {}
-    for key, calls_ns in units.sums.items():
-        _add(sums, key[part] or unknown, calls_ns)
+    for name, calls_and_ns in parts:
+        if calls_and_ns[0]:
+            sums[name] = _added(sums.get(name, NOTHING), calls_and_ns)
     return sums
 
 
-def _add(sums: dict[str, CallsAndNs], name: str, calls_ns: CallsAndNs) -> None:
-    calls, time_ns = sums.get(name, NOTHING)
-    sums[name] = (calls + calls_ns[0], time_ns + calls_ns[1])
+def _added(sums: CallsAndNs, calls_and_ns: CallsAndNs) -> CallsAndNs:
+    return sums[0] + calls_and_ns[0], sums[1] + calls_and_ns[1]
 
 
 def _grouped(a: Mapping[str, CallsAndNs], b: Mapping[str, CallsAndNs]) -> list[Group]:
     """One row per key, largest change first."""
-    groups = []
-    for key in {**a, **b}:
-        (n_a, ns_a), (n_b, ns_b) = a.get(key, NOTHING), b.get(key, NOTHING)
-        on = _on(bool(n_a), bool(n_b))
-        groups.append(Group(key=key, on=on, n_a=n_a, n_b=n_b, ns_a=ns_a, ns_b=ns_b, change_ns=ns_b - ns_a))
+    groups = [
+        _group(key, _on(key in a, key in b), a.get(key, NOTHING), b.get(key, NOTHING)) for key in {**a, **b}
+    ]
     return sorted(groups, key=lambda group: (-abs(group.change_ns), group.key))
+
+
+def _group(key: str, on: str, a: CallsAndNs, b: CallsAndNs) -> Group:
+    (n_a, ns_a), (n_b, ns_b) = a, b
+    return Group(key=key, on=on, n_a=n_a, n_b=n_b, ns_a=ns_a, ns_b=ns_b, change_ns=ns_b - ns_a)
 
 
 def _on(in_a: bool, in_b: bool) -> str:
@@ -204,16 +250,16 @@ def limits(a: Placed, b: Placed) -> list[str]:
     """What --by phase and --by module cannot see."""
     texts = []
     for name, side in (("A", a), ("B", b)):
-        ns = {phase: ns for phase, (_, ns) in _phases(side).items()}
+        ns = {phase: ns for phase, (_, ns) in side.by_phase().items()}
         unknown = ns.get("", 0.0) / sum(ns.values()) if sum(ns.values()) else 0.0
         if not any(ns):
             texts.append(f"{name} names no phase (forward, backward, ...)")
         elif unknown > MUCH:
             texts.append(f"{name}: {unknown:.0%} of the kernel time is in no phase that is known by its name")
-        if not side.places.source:
+        if not side.source:
             texts.append(
                 f"{name} records no modules: with_modules=True, with_stack=True, or ranges around them"
             )
-    if {a.places.source, b.places.source} == {"recorded", "ranges"}:
+    if {a.source, b.source} == {"recorded", "ranges"}:
         texts.append("modules are the profiler's on one side and the program's ranges on the other")
     return texts

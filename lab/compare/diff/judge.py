@@ -9,6 +9,7 @@ scatter of its own steps it does not even suggest. Counts repeat exactly. Over p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from lab.compare.diff.split import Row
 from lab.compare.side import Key, Work
 from lab.compare.signatures import judge_signatures
 from lab.compare.units import MIN_STEPS, Units, as_a_rule, duration_errors
-from lab.compare.whole import ALARMS, MAD_TO_SD
+from lab.compare.whole import ALARMS, MAD_TO_SD, numbered, uneven
 from lab.stats.effects import holm
 from lab.stats.gate import LEAST, LEVEL
 from lab.stats.means import Sample, beyond_p, difference_ci
@@ -24,6 +25,7 @@ from lab.stats.robust import mad
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
 MOST_FLOOR, SCATTERS = 0.10, 5.0
+STEPS_THAT_TELL = 4  # per side, below which no step is unlike the others
 LEAST_UNIT_SHARE, LEAST_CALL_NS = 0.001, 50.0  # of a unit other than a step, and per call of the kernel
 LONG_NS, FEW_ROWS = 10_000.0, 8  # per unit: rows that tell the scatter, and how many it takes
 FEW_INFLATION = 6.0
@@ -152,6 +154,49 @@ def _proven_keys(of_a: Sequence[Units], of_b: Sequence[Units]) -> set[Key]:
     # The other half of the allowed false alarms belongs to the totals of the whole program.
     judged = judge_signatures(times_a, times_b, 0.0, alarms=ALARMS / 2, step_ns=step_ns)
     return {signature.key for signature in (*judged.slower, *judged.faster)} if judged else set()
+
+
+@dataclass(frozen=True)
+class UnlikeSteps:
+    """The steps of both sides that carry a change, as masks (u,), ns per unit of it, and the sentence."""
+
+    masks: tuple[np.ndarray, np.ndarray]
+    ns: float
+    text: str
+
+
+def unlike_steps(a: Units, b: Units, name: str = "kernel_sum") -> UnlikeSteps | None:
+    """The steps whose time (kernel time, or another of TIMES) is unlike that of the others, where they make a
+    change of the mean that would be named."""
+    sides = [units.times_ns[name] for units in (a, b)]
+    if min(map(len, sides)) < STEPS_THAT_TELL:
+        return None
+    floor_ns = max(FLOOR_SHARE * a.mean_ns("span" if name != "kernel_sum" else name), floor_ns_of(a, b))
+    masks = [uneven(times) & (abs(times - np.median(times)) > floor_ns) for times in sides]
+    # The median, because unlike steps are what moves a mean.
+    middles = [float(np.median(times)) for times in sides]
+    carried = [
+        float(((times - middle) * mask).mean())
+        for times, middle, mask in zip(sides, middles, masks, strict=True)
+    ]
+    change_ns = carried[1] - carried[0]
+    if abs(change_ns) <= floor_ns:
+        return None
+    words = "kernel time" if name == "kernel_sum" else f"{name.replace('_', ' ')} time"
+    parts = []
+    for side, units, times, middle, mask in zip("AB", (a, b), sides, middles, masks, strict=True):
+        steps = [number for number, marked in zip(units.numbers, mask, strict=True) if marked]
+        if steps:
+            change = _change(middle, float(times[mask].mean()))
+            alone = f"{side}'s {numbered(steps)} alone ({len(steps)} of {len(times)})"
+            parts.append(f"{alone}: {words} {change} in {'it' if len(steps) == 1 else 'them'}")
+    rest_of_steps = f"the other steps {_change(*middles)}"
+    return UnlikeSteps((masks[0], masks[1]), change_ns, f"{', '.join(parts)}; {rest_of_steps}")
+
+
+def _change(a_ns: float, b_ns: float) -> str:
+    times = f"{a_ns / 1000:,.1f} -> {b_ns / 1000:,.1f} µs"
+    return f"{b_ns / a_ns - 1:+.1%} ({times})" if a_ns > 1000 else times
 
 
 def time_is_large(a: Units, b: Units, name: str) -> bool:

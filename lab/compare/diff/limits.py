@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lab.compare.diff.blocks import MOST
 from lab.compare.diff.judge import BELOW
-from lab.compare.diff.split import Row
+from lab.compare.diff.split import MOST, Row
 from lab.compare.side import Work, steps_overlap
 from lab.compare.units import Units
 from lab.core.words import first_few, plural
@@ -23,13 +22,12 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
     texts = []
     sides = (("A", a, of_a), ("B", b, of_b))
     for side, work, units in sides:
-        if work.unlinked and "op" not in work.drop:
+        unlinked = int((~work.has(0)).sum())
+        if unlinked and "op" not in work.drop:
             total = plural(len(work.dur_ns), "GPU operation")
-            texts.append(
-                f"{side}: {work.unlinked} of {total} have no known op and are aligned by kernel name"
-            )
+            texts.append(f"{side}: {unlinked} of {total} have no known op and are aligned by kernel name")
         odd = [first_few(work.trace.problems, ODD, between="; ")] if work.trace.problems else []
-        texts += [f"{side}: {text}" for text in (*sentences(work.lacks), *odd)]
+        texts += [f"{side}: {text}" for text in (*sentences(work.trace.lacks), *odd)]
         if (gpus := len(np.unique(work.trace.ops.device))) > 1:
             texts.append(
                 f"{side}: one process on {gpus} GPUs: idle is when none of them works, overlap is across them"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,21 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from lab.compare.diff.blocks import MOST
 from lab.compare.diff.comparison import Compared, Comparison, Difference, Pair
 from lab.compare.diff.groups import KINDS
-from lab.compare.diff.text import by_rank, headline, job_words, problems, unit_words, waterfall
+from lab.compare.diff.split import MOST
+from lab.compare.diff.text import (
+    NO_REPLAY,
+    by_rank,
+    group_records,
+    headline,
+    job_words,
+    nothing,
+    problems,
+    records,
+    unit_words,
+    waterfall,
+)
 from lab.compare.diff.timelines import Steps, timelines
 from lab.core.files import make_folder, write_atomic
 from lab.core.words import plural
@@ -27,7 +38,7 @@ from lab.report.tables import write_csv
 ROWS = ["op", "dims", "kernel_a", "kernel_b", "n_a", "n_b", "kind", "change_us", "confidence"]
 TOTALS = ["name", "statistic", "outcome", "n_base", "n_head", "base_ns", "head_ns", "change", "low", "high"]
 FINDINGS = ["what", "where", "kind", "change_us", "confidence", "evidence"]
-REPLAYED = ("recorded", "hot", "cold", "in_order")
+REPLAYED = ["what", "verdict", "recorded_us", "hot_us", "cold_us", "in_order_us", "why"]
 STEP_TIMES = {"kernel_us": "kernel_sum", "span_us": "span", "idle_us": "idle"}
 TICKS = 20  # numbers below the figure of steps
 HEADLINES = 8  # findings in the verdict of the page
@@ -52,8 +63,7 @@ def write(compared: Compared, out: Path) -> list[Path]:
     written = [write_csv(frame, tables / f"{name}.csv") for name, frame in frames.items()]
     findings = out / "findings.json"
     write_atomic(findings, msgspec.json.format(msgspec.json.encode(difference), indent=1) + b"\n")
-    page = out / "diff.html"
-    write_page(_page(difference, shown, frames, timeline, out), page)
+    page = write_page(_page(difference, shown, frames, timeline, out), out / "diff.html")
     return [page, findings, *written]
 
 
@@ -62,80 +72,45 @@ def _frames(difference: Difference, shown: Comparison, pair: Pair) -> Frames:
     rows = [
         {"configuration": rank.configuration, "rank": rank.rank, **row}
         for rank in difference.ranks
-        for row in msgspec.to_builtins(rank.rows)
+        for row in records(rank.rows)
     ]
     findings = [
         {
+            **record,
             "what": finding.text,
-            "where": finding.module_path,
-            "kind": finding.kind,
-            "change_us": _us(finding.ns),
-            "confidence": finding.confidence,
             "evidence": "; ".join(f"{row.side} {row.file} at {row.start_ns} ns" for row in finding.evidence),
         }
-        for finding in shown.findings
+        for record, finding in zip(records(shown.findings), shown.findings, strict=True)
     ]
+    replayed = difference.replayed or ()
     replays = [
-        {
-            "what": shown.findings[result.finding].text,
-            "verdict": result.verdict,
-            **{f"{name}_us": _us(getattr(result, f"{name}_ns")) for name in REPLAYED},
-            "why": result.reason,
-        }
-        for result in difference.replayed or ()
+        {**record, "what": shown.findings[result.finding].text, "why": result.reason}
+        for record, result in zip(records(replayed), replayed, strict=True)
     ]
-    all_rows = pd.DataFrame(
-        rows, columns=["configuration", "rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"]
-    )
+    steps = [
+        {"side": side, "step": number}
+        | {column: units.times_ns[name][index] / 1000 for column, name in STEP_TIMES.items()}
+        for side, units in (("A", pair.of_a), ("B", pair.of_b))
+        if units is not None
+        for index, number in enumerate(units.numbers)
+    ]
     return {
-        "rows": all_rows.assign(change_us=all_rows["ns"] / 1000),
+        "rows": _frame(rows, ["configuration", "rank", *ROWS, "types", "ns", "ns_a", "ns_b", "block"]),
         "waterfall": pd.DataFrame(waterfall(shown) if shown.unit else []),
-        "api": _frame(shown.api, ["name", "n_a", "n_b"]),
+        "api": _frame(records(shown.api), ["name", "n_a", "n_b"]),
         "ranks": pd.DataFrame(by_rank(difference)),
-        "findings": pd.DataFrame(findings, columns=FINDINGS),
-        "axes": _frame(shown.axes, ["name", "state", "a", "b", "share"]),
-        "totals": _frame(shown.totals, TOTALS),
-        **({"replay": pd.DataFrame(replays)} if replays else {}),
-        "around": _frame(difference.around, ["what", "a", "b", "source"]),
-        **{f"by_{name}": _groups(name, shown) for name in KINDS if name in shown.groups},
-        "step_times": pd.DataFrame(_step_times(pair), columns=["side", "step", *STEP_TIMES]),
+        "findings": _frame(findings, FINDINGS),
+        "axes": _frame(records(shown.axes), ["name", "state", "a", "b", "share"]),
+        "totals": _frame(records(shown.totals), TOTALS),
+        **({"replay": _frame(replays, REPLAYED)} if replays else {}),
+        "around": _frame(records(difference.around), ["what", "a", "b", "source"]),
+        **{f"by_{name}": pd.DataFrame(group_records(name, shown)) for name in KINDS if name in shown.groups},
+        "step_times": _frame(steps, ["side", "step", *STEP_TIMES]),
     }
 
 
-def _step_times(pair: Pair) -> Iterator[dict[str, Any]]:
-    """One row per step of the shown rank on each side."""
-    for side, units in (("A", pair.of_a), ("B", pair.of_b)):
-        for index, number in enumerate(units.numbers if units else ()):
-            assert units is not None
-            times = {column: units.times_ns[name][index] / 1000 for column, name in STEP_TIMES.items()}
-            yield {"side": side, "step": number, **times}
-
-
-def _frame(structs: Sequence[msgspec.Struct], columns: Sequence[str]) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame([msgspec.to_builtins(row) for row in structs], columns=list(columns))
-    return frame
-
-
-def _us(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1000
-
-
-def _groups(name: str, shown: Comparison) -> pd.DataFrame:
-    records: list[dict[str, Any]] = [
-        {
-            name: group.key,
-            "on": group.on,
-            **({"times": group.times} if name == "module" else {}),
-            "n_a": group.n_a,
-            "n_b": group.n_b,
-            "a_us": group.ns_a / 1000,
-            "b_us": group.ns_b / 1000,
-            "change_us": group.change_ns / 1000,
-            **({"change_with_inner_us": _us(group.whole_change_ns)} if name == "module" else {}),
-        }
-        for group in shown.groups[name]
-    ]
-    frame: pd.DataFrame = pd.DataFrame(records)
+def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=list(columns))
     return frame
 
 
@@ -188,24 +163,16 @@ def _sections(
 ) -> list[Section]:
     table = functools.partial(_table, frames)
     not_named = [Prose(f"Not named: {text}.") for text in shown.unnamed]
-    nothing = "Nothing differs by more than equal runs do."
-    if not shown.comparable:
-        nothing = "Not comparable, so no change is named; the rows are below."
-    elif shown.unnamed:
-        nothing = "No change is named."
     named = table("findings", "Named changes, per unit; their rows of the recordings in findings.json")
     replay: list[Block] = []
     if difference.replayed is not None:
         words = "Recorded and replayed change per unit: alone with warm and with cold caches, and in order"
-        notes = difference.replay_notes or [
-            "No change of a kernel, or of ops that replaced others, is named."
-        ]
-        replay = [*table("replay", words), Points(notes)]
+        replay = [*table("replay", words), Points(difference.replay_notes or [NO_REPLAY])]
     files = [(f"tables/{name}.csv", plural(len(frame), "row")) for name, frame in frames.items()]
     return [
         Section("The change", [*_change(shown, frames, out), *_by_step(frames, out)]),
         Section("Side by side", _side_by_side(shown, steps)),
-        Section("What changed", [*not_named, *(named or [Prose(nothing)])]),
+        Section("What changed", [*not_named, *(named or [Prose(nothing(shown))])]),
         Section("Replay", replay),
         Section(
             "By structure",

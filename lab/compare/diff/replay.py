@@ -8,6 +8,7 @@ back was in the recording's surroundings: clocks, overlap, contention.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -23,7 +24,7 @@ import lab
 from lab.compare.diff.comparison import Pair, Replayed
 from lab.compare.diff.findings import Finding
 from lab.compare.diff.split import Row
-from lab.compare.side import Key, Work, kernel_name
+from lab.compare.side import Key, kernel_name
 from lab.core.run import MANIFEST
 from lab.errors import BusyError, GpuError, StepFailed, UsageError
 from lab.gpus.discover import discover
@@ -58,15 +59,13 @@ Times = dict[tuple[str, str, str], Time]  # (op, dims, kernel)
 _Row = dict[str, Any]  # of replay.json
 
 
-def need_gpu() -> str:
-    """The GPU that replays, by name. Raises GpuError where there is none: said before anything starts."""
-    gpus = discover()
-    if not gpus:
+def need_gpu() -> None:
+    """Raises GpuError where there is none: said before anything starts."""
+    if not discover():
         raise GpuError(
             "--replay runs the changed kernels again, and this machine has no GPU",
             fix="leave --replay away, or compare the same recordings on a machine with the GPU in question",
         )
-    return gpus[0].name
 
 
 def replay(
@@ -96,30 +95,23 @@ def replay(
     times: dict[tuple[str, str], Times] = {}
     notes: list[str] = []
     memory = True  # the replay in order has the model's caches
-    for mode in MODES:
-        for side, work, path, nodes in zip(
-            "AB", (pair.a, pair.b), paths, (execution_trace_a, execution_trace_b), strict=True
-        ):
-            say(f"replaying {side}, {mode}")
-            folder = out / f"{side}_{mode}"
-            source = [*source_of(work, path), *(["--execution-trace", str(nodes)] if nodes else [])]
-            _run(source, folder, mode, image)
-            times[side, mode], knows_memory, texts = read_times(folder)
-            memory &= knows_memory
-            notes += [f"{side}: {text}" for text in texts]
+    sides = ("A", pair.a, paths[0], execution_trace_a), ("B", pair.b, paths[1], execution_trace_b)
+    for mode, (side, work, path, nodes) in itertools.product(MODES, sides):
+        say(f"replaying {side}, {mode}")
+        folder = out / f"{side}_{mode}"
+        # A run has more of the arguments than its trace.
+        is_run = (path / MANIFEST).is_file()
+        source = [str(path), "--rank", str(work.rank)] if is_run else [str(work.trace.source)]
+        _run([*source, *(["--execution-trace", str(nodes)] if nodes else [])], folder, mode, image)
+        times[side, mode], knows_memory, texts = read_times(folder)
+        memory &= knows_memory
+        notes += [f"{side}: {text}" for text in texts]
     judged = [
         judge(index, finding, pair.comparison.rows, times, memory=memory)
         for index, finding in enumerate(pair.comparison.findings)
         if finding.kind in REPLAYED
     ]
     return judged, list(dict.fromkeys(notes))
-
-
-def source_of(work: Work, path: Path) -> list[str]:
-    """What to replay: the run, which has more of the arguments than its trace, or else the trace."""
-    if (path / MANIFEST).is_file():
-        return [str(path), "--rank", str(work.rank)]
-    return [str(work.trace.source)]
 
 
 def _run(source: Sequence[str], folder: Path, mode: str, image: str | None, gpus: str = "1") -> None:
@@ -210,26 +202,20 @@ def judge(
     memory: bool = True,
 ) -> Replayed:
     """What the three modes say of one finding."""
-    members = [rows[member] for member in finding.rows]
     sides: dict[str, dict[Key, tuple[float, float]]] = {"A": {}, "B": {}}
-    for row in members:
-        for side, kernel, n, ns in (
-            ("A", row.kernel_a, row.n_a, row.ns_a),
-            ("B", row.kernel_b, row.n_b, row.ns_b),
-        ):
-            if n:
-                sides[side][row.op, row.dims, row.types, kernel or ""] = (n, ns)
+    for row in (rows[member] for member in finding.rows):
+        if row.n_a:
+            sides["A"][row.op, row.dims, row.types, row.kernel_a or ""] = (row.n_a, row.ns_a)
+        if row.n_b:
+            sides["B"][row.op, row.dims, row.types, row.kernel_b or ""] = (row.n_b, row.ns_b)
     recorded = sum(ns for _, ns in sides["B"].values()) - sum(ns for _, ns in sides["A"].values())
     changes: dict[str, float] = {}
     spread: dict[str, float] = {}
-    reasons = []
+    reasons: list[str] = []
     for mode in MODES:
-        of_a, of_b = (_sum(sides[side], times[side, mode], side) for side in ("A", "B"))
-        if isinstance(of_a, str) or isinstance(of_b, str):
-            reasons.append(of_a if isinstance(of_a, str) else str(of_b))
-            continue
-        changes[mode] = of_b[0] - of_a[0]
-        spread[mode] = of_a[1] + of_b[1]
+        of_a, of_b = (_sum(sides[side], times[side, mode], side, reasons) for side in ("A", "B"))
+        if of_a and of_b:
+            changes[mode], spread[mode] = of_b[0] - of_a[0], of_a[1] + of_b[1]
     verdict, reason = decide(recorded, changes, spread, memory=memory)
     return Replayed(
         finding=finding_index,
@@ -242,16 +228,20 @@ def judge(
     )
 
 
-def _sum(keys: dict[Key, tuple[float, float]], times: Times, side: str) -> tuple[float, float] | str:
-    """Replayed ns per unit of all calls, and its spread; or why it is not known."""
+def _sum(
+    keys: dict[Key, tuple[float, float]], times: Times, side: str, reasons: list[str]
+) -> tuple[float, float] | None:
+    """Replayed ns per unit of all calls, and its spread; None where it is not known, and why."""
     ns = spread = 0.0
     for (op, dims, _, kernel), (n, _ns) in keys.items():
         time = times.get((op, _normal(dims), kernel))
         if time is None:
-            return f"{side}: {op or 'a launch without a known op'} was not replayed"
+            reasons.append(f"{side}: {op or 'a launch without a known op'} was not replayed")
+            return None
         if time.same != EXACT:
             instead = f", this torch launches {time.launched}" if time.launched else ""
-            return f"{side}: {op} did not replay as the same kernel ({time.same}{instead})"
+            reasons.append(f"{side}: {op} did not replay as the same kernel ({time.same}{instead})")
+            return None
         ns += n * time.ns
         spread += n * time.spread_ns
     return ns, spread
@@ -276,8 +266,9 @@ def decide(
         return CANNOT, f"the replays' own spread ({', '.join(wild)}) is as large as the change"
     share = {mode: changes[mode] / recorded for mode in MODES}
     words = ", ".join(f"{mode} {share[mode]:.0%}" for mode in MODES)
+    verdict = AROUND if memory else OUTSIDE
     if max(share["hot"], share["cold"]) >= SHARE:
-        return KERNEL, f"of the recorded change come back: {words}"
-    if share["in-order"] >= SHARE:
-        return CACHES, f"of the recorded change come back: {words}"
-    return AROUND if memory else OUTSIDE, f"of the recorded change come back: {words}"
+        verdict = KERNEL
+    elif share["in-order"] >= SHARE:
+        verdict = CACHES
+    return verdict, f"of the recorded change come back: {words}"

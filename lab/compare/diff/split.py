@@ -3,16 +3,25 @@
 For an op of equal shapes and the same kernel, n calls per unit of mean duration d:
 `count` = (nB - nA) (dA + dB) / 2, `same_kernel_duration` = (dB - dA) (nA + nB) / 2, which leave nothing over.
 A kernel on one side only under an op that both have is `other_kernel`; ops on one side only are `op_gone` or
-`op_new`.
+`op_new`, of which those that took each other's place are one block, found by the order of launches.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from functools import lru_cache
 
 import msgspec
 
 from lab.compare.side import Key
 from lab.compare.units import Sums
+from lab.recordings.graphs.frames import class_of
+from lab.recordings.names import short_name
 
+MOST = 8_000  # operations of a unit that are aligned: seconds; the time grows with the square
+Op = tuple[str, str]  # op, dims
+Path = tuple[str, ...]  # a phase, then modules, outermost first
 PARTS = ("count", "other_kernel", "op_gone", "op_new", "same_kernel_duration")
 
 
@@ -46,20 +55,24 @@ class Row(msgspec.Struct, kw_only=True):
 
 def split(a: Sums, b: Sums) -> list[Row]:
     """The rows of the change, largest first; their `ns` add up to the change of the sums."""
-    ops_a, ops_b = ({key[:3] for key in side} for side in (a, b))
     rows: list[Row] = []
-    lone_a: dict[tuple[str, ...], list[Key]] = {}
-    lone_b: dict[tuple[str, ...], list[Key]] = {}
+    lone: dict[tuple[str, ...], tuple[list[Key], list[Key]]] = {}
     for key in sorted(a.keys() | b.keys()):
         if key in a and key in b:
-            rows += _shared(key, a[key], b[key])
-        elif key in a:
-            lone_a.setdefault(key[:3], []).append(key)
+            rows += _shared(key, a, b)
         else:
-            lone_b.setdefault(key[:3], []).append(key)
-    for op in sorted(lone_a.keys() | lone_b.keys()):
-        in_both = op in ops_a and op in ops_b
-        rows += _lone(lone_a.get(op, []), lone_b.get(op, []), a, b, in_both)
+            lone.setdefault(key[:3], ([], []))[key in b].append(key)
+    ops_a, ops_b = ({key[:3] for key in side} for side in (a, b))
+    for op, (gone, new) in sorted(lone.items()):
+        if op not in ops_a or op not in ops_b:
+            kinds = ("op_gone", "op_new")
+        elif len(gone) == len(new) == 1:  # one exchange
+            rows.append(_row("other_kernel", gone[0], new[0], a, b))
+            continue
+        else:
+            kinds = ("other_kernel", "other_kernel")
+        rows += [_row(kinds[0], key, None, a, b) for key in gone]
+        rows += [_row(kinds[1], None, key, a, b) for key in new]
     return sorted(rows, key=lambda row: (-abs(row.ns), row.op, row.dims, row.kernel_a or row.kernel_b or ""))
 
 
@@ -67,51 +80,116 @@ def parts_of(rows: list[Row]) -> dict[str, float]:
     return {part: float(sum(row.ns for row in rows if row.kind == part)) for part in PARTS}
 
 
-def _shared(key: Key, a: tuple[float, float], b: tuple[float, float]) -> list[Row]:
-    (n_a, ns_a), (n_b, ns_b) = a, b
+def _shared(key: Key, a: Sums, b: Sums) -> list[Row]:
+    (n_a, ns_a), (n_b, ns_b) = a[key], b[key]
     d_a, d_b = ns_a / n_a, ns_b / n_b
-    parts = [("same_kernel_duration", (d_b - d_a) * (n_a + n_b) / 2)]
+    rows = [_row("same_kernel_duration", key, key, a, b, (d_b - d_a) * (n_a + n_b) / 2)]
     if n_a != n_b:
-        parts.append(("count", (n_b - n_a) * (d_a + d_b) / 2))
-    return [_row(key, key[3], key[3], a, b, kind, ns) for kind, ns in parts]
+        rows.append(_row("count", key, key, a, b, (n_b - n_a) * (d_a + d_b) / 2))
+    return rows
 
 
-def _lone(of_a: list[Key], of_b: list[Key], a: Sums, b: Sums, in_both: bool) -> list[Row]:
-    """Kernels on one side only; one on each side under one op are one exchange."""
-    none = (0.0, 0.0)
-    if in_both and len(of_a) == len(of_b) == 1:
-        old, new = of_a[0], of_b[0]
-        return [_row(old, old[3], new[3], a[old], b[new], "other_kernel", b[new][1] - a[old][1])]
-    gone = [
-        _row(key, key[3], None, a[key], none, "other_kernel" if in_both else "op_gone", -a[key][1])
-        for key in of_a
-    ]
-    new_rows = [
-        _row(key, None, key[3], none, b[key], "other_kernel" if in_both else "op_new", b[key][1])
-        for key in of_b
-    ]
-    return gone + new_rows
-
-
-def _row(
-    key: Key,
-    kernel_a: str | None,
-    kernel_b: str | None,
-    a: tuple[float, float],
-    b: tuple[float, float],
-    kind: str,
-    ns: float,
-) -> Row:
+def _row(kind: str, old: Key | None, new: Key | None, a: Sums, b: Sums, ns: float | None = None) -> Row:
+    """ns: of the change that belongs to this row; None: all of it."""
+    (n_a, ns_a), (n_b, ns_b) = a[old] if old else (0.0, 0.0), b[new] if new else (0.0, 0.0)
+    op, dims, types, _ = old or new or ("", "", "", "")
     return Row(
-        op=key[0],
-        dims=key[1],
-        types=key[2],
-        kernel_a=kernel_a,
-        kernel_b=kernel_b,
-        n_a=a[0],
-        n_b=b[0],
+        op=op,
+        dims=dims,
+        types=types,
+        kernel_a=old[3] if old else None,
+        kernel_b=new[3] if new else None,
+        n_a=n_a,
+        n_b=n_b,
         kind=kind,
-        ns=ns,
-        ns_a=a[1],
-        ns_b=b[1],
+        ns=ns_b - ns_a if ns is None else ns,
+        ns_a=ns_a,
+        ns_b=ns_b,
     )
+
+
+class Block(msgspec.Struct, kw_only=True):
+    """`ops_a` became `ops_b`, `times` in a unit. Empty on one side: ops that only went or came. A kernel's
+    short name stands for its op where that is not known."""
+
+    index: int
+    ops_a: list[str]
+    ops_b: list[str]
+    times: int
+    ns: float = 0.0
+    module_path: str = msgspec.field(
+        name="where", default=""
+    )  # the innermost phase and module around all of them, layers as one
+
+
+def opcodes(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[str, int, int, int, int]]:
+    """What turns the order of A's ops and shapes into B's, as difflib says it; a kernel whose op is not known
+    stands for itself."""
+    return _opcodes(*(tuple(map(_op, side)) for side in (a, b)))
+
+
+def _op(key: Key) -> Op:
+    return key[:2] if key[0] else (key[3], "")
+
+
+@lru_cache(maxsize=4)  # blocks, their places and the timelines ask for the same pair
+def _opcodes(a: tuple[Op, ...], b: tuple[Op, ...]) -> list[tuple[str, int, int, int, int]]:
+    # autojunk takes ops that occur often for noise: in a model of equal layers that is every op.
+    return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())
+
+
+def replaced(
+    a: Sequence[Key],
+    b: Sequence[Key],
+    rows: Sequence[Row],
+    paths_a: Sequence[Path] = (),
+    paths_b: Sequence[Path] = (),
+) -> list[Block]:
+    """The blocks that differ in order; marks the rows of ops that are in one of them alone.
+
+    paths: the phase and modules around each of `a` and `b`, where they are known.
+    """
+    if not a or not b or max(len(a), len(b)) > MOST:
+        return []
+    places_of: dict[tuple[tuple[Op, ...], tuple[Op, ...]], list[Path]] = {}
+    ops_a, ops_b = ([_op(key) for key in side] for side in (a, b))
+    for tag, i1, i2, j1, j2 in opcodes(a, b):
+        if tag != "equal":
+            pair = (_folded(ops_a[i1:i2]), _folded(ops_b[j1:j2]))
+            places_of.setdefault(pair, []).append(common([*paths_a[i1:i2], *paths_b[j1:j2]]))
+    bare = {key[3] for key in (*a, *b) if not key[0]}
+    blocks = []
+    for index, ((old, new), places) in enumerate(places_of.items()):
+        blocks.append(
+            Block(
+                index=index,
+                ops_a=[short_name(op) if op in bare else op for op, _ in old],
+                ops_b=[short_name(op) if op in bare else op for op, _ in new],
+                times=len(places),
+                module_path=" / ".join(common(places)),
+            )
+        )
+        members = {"op_gone": set(old), "op_new": set(new)}
+        for row in rows:
+            kernel = row.kernel_a or row.kernel_b or ""
+            if row.block is None and _op((row.op, row.dims, row.types, kernel)) in members.get(row.kind, ()):
+                row.block = index
+                blocks[-1].ns += row.ns
+    return blocks
+
+
+def common(paths: Sequence[Path]) -> Path:
+    """The beginning that all paths share; instances of one class are one."""
+    kinds = [tuple(map(class_of, path)) for path in paths]
+    if not kinds:
+        return ()
+    low, high = min(kinds), max(kinds)
+    same = next(
+        (index for index, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), None
+    )
+    return low[: min(len(low), len(high)) if same is None else same]
+
+
+def _folded(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Without repeats of one op in a row: several kernels of one launch."""
+    return tuple(op for index, op in enumerate(ops) if index == 0 or ops[index - 1] != op)

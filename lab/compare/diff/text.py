@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from lab.compare.diff.comparable import DIFFERS, axes_words
 from lab.compare.diff.comparison import Comparison, Difference, Job, Replayed
 from lab.compare.diff.findings import WHOLE
-from lab.compare.diff.groups import Group
 from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, STEPS_VARY, WITHIN
 from lab.compare.diff.split import PARTS
-from lab.compare.idle import CAUSE_WORDS, CAUSES
+from lab.compare.units import CAUSE_WORDS, CAUSES
 from lab.compare.whole import KERNELS, MEAN, SPAN, total_words
 from lab.core.words import plural, printable
 from lab.recordings.names import short_name
 from lab.report.terminal import rows_table
 
+SUMMED = ("n_a", "n_b", "change_us")
+# Columns of tables, by the fields that they have the times of.
+IN_US = {"ns": "change_us", "ns_a": "a_us", "ns_b": "b_us", "whole_change_ns": "change_with_inner_us"}
 SAID = 0.005  # a change of the whole in one pair, above which it is said that it is not named
+NO_REPLAY = "No change of a kernel, or of ops that replaced others, is named."
 WORDS = {
     "count": "same kernels, other number of calls",
     "other_kernel": "other kernels for the same ops",
@@ -70,7 +75,7 @@ def job_words(job: Job) -> str:
 def replayed(results: Sequence[Replayed], shown: Comparison, notes: Sequence[str]) -> list[str]:
     """Tell what the replays say of each finding."""
     if not results:
-        return ["Replay: no change of a kernel, or of ops that replaced others, is named."]
+        return [f"Replay: {NO_REPLAY}"]
     lines = ["Replay of the changed kernels on this GPU"]
     for result in results:
         lines += [f"  {shown.findings[result.finding].text}", f"    -> {result.verdict}: {result.reason}"]
@@ -79,31 +84,39 @@ def replayed(results: Sequence[Replayed], shown: Comparison, notes: Sequence[str
 
 def by_group(name: str, shown: Comparison, top: int) -> list[str]:
     """The rows of --by; what is not shown is summed up, so that the column adds up to the whole."""
-    groups = shown.groups[name]
+    groups = group_records(name, shown)
     cut = groups if name == "module" else groups[:top]
-    rows = [
-        {
-            name: _indented(group.key) if name == "module" else group.key,
-            "on": group.on,
-            **_sum([group]),
-            **({"change_with_inner_us": (group.whole_change_ns or 0.0) / 1000} if name == "module" else {}),
-        }
-        for group in cut
-    ]
+    columns = [name, "on", *SUMMED, *(["change_with_inner_us"] if name == "module" else [])]
+    rows = [{column: group[column] for column in columns} for group in cut]
+    for row in rows if name == "module" else ():
+        *above, key = row[name].split(" / ")
+        row[name] = "  " * len(above) + key
     if hidden := groups[len(cut) :]:
         rows.append({name: plural(len(hidden), "further row"), "on": "", **_sum(hidden)})
     rows.append({name: "all", "on": "", **_sum(groups)})
     return [f"Kernel time by {name} (per unit; B against A)", rows_table(rows)]
 
 
-def _sum(groups: Sequence[Group]) -> dict[str, object]:
-    counts = {"n_a": sum(group.n_a for group in groups), "n_b": sum(group.n_b for group in groups)}
-    return {**counts, "change_us": sum(group.change_ns for group in groups) / 1000}
+def _sum(groups: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {column: sum(group[column] for group in groups) for column in SUMMED}
 
 
-def _indented(path: str) -> str:
-    parts = path.split(" / ")
-    return "  " * (len(parts) - 1) + parts[-1]
+def group_records(name: str, shown: Comparison) -> list[dict[str, Any]]:
+    """The rows of one grouping."""
+    columns = [name, "on", "n_a", "n_b", "a_us", "b_us", "change_us"]
+    if name == "module":
+        columns = [name, "on", "times", *columns[2:], "change_with_inner_us"]
+    rows = [{**row, name: row["key"]} for row in records(shown.groups[name])]
+    return [{column: row[column] for column in columns} for row in rows]
+
+
+def records(structs: Sequence[msgspec.Struct]) -> list[dict[str, Any]]:
+    """The fields of each, and times in µs beside those in ns."""
+    rows: list[dict[str, Any]] = [msgspec.to_builtins(struct) for struct in structs]
+    for row in rows:
+        times = {IN_US.get(name, name): ns for name, ns in row.items() if name in IN_US or "_ns" in name}
+        row |= {name.replace("_ns", "_us"): None if ns is None else ns / 1000 for name, ns in times.items()}
+    return rows
 
 
 def around(difference: Difference, top: int) -> list[str]:
@@ -111,10 +124,7 @@ def around(difference: Difference, top: int) -> list[str]:
     if not difference.around:
         return ["Nothing that both recordings say of themselves (GPU, versions, ranks) differs."]
     cut = difference.around[:top]
-    lines = [
-        f"  {differs.name}: {differs.a or 'not said'} -> {differs.b or 'not said'}  [{differs.source}]"
-        for differs in cut
-    ]
+    lines = [f"  {differs.name}: {differs.change}  [{differs.source}]" for differs in cut]
     hidden = len(difference.around) - len(cut)
     return [
         "What else differs",
@@ -202,6 +212,10 @@ def whole(comparison: Comparison) -> list[str]:
 
 def nothing(comparison: Comparison) -> str:
     """Say that no change is named, and what that rests on."""
+    if not comparison.comparable:
+        return "Not comparable, so no change is named; the rows are below."
+    if comparison.unnamed:
+        return "No change is named."
     edges = any(row.kind in EXACT for row in comparison.rows)
     counts = "counts differ by no more than the edges of a window explain" if edges else "same counts"
     has_calls = any(call.n_a for call in comparison.api) and any(call.n_b for call in comparison.api)

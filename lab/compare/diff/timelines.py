@@ -1,6 +1,6 @@
 """One unit of A and one of B as bars on one axis, each segment of the work beginning at the same place.
 
-Operations are paired in their order of launch (`diff.blocks`). A segment is a run of pairs of one
+Operations are paired in their order of launch (`diff.split`). A segment is a run of pairs of one
 module; it is as long as the longer side's, and where one side lacks operations it has a gap. Within a segment
 times are as recorded.
 """
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lab.compare.diff.blocks import MOST, opcodes
 from lab.compare.diff.groups import Placed
 from lab.compare.diff.judge import FLOOR_SHARE
-from lab.perfmodel.communication import communication
+from lab.compare.diff.split import MOST, opcodes
+from lab.perfmodel.classes import CLASSES
 from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
-from lab.recordings.names import kernel_class
-from lab.recordings.tables import GRAPH, KERNEL
+from lab.recordings.tables import GRAPH
+from lab.recordings.views import row_classes
 
 SAME, SLOWER, FASTER, OTHER, LONE = (
     f"as long within {FLOOR_SHARE:.0%}",
@@ -40,67 +40,49 @@ class Steps:
 
 
 def timelines(a: Placed, b: Placed) -> Steps | None:
-    """None where no unit is marked, or a unit has more operations than are aligned (`blocks.MOST`)."""
+    """None where no unit is marked, or a unit has more operations than are aligned (`split.MOST`)."""
     rows = (a.units.usual, b.units.usual)
     if not min(map(len, rows)) or max(map(len, rows)) > MOST:
         return None
-    pairs = _pairs(a, b)
+    # Positions in both sequences that are the same op and shapes, rising.
+    blocks = [block for block in opcodes(a.units.sequence, b.units.sequence) if block[0] == "equal"]
+    rising = [(i1 + offset, j1 + offset) for _, i1, i2, j1, _ in blocks for offset in range(i2 - i1)]
+    pairs = np.array(rising, dtype=np.int64).reshape(-1, 2)
     frames = [_frame(side, number) for number, side in enumerate((a, b))]
     _compare(frames, pairs)
-    shifted = _aligned(frames, pairs)
+    moves = _aligned(frames, pairs)
     recorded: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    aligned = pd.concat(
-        [frame.assign(start_us=frame["start_us"] + move) for frame, move in zip(frames, shifted, strict=True)]
-    )
-    marks = _marks(aligned)
+    aligned = recorded.assign(start_us=recorded["start_us"] + np.concatenate(moves))
     return Steps(
-        assemble(aligned, marks, NAMES),
+        assemble(aligned, _marks(aligned), NAMES),
         assemble(recorded, [], NAMES),
-        recorded.assign(aligned_us=aligned["start_us"].to_numpy()),
+        recorded.assign(aligned_us=aligned["start_us"]),
     )
-
-
-def _pairs(a: Placed, b: Placed) -> np.ndarray:
-    """(m, 2): positions in both sequences that are the same op and shapes, rising."""
-    pairs = []
-    for tag, i1, i2, j1, _ in opcodes(a.units.sequence, b.units.sequence):
-        if tag == "equal":
-            pairs += [(i1 + offset, j1 + offset) for offset in range(i2 - i1)]
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def _frame(side: Placed, number: int) -> pd.DataFrame:
     """The operations of the usual unit in order of launch."""
-    work, rows = side.work, side.units.usual
-    ops = work.order[rows]
-    keys = side.units.sequence
-    kernels = work.trace.ops
-    start = work.start_ns[rows]
-    places = side.places
+    work, rows, keys = side.work, side.units.usual, side.units.sequence
+    kernels, ops = work.trace.ops, work.order[rows]
+    families = np.array([FAMILY_OF[kind] for kind in CLASSES])[row_classes(work.trace)[ops]]
     frame: pd.DataFrame = pd.DataFrame(
         {
             "rank": number,
             "device": kernels.device[ops],
             "stream": kernels.stream[ops],
-            "start_us": (start - start.min()) / 1000,
+            "start_us": (work.start_ns[rows] - work.start_ns[rows].min()) / 1000,
             "dur_us": work.dur_ns[rows] / 1000,
-            "family": [_family(key[3], int(kind)) for key, kind in zip(keys, kernels.kind[ops], strict=True)],
+            "family": np.where(kernels.kind[ops] == GRAPH, FAMILY_OF["other"], families),
             "name": [key[3] or "unnamed" for key in keys],
             "op": [key[0] for key in keys],
             "shapes": [key[1] for key in keys],
-            "module": [".".join(places.modules[one]) for one in places.module[ops].tolist()],
-            "phase": [places.phases[one] for one in places.phase[ops].tolist()],
+            "module": [".".join(side.modules[index]) for index in side.module[rows].tolist()],
+            "phase": [side.phases[index] for index in side.phase[rows].tolist()],
             "change": LONE,
             "correlation": kernels.corr[ops],
         }
     )
     return frame
-
-
-def _family(name: str, kind: int) -> int:
-    if kind not in (KERNEL, GRAPH):
-        return FAMILY_OF["memcpy"]
-    return FAMILY_OF["comm" if communication(name) is not None else kernel_class(name)]
 
 
 def _compare(frames: list[pd.DataFrame], pairs: np.ndarray) -> None:
@@ -149,10 +131,9 @@ def _anchors(frames: list[pd.DataFrame], pairs: np.ndarray) -> np.ndarray:
 
 def _marks(frame: pd.DataFrame) -> list[Span]:
     """Phases, by what was launched in them."""
-    named = frame[frame["phase"] != ""]
-    marks = []
-    for name, part in named.groupby("phase", sort=False):
-        marks.append(
-            Span(str(name), float(part["start_us"].min()), float((part["start_us"] + part["dur_us"]).max()))
-        )
+    ends = frame.assign(end_us=frame["start_us"] + frame["dur_us"])
+    by_phase = ends[ends["phase"] != ""].groupby("phase", sort=False)
+    marks = [
+        Span(str(name), float(part["start_us"].min()), float(part["end_us"].max())) for name, part in by_phase
+    ]
     return sorted(marks, key=lambda mark: mark.start_us)

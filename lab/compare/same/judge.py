@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from lab.compare.same.numbers import (
+from lab.compare.same.pairs import (
     EPS,
     FLOATS,
     LEAST,
     change,
     local_ratio,
     moved,
+    pair,
     relative,
     samples_of,
-    ulps,
 )
-from lab.compare.same.pairs import Pairs, pair
 from lab.errors import UsageError
 from lab.workload.recorder.format import Recording, Row, same_bits
 
@@ -36,6 +35,7 @@ MOST_BLIND = 0.1  # the share of such outputs that a verdict bears
 TINIEST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}
 NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
+OF_A = ("i", "kind", "op", "out", "phase", "module", "node", "shape")  # what a place has of A's row
 
 
 class Place(msgspec.Struct, kw_only=True):
@@ -55,7 +55,6 @@ class Place(msgspec.Struct, kw_only=True):
     shape: tuple[int, ...]
     bits_equal: bool | None  # None: another precision or checksum
     relative: float | None  # None: not finite on one side
-    ulps: float | None
     floor: float | None
     ratio: float | None
     explanation: str = msgspec.field(default="", name="why")
@@ -110,15 +109,6 @@ class Verdict(msgspec.Struct, kw_only=True):
     unwritten: dict[str, dict[str, int]] = {}  # by run, then by name: outputs that their op need not write
 
 
-class _Columns(NamedTuple):
-    """Per pair (n,): differences, floors (NaN: unknown), and whether bits are equal (1, 0; -1: unknown)."""
-
-    rel: np.ndarray
-    floor: np.ndarray
-    beyond: np.ndarray
-    bits: np.ndarray
-
-
 def judge(
     a: Recording,
     b: Recording,
@@ -143,17 +133,15 @@ def judge(
     if reference:
         _check_start(a, reference, "the reference", ulps_apart=0.5)
     level = min((_level(a), _level(b), level), key=LEVELS.index)
-    rows_a, rows_b = _at(a, level), _at(b, level)
-    pairs = pair([a.rows[k] for k in rows_a], [b.rows[k] for k in rows_b])
-    at_a, at_b = rows_a[pairs.a], rows_b[pairs.b]
+    rows_a, rows_b = ([row for row in recording.rows if _is_at(row, level)] for recording in (a, b))
+    pairs = pair(rows_a, rows_b)
     used = [*floors, *([reference] if reference else [])]
-    columns = _columns(a, b, at_a, at_b, used)
-    used_a, used_b = [a.rows[k] for k in at_a], [b.rows[k] for k in at_b]
-    places = _Places(used_a, used_b, samples_of(used_a), samples_of(used_b), columns)
-    verdict = _verdict(places, used_a, used_b, columns, len(used))
-    verdict.level = level
-    verdict.only_a = [_name(a.rows[rows_a[k]]) for k in pairs.only_a[:LISTED]]
-    verdict.only_b = [_name(b.rows[rows_b[k]]) for k in pairs.only_b[:LISTED]]
+    is_comparable = a.checksum == b.checksum
+    paired = _Paired([rows_a[k] for k in pairs.a], [rows_b[k] for k in pairs.b], is_comparable, used)
+    verdict = paired.verdict()
+    verdict.level, verdict.values.floors = level, len(used)
+    verdict.only_a = [_name(rows_a[k]) for k in pairs.only_a[:LISTED]]
+    verdict.only_b = [_name(rows_b[k]) for k in pairs.only_b[:LISTED]]
     verdict.n_only_a, verdict.n_only_b = len(pairs.only_a), len(pairs.only_b)
     if level == "op":
         verdict.unwritten = {
@@ -162,67 +150,8 @@ def judge(
     verdict.problems = [
         f"{recording.path.name}: {lack}" for recording in (a, b, *used) for lack in recording.lacks
     ]
-    verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
+    verdict.outcome, verdict.reason = _outcome(verdict, len(rows_a), len(rows_b))
     return verdict
-
-
-def _verdict(
-    places: _Places, rows_a: Sequence[Row], rows_b: Sequence[Row], columns: _Columns, floors: int
-) -> Verdict:
-    """What the paired outputs say, without an outcome yet. floors: recordings that the floor rests on."""
-    types = {(x.dtype, y.dtype) for x, y in zip(rows_a, rows_b, strict=True) if _other(x, y)}
-    precisions = sorted(" against ".join(both) for both in types)
-    not_finite = _not_finite(rows_a, rows_b)
-    blind = (np.nan_to_num(columns.floor) > BLIND) & (columns.bits != 1)
-    return Verdict(
-        outcome="",
-        reason="",
-        level="",
-        precision="; ".join(precisions) or "equal",
-        paired=len(rows_a),
-        bits=Bits(
-            int((columns.bits >= 0).sum()), int((columns.bits == 0).sum()), places.first(columns.bits == 0)
-        ),
-        values=_values(
-            places, columns, _counts_differ(rows_a, rows_b) if precisions else columns.beyond, floors
-        ),
-        made_by=places.made_by(_own_errors(rows_a, rows_b, bool(precisions)))[:LISTED],
-        on_equal_inputs=places.on_equal_inputs()[:LISTED],
-        modules=places.of_kind("module")[:LISTED],
-        grads=places.of_kind("grad")[:LISTED],
-        samples=int(max((len(row.sample) for row in rows_a), default=0)),
-        ops=sum(row.kind == "op" for row in rows_a),
-        with_own_error=_with_own_error(rows_a, rows_b, bool(precisions)),
-        renamed=sum(map(_has_other_name, rows_a, rows_b)),
-        masked=int((not_finite & (columns.bits != 1) & ~columns.beyond).sum()),
-        not_finite=int(not_finite.sum()),
-        blind=int(blind.sum()),
-        blind_modules=sum(
-            row.kind == "module" and row.phase == "fwd"  # a gradient may be nothing but noise by nature
-            for row, is_blind in zip(rows_a, blind.tolist(), strict=True)
-            if is_blind
-        ),
-    )
-
-
-def _values(places: _Places, columns: _Columns, beyond: np.ndarray, floors: int) -> Values:
-    """beyond (n,): the pairs that no noise explains."""
-    has_floor = ~np.isnan(columns.floor)
-    ratio = columns.rel[has_floor] / columns.floor[has_floor]
-    rows = np.flatnonzero(beyond).tolist()
-    return Values(
-        floors=floors,
-        unknown=int((~has_floor).sum()),
-        beyond=len(rows),
-        largest_ratio=_finite(ratio.max()) if len(ratio) else None,
-        first_place=places.at(rows[0], places.why(rows[0])) if rows else None,
-    )
-
-
-def _not_finite(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
-    """Pairs (n,) with NaN or infinity in both runs."""
-    flags = [bool(x.nan or x.inf) and bool(y.nan or y.inf) for x, y in zip(a, b, strict=True)]
-    return np.array(flags, dtype=bool)
 
 
 def _has_other_name(a: Row, b: Row) -> bool:
@@ -272,16 +201,12 @@ def _check_start(a: Recording, recording: Recording, name: str, *, ulps_apart: f
             )
 
 
-def _values_of(row: Row) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in row.sample], dtype=float)
-
-
 def _near_input(a: Row, b: Row) -> bool:
     """Bit by bit; the same values in another type."""
     if a.shape != b.shape or a.dtype == b.dtype:
         return a.shape == b.shape and a.ck == b.ck
     near = EPS.get(a.dtype, 0.0)
-    return np.allclose(_values_of(a), _values_of(b), rtol=near, atol=0.0, equal_nan=True)
+    return np.allclose(samples_of([a]), samples_of([b]), rtol=near, atol=0.0, equal_nan=True)
 
 
 def _near_weight(a: Row, b: Row, ulps_apart: float) -> bool:
@@ -289,7 +214,8 @@ def _near_weight(a: Row, b: Row, ulps_apart: float) -> bool:
     near = 2 * ulps_apart * EPS[a.dtype]
     if a.shape != b.shape or a.sample_at != b.sample_at:
         return False
-    close = np.allclose(_values_of(a), _values_of(b), rtol=1.01 * near, atol=TINIEST[a.dtype], equal_nan=True)
+    samples = samples_of([a]), samples_of([b])
+    close = np.allclose(*samples, rtol=1.01 * near, atol=TINIEST[a.dtype], equal_nan=True)
     return close and not moved([a], [b])[0] > 8 * near + TINIEST[a.dtype]
 
 
@@ -299,18 +225,14 @@ def _check_draws(a: Recording, floor: Recording) -> None:
     pairs = pair(a.rows, floor.rows)
     for k, j in zip(pairs.a.tolist(), pairs.b.tolist(), strict=True):
         row, partner = a.rows[k], floor.rows[j]
-        if any(word in row.op for word in RANDOM) and _shown_apart(row, partner):
+        is_draw = any(word in row.op for word in RANDOM) and row.sample and row.sample_at == partner.sample_at
+        if not is_draw or row.ck == partner.ck:
+            continue
+        if relative(samples_of([row]), samples_of([partner]))[0] > NOT_ROUNDING:
             raise UsageError(
                 f"the floor {floor.path} drew other random numbers than A (first: {row.op})",
                 fix="seed both runs alike: torch.manual_seed before each recording",
             )
-
-
-def _shown_apart(a: Row, b: Row) -> bool:
-    """Whether a draw differs by more than its inputs' rounding could: by a thousandth of its norm."""
-    if a.sample_at != b.sample_at or not a.sample or a.ck == b.ck:
-        return False
-    return bool(relative(_values_of(a)[None], _values_of(b)[None])[0] > NOT_ROUNDING)
 
 
 def _mostly_float64(recording: Recording) -> bool:
@@ -318,7 +240,7 @@ def _mostly_float64(recording: Recording) -> bool:
     return 2 * types.count("float64") > len(types)
 
 
-def _outcome(verdict: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[str, str]:
+def _outcome(verdict: Verdict, rows_a: int, rows_b: int) -> tuple[str, str]:
     """The outcome and why; what was not seen is never an all-clear."""
     if verdict.paired < PAIRED * max(rows_a, rows_b):
         return "not comparable", f"{verdict.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
@@ -328,36 +250,27 @@ def _outcome(verdict: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[
     if verdict.values.beyond or verdict.made_by:
         return "differs", "an output is beyond the noise floor, or an op's own error beyond its peers'"
     unseen = [*verdict.problems]
-    if pairs.only_a or pairs.only_b:
-        unseen.append(f"{len(pairs.only_a):,} outputs of A and {len(pairs.only_b):,} of B have no partner")
+    if verdict.n_only_a or verdict.n_only_b:
+        unseen.append(f"{verdict.n_only_a:,} outputs of A and {verdict.n_only_b:,} of B have no partner")
     if unseen:
         return "undecided", "; ".join(unseen)
     if verdict.bits.compared == verdict.paired and not verdict.bits.differ:
-        return (
-            "same bits",
-            f"every output{' that is written' if verdict.unwritten else ''} is equal bit by bit",
-        )
+        written = " that is written" if verdict.unwritten else ""
+        return "same bits", f"every output{written} is equal bit by bit"
     if verdict.masked:
-        return (
-            "undecided",
-            f"{verdict.masked:,} outputs hold NaN or infinity in both runs and differ in bits: norms, which "
-            "would show how much, say nothing of them",
-        )
-    if verdict.precision != "equal":
-        return (
-            "undecided",
-            f"other precision ({verdict.precision}): no op's own error stands out among its peers",
-        )
-    if not verdict.values.floors:
-        return "undecided", "bits differ and no noise floor was measured: give --floor or --reference"
-    if verdict.values.unknown:
-        return "undecided", f"{verdict.values.unknown:,} outputs have no noise floor"
-    if verdict.blind_modules or verdict.blind > MOST_BLIND * verdict.paired:
-        return (
-            "undecided",
-            f"the noise floor of {verdict.blind:,} outputs is so large that any change would pass",
-        )
-    return "within noise", f"no output is beyond {BEYOND:g} times the measured floor"
+        reason = f"{verdict.masked:,} outputs hold NaN or infinity in both runs and differ in bits: norms, "
+        reason += "which would show how much, say nothing of them"
+    elif verdict.precision != "equal":
+        reason = f"other precision ({verdict.precision}): no op's own error stands out among its peers"
+    elif not verdict.values.floors:
+        reason = "bits differ and no noise floor was measured: give --floor or --reference"
+    elif verdict.values.unknown:
+        reason = f"{verdict.values.unknown:,} outputs have no noise floor"
+    elif verdict.blind_modules or verdict.blind > MOST_BLIND * verdict.paired:
+        reason = f"the noise floor of {verdict.blind:,} outputs is so large that any change would pass"
+    else:
+        return "within noise", f"no output is beyond {BEYOND:g} times the measured floor"
+    return "undecided", reason
 
 
 def _level(recording: Recording) -> str:
@@ -365,42 +278,11 @@ def _level(recording: Recording) -> str:
     return level if level in LEVELS else "op"
 
 
-def _at(recording: Recording, level: str) -> np.ndarray:
-    """The rows of a recording that a recording at `level` has too."""
+def _is_at(row: Row, level: str) -> bool:
+    """Whether a recording at `level` has this row."""
     if level == "op":
-        return np.arange(len(recording.rows))
-    keep = [
-        row.kind not in ("op", "comm") and (level == "module" or row.kind != "module" or row.module == "")
-        for row in recording.rows
-    ]
-    return np.flatnonzero(keep)
-
-
-def _columns(
-    a: Recording, b: Recording, at_a: np.ndarray, at_b: np.ndarray, floors: Sequence[Recording]
-) -> _Columns:
-    used_a, used_b = [a.rows[k] for k in at_a], [b.rows[k] for k in at_b]
-    differences = _differences(used_a, used_b)
-    limits = [np.full(len(at_a), np.nan) for _ in differences]
-    for floor in floors:
-        pairs = pair(used_a, floor.rows)
-        paired_a = [used_a[k] for k in pairs.a]
-        paired_b = [floor.rows[k] for k in pairs.b]
-        of_floor = _differences(paired_a, paired_b)
-        coarser = [
-            EPS.get(y.dtype, 0.0) > EPS.get(x.dtype, 0.0) for x, y in zip(paired_a, paired_b, strict=True)
-        ]
-        for limit, difference in zip(limits, of_floor, strict=True):
-            usable = np.isfinite(difference) & ~np.array(coarser, dtype=bool)
-            limit[pairs.a] = np.fmax(limit[pairs.a], np.where(usable, difference, np.nan))
-    limits = _steadied(limits, np.array([len(row.sample) for row in used_a]))
-    over = [d > BEYOND * limit for d, limit in zip(differences, limits, strict=True)]  # False without a floor
-    beyond = np.logical_or.reduce(over) | _counts_differ(used_a, used_b)
-    comparable = a.checksum == b.checksum
-    alike = [comparable and x.dtype == y.dtype for x, y in zip(used_a, used_b, strict=True)]
-    equal = np.array([same_bits(x, y) for x, y in zip(used_a, used_b, strict=True)], dtype=np.int64)
-    bits = np.where(np.array(alike, dtype=bool), equal, -1)
-    return _Columns(differences[0], limits[0], beyond & (bits != 1), bits)
+        return True
+    return row.kind not in ("op", "comm") and (level == "module" or row.kind != "module" or row.module == "")
 
 
 def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]:
@@ -428,103 +310,132 @@ def _differences(a: Sequence[Row], b: Sequence[Row]) -> list[np.ndarray]:
     return [elements, norms, change([x.absmax for x in a], [y.absmax for y in b])]
 
 
-def _counts_differ(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
-    return np.array([(x.nan, x.inf) != (y.nan, y.inf) for x, y in zip(a, b, strict=True)], dtype=bool)
-
-
-def _other(a: Row, b: Row) -> bool:
-    return a.dtype != b.dtype and a.dtype in FLOATS and b.dtype in FLOATS
-
-
-def _own_errors(a: Sequence[Row], b: Sequence[Row], other_precision: bool) -> tuple[np.ndarray, np.ndarray]:
-    """For A and for B each op's own error over its peers' in the other run; at another precision its own."""
-    return (
-        (local_ratio(a, a), local_ratio(b, b))
-        if other_precision
-        else (local_ratio(a, b, b), local_ratio(b, a, a))
-    )
-
-
-def _with_own_error(a: Sequence[Row], b: Sequence[Row], other_precision: bool) -> int:
-    need = any if other_precision else all
-    return sum(need(row.local_rel is not None for row in rows) for rows in zip(a, b, strict=True))
-
-
-class _Places:
-    """Pairs as rows of the verdict."""
+class _Paired:
+    """The paired rows of two runs, and per pair (n,): the difference of elements, its floor (NaN: not known),
+    whether it is beyond, and whether bits are equal (1, 0; -1: of another type or checksum)."""
 
     def __init__(
-        self, a: Sequence[Row], b: Sequence[Row], at_a: np.ndarray, at_b: np.ndarray, columns: _Columns
+        self, a: Sequence[Row], b: Sequence[Row], is_comparable: bool, floors: Sequence[Recording]
     ) -> None:
-        self._a, self._b, self._at_a, self._at_b, self._columns = a, b, at_a, at_b, columns
+        self.a, self.b = a, b
+        differences = _differences(a, b)
+        limits = [np.full(len(a), np.nan) for _ in differences]
+        for floor in floors:
+            pairs = pair(a, floor.rows)
+            of_a, of_floor = [a[k] for k in pairs.a], [floor.rows[k] for k in pairs.b]
+            is_coarser = np.array(
+                [EPS.get(y.dtype, 0.0) > EPS.get(x.dtype, 0.0) for x, y in zip(of_a, of_floor, strict=True)],
+                dtype=bool,
+            )
+            for limit, difference in zip(limits, _differences(of_a, of_floor), strict=True):
+                usable = np.where(np.isfinite(difference) & ~is_coarser, difference, np.nan)
+                limit[pairs.a] = np.fmax(limit[pairs.a], usable)
+        limits = _steadied(limits, np.array([len(row.sample) for row in a]))
+        over = [d > BEYOND * limit for d, limit in zip(differences, limits, strict=True)]  # False: no floor
+        self.relative, self.floor = differences[0], limits[0]
+        self.counts_differ = self._where(lambda x, y: (x.nan, x.inf) != (y.nan, y.inf))
+        equal = self._where(same_bits).astype(np.int64)
+        self.bits = np.where(self._where(lambda x, y: is_comparable and x.dtype == y.dtype), equal, -1)
+        self.beyond = (np.logical_or.reduce(over) | self.counts_differ) & (self.bits != 1)
 
-    def at(self, index: int, explanation: str = "") -> Place:
-        a, b, columns = self._a[index], self._b[index], self._columns
-        floor = columns.floor[index]
-        alike = a.dtype == b.dtype and a.sample_at == b.sample_at
-        steps = ulps(*_of_size(self._at_a[index], self._at_b[index]), a.dtype) if alike else np.nan
+    def _where(self, rule: Callable[[Row, Row], bool]) -> np.ndarray:
+        """The pairs (n,) of which it holds."""
+        return np.array([rule(x, y) for x, y in zip(self.a, self.b, strict=True)], dtype=bool)
+
+    def verdict(self) -> Verdict:
+        """What the paired outputs say, without an outcome yet."""
+        precisions = {
+            f"{x.dtype} against {y.dtype}"
+            for x, y in zip(self.a, self.b, strict=True)
+            if x.dtype != y.dtype and {x.dtype, y.dtype} <= set(FLOATS)
+        }
+        not_finite = self._where(lambda x, y: bool(x.nan or x.inf) and bool(y.nan or y.inf))
+        blind = (np.nan_to_num(self.floor) > BLIND) & (self.bits != 1)
+        # A gradient may be nothing but noise by nature.
+        is_output = np.array([row.kind == "module" and row.phase == "fwd" for row in self.a], dtype=bool)
+        has_floor = ~np.isnan(self.floor)
+        ratio = self.relative[has_floor] / self.floor[has_floor]
+        beyond = np.flatnonzero(self.counts_differ if precisions else self.beyond).tolist()
+        differ = np.flatnonzero(self.bits == 0).tolist()
+        need = any if precisions else all
+        return Verdict(
+            outcome="",
+            reason="",
+            level="",
+            precision="; ".join(sorted(precisions)) or "equal",
+            paired=len(self.a),
+            bits=Bits(int((self.bits >= 0).sum()), len(differ), self.place(differ[0]) if differ else None),
+            values=Values(
+                floors=0,
+                unknown=int((~has_floor).sum()),
+                beyond=len(beyond),
+                largest_ratio=_finite(ratio.max()) if len(ratio) else None,
+                first_place=self.place(beyond[0], self.why(beyond[0])) if beyond else None,
+            ),
+            made_by=self.made_by(bool(precisions))[:LISTED],
+            on_equal_inputs=[
+                self.place(index)
+                for index in differ
+                if self.a[index].kind == "op"
+                and self.a[index].in_ck
+                and self.a[index].in_ck == self.b[index].in_ck
+            ][:LISTED],
+            modules=self.of_kind("module"),
+            grads=self.of_kind("grad"),
+            samples=max((len(row.sample) for row in self.a), default=0),
+            ops=sum(row.kind == "op" for row in self.a),
+            with_own_error=int(
+                self._where(lambda x, y: need(row.local_rel is not None for row in (x, y))).sum()
+            ),
+            renamed=int(self._where(_has_other_name).sum()),
+            masked=int((not_finite & (self.bits != 1) & ~self.beyond).sum()),
+            not_finite=int(not_finite.sum()),
+            blind=int(blind.sum()),
+            blind_modules=int((blind & is_output).sum()),
+        )
+
+    def place(self, index: int, explanation: str = "") -> Place:
+        row, partner = self.a[index], self.b[index]
+        same: dict[str, Any] = {name: getattr(row, name) for name in OF_A}
         return Place(
-            i=a.i,
-            kind=a.kind,
-            op=a.op,
-            op_b="" if a.op == b.op else b.op,
-            out=a.out,
-            phase=a.phase,
-            module=a.module,
-            node=a.node,
-            shape=a.shape,
-            bits_equal=None if columns.bits[index] < 0 else bool(columns.bits[index]),
-            relative=_finite(columns.rel[index]),
-            ulps=_finite(steps),
-            floor=_finite(floor),
-            ratio=_finite(columns.rel[index] / floor),
+            **same,
+            op_b="" if row.op == partner.op else partner.op,
+            bits_equal=None if self.bits[index] < 0 else bool(self.bits[index]),
+            relative=_finite(self.relative[index]),
+            floor=_finite(self.floor[index]),
+            ratio=_finite(self.relative[index] / self.floor[index]),
             explanation=explanation,
         )
 
-    def first(self, mask: np.ndarray) -> Place | None:
-        rows = np.flatnonzero(mask)
-        return self.at(int(rows[0])) if len(rows) else None
-
     def why(self, index: int) -> str:
-        a, b = self._a[index], self._b[index]
+        a, b = self.a[index], self.b[index]
         if (a.nan, a.inf) != (b.nan, b.inf):
             return f"{a.nan:,} NaN and {a.inf:,} infinities in A, {b.nan:,} and {b.inf:,} in B"
-        over = self._columns.rel[index] > BEYOND * self._columns.floor[index]
+        over = self.relative[index] > BEYOND * self.floor[index]
         return "" if over else "in the norm of all elements or the largest one, not in single ones"
 
-    def made_by(self, ratios: tuple[np.ndarray, np.ndarray]) -> list[Place]:
+    def made_by(self, other_precision: bool) -> list[Place]:
+        """Ops whose own error is far beyond that of their peers in the other run, at another precision of
+        their peers in the same one."""
+        a, b = self.a, self.b
+        ratios = (
+            {"A": local_ratio(a, a), "B": local_ratio(b, b)}
+            if other_precision
+            else {"A": local_ratio(a, b, b), "B": local_ratio(b, a, a)}
+        )
         places = []
-        for index in np.flatnonzero((ratios[0] > OWN) | (ratios[1] > OWN)).tolist():
-            side = "B" if np.nan_to_num(ratios[1][index]) >= np.nan_to_num(ratios[0][index]) else "A"
-            row = (self._a if side == "A" else self._b)[index]
-            place = self.at(index)
-            place.own_error, place.side = row.local_rel, side
-            place.own_ratio = _finite(ratios[side == "B"][index])
+        for index in np.flatnonzero((ratios["A"] > OWN) | (ratios["B"] > OWN)).tolist():
+            place = self.place(index)
+            place.side = max("BA", key=lambda side: np.nan_to_num(ratios[side][index]))
+            place.own_error = (a if place.side == "A" else b)[index].local_rel
+            place.own_ratio = _finite(ratios[place.side][index])
             places.append(place)
         return places
 
-    def on_equal_inputs(self) -> list[Place]:
-        pairs = zip(self._a, self._b, self._columns.bits, strict=True)
-        return [
-            self.at(index)
-            for index, (a, b, equal) in enumerate(pairs)
-            if equal == 0 and a.kind == "op" and a.in_ck and a.in_ck == b.in_ck
-        ]
-
     def of_kind(self, kind: str) -> list[Place]:
         """Outputs of one kind whose bits are not known to be equal."""
-        bits = self._columns.bits
-        return [self.at(k) for k, row in enumerate(self._a) if row.kind == kind and bits[k] != 1]
-
-
-def _of_size(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The elements whose ULPs mean something: of one sign, and not far below the RMS of their output."""
-    # Far below the RMS an element is what a cancellation left: its ULPs say nothing.
-    size = np.abs(a)
-    keep = (size >= np.sqrt(np.nanmean(np.square(a))) / 16 if np.isfinite(a).any() else size < 0) & (
-        a * b >= 0
-    )
-    return a[keep], b[keep]
+        rows = (k for k, row in enumerate(self.a) if row.kind == kind and self.bits[k] != 1)
+        return [self.place(k) for k in rows][:LISTED]
 
 
 def _name(row: Row) -> str:

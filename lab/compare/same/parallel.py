@@ -17,12 +17,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from lab.compare.same.judge import BEYOND
-from lab.compare.same.numbers import EPS, LEAST, moved
+from lab.compare.same.pairs import EPS, LEAST, moved
 from lab.core.words import plural
 from lab.workload.recorder.format import Recording, Row, numbered
 
@@ -115,7 +115,7 @@ def judge_parallel(
             partial = []
             continue
         beyond = tuple(sorted({rank for relative, whole in off if relative > limit for rank in whole.ranks}))
-        place = _place(row, worst, limit, beyond, _explain(row, off, limit, world))
+        place = _place(row, worst, limit, beyond, _explain(row, off, limit))
         if _is_sum(row, parts, limit, size):
             place.explanation = "each rank has a part of the sum: an all-reduce is missing"
             partial.append(place)
@@ -149,8 +149,9 @@ def _outcome(verdict: Verdict, rows: int) -> tuple[str, str]:
         return "not comparable", f"{verdict.compared:,} of the twin's {rows:,} tensors have a partner"
     if verdict.first_place:
         return "differs", f"first in {place_text(verdict.first_place)}"
-    if verdict.problems:
-        return "undecided", "; ".join(verdict.problems)
+    left_out = [f"{plural(n, 'tensor')} not compared ({why})" for why, n in verdict.not_compared.items()]
+    if verdict.problems or left_out:
+        return "undecided", "; ".join([*verdict.problems, *left_out])
     return "within rounding", f"{plural(verdict.compared, 'tensor')} of {plural(verdict.world, 'rank')}"
 
 
@@ -228,7 +229,7 @@ def _is_sum(row: Row, parts: Mapping[int, Row], limit: float, size: float) -> bo
     return len(parts) > 1 and _relative(row, added, 1.0, size) <= limit
 
 
-def _explain(row: Row, off: Sequence[tuple[float, _Whole]], limit: float, world: int) -> str:
+def _explain(row: Row, off: Sequence[tuple[float, _Whole]], limit: float) -> str:
     if row.kind == "weight":
         return "weights differ before the step" if row.phase == "start" else "weights differ after the update"
     apart = [together for relative, together in off if relative > limit]
@@ -248,7 +249,7 @@ class _Limits:
     """What rounding may move each tensor of the twin by, relative to its size."""
 
     def __init__(self, rows: Mapping[Key, Row], noise: Sequence[Mapping[Key, Row]]) -> None:
-        self._noise, self._rows = noise, rows
+        self._noise = noise
         self._depth: dict[Key, int] = {}
         modules = 0
         rms: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -289,17 +290,9 @@ def _mean_factor(rows: Mapping[Key, Row], tables: Mapping[int, Mapping[Key, Row]
 
 
 def _place(row: Row, relative: float | None, limit: float, ranks: Sequence[int], explanation: str) -> Place:
-    return Place(
-        step=row.step,
-        kind=row.kind,
-        phase=row.phase,
-        module=row.module,
-        op=row.op,
-        relative=relative if relative is not None and math.isfinite(relative) else None,
-        threshold=limit,
-        ranks=tuple(ranks),
-        explanation=explanation,
-    )
+    same: dict[str, Any] = {name: getattr(row, name) for name in ("step", "kind", "phase", "module", "op")}
+    finite = relative if relative is not None and math.isfinite(relative) else None
+    return Place(**same, relative=finite, threshold=limit, ranks=tuple(ranks), explanation=explanation)
 
 
 def place_text(place: Place) -> str:

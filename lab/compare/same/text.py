@@ -132,7 +132,6 @@ def _where(place: Place | None) -> str:
 
 def _figures(place: Place) -> str:
     rel = "not finite" if place.relative is None else f"{place.relative:.2g}"
-    steps = "" if place.ulps is None else f", {place.ulps:,.0f} ULP"
     ratio = "" if place.ratio is None else f", {place.ratio:,.3g} times the floor"
     explanation = f" ({place.explanation})" if place.explanation else ""
-    return f"{_where(place)}: relative {rel}{steps}{ratio}{explanation}"
+    return f"{_where(place)}: relative {rel}{ratio}{explanation}"

@@ -249,8 +249,9 @@ def test_one_phase_alone_is_a_cause_and_two_are_none():
     for row in rows:
         row.confidence = "one pair only"
     groups = [group("backward", 2e5, 2.4e5), group("forward", 1e5, 1.01e5)]
-    text, ns = phase_alone(groups, rows, 1000.0)
-    assert text == "the phase backward alone: kernel time +20.0%, the other phases +1.0%" and ns == 4e4
+    cause = phase_alone(groups, rows, 1000.0)
+    assert cause.text == "the phase backward alone: kernel time +20.0%, the other phases +1.0%"
+    assert cause.ns == 4e4
     assert phase_alone([groups[0], group("forward", 1e5, 1.2e5)], rows, 1000.0) is None
     assert phase_alone(groups[:1], rows, 1000.0) is None
     assert phase_alone(groups, rows[:2], 1000.0) is None

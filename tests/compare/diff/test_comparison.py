@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from lab.compare.cli import diff as command
-from lab.compare.diff import blocks, limits, timelines
+from lab.compare.diff import limits, timelines
+from lab.compare.diff import split as splitting
 from lab.compare.diff import text as terminal
 from lab.compare.diff.comparison import compare, compare_pair, compare_sides
 from lab.compare.diff.judge import BELOW, PROVEN, WITHIN, judge_by_repeats, judge_rows
@@ -281,7 +282,7 @@ def test_a_pair_that_scatters_has_a_higher_floor_and_says_it(tmp_path):
 
 def test_a_step_too_long_to_align_is_compared_and_said(tmp_path, monkeypatch):
     other = [[("aten::exp", *one[1:]) if one[0] == "aten::relu" else one for one in step] for step in BASE]
-    for module in (blocks, limits, timelines):
+    for module in (splitting, limits, timelines):
         monkeypatch.setattr(module, "MOST", 7)
     done = CliRunner().invoke(
         command,
@@ -443,12 +444,11 @@ def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_pa
     assert not any(row.confidence == "proven by repeats" for row in noisy.rows)
 
 
-@pytest.mark.parametrize("scatter", [0.003, 0.015, 0.05])
-def test_of_a_hundred_equal_sides_of_three_processes_hardly_one_has_anything_proven(scatter):
+def test_of_a_hundred_equal_sides_of_three_processes_hardly_one_has_anything_proven():
     """Fifty kernels. Judged one by one, five of the sides that differ by 5 % would prove something."""
     draw, proven = np.random.default_rng(3), 0
     for _ in range(100):
-        rows = judged(1e4 * draw.lognormal(0, scatter, (2, 3, 50)))
+        rows = judged(1e4 * draw.lognormal(0, 0.05, (2, 3, 50)))
         proven += any(row.confidence == PROVEN for row in rows)
         assert all(row.interval is not None and row.confidence in (PROVEN, WITHIN, BELOW) for row in rows)
     assert proven <= 1
@@ -475,8 +475,10 @@ def test_of_a_unit_of_some_microseconds_a_slower_kernel_is_named_too(tmp_path):
     assert found.unit == "call of gemm_128" and found.floor_ns == pytest.approx(11, rel=0.01)
     (named,) = found.findings
     assert "aten::mul" in named.text and named.ns == pytest.approx(84, rel=0.01)
-    ticks = [(op, dims, k, us + 0.045 * (op == "aten::relu")) for op, dims, k, us in whole]
-    assert compare(a, trace(tmp_path / "c.json", [ticks], prefix="nothing ")).shown.findings == []
+    for more_us, count in ((0.045, 0), (0.055, 1)):  # clock ticks, and more than those
+        ticks = [(op, dims, k, us + more_us * (op == "aten::relu")) for op, dims, k, us in whole]
+        c = trace(tmp_path / "c.json", [ticks], prefix="nothing ")
+        assert len(compare(a, c).shown.findings) == count
 
 
 @pytest.mark.parametrize(("timed", "other"), [(True, False), (False, True), (False, False)])
@@ -567,14 +569,13 @@ def test_a_copy_of_a_recording_is_no_repeat(tmp_path):
         compare(a, b, repeats_a=[copied], repeats_b=[b])
 
 
-@pytest.mark.parametrize("scatter", [0.008, 0.015])
-def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_path, scatter):
-    """Kernels of equal processes scatter by 0.3, 0.8 or 1.5 %, copies below a microsecond by 5 %."""
+def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_path):
+    """Kernels of equal processes scatter by 1.5 % at most, copies below a microsecond by 5 %."""
     draw = random.Random(8)
     shapes = [[[2**at, 64], [64, 2**at]] for at in range(12)]
     works = []
     for number in range(16):
-        own = {(at, k): draw.gauss(1, scatter) for at in range(12) for k in range(4)}
+        own = {(at, k): draw.gauss(1, 0.015) for at in range(12) for k in range(4)}
         step = [
             (op, shapes[at], kernel, us * own[at, k])
             for at in range(12)
@@ -590,8 +591,7 @@ def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_pa
 
 
 @shared
-@pytest.mark.parametrize("seed", [5])
-def test_of_a_hundred_pairs_that_differ_as_equal_runs_on_an_h200_do_at_most_one_names_anything(seed):
+def test_of_a_hundred_pairs_that_differ_as_equal_runs_on_an_h200_do_at_most_one_names_anything():
     """Each kernel is multiplied by what one of the twelve nearest in time differed by in equal runs."""
     runs = [read_works(SERVE / f"a_{one}.json.gz")[0] for one in ("base01", "base02", "idle01")]
     sums = [by_step(one).sums for one in runs]
@@ -601,7 +601,7 @@ def test_of_a_hundred_pairs_that_differ_as_equal_runs_on_an_h200_do_at_most_one_
         for key in sorted(one.keys() & other.keys())
     ]
     ns, logs = np.array(seen).T
-    draw, (keys, which), works = random.Random(seed), runs[0].keys, []
+    draw, (keys, which), works = random.Random(5), runs[0].keys, []
     nearest = [np.argsort(abs(ns - sums[0][key][1]))[:12] if key in sums[0] else [0] for key in keys]
     for _ in range(12):
         own = np.exp([logs[draw.choice(list(one))] / math.sqrt(2) for one in nearest])

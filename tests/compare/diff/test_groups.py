@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from lab.compare.cli import diff as command
 from lab.compare.diff.comparison import compare_sides
-from lab.compare.diff.groups import KINDS, NO_MODULE, NO_PHASE
-from lab.compare.diff.places import DEEPEST
+from lab.compare.diff.groups import DEEPEST, KINDS, NO_MODULE, NO_PHASE
 from tests.compare.diff.test_comparison import BASE, SERVE, shared
 from tests.compare.made import event, layer, trace
 

@@ -9,6 +9,7 @@ import pytest
 
 from lab.compare.same.judge import judge
 from lab.compare.same.text import text
+from lab.errors import UsageError
 from lab.workload.recorder.format import read
 
 
@@ -147,3 +148,62 @@ def test_equal_checksums_beside_other_values_are_no_equal_bits(tmp_path):
     nan = recording(tmp_path / "c", [row(0, "aten.mm", "1"), row(1, "aten.add", "2", nan=1)])
     assert judge(a, nan, [], None).outcome == "differs"
     assert judge(a, a, [], None).outcome == "same bits"
+
+
+@pytest.mark.parametrize(("times", "named"), [(49, []), (51, ["B"])])
+def test_an_own_error_stands_out_from_fifty_times_its_peers(tmp_path, times, named):
+    def run(name, ck, last):
+        errors = [1e-6, 1e-6, last]
+        return recording(
+            tmp_path / name,
+            [row(at, "aten.mm", f"{ck}{at}", local_rel=error) for at, error in enumerate(errors)],
+        )
+
+    found = judge(run("a", "1", 1e-6), run("b", "2", times * 1e-6), [], None)
+    assert [place.side for place in found.made_by] == named
+
+
+@pytest.mark.parametrize(("partners", "outcome"), [(4, "not comparable"), (5, "undecided")])
+def test_half_of_the_outputs_need_a_partner(tmp_path, partners, outcome):
+    a = recording(tmp_path / "a", [row(at, f"aten.op{at}", "1", shape=[at]) for at in range(10)])
+    b = recording(tmp_path / "b", [row(at, f"aten.op{at}", "1", shape=[at]) for at in range(partners)])
+    assert judge(a, b, [], None).outcome == outcome
+
+
+@pytest.mark.parametrize(("share", "refused"), [(0.9e-3, False), (1.1e-3, True)])
+def test_a_floor_whose_draws_differ_by_more_than_rounding_is_refused(tmp_path, share, refused):
+    def run(name, ck, off):
+        values = (1 + off, 2 * (1 + off))
+        return recording(tmp_path / name, [row(0, "aten.mm", "1"), row(1, "aten.rand", ck, sample=values)])
+
+    a, floor = run("a", "2", 0.0), run("f", "3", share)
+    if refused:
+        with pytest.raises(UsageError, match="drew other random numbers"):
+            judge(a, a, [floor], None)
+    else:
+        assert judge(a, a, [floor], None).outcome == "same bits"
+
+
+@pytest.mark.parametrize(("elements", "outcome"), [(7, "within noise"), (8, "differs")])
+def test_an_output_of_few_elements_has_at_least_the_median_floor(tmp_path, elements, outcome):
+    """Its own floor of 1e-7 is luck: 1e-4 is the floor of the others."""
+
+    def run(name, ck, small, large):
+        def values(count, off):
+            return {"sample": [1 + off * (-1) ** k for k in range(count)], "sample_at": list(range(count))}
+
+        rows = [{**row(at, "aten.mm", ck), **values(16, large)} for at in range(4)]
+        return recording(tmp_path / name, [*rows, {**row(4, "aten.sum", ck), **values(elements, small)}])
+
+    found = judge(run("a", "1", 0, 0), run("b", "2", 1e-5, 1e-4), [run("f", "3", 1e-7, 1e-4)], None)
+    assert found.outcome == outcome
+
+
+@pytest.mark.parametrize(("floor", "blind"), [(0.049, 0), (0.051, 1)])
+def test_a_floor_above_a_twentieth_sees_nothing(tmp_path, floor, blind):
+    def run(name, ck, off):
+        values = {"sample": [1 + off * (-1) ** k for k in range(16)], "sample_at": list(range(16))}
+        return recording(tmp_path / name, [{**row(0, "aten.mm", ck), **values}])
+
+    found = judge(run("a", "1", 0), run("b", "2", 0.01), [run("f", "3", floor)], None)
+    assert found.blind == blind

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,7 +13,7 @@ from torch.nn import functional  # noqa: E402
 
 from lab import same  # noqa: E402
 from lab.compare.same.parallel import judge_parallel, text  # noqa: E402
-from lab.workload.recorder.format import OF_RANKS, Recording, Row, files_of, read  # noqa: E402
+from lab.workload.recorder.format import OF_RANKS, files_of, read  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 
 WORLD, WIDTH, HIDDEN, ROWS, STEPS = 2, 16, 32, 8, 2
@@ -307,36 +305,6 @@ def test_what_is_wrong_is_said(runs):
     assert "2 times the twin's" in text(judged(runs, "summed_gradients", "data0"), 3)
     stale = judged(runs, "stale_weight", "tensor0").first_place
     assert stale.ranks == (1,) and stale.explanation == "weights differ after the update"
-
-
-def row(kind, module, values, **more):
-    return Row(
-        op="", ck="0", dtype="float32", kind=kind, module=module, phase="fwd", shape=(len(values),),
-        l2=sum(v * v for v in values) ** 0.5, absmax=max(values), signed=(sum(values), values[0] - values[1]),
-        **more,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("next_sums", "outcome"), [(True, "within rounding"), (False, "differs")])
-def test_parts_of_a_sum_are_a_fault_where_the_next_module_does_not_add_them_up(next_sums, outcome):
-    def recording(rank, world, rows):
-        meta = {"format": 2, "rank": rank, "world": world}
-        return Recording(Path("x"), meta, tuple(rows), (), {"rows": len(rows)})
-
-    first, second = [3.0, 1.0], [5.0, 2.0]
-    twin = recording(0, 1, [row("module", "a.product", first), row("module", "a", second)])
-    ranks = [
-        recording(rank, 2, [
-            row("module", "a.product", [share * value for value in first]),
-            row("module", "a", second if next_sums else [share * value for value in second]),
-        ])
-        for rank, share in enumerate((0.25, 0.75))
-    ]  # fmt: skip
-    verdict = judge_parallel(twin, ranks, [], None)
-    assert verdict.outcome == outcome
-    if not next_sums:
-        assert verdict.first_place.module == "a.product"
-        assert "an all-reduce is missing" in text(verdict, 3)
 
 
 def test_a_rank_without_a_recording_is_no_all_clear(runs):
