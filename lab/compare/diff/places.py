@@ -14,7 +14,7 @@ from lab.recordings.capture import MODULE, OP, Capture
 from lab.recordings.graphs.frames import modules_of
 from lab.recordings.phase_names import is_step, is_warmup
 from lab.recordings.projection import PhaseNames, Projection, project
-from lab.recordings.projection.paths import forward_operators
+from lab.recordings.projection.sums import forward_operators
 from lab.recordings.views import launch_calls
 
 Path = tuple[str, ...]  # instances of modules, outermost first

@@ -19,9 +19,8 @@ names at capture: they are taken from an eager run of the same operators, or els
 launches are compared (confidence `count`).
 """
 
-from lab.recordings.graphs.batches import executed_batches
-from lab.recordings.graphs.join import Join, join
-from lab.recordings.graphs.loss import lacks_of
+from lab.recordings.graphs.join import Join, executed_batches, join
+from lab.recordings.graphs.origins import lacks_of
 from lab.recordings.graphs.rows import CONFIDENCES, LAYER_RULES, RULES
 from lab.recordings.graphs.sources import Source, load_sources, own_source
 

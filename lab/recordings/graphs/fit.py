@@ -11,8 +11,7 @@ import numpy as np
 
 from lab.perfmodel.products import is_product
 from lab.recordings.capture import KERNEL, MEMCPY, MEMSET
-from lab.recordings.graphs.replays import COPY, FILL, Words
-from lab.recordings.graphs.sequences import CAPTURED, EAGER, Sequence
+from lab.recordings.graphs.sequences import CAPTURED, COPY, EAGER, FILL, Sequence, Words
 from lab.recordings.names import is_matmul
 
 

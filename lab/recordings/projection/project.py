@@ -14,9 +14,8 @@ from lab.recordings.graphs.origins import Origins
 from lab.recordings.phase_names import PHASES
 from lab.recordings.processes import with_processes
 from lab.recordings.projection.nest import RangeForest, nearest_ancestor
-from lab.recordings.projection.paths import Paths, forward_origins, path_tree
 from lab.recordings.projection.result import RULES, Projection
-from lab.recordings.projection.sums import instance_sums, loose_pairs
+from lab.recordings.projection.sums import Paths, forward_origins, instance_sums, loose_pairs, path_tree
 from lab.recordings.projection.threads import phases_of_other_threads
 from lab.recordings.tables import Table
 

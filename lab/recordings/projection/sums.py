@@ -1,14 +1,15 @@
-"""Counts and times of the operations of each range."""
+"""Paths of range names as a tree, and counts and times of the operations of each range."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from lab.recordings.capture import Capture
-from lab.recordings.projection.nest import RangeForest, by_thread
+from lab.recordings.capture import PUSH_POP, Capture
+from lab.recordings.projection.nest import RangeForest, by_thread, nearest_ancestor
 from lab.recordings.tables import Table
 from lab.stats.intervals import meetings
 
@@ -126,3 +127,123 @@ def _add_loose(
         sums[name] += values
     np.minimum.at(start_ns, row, capture.ops.start_ns[op])
     np.maximum.at(end_ns, row, capture.ops.end_ns[op])
+
+
+def forward_origins(capture: Capture, nest: RangeForest, paths: Paths, inner: np.ndarray) -> np.ndarray:
+    """Find for each backward operation (n,) the path of the range around its forward operator, or -1.
+
+    Sequence numbers link the two. They count per forward thread; several operators carry one number, and the
+    last of them made the backward node.
+    """
+    ranges = capture.ranges
+    operator_rows = forward_operators(ranges, nest.parent, inner)
+    by_user = np.array([*("::" not in text for text in capture.strings), False])[ranges.name_id]
+    by_user &= ranges.kind == PUSH_POP
+    outer = nearest_ancestor(nest.parent, operator_rows, by_user)
+    found_paths: np.ndarray = np.append(paths.of_range, -1)[outer]
+    return found_paths
+
+
+def forward_operators(ranges: Table, parent: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """For each backward operation (n,), by the innermost range around it, the row of its forward operator in
+    `ranges`, or -1."""
+    result = np.full(len(inner), -1, dtype=np.int64)
+    numbered = ranges.seq >= 0
+    if not numbered.any():
+        return result
+    back = nearest_ancestor(parent, inner, numbered)
+    asked = np.flatnonzero(back >= 0)
+    result[asked] = _last_before_elsewhere(ranges, np.flatnonzero(numbered), back[asked])
+    return result
+
+
+def _last_before_elsewhere(ranges: Table, rows: np.ndarray, back: np.ndarray) -> np.ndarray:
+    """The last of `rows` before each backward operator (n,) with its number on another thread, or -1."""
+    order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.process[rows]))]
+    rows_of: dict[tuple[int, int], list[int]] = {}
+    keys = zip(ranges.process[order].tolist(), ranges.seq[order].tolist(), strict=True)
+    for row, key in zip(order.tolist(), keys, strict=True):
+        rows_of.setdefault(key, []).append(row)
+    start, tid = ranges.start_ns, ranges.tid
+    row_of_backward: dict[int, int] = {}
+    for row in np.unique(back).tolist():
+        same = rows_of[int(ranges.process[row]), int(ranges.seq[row])]
+        earlier = [one for one in same if start[one] <= start[row] and tid[one] != tid[row]]
+        one_thread = len({int(tid[one]) for one in earlier}) == 1
+        row_of_backward[row] = earlier[-1] if one_thread else -1
+    return np.array([row_of_backward[row] for row in back.tolist()], dtype=np.int64)
+
+
+class Paths:
+    """Distinct paths of names: `parent` and `name` of each, 0 is the root.
+
+    of_range: the path of each range, -1 without operations.
+    """
+
+    def __init__(self, capture: Capture, nest: RangeForest, active: np.ndarray) -> None:
+        self.parent, self.name = [-1], [-1]
+        self._numbers: dict[tuple[int, int], int] = {}
+        self.of_range = np.full(len(capture.ranges), -1, dtype=np.int64)
+        rows = np.flatnonzero(active & (nest.level >= 0))
+        rows = rows[np.argsort(nest.level[rows], kind="stable")]
+        bounds = np.flatnonzero(np.diff(nest.level[rows])) + 1
+        num_names = len(capture.strings) + 1
+        for level in np.split(rows, bounds):
+            has_parent = len(level) and nest.level[level[0]]
+            above = self.of_range[nest.parent[level]] if has_parent else np.zeros_like(level)
+            codes = above * num_names + capture.ranges.name_id[level] + 1
+            keys, code_index = np.unique(codes, return_inverse=True)
+            nodes = [self.child(key // num_names, key % num_names - 1) for key in keys.tolist()]
+            self.of_range[level] = np.array(nodes, dtype=np.int64)[code_index]
+
+    def child(self, parent: int, name: int) -> int:
+        if (node := self._numbers.get((parent, name))) is None:
+            node = self._numbers[parent, name] = len(self.parent)
+            self.parent.append(parent)
+            self.name.append(name)
+        return node
+
+    def below(self, path: int, names: tuple[int, ...]) -> int:
+        """The path with these names at its end."""
+        for name in names:
+            path = self.child(path, name)
+        return path
+
+    def of(self, inherited: np.ndarray, inner: np.ndarray) -> np.ndarray:
+        """Path (n,) of operations: the inherited range's, then their own; 0 if neither."""
+        of_range = np.append(self.of_range, 0)
+        pairs = np.stack([of_range[inherited], of_range[inner]], axis=1)
+        used, pair_index = np.unique(pairs, axis=0, return_inverse=True)
+        joined = np.array([self._join(front, back) for front, back in used.tolist()], dtype=np.int64)
+        return joined[pair_index.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+
+    def _join(self, front: int, back: int) -> int:
+        names = []
+        while back > 0:
+            names.append(self.name[back])
+            back = self.parent[back]
+        return self.below(front, tuple(reversed(names)))
+
+
+def path_tree(capture: Capture, parents: Sequence[int], names: Sequence[int], path: np.ndarray) -> Table:
+    """Sums of each path, then of all below it; children have larger numbers than their parents."""
+    size = len(parents)
+    self_sums = sums_by_group(capture, path, size)
+    parent = np.array(parents, dtype=np.int64)
+    depth = np.zeros(size, dtype=np.int64)
+    total = {name: values.copy() for name, values in self_sums.items()}
+    for node in range(1, size):
+        depth[node] = depth[parent[node]] + 1
+    for node in range(size - 1, 0, -1):
+        for values in total.values():
+            values[parent[node]] += values[node]
+    self_columns = {f"self_{name.removeprefix('num_')}": values for name, values in self_sums.items()}
+    return Table(
+        {
+            "parent": parent,
+            "name_id": np.array(names, dtype=np.int32),
+            "depth": depth,
+            **self_columns,
+            **total,
+        }
+    )

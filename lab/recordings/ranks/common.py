@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.pairing import Clock, Pairs, pair_collectives
-from lab.recordings.pairing.kinds import kind_of
+from lab.recordings.pairing.rows import kind_of
 from lab.recordings.ranks.work import RankWork
 from lab.recordings.tables import Table
 from lab.stats.robust import column_medians

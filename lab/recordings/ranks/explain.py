@@ -1,25 +1,31 @@
-"""What the account means: findings ranked by time, what a repair gives, and the path.
-
-Steps are replayed from their launches in the way that repeats the recording, then with one thing changed.
-"""
+"""What the account means: findings ranked by time, what a repair gives, and the path over ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from lab.core.words import plural, ranks_text
-from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
-from lab.recordings.ranks.binding import not_joined
-from lab.recordings.ranks.explained import EVEN, FREE, READY, READY_FREE, RECORDED, Explained, WhatIf
-from lab.recordings.ranks.findings import findings_of
-from lab.recordings.ranks.path import Piece
+from lab.recordings.ranks.common import UNKNOWN
+from lab.recordings.ranks.explained import (
+    EVEN,
+    FREE,
+    READY,
+    READY_FREE,
+    RECORDED,
+    Explained,
+    Piece,
+    WhatIf,
+    joined,
+    steps_text,
+)
+from lab.recordings.ranks.findings import findings_of, not_joined
 from lab.recordings.ranks.pipeline import Pipeline, pipelines_of
 from lab.recordings.ranks.replay import Outcome, Step
-from lab.recordings.ranks.words import joined, steps_text
 from lab.recordings.ranks.work import COMP, COPY
 
 # A step whose GPUs idle so much of it with work launched is not replayed from its launches.
@@ -138,9 +144,8 @@ def _path_of(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
     kinds = {}
     for rank, played in step.ranks.items():
         work = account.together.works[account.ranks.index(rank)]
-        names = {COMP: paths.COMPUTE, COPY: paths.COPY}
-        kinds[rank] = [names.get(kind, paths.TRANSFER) for kind in work.kind[played.rows].tolist()]
-    return paths.critical_path(step, outcome, kinds)
+        kinds[rank] = [KINDS.get(kind, TRANSFER) for kind in work.kind[played.rows].tolist()]
+    return critical_path(step, outcome, kinds)
 
 
 def _what_if(
@@ -193,3 +198,52 @@ def _uneven(account: Account, step: Step, pipelines: Sequence[Pipeline]) -> dict
 def _contention(account: Account, step: Step) -> dict[int, np.ndarray]:
     costs = dict(zip(account.ranks, account.contention, strict=True))
     return {rank: costs[rank].cost_ns[one.rows].astype(float) for rank, one in step.ranks.items()}
+
+
+ENTERED, BEFORE, HOST_TIME, GAP = "entered late", "work of the step before", "host", "gap"
+# Of the path over ranks: by kind of operation; all else moves data between ranks.
+TRANSFER, KINDS = "transfer", {COMP: "compute", COPY: "copy"}
+
+
+def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> list[Piece]:
+    """Pieces in order of time; kinds[rank][place] is compute, transfer or copy for each operation."""
+    rank = max(outcome.end, key=lambda played: max(outcome.end[played]))
+    ends = outcome.end[rank]
+    place = max(range(len(ends)), key=ends.__getitem__)
+    origin = step.begin
+    pieces: list[Piece] = []
+    until = ends[place]
+    while True:
+        played = step.ranks[rank]
+        if (
+            rank,
+            place,
+        ) in outcome.latest_of:  # data moves from the last arrival on; before it counts that rank
+            last_rank, last_place = outcome.latest_of[rank, place]
+            start_ns = outcome.start[last_rank][last_place]
+            pieces.append(Piece(rank, TRANSFER, start_ns - origin, until - origin, int(played.key[place])))
+            rank, place, played = last_rank, last_place, step.ranks[last_rank]
+        else:
+            start_ns = outcome.start[rank][place]
+            pieces.append(
+                Piece(rank, kinds[rank][place], start_ns - origin, until - origin, int(played.key[place]))
+            )
+        by_host, previous = outcome.held_by[rank][place]
+        if by_host and previous == UNKNOWN:
+            break
+        until = outcome.end[rank][previous]  # of a host that waited: what it waited for
+        pieces.append(Piece(rank, HOST_TIME if by_host else GAP, until - origin, start_ns - origin))
+        place = previous
+    played = step.ranks[rank]
+    pieces.append(Piece(rank, HOST_TIME, played.begin - origin, start_ns - origin))
+    if played.begin > origin:
+        pieces.append(Piece(rank, BEFORE if step.spills else ENTERED, 0.0, played.begin - origin))
+    return [piece for piece in reversed(pieces) if piece.ns > 0]
+
+
+def shares(path: list[Piece]) -> list[tuple[int, str, float]]:
+    """(rank, kind, ns) summed, largest first."""
+    sums: dict[tuple[int, str], float] = {}
+    for piece in path:
+        sums[piece.rank, piece.kind] = sums.get((piece.rank, piece.kind), 0.0) + piece.ns
+    return sorted(((rank, kind, ns) for (rank, kind), ns in sums.items()), key=lambda share: -share[2])

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.names import kernel_class
-from lab.recordings.ranks.account import Account
+from lab.recordings.ranks.account import WAIT, Account
 from lab.recordings.ranks.common import launched_in
-from lab.recordings.ranks.labels import WAIT
 from lab.recordings.ranks.work import COMP
 from lab.stats.intervals import overlap
 
