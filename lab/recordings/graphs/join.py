@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lab.recordings.calls import GRAPH_LAUNCH, call_kinds, in_graph, launch_calls
-from lab.recordings.capture import PUSH_POP, Capture
+from lab.recordings.capture import Capture
 from lab.recordings.graphs.fit import Fit, Pattern, fit, products_agree
 from lab.recordings.graphs.rows import NONE, RULES, RowMaker, Rows, no_rows
 from lab.recordings.graphs.sequences import (
@@ -42,21 +42,6 @@ def batches_of(capture: Capture, call: np.ndarray) -> list[int | None]:
     rows = np.flatnonzero(size >= 0)
     range_rows = _around(capture, call, rows)
     return [int(size[row]) if row >= 0 else None for row in range_rows.tolist()]
-
-
-def steps_of(capture: Capture, call: np.ndarray) -> list[object]:
-    """The outermost range of the program around each graph launch (r,); None for none."""
-    ranges = capture.ranges
-    rows = np.flatnonzero(ranges.kind == PUSH_POP)
-    order = rows[np.lexsort((-ranges.end_ns[rows], ranges.start_ns[rows]))]
-    outer, latest = [], -(1 << 62)
-    for row in order.tolist():
-        if ranges.end_ns[row] > latest:
-            outer.append(row)
-            latest = int(ranges.end_ns[row])
-    return [
-        row if row >= 0 else None for row in _around(capture, call, np.array(outer, dtype=np.int64)).tolist()
-    ]
 
 
 def _around(capture: Capture, call: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -130,30 +115,6 @@ class Choice:
         self._by_batch[batch] = graphs
         return graphs
 
-    def pinned(
-        self, replays: Replays, patterns: Many[Pattern], batches: list[int | None]
-    ) -> dict[int, tuple[int, int]]:
-        """Replay -> (source, window) where a step replays all windows of a capture, one after the other."""
-        groups: dict[object, list[int]] = defaultdict(list)
-        for index, step in enumerate(steps_of(self.sources[0].capture, replays.call)):
-            groups[step].append(index)
-        windows_of_replays: dict[int, tuple[int, int]] = {}
-        by_source: dict[tuple[int, int | None], list[Sequence]] = defaultdict(list)
-        for graph in self.graphs:
-            by_source[graph.source, graph.batch].append(graph)
-        for members in groups.values():
-            allowed = {id(graph) for graph in self.of_batch(batches[members[0]])}
-            for windows in by_source.values():
-                if len(windows) < 2 or len(windows) != len(members) or id(windows[0]) not in allowed:
-                    continue
-                tried = [
-                    self._try(patterns[index], graph) for index, graph in zip(members, windows, strict=True)
-                ]
-                if all(isinstance(graph, Fit) for graph in tried):
-                    for index, graph in zip(members, windows, strict=True):
-                        windows_of_replays[index] = (graph.source, graph.number)
-        return windows_of_replays
-
     def refused(self, num_replays: int) -> list[str]:
         """Why each given capture was not used that no replay fits; a folder with one that fits served."""
         problems = []
@@ -223,17 +184,13 @@ def join(source: Source, beside: Many[Source] = ()) -> Join:
     maker = RowMaker(sources, words, forwards)
     choice = Choice(sources, words, graphs, maker)
     batches = batches_of(capture, replays.call)
-    pinned = choice.pinned(replays, patterns, batches)
     rows, fits = no_rows(len(capture.ops)), list[Fit | None]()
     # Servers replay one graph thousands of times: equal replays are fitted once.
     cache: dict[object, tuple[Rows, Fit | None]] = {}
     for index, pattern in enumerate(patterns):
-        key = (pattern.key, batches[index], pinned.get(index))
+        key = (pattern.key, batches[index])
         if key not in cache:
-            allowed = choice.of_batch(batches[index])
-            if index in pinned:
-                allowed = [one for one in allowed if (one.source, one.number) == pinned[index]]
-            cache[key] = _attributed(pattern, choice, maker, allowed)
+            cache[key] = _attributed(pattern, choice, maker, choice.of_batch(batches[index]))
         attributed, best = cache[key]
         fits.append(best)
         for name in Rows.__dataclass_fields__:

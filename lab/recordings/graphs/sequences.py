@@ -14,9 +14,10 @@ from lab.recordings import calls
 from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture
 from lab.recordings.graphs.frames import Frames, layers_of
 from lab.recordings.graphs.sources import Source
+from lab.recordings.integrity.evidence import FOREVER, of_capture
 from lab.recordings.kineto.values import Strings
 from lab.recordings.names import kernel_class
-from lab.recordings.owners import first_index, operators_of_launches
+from lab.recordings.owners import operators_of_launches
 
 # ROCm fills and copies with kernels, CUDA with rows of their own: on both sides one word.
 COPY, FILL = "[copy]", "[fill]"
@@ -157,52 +158,23 @@ def captured(
     capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
-    begins = np.flatnonzero(calls.call_kinds(capture) == calls.BEGIN_CAPTURE)
-    if not len(begins):
-        return [], []
-    windows, problems = _windows(capture, begins)
-    api = capture.api
-    ops = capture.ops
-    has_row = first_index(*calls.pair_keys((api.process, api.corr), (ops.process, ops.corr))) >= 0
-    launches = np.isin(calls.call_kinds(capture), (calls.LAUNCH, calls.COPY, calls.FILL))
-    work = launches & ~has_row
-    order = np.argsort(api.start_ns, kind="stable")
-    graphs = []
-    for number, (process, tid, start, end) in enumerate(windows):
-        within = (api.process == process) & (api.start_ns >= start) & (api.start_ns < end)
-        # A thread that also launches eagerly takes no part in the capture; autograd's thread does.
-        eager_tids = set(api.tid[within & launches & has_row].tolist()) - {tid}
-        inside = work & within & ~np.isin(api.tid, list(eager_tids))
-        rows = order[inside[order]]
+    of = of_capture(capture)
+    launches = np.isin(of.call_kinds, (calls.LAUNCH, calls.COPY, calls.FILL)) & ~of.has_row
+    order = np.argsort(capture.api.start_ns, kind="stable")
+    graphs: list[Sequence] = []
+    problems: list[str] = []
+    for window in np.argsort(of.windows[:, 2], kind="stable").tolist():
+        process, _, start_ns, end_ns = of.windows[window].tolist()
+        if -start_ns == FOREVER or end_ns == FOREVER:
+            edge = "end" if end_ns == FOREVER else "begin"
+            problems.append(f"a stream capture has no {edge} in the recording: the graph is not used")
+            continue
+        rows = order[(launches & (of.captured == window))[order]]
         if len(rows):
-            size = _labelled_batch(capture, process, start) if batch is None else batch
-            graphs.append(_sequence(capture, source, number, size, rows, words))
+            size = _labelled_batch(capture, process, start_ns) if batch is None else batch
+            graphs.append(_sequence(capture, source, len(graphs), size, rows, words))
     graphs = [_with_modules(capture, graph, frames) for graph in graphs]
     return _with_layers(capture, graphs), problems
-
-
-def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int, int]], list[str]]:
-    """(process, thread, start, end) of each capture, by start. Overlapping ones of a process become one."""
-    api = capture.api
-    ends = np.flatnonzero(calls.call_kinds(capture) == calls.END_CAPTURE)
-    windows: list[tuple[int, int, int, int]] = []
-    problems: list[str] = []
-    for process in np.unique(api.process[begins]).tolist():
-        marks = sorted(
-            [(int(api.start_ns[row]), 1, int(api.tid[row])) for row in begins[api.process[begins] == process]]
-            + [(int(api.end_ns[row]), -1, -1) for row in ends[api.process[ends] == process]]
-        )
-        depth, start, tid = 0, -1, -1
-        for time_ns, step, thread in marks:
-            if step > 0 and depth == 0:
-                start, tid = time_ns, thread
-            depth = max(0, depth + step)
-            if step < 0 and depth == 0 and start >= 0:
-                windows.append((process, tid, start, time_ns))
-                start = -1
-        if depth:
-            problems.append("a stream capture has no end in the recording: the graph is not used")
-    return sorted(windows, key=lambda window: window[2]), problems
 
 
 def _labelled_batch(capture: Capture, process: int, start_ns: int) -> int | None:

@@ -72,7 +72,7 @@ class _Class:
 
 def windows_of(of: Evidence) -> Windows:
     """The stream captures of a recording; those without any call are left out."""
-    inside = of.window_of
+    inside = of.captured
     count = len(of.windows)
     nodes = np.isin(of.call_kinds, (LAUNCH, COPY)) & (inside >= 0)
     # 616 of 2,284 memset calls in public traces have no GPU row (zero bytes): fills only raise the maximum.

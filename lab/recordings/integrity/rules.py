@@ -12,13 +12,12 @@ from lab.core.words import plural
 from lab.recordings.calls import COPY, GRAPH_LAUNCH, LAUNCH
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.evidence import FOREVER, Evidence, of_capture
-from lab.recordings.integrity.physics import PHYSICS, durations_ns
+from lab.recordings.integrity.physics import durations_ns, impossible
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.owners import AMBIGUOUS
 from lab.recordings.phase_names import is_step
 from lab.recordings.tables import GRAPH, MEMCPY
 from lab.stats import robust
-from lab.stats.columns import distinct
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
@@ -69,8 +68,7 @@ def lacks_of(of: Evidence, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]
         else:
             lacks += _gpu_rows(of, process, api[due[api]], len(ops))
             lacks += _host_rows(of, process, ops, api)
-        for rule in PHYSICS:
-            lacks += rule(of, process, ops, api)
+        lacks += impossible(of, process, ops, api)
     if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
         from lab.recordings.integrity.replays import replay_lacks
 
@@ -90,7 +88,7 @@ def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
     # An ambiguous call may own a row of another process: that proves no loss.
     owed &= of.api.corr != AMBIGUOUS
     if len(of.windows):
-        owed &= ~_captured(of)
+        owed &= of.captured < 0
     copies = owed & (kinds == COPY)
     if not of.optional_copies or not copies.any() or of.has_row[copies].any():
         return owed, []
@@ -100,20 +98,6 @@ def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
     n = int(copies.sum())
     text = f"copies were not recorded: {plural(n, 'call')} that copy, and no row of a copy anywhere"
     return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True, untraced=True)]
-
-
-def _captured(of: Evidence) -> np.ndarray:
-    """Calls (n,) that went into a graph: those of the capturing thread, and those of another thread during
-    the window if none of its calls made a row (autograd's threads launch into the capture, too)."""
-    calls = of.window_of >= 0
-    for process, thread, begin_ns, end_ns in of.windows.tolist():
-        during = (of.api.process == process) & (of.api.start_ns >= begin_ns) & (of.api.start_ns <= end_ns)
-        threads = distinct(of.threads[during & (of.threads != thread)])
-        for other_thread in threads.tolist():
-            of_thread = during & (of.threads == other_thread)
-            if not of.has_row[of_thread].any():
-                calls |= of_thread
-    return calls
 
 
 def lost_at_edges(of: Evidence) -> np.ndarray:

@@ -8,18 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.recordings.pairing.align import MEET_NS, align_ranks
-from lab.recordings.pairing.clocks import clock_line
 from lab.recordings.pairing.rows import UNNAMED, CallRows, Match, numbered, running_count
 from lab.stats import robust
 from lab.stats.columns import distinct
-
-# Ends of one call agree within some tens of us, those of neighbouring calls lie ms apart.
-STEADY_NS = 100_000
-# Windows cut at different calls: equal lists may be shifted by so many.
-MOST_SHIFTED = 8
-# Right pairs spread by 5 to 25 us in recordings, wrong ones by ms.
-BETTER_SHIFT = 5
-FEWEST_CALLS = 3
 
 
 def match_calls(rows: CallRows) -> list[Match]:
@@ -59,68 +50,14 @@ def _by_order(rows: CallRows, members: np.ndarray) -> tuple[np.ndarray, str]:
         return np.empty(0, dtype=np.int64), "order"
     lists = _per_rank(rows, members)
     signatures = [rows.signature[members[index]] for index in lists]
-    if all(np.array_equal(signatures[0], signature) for signature in signatures[1:]):
-        call = running_count(rows.rank_index[members])
-        if _all_met(rows, members, call, rows.start[members]):
-            return call, "order"
-        shifts = _shifts(rows, members, lists)
-        if shifts is not None:
-            shifted = call + shifts[np.repeat(np.arange(len(lists)), [len(index) for index in lists])]
-            start = rows.start[members] - _offsets(rows, members, lists, shifts)
-            if _all_met(rows, members, shifted, start):
-                return shifted - shifted.min(), "order" if not shifts.any() else "lcs"
-    return align_ranks(rows, members, lists), "lcs"
-
-
-def _shifts(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Number of calls by which each rank's list is shifted against the first one's; None if unsteady.
-
-    Place 0 wins unless another is clearly steadier.
-    """
-    ends = rows.start[members] + rows.dur[members]
-    reference = ends[lists[0]]
-    if len(reference) < FEWEST_CALLS:
-        return None
-    shifts = []
-    for index in lists:
-        spreads = {0: _spread(ends[index], reference, 0)}
-        if spreads[0] > STEADY_NS / BETTER_SHIFT:
-            limit = min(MOST_SHIFTED, len(reference) - FEWEST_CALLS)
-            spreads |= {k: _spread(ends[index], reference, k) for k in range(-limit, limit + 1) if k}
-        best = min(spreads, key=lambda k: (spreads[k], abs(k)))
-        shift = best if spreads[best] * BETTER_SHIFT < spreads[0] else 0
-        if spreads[shift] > STEADY_NS:
-            return None
-        shifts.append(shift)
-    return np.array(shifts, dtype=np.int64)
-
-
-def _pairs_of(ends: np.ndarray, reference: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's ends and those of the first rank's calls that stand `shift` places later."""
-    count = len(reference) - abs(shift)
-    a, b = max(0, -shift), max(0, shift)
-    return ends[a : a + count], reference[b : b + count]
-
-
-def _spread(ends: np.ndarray, reference: np.ndarray, shift: int) -> float:
-    """How far 9 of 10 differences of the ends lie from their median at most, drift taken out."""
-    a, b = _pairs_of(ends, reference, shift)
-    offset, slope, middle = clock_line(a, a - b)
-    # 9 of 10, not all: a rank that leaves a few calls late keeps its pairs.
-    return float(np.percentile(np.abs(a - b - offset - slope * (a - middle)), 90))
-
-
-def _offsets(
-    rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray], shifts: np.ndarray
-) -> np.ndarray:
-    """The clock of each row's rank against the first rank's (m,) in ns, from the ends."""
-    ends = rows.start[members] + rows.dur[members]
-    offsets = np.zeros(len(members), dtype=np.int64)
-    for index, shift in zip(lists, shifts.tolist(), strict=True):
-        a, b = _pairs_of(ends[index], ends[lists[0]], shift)
-        offset, slope, middle = clock_line(a, a - b)
-        offsets[index] = np.rint(offset + slope * (ends[index] - middle)).astype(np.int64)
-    return offsets
+    if any(not np.array_equal(signatures[0], signature) for signature in signatures[1:]):
+        return align_ranks(rows, members, lists), "lcs"
+    in_order = running_count(rows.rank_index[members])
+    if _all_met(rows, members, in_order, rows.start[members]):
+        return in_order, "order"
+    # Either the clocks differ, and the calls are the same, or the windows were cut at different calls.
+    aligned = align_ranks(rows, members, lists)
+    return aligned, "order" if np.array_equal(aligned, in_order) else "lcs"
 
 
 def _all_met(rows: CallRows, members: np.ndarray, call: np.ndarray, start: np.ndarray) -> bool:
@@ -159,7 +96,7 @@ TOGETHER_NS = 50_000
 # A call that takes so much longer than the shortest on its route has waited for its partner.
 WAITED_RATIO, WAITED_NS = 1.5, 20_000
 # Windows that do not end at the same call are shifted by so many at most; so many pairs must fit.
-FITTING_SHARE, FEWEST_WAITED = 0.9, 3
+MOST_SHIFTED, FITTING_SHARE, FEWEST_WAITED = 8, 0.9, 3
 
 
 class _Fit(NamedTuple):

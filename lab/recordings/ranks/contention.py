@@ -47,7 +47,7 @@ def contention_of(works: Sequence[RankWork]) -> list[Contention]:
     rank = np.repeat(np.arange(num_ranks), [int(mask.sum()) for mask in free])
     key = np.concatenate([number[mask] for number, mask in zip(numbers, free, strict=True)])
     dur = np.concatenate([(work.end - work.start)[mask] for work, mask in zip(works, free, strict=True)])
-    classes = np.array([CLASSES.index(kernel_class(name[3])) for name in shared], dtype=np.int64)
+    classes = np.array([CLASSES.index(kernel_class(name[3], name[0])) for name in shared], dtype=np.int64)
     medians_ns, counts = _medians(rank * num_keys + key, dur, num_ranks * num_keys)
     own_ns, own_count = medians_ns.reshape(num_ranks, num_keys), counts.reshape(num_ranks, num_keys)
     # A median over a slow rank and a fast one would be neither's, and one over the fast one alone would make

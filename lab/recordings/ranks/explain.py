@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -115,19 +114,11 @@ def _repeated(account: Account, step: Step, notes: list[str]) -> tuple[Step, Out
 def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
     """Ways to replay a step, each with what it rests on beside the recording, "" for nothing.
 
-    As launched; with each start's own delay of some us; with mined waits; at last with all delays of starts
-    as recorded, where the GPUs idled little with work launched.
+    As launched; with each start's own delay of some us; at last with all delays of starts as recorded, where
+    the GPUs idled little with work launched.
     """
     yield step, ""
     yield replay.with_delays(step), ""
-    with_mined = replay.with_mined(step)
-    if with_mined is not None:
-        note = (
-            f"{steps_text([step.number])} is replayed with waits of streams that the recording suggests, "
-            "beside the recorded ones, which alone do not repeat it"
-        )
-        yield with_mined, note
-        yield replay.with_delays(with_mined), note
     rows = [row for row in account.rows if row.step == step.number]
     idle = max(rows, key=lambda row: row.parts["launch_gap_ns"])
     if idle.parts["launch_gap_ns"] <= MOST_IDLE * idle.step_ns:
@@ -137,7 +128,7 @@ def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
             "recorded; what-if lengths may be off by "
             f"{idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
         )
-        yield replay.with_delays(with_mined or step, np.inf), note
+        yield replay.with_delays(step, np.inf), note
 
 
 def _path_of(account: Account, step: Step, outcome: Outcome) -> list[Piece]:

@@ -215,4 +215,5 @@ def _has_late_gemms(account: Account, step: int, rank: int, messages: Sequence[_
     launched = launched_in(account.together, index, step)
     later = launched[np.searchsorted(work.call_begin[launched], work.call_begin[sends[-1]], side="right") :]
     kernels = later[work.kind[later] == COMP]
-    return any(kernel_class(work.keys[key][3]) == "gemm" for key in {*work.key[kernels].tolist()})
+    names = [work.keys[key] for key in {*work.key[kernels].tolist()}]
+    return any(kernel_class(kernel, op) == "gemm" for op, _, _, kernel, _ in names)

@@ -256,7 +256,8 @@ def _slow_words(table: _Keys, rank_index: int, usual_ns: np.ndarray) -> str:
     """How many times as long the kernels of each class take, for classes above 5 %."""
     sums: dict[str, list[float]] = {}
     for key in np.flatnonzero((table.count[rank_index] > 0) & (usual_ns > 0)).tolist():
-        class_sums = sums.setdefault(kernel_class(table.names[key][3]), [0.0, 0.0])
+        op, _, _, kernel, _ = table.names[key]
+        class_sums = sums.setdefault(kernel_class(kernel, op), [0.0, 0.0])
         class_sums[0] += float(table.ns[rank_index, key])
         class_sums[1] += float(table.count[rank_index, key] * usual_ns[key])
     slow = sorted(
