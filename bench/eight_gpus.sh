@@ -73,7 +73,7 @@ print("unprofiled ms per step:", {case: round(ms, 2) for case, ms in unprofiled.
 for case in ("even", "slow", "late"):
     found = json.loads(lab("ranks", out / case, "--json", "-q", ok=(0, 1)) or "{}")
     for row in found.get("steps", []):
-        parts = sum(value for name, value in row.items() if name.endswith("_ns") and name not in ("step_ns", "not_separable_ns"))
+        parts = sum(value for name, value in row.items() if name.endswith("_ns") and name not in ("step_ns", "not_separable_ns", "entered_late_ns"))
         if parts != row["step_ns"]:
             wrong.append(f"{case}: the parts of rank {row['rank']}, step {row['step']} do not sum to it")
     findings = {(f["rank"], f["cause"]): f for f in found.get("findings", [])}

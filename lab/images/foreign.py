@@ -60,7 +60,7 @@ def image_of(
     looks: bool = True,
     mounts_deps: bool = True,
 ) -> Image:
-    """The image that a person means: one of lab's, or any other by its reference, with folders of theirs.
+    """One of lab's images, or any other by its reference, with folders of the person's.
 
     looks: whether an engine here can be asked what it holds. Raises UsageError for an unknown one.
     """
@@ -204,11 +204,11 @@ def dependencies(inside: Contents) -> Mount:
     """
     packages = [*DEPENDENCIES, *(FOR_310 if inside.python == "3.10" else ())]
     key = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:8]
-    folder = cache_folder() / "wheelhouse" / f"py{inside.python}-{inside.machine}-{key}"
+    folder = cache_folder() / "wheelhouse" / f"py{inside.python}-{inside.machine}-{inside.libc}-{key}"
     site, wheels = folder / "site", folder / "wheels"
     if not (folder / "complete").exists():
         make_folder(wheels)
-        argv = download_argv(packages, inside.python, wheels, machine=inside.machine)
+        argv = download_argv(packages, inside.python, wheels, machine=inside.machine, libc=inside.libc)
         process = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
         if process.returncode:
             raise MissingError(

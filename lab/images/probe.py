@@ -39,6 +39,7 @@ except (OSError, IndexError):
     wheel = ""
 print(json.dumps({
     "python": "%d.%d" % sys.version_info[:2], "program": sys.executable, "machine": platform.machine(),
+    "libc": platform.libc_ver()[0],
     "lab": inside["version"], "lab_sha256": inside["sha256"],
     "wheel": wheel, "command": shutil.which("lab"), "torch": torch, "torch_problem": problem,
     "archs": archs, "cuda": cuda, "hip": hip, "uid": os.getuid(), "root_writable": writable,
@@ -66,6 +67,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     root_writable: bool
     program: str = "python3"  # the interpreter
     machine: str = ""
+    libc: str = "glibc"  # as platform.libc_ver names it: "" or musl on Alpine
     torch_problem: str = ""
     lab_sha256: str | None = None  # of the lab that its Python imports, by lab.core.content
     archs: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from lab.images.wheel import PIP
 
 WHEELHOUSE = BUILD / "wheelhouse"
 TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "linux")
+MUSL_TAGS = ("musllinux_1_2", "musllinux_1_1")  # Alpine's C library loads no manylinux wheel
 
 
 def fill_wheelhouse(target: Target, python_version: str, root: Path, say: Say) -> None:
@@ -45,9 +46,11 @@ def download_argv(
     python_version: str,
     folder: Path,
     *,
-    machine: str | None = None,
+    machine: str = platform.machine(),
+    libc: str = "glibc",
 ) -> list[str]:
     """pip's command line that downloads wheels with what they need, for another Python and machine."""
-    platforms = [word for tag in TAGS for word in ("--platform", f"{tag}_{machine or platform.machine()}")]
+    tags = TAGS if libc == "glibc" else MUSL_TAGS
+    platforms = [word for tag in tags for word in ("--platform", f"{tag}_{machine}")]
     only = ["--quiet", "--only-binary=:all:", "--python-version", python_version, *platforms]
     return [*PIP, "download", *only, "--dest", str(folder), *wheels]

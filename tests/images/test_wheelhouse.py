@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lab.images import wheelhouse as wheels
 from lab.images.targets import targets
-from lab.images.wheelhouse import fill_wheelhouse
+from lab.images.wheelhouse import download_argv, fill_wheelhouse
 
 
 def wheel_with(path, *requires):
@@ -37,3 +37,9 @@ def test_pip_is_asked_once_for_each_python_of_a_base(monkeypatch, tmp_path):
         fill(python)
     assert [argv[argv.index("--python-version") + 1] for argv in calls] == ["3.11", "3.12"]
     assert all("torch==2.13.0" in argv and "--no-deps" in argv for argv in calls)
+
+
+def test_alpine_asks_for_wheels_of_its_own_c_library(tmp_path):
+    argv = download_argv(["msgspec"], "3.12", tmp_path, machine="x86_64", libc="")
+    platforms = [argv[place + 1] for place, word in enumerate(argv) if word == "--platform"]
+    assert platforms == ["musllinux_1_2_x86_64", "musllinux_1_1_x86_64"]

@@ -8,7 +8,7 @@ import pickle
 import pickletools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ _TUPLES, _PUTS = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}, {"PUT",
 _GETS, _STORES = {"GET", "BINGET", "LONG_BINGET"}, {"SETITEM", "SETITEMS", "APPEND", "APPENDS"}
 _RANK = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
+BATCH = "coalesced"  # the call that stands for several sends and receives, or collectives
 _STACK = re.compile(r"stack|py-?spy|traceback", re.IGNORECASE)
 _SUFFIXES = ("", ".pkl", ".pickle", ".json", ".bin", ".dump", ".trace")
 
@@ -160,7 +161,7 @@ def _read(path: Path, rank: int, stack: str) -> Dump:
     return Dump(
         rank=rank,
         path=path,
-        entries=tuple(_distinct(entries)),
+        entries=tuple(_in_batches(_distinct(entries))),
         groups=_groups(document.get("pg_config")),
         status={
             _text(key): (
@@ -232,14 +233,38 @@ def _unpickled(data: bytes, path: Path) -> Any:
         raise bad(f"no flight-recorder dump: {type(error).__name__}") from error
 
 
-def _distinct(entries: Sequence[Any]) -> Iterator[Entry]:
-    """The entries, each object once: a list that names one entry a million times has one."""
+def _distinct(entries: Sequence[Any]) -> Iterator[tuple[Entry, int]]:
+    """The entries with their p2p number, each once: a list that names one a million times has one."""
     seen_ids: set[int] = set()
     cache: dict[tuple[Any, int], tuple[Any, ...]] = {}
     for entry in entries:
         if isinstance(entry, dict) and id(entry) not in seen_ids:
             seen_ids.add(id(entry))
-            yield _entry(entry, cache)
+            yield _entry(entry, cache), _int(entry.get("p2p_seq_id"))
+
+
+def _in_batches(entries: Iterator[tuple[Entry, int]]) -> Iterator[Entry]:
+    """Give the sends and receives of a batch the batch's end; entries come with their p2p number.
+
+    ProcessGroupNCCL records a batch after its members, as "coalesced" with their number. The members stay
+    "scheduled" for ever, and the batch of sends and receives is no p2p entry (torch 2.11 on two H200s): it
+    would pass for a collective that has the number of another.
+    """
+    waiting: dict[str, list[tuple[Entry, int]]] = {}  # by group: what no batch has closed yet
+    for entry, p2p_seq in entries:
+        if entry.is_p2p and entry.name != BATCH:
+            waiting.setdefault(entry.group, []).append((entry, p2p_seq))
+            continue
+        if entry.name == BATCH:
+            members = waiting.pop(entry.group, [])
+            is_p2p = entry.is_p2p or any(number == p2p_seq for _, number in members)
+            for member, number in members:
+                has_ended = entry.state == "completed" and number == p2p_seq
+                yield replace(member, state="completed", retired=True) if has_ended else member
+            entry = replace(entry, is_p2p=is_p2p, seq=p2p_seq if is_p2p else entry.seq)
+        yield entry
+    for members in waiting.values():
+        yield from (member for member, _ in members)
 
 
 def _entry(row: Mapping[Any, Any], cache: dict[tuple[Any, int], tuple[Any, ...]]) -> Entry:

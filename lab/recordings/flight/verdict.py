@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core.words import first_few, printable, ranks_text
-from lab.recordings.flight.dumps import Dump, Entry
+from lab.recordings.flight.dumps import BATCH, Dump, Entry
 
 NOT_JOINED, MISMATCHED, STUCK_KERNEL = "not_joined", "mismatched", "stuck_kernel"
 ORDER_DEADLOCK, NONE, UNKNOWN = "order_deadlock", "none", "unknown"
@@ -18,7 +18,6 @@ _NOT_WHOLE = "nothing says how many ranks the job has, and others may stand else
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _LIBRARY = ("site-packages/torch/", "dist-packages/torch/", "/torch/distributed/", "<frozen")
 _TRANSFER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")  # as `recv 1<-0`: numbers within the group
-_BATCH = "coalesced"  # stands for several sends and receives, whose own entries keep their first state
 
 
 @dataclass(frozen=True)
@@ -198,8 +197,8 @@ def _transfer_stalls(dumps: Mapping[int, Dump]) -> Iterator[_Stall]:
     for rank, dump in dumps.items():
         entries = [entry for entry in dump.entries if entry.is_p2p and not _has_ended(entry)]
         if any(entry.state == "started" for entry in dump.entries) or any(
-            entry.name == _BATCH for entry in dump.entries if entry.is_p2p
-        ):  # what is only scheduled stands behind another call, or belongs to a batch
+            entry.name == BATCH for entry in entries
+        ):  # what is only scheduled stands behind another call, or belongs to the open batch
             entries = [entry for entry in entries if entry.state != "scheduled"]
         for entry in entries:
             peer = _peer(dumps, dump, entry)
@@ -397,6 +396,11 @@ def _no_stall(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: C
     if inside:
         lines = first_few([f"rank {rank} at {_stack_line(dumps[rank].stack)}" for rank in inside])
         text = f"{ended} {ranks_text(sorted(dumps))}, but hosts wait in calls that are not in their dumps: "
+        outside = sorted(dumps.keys() - set(inside))
+        # Recorded work has ended, so a host outside torch.distributed is held by nothing but itself.
+        if len(outside) == 1 and _is_whole(dumps) and (line := _stack_line(dumps[outside[0]].stack)):
+            text += f"{lines}; rank {outside[0]} alone is in no call: its host is at {line}"
+            return _without_call(NOT_JOINED, tuple(outside), text, missing)
         return _without_call(UNKNOWN, (), f"{text}{lines}: who is waited for cannot be told", missing)
     if _is_whole(dumps):
         return _without_call(NONE, (), f"{ended} every rank", missing)

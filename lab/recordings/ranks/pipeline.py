@@ -107,7 +107,8 @@ def _messages(account: Account, rank: int, step: int) -> list[_Message]:
         _Message(row, is_send, peer)
         for row in launched.tolist()
         if row in call_rows
-        for is_send, peer in sorted(ends.get(row, ()))
+        # One kernel of a batch sends what the pass before it made and receives for the pass after it.
+        for is_send, peer in sorted(ends.get(row, ()), key=lambda end: (not end[0], end[1]))
         if peer in account.ranks
     ]
 

@@ -79,9 +79,54 @@ def test_receives_from_each_other_are_a_deadlock_and_both_sides_of_one_transfer_
 
 
 def test_a_batch_of_transfers_accuses_nobody(tmp_path):
-    batch = [transfer(1, "recv 0<-1", **SCHEDULED), transfer(2, "coalesced", **STARTED)]
-    found = made(tmp_path, {0: batch, 1: []}, {"0": [0, 1]})
+    entries = [transfer(1, "recv 0<-1", **SCHEDULED), transfer(2, "coalesced", **STARTED)]
+    found = made(tmp_path, {0: entries, 1: []}, {"0": [0, 1]})
     assert (found.kind, found.ranks) == ("unknown", ()) and "partners are not recorded" in found.text
+
+
+def batch(p2p_seq: int, *names: str, collective_seq: int) -> list[dict[str, Any]]:
+    """A batch that has ended, as ProcessGroupNCCL leaves it: its members stay scheduled."""
+    members = [transfer(p2p_seq, name, **SCHEDULED) for name in names]
+    return [*members, entry(collective_seq, "nccl:coalesced", p2p_seq_id=p2p_seq, input_sizes=[])]
+
+
+def test_a_batch_of_transfers_has_no_number_among_the_collectives_and_ends_its_members(tmp_path):
+    groups = {"0": [0, 1, 2]}
+    ranks = {
+        0: [entry(1), *batch(1, "send 0->1", "recv 0<-1", collective_seq=1), entry(2)],
+        1: [entry(1), *batch(1, "send 1->0", "recv 1<-0", collective_seq=1), entry(2)],
+        2: [entry(1), entry(2)],
+    }
+    assert made(tmp_path, ranks, groups).kind == "none"
+    ranks[2][-1] = entry(2, **STARTED)
+    ranks[0].pop()
+    found = made(tmp_path, ranks, groups)
+    assert (found.kind, found.ranks, found.seq) == ("not_joined", (0,), 2)
+
+
+@pytest.mark.parametrize(
+    "inside, kind, ranks", [((1,), "not_joined", (0,)), ((1, 2), "not_joined", (0,)), ((), "none", ())]
+)
+def test_a_first_receive_that_is_not_recorded_accuses_the_one_host_outside(tmp_path, inside, kind, ranks):
+    """NCCL makes the communicator of a pair in its first call, which is recorded only after that."""
+    world = (0, *(inside or (1,)))
+    for rank in world:
+        place = "/x/torch/distributed/distributed_c10d.py" if rank in inside else "/app/train.py"
+        stack = f'Thread MainThread (most recent call first):\n  File "{place}", line 9 in irecv\n'
+        (tmp_path / f"rank{rank}.stack.txt").write_text(stack)
+    peer = {0: 1, 1: 0, 2: 0}
+    transfers = {rank: batch(1, f"send {rank}->{peer[rank]}", collective_seq=0) for rank in world}
+    found = made(tmp_path, transfers, {"0": list(world)})
+    assert (found.kind, found.ranks) == (kind, ranks)
+
+
+def test_two_hosts_outside_an_unrecorded_call_are_not_told_apart(tmp_path):
+    for rank, place in enumerate(
+        ("/app/train.py", "/app/train.py", "/torch/distributed/distributed_c10d.py")
+    ):
+        (tmp_path / f"rank{rank}.stack.txt").write_text(f'  File "{place}", line 9 in recv\n')
+    found = made(tmp_path, {rank: [entry(1)] for rank in range(3)}, {"0": [0, 1, 2]})
+    assert (found.kind, found.ranks) == ("unknown", ())
 
 
 def entry(seq: int, name: str = "nccl:all_reduce", *, group: str = "0", **more: Any) -> dict[str, Any]:

@@ -151,3 +151,4 @@ def test_a_recorded_pipeline_names_its_slow_stage(shared_data: Path) -> None:
 def test_a_recorded_batch_of_sends_names_the_late_host(shared_data: Path) -> None:
     one = explained_in(shared_data / "ranks/pipeline_h200/batch_late0")
     assert [(f.rank, f.cause, f.binding) for f in one.findings] == [(0, "host_late", True)]
+    assert [(p.schedule, p.num_microbatches) for p in one.pipelines] == [("1F1B", 4)]
