@@ -11,13 +11,12 @@ import numpy as np
 from lab.core.words import plural
 from lab.recordings.calls import BEGIN_CAPTURE, call_kinds, pair_keys
 from lab.recordings.capture import OP, START_END, Capture
-from lab.recordings.graphs.fit import Fit
 from lab.recordings.graphs.frames import Nested, class_of
 from lab.recordings.graphs.join import Join, join
 from lab.recordings.graphs.rows import NONE, RULES
 from lab.recordings.graphs.sources import Source
 from lab.recordings.integrity.evidence import of_capture
-from lab.recordings.integrity.replays import replay_lacks
+from lab.recordings.integrity.replays import bounds_ns, edges_at, place_of_loss, replay_lacks
 from lab.recordings.lacks import Lack, Place
 from lab.recordings.owners import first_index
 from lab.recordings.tables import Table
@@ -31,6 +30,7 @@ def lacks_of(joined: Join) -> tuple[Lack, ...]:
     A replay that fits a capture is judged by it, the others by each other, as in `lab.recordings.integrity`.
     """
     capture = joined.sources[0].capture
+    of = of_capture(capture)
     lost: dict[tuple[int, Place], int] = defaultdict(int)
     due: dict[int, int] = defaultdict(int)
     against: dict[int, str] = {}
@@ -43,9 +43,11 @@ def lacks_of(joined: Join) -> tuple[Lack, ...]:
         process = int(capture.ops.process[rows[0]])
         due[process] += len(match.sequence)
         if match.num_missing:
-            lost[process, _place(joined, index, match)] += match.num_missing
+            edges = edges_at(of, rows, bounds_ns(of, process))
+            place = place_of_loss(joined.patterns[index].words, match.sequence.words, edges)
+            lost[process, place] += match.num_missing
             against[process] = joined.sources[match.sequence.source].path.name
-    return (*_lossy(lost, due, against), *replay_lacks(of_capture(capture), judged=judged))
+    return (*_lossy(lost, due, against), *replay_lacks(of, judged=judged))
 
 
 def _lossy(lost: dict[tuple[int, Place], int], due: dict[int, int], against: dict[int, str]) -> list[Lack]:
@@ -56,24 +58,6 @@ def _lossy(lost: dict[tuple[int, Place], int], due: dict[int, int], against: dic
         text = f"graph replays lack {missing:,} of {launches} as GPU rows (against {against[process]})"
         lacks.append(Lack("gpu", place, RULE, process, missing, num_due, missing / num_due, text))
     return lacks
-
-
-def _place(joined: Join, index: int, match: Fit) -> Place:
-    """The window's edge, if rows at its start or end are missing and nothing runs beyond; else a hole."""
-    ops, rows = joined.sources[0].capture.ops, joined.replays.of(index)
-    part, captured = joined.patterns[index].words, match.sequence.words
-    of_process = ops.process == ops.process[rows[0]]
-    if (
-        np.array_equal(part, captured[: len(part)])
-        and not (ops.start_ns[of_process] > ops.start_ns[rows].max()).any()
-    ):
-        return "tail"
-    if (
-        np.array_equal(part, captured[len(captured) - len(part) :])
-        and not (ops.start_ns[of_process] < ops.start_ns[rows].min()).any()
-    ):
-        return "head"
-    return "hole"
 
 
 _FOLLOWED = 8  # copies of copies of a node that are followed

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lab.recordings.calls import BEGIN_CAPTURE, END_CAPTURE, call_kinds, launch_calls, pair_keys
+from lab.recordings.calls import BEGIN_CAPTURE, END_CAPTURE, GRAPH_LAUNCH, call_kinds, launch_calls, pair_keys
 from lab.recordings.capture import UNCLAIMED, Capture
 from lab.recordings.owners import first_index
 from lab.recordings.tables import Table
@@ -54,6 +54,12 @@ class Evidence:
     def uncalled(self) -> np.ndarray:
         """Mark the GPU rows (n,) that no call owes: what the GPU did by itself (page migrations)."""
         return self.ops.copy_kind >= UNIFIED
+
+    @cached_property
+    def replayed(self) -> np.ndarray:
+        """Mark the GPU rows (n,) that a graph made, by their node or by the call that launched it."""
+        by_call = np.append(self.call_kinds == GRAPH_LAUNCH, False)[self.call_of]
+        return by_call | (self.ops.graph_node > 0) | (self.ops.graph > 0)
 
     @cached_property
     def windows(self) -> np.ndarray:

@@ -14,7 +14,7 @@ from lab.core.words import plural
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.dtypes import rate_name
 from lab.perfmodel.products import is_product
-from lab.recordings.calls import GRAPH_LAUNCH, OTHER, WAIT
+from lab.recordings.calls import WAIT
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.evidence import Evidence
 from lab.recordings.lacks import Axis, Lack
@@ -236,8 +236,7 @@ def _waits(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
 def _rows_twice(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule W: equal rows. A stream runs one row at a time, so the second is a copy, whatever its number; not
     of rows of graphs, whose branches may begin together."""
-    is_single = (of.ops.graph_node[ops] <= 0) & (of.ops.graph[ops] <= 0)
-    is_single &= np.append(of.call_kinds, OTHER)[of.call_of[ops]] != GRAPH_LAUNCH
+    is_single = ~of.replayed[ops]
     if not _is_fine(of, ops):  # two short rows may begin in the same microsecond
         is_single[:] = False
     is_single &= durations_ns(of, ops) > 0

@@ -20,7 +20,6 @@ LABELS = (
     *("compute", "transfer", "wait", "unpaired", "copy"),
     *("launch_late", "launch_gap", "tail", "unexplained"),
 )
-_FAR = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,11 @@ class Segments:
 
 def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     """The labels of one rank; the lengths of a window's segments sum to the window exactly."""
-    waits = _oldest_waits(work, call)
+    wait_begin, wait_end, last_index = _oldest_waits(work, call)
     launched = work.call_end[work.call_end >= 0]
-    edges = distinct(
-        np.concatenate(
-            [windows[:, 1:].ravel(), work.start, work.end, call.all_in, waits[0], waits[1], launched]
-        )
-    )
+    times = (windows[:, 1:].ravel(), work.start, work.end, call.all_in, wait_begin, wait_end, launched)
+    # Nothing begins or ends between two edges, so one label holds from each to the next.
+    edges = distinct(np.concatenate(times))
     begin, end = edges[:-1], edges[1:]
     window = np.searchsorted(windows[:, 1], begin, side="right") - 1
     inside = (window >= 0) & (begin < windows[np.maximum(window, 0), 2])
@@ -70,23 +67,15 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     is_paired = ~call.loose
     moves = runs(call.all_in[is_paired], work.end[call.row[is_paired]])
     loose = runs(work.start[call.row[call.loose]], work.end[call.row[call.loose]])
-    wait_index = np.searchsorted(waits[0], begin, side="right") - 1
-    in_wait = (
-        (wait_index >= 0) & (begin < waits[1][np.maximum(wait_index, 0)])
-        if len(wait_index) and len(waits[0])
-        else np.zeros(len(begin), bool)
-    )
-    awaited = np.where(in_wait, waits[2][np.maximum(wait_index, 0)] if len(waits[2]) else UNKNOWN, UNKNOWN)
+    # Before the first wait, and after the last operation, the index is that of the value at the end.
+    wait = np.searchsorted(wait_begin, begin, side="right") - 1
+    in_wait = begin < np.append(wait_end, np.iinfo(np.int64).min)[wait]
+    order = np.append(np.argsort(work.start, kind="stable"), UNKNOWN)
+    next_row = order[np.searchsorted(work.start[order[:-1]], begin, side="right")]
+    next_start = np.append(work.start, np.iinfo(np.int64).max)[next_row]
+    returned = np.append(work.call_end, UNKNOWN)[next_row]
     # A collective without a row here moves data, as far as known.
     without_row = talks & ~moves & ~in_wait & ~loose
-    order = np.argsort(work.start, kind="stable")
-    coming = np.searchsorted(work.start[order], begin, side="right")
-    is_followed = coming < len(order)
-    next_row = np.where(
-        is_followed, order[np.minimum(coming, len(order) - 1)] if len(order) else UNKNOWN, UNKNOWN
-    )
-    next_start = np.where(is_followed, work.start[next_row] if len(order) else _FAR, _FAR)
-    returned = np.where(is_followed, work.call_end[next_row] if len(order) else UNKNOWN, UNKNOWN)
     idle = ~(computes | talks | copies)
     # Each line overrules those above it: an instant has one label, so the parts sum to the step.
     label = np.full(len(begin), UNEXPLAINED)
@@ -98,14 +87,8 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     label[talks & in_wait] = WAIT
     label[moves & talks | without_row] = TRANSFER
     label[computes] = COMPUTE
-    return Segments(
-        begin,
-        end,
-        window,
-        label,
-        np.where(label == WAIT, awaited, UNKNOWN),
-        np.where(idle & (label != TAIL), next_row, UNKNOWN),
-    )
+    awaited = np.where(label == WAIT, np.append(last_index, UNKNOWN)[wait], UNKNOWN)
+    return Segments(begin, end, window, label, awaited, np.where(idle & (label != TAIL), next_row, UNKNOWN))
 
 
 def _oldest_waits(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -113,8 +96,7 @@ def _oldest_waits(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, n
     begin, end = work.start[call.row], call.all_in
     order = np.lexsort((end, begin))
     begin, end, last_index = begin[order], end[order], call.last_index[order]
-    reach = np.maximum.accumulate(end) if len(end) else end
-    begin = np.maximum(begin, np.concatenate([[np.iinfo(np.int64).min], reach[:-1]])) if len(end) else begin
+    begin[1:] = np.maximum(begin[1:], np.maximum.accumulate(end)[:-1])
     is_wait = begin < end
     return begin[is_wait], end[is_wait], last_index[is_wait]
 
@@ -189,6 +171,9 @@ class Account:
     @property
     def num_complete(self) -> int:
         return int(self.together.pairs.collectives.complete.sum()) if self.num_calls else 0
+
+    def work(self, rank: int) -> RankWork:
+        return self.together.works[self.ranks.index(rank)]
 
     def row(self, step: int, rank: int) -> Row | None:
         return next((row for row in self.rows if (row.step, row.rank) == (step, rank)), None)

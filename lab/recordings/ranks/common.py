@@ -178,9 +178,8 @@ def _whole(work: RankWork) -> np.ndarray:
 
 def _step_of_launch(work: RankWork) -> np.ndarray:
     """Row of `steps` in which each operation was launched (n,), UNKNOWN outside."""
-    when = np.where(work.call_begin >= 0, work.call_begin, work.start)
-    step = np.searchsorted(work.steps[:, 1], when, side="right") - 1
-    inside = (step >= 0) & (when < work.steps[np.maximum(step, 0), 2])
+    step = np.searchsorted(work.steps[:, 1], work.launched, side="right") - 1
+    inside = (step >= 0) & (work.launched < work.steps[np.maximum(step, 0), 2])
     step_or_unknown: np.ndarray = np.where(inside, step, UNKNOWN)
     return step_or_unknown
 
@@ -225,6 +224,5 @@ def launched_in(together: Together, index: int, step: int) -> np.ndarray:
         numbers = work.steps[:, 0]
         step_index = _step_of_launch(work)
         rows = np.flatnonzero((step_index >= 0) & (numbers[np.maximum(step_index, 0)] == step))
-    when = np.where(work.call_begin >= 0, work.call_begin, work.start)
-    ordered: np.ndarray = rows[np.lexsort((work.start[rows], when[rows]))]
+    ordered: np.ndarray = rows[np.lexsort((work.start[rows], work.launched[rows]))]
     return ordered

@@ -114,11 +114,19 @@ def _repeated(account: Account, step: Step, notes: list[str]) -> tuple[Step, Out
 def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
     """Ways to replay a step, each with what it rests on beside the recording, "" for nothing.
 
-    As launched; with each start's own delay of some us; at last with all delays of starts as recorded, where
-    the GPUs idled little with work launched.
+    As launched; with each start's own delay of some us; with mined waits; at last with all delays of starts
+    as recorded, where the GPUs idled little with work launched.
     """
     yield step, ""
     yield replay.with_delays(step), ""
+    with_mined = replay.with_mined(step)
+    if with_mined is not None:
+        note = (
+            f"{steps_text([step.number])} is replayed with waits of streams that the recording suggests, "
+            "beside the recorded ones, which alone do not repeat it"
+        )
+        yield with_mined, note
+        yield replay.with_delays(with_mined), note
     rows = [row for row in account.rows if row.step == step.number]
     idle = max(rows, key=lambda row: row.parts["launch_gap_ns"])
     if idle.parts["launch_gap_ns"] <= MOST_IDLE * idle.step_ns:
@@ -128,13 +136,13 @@ def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
             "recorded; what-if lengths may be off by "
             f"{idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
         )
-        yield replay.with_delays(step, np.inf), note
+        yield replay.with_delays(with_mined or step, np.inf), note
 
 
 def _path_of(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
     kinds = {}
     for rank, played in step.ranks.items():
-        work = account.together.works[account.ranks.index(rank)]
+        work = account.work(rank)
         kinds[rank] = [KINDS.get(kind, TRANSFER) for kind in work.kind[played.rows].tolist()]
     return critical_path(step, outcome, kinds)
 
@@ -180,7 +188,7 @@ def _uneven(account: Account, step: Step, pipelines: Sequence[Pipeline]) -> dict
         compute_ns = {b.rank: b.compute_ns for b in pipeline.bubbles if b.step == step.number}
         mean_ns = sum(compute_ns.values()) / len(compute_ns)
         for rank, own_ns in compute_ns.items():
-            played, work = step.ranks[rank], account.together.works[account.ranks.index(rank)]
+            played, work = step.ranks[rank], account.work(rank)
             share = 1 - mean_ns / max(own_ns, 1)
             beyond[rank] = np.where(work.kind[played.rows] == COMP, played.dur * share, 0.0)
     return beyond

@@ -34,7 +34,7 @@ def host_waits(work: RankWork, rows: np.ndarray) -> list[HostWait]:
     calls = work.blocking_calls[np.argsort(work.blocking_calls[:, 0], kind="stable")]
     calls = calls[calls[:, 1] - calls[:, 0] >= WAITS_NS]
     # In the order of `rows`, in which an operation without a recorded launch stands at its start.
-    begins = np.where(work.call_begin >= 0, work.call_begin, work.start)[rows]
+    begins = work.launched[rows]
     ends = work.end[rows]
     waits: list[HostWait] = []
     for begin, end in calls.tolist():

@@ -208,12 +208,11 @@ def _bubbles(
 
 def _has_late_gemms(account: Account, step: int, rank: int, messages: Sequence[_Message]) -> bool:
     """Whether matrix products run after the last gradient was sent: those of weights, held back."""
-    index = account.ranks.index(rank)
-    work = account.together.works[index]
+    work = account.work(rank)
     sends = [m.row for m in messages if m.is_send]
     if not sends:
         return False
-    launched = launched_in(account.together, index, step)
+    launched = launched_in(account.together, account.ranks.index(rank), step)
     later = launched[np.searchsorted(work.call_begin[launched], work.call_begin[sends[-1]], side="right") :]
     kernels = later[work.kind[later] == COMP]
     names = [work.keys[key] for key in {*work.key[kernels].tolist()}]

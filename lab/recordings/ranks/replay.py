@@ -47,9 +47,9 @@ class Played:
     ready is when the launch call returned, lag what start then takes at most; dur is a collective's transfer.
     previous and awaited are the operations (places) that must have ended; call is -1 for no collective. legs:
     by place, the calls that it takes part in, and those that it waits for.
-    awaited is as the profiler recorded it, or mined where it recorded no waits of streams. waits are the
-    host's, for its own operations. delay is what starts take beyond (n,). held: whether its stream held it
-    back for an event that is not known.
+    awaited is as the profiler recorded it, or mined where it recorded no waits of streams; mined is what the
+    recordings show. waits are the host's, for its own operations. delay is what starts take beyond (n,).
+    held: whether its stream held it back for an event that is not known.
     """
 
     rank: int
@@ -69,6 +69,7 @@ class Played:
     held: np.ndarray
     awaited: Waits
     legs: Mapping[int, Legs]
+    mined: Waits = ()
     waits: tuple[HostWait, ...] = ()
 
     @property
@@ -284,9 +285,26 @@ def with_dependencies(groups: Sequence[Sequence[Step]]) -> list[list[Step]]:
     mined_waits = {name: mined(instances) for name, instances in by_signature.items()}
 
     def with_waits(played: Played) -> Played:
-        return replace(played, awaited=played.awaited or mined_waits[signature(played)])
+        waits = mined_waits[signature(played)]
+        return replace(played, awaited=played.awaited or waits, mined=waits)
 
     return [[step.changed(with_waits) for step in steps] for steps in groups]
+
+
+def with_mined(step: Step) -> Step | None:
+    """The step with what was mined beside what was recorded; None where that adds nothing."""
+
+    def with_both(played: Played) -> Played:
+        pairs = zip(played.awaited, played.mined, strict=True)
+        return replace(
+            played, awaited=tuple(tuple(sorted({*waits, *more_waits})) for waits, more_waits in pairs)
+        )
+
+    def num_waits(step: Step) -> int:
+        return sum(len({*waits}) for played in step.ranks.values() for waits in played.awaited)
+
+    joined = step.changed(with_both)
+    return joined if num_waits(joined) > num_waits(step) else None
 
 
 def with_delays(step: Step, most_ns: float = DELAY_NS) -> Step:

@@ -108,7 +108,7 @@ def _copies(account: Account, rows: Sequence[Row]) -> list[Excess]:
     exposed_ns = {row.rank: row.parts["copy_ns"] for row in rows}
     excesses = []
     for excess in _over(rows, [row.parts["copy_ns"] for row in rows], COPIES):
-        work = account.together.works[account.ranks.index(excess.rank)]
+        work = account.work(excess.rank)
         copies = (work.kind == COPY) & _in_step(account, excess, work.start)
         less_ns = np.where(copies, (work.end - work.start) * (excess.ns / exposed_ns[excess.rank]), 0.0)
         excesses.append(replace(excess, less_ns=less_ns))
@@ -181,9 +181,8 @@ def _by_key(account: Account, rows: Sequence[Row]) -> _Keys:
         numbers = [number_of_key.setdefault(name, len(number_of_key)) for name in work.keys]
         chosen.append(kernels)
         keys.append(np.array(numbers, dtype=np.int64)[work.key[kernels]])
-        launched = np.where(work.call_begin >= 0, work.call_begin, work.start)
-        talks = launched[(work.kind == COMM) & inside]
-        stretches.append(np.searchsorted(np.sort(talks), launched[kernels]))
+        talks = work.launched[(work.kind == COMM) & inside]
+        stretches.append(np.searchsorted(np.sort(talks), work.launched[kernels]))
         durs.append((work.end - work.start)[kernels] - account.contention[index].cost_ns[kernels])
     num_keys = len(number_of_key)
     count = np.stack([np.bincount(key, minlength=num_keys) for key in keys])
@@ -204,7 +203,7 @@ def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[E
     own_ns = np.nan_to_num(mean_ns[rank_index])
     extra = np.maximum(count - usual_count, 0)
     slower = np.where(np.isnan(usual_ns), 0.0, own_ns - np.nan_to_num(usual_ns))
-    num_rows = len(account.together.works[account.ranks.index(row.rank)])
+    num_rows = len(account.work(row.rank))
     less_extra, less_slow = np.zeros(num_rows), np.zeros(num_rows)
     key, dur, rows = table.key[rank_index], table.dur[rank_index], table.rows[rank_index]
     # Of the same kernels those count as extra that others lack between the same collectives, then the last.

@@ -54,6 +54,12 @@ class RankWork:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def launched(self) -> np.ndarray:
+        """When each operation (n,) was launched; its start where the launch was not recorded."""
+        launched: np.ndarray = np.where(self.call_begin >= 0, self.call_begin, self.start)
+        return launched
+
 
 def work_of(trace: Capture, rank: int | None = None) -> RankWork:
     """The work of one trace; rank: used where the trace does not say which it is."""
