@@ -53,16 +53,28 @@ def _around(
     return ops[op[inside]], rows[row[inside]]
 
 
-def sums_by_group(capture: Capture, group: np.ndarray, size: int) -> dict[str, np.ndarray]:
-    """num_ops, num_kernels, op_ns, kernel_ns of each group; group (n,): that of each operation, or -1."""
-    dur_ns = capture.ops.end_ns - capture.ops.start_ns
-    names = {"num_ops": np.ones(len(group), dtype=np.int64), "num_kernels": capture.kernels.astype(np.int64)}
-    names |= {"op_ns": dur_ns, "kernel_ns": np.where(capture.kernels, dur_ns, 0)}
+# How the figures of two groups become one; a figure that is not here is a sum.
+_SPAN = {"first_ns": np.minimum, "last_ns": np.maximum}
+_NEVER = np.iinfo(np.int64).max  # first_ns of a group without operations, until its sums are complete
+Sums = dict[str, np.ndarray]
+
+
+def sums_by_group(capture: Capture, group: np.ndarray, size: int, *, with_span: bool = False) -> Sums:
+    """num_ops, num_kernels, op_ns, kernel_ns of each group; group (n,): that of each operation, or -1.
+
+    with_span: also first_ns and last_ns, the earliest start (_NEVER for none) and the latest end (-1).
+    """
+    ops = capture.ops
+    values: Sums = {"num_ops": np.ones(len(group), dtype=np.int64)}
+    values |= {"num_kernels": capture.kernels.astype(np.int64), "op_ns": ops.dur_ns}
+    values["kernel_ns"] = np.where(capture.kernels, ops.dur_ns, 0)
+    if with_span:
+        values |= {"first_ns": ops.start_ns, "last_ns": ops.end_ns}
+    empty = {"first_ns": _NEVER, "last_ns": -1}
     grouped = group >= 0
-    sums = {}
-    for name, values in names.items():
-        sums[name] = np.zeros(size, dtype=np.int64)
-        np.add.at(sums[name], group[grouped], values[grouped])
+    sums = {name: np.full(size, empty.get(name, 0), dtype=np.int64) for name in values}
+    for name, column in values.items():
+        _SPAN.get(name, np.add).at(sums[name], group[grouped], column[grouped])
     return sums
 
 
@@ -73,60 +85,34 @@ def instance_sums(
     inherited: np.ndarray,
     loose_op: np.ndarray,
     loose_range: np.ndarray,
-) -> dict[str, np.ndarray]:
+) -> Sums:
     """Sums and the projected span of each range (rows as `ranges`), children included.
 
     tree: anything with the `parent` and the `level` of each range.
     """
-    size, ops = len(capture.ranges), capture.ops
-    none = np.iinfo(np.int64).max
-    sums = sums_by_group(capture, inner, size)
-    for name, values in sums_by_group(capture, inherited, size).items():
-        sums[name] += values
-    start_ns, end_ns = np.full(size, none), np.full(size, -1, dtype=np.int64)
-    for rows in (inner, inherited):
-        owned = np.flatnonzero(rows >= 0)
-        np.minimum.at(start_ns, rows[owned], ops.start_ns[owned])
-        np.maximum.at(end_ns, rows[owned], ops.end_ns[owned])
-    _to_parents(tree.parent, tree.level, sums, start_ns, end_ns)
-    _add_loose(capture, sums, start_ns, end_ns, loose_op, loose_range)
-    return {**sums, "first_ns": np.where(start_ns == none, -1, start_ns), "last_ns": end_ns}
+    size = len(capture.ranges)
+    sums = _together(
+        sums_by_group(capture, inner, size, with_span=True),
+        sums_by_group(capture, inherited, size, with_span=True),
+    )
+    _to_parents(tree.parent, tree.level, sums)
+    picked = replace(capture, ops=capture.ops.take(loose_op))
+    sums = _together(sums, sums_by_group(picked, loose_range, size, with_span=True))
+    return sums | {"first_ns": np.where(sums["first_ns"] == _NEVER, -1, sums["first_ns"])}
 
 
-def _to_parents(
-    parent: np.ndarray,
-    level: np.ndarray,
-    sums: dict[str, np.ndarray],
-    start_ns: np.ndarray,
-    end_ns: np.ndarray,
-) -> None:
+def _together(sums: Sums, more: Sums) -> Sums:
+    return {name: _SPAN.get(name, np.add)(values, more[name]) for name, values in sums.items()}
+
+
+def _to_parents(parent: np.ndarray, level: np.ndarray, sums: Sums) -> None:
     """Add each level to the one above it, deepest first."""
     by_level = np.argsort(level, kind="stable")
     bounds = np.searchsorted(level[by_level], np.arange(1, level.max(initial=0) + 2))
     for low, high in reversed(list(itertools.pairwise(bounds))):
         rows = by_level[low:high]
-        up = parent[rows]
-        np.minimum.at(start_ns, up, start_ns[rows])
-        np.maximum.at(end_ns, up, end_ns[rows])
-        for values in sums.values():
-            np.add.at(values, up, values[rows])
-
-
-def _add_loose(
-    capture: Capture,
-    sums: dict[str, np.ndarray],
-    start_ns: np.ndarray,
-    end_ns: np.ndarray,
-    op: np.ndarray,
-    row: np.ndarray,
-) -> None:
-    if len(op) == 0:
-        return
-    picked = replace(capture, ops=capture.ops.take(op))
-    for name, values in sums_by_group(picked, row, len(start_ns)).items():
-        sums[name] += values
-    np.minimum.at(start_ns, row, capture.ops.start_ns[op])
-    np.maximum.at(end_ns, row, capture.ops.end_ns[op])
+        for name, values in sums.items():
+            _SPAN.get(name, np.add).at(values, parent[rows], values[rows])
 
 
 def forward_origins(capture: Capture, nest: RangeForest, paths: Paths, inner: np.ndarray) -> np.ndarray:
