@@ -105,6 +105,7 @@ class Choice:
             return self.graphs
         if batch in self._by_batch:
             return self._by_batch[batch]
+        # Servers pad a batch up to the next captured size; a smaller capture cannot hold it.
         large = [graph.batch for graph in self.graphs if graph.batch is not None and graph.batch >= batch]
         for graph in self.graphs:
             if graph.batch is not None and graph.batch < batch:

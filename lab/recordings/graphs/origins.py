@@ -107,6 +107,7 @@ def origins_of(capture: Capture, beside: Sequence[Source] = (), source: Source |
 
     for rows, paths in _by_launch(joined):
         set_paths(rows, paths)
+    # The program's own ranges say more than modules, which stand in where it named nothing.
     bare = np.flatnonzero((path == 0) & (joined.rows.module > 0))
     modules = [tuple(map(class_of, text.split("."))) for text in joined.texts]
     set_paths(bare, [modules[text] for text in joined.rows.module[bare].tolist()])

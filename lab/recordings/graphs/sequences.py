@@ -246,6 +246,7 @@ def eager(
     low, high = (np.searchsorted(at_ns, ns) for ns in (ranges.start_ns, ranges.end_ns))
     spans = zip(low[high > low].tolist(), high[high > low].tolist(), strict=True)
     distinct = _distinct(capture, forward, [(0, len(rows)), *spans])
+    # A replay is one forward, so ranges that launched about as much are tried, nearest first.
     target = near or len(rows)
     nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
     nearest = list(dict.fromkeys([*nearest, (0, len(rows))]))

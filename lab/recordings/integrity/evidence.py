@@ -82,16 +82,16 @@ class Evidence:
         It is one of its own thread, or of another thread if none of its own calls during it made a row:
         autograd's threads launch into the capture, too.
         """
-        api, own = self.api, np.full(len(self.api), -1, dtype=np.int64)
-        lent = own.copy()
+        api, by_thread = self.api, np.full(len(self.api), -1, dtype=np.int64)
+        by_time = by_thread.copy()
         for index, (process, thread, begin_ns, end_ns) in enumerate(self.windows.tolist()):
             during = (api.process == process) & (api.start_ns >= begin_ns) & (api.start_ns <= end_ns)
-            own[during & (self.threads == thread)] = index
+            by_thread[during & (self.threads == thread)] = index
             for peer in distinct(self.threads[during & (self.threads != thread)]).tolist():
                 of_peer = during & (self.threads == peer)
                 if not self.has_row[of_peer].any():
-                    lent[of_peer] = index
-        return np.where(own >= 0, own, lent)
+                    by_time[of_peer] = index
+        return np.where(by_thread >= 0, by_thread, by_time)
 
 
 # Of these tools every domain is a flag of its own; CUPTI's activities come together. XLA leaves out copies of

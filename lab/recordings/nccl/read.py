@@ -49,6 +49,7 @@ def documents_in(text: str, name: str) -> list[dict[str, Any]]:
         elif columns and _ROW.match(line):
             run["results"].append(_result(columns, line.split()))
     versions = [found[1] or found[2] for found in _VERSION.finditer(text)]
+    # The library's version is printed once, perhaps after the first table (NCCL_DEBUG=VERSION).
     for run in documents[: len(documents) if versions else 0]:
         run["nccl_version"] = versions[0]
     return [run for run in documents if run["results"]]
@@ -104,6 +105,7 @@ def rccl_documents(rows: Sequence[Any]) -> list[dict[str, Any]]:
         }
         result = {name: row.get(name) for name in ("size", "type", "redop")}
         latest = document["results"][-1] if document["results"] else None
+        # rccl-tests writes a row for each place; nccl-tests has both in one result.
         if latest and place not in latest and all(latest[name] == result[name] for name in result):
             latest[place] = times
         else:

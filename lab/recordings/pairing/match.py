@@ -36,6 +36,7 @@ def _unnamed(rows: CallRows, members: np.ndarray) -> np.ndarray:
     nothing = np.full(len(members), -1, dtype=np.int64)
     if len(distinct(rows.rank_index[members])) != 2 or rows.p2p.sum() != len(members):
         return nothing
+    # Without names only the ends tell: as if these calls blocked, which the check below must bear out.
     rows.blocking[members] = True
     call, _ = _by_order(rows, members)
     if (call >= 0).any() and _all_met(rows, members, call, rows.start[members]):
@@ -116,6 +117,7 @@ def match_route(rows: CallRows, members: np.ndarray, route: Sequence[int]) -> np
         return call
     fits = {}
     limit = min(MOST_SHIFTED, min(len(source), len(target)) - 1)
+    # From the last call backwards: windows begin in running work, but end with the profiler's last step.
     for shift in sorted(range(-limit, limit + 1), key=abs):
         sends, receives = _shifted(source, target, shift)
         fits[shift] = _fit(rows, members[sends], members[receives])

@@ -71,6 +71,7 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
         used, dense = np.unique(match.call[match.call >= 0], return_inverse=True)
         call[members[match.call >= 0]] = dense.ravel() + len(confidence)
         confidence += [match.confidence] * len(used)
+    # Numbers of calls are columns of tables, so they count over all groups, by time.
     call, confidence = _in_order_of_time(call, confidence, start)
     table = CallSummary(rows, call, start)
     collectives = table.collectives(confidence)
@@ -210,6 +211,7 @@ class CallSummary:
         texts: dict[tuple[int, bytes], str] = {}
         missing = []
         for g, mask in zip(group.tolist(), is_member, strict=True):
+            # Thousands of calls lack the same ranks: each set becomes a text once.
             key = (g, mask.tobytes())
             if key not in texts:
                 members = {rank for rank, is_there in zip(rows.ranks, mask.tolist(), strict=True) if is_there}

@@ -44,6 +44,7 @@ def project(
     inner = nest.around(capture, call)
     replayed = in_graph(capture)
     is_op = capture.ranges.kind == OP
+    # An operator around a graph's launch did not launch its kernels; the program's ranges around it did.
     inner[replayed] = nearest_ancestor(nest.parent, inner[replayed], ~is_op)
     inherited, ambiguous = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=bool)
     if attribution == "full":
@@ -94,6 +95,7 @@ def _rules(
 ) -> np.ndarray:
     replayed = replayed | (capture.ops.kind == GRAPH)
     attributed = (inner >= 0) | (inherited >= 0)
+    # The first case that fits counts: what is not known comes before what is.
     cases = [call < 0, ambiguous, replayed & attributed, inherited >= 0, inner >= 0]
     names = ("unattributed", "ambiguous", "graph", "cross", "same")
     rules: np.ndarray = np.select(cases, [RULES.index(name) for name in names], RULES.index("outside"))

@@ -66,6 +66,7 @@ def select(projection: Projection, wanted: Wanted, phases: re.Pattern[str] = PHA
             location=capture.source,
         )
     ops, api, ranges, osrt = masks
+    # Means are per step, so steps that own nothing of the part must not count.
     used = np.unique(projection.owners(steps)[ops])
     return _reduced(projection, Part(", ".join(words), ops, api, ranges, osrt, steps[used[used >= 0]]))
 

@@ -123,6 +123,7 @@ def forward_origins(capture: Capture, nest: RangeForest, paths: Paths, inner: np
     """
     ranges = capture.ranges
     operator_rows = forward_operators(ranges, nest.parent, inner)
+    # aten::, autograd:: and the like are the framework's own names; a range of the program has no `::`.
     by_user = np.array([*("::" not in text for text in capture.strings), False])[ranges.name_id]
     by_user &= ranges.kind == PUSH_POP
     outer = nearest_ancestor(nest.parent, operator_rows, by_user)

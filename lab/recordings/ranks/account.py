@@ -105,6 +105,8 @@ def _oldest_waits(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, n
 PARTS = ("compute_ns", "contention_ns", *(f"{label}_ns" for label in LABELS[1:]))
 # What the awaited rank did while the others waited -> the cause.
 CLOCK, BEFORE = "clock", "entered_late"
+# A rank that waits itself only hands on what another causes: `chain`. Launches that come late, a gap after
+# them and an idle end of the step are all the host's.
 BECAUSE = {
     "compute": "work",
     "transfer": "link",
@@ -197,6 +199,7 @@ def account_of(works: Mapping[int, RankWork]) -> Account:
 
 
 def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Contention]) -> list[Row]:
+    # Windows differ between ranks, so how late one entered is told on the common clock.
     entered = _entered(ranks)
     account_rows = []
     for index, of_rank in enumerate(segments):
@@ -240,6 +243,7 @@ def _sums(values: np.ndarray, group: np.ndarray, num_groups: int, chosen: np.nda
 
 
 def _waited_for(ranks: Together, of_rank: Segments, window: int) -> int | None:
+    # Several ranks may be waited for in one step; the table has room for the one that costs most.
     rows = np.flatnonzero((of_rank.window == window) & (of_rank.awaited != UNKNOWN))
     if not len(rows):
         return None
@@ -273,6 +277,7 @@ def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
                 together.own(awaited, together.common(index, edge[rows_of_awaited]))
                 for edge in (of_rank.begin, of_rank.end)
             ]
+            # What the awaited rank did is read on its own clock, for its segments are on that.
             parts = _label_times(segments[awaited], *spans)
             for window in distinct(of_rank.window[rows_of_awaited]).tolist():
                 inside = of_rank.window[rows_of_awaited] == window

@@ -89,6 +89,7 @@ class Together:
 def together(works: Mapping[int, RankWork]) -> Together:
     """The ranks' work, paired. Raises nothing for odd input: what does not fit is in `pairs.problems`."""
     ordered = tuple(works[rank] for rank in sorted(works))
+    # Clocks of ranks on one host are one clock; where any host is unknown, nothing may be assumed of them.
     hosts = {work.rank: work.host for work in ordered}
     host_of_rank = hosts if all(hosts.values()) else None
     pairs = pair_collectives({work.rank: work.collectives for work in ordered}, hosts=host_of_rank)
@@ -107,6 +108,7 @@ def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
     origin = int(end.min()) if len(end) else 0
     ends = np.full((len(works), len(collectives)), np.nan)
     ends[index[paired], number[paired]] = end[paired] - origin
+    # Against the median rank, not the first: one early end would make all the others late.
     late = end - origin - np.append(column_medians(ends), np.nan)[number]
     p2p = np.array([kind_of(*names) == "p2p" for names in _names(rows)], dtype=bool)
     alone = np.append(collectives.num_ranks < 2, True)[number] if len(rows) else p2p
@@ -160,6 +162,7 @@ def _legs(pairs: Pairs) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
 
 def _windows(works: tuple[RankWork, ...]) -> tuple[tuple[np.ndarray, ...], str]:
     """Each rank's windows: the host's steps; the GPU's where work spills over; else the whole recording."""
+    # One rank without marks has no step to compare, so all are compared over the whole recording.
     if any(not len(work.steps) for work in works):
         return tuple(_whole(work) for work in works), WHOLE
     if any(_spills(work) for work in works):

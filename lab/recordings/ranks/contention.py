@@ -89,6 +89,7 @@ def _overlaps(work: RankWork) -> tuple[np.ndarray, np.ndarray]:
     comm = union(operations[work.kind == COMM])
     owned = operations.copy()
     rows = np.flatnonzero(work.kind == COMP)
+    # Ties go by the row, so that the same recording always gives the same owner.
     rows = rows[np.lexsort((rows, work.start[rows]))]
     if len(rows):
         reach = np.maximum.accumulate(work.end[rows])
@@ -98,6 +99,7 @@ def _overlaps(work: RankWork) -> tuple[np.ndarray, np.ndarray]:
 
 def _medians(group: np.ndarray, values: np.ndarray, num_groups: int) -> tuple[np.ndarray, np.ndarray]:
     """Median and count of each group 0..num_groups-1; 0 where it is empty."""
+    # One sort for all groups: a median for each of thousands of keys would take a pass each.
     order = np.lexsort((values, group))
     ordered = values[order].astype(float)
     count = np.bincount(group, minlength=num_groups)

@@ -101,6 +101,7 @@ def _replayable(account: Account) -> tuple[list[Step], list[str]]:
 
 def _repeated(account: Account, step: Step, notes: list[str]) -> tuple[Step, Outcome | None]:
     """The step and its replay, by the first way that repeats the recording."""
+    # The variant that rests on least wins, not the best fit: a replay that is told more always fits better.
     fallback: tuple[Step, Outcome | None] | None = None
     for variant, note in _variants(account, step):
         outcome = replay.play(variant)
@@ -164,6 +165,7 @@ def _what_if(
         elif not np.isnan(length):
             rows.append(WhatIf(step.number, change, tuple(ranks), length, recorded))
 
+    # The slowest hosts alone and together: repairing one of two equal ones gains nothing.
     span = {rank: played.host_ns for rank, played in step.ranks.items()}
     slowest = sorted(span, key=lambda rank: -span[rank])[: min(MOST_HOSTS, len(span) - 1)]
     for count in range(1, len(slowest) + 1):
@@ -173,6 +175,7 @@ def _what_if(
     add(FREE, replay.shorter(step, free))
     add(READY, ready)
     add(READY_FREE, replay.shorter(ready, free))
+    # A mean over stages may be beyond what a split of layers can reach, so it is given only where it gains.
     even_ms = (
         replay.length_ms(replay.shorter(step, _uneven(account, step, pipelines))) if pipelines else np.inf
     )

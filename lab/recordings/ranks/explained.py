@@ -1,4 +1,4 @@
-"""What an account means, as nouns and in words: findings, what-if lengths, hosts that set the pace."""
+"""What an account means: findings, what-if lengths, hosts that set the pace, and their sentences."""
 
 from __future__ import annotations
 

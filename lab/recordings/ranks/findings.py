@@ -63,6 +63,7 @@ def judged_of(
             Judged(excess, saves, _binds(account, excess, saves), is_known)
             for excess, saves in zip(of_step, saves_ns, strict=True)
         ]
+        # Two late hosts hide each other: repairing either leaves the other in the way.
         if number in played and len(of_step) > 1 and not any(one.binding for one in alone):
             alone = _joint(played[number], alone)
         judged += alone
@@ -132,6 +133,8 @@ def not_joined(account: Account) -> str | None:
 def _binds(account: Account, excess: Excess, saves: float | None) -> bool:
     if saves is not None:
         return saves > _threshold_ns(excess)
+    # Without a replay the others' waits for this rank tell; by their median, so that one neighbour in a
+    # pipeline does not speak for all.
     waited_ns = dict.fromkeys(account.ranks, 0)
     for wait in account.waits:
         if (wait.step, wait.awaited) == (excess.step, excess.rank):
@@ -223,6 +226,7 @@ def _host_words(account: Account, rank: int, steps: Sequence[int]) -> str:
     total = int(segments.length[rows].sum())
     activity["outside any op (Python, data loading)"] = total - sum(activity.values())
     name = max(activity, key=activity.__getitem__)
+    # By time, not by count: the op before which the GPU idled longest is where to look first.
     late_ns: Counter[str] = Counter()
     for row, ns in zip(segments.next_row[rows].tolist(), segments.length[rows].tolist(), strict=True):
         late_ns[work.keys[work.key[row]][0]] += ns

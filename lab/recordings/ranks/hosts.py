@@ -62,6 +62,7 @@ def host_lateness_ns(together: Together, step: int) -> dict[int, float]:
             continue
         spills = together.window_kind == GPU_STEPS
         begin = int(work.steps[0, 1]) if spills else window[0]
+        # A host that waits for its GPU is not late, it has nothing to do: such waits do not count.
         until = np.stack([np.full(len(rows), begin), work.call_begin[rows]], axis=1)
         launched_ns[work.rank] = work.call_end[rows] - begin - overlap(until, work.blocking_calls)
         if spills:

@@ -69,6 +69,7 @@ def pipelines_of(account: Account) -> list[Pipeline]:
     }
     if not by_step:
         return []
+    # Stages that change from step to step are another pattern of exchanges, and no pipeline.
     example = next(iter(by_step.values()))
     if any([ranks for ranks, _ in chains] != [ranks for ranks, _ in example] for chains in by_step.values()):
         return []

@@ -48,6 +48,7 @@ def excesses_of(account: Account) -> list[Excess]:
     excesses: list[Excess] = []
     for step in account.together.steps:
         rows = [row for row in account.rows if row.step == step]
+        # A first step that holds older work is longer for whoever was behind before the recording began.
         if len(rows) > 1 and step != account.together.cut_step:
             for excesses_by_cause in (_late_hosts, _copies, _compute, _links, _entered_late):
                 excesses += excesses_by_cause(account, rows)
@@ -147,6 +148,7 @@ def _compute(account: Account, rows: Sequence[Row]) -> list[Excess]:
         index = [row.rank for row in rows].index(excess.rank)
         causes = _split(account, table, index, rows[index])
         large = [cause for cause in causes if cause.ns > _threshold_ns(rows)]
+        # One cause that stands out gets the whole excess: the rest is noise of the split.
         if len(large) < 2:
             largest = max(causes, key=lambda cause: cause.ns)
             large = [replace(large[0] if large else largest, ns=excess.ns)]

@@ -113,6 +113,7 @@ def _stream_waits(trace: Capture, call_begin: np.ndarray) -> tuple[np.ndarray, n
     waited, recorded = (_call_times(trace, column) for column in (waits.corr, waits.record))
     is_known = recorded >= 0
     relevant = (waited >= 0) & ~(is_known & (waits.stream == waits.on_stream))
+    # By launch, for streams run in that order; starts tell apart what one call launched.
     order = np.lexsort((kernels.start_ns, call_begin))
     order = order[call_begin[order] >= 0]
     pairs, held = [np.empty((0, 2), dtype=np.int64)], [np.empty(0, dtype=np.int64)]
