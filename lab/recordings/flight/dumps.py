@@ -247,7 +247,7 @@ def _in_batches(entries: Iterator[tuple[Entry, int]]) -> Iterator[Entry]:
     """Give the sends and receives of a batch the batch's end; entries come with their p2p number.
 
     ProcessGroupNCCL records a batch after its members, as "coalesced" with their number. The members stay
-    "scheduled" for ever, and the batch of sends and receives is no p2p entry (torch 2.11 on two H200s): it
+    "scheduled" for ever, and the batch of sends and receives is not marked p2p (torch 2.11 on two H200s): it
     would pass for a collective that has the number of another.
     """
     waiting: dict[str, list[tuple[Entry, int]]] = {}  # by group: what no batch has closed yet

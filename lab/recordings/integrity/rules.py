@@ -56,7 +56,7 @@ def lacks_of(of: Evidence, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]
     """Every finding, process by process: what joins prove, then what a GPU cannot have done."""
     if not len(of.ops) and not len(of.api):
         return ()
-    # A call that owes nothing is no loss, and a domain that was never asked for is said once for all.
+    # What owes nothing cannot be lost, and a domain that was never asked for is named once for all.
     due, not_traced = _due(of)
     lacks = list(not_traced)
     for process in range(of.num_processes):

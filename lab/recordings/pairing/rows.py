@@ -99,7 +99,7 @@ class CallRows:
         routes: list[Route] = []
         texts = self.kernels.get("exchanges", np.full(len(kernel_rank), "")).tolist()
         for kernel, (rank, text) in enumerate(zip(kernel_rank, texts, strict=True)):
-            # A rank that sends to itself copies; nobody waits for that.
+            # A rank that sends to itself copies, and no other rank waits for that.
             legs = [leg for leg in parse(text) if leg[1] != rank] if text else []
             routes += [(rank, peer) if sends else (peer, rank) for sends, peer in legs] or [UNNAMED]
             source += [kernel] * max(len(legs), 1)

@@ -199,7 +199,7 @@ def account_of(works: Mapping[int, RankWork]) -> Account:
 
 
 def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Contention]) -> list[Row]:
-    # Windows differ between ranks, so how late one entered is told on the common clock.
+    # Windows differ between ranks, so how late one entered is measured on the common clock.
     entered = _entered(ranks)
     account_rows = []
     for index, of_rank in enumerate(segments):

@@ -101,7 +101,7 @@ def _replayable(account: Account) -> tuple[list[Step], list[str]]:
 
 def _repeated(account: Account, step: Step, notes: list[str]) -> tuple[Step, Outcome | None]:
     """The step and its replay, by the first way that repeats the recording."""
-    # The variant that rests on least wins, not the best fit: a replay that is told more always fits better.
+    # The variant that rests on least wins, not the best fit: more recorded times always fit better.
     fallback: tuple[Step, Outcome | None] | None = None
     for variant, note in _variants(account, step):
         outcome = replay.play(variant)
