@@ -317,7 +317,10 @@ def _place(of: _Rank, groups: Sequence[_Slices], *, on_gpu: bool) -> Iterator[Ev
         of_process = order[pid[order] == process]
         for thread in np.unique(tid[of_process]).tolist():
             rows = of_process[tid[of_process] == thread]
-            lane_of_row = np.array(lanes(start[rows].tolist(), end[rows].tolist()))
+            lane_of_row = np.zeros(len(rows), dtype=np.int64)
+            # torch.profiler's operators and calls stay on their thread, by which a reader joins them.
+            if on_gpu or trace.collector != "kineto":
+                lane_of_row[:] = lanes(start[rows].tolist(), end[rows].tolist())
             own_name = named(trace.thread_names, process, thread).strip() or f"{row_name} {shown(thread)}"
             for lane in range(lane_of_row.max() + 1):
                 is_number = lane == 0 and 0 <= thread < 1 << 31

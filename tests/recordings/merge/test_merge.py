@@ -17,6 +17,7 @@ from lab.recordings.kineto import read_kineto
 from lab.recordings.load import load_capture
 from lab.recordings.merge.write import lanes
 from lab.recordings.processes import rank_captures
+from lab.recordings.ranks import work_of
 from lab.recordings.views import collective_instances
 from tests.recordings.merge.made import merge, rank_trace, read, slices
 from tests.tracegen import TraceWriter, training_step
@@ -236,3 +237,18 @@ def test_a_real_rank_keeps_its_slices_waits_and_whole_flows(shared_data: Path, t
     ):
         for name in ("ops", "api", "ranges", "collectives", "comm_ops", "waits"):
             assert len(getattr(part, name)) == len(getattr(single, name)), name
+
+
+@pytest.mark.data
+def test_operators_own_the_same_kernels_in_the_merged_file(shared_data: Path, tmp_path: Path) -> None:
+    """Launches were moved in these recordings, so calls and operators of one thread cross."""
+    paths = sorted((shared_data / "ranks" / "planted" / "two").rglob("*.json.gz"))
+    done = merge(paths, tmp_path / "o.json.gz")
+    parts = rank_captures(load_capture(tmp_path / "o.json.gz"))
+    for part, single in zip(parts, done.traces.values(), strict=True):
+        keys = []
+        for trace in (part, single):
+            work = work_of(trace)
+            order = np.lexsort((work.end, work.stream, work.start))
+            keys.append([work.keys[key] for key in work.key[order].tolist()])
+        assert keys[0] == keys[1]
