@@ -75,9 +75,23 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
     call, confidence = _in_order_of_time(call, confidence, start)
     table = CallSummary(rows, call, start)
     collectives = table.collectives(confidence)
-    all_in = table.all_in()
-    straggler = np.append(collectives.straggler_rank, -1)[call] if len(confidence) else call
-    blocks = np.append(collectives.blocks.astype(bool), False)[call] if len(confidence) else call >= 0
+    return Pairs(
+        ranks=rows.ranks,
+        collectives=collectives,
+        instances=_instances(rows, call, start, table.all_in(), collectives),
+        legs=_legs(rows, call),
+        offsets_ns={clock.rank: round(clock.offset_ns) if clock.corrected else 0 for clock in clocks},
+        problems=tuple(_problems_of(rows, call, collectives, clocks)),
+        clocks=clocks,
+    )
+
+
+def _instances(
+    rows: CallRows, call: np.ndarray, start: np.ndarray, all_in: np.ndarray, collectives: Table
+) -> Table:
+    """One row per kernel of every rank, with its call, and whom it waits for until when."""
+    straggler = np.append(collectives.straggler_rank, -1)[call]
+    blocks = np.append(collectives.blocks.astype(bool), False)[call]
     awaited = np.where(rows.p2p | blocks, straggler, -1)
     awaited = np.where((awaited >= 0) & (all_in <= start), rows.rank, awaited)
     wait = np.where(call >= 0, (all_in - start) / 1e3, np.nan)
@@ -86,7 +100,7 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
     of_kernel = order[np.searchsorted(rows.source[order], np.arange(_num_kernels(rows)))]
     named = np.full(_num_kernels(rows), np.iinfo(np.int64).max)
     np.minimum.at(named, rows.source[call >= 0], call[call >= 0])
-    instances = {
+    columns = {
         "rank": rows.rank[of_kernel],
         "collective_id": np.where(named == np.iinfo(np.int64).max, -1, named),
         **rows.kernels,
@@ -95,24 +109,21 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
         "awaited": awaited[of_kernel],
         "wait_us": wait[of_kernel],
     }
+    return Table(columns)
+
+
+def _legs(rows: CallRows, call: np.ndarray) -> Table:
+    """One row per paired send or receive."""
     is_leg = np.flatnonzero(rows.p2p & (call >= 0))
     routes = np.array([route or UNNAMED for route in rows.routes], dtype=np.int64).reshape(-1, 2)
-    legs = {
+    columns = {
         "instance": rows.source[is_leg],
         "collective_id": call[is_leg],
         "source": routes[rows.group[is_leg], 0],
         "target": routes[rows.group[is_leg], 1],
         "waits": ~rows.buffered[is_leg],
     }
-    return Pairs(
-        ranks=rows.ranks,
-        collectives=collectives,
-        instances=Table(instances),
-        legs=Table(legs),
-        offsets_ns={clock.rank: round(clock.offset_ns) if clock.corrected else 0 for clock in clocks},
-        problems=tuple(_problems_of(rows, call, collectives, clocks)),
-        clocks=clocks,
-    )
+    return Table(columns)
 
 
 def _num_kernels(rows: CallRows) -> int:
