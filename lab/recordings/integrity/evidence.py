@@ -59,7 +59,8 @@ class Evidence:
     def replayed(self) -> np.ndarray:
         """Mark the GPU rows (n,) that a graph made, by their node or by the call that launched it."""
         by_call = np.append(self.call_kinds == GRAPH_LAUNCH, False)[self.call_of]
-        return by_call | (self.ops.graph_node > 0) | (self.ops.graph > 0)
+        replayed: np.ndarray = by_call | (self.ops.graph_node > 0) | (self.ops.graph > 0)
+        return replayed
 
     @cached_property
     def windows(self) -> np.ndarray:
