@@ -11,9 +11,8 @@ from lab.errors import MissingError
 from lab.recordings.calls import replays_graphs
 from lab.recordings.capture import Capture
 from lab.recordings.graphs import load_sources
-from lab.recordings.graphs.batches import executed_batches
-from lab.recordings.graphs.loss import RULE
-from lab.recordings.graphs.origins import Origins, origins_of
+from lab.recordings.graphs.join import executed_batches
+from lab.recordings.graphs.origins import RULE, Origins, origins_of
 from lab.recordings.processes import process_label, single_processes
 from lab.recordings.projection import Projection, Wanted, project, select
 

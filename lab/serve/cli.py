@@ -72,8 +72,8 @@ def mcp(folder: Path) -> None:
     "--to",
     "form",
     required=True,
-    type=click.Choice(["perfetto", "chrome", "xlsx", "parquet"]),
-    help="perfetto: any recording for its viewer; chrome: all of torch.profiler's; xlsx, parquet: tables.",
+    type=click.Choice(["perfetto", "xlsx", "parquet"]),
+    help="perfetto: timelines, for its viewer or Chrome's; xlsx, parquet: tables.",
 )
 @option("-o", "--out", type=PATH, default=Path("exports"), help="Folder for the files.")
 def export(runs: tuple[Path, ...], form: str, out: Path) -> None:

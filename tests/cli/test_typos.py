@@ -21,7 +21,7 @@ READERS = (
     ("kernels", "unique"),
     ("nsys", "summary"),
     ("nan", "parse"),
-    ("export", "--to", "chrome", "-o", "out"),
+    ("export", "--to", "perfetto", "-o", "out"),
 )
 
 

@@ -19,7 +19,7 @@ from lab.recordings.capture import MODULE, OP, Capture
 from lab.recordings.graphs.frames import class_of, modules_of
 from lab.recordings.phase_names import PhaseNames, is_step, is_warmup
 from lab.recordings.projection import Projection, project
-from lab.recordings.projection.paths import forward_operators
+from lab.recordings.projection.sums import forward_operators
 from lab.recordings.views import launch_calls
 
 KINDS = ("phase", "module", "op", "kernel")

@@ -78,6 +78,29 @@ def read_dumps(folder: Path, unread: dict[int, LabError] | None = None) -> dict[
     unread: takes the errors of unreadable dumps, by rank, if any can be read; without it the first is raised.
     Raises MissingError without dumps, BadDataError where none can be read or a rank is there twice.
     """
+    paths, stacks = _paths(folder)
+    dumps: dict[int, Dump] = {}
+    errors: dict[int, LabError] = {}
+    for rank, path in sorted(paths.items()):
+        try:
+            dumps[rank] = _read(path, rank, _stack(stacks.get(rank)))
+        except LabError as error:
+            errors[rank] = error
+    if errors and (unread is None or not dumps):
+        raise next(iter(errors.values()))
+    if unread is not None:
+        unread.update(errors)
+    if not dumps:
+        raise MissingError(
+            "no flight-recorder dumps here",
+            location=folder,
+            fix="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or use `lab run --stall-timeout`",
+        )
+    return dumps
+
+
+def _paths(folder: Path) -> tuple[dict[int, Path], dict[int, Path]]:
+    """Rank -> its dump, and rank -> its Python stack."""
     paths: dict[int, Path] = {}
     stacks: dict[int, Path] = {}
     for path in _files(folder):
@@ -97,24 +120,7 @@ def read_dumps(folder: Path, unread: dict[int, LabError] | None = None) -> dict[
                 )
             if rank not in paths or path.suffix.lower() != ".json":
                 paths[rank] = path
-    dumps: dict[int, Dump] = {}
-    errors: dict[int, LabError] = {}
-    for rank, path in sorted(paths.items()):
-        try:
-            dumps[rank] = _read(path, rank, _stack(stacks.get(rank)))
-        except LabError as error:
-            errors[rank] = error
-    if errors and (unread is None or not dumps):
-        raise next(iter(errors.values()))
-    if unread is not None:
-        unread.update(errors)
-    if not dumps:
-        raise MissingError(
-            "no flight-recorder dumps here",
-            location=folder,
-            fix="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or use `lab run --stall-timeout`",
-        )
-    return dumps
+    return paths, stacks
 
 
 def _files(folder: Path) -> list[Path]:
@@ -247,7 +253,7 @@ def _in_batches(entries: Iterator[tuple[Entry, int]]) -> Iterator[Entry]:
     """Give the sends and receives of a batch the batch's end; entries come with their p2p number.
 
     ProcessGroupNCCL records a batch after its members, as "coalesced" with their number. The members stay
-    "scheduled" for ever, and the batch of sends and receives is no p2p entry (torch 2.11 on two H200s): it
+    "scheduled" for ever, and the batch of sends and receives is not marked p2p (torch 2.11 on two H200s): it
     would pass for a collective that has the number of another.
     """
     waiting: dict[str, list[tuple[Entry, int]]] = {}  # by group: what no batch has closed yet

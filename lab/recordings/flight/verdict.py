@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lab.core.words import first_few, printable, ranks_text
 from lab.recordings.flight.dumps import BATCH, Dump, Entry
@@ -30,11 +30,11 @@ class Verdict:
 
     kind: str
     ranks: tuple[int, ...]
-    group: str
-    seq: int
-    collective: str
-    frame: str
     text: str
+    group: str = ""
+    seq: int = -1
+    collective: str = ""
+    frame: str = ""
     missing: tuple[int, ...] = ()
 
 
@@ -82,12 +82,16 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
         text = (
             f"the collectives of {ranks_text(missing)} have no numbers, so no call can be told from another"
         )
-        return _without_call(UNKNOWN, (), text, missing)
+        return Verdict(UNKNOWN, (), text, missing=missing)
+    return replace(_judged(dumps, missing, unreadable), missing=missing)
+
+
+def _judged(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: Collection[int]) -> Verdict:
     if not any(dump.entries or dump.status for dump in dumps.values()):
         text = "the dumps hold no collective: the recorder was off (TORCH_FR_BUFFER_SIZE), or none was called"
-        return _without_call(UNKNOWN, (), text, missing)
+        return Verdict(UNKNOWN, (), text)
     groups = _group_names(dumps)
-    mismatch = next(filter(None, (_mismatch(dumps, group, missing) for group in groups)), None)
+    mismatch = next(filter(None, (_mismatch(dumps, group) for group in groups)), None)
     collectives = [_collective_stall(dumps, group, missing) for group in groups]
     stalls = [*filter(None, collectives), *_transfer_stalls(dumps)]
     # A mismatch at or before the call that stalls explains it; a later one may follow from it.
@@ -98,7 +102,7 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
     if not stalls:
         return _no_stall(dumps, missing, unreadable)
     if cycle := _cycle(stalls):
-        return _deadlock(stalls, cycle, missing)
+        return _deadlock(stalls, cycle)
     victims = {rank for stall in stalls if stall.awaited for rank in stall.waiting}
 
     def order(stall: _Stall) -> tuple[bool, int]:
@@ -110,11 +114,7 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
     stalls.sort(key=order)
     # The root of a chain: its awaited ranks wait nowhere themselves, everyone before is a victim.
     roots = [stall for stall in stalls if not victims.issuperset(stall.awaited)]
-    return _of_stall(dumps, (roots or stalls)[0], victims if roots else set(), missing, unreadable)
-
-
-def _without_call(kind: str, ranks: tuple[int, ...], text: str, missing: tuple[int, ...]) -> Verdict:
-    return Verdict(kind, ranks, "", -1, "", "", text, missing)
+    return _of_stall(dumps, (roots or stalls)[0], victims if roots else set(), unreadable)
 
 
 def _missing(dumps: Mapping[int, Dump]) -> tuple[int, ...]:
@@ -230,7 +230,7 @@ def _peer(dumps: Mapping[int, Dump], dump: Dump, entry: Entry) -> tuple[int, str
     return (ranks[number], match[1]) if ranks and number < len(ranks) else None
 
 
-def _mismatch(dumps: Mapping[int, Dump], group: str, missing: tuple[int, ...]) -> Verdict | None:
+def _mismatch(dumps: Mapping[int, Dump], group: str) -> Verdict | None:
     """The earliest call of a group on which ranks disagree."""
     members = sorted(_members(dumps, group) & set(dumps))
     by_rank = {rank: _by_seq(dumps[rank], group) for rank in members}
@@ -239,7 +239,7 @@ def _mismatch(dumps: Mapping[int, Dump], group: str, missing: tuple[int, ...]) -
         signatures = {rank: _signature(entry) for rank, entry in calls.items()}
         sizes = {size for _, _, size in signatures.values()} - {None}
         if len({(name, dtypes) for name, dtypes, _ in signatures.values()}) > 1 or len(sizes) > 1:
-            return _mismatched(group, seq, calls, signatures, missing)
+            return _mismatched(group, seq, calls, signatures)
     return None
 
 
@@ -258,7 +258,6 @@ def _mismatched(
     seq: int,
     calls: Mapping[int, Entry],
     signatures: Mapping[int, tuple[object, ...]],
-    missing: tuple[int, ...],
 ) -> Verdict:
     counts = Counter(signatures.values())
     majority = [signature for signature, count in counts.items() if count == max(counts.values())]
@@ -271,7 +270,7 @@ def _mismatched(
         parts.append(f"rank {rank} calls {call.name} of {dtype} {sizes}{_at(call)}")
     call = calls[culprits[0]]
     text = f"call {seq} of group {group} differs between ranks: {first_few(parts, 8, between='; ')}"
-    return Verdict(MISMATCHED, tuple(sorted(culprits)), group, seq, call.name, _source(call), text, missing)
+    return Verdict(MISMATCHED, tuple(sorted(culprits)), text, group, seq, call.name, _source(call))
 
 
 def _cycle(stalls: Sequence[_Stall]) -> tuple[int, ...]:
@@ -293,7 +292,7 @@ def _cycle(stalls: Sequence[_Stall]) -> tuple[int, ...]:
     return () if start is None else tuple(sorted(rank for rank in reached(start) if start in reached(rank)))
 
 
-def _deadlock(stalls: Sequence[_Stall], cycle: tuple[int, ...], missing: tuple[int, ...]) -> Verdict:
+def _deadlock(stalls: Sequence[_Stall], cycle: tuple[int, ...]) -> Verdict:
     calls = [
         (stall, rank, stall.entries[rank])
         for stall in stalls
@@ -309,76 +308,74 @@ def _deadlock(stalls: Sequence[_Stall], cycle: tuple[int, ...], missing: tuple[i
     text = "ranks enter the calls of different groups in different orders"
     if any(entry.is_p2p for *_, entry in calls):
         text = "ranks wait for each other: they enter calls in different orders, or one left a call out"
-    stall, _, entry = calls[0] if calls else (None, -1, None)
-    return Verdict(
-        ORDER_DEADLOCK,
-        cycle,
-        stall.group if stall else "",
-        stall.seq if stall else -1,
-        entry.name if entry else "",
-        _source(entry),
-        f"{text}: {first_few(parts, 8, between='; ')}",
-        missing,
-    )
+    text = f"{text}: {first_few(parts, 8, between='; ')}"
+    if not calls:
+        return Verdict(ORDER_DEADLOCK, cycle, text)
+    stall, _, entry = calls[0]
+    return Verdict(ORDER_DEADLOCK, cycle, text, stall.group, stall.seq, entry.name, _source(entry))
 
 
 def _of_stall(
-    dumps: Mapping[int, Dump],
-    stall: _Stall,
-    victims: Collection[int],
-    missing: tuple[int, ...],
-    unreadable: Collection[int],
+    dumps: Mapping[int, Dump], stall: _Stall, victims: Collection[int], unreadable: Collection[int]
 ) -> Verdict:
     """Judge the stall at the root: who waits elsewhere (`victims`) is not a culprit."""
     call = stall.entry
-    name, is_whole = call.name if call else "", _is_whole(dumps)
-
-    def verdict(kind: str, ranks: tuple[int, ...], text: str, entry: Entry | None = call) -> Verdict:
-        return Verdict(kind, ranks, stall.group, stall.seq, name, _source(entry), text, missing)
-
     if stall.absent:
         absent = tuple(rank for rank in stall.absent if rank not in victims)
-        verb = "waits" if len(stall.waiting) == 1 else "wait"
-        context = f"{stall.text}, in which {ranks_text(stall.waiting)} {verb}{_at(call)}; " + "; ".join(
-            _whereabouts(dumps, stall, rank, unreadable) for rank in absent[:8]
-        )
-        dumped = tuple(rank for rank in absent if rank in dumps)
-        gone = tuple(rank for rank in absent if rank not in (*dumps, *unreadable))
-        if dumped:
-            return verdict(NOT_JOINED, dumped, f"{ranks_text(dumped)} never entered {context}")
-        idle = tuple(rank for rank, dump in dumps.items() if all(map(_has_ended, dump.entries)))
-        if gone and idle:
-            text = f"nothing shows {ranks_text(gone)} in {context}; {ranks_text(idle)}, with a dump, "
-            text += f"{'is' if len(idle) == 1 else 'are'} in no call either: who is to blame cannot be told"
-            return verdict(UNKNOWN, (), text)
-        if gone:
-            return verdict(NOT_JOINED, gone, f"nothing shows {ranks_text(gone)} in {context}")
-        return verdict(UNKNOWN, absent, f"it is not known whether {ranks_text(absent)} entered {context}")
+        kind, ranks, text = _never_entered(dumps, stall, absent, unreadable)
+    else:
+        kind, ranks, text = _never_left(stall, is_whole=_is_whole(dumps))
+        if kind == STUCK_KERNEL and stall.awaited:
+            call = stall.entries.get(stall.awaited[0])
+    name = stall.entry.name if stall.entry else ""
+    return Verdict(kind, ranks, text, stall.group, stall.seq, name, _source(call))
+
+
+def _never_entered(
+    dumps: Mapping[int, Dump], stall: _Stall, absent: tuple[int, ...], unreadable: Collection[int]
+) -> tuple[str, tuple[int, ...], str]:
+    """Kind, culprits and sentence for a call that some ranks are not in."""
+    verb = "waits" if len(stall.waiting) == 1 else "wait"
+    context = f"{stall.text}, in which {ranks_text(stall.waiting)} {verb}{_at(stall.entry)}; " + "; ".join(
+        _whereabouts(dumps, stall, rank, unreadable) for rank in absent[:8]
+    )
+    if dumped := tuple(rank for rank in absent if rank in dumps):
+        return NOT_JOINED, dumped, f"{ranks_text(dumped)} never entered {context}"
+    gone = tuple(rank for rank in absent if rank not in unreadable)
+    if not gone:
+        return UNKNOWN, absent, f"it is not known whether {ranks_text(absent)} entered {context}"
+    text = f"nothing shows {ranks_text(gone)} in {context}"
+    idle = tuple(rank for rank, dump in dumps.items() if all(map(_has_ended, dump.entries)))
+    if not idle:
+        return NOT_JOINED, gone, text
+    # A rank that waits nowhere may be as guilty as one without a dump.
+    verb = "is" if len(idle) == 1 else "are"
+    text += f"; {ranks_text(idle)}, with a dump, {verb} in no call either: who is to blame cannot be told"
+    return UNKNOWN, (), text
+
+
+def _never_left(stall: _Stall, *, is_whole: bool) -> tuple[str, tuple[int, ...], str]:
+    """Kind, culprits and sentence for a call that every rank has entered."""
+    waiting = ranks_text(stall.waiting)
     if not stall.partners_known:
-        text = f"{ranks_text(stall.waiting)} did not leave sends and receives whose partners are not recorded"
-        return verdict(UNKNOWN, (), f"{text}{_at(call)}: who is waited for cannot be told")
+        text = f"{waiting} did not leave sends and receives whose partners are not recorded{_at(stall.entry)}"
+        return UNKNOWN, (), f"{text}: who is waited for cannot be told"
     if not stall.states_known:
-        ranks = "all ranks" if is_whole and not (call and call.is_p2p) else ranks_text(stall.waiting)
+        ranks = "all ranks" if is_whole and not (stall.entry and stall.entry.is_p2p) else waiting
         text = (
             f"{ranks} entered {stall.text} and did not leave it; this backend records no states, so whether"
         )
-        return verdict(
-            UNKNOWN, (), f"{text} it was launched cannot be told{'' if is_whole else f'; {_NOT_WHOLE}'}"
-        )
+        limit = "" if is_whole else f"; {_NOT_WHOLE}"
+        return UNKNOWN, (), f"{text} it was launched cannot be told{limit}"
     if stall.awaited:
-        culprit = stall.entries.get(stall.awaited[0])
-        text = f"{ranks_text(stall.awaited)} scheduled {stall.text} and never started it, "
-        text += (
-            f"{ranks_text(stall.waiting)} did: an earlier kernel or a wait blocks its stream{_at(culprit)}"
-        )
-        return verdict(STUCK_KERNEL, stall.awaited, text, culprit)
+        line = _at(stall.entries.get(stall.awaited[0]))
+        text = f"{ranks_text(stall.awaited)} scheduled {stall.text} and never started it, {waiting} did"
+        return STUCK_KERNEL, stall.awaited, f"{text}: an earlier kernel or a wait blocks its stream{line}"
     if {entry.state for entry in stall.entries.values()} == {"scheduled"}:
         text = f"every rank scheduled {stall.text} and none started it: earlier work blocks the streams"
-        return verdict(STUCK_KERNEL, stall.waiting, text)
-    text = (
-        f"{ranks_text(stall.waiting)} started {stall.text} and did not leave it: the network, a peer's GPU, "
-    )
-    return verdict(STUCK_KERNEL, stall.waiting, f"{text}or kernels of another group that came first")
+        return STUCK_KERNEL, stall.waiting, text
+    text = f"{waiting} started {stall.text} and did not leave it: the network, a peer's GPU, or kernels of"
+    return STUCK_KERNEL, stall.waiting, f"{text} another group that came first"
 
 
 def _is_whole(dumps: Mapping[int, Dump]) -> bool:
@@ -390,7 +387,7 @@ def _no_stall(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: C
     if missing:
         left = "left no dump that can be read" if {*missing} & {*unreadable} else "left no dump"
         text = f"what was dumped has ended; {ranks_text(missing)} {left}, so this is not an all-clear"
-        return _without_call(UNKNOWN, missing, text, missing)
+        return Verdict(UNKNOWN, missing, text)
     ended = "every recorded collective has ended on"
     inside = [rank for rank, dump in sorted(dumps.items()) if _in_unrecorded(dump)]
     if inside:
@@ -400,14 +397,14 @@ def _no_stall(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: C
         # Recorded work has ended, so a host outside torch.distributed is held by nothing but itself.
         if len(outside) == 1 and _is_whole(dumps) and (line := _stack_line(dumps[outside[0]].stack)):
             text += f"{lines}; rank {outside[0]} alone is in no call: its host is at {line}"
-            return _without_call(NOT_JOINED, tuple(outside), text, missing)
-        return _without_call(UNKNOWN, (), f"{text}{lines}: who is waited for cannot be told", missing)
+            return Verdict(NOT_JOINED, tuple(outside), text)
+        return Verdict(UNKNOWN, (), f"{text}{lines}: who is waited for cannot be told")
     if _is_whole(dumps):
-        return _without_call(NONE, (), f"{ended} every rank", missing)
+        return Verdict(NONE, (), f"{ended} every rank")
     text = f"{ended} {ranks_text(sorted(dumps))}"
     if len(dumps) == 1:
-        return _without_call(UNKNOWN, (), f"{text}; {_NOT_WHOLE}", missing)
-    return _without_call(NONE, (), text, missing)
+        return Verdict(UNKNOWN, (), f"{text}; {_NOT_WHOLE}")
+    return Verdict(NONE, (), text)
 
 
 def _whereabouts(dumps: Mapping[int, Dump], stall: _Stall, rank: int, unreadable: Collection[int]) -> str:

@@ -25,6 +25,7 @@ def packed(bars: Bars) -> dict[str, Any]:
     A bar is its row, start (as the distance from the bar before), duration and kind; `kinds` holds name,
     family and labels of each distinct kind as columns of indices into `texts`.
     """
+    # A browser's typed arrays have 32 bits: ns while that holds 2.1 s, coarser ticks beyond.
     tick_us = max(0.001, bars.end_us / (2**31 - 1))
     start = np.rint(bars.start_us / tick_us).astype(np.int64)
     kind_of_bar, kinds, texts = kinds_of(bars)
@@ -221,6 +222,7 @@ def folded(bars: Bars, limit: int) -> Bars:
     place[shown] = np.arange(len(shown))
     hidden = len(bars.rows) - len(shown)
     share = 1 - float(time_us[shown].sum()) / max(float(time_us.sum()), 1e-9)
+    # Rows of several GPUs in one have no overlap of their own: a lane that no GPU has.
     nowhere = (min(rank for rank, _ in bars.lane) - 1, UNKNOWN_DEVICE)
     return replace(
         bars,

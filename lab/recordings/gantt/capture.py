@@ -60,6 +60,7 @@ def bars_of_capture(projection: Projection) -> Bars:
     """Every operation on its GPU, one rank per process; phases, modules and operators from the projection."""
     capture = projection.capture
     ops = capture.ops
+    # Unix times in us do not fit the 32-bit ticks of a page, so bars count from the first one.
     zero_ns = int(ops.start_ns.min()) if len(ops) else 0
     ranges = capture.ranges
     operator = projection.nearest(ranges.kind == OP)

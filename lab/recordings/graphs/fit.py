@@ -11,8 +11,7 @@ import numpy as np
 
 from lab.perfmodel.products import is_product
 from lab.recordings.capture import KERNEL, MEMCPY, MEMSET
-from lab.recordings.graphs.replays import COPY, FILL, Words
-from lab.recordings.graphs.sequences import CAPTURED, EAGER, Sequence
+from lab.recordings.graphs.sequences import CAPTURED, COPY, EAGER, FILL, Sequence, Words
 from lab.recordings.names import is_matmul
 
 
@@ -130,6 +129,7 @@ class Fit:
 
 def fit(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
     """How the replay fits, or a sentence why it does not."""
+    # The cheapest question first: a server has hundreds of captures for thousands of replays.
     num_rows, size = len(pattern), len(sequence)
     if num_rows < MIN_COVERED * size:
         return f"{num_rows} rows are too few for its {size} launches"

@@ -2,19 +2,138 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lab.recordings.calls import in_graph, launch_calls
-from lab.recordings.graphs.batches import batches_of
-from lab.recordings.graphs.choice import Choice
-from lab.recordings.graphs.fit import Fit, Pattern
-from lab.recordings.graphs.replays import Replays, Words, replays_of, words_of_rows
+from lab.recordings.calls import GRAPH_LAUNCH, call_kinds, in_graph, launch_calls
+from lab.recordings.capture import Capture
+from lab.recordings.graphs.fit import Fit, Pattern, fit, products_agree
 from lab.recordings.graphs.rows import NONE, RULES, RowMaker, Rows, no_rows
-from lab.recordings.graphs.sequences import Sequence, captured, eager, with_inferred_names
+from lab.recordings.graphs.sequences import (
+    CAPTURED,
+    Replays,
+    Sequence,
+    Words,
+    captured,
+    eager,
+    replays_of,
+    with_inferred_names,
+    words_of_rows,
+)
 from lab.recordings.graphs.sources import Source
+
+_EXECUTED = re.compile(r"execute_(\d{1,9})_context")
+
+
+def executed_batches(capture: Capture) -> list[int | None]:
+    """The batch size of each graph launch (`execute_32_context_...`), each once; None if unknown."""
+    call = np.flatnonzero(call_kinds(capture) == GRAPH_LAUNCH)
+    return sorted(set(batches_of(capture, call)), key=lambda batch: -1 if batch is None else batch)
+
+
+def batches_of(capture: Capture, call: np.ndarray) -> list[int | None]:
+    """The batch of each graph launch (r,): of the `execute_<n>_context` range around it, None without one."""
+    sizes = [_EXECUTED.match(text) for text in capture.strings]
+    size = np.array([*(int(match[1]) if match else -1 for match in sizes), -1])[capture.ranges.name_id]
+    rows = np.flatnonzero(size >= 0)
+    range_rows = _around(capture, call, rows)
+    return [int(size[row]) if row >= 0 else None for row in range_rows.tolist()]
+
+
+def _around(capture: Capture, call: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Which of `rows` (of `ranges`, not nested in each other) lies around each call (r,), or -1."""
+    if not len(rows) or not len(call):
+        return np.full(len(call), -1, dtype=np.int64)
+    rows = rows[np.argsort(capture.ranges.start_ns[rows], kind="stable")]
+    at_ns = np.where(call >= 0, np.append(capture.api.start_ns, -1)[call], -1)
+    index = np.searchsorted(capture.ranges.start_ns[rows], at_ns, side="right") - 1
+    inside = (index >= 0) & (at_ns <= capture.ranges.end_ns[rows[index]]) & (call >= 0)
+    return np.where(inside, rows[index], -1)
+
+
+# Hundreds of captures that fit equally say the same as the first of them.
+MAX_TIES = 256
+
+
+class Choice:
+    """The captured graphs and eager forwards of all sources, and what was found out about them."""
+
+    def __init__(
+        self, sources: tuple[Source, ...], words: Words, graphs: list[Sequence], maker: RowMaker
+    ) -> None:
+        self.sources, self.words, self.graphs, self.maker = sources, words, graphs, maker
+        self.accepted: set[int] = set()
+        self.reasons: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        self._tried: dict[tuple[tuple[bytes, ...], int, str, int], Fit | str] = {}
+        self._by_batch: dict[int, list[Sequence]] = {}
+
+    def _try(self, pattern: Pattern, sequence: Sequence) -> Fit | str:
+        key = (pattern.key, sequence.source, sequence.origin, sequence.number)
+        if key not in self._tried:
+            result = fit(pattern, sequence, self.words)
+            # Any graph of this size fits by count, so matrix products must own kernels that multiply.
+            if isinstance(result, Fit) and result.by == "count":
+                names = self.maker.op_names(sequence, sequence.op)
+                if not products_agree(pattern, result, names, self.words):
+                    result = "the number of launches agrees, but matrix products would own other kernels"
+            self._tried[key] = result
+            if isinstance(result, str):
+                self.reasons[sequence.source].append((sequence.origin, result))
+            else:
+                self.accepted.add(sequence.source)
+        return self._tried[key]
+
+    def best(self, pattern: Pattern, sequences: Many[Sequence]) -> list[Fit]:
+        """The fits that cannot be told apart, of the best rank."""
+        fits = [
+            candidate
+            for candidate in (self._try(pattern, candidate) for candidate in sequences)
+            if isinstance(candidate, Fit)
+        ]
+        best = min((candidate.rank for candidate in fits), default=None)
+        ties = [candidate for candidate in fits if candidate.rank == best]
+        # A capture with modules also tells the layer, so it goes first.
+        return sorted(ties, key=lambda candidate: not any(candidate.sequence.modules))[:MAX_TIES]
+
+    def of_batch(self, batch: int | None) -> list[Sequence]:
+        """Captured graphs that a server may replay for a batch: of the smallest size that is large enough."""
+        if batch is None:
+            return self.graphs
+        if batch in self._by_batch:
+            return self._by_batch[batch]
+        # Servers pad a batch up to the next captured size; a smaller capture cannot hold it.
+        large = [graph.batch for graph in self.graphs if graph.batch is not None and graph.batch >= batch]
+        for graph in self.graphs:
+            if graph.batch is not None and graph.batch < batch:
+                reason = f"captured for batch {graph.batch}, {batch} were executed"
+                self.reasons[graph.source].append((CAPTURED, reason))
+        smallest = min(large, default=None)
+        graphs = [graph for graph in self.graphs if graph.batch is None or graph.batch == smallest]
+        self._by_batch[batch] = graphs
+        return graphs
+
+    def refused(self, num_replays: int) -> list[str]:
+        """Why each given capture was not used that no replay fits; a folder with one that fits served."""
+        problems = []
+        served = {self.sources[index].folder for index in self.accepted} - {None}
+        for index, source in enumerate(self.sources):
+            if index == 0 or index in self.accepted or source.folder in served:
+                continue
+            if not num_replays:
+                reason = "the recording has no graph replays"
+            elif reasons := self.reasons.get(index):
+                of_graphs = [text for origin, text in reasons if origin == CAPTURED]
+                texts = of_graphs or [text for _, text in reasons]
+                reason = max(dict.fromkeys(texts), key=texts.count)
+            else:
+                reason = "it holds neither a captured graph nor eager launches"
+            problems.append(f"capture {source.path.name} is not of these replays and was not used: {reason}")
+        return problems
+
 
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
@@ -66,17 +185,13 @@ def join(source: Source, beside: Many[Source] = ()) -> Join:
     maker = RowMaker(sources, words, forwards)
     choice = Choice(sources, words, graphs, maker)
     batches = batches_of(capture, replays.call)
-    pinned = choice.pinned(replays, patterns, batches)
     rows, fits = no_rows(len(capture.ops)), list[Fit | None]()
     # Servers replay one graph thousands of times: equal replays are fitted once.
     cache: dict[object, tuple[Rows, Fit | None]] = {}
     for index, pattern in enumerate(patterns):
-        key = (pattern.key, batches[index], pinned.get(index))
+        key = (pattern.key, batches[index])
         if key not in cache:
-            allowed = choice.of_batch(batches[index])
-            if index in pinned:
-                allowed = [one for one in allowed if (one.source, one.number) == pinned[index]]
-            cache[key] = _attributed(pattern, choice, maker, allowed)
+            cache[key] = _attributed(pattern, choice, maker, choice.of_batch(batches[index]))
         attributed, best = cache[key]
         fits.append(best)
         for name in Rows.__dataclass_fields__:

@@ -1,7 +1,8 @@
-"""Ranges of the program at capture, for replayed operations: `block_0` inside the capture, not around it."""
+"""Where replayed operations come from: ranges of the program at capture, and rows that replays lack."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,12 +13,52 @@ from lab.recordings.calls import BEGIN_CAPTURE, call_kinds, pair_keys
 from lab.recordings.capture import OP, START_END, Capture
 from lab.recordings.graphs.frames import Nested, class_of
 from lab.recordings.graphs.join import Join, join
-from lab.recordings.graphs.loss import lacks_of
 from lab.recordings.graphs.rows import NONE, RULES
 from lab.recordings.graphs.sources import Source
-from lab.recordings.lacks import Lack
+from lab.recordings.integrity.evidence import of_capture
+from lab.recordings.integrity.replays import bounds_ns, edges_at, place_of_loss, replay_lacks
+from lab.recordings.lacks import Lack, Place
 from lab.recordings.owners import first_index
 from lab.recordings.tables import Table
+
+RULE = "R"
+
+
+def lacks_of(joined: Join) -> tuple[Lack, ...]:
+    """One Lack per process and place of what is missing.
+
+    A replay that fits a capture is judged by it, the others by each other, as in `lab.recordings.integrity`.
+    """
+    capture = joined.sources[0].capture
+    of = of_capture(capture)
+    lost: dict[tuple[int, Place], int] = defaultdict(int)
+    due: dict[int, int] = defaultdict(int)
+    against: dict[int, str] = {}
+    judged = np.zeros(len(capture.ops), dtype=bool)
+    for index, match in enumerate(joined.fits):
+        if match is None or match.sequence.origin != "capture":
+            continue
+        rows = joined.replays.of(index)
+        judged[rows] = True
+        process = int(capture.ops.process[rows[0]])
+        due[process] += len(match.sequence)
+        if match.num_missing:
+            edges = edges_at(of, rows, bounds_ns(of, process))
+            place = place_of_loss(joined.patterns[index].words, match.sequence.words, edges)
+            lost[process, place] += match.num_missing
+            against[process] = joined.sources[match.sequence.source].path.name
+    return (*_lossy(lost, due, against), *replay_lacks(of, judged=judged))
+
+
+def _lossy(lost: dict[tuple[int, Place], int], due: dict[int, int], against: dict[int, str]) -> list[Lack]:
+    lacks = []
+    for (process, place), missing in lost.items():
+        num_due = due[process]
+        launches = plural(num_due, "captured launch")
+        text = f"graph replays lack {missing:,} of {launches} as GPU rows (against {against[process]})"
+        lacks.append(Lack("gpu", place, RULE, process, missing, num_due, missing / num_due, text))
+    return lacks
+
 
 _FOLLOWED = 8  # copies of copies of a node that are followed
 
@@ -66,6 +107,7 @@ def origins_of(capture: Capture, beside: Sequence[Source] = (), source: Source |
 
     for rows, paths in _by_launch(joined):
         set_paths(rows, paths)
+    # The program's own ranges say more than modules, which stand in where it named nothing.
     bare = np.flatnonzero((path == 0) & (joined.rows.module > 0))
     modules = [tuple(map(class_of, text.split("."))) for text in joined.texts]
     set_paths(bare, [modules[text] for text in joined.rows.module[bare].tolist()])

@@ -10,8 +10,7 @@ import numpy as np
 
 from lab.recordings.graphs.fit import Fit, Pattern
 from lab.recordings.graphs.frames import class_of
-from lab.recordings.graphs.replays import COPY, FILL, Words
-from lab.recordings.graphs.sequences import Sequence
+from lab.recordings.graphs.sequences import COPY, FILL, Sequence, Words
 from lab.recordings.graphs.sources import Source
 
 RULES = ("none", "external_id", "correlation", "node", "order", "name")

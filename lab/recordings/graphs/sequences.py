@@ -1,10 +1,11 @@
-"""The launches of a captured graph, or of an eager forward, in order: what a replay is matched with."""
+"""What each replay made and each captured graph or eager forward launched, in order and by name."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections import defaultdict
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +13,75 @@ import numpy as np
 from lab.recordings import calls
 from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture
 from lab.recordings.graphs.frames import Frames, layers_of
-from lab.recordings.graphs.replays import COPY, FILL, Words, words_of_rows
 from lab.recordings.graphs.sources import Source
-from lab.recordings.owners import first_index, operators_of_launches
+from lab.recordings.integrity.evidence import FOREVER, of_capture
+from lab.recordings.kineto.values import Strings
+from lab.recordings.names import kernel_class
+from lab.recordings.owners import operators_of_launches
+
+# ROCm fills and copies with kernels, CUDA with rows of their own: on both sides one word.
+COPY, FILL = "[copy]", "[fill]"
+
+
+class Words(Strings):
+    """Numbers of texts, shared by all recordings of one join."""
+
+    def of(self, texts: Many[str], ids: np.ndarray) -> np.ndarray:
+        """Words (n,) of string ids (n,): of a kernel's name."""
+        used, index_of_id = np.unique(ids, return_inverse=True)
+        numbers = np.array(
+            [self[plain(texts[index]) if index >= 0 else ""] for index in used], dtype=np.int64
+        )
+        return numbers[index_of_id.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+
+
+def plain(name: str) -> str:
+    """A kernel's name; all copies are one word, and so are all fills."""
+    kind = kernel_class(name)
+    return COPY if kind == "memcpy" else FILL if kind == "memset" else name
+
+
+def words_of_rows(capture: Capture, words: Words) -> np.ndarray:
+    """The word (n,) of each GPU operation."""
+    named = words.of(capture.strings, capture.ops.name_id)
+    named_copies = np.where(capture.ops.kind == MEMCPY, words[COPY], named)
+    return np.where(capture.ops.kind == MEMSET, words[FILL], named_copies)
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Graph launches in order of their first row: rows of replay r are rows[bounds[r]:bounds[r + 1]].
+
+    rows (k,) of `ops`, by stream, then start; call (r,) of `api`, or -1.
+    """
+
+    rows: np.ndarray
+    bounds: np.ndarray
+    call: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+    def of(self, index: int) -> np.ndarray:
+        return self.rows[self.bounds[index] : self.bounds[index + 1]]
+
+
+def replays_of(capture: Capture, call: np.ndarray, inside: np.ndarray) -> Replays:
+    """The replays of a recording; a replay is one (process, correlation)."""
+    rows = np.flatnonzero(inside)
+    ops = capture.ops.take(rows)
+    keys = np.stack([ops.process.astype(np.int64), ops.corr], axis=1)
+    _, replay = np.unique(keys, axis=0, return_inverse=True)
+    replay = replay.ravel()
+    began = np.full(replay.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(began, replay, ops.start_ns)
+    rank = np.empty(len(began), dtype=np.int64)
+    rank[np.argsort(began, kind="stable")] = np.arange(len(began))
+    replay = rank[replay]
+    order = np.lexsort((ops.end_ns, ops.start_ns, ops.stream, replay))
+    bounds = np.searchsorted(replay[order], np.arange(len(began) + 1))
+    rows = rows[order]
+    return Replays(rows, bounds, call[rows[bounds[:-1]]] if len(began) else np.empty(0, dtype=np.int64))
 
 
 def with_inferred_names(
@@ -91,52 +158,23 @@ def captured(
     capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
-    begins = np.flatnonzero(calls.call_kinds(capture) == calls.BEGIN_CAPTURE)
-    if not len(begins):
-        return [], []
-    windows, problems = _windows(capture, begins)
-    api = capture.api
-    ops = capture.ops
-    has_row = first_index(*calls.pair_keys((api.process, api.corr), (ops.process, ops.corr))) >= 0
-    launches = np.isin(calls.call_kinds(capture), (calls.LAUNCH, calls.COPY, calls.FILL))
-    work = launches & ~has_row
-    order = np.argsort(api.start_ns, kind="stable")
-    graphs = []
-    for number, (process, tid, start, end) in enumerate(windows):
-        within = (api.process == process) & (api.start_ns >= start) & (api.start_ns < end)
-        # A thread that also launches eagerly takes no part in the capture; autograd's thread does.
-        eager_tids = set(api.tid[within & launches & has_row].tolist()) - {tid}
-        inside = work & within & ~np.isin(api.tid, list(eager_tids))
-        rows = order[inside[order]]
+    of = of_capture(capture)
+    launches = np.isin(of.call_kinds, (calls.LAUNCH, calls.COPY, calls.FILL)) & ~of.has_row
+    order = np.argsort(capture.api.start_ns, kind="stable")
+    graphs: list[Sequence] = []
+    problems: list[str] = []
+    for window in np.argsort(of.windows[:, 2], kind="stable").tolist():
+        process, _, start_ns, end_ns = of.windows[window].tolist()
+        if -start_ns == FOREVER or end_ns == FOREVER:
+            edge = "end" if end_ns == FOREVER else "begin"
+            problems.append(f"a stream capture has no {edge} in the recording: the graph is not used")
+            continue
+        rows = order[(launches & (of.captured == window))[order]]
         if len(rows):
-            size = _labelled_batch(capture, process, start) if batch is None else batch
-            graphs.append(_sequence(capture, source, number, size, rows, words))
+            size = _labelled_batch(capture, process, start_ns) if batch is None else batch
+            graphs.append(_sequence(capture, source, len(graphs), size, rows, words))
     graphs = [_with_modules(capture, graph, frames) for graph in graphs]
     return _with_layers(capture, graphs), problems
-
-
-def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int, int]], list[str]]:
-    """(process, thread, start, end) of each capture, by start. Overlapping ones of a process become one."""
-    api = capture.api
-    ends = np.flatnonzero(calls.call_kinds(capture) == calls.END_CAPTURE)
-    windows: list[tuple[int, int, int, int]] = []
-    problems: list[str] = []
-    for process in np.unique(api.process[begins]).tolist():
-        marks = sorted(
-            [(int(api.start_ns[row]), 1, int(api.tid[row])) for row in begins[api.process[begins] == process]]
-            + [(int(api.end_ns[row]), -1, -1) for row in ends[api.process[ends] == process]]
-        )
-        depth, start, tid = 0, -1, -1
-        for time_ns, step, thread in marks:
-            if step > 0 and depth == 0:
-                start, tid = time_ns, thread
-            depth = max(0, depth + step)
-            if step < 0 and depth == 0 and start >= 0:
-                windows.append((process, tid, start, time_ns))
-                start = -1
-        if depth:
-            problems.append("a stream capture has no end in the recording: the graph is not used")
-    return sorted(windows, key=lambda window: window[2]), problems
 
 
 def _labelled_batch(capture: Capture, process: int, start_ns: int) -> int | None:
@@ -208,6 +246,7 @@ def eager(
     low, high = (np.searchsorted(at_ns, ns) for ns in (ranges.start_ns, ranges.end_ns))
     spans = zip(low[high > low].tolist(), high[high > low].tolist(), strict=True)
     distinct = _distinct(capture, forward, [(0, len(rows)), *spans])
+    # A replay is one forward, so ranges that launched about as much are tried, nearest first.
     target = near or len(rows)
     nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
     nearest = list(dict.fromkeys([*nearest, (0, len(rows))]))

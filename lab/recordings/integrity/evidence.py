@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from lab.recordings.calls import BEGIN_CAPTURE, END_CAPTURE, call_kinds, launch_calls, pair_keys
+from lab.recordings.calls import BEGIN_CAPTURE, END_CAPTURE, GRAPH_LAUNCH, call_kinds, launch_calls, pair_keys
 from lab.recordings.capture import UNCLAIMED, Capture
 from lab.recordings.owners import first_index
 from lab.recordings.tables import Table
-from lab.stats.columns import distinct_rows
+from lab.stats.columns import distinct, distinct_rows
 
 UNIFIED = 11  # copy_kind from here on: migrations of unified memory (`capture.COPY_KINDS`)
 FOREVER = np.iinfo(np.int64).max
@@ -56,6 +56,13 @@ class Evidence:
         return self.ops.copy_kind >= UNIFIED
 
     @cached_property
+    def replayed(self) -> np.ndarray:
+        """Mark the GPU rows (n,) that a graph made, by their node or by the call that launched it."""
+        by_call = np.append(self.call_kinds == GRAPH_LAUNCH, False)[self.call_of]
+        replayed: np.ndarray = by_call | (self.ops.graph_node > 0) | (self.ops.graph > 0)
+        return replayed
+
+    @cached_property
     def windows(self) -> np.ndarray:
         """Stream captures (m, 4): process, thread (an index of `threads`), first and last ns."""
         return _capture_windows(self)
@@ -70,14 +77,22 @@ class Evidence:
         return distinct_rows(keys)[1]
 
     @cached_property
-    def window_of(self) -> np.ndarray:
-        """Index (n,) of the capture window of its own thread that each call was made in, or -1."""
-        windows = np.full(len(self.api), -1, dtype=np.int64)
-        for index, (_, thread, begin_ns, end_ns) in enumerate(self.windows.tolist()):
-            windows[
-                (self.threads == thread) & (self.api.start_ns >= begin_ns) & (self.api.start_ns <= end_ns)
-            ] = index
-        return windows
+    def captured(self) -> np.ndarray:
+        """Index (n,) of the stream capture that each call went into, or -1.
+
+        It is one of its own thread, or of another thread if none of its own calls during it made a row:
+        autograd's threads launch into the capture, too.
+        """
+        api, by_thread = self.api, np.full(len(self.api), -1, dtype=np.int64)
+        by_time = by_thread.copy()
+        for index, (process, thread, begin_ns, end_ns) in enumerate(self.windows.tolist()):
+            during = (api.process == process) & (api.start_ns >= begin_ns) & (api.start_ns <= end_ns)
+            by_thread[during & (self.threads == thread)] = index
+            for peer in distinct(self.threads[during & (self.threads != thread)]).tolist():
+                of_peer = during & (self.threads == peer)
+                if not self.has_row[of_peer].any():
+                    by_time[of_peer] = index
+        return np.where(by_thread >= 0, by_thread, by_time)
 
 
 # Of these tools every domain is a flag of its own; CUPTI's activities come together. XLA leaves out copies of

@@ -1,11 +1,12 @@
-"""What a GPU cannot have done: rules K, P, U, W and Z of each process, whether calls were recorded or not.
+"""What a GPU cannot have done: rules K, P, U, W and Z of each process, and B against its board.
 
-Each rule takes the evidence, a process, its rows of `ops` and of `api`, and answers with findings.
+Each rule of PHYSICS takes the evidence and one process' rows of `ops` and of `api`, and yields faults.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,10 +14,10 @@ from lab.core.words import plural
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.dtypes import rate_name
 from lab.perfmodel.products import is_product
-from lab.recordings.calls import GRAPH_LAUNCH, OTHER, WAIT
+from lab.recordings.calls import WAIT
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.evidence import Evidence
-from lab.recordings.lacks import Lack
+from lab.recordings.lacks import Axis, Lack
 from lab.recordings.names import is_matmul
 from lab.recordings.owners import first_index
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, NO_SYMBOL, Table
@@ -126,8 +127,20 @@ _PLACE = ("start_ns", "device", "context", "stream", "name_id", "kind")
 _IDENTITY = (*_PLACE, "end_ns", "corr", "graph_node")
 _CALL_IDENTITY = ("start_ns", "end_ns", "pid", "tid", "corr", "name_id")
 
+_DIFFER = "differ, and times across them mean nothing"
 
-def _stream_order(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+
+class Fault(NamedTuple):
+    """`n` of `of` rows, and what is wrong with them; none where n is 0."""
+
+    n: int
+    of: int
+    noun: str
+    words: str
+    nouns: str | None = None
+
+
+def _stream_order(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule P: rows that end after a later row of their stream has ended, or after the fourth has begun.
 
     A stream runs one row after the other: rows may begin before their predecessor ended (programmatic
@@ -137,7 +150,7 @@ def _stream_order(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) 
     """
     rows = ops[(of.ops.kind[ops] != GRAPH) & ~of.uncalled[ops]]
     if len(rows) < 2:
-        return []
+        return
     begin_ns, end_ns, stream, members = _units(of, rows)
     order = np.lexsort((end_ns, begin_ns, stream))
     stream, begin_ns, end_ns = stream[order], begin_ns[order], end_ns[order]
@@ -149,15 +162,13 @@ def _stream_order(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) 
         late[lane[:-1]] = ends[:-1] > earliest[1:] + ORDER_NS
         if len(lane) > MOST_AT_ONCE:
             late[lane[:-MOST_AT_ONCE]] |= ends[:-MOST_AT_ONCE] > begin_ns[lane[MOST_AT_ONCE:]] + ORDER_NS
-    if not late.any():
-        return []
-    count = int(members[order][late].sum())
-    excess_ns = int(durations_ns(of, rows).max())
-    text = (
-        f"{count:,} of {plural(len(ops), 'GPU row')} outlast later rows of their stream, which no stream "
-        f"allows (the longest takes {excess_ns / 1e6:,.3f} ms): times are at most what is printed"
+    longest_ms = int(durations_ns(of, rows).max()) / 1e6
+    words = (
+        f"outlast later rows of their stream, which no stream allows (the longest takes {longest_ms:,.3f} ms)"
     )
-    return [Lack("gpu", "all", "P", process, count, len(ops), None, text, unknown=True)]
+    yield Fault(
+        int(members[order][late].sum()), len(ops), "GPU row", f"{words}: times are at most what is printed"
+    )
 
 
 def _units(of: Evidence, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -182,29 +193,25 @@ def _units(of: Evidence, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     )
 
 
-def _clocks(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+def _clocks(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule K: rows that begin before their call, or later than a queue explains: two clocks, or two units."""
     ops_known = ops[of.call_of[ops] >= 0]
     if not len(ops_known):
-        return []
+        return
     delay_ns = of.ops.start_ns[ops_known] - of.api.start_ns[of.call_of[ops_known]]
     calls_ns = of.api.start_ns[api]
     # A kernel is not queued longer than the program ran; ten times that allows for a short window.
     most_ns = max(LATEST_NS, 10 * int(calls_ns.max() - calls_ns.min()))
     early, late = delay_ns < -EARLIEST_NS, delay_ns > most_ns
-    lacks = []
-    for rows, words in ((early, "before"), (late, "after")):
-        if n := int(rows.sum()):
-            far_s = int(np.abs(delay_ns[rows]).max()) / 1e9
-            text = (
-                f"{n:,} of {plural(len(ops), 'GPU row')} begin up to {far_s:,.3g} s {words} the call that "
-                "launched them: clocks or units of GPU and host differ, and times across them mean nothing"
-            )
-            lacks.append(Lack("gpu", "all", "K", process, n, len(ops), None, text, unknown=True))
-    return lacks
+    for rows, side in ((early, "before"), (late, "after")):
+        far_s = int(np.abs(delay_ns[rows]).max(initial=0)) / 1e9
+        words = (
+            f"begin up to {far_s:,.3g} s {side} the call that launched them: clocks or units of GPU and host"
+        )
+        yield Fault(int(rows.sum()), len(ops), "GPU row", f"{words} {_DIFFER}")
 
 
-def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+def _waits(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule K: rows that end after a wait for the whole device that began when they were launched already.
 
     A wait covers the current device only, so a process with several is not judged. Nor is a wait of 0 ns,
@@ -213,7 +220,7 @@ def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list
     waits = api[(of.call_kinds[api] == WAIT) & (of.api.end_ns[api] > of.api.start_ns[api])]
     called = ops[of.call_of[ops] >= 0]
     if not len(waits) or not len(called) or len(distinct(of.ops.device[ops])) > 1:
-        return []
+        return
     waits = waits[np.argsort(of.api.start_ns[waits], kind="stable")]
     launched_ns = of.api.end_ns[of.call_of[called]]
     position = np.searchsorted(of.api.start_ns[waits], launched_ns, side="left")
@@ -221,65 +228,44 @@ def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list
     # Of the waits for a row, the one that begins first.
     over_ns = of.ops.end_ns[called[covered]] - of.api.end_ns[waits[position[covered]]]
     late_ns = over_ns[over_ns > OUTLASTS_NS]
-    if not len(late_ns):
-        return []
-    text = (
-        f"{len(late_ns):,} of {plural(len(ops), 'GPU row')} end up to {int(late_ns.max()) / 1e9:,.3g} s "
-        "after the return of a call that waited for them: clocks of GPU and host differ, and times across "
-        "them mean nothing"
-    )
-    return [Lack("gpu", "all", "K", process, len(late_ns), len(ops), None, text, unknown=True)]
+    far_s = int(late_ns.max(initial=0)) / 1e9
+    words = f"end up to {far_s:,.3g} s after the return of a call that waited for them"
+    yield Fault(len(late_ns), len(ops), "GPU row", f"{words}: clocks of GPU and host {_DIFFER}")
 
 
-def _rows_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+def _rows_twice(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule W: equal rows. A stream runs one row at a time, so the second is a copy, whatever its number; not
     of rows of graphs, whose branches may begin together."""
-    is_single = (of.ops.graph_node[ops] <= 0) & (of.ops.graph[ops] <= 0)
-    is_single &= np.append(of.call_kinds, OTHER)[of.call_of[ops]] != GRAPH_LAUNCH
+    is_single = ~of.replayed[ops]
     if not _is_fine(of, ops):  # two short rows may begin in the same microsecond
         is_single[:] = False
     is_single &= durations_ns(of, ops) > 0
     n = _written_twice(of.ops, ops[is_single], _PLACE) + _written_twice(of.ops, ops[~is_single], _IDENTITY)
-    if not n:
-        return []
-    text = (
-        f"{n:,} of {plural(len(ops), 'GPU row')} are there twice (same stream, start and name): counts and "
-        "times are too high"
-    )
-    return [Lack("gpu", "all", "W", process, n, len(ops), None, text, unknown=True)]
+    words = "are there twice (same stream, start and name): counts and times are too high"
+    yield Fault(n, len(ops), "GPU row", words)
 
 
-def _calls_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+def _calls_twice(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule W: a correlation is one call's, so the second equal call is a copy."""
     numbered = api[of.api.corr[api] > 0]
     n = _written_twice(of.api, numbered, _CALL_IDENTITY)
-    if not n:
-        return []
-    text = (
-        f"{n:,} of {plural(len(api), 'API call')} are there twice (same thread, start, end, name and "
-        "correlation): counts are too high"
-    )
-    return [Lack("host", "all", "W", process, n, len(api), None, text, unknown=True)]
+    words = "are there twice (same thread, start, end, name and correlation): counts are too high"
+    yield Fault(n, len(api), "API call", words)
 
 
-def _numbers_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+def _numbers_twice(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule K: different calls of one name with one number, as where the processes 1 of two containers stand
     in one file: their rows cannot be told apart."""
     numbered = api[of.api.corr[api] > 0]
     in_order = np.sort(of.api.corr[numbered], kind="stable")
     if not (in_order[1:] == in_order[:-1]).any():
-        return []
+        return
     keys = np.stack([getattr(of.api, name)[numbered].astype(np.int64) for name in _CALL_IDENTITY], axis=1)
     number = _CALL_IDENTITY.index("corr"), _CALL_IDENTITY.index("name_id")
     calls = distinct_rows(keys)[0][:, number]
     n = len(calls) - len(distinct_rows(calls)[0])
-    if not n:
-        return []
-    text = (
-        f"{n:,} of {plural(len(api), 'API call')} have the number of another call of their process, as in "
-        "recordings merged by hand: who launched which row is unknown"
-    )
-    return [Lack("gpu", "all", "K", process, n, len(api), None, text, unknown=True)]
+    words = "have the number of another call of their process, as in recordings merged by hand"
+    yield Fault(n, len(api), "API call", f"{words}: who launched which row is unknown")
 
 
 def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> int:
@@ -295,21 +281,18 @@ def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> i
     return len(alike) - len(distinct_rows(keys)[0])
 
 
-def _unmeasured(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+def _unmeasured(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule Z: kernels, copies and fills that took no time, in a recording that resolves less than a µs; of
     any resolution if no kernel took time."""
     fine = _is_fine(of, ops)
-    lacks = []
-    for kinds, singular, plurals in (
+    for kinds, noun, nouns in (
         ((KERNEL,), "kernel", "kernels"),
         ((MEMCPY, MEMSET), "copy or fill", "copies and fills"),
     ):
         rows = ops[np.isin(of.ops.kind[ops], kinds)]
         n = int((durations_ns(of, rows) <= 0).sum())
         if n and (fine or (kinds == (KERNEL,) and n == len(rows))):
-            text = f"{n:,} of {plural(len(rows), singular, plurals)} took 0 ns: their times were not measured"
-            lacks.append(Lack("gpu", "all", "Z", process, n, len(rows), None, text, unknown=True))
-    return lacks
+            yield Fault(n, len(rows), noun, "took 0 ns: their times were not measured", nouns)
 
 
 def _is_fine(of: Evidence, ops: np.ndarray) -> bool:
@@ -317,20 +300,15 @@ def _is_fine(of: Evidence, ops: np.ndarray) -> bool:
     return bool((durations_ns(of, ops) % 1000).any())
 
 
-def _unnamed(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+def _unnamed(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule U: kernels whose name is not in the recording; no table can tell them apart."""
     kernels = ops[of.ops.kind[ops] == KERNEL]
     blank = [index for index in distinct(of.ops.name_id[kernels]) if index < 0 or is_blank(of.strings[index])]
     rows = kernels[np.isin(of.ops.name_id[kernels], blank)]
-    if not len(rows):
-        return []
     whole_ns = int(durations_ns(of, kernels).sum())
     share = int(durations_ns(of, rows).sum()) / max(whole_ns, 1)
-    text = (
-        f"{len(rows):,} of {plural(len(kernels), 'kernel')} ({share:.1%} of kernel time) have no name in the "
-        "recording: they stand as one kernel without a name"
-    )
-    return [Lack("gpu", "all", "U", process, len(rows), len(kernels), None, text, unknown=True)]
+    words = "have no name in the recording: they stand as one kernel without a name"
+    yield Fault(len(rows), len(kernels), "kernel", f"({share:.1%} of kernel time) {words}")
 
 
 def is_blank(name: str) -> bool:
@@ -343,13 +321,23 @@ def durations_ns(of: Evidence, rows: np.ndarray) -> np.ndarray:
     return dur
 
 
-PHYSICS: tuple[Callable[[Evidence, int, np.ndarray, np.ndarray], list[Lack]], ...] = (
-    _stream_order,
-    _clocks,
-    _waits,
-    _rows_twice,
-    _calls_twice,
-    _numbers_twice,
-    _unmeasured,
-    _unnamed,
+# The rule, the axis that it speaks of, and what finds its faults.
+PHYSICS: tuple[tuple[str, Axis, Callable[[Evidence, np.ndarray, np.ndarray], Iterator[Fault]]], ...] = (
+    ("P", "gpu", _stream_order),
+    ("K", "gpu", _clocks),
+    ("K", "gpu", _waits),
+    ("W", "gpu", _rows_twice),
+    ("W", "host", _calls_twice),
+    ("K", "gpu", _numbers_twice),
+    ("Z", "gpu", _unmeasured),
+    ("U", "gpu", _unnamed),
 )
+
+
+def impossible(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> Iterator[Lack]:
+    """What a process cannot have done, by every rule: ops and api are its rows of these tables."""
+    for rule, axis, faults in PHYSICS:
+        for fault in faults(of, ops, api):
+            if fault.n:
+                text = f"{fault.n:,} of {plural(fault.of, fault.noun, fault.nouns)} {fault.words}"
+                yield Lack(axis, "all", rule, process, fault.n, fault.of, None, text, unknown=True)

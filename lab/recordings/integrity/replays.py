@@ -18,11 +18,11 @@ from typing import Literal
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.calls import COPY, FILL, GRAPH_LAUNCH, LAUNCH
+from lab.recordings.calls import COPY, FILL, LAUNCH
 from lab.recordings.capture import GRAPH
 from lab.recordings.integrity.evidence import Evidence
 from lab.recordings.lacks import Lack, Place
-from lab.stats.columns import distinct
+from lab.stats.columns import distinct, distinct_rows
 
 # A recording with more distinct replays than this is not compared pair by pair.
 MOST_CLASSES = 2000
@@ -72,7 +72,7 @@ class _Class:
 
 def windows_of(of: Evidence) -> Windows:
     """The stream captures of a recording; those without any call are left out."""
-    inside = of.window_of
+    inside = of.captured
     count = len(of.windows)
     nodes = np.isin(of.call_kinds, (LAUNCH, COPY)) & (inside >= 0)
     # 616 of 2,284 memset calls in public traces have no GPU row (zero bytes): fills only raise the maximum.
@@ -143,23 +143,15 @@ def _unknown(of: Evidence, process: int, rows: np.ndarray, reason: str) -> Lack:
 
 def _replay_of(of: Evidence, judged: np.ndarray | None = None) -> np.ndarray:
     """The replay (n,) of each GPU row, as an index over process and correlation; -1: of none."""
-    launches = np.flatnonzero(of.call_kinds == GRAPH_LAUNCH)
-    ops, none = of.ops, np.full(len(of.ops), -1, dtype=np.int64)
-    # Where the launch was not recorded, the node still shows that a graph made the row.
-    in_graph = (ops.graph_node > 0) & (ops.corr > 0)
-    if len(launches):
-        corr = of.api.corr[launches]
-        in_graph |= np.isin(ops.corr, corr[corr > 0]) & (ops.corr > 0)
+    in_graph = of.replayed & (of.ops.corr > 0) & (of.ops.kind != GRAPH)
     if judged is not None:
         in_graph &= ~judged
-    rows = np.flatnonzero(in_graph & (ops.kind != GRAPH))
-    if not len(rows):
-        return none
+    rows = np.flatnonzero(in_graph)
+    replay = np.full(len(of.ops), -1, dtype=np.int64)
     # Correlation ids are unique within a process only.
-    keys = np.stack([ops.process[rows].astype(np.int64), ops.corr[rows]], axis=1)
-    _, index = np.unique(keys, axis=0, return_inverse=True)
-    none[rows] = index.reshape(-1)
-    return none
+    keys = np.stack([of.ops.process[rows].astype(np.int64), of.ops.corr[rows]], axis=1)
+    replay[rows] = distinct_rows(keys)[1]
+    return replay
 
 
 def _classes(of: Evidence, replay: np.ndarray, rows: np.ndarray) -> list[_Class] | None:
@@ -179,7 +171,7 @@ def _classes(of: Evidence, replay: np.ndarray, rows: np.ndarray) -> list[_Class]
     if len(heads) > MOST_CLASSES:
         return None
     ends = np.append(starts[1:], len(order))
-    bounds_ns = {one: _bounds_ns(of, one) for one in map(int, distinct(process))}
+    bounds = {one: bounds_ns(of, one) for one in map(int, distinct(process))}
     classes = []
     for index, head in enumerate(heads.tolist()):
         members = order[starts[head] : ends[head]]
@@ -191,7 +183,7 @@ def _classes(of: Evidence, replay: np.ndarray, rows: np.ndarray) -> list[_Class]
                 int(graph[head]),
                 int(process[head]),
                 _by_stream(of.ops.stream[rows[members]], ids[members]),
-                _edges_at(of, rows[members], bounds_ns[int(process[head])]),
+                edges_at(of, rows[members], bounds[int(process[head])]),
             )
         )
     return classes
@@ -203,16 +195,16 @@ def _by_stream(streams: np.ndarray, ids: np.ndarray) -> dict[int, np.ndarray]:
     return {0: ids} if len(used) == 1 else {name: ids[streams == name] for name in used}
 
 
-def _bounds_ns(of: Evidence, process: int) -> tuple[int, int]:
+def bounds_ns(of: Evidence, process: int) -> tuple[int, int]:
     """Begin and end of a process' GPU work."""
     of_process = of.ops.process == process
     return int(of.ops.start_ns[of_process].min()), int(of.ops.end_ns[of_process].max())
 
 
-def _edges_at(of: Evidence, rows: np.ndarray, bounds_ns: tuple[int, int]) -> frozenset[Place]:
+def edges_at(of: Evidence, rows: np.ndarray, bounds: tuple[int, int]) -> frozenset[Place]:
     """`head` for rows that begin the GPU work of their process, `tail` for rows that end it."""
-    is_first = of.ops.start_ns[rows].min() <= bounds_ns[0]
-    is_last = of.ops.end_ns[rows].max() >= bounds_ns[1]
+    is_first = of.ops.start_ns[rows].min() <= bounds[0]
+    is_last = of.ops.end_ns[rows].max() >= bounds[1]
     places: tuple[tuple[Place, bool], ...] = (("head", bool(is_first)), ("tail", bool(is_last)))
     return frozenset(place for place, is_there in places if is_there)
 
@@ -424,12 +416,16 @@ def _stands_at(shorter: _Class, longer: _Class, lost: Place) -> bool:
 
 
 def _place(of: Evidence, replay: np.ndarray, index: int, process: int, like: _Class | None) -> Place:
-    """The first and the last GPU work of a process may be cut by the window; anything else is a hole, and so
-    is what is missing in the middle of such a replay, by a longer one of its graph."""
+    """Where a replay lost rows; like: a longer one of its graph."""
     rows = np.flatnonzero(replay == index)
-    edges = _edges_at(of, rows, _bounds_ns(of, process))
     part = _in_time(of, rows)
     complete = part if like is None else _in_time(of, np.flatnonzero(replay == like.replays[0]))
+    return place_of_loss(part, complete, edges_at(of, rows, bounds_ns(of, process)))
+
+
+def place_of_loss(part: np.ndarray, complete: np.ndarray, edges: frozenset[Place]) -> Place:
+    """The first and the last GPU work of a process may be cut by the window; anything else is a hole, and so
+    is what is missing in the middle of such a replay."""
     if "tail" in edges and np.array_equal(part, complete[: len(part)]):
         return "tail"
     if "head" in edges and np.array_equal(part, complete[len(complete) - len(part) :]):

@@ -1,4 +1,4 @@
-"""What joins of calls and GPU rows prove: rules G, H, S and T of each process; R stands in `replays`."""
+"""What joins of calls and GPU rows prove: rules G, H, S and T, and rule S over the ranks of one job."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.calls import COPY, GRAPH_LAUNCH, LAUNCH
+from lab.recordings.capture import Capture
 from lab.recordings.integrity.evidence import FOREVER, Evidence, of_capture
-from lab.recordings.integrity.physics import PHYSICS, durations_ns
+from lab.recordings.integrity.physics import durations_ns, impossible
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.owners import AMBIGUOUS
+from lab.recordings.phase_names import is_step
 from lab.recordings.tables import GRAPH, MEMCPY
-from lab.stats.columns import distinct
+from lab.stats import robust
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
     from lab.recordings.integrity.replays import Windows
+
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
@@ -53,6 +56,7 @@ def lacks_of(of: Evidence, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]
     """Every finding, process by process: what joins prove, then what a GPU cannot have done."""
     if not len(of.ops) and not len(of.api):
         return ()
+    # What owes nothing cannot be lost, and a domain that was never asked for is named once for all.
     due, not_traced = _due(of)
     lacks = list(not_traced)
     for process in range(of.num_processes):
@@ -65,8 +69,7 @@ def lacks_of(of: Evidence, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]
         else:
             lacks += _gpu_rows(of, process, api[due[api]], len(ops))
             lacks += _host_rows(of, process, ops, api)
-        for rule in PHYSICS:
-            lacks += rule(of, process, ops, api)
+        lacks += impossible(of, process, ops, api)
     if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
         from lab.recordings.integrity.replays import replay_lacks
 
@@ -86,7 +89,7 @@ def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
     # An ambiguous call may own a row of another process: that proves no loss.
     owed &= of.api.corr != AMBIGUOUS
     if len(of.windows):
-        owed &= ~_captured(of)
+        owed &= of.captured < 0
     copies = owed & (kinds == COPY)
     if not of.optional_copies or not copies.any() or of.has_row[copies].any():
         return owed, []
@@ -96,20 +99,6 @@ def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
     n = int(copies.sum())
     text = f"copies were not recorded: {plural(n, 'call')} that copy, and no row of a copy anywhere"
     return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True, untraced=True)]
-
-
-def _captured(of: Evidence) -> np.ndarray:
-    """Calls (n,) that went into a graph: those of the capturing thread, and those of another thread during
-    the window if none of its calls made a row (autograd's threads launch into the capture, too)."""
-    calls = of.window_of >= 0
-    for process, thread, begin_ns, end_ns in of.windows.tolist():
-        during = (of.api.process == process) & (of.api.start_ns >= begin_ns) & (of.api.start_ns <= end_ns)
-        threads = distinct(of.threads[during & (of.threads != thread)])
-        for other_thread in threads.tolist():
-            of_thread = during & (of.threads == other_thread)
-            if not of.has_row[of_thread].any():
-                calls |= of_thread
-    return calls
 
 
 def lost_at_edges(of: Evidence) -> np.ndarray:
@@ -214,3 +203,56 @@ def _orphans(of: Evidence, process: int, place: Place, rows: np.ndarray, ops: np
     )
     part: Place = "all" if len(rows) == len(ops) and place == "hole" else place
     return Lack("host", part, "H", process, len(rows), len(ops), share, text)
+
+
+FEWEST = 2
+
+
+def lacks_over_ranks(shapes: Sequence[Shape]) -> list[tuple[Lack, ...]]:
+    """What each rank's recording lacks when compared with the others'; signs, no proofs, hence unknown."""
+    return [_lacks(index, shapes) for index in range(len(shapes))]
+
+
+class Shape:
+    """One rank: its GPU rows, the names of its steps, ns from its first step to its last GPU row."""
+
+    def __init__(self, rows: int, steps: tuple[str, ...], reach_ns: int, step_ns: int) -> None:
+        self.rows, self.steps, self.reach_ns, self.step_ns = rows, steps, reach_ns, step_ns
+
+
+def shape_of(capture: Capture) -> Shape:
+    wanted = [i for i, text in enumerate(capture.strings) if is_step(text)]
+    rows = np.flatnonzero(np.isin(capture.ranges.text_id, wanted))
+    rows = rows[np.argsort(capture.ranges.start_ns[rows], kind="stable")]
+    steps = tuple(capture.name(int(i)) for i in capture.ranges.text_id[rows])
+    starts = capture.ranges.start_ns[rows]
+    end_ns = int(capture.ops.end_ns.max()) if len(capture.ops) else 0
+    reach_ns = end_ns - int(starts[0]) if len(starts) and len(capture.ops) else -1
+    step_ns = int(robust.median(capture.ranges.end_ns[rows] - starts)) if len(rows) else 0
+    return Shape(len(capture.ops), steps, reach_ns, step_ns)
+
+
+def _lacks(index: int, shapes: Sequence[Shape]) -> tuple[Lack, ...]:
+    shape, peers = shapes[index], [peer for i, peer in enumerate(shapes) if i != index]
+    if len(shapes) < FEWEST:
+        return ()
+    if not shape.rows and any(peer.rows for peer in peers):
+        text = f"this rank has no GPU row, {sum(peer.rows > 0 for peer in peers)} of the others have some"
+        return (Lack("gpu", "all", "S", 0, 0, 0, None, text, unknown=True),)
+    longest = max((peer.steps for peer in peers), key=len)
+    absent = [name for name in longest if name not in shape.steps]
+    # Profilers of ranks need not stop together: one peer that is as short makes this end a usual one.
+    if absent and shape.steps and all(len(peer.steps) > len(shape.steps) for peer in peers):
+        n, of = len(absent), len(longest)
+        text = f"{n} of {plural(of, 'step')} that every other rank has are not here ({absent[0]} first)"
+        return (Lack("gpu", "tail", "S", 0, n, of, None, text, unknown=True),)
+    # Reach counts from the first step, so ranks compare only where they have the same steps.
+    reaches = [peer.reach_ns for peer in peers if peer.reach_ns >= 0 and peer.steps == shape.steps]
+    if shape.reach_ns < 0 or not reaches or not shape.step_ns:
+        return ()
+    # Against the shortest of the others and by more than a step: less is the usual skew.
+    short_ns = min(reaches) - shape.reach_ns
+    if short_ns <= shape.step_ns:
+        return ()
+    text = f"this rank's GPU rows end {short_ns / 1e6:.3f} ms before those of every other rank"
+    return (Lack("gpu", "tail", "S", 0, 0, 0, None, text, unknown=True),)

@@ -39,6 +39,7 @@ from lab.recordings.kineto.indices import (
     EventIndices,
     cut_short,
     of_log,
+    of_merged,
     owners_are_here,
     owners_lost,
     unread,
@@ -167,7 +168,8 @@ class Columns:
         lacks = (
             *self._indices.lacks(lambda: owners_are_here(columns["kernels"], columns["ops"])),
             *owners_lost(columns["kernels"], columns["ops"]),
-            *cut_short(self._pieces.cut, frame),
+            *cut_short(self._pieces.cut),
+            *of_merged(frame),
             *of_log(frame),
             *untimed(self._num_untimed, self._num_slices),
             *unread(self._num_unread),

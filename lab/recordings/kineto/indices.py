@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from lab.core.words import first_few, plural, printable
@@ -119,17 +120,23 @@ def owners_lost(kernels: Mapping[str, np.ndarray], operators: Mapping[str, np.nd
     return (Lack("ops", "hole" if is_inside else "head", "C", -1, n, of, n / of, text),)
 
 
-def cut_short(reason: str | None, frame: Mapping[str, Any]) -> tuple[Lack, ...]:
-    """The findings for a file that ends too early, and for such ones that lab merged; events are in no order
-    of time."""
+def cut_short(reason: str | None) -> tuple[Lack, ...]:
+    """The finding for a file that ends too early; events are in no order of time."""
+    if reason is None:
+        return ()
+    return (Lack("gpu", "tail", "C", 0, 0, 0, None, f"the file is not whole: {printable(reason)}"),)
+
+
+def of_merged(frame: Mapping[str, Any]) -> tuple[Lack, ...]:
+    """The findings about the ranks' own files that `lab.recordings.merge` wrote beside their events."""
     merged = frame.get("merged")
-    cut = merged.get("cut") if isinstance(merged, dict) else None
-    reasons = [reason] if reason is not None else []
-    reasons += [f"rank {rank}: {text}" for rank, text in cut.items()] if isinstance(cut, dict) else []
-    return tuple(
-        Lack("gpu", "tail", "C", 0, 0, 0, None, f"the file is not whole: {printable(text)}")
-        for text in reasons
-    )
+    rows = merged.get("lacks") if isinstance(merged, dict) else None
+    try:
+        lacks = msgspec.convert(rows or [], list[Lack])
+    except msgspec.ValidationError:
+        return ()
+    # A hostile file must not fill the report, nor command the terminal.
+    return tuple(msgspec.structs.replace(lack, text=printable(lack.text)[:300]) for lack in lacks[:1000])
 
 
 def loss_lines(frame: Mapping[str, Any]) -> list[str]:

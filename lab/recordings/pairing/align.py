@@ -130,6 +130,7 @@ def _merged(
     base: _Lane, number: np.ndarray, lane: _Lane, call_of_lane: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> tuple[_Lane, np.ndarray]:
     """The known calls after one more rank: matched ones narrowed to the common time, new ones inserted."""
+    # All ranks were in a call from the last begin to the first end: a further rank must meet that.
     base.begin[a] = np.maximum(base.begin[a], lane.begin[b])
     base.end[a] = np.minimum(base.end[a], lane.end[b])
     new = np.ones(len(lane), dtype=bool)
@@ -180,6 +181,7 @@ def _best_path(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray]:
         score = _scores(a, i, b)
         paired = np.where(score > 0, best[:-1] + score, -1.0)
         step = np.maximum(paired, best[1:])
+        # The step to the left is a running maximum, so a whole row of the table is one numpy call.
         row = np.concatenate([[0.0], np.maximum.accumulate(step)])
         diagonal[i] = row[1:] == paired
         upward[i] = row[1:] == best[1:]

@@ -77,6 +77,7 @@ def clocks_of(
     ranks = range(len(rows.ranks))
     offsets = np.array([estimates[i].offset_ns if i in estimates else 0.0 for i in ranks])
     apart = _never_met(filled, offsets)
+    # A rank whose times are impossible only against a third one is found by the calls that never met.
     clocks = [_clock(rows.ranks[i], estimates.get(i), i == reference, several or i in apart) for i in ranks]
     return _of_hosts(clocks, hosts) if several and hosts else tuple(clocks)
 
@@ -166,6 +167,7 @@ def _against(grid: _Grid, base: int, of_base: _Estimate) -> list[tuple[int, _Est
             continue
         start, end = grid.start[shared, column], grid.end[shared, column]
         start0, end0 = grid.start[shared, base_column[0]], grid.end[shared, base_column[0]]
+        # It had entered before the other left, and left after the other had entered: both bound its clock.
         low, high = float((start - end0).max()), float((end - start0).min())
         estimate = _Estimate(
             end - end0,

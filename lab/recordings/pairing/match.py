@@ -1,28 +1,16 @@
-"""Which rows of different ranks are one call, for each process group.
-
-Equal lists of calls join by their place in them, whatever the clocks say: a clock is a result of pairing,
-never a condition for it. Lists that differ are aligned on a clock that all pairs of equal calls vote for.
-"""
+"""Which rows of different ranks are one call, for each process group, sender and receiver."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from lab.recordings.pairing.align import MEET_NS, align_ranks
-from lab.recordings.pairing.clocks import clock_line
-from lab.recordings.pairing.routes import match_route
 from lab.recordings.pairing.rows import UNNAMED, CallRows, Match, numbered, running_count
+from lab.stats import robust
 from lab.stats.columns import distinct
-
-# Ends of one call agree within some tens of us, those of neighbouring calls lie ms apart.
-STEADY_NS = 100_000
-# Windows cut at different calls: equal lists may be shifted by so many.
-MOST_SHIFTED = 8
-# Right pairs spread by 5 to 25 us in recordings, wrong ones by ms.
-BETTER_SHIFT = 5
-FEWEST_CALLS = 3
 
 
 def match_calls(rows: CallRows) -> list[Match]:
@@ -48,6 +36,7 @@ def _unnamed(rows: CallRows, members: np.ndarray) -> np.ndarray:
     nothing = np.full(len(members), -1, dtype=np.int64)
     if len(distinct(rows.rank_index[members])) != 2 or rows.p2p.sum() != len(members):
         return nothing
+    # Without names only the ends tell: as if these calls blocked, which the check below must bear out.
     rows.blocking[members] = True
     call, _ = _by_order(rows, members)
     if (call >= 0).any() and _all_met(rows, members, call, rows.start[members]):
@@ -62,68 +51,14 @@ def _by_order(rows: CallRows, members: np.ndarray) -> tuple[np.ndarray, str]:
         return np.empty(0, dtype=np.int64), "order"
     lists = _per_rank(rows, members)
     signatures = [rows.signature[members[index]] for index in lists]
-    if all(np.array_equal(signatures[0], signature) for signature in signatures[1:]):
-        call = running_count(rows.rank_index[members])
-        if _all_met(rows, members, call, rows.start[members]):
-            return call, "order"
-        shifts = _shifts(rows, members, lists)
-        if shifts is not None:
-            shifted = call + shifts[np.repeat(np.arange(len(lists)), [len(index) for index in lists])]
-            start = rows.start[members] - _offsets(rows, members, lists, shifts)
-            if _all_met(rows, members, shifted, start):
-                return shifted - shifted.min(), "order" if not shifts.any() else "lcs"
-    return align_ranks(rows, members, lists), "lcs"
-
-
-def _shifts(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Number of calls by which each rank's list is shifted against the first one's; None if unsteady.
-
-    Place 0 wins unless another is clearly steadier.
-    """
-    ends = rows.start[members] + rows.dur[members]
-    reference = ends[lists[0]]
-    if len(reference) < FEWEST_CALLS:
-        return None
-    shifts = []
-    for index in lists:
-        spreads = {0: _spread(ends[index], reference, 0)}
-        if spreads[0] > STEADY_NS / BETTER_SHIFT:
-            limit = min(MOST_SHIFTED, len(reference) - FEWEST_CALLS)
-            spreads |= {k: _spread(ends[index], reference, k) for k in range(-limit, limit + 1) if k}
-        best = min(spreads, key=lambda k: (spreads[k], abs(k)))
-        shift = best if spreads[best] * BETTER_SHIFT < spreads[0] else 0
-        if spreads[shift] > STEADY_NS:
-            return None
-        shifts.append(shift)
-    return np.array(shifts, dtype=np.int64)
-
-
-def _pairs_of(ends: np.ndarray, reference: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's ends and those of the first rank's calls that stand `shift` places later."""
-    count = len(reference) - abs(shift)
-    a, b = max(0, -shift), max(0, shift)
-    return ends[a : a + count], reference[b : b + count]
-
-
-def _spread(ends: np.ndarray, reference: np.ndarray, shift: int) -> float:
-    """How far 9 of 10 differences of the ends lie from their median at most, drift taken out."""
-    a, b = _pairs_of(ends, reference, shift)
-    offset, slope, middle = clock_line(a, a - b)
-    # 9 of 10, not all: a rank that leaves a few calls late keeps its pairs.
-    return float(np.percentile(np.abs(a - b - offset - slope * (a - middle)), 90))
-
-
-def _offsets(
-    rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray], shifts: np.ndarray
-) -> np.ndarray:
-    """The clock of each row's rank against the first rank's (m,) in ns, from the ends."""
-    ends = rows.start[members] + rows.dur[members]
-    offsets = np.zeros(len(members), dtype=np.int64)
-    for index, shift in zip(lists, shifts.tolist(), strict=True):
-        a, b = _pairs_of(ends[index], ends[lists[0]], shift)
-        offset, slope, middle = clock_line(a, a - b)
-        offsets[index] = np.rint(offset + slope * (ends[index] - middle)).astype(np.int64)
-    return offsets
+    if any(not np.array_equal(signatures[0], signature) for signature in signatures[1:]):
+        return align_ranks(rows, members, lists), "lcs"
+    in_order = running_count(rows.rank_index[members])
+    if _all_met(rows, members, in_order, rows.start[members]):
+        return in_order, "order"
+    # Either the clocks differ, and the calls are the same, or the windows were cut at different calls.
+    aligned = align_ranks(rows, members, lists)
+    return aligned, "order" if np.array_equal(aligned, in_order) else "lcs"
 
 
 def _all_met(rows: CallRows, members: np.ndarray, call: np.ndarray, start: np.ndarray) -> bool:
@@ -155,3 +90,84 @@ def _per_rank(rows: CallRows, members: np.ndarray) -> list[np.ndarray]:
     """Indices of the rows in `members` of each rank that has rows."""
     edges = np.flatnonzero(np.diff(rows.rank_index[members])) + 1
     return np.split(np.arange(len(members)), edges)
+
+
+# Ends of a send and of the receive that waited for it agree within this, as do clocks of one host.
+TOGETHER_NS = 50_000
+# A call that takes so much longer than the shortest on its route has waited for its partner.
+WAITED_RATIO, WAITED_NS = 1.5, 20_000
+# Windows that do not end at the same call are shifted by so many at most; so many pairs must fit.
+MOST_SHIFTED, FITTING_SHARE, FEWEST_WAITED = 8, 0.9, 3
+
+
+class _Fit(NamedTuple):
+    """How well pairs (m,) agree with what sends and receives can do, and which of them waited."""
+
+    share: float
+    waited: np.ndarray
+
+
+def match_route(rows: CallRows, members: np.ndarray, route: Sequence[int]) -> np.ndarray:
+    """Calls (m,) by number, -1 where a partner is missing; also marks the rows whose ends tell of clocks."""
+    source, target = (np.flatnonzero(rows.rank[members] == rank) for rank in route)
+    call = np.full(len(members), -1, dtype=np.int64)
+    if not len(source) or not len(target):
+        if not {*route} <= {*rows.ranks}:  # the partner was not recorded: each is a call of one rank
+            call[:] = np.arange(len(members))
+        return call
+    fits = {}
+    limit = min(MOST_SHIFTED, min(len(source), len(target)) - 1)
+    # From the last call backwards: windows begin in running work, but end with the profiler's last step.
+    for shift in sorted(range(-limit, limit + 1), key=abs):
+        sends, receives = _shifted(source, target, shift)
+        fits[shift] = _fit(rows, members[sends], members[receives])
+        if fits[shift].share == 1 and not shift:
+            break
+    best = max(fits, key=lambda shift: (fits[shift].share, -abs(shift)))
+    if fits[best].share < FITTING_SHARE:
+        return call
+    sends, receives = _shifted(source, target, best)
+    call[sends] = call[receives] = np.arange(len(sends))
+    for side in (sends, receives):
+        rows.blocking[members[side[fits[best].waited]]] = True
+    rows.buffered[members[sends]] = _buffered(rows, members[sends], members[receives])
+    return call
+
+
+def _buffered(rows: CallRows, sends: np.ndarray, receives: np.ndarray) -> np.ndarray:
+    """Which sends (m,) wait for no receive: if one ended before its receive began, all as short as it."""
+    ends = rows.start[sends] + rows.dur[sends]
+    if not (ends < rows.start[receives]).any():
+        return np.zeros(len(sends), dtype=bool)
+    is_short: np.ndarray = rows.dur[sends] <= rows.dur[sends].min() * WAITED_RATIO + WAITED_NS
+    return is_short
+
+
+def _shifted(source: np.ndarray, target: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sends and receives (k,) that pair; the last receive belongs to the send `shift` before the last."""
+    sends = source[: len(source) - shift] if shift > 0 else source
+    receives = target[: len(target) + shift] if shift < 0 else target
+    count = min(len(sends), len(receives))
+    return sends[len(sends) - count :], receives[len(receives) - count :]
+
+
+def _fit(rows: CallRows, sends: np.ndarray, receives: np.ndarray) -> _Fit:
+    send_start, receive_start = rows.start[sends], rows.start[receives]
+    send_end, receive_end = send_start + rows.dur[sends], receive_start + rows.dur[receives]
+    single = ~(_shares_kernel(rows, sends) | _shares_kernel(rows, receives))
+    both_ns = np.stack([rows.dur[sends], rows.dur[receives]])
+    limit_ns = both_ns.min(axis=1, keepdims=True) * WAITED_RATIO + WAITED_NS
+    waited = (both_ns > limit_ns).any(axis=0) & single
+    apart = receive_end - send_end
+    offset_ns = robust.median(apart[waited]) if waited.sum() >= FEWEST_WAITED else 0.0
+    offset_ns = 0.0 if abs(offset_ns) <= TOGETHER_NS else offset_ns
+    together = np.abs(apart - offset_ns) <= TOGETHER_NS
+    fits = np.where(waited, together, receive_end - offset_ns >= send_start - TOGETHER_NS)
+    return _Fit(float(fits.mean()), waited & together)
+
+
+def _shares_kernel(rows: CallRows, index: np.ndarray) -> np.ndarray:
+    """Whether the kernel of each row (m,) holds several sends or receives, and so ends with the last."""
+    count = np.bincount(rows.source, minlength=1)
+    shares: np.ndarray = count[rows.source[index]] > 1
+    return shares

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.pairing.clocks import Clock, clocks_of
 from lab.recordings.pairing.match import match_calls
-from lab.recordings.pairing.rows import UNNAMED, CallRows, Match
-from lab.recordings.pairing.summary import CallSummary
+from lab.recordings.pairing.rows import UNNAMED, CallRows, Match, bus_factor, running_count
 from lab.recordings.tables import Table
+from lab.stats.columns import objects
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,27 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
         used, dense = np.unique(match.call[match.call >= 0], return_inverse=True)
         call[members[match.call >= 0]] = dense.ravel() + len(confidence)
         confidence += [match.confidence] * len(used)
+    # Numbers of calls are columns of tables, so they count over all groups, by time.
     call, confidence = _in_order_of_time(call, confidence, start)
     table = CallSummary(rows, call, start)
     collectives = table.collectives(confidence)
-    all_in = table.all_in()
-    straggler = np.append(collectives.straggler_rank, -1)[call] if len(confidence) else call
-    blocks = np.append(collectives.blocks.astype(bool), False)[call] if len(confidence) else call >= 0
+    return Pairs(
+        ranks=rows.ranks,
+        collectives=collectives,
+        instances=_instances(rows, call, start, table.all_in(), collectives),
+        legs=_legs(rows, call),
+        offsets_ns={clock.rank: round(clock.offset_ns) if clock.corrected else 0 for clock in clocks},
+        problems=tuple(_problems_of(rows, call, collectives, clocks)),
+        clocks=clocks,
+    )
+
+
+def _instances(
+    rows: CallRows, call: np.ndarray, start: np.ndarray, all_in: np.ndarray, collectives: Table
+) -> Table:
+    """One row per kernel of every rank, with its call, and whom it waits for until when."""
+    straggler = np.append(collectives.straggler_rank, -1)[call]
+    blocks = np.append(collectives.blocks.astype(bool), False)[call]
     awaited = np.where(rows.p2p | blocks, straggler, -1)
     awaited = np.where((awaited >= 0) & (all_in <= start), rows.rank, awaited)
     wait = np.where(call >= 0, (all_in - start) / 1e3, np.nan)
@@ -84,7 +100,7 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
     of_kernel = order[np.searchsorted(rows.source[order], np.arange(_num_kernels(rows)))]
     named = np.full(_num_kernels(rows), np.iinfo(np.int64).max)
     np.minimum.at(named, rows.source[call >= 0], call[call >= 0])
-    instances = {
+    columns = {
         "rank": rows.rank[of_kernel],
         "collective_id": np.where(named == np.iinfo(np.int64).max, -1, named),
         **rows.kernels,
@@ -93,24 +109,21 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
         "awaited": awaited[of_kernel],
         "wait_us": wait[of_kernel],
     }
+    return Table(columns)
+
+
+def _legs(rows: CallRows, call: np.ndarray) -> Table:
+    """One row per paired send or receive."""
     is_leg = np.flatnonzero(rows.p2p & (call >= 0))
     routes = np.array([route or UNNAMED for route in rows.routes], dtype=np.int64).reshape(-1, 2)
-    legs = {
+    columns = {
         "instance": rows.source[is_leg],
         "collective_id": call[is_leg],
         "source": routes[rows.group[is_leg], 0],
         "target": routes[rows.group[is_leg], 1],
         "waits": ~rows.buffered[is_leg],
     }
-    return Pairs(
-        ranks=rows.ranks,
-        collectives=collectives,
-        instances=Table(instances),
-        legs=Table(legs),
-        offsets_ns={clock.rank: round(clock.offset_ns) if clock.corrected else 0 for clock in clocks},
-        problems=tuple(_problems_of(rows, call, collectives, clocks)),
-        clocks=clocks,
-    )
+    return Table(columns)
 
 
 def _num_kernels(rows: CallRows) -> int:
@@ -158,3 +171,114 @@ def _problems_of(
                 f"{clock.low_ns / 1e3:.0f} us and at most {clock.high_ns / 1e3:.0f} us ahead; "
                 "its pairing or its clock is wrong"
             )
+
+
+class CallSummary:
+    """One row per call from the rows that belong to it."""
+
+    def __init__(self, rows: CallRows, call: np.ndarray, start: np.ndarray) -> None:
+        self._rows, self._call = rows, call
+        order = np.lexsort((rows.rank, start, call))
+        self._index = order[call[order] >= 0]
+        call_of_row = call[self._index]
+        self._num = int(call_of_row[-1]) + 1 if len(call_of_row) else 0
+        self._offset = np.searchsorted(call_of_row, np.arange(self._num))
+        self._size = np.diff(np.append(self._offset, len(call_of_row)))
+        self._start = start
+        self._ends = start + rows.dur
+        self.last_start = start[self._last_rows()]
+
+    def all_in(self) -> np.ndarray:
+        """When the last that each row (n,) waits for had come; its own start where that is unknown."""
+        last_start_ns = np.append(self.last_start, np.iinfo(np.int64).min)[self._call]
+        waits = (self._call >= 0) & ~self._rows.buffered
+        return np.where(waits, np.maximum(last_start_ns, self._start), self._start)
+
+    def collectives(self, confidence: Sequence[str]) -> Table:
+        rows, lead = self._rows, self._index[self._offset]
+        kinds = [rows.kinds[i] for i in lead.tolist()]
+        columns: dict[str, Any] = {"collective_id": np.arange(self._num)}
+        for name in ("pg_name", "pg_desc", "pg_ranks", "collective"):
+            columns[name] = rows.column(name)[lead]
+        columns["kind"] = objects(kinds)
+        columns["blocks"] = rows.blocking[lead]
+        columns["dtype"] = rows.column("dtype")[lead]
+        for name in ("in_nelems", "out_nelems", "msg_bytes"):
+            columns[name] = self._reduce(np.maximum, rows.column(name))
+        columns |= self._membership(lead) | self._times()
+        size = np.where(columns["group_size"] > 0, columns["group_size"], self._size)
+        columns |= self._bandwidth(columns["msg_bytes"], columns["latency_us"], kinds, size)
+        for name in ("stream", "step"):
+            columns[name] = rows.column(name)[lead]
+        return Table({**columns, "confidence": objects(confidence)})
+
+    def _membership(self, lead: np.ndarray) -> dict[str, np.ndarray]:
+        rows = self._rows
+        num_ranks = len(rows.ranks)
+        is_member = np.zeros((self._num, num_ranks), dtype=bool)
+        is_member[np.repeat(np.arange(self._num), self._size), rows.rank_index[self._index]] = True
+        expected = [rows.members_of(group) for group in range(rows.num_groups)]
+        group = rows.group[lead]
+        texts: dict[tuple[int, bytes], str] = {}
+        missing = []
+        for g, mask in zip(group.tolist(), is_member, strict=True):
+            # Thousands of calls lack the same ranks: each set becomes a text once.
+            key = (g, mask.tobytes())
+            if key not in texts:
+                members = {rank for rank, is_there in zip(rows.ranks, mask.tolist(), strict=True) if is_there}
+                texts[key] = ", ".join(str(rank) for rank in expected[g] if rank not in members)
+            missing.append(texts[key])
+        is_p2p = np.array([bool(route) for route in rows.routes], dtype=bool)[group]
+        size = np.where(is_p2p, 2, self._reduce(np.maximum, rows.column("group_size")))
+        expected_size = np.array([len(expected[g]) for g in group.tolist()], dtype=np.int64)
+        nothing_missing = np.array([text == "" for text in missing], dtype=bool)
+        complete = nothing_missing & (self._size >= np.maximum(size, 1))
+        return {
+            "group_size": np.where(size > 0, size, expected_size),
+            "index_in_group": running_count(group),
+            "num_ranks": self._size,
+            "complete": complete,
+            "missing_ranks": objects(missing),
+        }
+
+    def _times(self) -> dict[str, np.ndarray]:
+        alone = self._size < 2
+        first_row, last_row = self._index[self._offset], self._last_rows()
+        end_first, end_last = self._reduce(np.minimum, self._ends), self._reduce(np.maximum, self._ends)
+        return {
+            "ts_ns": self._start[first_row],
+            "latency_us": self._reduce(np.minimum, self._rows.dur) / 1e3,
+            "start_skew_us": np.where(alone, np.nan, (self.last_start - self._start[first_row]) / 1e3),
+            "end_skew_us": np.where(alone, np.nan, (end_last - end_first) / 1e3),
+            "straggler_rank": np.where(alone, -1, self._rows.rank[last_row]),
+            "first_rank": np.where(alone, -1, self._rows.rank[first_row]),
+        }
+
+    def _bandwidth(
+        self, num_bytes: np.ndarray, latency_us: np.ndarray, kinds: Sequence[str], sizes: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        measurable = (num_bytes >= 0) & (latency_us > 0)
+        algbw = np.full(self._num, np.nan)
+        algbw[measurable] = num_bytes[measurable] / latency_us[measurable] / 1e3
+        factor = np.array(
+            [bus_factor(*pair) for pair in zip(kinds, sizes.tolist(), strict=True)], dtype=float
+        )
+        return {"algbw_gb_s": algbw, "busbw_gb_s": algbw * factor}
+
+    def _last_rows(self) -> np.ndarray:
+        """The row that started last in each call; the lowest rank among equals."""
+        starts = self._start[self._index]
+        end = self._offset + self._size - 1
+        # Even keys lie before the latest start of a call, odd ones from it on: one search finds all first
+        # rows.
+        latest = np.searchsorted(
+            np.repeat(np.arange(self._num), self._size) * 2 + (starts >= np.repeat(starts[end], self._size)),
+            np.arange(self._num) * 2 + 1,
+        )
+        return self._index[latest]
+
+    def _reduce(self, operation: Any, values: np.ndarray) -> np.ndarray:
+        if not self._num:
+            return values[:0]
+        reduced: np.ndarray = operation.reduceat(values[self._index], self._offset)
+        return reduced

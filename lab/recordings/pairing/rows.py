@@ -9,9 +9,45 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.pairing.kinds import SAME_SIZES, is_blocking, kind_of
+from lab.perfmodel.communication import communication, kind_in
 from lab.recordings.tables import Table
 from lab.recordings.views.exchanges import parse
+
+# No rank leaves such a call before the last has entered it, so their times overlap and their ends agree.
+BLOCKING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+# Every rank of such a call reports the same sizes.
+SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+def kind_of(collective: str, kernel: str = "") -> str:
+    """all_reduce, all_gather, ... from the profiler's name, otherwise the kernel's; "" if unknown."""
+    kind = kind_in(collective)
+    if kind or not kernel:
+        return kind
+    kernel_kind = communication(kernel)
+    return kernel_kind.kind if kernel_kind else kind_in(kernel)
+
+
+def is_blocking(kind: str, kernel: str = "") -> bool:
+    """Whether no rank leaves the call before all have entered it."""
+    kernel_kind = communication(kernel) if kernel else None
+    return kind in BLOCKING and (kernel_kind is None or kernel_kind.blocking)
+
+
+def bus_factor(kind: str, group_size: int) -> float:
+    """Bus bandwidth over algorithm bandwidth; NaN for an unknown kind or size.
+
+    Source: NVIDIA/nccl-tests `doc/PERFORMANCE.md`.
+    """
+    if group_size < 1 or not kind:
+        return float("nan")
+    if kind == "all_reduce":
+        return 2 * (group_size - 1) / group_size
+    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (group_size - 1) / group_size
+    return 1.0
+
 
 # (ranks, name, "") of a process group; without metadata ("", "", the ordinal of the stream).
 GroupKey = tuple[str, str, Any]
@@ -63,6 +99,7 @@ class CallRows:
         routes: list[Route] = []
         texts = self.kernels.get("exchanges", np.full(len(kernel_rank), "")).tolist()
         for kernel, (rank, text) in enumerate(zip(kernel_rank, texts, strict=True)):
+            # A rank that sends to itself copies, and no other rank waits for that.
             legs = [leg for leg in parse(text) if leg[1] != rank] if text else []
             routes += [(rank, peer) if sends else (peer, rank) for sends, peer in legs] or [UNNAMED]
             source += [kernel] * max(len(legs), 1)

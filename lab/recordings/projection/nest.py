@@ -43,6 +43,7 @@ class RangeForest:
             crosses = _crosses(start, end, parent)
             if not crosses.any():
                 break
+            # Without these, ranges that crossed them may nest, so parents are looked for again.
             out.append(rows[crosses])
             rows = rows[~crosses]
         self.parent[rows] = np.where(parent >= 0, rows[parent], -1)

@@ -14,9 +14,8 @@ from lab.recordings.graphs.origins import Origins
 from lab.recordings.phase_names import PHASES
 from lab.recordings.processes import with_processes
 from lab.recordings.projection.nest import RangeForest, nearest_ancestor
-from lab.recordings.projection.paths import Paths, forward_origins, path_tree
 from lab.recordings.projection.result import RULES, Projection
-from lab.recordings.projection.sums import instance_sums, loose_pairs
+from lab.recordings.projection.sums import Paths, forward_origins, instance_sums, loose_pairs, path_tree
 from lab.recordings.projection.threads import phases_of_other_threads
 from lab.recordings.tables import Table
 
@@ -45,6 +44,7 @@ def project(
     inner = nest.around(capture, call)
     replayed = in_graph(capture)
     is_op = capture.ranges.kind == OP
+    # An operator around a graph's launch did not launch its kernels; the program's ranges around it did.
     inner[replayed] = nearest_ancestor(nest.parent, inner[replayed], ~is_op)
     inherited, ambiguous = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=bool)
     if attribution == "full":
@@ -95,6 +95,7 @@ def _rules(
 ) -> np.ndarray:
     replayed = replayed | (capture.ops.kind == GRAPH)
     attributed = (inner >= 0) | (inherited >= 0)
+    # The first case that fits counts: what is not known comes before what is.
     cases = [call < 0, ambiguous, replayed & attributed, inherited >= 0, inner >= 0]
     names = ("unattributed", "ambiguous", "graph", "cross", "same")
     rules: np.ndarray = np.select(cases, [RULES.index(name) for name in names], RULES.index("outside"))

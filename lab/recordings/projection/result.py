@@ -129,6 +129,7 @@ def _steps(capture: Capture, parent: np.ndarray) -> np.ndarray:
     steps = np.array([*map(is_step, capture.strings), False])[name_id]
     warmups = np.array([*map(is_warmup, capture.strings), False])[name_id]
     rows = np.flatnonzero(steps)
+    # A step inside another one (a micro-batch) would count its work twice; one of a warm-up is not measured.
     above = nearest_ancestor(parent, parent[rows], steps | warmups)
     rows = rows[above < 0]
     return rows[np.argsort(capture.ranges.start_ns[rows], kind="stable")]

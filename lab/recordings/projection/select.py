@@ -13,9 +13,8 @@ from lab.errors import MissingError
 from lab.recordings.capture import OP, Capture
 from lab.recordings.phase_names import PHASES
 from lab.recordings.projection.nest import RangeForest, nearest_ancestor
-from lab.recordings.projection.paths import path_tree
 from lab.recordings.projection.result import Part, Projection
-from lab.recordings.projection.sums import instance_sums
+from lab.recordings.projection.sums import instance_sums, path_tree
 from lab.recordings.projection.threads import phases_of_other_threads
 from lab.recordings.tables import Table
 
@@ -67,6 +66,7 @@ def select(projection: Projection, wanted: Wanted, phases: re.Pattern[str] = PHA
             location=capture.source,
         )
     ops, api, ranges, osrt = masks
+    # Means are per step, so steps that own nothing of the part must not count.
     used = np.unique(projection.owners(steps)[ops])
     return _reduced(projection, Part(", ".join(words), ops, api, ranges, osrt, steps[used[used >= 0]]))
 

@@ -1,14 +1,15 @@
-"""Counts and times of the operations of each range."""
+"""Paths of range names as a tree, and counts and times of the operations of each range."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from lab.recordings.capture import Capture
-from lab.recordings.projection.nest import RangeForest, by_thread
+from lab.recordings.capture import PUSH_POP, Capture
+from lab.recordings.projection.nest import RangeForest, by_thread, nearest_ancestor
 from lab.recordings.tables import Table
 from lab.stats.intervals import meetings
 
@@ -52,16 +53,28 @@ def _around(
     return ops[op[inside]], rows[row[inside]]
 
 
-def sums_by_group(capture: Capture, group: np.ndarray, size: int) -> dict[str, np.ndarray]:
-    """num_ops, num_kernels, op_ns, kernel_ns of each group; group (n,): that of each operation, or -1."""
-    dur_ns = capture.ops.end_ns - capture.ops.start_ns
-    names = {"num_ops": np.ones(len(group), dtype=np.int64), "num_kernels": capture.kernels.astype(np.int64)}
-    names |= {"op_ns": dur_ns, "kernel_ns": np.where(capture.kernels, dur_ns, 0)}
+# How the figures of two groups become one; a figure that is not here is a sum.
+_SPAN = {"first_ns": np.minimum, "last_ns": np.maximum}
+_NEVER = np.iinfo(np.int64).max  # first_ns of a group without operations, until its sums are complete
+Sums = dict[str, np.ndarray]
+
+
+def sums_by_group(capture: Capture, group: np.ndarray, size: int, *, with_span: bool = False) -> Sums:
+    """num_ops, num_kernels, op_ns, kernel_ns of each group; group (n,): that of each operation, or -1.
+
+    with_span: also first_ns and last_ns, the earliest start (_NEVER for none) and the latest end (-1).
+    """
+    ops = capture.ops
+    values: Sums = {"num_ops": np.ones(len(group), dtype=np.int64)}
+    values |= {"num_kernels": capture.kernels.astype(np.int64), "op_ns": ops.dur_ns}
+    values["kernel_ns"] = np.where(capture.kernels, ops.dur_ns, 0)
+    if with_span:
+        values |= {"first_ns": ops.start_ns, "last_ns": ops.end_ns}
+    empty = {"first_ns": _NEVER, "last_ns": -1}
     grouped = group >= 0
-    sums = {}
-    for name, values in names.items():
-        sums[name] = np.zeros(size, dtype=np.int64)
-        np.add.at(sums[name], group[grouped], values[grouped])
+    sums = {name: np.full(size, empty.get(name, 0), dtype=np.int64) for name in values}
+    for name, column in values.items():
+        _SPAN.get(name, np.add).at(sums[name], group[grouped], column[grouped])
     return sums
 
 
@@ -72,57 +85,152 @@ def instance_sums(
     inherited: np.ndarray,
     loose_op: np.ndarray,
     loose_range: np.ndarray,
-) -> dict[str, np.ndarray]:
+) -> Sums:
     """Sums and the projected span of each range (rows as `ranges`), children included.
 
     tree: anything with the `parent` and the `level` of each range.
     """
-    size, ops = len(capture.ranges), capture.ops
-    none = np.iinfo(np.int64).max
-    sums = sums_by_group(capture, inner, size)
-    for name, values in sums_by_group(capture, inherited, size).items():
-        sums[name] += values
-    start_ns, end_ns = np.full(size, none), np.full(size, -1, dtype=np.int64)
-    for rows in (inner, inherited):
-        owned = np.flatnonzero(rows >= 0)
-        np.minimum.at(start_ns, rows[owned], ops.start_ns[owned])
-        np.maximum.at(end_ns, rows[owned], ops.end_ns[owned])
-    _to_parents(tree.parent, tree.level, sums, start_ns, end_ns)
-    _add_loose(capture, sums, start_ns, end_ns, loose_op, loose_range)
-    return {**sums, "first_ns": np.where(start_ns == none, -1, start_ns), "last_ns": end_ns}
+    size = len(capture.ranges)
+    sums = _together(
+        sums_by_group(capture, inner, size, with_span=True),
+        sums_by_group(capture, inherited, size, with_span=True),
+    )
+    _to_parents(tree.parent, tree.level, sums)
+    picked = replace(capture, ops=capture.ops.take(loose_op))
+    sums = _together(sums, sums_by_group(picked, loose_range, size, with_span=True))
+    return sums | {"first_ns": np.where(sums["first_ns"] == _NEVER, -1, sums["first_ns"])}
 
 
-def _to_parents(
-    parent: np.ndarray,
-    level: np.ndarray,
-    sums: dict[str, np.ndarray],
-    start_ns: np.ndarray,
-    end_ns: np.ndarray,
-) -> None:
+def _together(sums: Sums, more: Sums) -> Sums:
+    return {name: _SPAN.get(name, np.add)(values, more[name]) for name, values in sums.items()}
+
+
+def _to_parents(parent: np.ndarray, level: np.ndarray, sums: Sums) -> None:
     """Add each level to the one above it, deepest first."""
     by_level = np.argsort(level, kind="stable")
     bounds = np.searchsorted(level[by_level], np.arange(1, level.max(initial=0) + 2))
     for low, high in reversed(list(itertools.pairwise(bounds))):
         rows = by_level[low:high]
-        up = parent[rows]
-        np.minimum.at(start_ns, up, start_ns[rows])
-        np.maximum.at(end_ns, up, end_ns[rows])
-        for values in sums.values():
-            np.add.at(values, up, values[rows])
+        for name, values in sums.items():
+            _SPAN.get(name, np.add).at(values, parent[rows], values[rows])
 
 
-def _add_loose(
-    capture: Capture,
-    sums: dict[str, np.ndarray],
-    start_ns: np.ndarray,
-    end_ns: np.ndarray,
-    op: np.ndarray,
-    row: np.ndarray,
-) -> None:
-    if len(op) == 0:
-        return
-    picked = replace(capture, ops=capture.ops.take(op))
-    for name, values in sums_by_group(picked, row, len(start_ns)).items():
-        sums[name] += values
-    np.minimum.at(start_ns, row, capture.ops.start_ns[op])
-    np.maximum.at(end_ns, row, capture.ops.end_ns[op])
+def forward_origins(capture: Capture, nest: RangeForest, paths: Paths, inner: np.ndarray) -> np.ndarray:
+    """Find for each backward operation (n,) the path of the range around its forward operator, or -1.
+
+    Sequence numbers link the two. They count per forward thread; several operators carry one number, and the
+    last of them made the backward node.
+    """
+    ranges = capture.ranges
+    operator_rows = forward_operators(ranges, nest.parent, inner)
+    # aten::, autograd:: and the like are the framework's own names; a range of the program has no `::`.
+    by_user = np.array([*("::" not in text for text in capture.strings), False])[ranges.name_id]
+    by_user &= ranges.kind == PUSH_POP
+    outer = nearest_ancestor(nest.parent, operator_rows, by_user)
+    found_paths: np.ndarray = np.append(paths.of_range, -1)[outer]
+    return found_paths
+
+
+def forward_operators(ranges: Table, parent: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """For each backward operation (n,), by the innermost range around it, the row of its forward operator in
+    `ranges`, or -1."""
+    result = np.full(len(inner), -1, dtype=np.int64)
+    numbered = ranges.seq >= 0
+    if not numbered.any():
+        return result
+    back = nearest_ancestor(parent, inner, numbered)
+    asked = np.flatnonzero(back >= 0)
+    result[asked] = _last_before_elsewhere(ranges, np.flatnonzero(numbered), back[asked])
+    return result
+
+
+def _last_before_elsewhere(ranges: Table, rows: np.ndarray, back: np.ndarray) -> np.ndarray:
+    """The last of `rows` before each backward operator (n,) with its number on another thread, or -1."""
+    order = rows[np.lexsort((ranges.start_ns[rows], ranges.seq[rows], ranges.process[rows]))]
+    rows_of: dict[tuple[int, int], list[int]] = {}
+    keys = zip(ranges.process[order].tolist(), ranges.seq[order].tolist(), strict=True)
+    for row, key in zip(order.tolist(), keys, strict=True):
+        rows_of.setdefault(key, []).append(row)
+    start, tid = ranges.start_ns, ranges.tid
+    row_of_backward: dict[int, int] = {}
+    for row in np.unique(back).tolist():
+        same = rows_of[int(ranges.process[row]), int(ranges.seq[row])]
+        earlier = [one for one in same if start[one] <= start[row] and tid[one] != tid[row]]
+        one_thread = len({int(tid[one]) for one in earlier}) == 1
+        row_of_backward[row] = earlier[-1] if one_thread else -1
+    return np.array([row_of_backward[row] for row in back.tolist()], dtype=np.int64)
+
+
+class Paths:
+    """Distinct paths of names: `parent` and `name` of each, 0 is the root.
+
+    of_range: the path of each range, -1 without operations.
+    """
+
+    def __init__(self, capture: Capture, nest: RangeForest, active: np.ndarray) -> None:
+        self.parent, self.name = [-1], [-1]
+        self._numbers: dict[tuple[int, int], int] = {}
+        self.of_range = np.full(len(capture.ranges), -1, dtype=np.int64)
+        rows = np.flatnonzero(active & (nest.level >= 0))
+        rows = rows[np.argsort(nest.level[rows], kind="stable")]
+        bounds = np.flatnonzero(np.diff(nest.level[rows])) + 1
+        num_names = len(capture.strings) + 1
+        for level in np.split(rows, bounds):
+            has_parent = len(level) and nest.level[level[0]]
+            above = self.of_range[nest.parent[level]] if has_parent else np.zeros_like(level)
+            codes = above * num_names + capture.ranges.name_id[level] + 1
+            keys, code_index = np.unique(codes, return_inverse=True)
+            nodes = [self.child(key // num_names, key % num_names - 1) for key in keys.tolist()]
+            self.of_range[level] = np.array(nodes, dtype=np.int64)[code_index]
+
+    def child(self, parent: int, name: int) -> int:
+        if (node := self._numbers.get((parent, name))) is None:
+            node = self._numbers[parent, name] = len(self.parent)
+            self.parent.append(parent)
+            self.name.append(name)
+        return node
+
+    def below(self, path: int, names: tuple[int, ...]) -> int:
+        """The path with these names at its end."""
+        for name in names:
+            path = self.child(path, name)
+        return path
+
+    def of(self, inherited: np.ndarray, inner: np.ndarray) -> np.ndarray:
+        """Path (n,) of operations: the inherited range's, then their own; 0 if neither."""
+        of_range = np.append(self.of_range, 0)
+        pairs = np.stack([of_range[inherited], of_range[inner]], axis=1)
+        used, pair_index = np.unique(pairs, axis=0, return_inverse=True)
+        joined = np.array([self._join(front, back) for front, back in used.tolist()], dtype=np.int64)
+        return joined[pair_index.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+
+    def _join(self, front: int, back: int) -> int:
+        names = []
+        while back > 0:
+            names.append(self.name[back])
+            back = self.parent[back]
+        return self.below(front, tuple(reversed(names)))
+
+
+def path_tree(capture: Capture, parents: Sequence[int], names: Sequence[int], path: np.ndarray) -> Table:
+    """Sums of each path, then of all below it; children have larger numbers than their parents."""
+    size = len(parents)
+    self_sums = sums_by_group(capture, path, size)
+    parent = np.array(parents, dtype=np.int64)
+    depth = np.zeros(size, dtype=np.int64)
+    total = {name: values.copy() for name, values in self_sums.items()}
+    for node in range(1, size):
+        depth[node] = depth[parent[node]] + 1
+    for node in range(size - 1, 0, -1):
+        for values in total.values():
+            values[parent[node]] += values[node]
+    self_columns = {f"self_{name.removeprefix('num_')}": values for name, values in self_sums.items()}
+    return Table(
+        {
+            "parent": parent,
+            "name_id": np.array(names, dtype=np.int32),
+            "depth": depth,
+            **self_columns,
+            **total,
+        }
+    )

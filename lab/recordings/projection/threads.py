@@ -75,6 +75,7 @@ def _by_name(capture: Capture, ops: np.ndarray, rows: np.ndarray) -> tuple[Offer
     for members in groups.values():
         of_name = np.isin(name_index, members)
         example = capture.name(int(used[members[0]]))
+        # The pattern is for a shell's command line: blanks and dashes need no escape there.
         pattern = re.escape(example).replace("\\ ", " ").replace("\\-", "-")
         if len(members) > 1:
             pattern = re.sub(r"\d+", r"\\d+", pattern)
@@ -98,6 +99,7 @@ def phases_of_other_threads(
     is_phase[nest.loose] = in_step[nest.loose] = False
     orphans = np.flatnonzero((call >= 0) & ~has_above(nest.parent, inner, is_phase | in_step))
     inherited, ambiguous = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=bool)
+    # A phase says more than a step: a step is inherited only where no thread had a phase open.
     for candidates in (is_phase, in_step):
         phase_rows, count = phase_elsewhere(capture, nest, call[orphans], np.flatnonzero(candidates))
         inherited[orphans] = np.where(count == 1, phase_rows, -1)

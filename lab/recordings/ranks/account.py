@@ -1,4 +1,4 @@
-"""The account of all steps: parts that sum to the step, waits by cause, and clocks."""
+"""The account of all steps: one label for each instant of each rank, waits by cause, and clocks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,105 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.pairing import Clock
-from lab.recordings.ranks.common import UNKNOWN, Together, together
+from lab.recordings.ranks.common import UNKNOWN, Call, Together, together
 from lab.recordings.ranks.contention import Contention, contention_of
-from lab.recordings.ranks.labels import LABELS, Segments, segments_of
-from lab.recordings.ranks.work import RankWork
+from lab.recordings.ranks.work import COMM, COMP, COPY, RankWork
 from lab.stats import robust
 from lab.stats.columns import distinct
 from lab.stats.intervals import overlap
 
+COMPUTE, TRANSFER, WAIT, UNPAIRED, COPYING, LAUNCH_LATE, LAUNCH_GAP, TAIL, UNEXPLAINED = range(9)
+LABELS = (
+    *("compute", "transfer", "wait", "unpaired", "copy"),
+    *("launch_late", "launch_gap", "tail", "unexplained"),
+)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Consecutive spans of one rank inside its windows, on its own clock.
+
+    window is the row of the rank's windows; label one of the constants above; awaited the index of the rank
+    that is waited for (UNKNOWN otherwise); next_row the operation that ends an idle span (UNKNOWN otherwise).
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    window: np.ndarray
+    label: np.ndarray
+    awaited: np.ndarray
+    next_row: np.ndarray
+
+    @property
+    def length(self) -> np.ndarray:
+        length: np.ndarray = self.end - self.begin
+        return length
+
+
+def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
+    """The labels of one rank; the lengths of a window's segments sum to the window exactly."""
+    wait_begin, wait_end, last_index = _oldest_waits(work, call)
+    launched = work.call_end[work.call_end >= 0]
+    times = (windows[:, 1:].ravel(), work.start, work.end, call.all_in, wait_begin, wait_end, launched)
+    # Nothing begins or ends between two edges, so one label holds from each to the next.
+    edges = distinct(np.concatenate(times))
+    begin, end = edges[:-1], edges[1:]
+    window = np.searchsorted(windows[:, 1], begin, side="right") - 1
+    inside = (window >= 0) & (begin < windows[np.maximum(window, 0), 2])
+    begin, end, window = begin[inside], end[inside], window[inside]
+
+    def runs(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        started = np.searchsorted(np.sort(start), begin, side="right")
+        over = np.searchsorted(np.sort(stop), begin, side="right")
+        active: np.ndarray = started > over
+        return active
+
+    computes, talks, copies = (
+        runs(work.start[work.kind == k], work.end[work.kind == k]) for k in (COMP, COMM, COPY)
+    )
+    is_paired = ~call.loose
+    moves = runs(call.all_in[is_paired], work.end[call.row[is_paired]])
+    loose = runs(work.start[call.row[call.loose]], work.end[call.row[call.loose]])
+    # Before the first wait, and after the last operation, the index is that of the value at the end.
+    wait = np.searchsorted(wait_begin, begin, side="right") - 1
+    in_wait = begin < np.append(wait_end, np.iinfo(np.int64).min)[wait]
+    order = np.append(np.argsort(work.start, kind="stable"), UNKNOWN)
+    next_row = order[np.searchsorted(work.start[order[:-1]], begin, side="right")]
+    next_start = np.append(work.start, np.iinfo(np.int64).max)[next_row]
+    returned = np.append(work.call_end, UNKNOWN)[next_row]
+    # A collective without a row here moves data, as far as known.
+    without_row = talks & ~moves & ~in_wait & ~loose
+    idle = ~(computes | talks | copies)
+    # Each line overrules those above it: an instant has one label, so the parts sum to the step.
+    label = np.full(len(begin), UNEXPLAINED)
+    label[idle & (returned >= 0)] = LAUNCH_GAP
+    label[idle & (returned > begin)] = LAUNCH_LATE
+    label[idle & (next_start >= windows[window, 2])] = TAIL
+    label[copies] = COPYING
+    label[talks & loose] = UNPAIRED
+    label[talks & in_wait] = WAIT
+    label[moves & talks | without_row] = TRANSFER
+    label[computes] = COMPUTE
+    awaited = np.where(label == WAIT, np.append(last_index, UNKNOWN)[wait], UNKNOWN)
+    return Segments(begin, end, window, label, awaited, np.where(idle & (label != TAIL), next_row, UNKNOWN))
+
+
+def _oldest_waits(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Disjoint spans of waiting and who is waited for: of several calls the oldest counts."""
+    begin, end = work.start[call.row], call.all_in
+    order = np.lexsort((end, begin))
+    begin, end, last_index = begin[order], end[order], call.last_index[order]
+    begin[1:] = np.maximum(begin[1:], np.maximum.accumulate(end)[:-1])
+    is_wait = begin < end
+    return begin[is_wait], end[is_wait], last_index[is_wait]
+
+
 # One part per label; what collectives beside it cost is taken out of compute.
 PARTS = ("compute_ns", "contention_ns", *(f"{label}_ns" for label in LABELS[1:]))
 # What the awaited rank did while the others waited -> the cause.
-CLOCK, BEFORE, UNEXPLAINED = "clock", "entered_late", "unexplained"
+CLOCK, BEFORE = "clock", "entered_late"
+# A rank that waits itself only hands on what another causes: `chain`. Launches that come late, a gap after
+# them and an idle end of the step are all the host's.
 BECAUSE = {
     "compute": "work",
     "transfer": "link",
@@ -28,6 +115,8 @@ BECAUSE = {
     "launch_late": "launch",
     "launch_gap": "launch",
     "tail": "launch",
+    "unpaired": "unexplained",
+    "unexplained": "unexplained",
 }
 
 
@@ -85,6 +174,9 @@ class Account:
     def num_complete(self) -> int:
         return int(self.together.pairs.collectives.complete.sum()) if self.num_calls else 0
 
+    def work(self, rank: int) -> RankWork:
+        return self.together.works[self.ranks.index(rank)]
+
     def row(self, step: int, rank: int) -> Row | None:
         return next((row for row in self.rows if (row.step, row.rank) == (step, rank)), None)
 
@@ -107,6 +199,7 @@ def account_of(works: Mapping[int, RankWork]) -> Account:
 
 
 def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Contention]) -> list[Row]:
+    # Windows differ between ranks, so how late one entered is measured on the common clock.
     entered = _entered(ranks)
     account_rows = []
     for index, of_rank in enumerate(segments):
@@ -150,6 +243,7 @@ def _sums(values: np.ndarray, group: np.ndarray, num_groups: int, chosen: np.nda
 
 
 def _waited_for(ranks: Together, of_rank: Segments, window: int) -> int | None:
+    # Several ranks may be waited for in one step; the table has room for the one that costs most.
     rows = np.flatnonzero((of_rank.window == window) & (of_rank.awaited != UNKNOWN))
     if not len(rows):
         return None
@@ -183,6 +277,7 @@ def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
                 together.own(awaited, together.common(index, edge[rows_of_awaited]))
                 for edge in (of_rank.begin, of_rank.end)
             ]
+            # What the awaited rank did is read on its own clock, for its segments are on that.
             parts = _label_times(segments[awaited], *spans)
             for window in distinct(of_rank.window[rows_of_awaited]).tolist():
                 inside = of_rank.window[rows_of_awaited] == window
@@ -210,7 +305,7 @@ def _causes(parts: np.ndarray, whole_ns: int, *, plausible: bool) -> dict[str, i
     sums: dict[str, int] = {}
     for label, ns in enumerate(parts.sum(axis=0).tolist()):
         if ns:
-            cause = BECAUSE.get(LABELS[label], UNEXPLAINED)
+            cause = BECAUSE[LABELS[label]]
             sums[cause] = sums.get(cause, 0) + ns
     outside_ns = whole_ns - sum(sums.values())
     if outside_ns:  # outside the awaited rank's windows: it had not entered its step

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.pairing import Clock, Pairs, pair_collectives
-from lab.recordings.pairing.kinds import kind_of
+from lab.recordings.pairing.rows import kind_of
 from lab.recordings.ranks.work import RankWork
 from lab.recordings.tables import Table
 from lab.stats.robust import column_medians
@@ -89,6 +89,7 @@ class Together:
 def together(works: Mapping[int, RankWork]) -> Together:
     """The ranks' work, paired. Raises nothing for odd input: what does not fit is in `pairs.problems`."""
     ordered = tuple(works[rank] for rank in sorted(works))
+    # Clocks of ranks on one host are one clock; where any host is unknown, nothing may be assumed of them.
     hosts = {work.rank: work.host for work in ordered}
     host_of_rank = hosts if all(hosts.values()) else None
     pairs = pair_collectives({work.rank: work.collectives for work in ordered}, hosts=host_of_rank)
@@ -107,6 +108,7 @@ def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
     origin = int(end.min()) if len(end) else 0
     ends = np.full((len(works), len(collectives)), np.nan)
     ends[index[paired], number[paired]] = end[paired] - origin
+    # Against the median rank, not the first: one early end would make all the others late.
     late = end - origin - np.append(column_medians(ends), np.nan)[number]
     p2p = np.array([kind_of(*names) == "p2p" for names in _names(rows)], dtype=bool)
     alone = np.append(collectives.num_ranks < 2, True)[number] if len(rows) else p2p
@@ -160,6 +162,7 @@ def _legs(pairs: Pairs) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
 
 def _windows(works: tuple[RankWork, ...]) -> tuple[tuple[np.ndarray, ...], str]:
     """Each rank's windows: the host's steps; the GPU's where work spills over; else the whole recording."""
+    # One rank without marks has no step to compare, so all are compared over the whole recording.
     if any(not len(work.steps) for work in works):
         return tuple(_whole(work) for work in works), WHOLE
     if any(_spills(work) for work in works):
@@ -178,9 +181,8 @@ def _whole(work: RankWork) -> np.ndarray:
 
 def _step_of_launch(work: RankWork) -> np.ndarray:
     """Row of `steps` in which each operation was launched (n,), UNKNOWN outside."""
-    when = np.where(work.call_begin >= 0, work.call_begin, work.start)
-    step = np.searchsorted(work.steps[:, 1], when, side="right") - 1
-    inside = (step >= 0) & (when < work.steps[np.maximum(step, 0), 2])
+    step = np.searchsorted(work.steps[:, 1], work.launched, side="right") - 1
+    inside = (step >= 0) & (work.launched < work.steps[np.maximum(step, 0), 2])
     step_or_unknown: np.ndarray = np.where(inside, step, UNKNOWN)
     return step_or_unknown
 
@@ -225,6 +227,5 @@ def launched_in(together: Together, index: int, step: int) -> np.ndarray:
         numbers = work.steps[:, 0]
         step_index = _step_of_launch(work)
         rows = np.flatnonzero((step_index >= 0) & (numbers[np.maximum(step_index, 0)] == step))
-    when = np.where(work.call_begin >= 0, work.call_begin, work.start)
-    ordered: np.ndarray = rows[np.lexsort((work.start[rows], when[rows]))]
+    ordered: np.ndarray = rows[np.lexsort((work.start[rows], work.launched[rows]))]
     return ordered

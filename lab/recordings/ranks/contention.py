@@ -47,7 +47,7 @@ def contention_of(works: Sequence[RankWork]) -> list[Contention]:
     rank = np.repeat(np.arange(num_ranks), [int(mask.sum()) for mask in free])
     key = np.concatenate([number[mask] for number, mask in zip(numbers, free, strict=True)])
     dur = np.concatenate([(work.end - work.start)[mask] for work, mask in zip(works, free, strict=True)])
-    classes = np.array([CLASSES.index(kernel_class(name[3])) for name in shared], dtype=np.int64)
+    classes = np.array([CLASSES.index(kernel_class(name[3], name[0])) for name in shared], dtype=np.int64)
     medians_ns, counts = _medians(rank * num_keys + key, dur, num_ranks * num_keys)
     own_ns, own_count = medians_ns.reshape(num_ranks, num_keys), counts.reshape(num_ranks, num_keys)
     # A median over a slow rank and a fast one would be neither's, and one over the fast one alone would make
@@ -89,6 +89,7 @@ def _overlaps(work: RankWork) -> tuple[np.ndarray, np.ndarray]:
     comm = union(operations[work.kind == COMM])
     owned = operations.copy()
     rows = np.flatnonzero(work.kind == COMP)
+    # Ties go by the row, so that the same recording always gives the same owner.
     rows = rows[np.lexsort((rows, work.start[rows]))]
     if len(rows):
         reach = np.maximum.accumulate(work.end[rows])
@@ -98,6 +99,7 @@ def _overlaps(work: RankWork) -> tuple[np.ndarray, np.ndarray]:
 
 def _medians(group: np.ndarray, values: np.ndarray, num_groups: int) -> tuple[np.ndarray, np.ndarray]:
     """Median and count of each group 0..num_groups-1; 0 where it is empty."""
+    # One sort for all groups: a median for each of thousands of keys would take a pass each.
     order = np.lexsort((values, group))
     ordered = values[order].astype(float)
     count = np.bincount(group, minlength=num_groups)

@@ -124,6 +124,7 @@ def _of_step(
     account: Account, step: Step, of_call: np.ndarray, shares: Sequence[np.ndarray], num: int
 ) -> np.ndarray:
     """ms (classes, 2): by how much the step is shorter without each class; with and without waiting ones."""
+    # Hosts that launch late hide what a collective costs: the GPU would have idled anyway.
     ready = replay.hosts_ready(step)
     places = {rank: account.ranks.index(rank) for rank in step.ranks}
     cost = {rank: shares[class_index][step.ranks[rank].rows] for rank, class_index in places.items()}

@@ -1,7 +1,4 @@
-"""What the account means: findings ranked by time, what a repair gives, and the path.
-
-Steps are replayed from their launches in the way that repeats the recording, then with one thing changed.
-"""
+"""What the account means: findings ranked by time, what a repair gives, and the path over ranks."""
 
 from __future__ import annotations
 
@@ -10,16 +7,24 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lab.core.words import plural, ranks_text
-from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
-from lab.recordings.ranks.binding import not_joined
-from lab.recordings.ranks.explained import EVEN, FREE, READY, READY_FREE, RECORDED, Explained, WhatIf
-from lab.recordings.ranks.findings import findings_of
-from lab.recordings.ranks.path import Piece
+from lab.recordings.ranks.common import UNKNOWN
+from lab.recordings.ranks.explained import (
+    EVEN,
+    FREE,
+    READY,
+    READY_FREE,
+    RECORDED,
+    Explained,
+    Piece,
+    WhatIf,
+    joined,
+    steps_text,
+)
+from lab.recordings.ranks.findings import findings_of, not_joined
 from lab.recordings.ranks.pipeline import Pipeline, pipelines_of
 from lab.recordings.ranks.replay import Outcome, Step
-from lab.recordings.ranks.words import joined, steps_text
 from lab.recordings.ranks.work import COMP, COPY
 
 # A step whose GPUs idle so much of it with work launched is not replayed from its launches.
@@ -96,6 +101,7 @@ def _replayable(account: Account) -> tuple[list[Step], list[str]]:
 
 def _repeated(account: Account, step: Step, notes: list[str]) -> tuple[Step, Outcome | None]:
     """The step and its replay, by the first way that repeats the recording."""
+    # The variant that rests on least wins, not the best fit: more recorded times always fit better.
     fallback: tuple[Step, Outcome | None] | None = None
     for variant, note in _variants(account, step):
         outcome = replay.play(variant)
@@ -137,10 +143,9 @@ def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
 def _path_of(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
     kinds = {}
     for rank, played in step.ranks.items():
-        work = account.together.works[account.ranks.index(rank)]
-        names = {COMP: paths.COMPUTE, COPY: paths.COPY}
-        kinds[rank] = [names.get(kind, paths.TRANSFER) for kind in work.kind[played.rows].tolist()]
-    return paths.critical_path(step, outcome, kinds)
+        work = account.work(rank)
+        kinds[rank] = [KINDS.get(kind, TRANSFER) for kind in work.kind[played.rows].tolist()]
+    return critical_path(step, outcome, kinds)
 
 
 def _what_if(
@@ -160,6 +165,7 @@ def _what_if(
         elif not np.isnan(length):
             rows.append(WhatIf(step.number, change, tuple(ranks), length, recorded))
 
+    # The slowest hosts alone and together: repairing one of two equal ones gains nothing.
     span = {rank: played.host_ns for rank, played in step.ranks.items()}
     slowest = sorted(span, key=lambda rank: -span[rank])[: min(MOST_HOSTS, len(span) - 1)]
     for count in range(1, len(slowest) + 1):
@@ -169,6 +175,7 @@ def _what_if(
     add(FREE, replay.shorter(step, free))
     add(READY, ready)
     add(READY_FREE, replay.shorter(ready, free))
+    # A mean over stages may be beyond what a split of layers can reach, so it is given only where it gains.
     even_ms = (
         replay.length_ms(replay.shorter(step, _uneven(account, step, pipelines))) if pipelines else np.inf
     )
@@ -184,7 +191,7 @@ def _uneven(account: Account, step: Step, pipelines: Sequence[Pipeline]) -> dict
         compute_ns = {b.rank: b.compute_ns for b in pipeline.bubbles if b.step == step.number}
         mean_ns = sum(compute_ns.values()) / len(compute_ns)
         for rank, own_ns in compute_ns.items():
-            played, work = step.ranks[rank], account.together.works[account.ranks.index(rank)]
+            played, work = step.ranks[rank], account.work(rank)
             share = 1 - mean_ns / max(own_ns, 1)
             beyond[rank] = np.where(work.kind[played.rows] == COMP, played.dur * share, 0.0)
     return beyond
@@ -193,3 +200,52 @@ def _uneven(account: Account, step: Step, pipelines: Sequence[Pipeline]) -> dict
 def _contention(account: Account, step: Step) -> dict[int, np.ndarray]:
     costs = dict(zip(account.ranks, account.contention, strict=True))
     return {rank: costs[rank].cost_ns[one.rows].astype(float) for rank, one in step.ranks.items()}
+
+
+ENTERED, BEFORE, HOST_TIME, GAP = "entered late", "work of the step before", "host", "gap"
+# Of the path over ranks: by kind of operation; all else moves data between ranks.
+TRANSFER, KINDS = "transfer", {COMP: "compute", COPY: "copy"}
+
+
+def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> list[Piece]:
+    """Pieces in order of time; kinds[rank][place] is compute, transfer or copy for each operation."""
+    rank = max(outcome.end, key=lambda played: max(outcome.end[played]))
+    ends = outcome.end[rank]
+    place = max(range(len(ends)), key=ends.__getitem__)
+    origin = step.begin
+    pieces: list[Piece] = []
+    until = ends[place]
+    while True:
+        played = step.ranks[rank]
+        if (
+            rank,
+            place,
+        ) in outcome.latest_of:  # data moves from the last arrival on; before it counts that rank
+            last_rank, last_place = outcome.latest_of[rank, place]
+            start_ns = outcome.start[last_rank][last_place]
+            pieces.append(Piece(rank, TRANSFER, start_ns - origin, until - origin, int(played.key[place])))
+            rank, place, played = last_rank, last_place, step.ranks[last_rank]
+        else:
+            start_ns = outcome.start[rank][place]
+            pieces.append(
+                Piece(rank, kinds[rank][place], start_ns - origin, until - origin, int(played.key[place]))
+            )
+        by_host, previous = outcome.held_by[rank][place]
+        if by_host and previous == UNKNOWN:
+            break
+        until = outcome.end[rank][previous]  # of a host that waited: what it waited for
+        pieces.append(Piece(rank, HOST_TIME if by_host else GAP, until - origin, start_ns - origin))
+        place = previous
+    played = step.ranks[rank]
+    pieces.append(Piece(rank, HOST_TIME, played.begin - origin, start_ns - origin))
+    if played.begin > origin:
+        pieces.append(Piece(rank, BEFORE if step.spills else ENTERED, 0.0, played.begin - origin))
+    return [piece for piece in reversed(pieces) if piece.ns > 0]
+
+
+def shares(path: list[Piece]) -> list[tuple[int, str, float]]:
+    """(rank, kind, ns) summed, largest first."""
+    sums: dict[tuple[int, str], float] = {}
+    for piece in path:
+        sums[piece.rank, piece.kind] = sums.get((piece.rank, piece.kind), 0.0) + piece.ns
+    return sorted(((rank, kind, ns) for (rank, kind), ns in sums.items()), key=lambda share: -share[2])

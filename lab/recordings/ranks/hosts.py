@@ -34,7 +34,7 @@ def host_waits(work: RankWork, rows: np.ndarray) -> list[HostWait]:
     calls = work.blocking_calls[np.argsort(work.blocking_calls[:, 0], kind="stable")]
     calls = calls[calls[:, 1] - calls[:, 0] >= WAITS_NS]
     # In the order of `rows`, in which an operation without a recorded launch stands at its start.
-    begins = np.where(work.call_begin >= 0, work.call_begin, work.start)[rows]
+    begins = work.launched[rows]
     ends = work.end[rows]
     waits: list[HostWait] = []
     for begin, end in calls.tolist():
@@ -62,6 +62,7 @@ def host_lateness_ns(together: Together, step: int) -> dict[int, float]:
             continue
         spills = together.window_kind == GPU_STEPS
         begin = int(work.steps[0, 1]) if spills else window[0]
+        # A host that waits for its GPU is not late, it has nothing to do: such waits do not count.
         until = np.stack([np.full(len(rows), begin), work.call_begin[rows]], axis=1)
         launched_ns[work.rank] = work.call_end[rows] - begin - overlap(until, work.blocking_calls)
         if spills:

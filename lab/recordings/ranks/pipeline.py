@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.names import kernel_class
-from lab.recordings.ranks.account import Account
+from lab.recordings.ranks.account import WAIT, Account
 from lab.recordings.ranks.common import launched_in
-from lab.recordings.ranks.labels import WAIT
 from lab.recordings.ranks.work import COMP
 from lab.stats.intervals import overlap
 
@@ -70,6 +69,7 @@ def pipelines_of(account: Account) -> list[Pipeline]:
     }
     if not by_step:
         return []
+    # Stages that change from step to step are another pattern of exchanges, and no pipeline.
     example = next(iter(by_step.values()))
     if any([ranks for ranks, _ in chains] != [ranks for ranks, _ in example] for chains in by_step.values()):
         return []
@@ -209,12 +209,12 @@ def _bubbles(
 
 def _has_late_gemms(account: Account, step: int, rank: int, messages: Sequence[_Message]) -> bool:
     """Whether matrix products run after the last gradient was sent: those of weights, held back."""
-    index = account.ranks.index(rank)
-    work = account.together.works[index]
+    work = account.work(rank)
     sends = [m.row for m in messages if m.is_send]
     if not sends:
         return False
-    launched = launched_in(account.together, index, step)
+    launched = launched_in(account.together, account.ranks.index(rank), step)
     later = launched[np.searchsorted(work.call_begin[launched], work.call_begin[sends[-1]], side="right") :]
     kernels = later[work.kind[later] == COMP]
-    return any(kernel_class(work.keys[key][3]) == "gemm" for key in {*work.key[kernels].tolist()})
+    names = [work.keys[key] for key in {*work.key[kernels].tolist()}]
+    return any(kernel_class(kernel, op) == "gemm" for op, _, _, kernel, _ in names)

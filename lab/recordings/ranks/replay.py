@@ -159,6 +159,7 @@ def _played(together: Together, index: int, number: int) -> Played | None:
     call_rows = together.calls[index]
     if window is None or not len(rows) or (work.call_end[rows] < 0).any():
         return None
+    # How long an unpaired send or receive waits is unknown, so nothing can be said of a step with one.
     if np.isin(rows, call_rows.row[call_rows.loose]).any():
         return None
     origin = together.origin_ns
@@ -236,6 +237,7 @@ def _previous(stream: np.ndarray) -> np.ndarray:
 
 def signature(played: Played) -> bytes:
     """Equal for ranks and steps that launch the same operations on the same streams."""
+    # Stream numbers differ between ranks and runs, their order of use does not.
     _, streams = np.unique(played.stream, return_inverse=True)
     return np.stack([streams.ravel(), played.call != UNKNOWN], axis=1).astype(np.int32).tobytes()
 

@@ -48,6 +48,7 @@ def excesses_of(account: Account) -> list[Excess]:
     excesses: list[Excess] = []
     for step in account.together.steps:
         rows = [row for row in account.rows if row.step == step]
+        # A first step that holds older work is longer for whoever was behind before the recording began.
         if len(rows) > 1 and step != account.together.cut_step:
             for excesses_by_cause in (_late_hosts, _copies, _compute, _links, _entered_late):
                 excesses += excesses_by_cause(account, rows)
@@ -108,7 +109,7 @@ def _copies(account: Account, rows: Sequence[Row]) -> list[Excess]:
     exposed_ns = {row.rank: row.parts["copy_ns"] for row in rows}
     excesses = []
     for excess in _over(rows, [row.parts["copy_ns"] for row in rows], COPIES):
-        work = account.together.works[account.ranks.index(excess.rank)]
+        work = account.work(excess.rank)
         copies = (work.kind == COPY) & _in_step(account, excess, work.start)
         less_ns = np.where(copies, (work.end - work.start) * (excess.ns / exposed_ns[excess.rank]), 0.0)
         excesses.append(replace(excess, less_ns=less_ns))
@@ -147,6 +148,7 @@ def _compute(account: Account, rows: Sequence[Row]) -> list[Excess]:
         index = [row.rank for row in rows].index(excess.rank)
         causes = _split(account, table, index, rows[index])
         large = [cause for cause in causes if cause.ns > _threshold_ns(rows)]
+        # One cause that stands out gets the whole excess: the rest is noise of the split.
         if len(large) < 2:
             largest = max(causes, key=lambda cause: cause.ns)
             large = [replace(large[0] if large else largest, ns=excess.ns)]
@@ -181,9 +183,8 @@ def _by_key(account: Account, rows: Sequence[Row]) -> _Keys:
         numbers = [number_of_key.setdefault(name, len(number_of_key)) for name in work.keys]
         chosen.append(kernels)
         keys.append(np.array(numbers, dtype=np.int64)[work.key[kernels]])
-        launched = np.where(work.call_begin >= 0, work.call_begin, work.start)
-        talks = launched[(work.kind == COMM) & inside]
-        stretches.append(np.searchsorted(np.sort(talks), launched[kernels]))
+        talks = work.launched[(work.kind == COMM) & inside]
+        stretches.append(np.searchsorted(np.sort(talks), work.launched[kernels]))
         durs.append((work.end - work.start)[kernels] - account.contention[index].cost_ns[kernels])
     num_keys = len(number_of_key)
     count = np.stack([np.bincount(key, minlength=num_keys) for key in keys])
@@ -204,7 +205,7 @@ def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[E
     own_ns = np.nan_to_num(mean_ns[rank_index])
     extra = np.maximum(count - usual_count, 0)
     slower = np.where(np.isnan(usual_ns), 0.0, own_ns - np.nan_to_num(usual_ns))
-    num_rows = len(account.together.works[account.ranks.index(row.rank)])
+    num_rows = len(account.work(row.rank))
     less_extra, less_slow = np.zeros(num_rows), np.zeros(num_rows)
     key, dur, rows = table.key[rank_index], table.dur[rank_index], table.rows[rank_index]
     # Of the same kernels those count as extra that others lack between the same collectives, then the last.
@@ -256,7 +257,8 @@ def _slow_words(table: _Keys, rank_index: int, usual_ns: np.ndarray) -> str:
     """How many times as long the kernels of each class take, for classes above 5 %."""
     sums: dict[str, list[float]] = {}
     for key in np.flatnonzero((table.count[rank_index] > 0) & (usual_ns > 0)).tolist():
-        class_sums = sums.setdefault(kernel_class(table.names[key][3]), [0.0, 0.0])
+        op, _, _, kernel, _ = table.names[key]
+        class_sums = sums.setdefault(kernel_class(kernel, op), [0.0, 0.0])
         class_sums[0] += float(table.ns[rank_index, key])
         class_sums[1] += float(table.count[rank_index, key] * usual_ns[key])
     slow = sorted(

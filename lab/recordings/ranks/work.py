@@ -54,6 +54,12 @@ class RankWork:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def launched(self) -> np.ndarray:
+        """When each operation (n,) was launched; its start where the launch was not recorded."""
+        launched: np.ndarray = np.where(self.call_begin >= 0, self.call_begin, self.start)
+        return launched
+
 
 def work_of(trace: Capture, rank: int | None = None) -> RankWork:
     """The work of one trace; rank: used where the trace does not say which it is."""
@@ -107,6 +113,7 @@ def _stream_waits(trace: Capture, call_begin: np.ndarray) -> tuple[np.ndarray, n
     waited, recorded = (_call_times(trace, column) for column in (waits.corr, waits.record))
     is_known = recorded >= 0
     relevant = (waited >= 0) & ~(is_known & (waits.stream == waits.on_stream))
+    # By launch, for streams run in that order; starts tell apart what one call launched.
     order = np.lexsort((kernels.start_ns, call_begin))
     order = order[call_begin[order] >= 0]
     pairs, held = [np.empty((0, 2), dtype=np.int64)], [np.empty(0, dtype=np.int64)]

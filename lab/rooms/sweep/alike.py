@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from lab.core.words import printable
 from lab.recordings.capture import Capture
-from lab.recordings.ranks.words import ranks_in_words
+from lab.recordings.ranks.explained import ranks_in_words
 from lab.stats.columns import distinct
 
 About = Mapping[str, str]

@@ -15,7 +15,7 @@ from lab.recordings import views
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import bound, busy_and_idle
 from lab.recordings.lacks import Lack, verdict_of
-from lab.recordings.pairing.kinds import kind_of
+from lab.recordings.pairing.rows import kind_of
 from lab.rooms.sweep.alike import about
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY

@@ -7,10 +7,8 @@ from pathlib import Path
 from lab.core.files import make_folder
 from lab.errors import LabError, MissingError, not_here
 from lab.serve.export.sheets import safe, write_parquet, write_xlsx
-from lab.serve.export.timelines import MISSING, write_chrome, write_perfetto
+from lab.serve.export.timelines import MISSING, write_perfetto
 from lab.serve.walk import recordings_below
-
-WRITERS = {"perfetto": (write_perfetto, ".json.gz"), "chrome": (write_chrome, ".json.gz")}
 
 
 def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:
@@ -34,10 +32,10 @@ def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:
                 "neither tables nor recordings", location=run, fix="; ".join(notes[:3]) or None
             )
         return written, notes
-    return _timelines(run, form, out, name)
+    return _timelines(run, out, name)
 
 
-def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], list[str]]:
+def _timelines(run: Path, out: Path, name: str) -> tuple[list[Path], list[str]]:
     groups = recordings_below(run)
     if not groups:
         raise MissingError(
@@ -45,12 +43,11 @@ def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], 
         )
     written: list[Path] = []
     notes: list[str] = []
-    write, suffix = WRITERS[form]
     for group, paths in groups.items():
         stem = name if run.is_file() else f"{name}_{safe(group)}" if group != "." else name
-        target = out / f"{stem}{suffix}"
+        target = out / f"{stem}.json.gz"
         try:
-            left = write(paths, target)
+            left = write_perfetto(paths, target)
             written.append(target)
         except LabError as error:
             if len(groups) == 1:

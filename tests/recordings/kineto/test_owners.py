@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lab.recordings.load import load_capture
-from lab.recordings.merge import merge_json
+from lab.recordings.merge import merge_captures
 from lab.recordings.processes import single_processes
 from lab.recordings.projection import project
 from tests.tracegen import TraceWriter, training_step
@@ -113,7 +113,7 @@ def test_labs_own_merged_file_is_read_rank_by_rank_as_the_single_files(tmp_path,
             training_step(writer, step, 100.0 * step)
         paths.append(writer.write(tmp_path / f"rank{rank}.json"))
     target = tmp_path / "merged.json.gz"
-    merge_json(list(enumerate(paths)), target)
+    merge_captures({rank: load_capture(path) for rank, path in enumerate(paths)}, target)
     parts = list(single_processes(load_capture(target)).values())
     assert [part.processes[0].rank for part in parts] == list(range(ranks))
     for part, path in zip(parts, paths, strict=True):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lab.recordings.merge import Ranks, merge_captures, read_ranks
 from tests.tracegen import BASE_NS, TraceWriter, dump, training_step
 
 
@@ -52,3 +53,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def slices(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in document["traceEvents"] if event["ph"] == "X"]
+
+
+def merge(paths: list[Path], target: Path, *, salvage: bool = False, **options: Any) -> Ranks:
+    ranks = read_ranks([(None, path) for path in paths], salvage=salvage)
+    offsets_ns = options.pop("offsets_ns", ranks.offsets_ns)
+    merge_captures(ranks.traces, target, offsets_ns=offsets_ns, absent=ranks.absent, **options)
+    return ranks

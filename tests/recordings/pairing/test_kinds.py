@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.recordings.pairing.kinds import bus_factor, kind_of
+from lab.recordings.pairing.rows import bus_factor, kind_of
 
 
 @pytest.mark.parametrize(

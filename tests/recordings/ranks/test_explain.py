@@ -9,9 +9,8 @@ import pytest
 
 from lab.recordings.kineto import read_kineto
 from lab.recordings.ranks import Account, account_of, work_of
-from lab.recordings.ranks.explain import explain
+from lab.recordings.ranks.explain import explain, shares
 from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED, Explained
-from lab.recordings.ranks.path import shares
 from tests.recordings.ranks.test_account import SWEEP, account_in, folder_of, golden_of
 
 WANTED = {

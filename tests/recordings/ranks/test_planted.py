@@ -6,8 +6,7 @@ import pytest
 
 from lab.recordings.ranks import account_of
 from lab.recordings.ranks.explain import explain
-from lab.recordings.ranks.explained import Explained
-from lab.recordings.ranks.words import host_bound
+from lab.recordings.ranks.explained import Explained, host_bound
 from tests.recordings.ranks.made import GEMM_US, LAYERS, Job
 
 

@@ -12,12 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from lab.cli.main import cli
-from lab.errors import BadDataError, MissingError, StepFailed
+from lab.errors import MissingError, StepFailed
 from lab.serve.export.all import export_run
 from lab.serve.walk import group_of, recordings_below
 from tests.conftest import SHARED
 from tests.recordings.merge.made import read
-from tests.recordings.sqlgen import Export
 from tests.serve.made import write_run
 from tests.tracegen import BASE_NS, TraceWriter
 
@@ -50,21 +49,6 @@ def test_perfetto_holds_every_kernel_of_every_rank(run, tmp_path):
     assert sorted(set(kernels)) == [10, 10.25, 30]
 
 
-def test_chrome_keeps_every_event_and_nanosecond(run, tmp_path):
-    (path,), _ = export_run(run, "chrome", tmp_path / "out")
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    kernels = [one for one in events if one.get("cat") == "kernel"]
-    assert len(kernels) == 6 and {one["dur"] for one in kernels} == {10, 10.25, 30}
-
-
-def test_another_profilers_recording_is_not_written_for_chrome(run, tmp_path):
-    export = Export()
-    export.launch("k", (1, 1), (0, 5), (10, 20))
-    path = export.write(tmp_path / "profile.sqlite")
-    with pytest.raises(BadDataError, match=r"torch\.profiler"):
-        export_run(path, "chrome", tmp_path / "out")
-
-
 def test_a_workbook_has_a_sheet_per_table_and_runs_no_formula(run, tmp_path):
     (path,), notes = export_run(run, "xlsx", tmp_path / "out")
     with zipfile.ZipFile(path) as book:
@@ -75,8 +59,8 @@ def test_a_workbook_has_a_sheet_per_table_and_runs_no_formula(run, tmp_path):
 
 
 @pytest.mark.skipif(not OVERLAPPING.exists(), reason="the shared cases are not here")
-def test_kernels_that_overlap_on_a_stream_get_tracks_of_their_own_in_chrome(tmp_path):
-    (path,), _ = export_run(OVERLAPPING, "chrome", tmp_path)
+def test_kernels_that_overlap_on_a_stream_get_tracks_of_their_own(tmp_path):
+    (path,), _ = export_run(OVERLAPPING, "perfetto", tmp_path)
     events, recorded = (
         json.loads(gzip.decompress(file.read_bytes()))["traceEvents"] for file in (path, OVERLAPPING)
     )
@@ -120,7 +104,7 @@ def test_parquet_holds_tables_and_recordings_with_texts(run, tmp_path):
 
 def test_what_is_missing_from_an_export_is_named_and_ends_with_1(run, tmp_path):
     (run / "256thread/torch_profiler/rank1/trace.json").write_text('{"traceEvents": [')
-    for form in ("perfetto", "chrome", "parquet"):
+    for form in ("perfetto", "parquet"):
         done = CliRunner().invoke(cli, ["export", str(run), "--to", form, "-o", str(tmp_path / form)])
         assert isinstance(done.exception, StepFailed), form
         assert "left out:" in done.exception.problem and done.stdout.strip(), "the other rank is written"
@@ -139,7 +123,7 @@ def test_execution_traces_beside_the_recordings_are_no_holes_in_an_export(run, t
 def test_a_format_that_lab_does_not_write_is_a_usage_error_with_those_it_does(run):
     done = CliRunner().invoke(cli, ["export", str(run), "--to", "chakra"])
     assert done.exit_code == 2
-    for form in ("perfetto", "chrome", "xlsx", "parquet"):
+    for form in ("perfetto", "xlsx", "parquet"):
         assert form in done.output
 
 

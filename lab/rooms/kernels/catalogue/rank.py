@@ -18,7 +18,7 @@ from lab.recordings.capture import Capture
 from lab.recordings.compiled import is_inductor
 from lab.recordings.graphs import Source
 from lab.recordings.graphs.frames import Frames, layers_of, read_frames
-from lab.recordings.graphs.loss import RULE as REPLAYS
+from lab.recordings.graphs.origins import RULE as REPLAYS
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack
 from lab.recordings.load import load_capture

@@ -11,8 +11,8 @@ import numpy as np
 from lab.core.words import plural
 from lab.recordings.capture import Capture
 from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, Join, Source, join, lacks_of, load_sources
-from lab.recordings.graphs.batches import executed_batches
 from lab.recordings.graphs.frames import Frames
+from lab.recordings.graphs.join import executed_batches
 from lab.recordings.lacks import Lack
 from lab.rooms.kernels.catalogue.trace_args import args_of
 from lab.rooms.kernels.schema import Arg, OpRecord

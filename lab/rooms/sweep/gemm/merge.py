@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.core.words import ranks_text
 from lab.errors import LabError
-from lab.recordings.capture import Capture
-from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import holes
 from lab.recordings.load import load_torch_trace
-from lab.recordings.merge import Merged, merge_json
-from lab.recordings.pairing import pair_collectives
+from lab.recordings.merge import Ranks, merge_captures, read_ranks
 from lab.recordings.pool import map_traces
-from lab.recordings.tables import Table
-from lab.recordings.views import collective_instances
 from lab.rooms.sweep.gemm.places import Places, Report
 from lab.rooms.sweep.layout import ConfigDir, TraceFile, configs_of
 
@@ -78,59 +70,33 @@ class MergeJob:
     options: MergeOptions
 
 
-def merge_one(job: MergeJob) -> tuple[Merged, list[str]]:
-    """Merge one configuration -> the file, and a sentence for each hole in its recordings.
-
-    Clocks are aligned where the ranks' collectives show that they differ.
-    """
+def merge_one(job: MergeJob) -> Ranks:
+    """Merge one configuration; clocks are aligned where the ranks' collectives show that they differ."""
     options = job.options
-    load = partial(load_torch_trace, salvage=options.salvage)
     traces = [(trace.rank, trace.path) for trace in job.traces]
-    offsets_ns, torn = clocks_and_holes(traces, load)
-    merged = merge_json(
-        traces,
+    ranks = read_ranks(traces, salvage=options.salvage, read=load_torch_trace)
+    merge_captures(
+        ranks.traces,
         job.target,
-        offsets_ns=offsets_ns,
+        offsets_ns=ranks.offsets_ns,
+        absent=ranks.absent,
         cpu_ops=options.cpu_ops,
-        salvage=options.salvage,
         with_prefix=options.form == "original",
     )
-    return merged, torn
+    return ranks
 
 
-def clocks_and_holes(
-    traces: Sequence[tuple[int | None, Path]], load: Callable[[Path], Capture]
-) -> tuple[dict[int, int], list[str]]:
-    """What to add to each rank's times, in ns, by the ends of its collectives, and a sentence for each hole;
-    broken traces are skipped."""
-    ranks: dict[int, Table] = {}
-    torn: list[str] = []
-    for named, path in traces:
-        try:
-            trace = load(path)
-        except LabError:
-            continue  # the merge reports it
-        torn += [f"{path.name}: {text}" for text in sentences(holes(trace.lacks))]
-        rank = named if trace.meta.rank is None else trace.meta.rank
-        if rank is not None:
-            ranks.setdefault(rank, collective_instances(trace))
-    return dict(pair_collectives(ranks).offsets_ns) if len(ranks) > 1 else {}, torn
-
-
-def _add_result(report: Report, job: MergeJob, result: tuple[Merged, list[str]] | LabError) -> None:
+def _add_result(report: Report, job: MergeJob, result: Ranks | LabError) -> None:
     name = job.target.name
     if isinstance(result, LabError):
-        report.missing.append(f"{name}: {result.problem}")
+        report.missing.append(f"{name}: {result.problem}" + (f" ({result.fix})" if result.fix else ""))
         return
-    merged, torn = result
-    report.problems.extend(f"{name}: {problem}" for problem in merged.problems)
-    if merged.path is None:
-        report.missing.append(f"{name}: no readable trace to merge")
-        return
-    report.files.append(merged.path)
-    report.missing.extend(torn)
-    if merged.missing and job.options.num_ranks is None:
-        report.missing.append(f"{name}: without {ranks_text(merged.missing)}")
+    report.problems.extend(f"{name}: left out: {text}" for text in result.left_out)
+    report.problems.extend(f"{name}: {text}" for text in result.unnamed)
+    report.files.append(job.target)
+    report.missing.extend(result.torn)
+    if result.absent and job.options.num_ranks is None:
+        report.missing.append(f"{name}: without {ranks_text(result.absent)}")
 
 
 def _chosen(config: ConfigDir, options: MergeOptions) -> tuple[TraceFile, ...]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 
-from lab.recordings.ranks.account import PARTS
+from lab.recordings.ranks.account import LABELS, PARTS
 from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.explained import Explained
-from lab.recordings.ranks.labels import LABELS
 from lab.report.figures import stacked_panels, timeline
 
 # Colours of the labels, in their order.

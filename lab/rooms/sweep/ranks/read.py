@@ -20,10 +20,10 @@ from lab.recordings.load import load_capture
 from lab.recordings.pool import map_traces, raise_if_none_read
 from lab.recordings.processes import rank_captures
 from lab.recordings.ranks import Account, RankWork, account_of, work_of
-from lab.recordings.ranks.binding import not_joined
 from lab.recordings.ranks.common import WHOLE
 from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import Explained
+from lab.recordings.ranks.findings import not_joined
 from lab.recordings.ranks.stragglers import MISSING
 from lab.rooms.sweep.alike import about, differences
 from lab.rooms.sweep.knobs import Key

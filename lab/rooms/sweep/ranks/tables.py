@@ -118,7 +118,7 @@ def _path(explained: Explained) -> Rows:
     rows = []
     for step, pieces in explained.path.items():
         for piece in pieces:
-            work = account.together.works[account.ranks.index(piece.rank)]
+            work = account.work(piece.rank)
             op, _, _, kernel, _ = work.keys[piece.key] if piece.key >= 0 else ("", "", "", "", "")
             times_us = round(piece.begin_ns / 1e3, 3), round(piece.ns / 1e3, 3)
             rows.append(dict(zip(PATH, (step, piece.rank, piece.kind, *times_us, op or kernel), strict=True)))

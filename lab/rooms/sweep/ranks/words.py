@@ -9,10 +9,18 @@ import numpy as np
 from lab.core.words import plural, ranks_text
 from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import GPU_STEPS, WHOLE
-from lab.recordings.ranks.explained import EVEN, READY, READY_FREE, RECORDED
-from lab.recordings.ranks.path import shares
+from lab.recordings.ranks.explain import shares
+from lab.recordings.ranks.explained import (
+    EVEN,
+    READY,
+    READY_FREE,
+    RECORDED,
+    host_bound,
+    is_whole,
+    ranks_in_words,
+    steps_text,
+)
 from lab.recordings.ranks.stragglers import HOST_LATE, SLOW_KERNELS
-from lab.recordings.ranks.words import host_bound, is_whole, ranks_in_words, steps_text
 from lab.rooms.sweep.ranks.read import Setting
 
 LOWER_CLOCK = 0.02  # a GPU's clock below the others' that is worth a sentence

@@ -10,8 +10,16 @@ import numpy as np
 import pandas as pd
 
 from lab.core.words import first_few, plural, ranks_text
-from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED, Explained, bound_ranks
-from lab.recordings.ranks.words import DIFFERS, LIGHTER, host_bound
+from lab.recordings.ranks.explained import (
+    DIFFERS,
+    LIGHTER,
+    READY,
+    READY_FREE,
+    RECORDED,
+    Explained,
+    bound_ranks,
+    host_bound,
+)
 from lab.rooms.sweep.knobs import Key, Knobs
 from lab.rooms.sweep.names import long_name, short_name
 from lab.rooms.sweep.tables import SETTING, column_names
