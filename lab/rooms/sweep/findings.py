@@ -21,23 +21,19 @@ from lab.report.figures import save
 from lab.report.parts import Block, Figure, Files, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
-from lab.rooms.sweep.expected import expected_rows, interrupted_blocks
-from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.places import Places, within
 from lab.rooms.sweep.gemm.places import Report as GemmReport
 from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
-from lab.rooms.sweep.gemm.reading.pairs import explained_of
 from lab.rooms.sweep.gemm.session import num_workers, show_progress
-from lab.rooms.sweep.gemm.steps import run_all
+from lab.rooms.sweep.gemm.steps import MergeOptions, run_all
+from lab.rooms.sweep.journal import expected_runs
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import configs_of
-from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.ranks.page import SPAN_CAPTION, write_account
-from lab.rooms.sweep.ranks.picture import step_picture
+from lab.rooms.sweep.ranks.page import SPAN_CAPTION, step_picture, write_account
 from lab.rooms.sweep.ranks.read import gpus_of, read_settings
 from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import report
-from lab.rooms.sweep.tables import shown
+from lab.rooms.sweep.tables import long_name, shown
 from lab.rooms.sweep.unprofiled import left_out, unprofiled_table
 from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
@@ -49,7 +45,7 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     """
     places = within(folder, out)
     data, pipeline = run_pipeline(places, run, progress)
-    explained = explained_of(data) if pipeline else {}
+    explained = data.explained if pipeline else {}
     manifest = run.manifest if run else None
     steps = unprofiled_table(configs_of(folder, may_be_empty=True))
     write_csv(steps, out / "tables" / "unprofiled.csv")
@@ -64,7 +60,6 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         else (),
         ranks=explained,
         unprofiled=steps,
-        pauses=interrupted_blocks(run),
     )
     lacking = [*findings.lacking, *(text.rstrip(".") for text in left_out(steps))]
     lacking += [] if run else not_looked_at(folder)
@@ -84,7 +79,7 @@ def run_pipeline(
         places.sweep,
         workers=num_workers(),
         workbooks=places.analysis if has_gpu else None,
-        expected=expected_rows(run),
+        planned=expected_runs(run),
         progress=show_progress(progress),
     )
     if not has_gpu:

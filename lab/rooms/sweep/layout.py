@@ -7,7 +7,7 @@ original sweep (ROCm/aorta), and single folders of ranks. Names decide, not date
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -181,10 +181,10 @@ def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
     paths = list(paths)
     traces = [path for path in paths if _JSON.fullmatch(path.name)]
     traces = traces or [path for path in paths if not _BESIDE_NAME.search(path.name)]
-    traces.sort(key=lambda path: (_step(path), _stamp(path), ".pt.trace." in path.name, path.name))
-    dated = [path for path in traces if _step(path) >= 0 or _stamp(path) >= 0]
-    steps = [(path, _step(path)) for path in dated or traces[-1:]]
-    return [(path, step if step >= 0 else None) for path, step in steps]
+    dates = {path: (_number(_STEP, path, -1), _number(_STAMP, path, -1)) for path in traces}
+    traces.sort(key=lambda path: (dates[path], ".pt.trace." in path.name, path.name))
+    dated = [path for path in traces if max(dates[path]) >= 0]
+    return [(path, None if dates[path][0] < 0 else dates[path][0]) for path in dated or traces[-1:]]
 
 
 def _config_dirs(folder: Path) -> list[Path]:
@@ -246,7 +246,9 @@ def _by_pattern(folder: Path, pattern: re.Pattern[str]) -> list[ConfigDir]:
     """One configuration for each way in which paths differ beside the rank that the pattern's groups give."""
     runs: dict[str, dict[tuple[int, ...], list[Path]]] = {}
     unmatched: list[str] = []
-    for path in islice(_below(folder), _MOST_FILES):
+    # rglob follows no links to folders: they may lead out of this one, or in circles.
+    files = (path for path in folder.rglob("*") if path.is_file())
+    for path in sorted(islice(files, _MOST_FILES)):
         name = path.relative_to(folder).as_posix()
         match = pattern.search(name)
         if match is None:
@@ -285,15 +287,6 @@ def _rank_of(parts: tuple[int, ...], paths: Mapping[tuple[int, ...], object]) ->
         return parts[0]
     num_local = 1 + max(key[1] for key in paths)
     return sorted({key[0] for key in paths}).index(parts[0]) * num_local + parts[1]
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        # Links are not followed: they may lead out of the folder, or in circles.
-        if path.is_dir() and not path.is_symlink():
-            yield from _below(path)
-        elif path.is_file():
-            yield path
 
 
 def _repeat_dirs(folder: Path) -> list[Path]:
@@ -379,9 +372,9 @@ def _subfolders(folder: Path, name: re.Pattern[str]) -> list[Path]:
     return sorted(paths, key=lambda path: (_number(name, path), path.name))
 
 
-def _number(name: re.Pattern[str], path: Path) -> int:
-    match = name.fullmatch(path.name)
-    return int(match.group(1)) if match else 0
+def _number(name: re.Pattern[str], path: Path, absent: int = 0) -> int:
+    match = name.search(path.name)
+    return int(match.group(1)) if match else absent
 
 
 def _files(folder: Path) -> list[Path]:
@@ -389,18 +382,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _number_above(path: Path, name: re.Pattern[str]) -> int | None:
-    for part in (path.resolve(), *path.resolve().parents):
-        match = name.fullmatch(part.name)
-        if match:
-            return int(match.group(1))
-    return None
-
-
-def _step(path: Path) -> int:
-    match = _STEP.search(path.name)
-    return int(match.group(1)) if match else -1
-
-
-def _stamp(path: Path) -> int:
-    match = _STAMP.search(path.name)
-    return int(match.group(1)) if match else -1
+    parts = (path.resolve(), *path.resolve().parents)
+    matches = (name.fullmatch(part.name) for part in parts)
+    return next((int(match.group(1)) for match in matches if match), None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.rooms.sweep.knobs import Knobs
+from lab.core.words import plural
+from lab.rooms.sweep.knobs import Key, Knobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,6 +75,8 @@ INSTANCES = [
 GEMM_SHAPE = ["op", "B", "M", "N", "K", "bias", "dtype", "transpose"]
 PROBLEMS = [*KEY, "rank", "file", "what", "fix"]
 Progress = Callable[[int, int, Path], None]
+# What a run of lab planned: of each step its status (ok, failed or missing) and the reason.
+Planned = Mapping[Key, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -131,3 +134,38 @@ def grouped(frame: pd.DataFrame, keys: list[str]) -> Iterator[tuple[tuple[Any, .
 
 def settings_of(frame: pd.DataFrame) -> list[Knobs]:
     return sorted({Knobs(*row) for row in frame[SETTING].itertuples(index=False, name=None)})
+
+
+def long_name(threads: int, channel: int, algorithm: str = "", protocol: str = "") -> str:
+    """`256 threads, 28 channels, ring ll128`; 0 and "" mean unknown, or left to the library."""
+    parts = [plural(int(value), noun) for value, noun in ((threads, "thread"), (channel, "channel")) if value]
+    request = " ".join(filter(None, (algorithm, protocol)))
+    return ", ".join([*parts, *([request] if request else [])]) or "default or unnamed setting"
+
+
+def short_name(threads: int, channel: int, algorithm: str = "", protocol: str = "") -> str:
+    """`256t 28ch ring ll128`, for axes and table cells."""
+    parts = [f"{int(value)}{unit}" for value, unit in ((threads, "t"), (channel, "ch")) if value]
+    return " ".join([*parts, *filter(None, (algorithm, protocol))]) or "default or unnamed"
+
+
+def name_of(row: Any) -> str:
+    """The short name of a table's row."""
+    return short_name(*(getattr(row, name) for name in SETTING))
+
+
+def size_text(size_bytes: float) -> str:
+    """A message size such as `8 MiB`; `?` if unknown."""
+    if not size_bytes > 0:
+        return "?"
+    power = min(3, int(math.log2(size_bytes) // 10))
+    value = size_bytes / 1024**power
+    digits = f"{value:.0f}" if value >= 100 else f"{value:.3g}"  # never 1e+03
+    return f"{digits} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+def shape_name(shape: tuple[Any, ...]) -> str:
+    """`mm 4096×8192×2048 TN`: op, batch if any, M×N×K, transposes; `shape` in the order of GEMM_SHAPE."""
+    of = dict(zip(GEMM_SHAPE, shape, strict=True))
+    batch = f"{of['B']}·" if of["B"] > 1 else ""
+    return f"{str(of['op']).removeprefix('aten::')} {batch}{of['M']}×{of['N']}×{of['K']} {of['transpose']}"

@@ -17,8 +17,7 @@ import pandas as pd
 
 from lab.core.words import first_few
 from lab.rooms.sweep.layout import ConfigDir
-from lab.rooms.sweep.names import short_name
-from lab.rooms.sweep.tables import SETTING, column_names
+from lab.rooms.sweep.tables import SETTING, column_names, short_name
 
 WARM_UP_STEPS = 3
 FEWEST_STEPS = 5

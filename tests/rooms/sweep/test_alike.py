@@ -8,7 +8,7 @@ import json
 from click.testing import CliRunner
 
 from lab.recordings.load import load_capture
-from lab.rooms.sweep.alike import about, differences
+from lab.rooms.sweep.rank import about, differences
 from lab.rooms.sweep.ranks.cli import ranks
 from tests.rooms.sweep.gemm.recorded import read_tables
 from tests.rooms.sweep.tuner.made import write_run

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lab.rooms.sweep.design import design_note, detectable_sd
+from lab.rooms.sweep.plan import design_note, detectable_sd
 
 
 @pytest.mark.parametrize(("repeats", "dunnett_sd"), [(3, 2.4), (4, 2.0)])

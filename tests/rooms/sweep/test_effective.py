@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_verdict, verdict_over_sizes
+from lab.rooms.sweep.effective import channels_verdict, threads_verdict, verdict_over_sizes
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,3 @@ def test_threads_are_judged_by_the_block_and_nccls_extra_warp(requested, effecti
 )
 def test_verdicts_over_sizes_become_one_sentence(verdicts, sentence):
     assert verdict_over_sizes(verdicts) == sentence
-
-
-def test_the_log_counts_the_channels_of_most_communicators(tmp_path):
-    lines = ["x NCCL INFO 28 coll channels, 28 collnet channels"] * 3 + ["NCCL INFO 4 coll channels"]
-    (tmp_path / "nccl.a.log").write_bytes(b"\xff\x00 noise\n" + "\n".join(lines).encode())
-    assert log_channels(tmp_path.glob("*.log")) == 28
-    assert log_channels([]) == -1

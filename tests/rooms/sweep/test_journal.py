@@ -9,7 +9,7 @@ from lab.core.manifest import StepRecord
 from lab.core.plan import Site
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
-from lab.rooms.sweep.config.sweep import SweepConfig
+from lab.rooms.sweep.config.train import SweepConfig
 from lab.rooms.sweep.journal import Journal, summary_text
 from lab.rooms.sweep.plan import plan
 from tests.core.test_manifest import a_manifest

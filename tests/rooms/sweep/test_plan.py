@@ -8,7 +8,7 @@ import pytest
 from lab.core.gpu import Gpu
 from lab.core.plan import Site
 from lab.errors import BadDataError, GpuError, UsageError
-from lab.rooms.sweep.config.sweep import SweepConfig
+from lab.rooms.sweep.config.train import SweepConfig
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.plan import collective_env, inherited_notes, plan
 

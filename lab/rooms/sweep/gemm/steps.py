@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lab.errors import BadDataError, MissingError
-from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
+from lab.core.words import ranks_text
+from lab.errors import BadDataError, LabError, MissingError
+from lab.recordings.capture import Capture
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
+from lab.recordings.load import load_torch_trace
+from lab.recordings.merge import Merged, merge_json
+from lab.recordings.pairing import pair_collectives
+from lab.recordings.pool import map_traces
+from lab.recordings.tables import Table
+from lab.recordings.views import collective_instances
 from lab.rooms.sweep.gemm.places import Places, Report
 from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.variance.cause import write_causes
-from lab.rooms.sweep.gemm.variance.groups import groups
-from lab.rooms.sweep.gemm.variance.top import write_variance
+from lab.rooms.sweep.gemm.variance.top import usable, write_variance
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
+from lab.rooms.sweep.layout import ConfigDir, TraceFile, configs_of
+
+if TYPE_CHECKING:
+    from lab.rooms.sweep.tables import Progress
 
 
 def run_all(places: Places, data: SweepData, merging: MergeOptions, *, top_k: int = 5) -> Report:
@@ -32,7 +47,7 @@ def run_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
 
     Raises MissingError without any GEMM that an op launched.
     """
-    groups(data)  # raises here, so that the want of GEMMs is said once and not by every step
+    usable(data)  # raises here, so that the want of GEMMs is said once and not by every step
     return _run(
         {
             "variance": lambda: write_variance(data, out, top_k=top_k),
@@ -59,3 +74,132 @@ def _attempt(name: str, step: Callable[[], Report]) -> Report:
         return Report(
             missing=[f"{name}: {error.problem}" + (f" ({error.location})" if error.location else "")]
         )
+
+
+SUFFIXES = {"json": ".json.gz", "original": ".json"}
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """form is json or original.
+
+    num_ranks: only so many ranks, the lowest; trace_name: the file of each rank, where there are several.
+    """
+
+    form: str = "json"
+    num_ranks: int | None = None
+    trace_name: str | None = None
+    cpu_ops: bool = True
+    salvage: bool = False
+    workers: int = 2
+
+
+def merge_ranks(places: Places, options: MergeOptions, *, progress: Progress | None = None) -> Report:
+    """Write one file per configuration with all its ranks on one timeline.
+
+    A configuration without readable traces is in `missing`. Raises MissingError where there is nothing to
+    read.
+    """
+    report = Report()
+    jobs = []
+    for config in configs_of(places.sweep):
+        traces = _chosen(config, options)
+        if options.trace_name and len(traces) < len(config.traces):
+            lacking = ranks_text(
+                [t.rank or 0 for t in config.traces if t.rank not in {c.rank for c in traces}]
+            )
+            report.missing.append(f"{_name(config)}: no {options.trace_name} of {lacking}")
+        target = places.merged / f"{_name(config)}{SUFFIXES[options.form]}"
+        jobs.append(MergeJob(traces[: options.num_ranks], target, options))
+        if not options.trace_name:
+            report.missing.extend(f"{_name(config)}: {text}" for text in config.left_out())
+    on_done = None if progress is None else lambda count, total, job: progress(count, total, job.target)
+    results = map_traces(merge_one, jobs, workers=options.workers, progress=on_done)
+    for job, result in zip(jobs, results, strict=True):
+        _add_result(report, job, result)
+    return report
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """One configuration to merge into `target`."""
+
+    traces: tuple[TraceFile, ...]
+    target: Path
+    options: MergeOptions
+
+
+def merge_one(job: MergeJob) -> tuple[Merged, list[str]]:
+    """Merge one configuration -> the file, and a sentence for each hole in its recordings.
+
+    Clocks are aligned where the ranks' collectives show that they differ.
+    """
+    options = job.options
+    load = partial(load_torch_trace, salvage=options.salvage)
+    traces = [(trace.rank, trace.path) for trace in job.traces]
+    offsets_ns, torn = clocks_and_holes(traces, load)
+    merged = merge_json(
+        traces,
+        job.target,
+        offsets_ns=offsets_ns,
+        cpu_ops=options.cpu_ops,
+        salvage=options.salvage,
+        with_prefix=options.form == "original",
+    )
+    return merged, torn
+
+
+def clocks_and_holes(
+    traces: Sequence[tuple[int | None, Path]], load: Callable[[Path], Capture]
+) -> tuple[dict[int, int], list[str]]:
+    """What to add to each rank's times, in ns, by the ends of its collectives, and a sentence for each hole;
+    broken traces are skipped."""
+    ranks: dict[int, Table] = {}
+    torn: list[str] = []
+    for named, path in traces:
+        try:
+            trace = load(path)
+        except LabError:
+            continue  # the merge reports it
+        torn += [f"{path.name}: {text}" for text in sentences(holes(trace.lacks))]
+        rank = named if trace.meta.rank is None else trace.meta.rank
+        if rank is not None:
+            ranks.setdefault(rank, collective_instances(trace))
+    return dict(pair_collectives(ranks).offsets_ns) if len(ranks) > 1 else {}, torn
+
+
+def _add_result(report: Report, job: MergeJob, result: tuple[Merged, list[str]] | LabError) -> None:
+    name = job.target.name
+    if isinstance(result, LabError):
+        report.missing.append(f"{name}: {result.problem}")
+        return
+    merged, torn = result
+    report.problems.extend(f"{name}: {problem}" for problem in merged.problems)
+    if merged.path is None:
+        report.missing.append(f"{name}: no readable trace to merge")
+        return
+    report.files.append(merged.path)
+    report.missing.extend(torn)
+    if merged.missing and job.options.num_ranks is None:
+        report.missing.append(f"{name}: without {ranks_text(merged.missing)}")
+
+
+def _chosen(config: ConfigDir, options: MergeOptions) -> tuple[TraceFile, ...]:
+    """Each rank's trace: the newest, or the one of the name that was asked for."""
+    if options.trace_name is None:
+        return config.traces
+    files = [*config.traces, *(trace for traces in config.earlier for trace in traces)]
+    named = [trace for trace in files if trace.path.name in (options.trace_name, f"{options.trace_name}.gz")]
+    return tuple(sorted(named, key=lambda trace: trace.rank or 0))
+
+
+def _name(config: ConfigDir) -> str:
+    parts = [
+        f"{config.threads}thread" if config.threads else "",
+        f"{config.channels}ch" if config.channels else "",
+        config.algorithm,
+        config.protocol,
+        f"repeat{config.repeat}" if config.repeat > 1 else "",
+        "merged",
+    ]
+    return "_".join(part for part in parts if part)

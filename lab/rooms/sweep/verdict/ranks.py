@@ -13,8 +13,7 @@ from lab.core.words import first_few, plural, ranks_text
 from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED, Explained, bound_ranks
 from lab.recordings.ranks.words import DIFFERS, LIGHTER, host_bound
 from lab.rooms.sweep.knobs import Key, Knobs
-from lab.rooms.sweep.names import long_name, short_name
-from lab.rooms.sweep.tables import SETTING, column_names
+from lab.rooms.sweep.tables import SETTING, column_names, long_name, short_name
 from lab.stats.means import mean_interval
 
 Settings = Mapping[Key, Explained]
@@ -58,7 +57,7 @@ def _lengths_ms(runs: Iterable[Explained], change: str) -> list[float]:
 
 
 def bound_by_hosts(settings: Settings) -> str | None:
-    """Said before any comparison: in which settings the hosts set the pace, and what the GPUs need."""
+    """LogChoices before any comparison: in which settings the hosts set the pace, and what the GPUs need."""
     bound = {key: ranks for key, one in settings.items() if (ranks := bound_ranks(one))}
     if not bound:
         return None

@@ -8,8 +8,13 @@ import pytest
 import yaml
 
 from lab.errors import ConfigError
-from lab.rooms.sweep.config.checks import ignored_keys, planned_steps, profiler_steps
-from lab.rooms.sweep.config.load import load_train_config, preset_names
+from lab.rooms.sweep.config.load import (
+    ignored_keys,
+    load_train_config,
+    planned_steps,
+    preset_names,
+    profiler_steps,
+)
 
 
 def test_every_preset_loads_and_its_profiler_windows_end() -> None:

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lab.errors import StepFailed
-from lab.rooms.sweep.ranks.cli import ranks
-from lab.rooms.sweep.ranks.evidence import alone_us
+from lab.rooms.sweep.ranks.cli import alone_us, ranks
 from tests.recordings.nccl.made import speed, write
 from tests.rooms.sweep.tuner.made import NELEMS, write_run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from lab.recordings.ranks.costs import Class
+from lab.rooms.sweep.effective import Choice, LogChoices
 from lab.rooms.sweep.tuner.file import Row
-from lab.rooms.sweep.tuner.logs import Choice, Said
-from lab.rooms.sweep.tuner.verify import REFUTED, TOOK_EFFECT, UNPROVEN, prove
+from lab.rooms.sweep.tuner.write import REFUTED, TOOK_EFFECT, UNPROVEN, prove
 
 RING = Choice("ring", "simple")
 NAME = Class("all_reduce", 1 << 24, 2)
@@ -16,7 +16,7 @@ ROW = Row("allreduce", 1 << 23, 1 << 25, "ring", "simple", 28, -1, 2)
 
 def _proof(grid: Counter[int], *, choice: Choice | None = RING, applied: bool = True):
     key = "allreduce", 1 << 24
-    said = Said(choices={key: Counter([choice])} if choice else {})
+    said = LogChoices(choices={key: Counter([choice])} if choice else {})
     if applied:
         said.applied[key] = Counter([Choice("ring", "simple", 28)])
     (proof,) = prove([ROW], {NAME: grid}, said)
@@ -48,7 +48,7 @@ def test_a_log_without_choices_and_kernels_without_grids_prove_nothing():
 
 
 def test_a_range_that_the_run_never_used_is_not_proven():
-    (proof,) = prove([ROW], {Class("all_reduce", 64, 2): Counter({1: 3})}, Said())
+    (proof,) = prove([ROW], {Class("all_reduce", 64, 2): Counter({1: 3})}, LogChoices())
     assert proof.verdict == UNPROVEN and "in its range" in proof.text
 
 
@@ -56,7 +56,7 @@ def test_a_part_as_large_as_another_call_is_not_taken_for_that_call():
     small, large = Class("reduce_scatter", 1 << 20, 2), Class("reduce_scatter", 1 << 21, 2)
     row = Row("reducescatter", 0, 1 << 40, "ring", "simple", 8, -1, 2)
     applied = Counter([Choice("ring", "simple", 8)])
-    said = Said(
+    said = LogChoices(
         choices={("reducescatter", 1 << 20): Counter([Choice("tree", "ll", 8)])},  # of the large one
         applied={("reducescatter", 1 << 20): applied, ("reducescatter", 1 << 21): applied},
     )

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.verdict.gemms import gemm_change, starved
+from lab.rooms.sweep.verdict.time import gemm_change, starved
 
 
 def row(shape, setting, median_us, *, rank=0, repeat=0, n=1, sum_us=None, bias=False):

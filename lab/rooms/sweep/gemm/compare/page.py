@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 import lab
 from lab.core.provenance import lab_identity
 from lab.core.words import plural
-from lab.errors import UsageError
+from lab.errors import MissingError, UsageError
+from lab.report.figures import save
 from lab.report.page import write_page
-from lab.report.parts import Card, Page, Section, Status, Table
+from lab.report.parts import Card, Figure, Page, Prose, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.sweep.gemm.compare.changes import (
@@ -21,15 +25,17 @@ from lab.rooms.sweep.gemm.compare.changes import (
     PROVEN,
     TOO_FEW,
     UNEVEN,
+    Sweep,
     config_changes,
+    environments,
     gemm_changes,
+    read_for_comparison,
 )
-from lab.rooms.sweep.gemm.compare.charts import PLOTS, config_chart, gemm_blocks, variance_blocks
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
-from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments, read_for_comparison
 from lab.rooms.sweep.gemm.places import Report
-from lab.rooms.sweep.names import name_of
-from lab.rooms.sweep.tables import SETTING
+from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
+from lab.rooms.sweep.gemm.variance.top import groups, top_rows
+from lab.rooms.sweep.tables import SETTING, column_names, name_of
 
 PAGE = "sweep_comparison.html"
 QUESTION = "What changed between these sweeps, can it be chance, and what else differs between them?"
@@ -167,7 +173,7 @@ def _sections(
         open_rows=60,
     )
     return [
-        Section("By configuration", [config_chart(sweeps), changes]),
+        Section("By configuration", [changes]),
         Section("GEMMs", gemm_blocks(gemm)),
         Section("Environment", [facts]),
     ]
@@ -180,3 +186,44 @@ def _provenance(sweeps: Sequence[Sweep]) -> dict[str, dict[str, str]]:
         for sweep in sweeps
     }
     return entries | {"Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}
+
+
+PLOTS, TOP_K = "comparison/plots", 5
+GEMM_COLUMNS = column_names(
+    "other gemm n_base n_other median_base_us median_other_us change_percent ci_low_percent "
+    "ci_high_percent changed_us"
+)
+
+
+def gemm_blocks(gemm: pd.DataFrame) -> list[Any]:
+    if gemm.empty:
+        return [Prose("The sweeps have no GEMM shape in common, or no GEMM could be linked to its operator.")]
+    shown = gemm[GEMM_COLUMNS].copy()
+    shown.insert(1, "configuration", [name_of(row) for row in gemm.itertuples()])
+    return [Table(shown, "GEMMs, most time changed per rank first", "comparison/gemm.csv")]
+
+
+def variance_blocks(sweeps: Sequence[Sweep], out: Path) -> list[Any]:
+    """The five plots of the original pipeline, of all sweeps side by side; each is a file in PLOTS, too."""
+    drawn: dict[str, list[tuple[str, str, str]]] = {name: [] for name in VARIANCE}
+    for number, sweep in enumerate(sweeps):
+        folder = f"{PLOTS}/{number}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', sweep.label)[:60]}"
+        try:
+            top = top_rows(groups(sweep.data), TOP_K) if sweep.data else pd.DataFrame()
+        except MissingError:
+            continue
+        if sweep.data is None or top.empty:
+            continue
+        settings = settings_of(top, sweep.data.traces)
+        for name, draw in VARIANCE.items():
+            svg = save(draw(top, settings), out / folder, name)
+            svg = re.sub(rf'(#|id="){name}-', rf"\g<1>{name}-{number}-", svg)  # unique on the page
+            drawn[name].append((sweep.label, svg, f"{folder}/{name}.png"))
+    blocks: list[Any] = []
+    for name, plots in drawn.items():
+        if plots:
+            columns = "".join(f"<div><p>{escape(label)}</p>{svg}</div>" for label, svg, _ in plots)
+            pair = f'<div style="display:grid;grid-auto-flow:column;gap:1rem;overflow-x:auto">{columns}</div>'
+            caption = f"{name.replace('_', ' ').capitalize()}: {', '.join(label for label, *_ in plots)}."
+            blocks.append(Figure(pair, caption, plots[0][2], "comparison/gemm.csv"))
+    return blocks or [Prose("No sweep has a GEMM that ran more than once, so nothing varies.")]

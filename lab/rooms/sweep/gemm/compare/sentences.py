@@ -14,13 +14,13 @@ from lab.rooms.sweep.gemm.compare.changes import (
     SIGNIFICANT,
     TOO_FEW,
     UNEVEN,
+    Sweep,
     gemms_in_one,
     repeats_needed,
     shared_repeats,
     steps_differ,
 )
-from lab.rooms.sweep.gemm.compare.sweeps import Sweep
-from lab.rooms.sweep.names import name_of
+from lab.rooms.sweep.tables import name_of
 from lab.rooms.sweep.verdict.time import left_out
 
 UNPROVEN = {

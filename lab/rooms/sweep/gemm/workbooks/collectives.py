@@ -8,10 +8,10 @@ import numpy as np
 
 from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.reading.pairs import index_of, of_rank, origin_ns, times_by_rank
+from lab.rooms.sweep.gemm.reading.data import index_of, of_rank, origin_ns, times_by_rank
 from lab.rooms.sweep.gemm.reading.rank import RankTables
-from lab.rooms.sweep.gemm.sheets.collectives import splits
-from lab.rooms.sweep.gemm.sheets.figures import dtype_bytes, most_first, sheet
+from lab.rooms.sweep.gemm.sheets.launches import dtype_bytes, most_first, sheet
+from lab.rooms.sweep.gemm.sheets.workbook import splits
 from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
 from lab.stats.columns import grouped_rows
 from lab.stats.robust import grouped

@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.reading.pairs import of_rank, times_by_rank
+from lab.rooms.sweep.gemm.reading.data import of_rank, times_by_rank
 from lab.rooms.sweep.gemm.reading.rank import RankTables
 from lab.stats import robust
 from lab.stats.columns import columns_of_rows

@@ -9,9 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes, least_p, repeats_needed
+from lab.rooms.sweep.gemm.compare.changes import (
+    Sweep,
+    config_changes,
+    environments,
+    gemm_changes,
+    least_p,
+    repeats_needed,
+)
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
-from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments
 from tests.rooms.sweep.made import sweep as made
 
 _NO_GEMM = pd.DataFrame(columns=["other", "ci_low_percent", "ci_high_percent"])

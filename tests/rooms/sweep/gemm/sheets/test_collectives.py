@@ -12,7 +12,7 @@ from lab.recordings import views
 from lab.recordings.kineto import read_kineto
 from lab.recordings.pairing import pair_collectives
 from lab.rooms.sweep.gemm.reading.rank import RankTables
-from lab.rooms.sweep.gemm.sheets.collectives import coll_analysis
+from lab.rooms.sweep.gemm.sheets.workbook import coll_analysis
 from lab.rooms.sweep.gemm.workbooks.collectives import collective_sheets
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.rank import figures_of

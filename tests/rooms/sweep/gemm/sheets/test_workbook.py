@@ -9,11 +9,9 @@ import pytest
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.rooms.sweep.gemm.reading.instances import gemm_table
-from lab.rooms.sweep.gemm.sheets.collectives import coll_analysis
-from lab.rooms.sweep.gemm.sheets.gemms import gemm_sheet
+from lab.rooms.sweep.gemm.reading.rank import gemm_table
 from lab.rooms.sweep.gemm.sheets.launches import launches
-from lab.rooms.sweep.gemm.sheets.workbook import perf_sheets
+from lab.rooms.sweep.gemm.sheets.workbook import coll_analysis, gemm_sheet, perf_sheets
 from tests.conftest import SHARED
 
 MI300 = SHARED / "rocm"

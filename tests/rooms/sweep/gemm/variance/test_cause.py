@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.sweep.gemm.reading.data import read_sweep
-from lab.rooms.sweep.gemm.variance.cause import EFFECT, effect_tables, write_causes
+from lab.rooms.sweep.gemm.variance.cause import EFFECT, effect_table, write_causes
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 
 
@@ -15,15 +15,12 @@ def test_the_files_hold_every_gemm_of_every_configuration(tmp_path):
     report = write_causes(read(root), tmp_path / "out")
     assert [path.name for path in report.files] == [
         "gemm_overlap_effect.csv",
-        "gemm_overlap_splits.csv",
         "gemm_overlap_slowdown.png",
     ]
     table = pd.read_csv(report.files[0])
     assert list(table) == EFFECT and table["threads"].tolist() == [256, 512]
     assert table["slowdown"].tolist() == pytest.approx([20 / 10.55] * 2, rel=0.01)
     assert table["same_rank_n"].tolist() == [1, 1]
-    splits = pd.read_csv(report.files[1])
-    assert set(splits["split"]) == {"collective", "msg_bytes", "channels", "phase"}
 
 
 def test_a_sweep_without_a_collective_has_rows_and_says_so(tmp_path):
@@ -33,8 +30,8 @@ def test_a_sweep_without_a_collective_has_rows_and_says_so(tmp_path):
     for i in range(4):
         writer.gemm(4, 4, 4, 100 * i + 10, 10 + i)
     writer.write(tmp_path / "rank0/t.json")
-    effects, splits = effect_tables(read(tmp_path))
-    assert effects["note"].tolist() == ["no collective ever ran beside it"] and splits.empty
+    effects = effect_table(read(tmp_path))
+    assert effects["note"].tolist() == ["no collective ever ran beside it"]
 
 
 # Free -> overlapped medians in us, fills included, instances of each, of 256 threads 28 channels, all ranks.
@@ -46,7 +43,7 @@ GOLDEN = {
 
 @pytest.mark.data
 def test_the_h200_sweep_gives_its_golden_slowdowns(shared_data):
-    effects, _ = effect_tables(read_sweep(shared_data / "sweep_h200", workers=2))
+    effects = effect_table(read_sweep(shared_data / "sweep_h200", workers=2))
     table = effects[(effects["threads"] == 256) & (effects["channel"] == 28)]
     table = table.set_index(["M", "N", "K", "strides"])
     for shape, (free_us, beside_us, free_n, beside_n) in GOLDEN.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.rooms.sweep.gemm.variance.groups import groups
+from lab.rooms.sweep.gemm.variance.top import groups
 from lab.stats import robust
 from tests.rooms.sweep.gemm.recorded import read, two_shapes
 

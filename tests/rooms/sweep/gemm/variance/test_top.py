@@ -8,8 +8,7 @@ import pytest
 from lab.errors import MissingError
 from lab.rooms.sweep.gemm.reading.data import read_sweep
 from lab.rooms.sweep.gemm.variance import top as rules
-from lab.rooms.sweep.gemm.variance.groups import FIRST, OURS, groups
-from lab.rooms.sweep.gemm.variance.top import STAMPS, write_variance
+from lab.rooms.sweep.gemm.variance.top import FIRST, OURS, STAMPS, groups, write_variance
 from tests.rooms.sweep.gemm.recorded import read, two_shapes, write_sweep
 from tests.tracegen import BASE_NS, TraceWriter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.sweep.tuner.logs import Choice, read_logs
+from lab.rooms.sweep.effective import Choice, read_logs
 from tests.rooms.sweep.tuner.made import applied, tuning
 
 
@@ -41,3 +41,10 @@ def test_what_a_tuner_applied_and_what_became_of_the_plugin_is_read(tmp_path):
 def test_odd_logs_say_nothing(tmp_path, text):
     said = _said(tmp_path, text)
     assert not said.choices and not said.applied and said.nvls == -1
+
+
+def test_the_log_counts_the_channels_of_most_communicators(tmp_path):
+    lines = ["x NCCL INFO 28 coll channels, 28 collnet channels"] * 3 + ["NCCL INFO 4 coll channels"]
+    (tmp_path / "nccl.a.log").write_bytes(b"\xff\x00 noise\n" + "\n".join(lines).encode())
+    assert read_logs(tmp_path.glob("*.log")).channels == 28
+    assert read_logs([]).channels == -1
