@@ -139,7 +139,7 @@ def _status(config: ConfigDir, ranks: Sequence[RankFigures], planned: tuple[str,
     elif twice := _twice(config, ranks):
         status, reason = "incomplete", "; ".join(twice)
     elif torn := [rank for rank in ranks if holes(rank.lacks)]:
-        texts = [f"rank {one.rank}: {sentences(holes(one.lacks))[0]}" for one in torn]
+        texts = [f"rank {rank.rank}: {sentences(holes(rank.lacks))[0]}" for rank in torn]
         status, reason = "incomplete", first_few(texts)
     # A step that failed may have left some traces, so the manifest decides.
     if planned[0] != "ok":
@@ -168,11 +168,11 @@ def _twice(config: ConfigDir, ranks: Sequence[RankFigures]) -> list[str]:
 
 def _medians(good: list[RankFigures]) -> dict[str, Any]:
     """Median over ranks of each figure; the slowest rank waits least, so it has the least communication."""
-    rows = [one.timeline for one in good if one.timeline]
-    figures: dict[str, Any] = {name: robust.median([row[name] for row in rows]) for name in TIMELINE_MS}
+    rows = [figures.timeline for figures in good if figures.timeline]
+    medians: dict[str, Any] = {name: robust.median([row[name] for row in rows]) for name in TIMELINE_MS}
     comm = [row["total_comm_time_ms"] for row in rows]
-    figures["slowest_rank"] = good[int(np.argmin(comm))].rank if len(good) > 1 and max(comm) > 0 else -1
-    return figures
+    medians["slowest_rank"] = good[int(np.argmin(comm))].rank if len(good) > 1 and max(comm) > 0 else -1
+    return medians
 
 
 def _problem_rows(

@@ -125,7 +125,7 @@ def _effective_grid(effective: pd.DataFrame, knob: str) -> Drawing:
         if rows is None:
             return None
         verdict = _worst(rows[f"{knob}_verdict"])
-        asked, got = (_shown(rows[f"{which}_{knob}"]) for which in ("requested", "effective"))
+        asked, got = (_shown(rows[f"{side}_{knob}"]) for side in ("requested", "effective"))
         text = f"{asked} → {got}"
         return Cell(text, PILLS.get(verdict, "unknown"), 0.55, f"{text}: {verdict}")
 

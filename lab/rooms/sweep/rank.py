@@ -156,7 +156,7 @@ def about(trace: Capture) -> dict[str, str]:
     """What a recording says about its rank's GPU and libraries; nothing for what it does not say."""
     meta = trace.meta
     used = distinct(trace.ops.device)
-    names = {meta.devices[at] for at in used.tolist() if 0 <= at < len(meta.devices)}
+    names = {meta.devices[index] for index in used.tolist() if 0 <= index < len(meta.devices)}
     facts = {
         "GPU": " and ".join(sorted(names)),
         "torch": meta.torch_version or "",
@@ -171,7 +171,7 @@ def differences(ranks: Mapping[int, About]) -> list[str]:
     """One sentence per fact in which ranks differ: the few against the many."""
     sentences = []
     for name in dict.fromkeys(name for rank in ranks.values() for name in rank):
-        values = {rank: one[name] for rank, one in ranks.items() if name in one}
+        values = {rank: facts[name] for rank, facts in ranks.items() if name in facts}
         counts = Counter(values.values())
         if len(counts) < 2:
             continue
@@ -186,4 +186,4 @@ def differences(ranks: Mapping[int, About]) -> list[str]:
 
 
 def _with(values: Mapping[int, str], value: str) -> list[int]:
-    return [rank for rank, each in values.items() if each == value]
+    return [rank for rank, rank_value in values.items() if rank_value == value]

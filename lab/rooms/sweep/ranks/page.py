@@ -212,7 +212,7 @@ def step_picture(explained: Explained, step: int, width_in: float) -> Drawing:
         for peer in np.unique(awaited[awaited != UNKNOWN]).tolist():
             if peer in row_of:
                 bars = _merged(begin[awaited == peer], length[awaited == peer])
-                arrows += [(ms, at + ms, row, row_of[peer]) for at, ms in bars.tolist()]
+                arrows += [(ms, begin_ms + ms, row, row_of[peer]) for begin_ms, ms in bars.tolist()]
     arrows.sort(reverse=True)
     return timeline(
         [f"rank {account.ranks[index]}" for index in windows],
@@ -221,7 +221,7 @@ def step_picture(explained: Explained, step: int, width_in: float) -> Drawing:
         bands=(),
         shades=(),
         axis="ms since the first rank began the step",
-        arrows=[(at, row, target) for _, at, row, target in arrows[:MOST_ARROWS]],
+        arrows=[(end_ms, row, target) for _, end_ms, row, target in arrows[:MOST_ARROWS]],
         width_in=width_in,
     )
 

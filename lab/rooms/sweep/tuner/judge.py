@@ -119,7 +119,7 @@ def judge(runs: Sequence[Ran]) -> Judged:
     names = sorted({name for ran in runs for name in ran.classes})
     bounds = {}
     for name in names:
-        alike = [one.num_bytes for one in names if (one.kind, one.num_ranks) == (name.kind, name.num_ranks)]
+        alike = [c.num_bytes for c in names if (c.kind, c.num_ranks) == (name.kind, name.num_ranks)]
         bounds[name] = bounds_of([size for size in alike if size > 0])
     decisions = tuple(_decide(name, runs, bounds[name].get(name.num_bytes)) for name in names)
     return Judged(decisions, *_threads(runs), tuple(_left_out(runs)))
@@ -141,7 +141,7 @@ def _left_out(runs: Sequence[Ran]) -> Iterator[str]:
 
 
 def _is_gloo(ran: Ran) -> bool:
-    kernels = [each.cost.kernel for each in ran.classes.values()]
+    kernels = [observed.cost.kernel for observed in ran.classes.values()]
     return bool(kernels) and all(kernel.startswith(GLOO_PREFIX) for kernel in kernels)
 
 
@@ -158,7 +158,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     def left(reason: str, looked: bool = True, cost: Best | None = None) -> Decision:
         return Decision(name, settings, len(repeats), cost, None, reason, looked)
 
-    if all(each.cost.kernel.startswith(GLOO_PREFIX) for each in observed.values()):
+    if all(run.cost.kernel.startswith(GLOO_PREFIX) for run in observed.values()):
         return left("gloo has neither channels nor threads")
     if name.kind not in NAMES:
         return left("a tuner's file has no such collective")
@@ -166,7 +166,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         return left("its calls are empty")
     if bounds is None:
         return left("its size was not recorded", looked=False)
-    if not all(each.cost.blocks for each in observed.values()):
+    if not all(run.cost.blocks for run in observed.values()):
         return left("ranks may leave it early, so that waiting cannot be taken out", looked=False)
     sets = [_set_of(knobs, name.kind) for knobs in settings]
     if len(set(sets)) < 2:
@@ -191,7 +191,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     # Every candidate has to have used what it requested, because any of them may be the best.
     best_runs = [observed[settings[candidate], repeat] for candidate in cost.candidates for repeat in repeats]
     reason, looked = _not_honoured(best_runs, best)
-    choices = {each.choice and (each.choice.algorithm, each.choice.protocol) for each in best_runs}
+    choices = {run.choice and (run.choice.algorithm, run.choice.protocol) for run in best_runs}
     if reason or len(choices) > 1 or None in choices:
         is_one = None not in choices and len(choices) == 1
         return left(reason or _no_choice(choices), looked and is_one, cost)
@@ -206,7 +206,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         hosts.pop() if len(hosts) == 1 else -1,
         name.num_ranks,
     )
-    inferred = any(each.inferred for each in best_runs)
+    inferred = any(run.inferred for run in best_runs)
     return Decision(name, settings, len(repeats), cost, row, _why(sets, cost), inferred=inferred)
 
 
@@ -282,7 +282,7 @@ def _no_choice(choices: Collection[Any]) -> str:
 def _why(sets: Sequence[Set], cost: Best) -> str:
     means = _others(sets, cost)
     extremes = sorted({f"{mean:.2f}" for mean in (min(means), max(means))})
-    alternatives = "other channels" if len({one[1:] for one in sets}) == 1 else "other settings"
+    alternatives = "other channels" if len({setting[1:] for setting in sets}) == 1 else "other settings"
     return (
         f"{cost.means[cost.lowest]:.2f} ms a step, {alternatives} {' to '.join(extremes)} ms; "
         f"lead {_lead(sets, cost):.3f} ms, {cost.needed:.3f} needed"

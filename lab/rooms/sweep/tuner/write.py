@@ -56,7 +56,7 @@ def write_tuner(runs: Sequence[Ran], judged: Judged, library: str, out: Path, *,
 
 def _notes(judged: Judged) -> list[str]:
     left = [decision for decision in judged.decisions if decision.row is None]
-    reasons = [f"{class_text(one.name)}: {one.reason}." for one in left]
+    reasons = [f"{class_text(decision.name)}: {decision.reason}." for decision in left]
     notes = ["Left at default:", *reasons] if reasons else []
     return [*notes, *(f"{text}." for text in judged.left_out)]
 
@@ -78,9 +78,9 @@ def _evidence(decision: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:
                 "requested_algorithm": knobs.algorithm,
                 "requested_protocol": knobs.protocol,
                 "runs": len(observed),
-                "cost_ms": _mean([each.cost.cost_ms for each in observed]),
-                "without_waiting_ms": _mean([each.cost.least_ms for each in observed]),
-                "latency_us": _mean([each.cost.latency_us for each in observed]),
+                "cost_ms": _mean([run.cost.cost_ms for run in observed]),
+                "without_waiting_ms": _mean([run.cost.least_ms for run in observed]),
+                "latency_us": _mean([run.cost.latency_us for run in observed]),
                 "used_channels": example.cost.grid,
                 "used_threads": example.cost.block,
                 "algorithm": example.choice.algorithm if example.choice else "",

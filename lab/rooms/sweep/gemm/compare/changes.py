@@ -1,7 +1,6 @@
-"""What changed per configuration and GEMM, and whether it can be chance.
+"""What changed per configuration, whether it can be chance, and the environment of each sweep.
 
-A claim of significance needs repeats of the run. Ranks of one run share its luck, so the interval over ranks
-only says how alike the ranks are.
+A claim of significance needs repeats of the run: ranks of one run share its luck.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from lab.core.run import Run
 from lab.recordings.capture import Meta
 from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
 from lab.rooms.sweep.journal import expected_runs
-from lab.rooms.sweep.tables import GEMM_SHAPE, KEY, SETTING, SweepTables, column_names, grouped, shape_name
+from lab.rooms.sweep.tables import SETTING, SweepTables, column_names, grouped
 from lab.rooms.sweep.verdict.fastest import profiled_runs
 from lab.rooms.sweep.verdict.ranks import bound_by_hosts
-from lab.stats.effects import holm, median_ratio_ci, permutation_p
+from lab.stats.effects import holm, permutation_p
 from lab.stats.means import Sample, difference_ci
 from lab.stats.robust import median
 
 SIGNIFICANT = 0.05
-FEWEST_RANKS = 3  # for an interval over ranks
 UNEVEN, TOO_FEW, NOT_IN_BOTH = "other numbers of steps", "too few repeats", "not in both"
 NO_DIFFERENCE, PROVEN = "no difference shown", ("faster", "slower")
 CONFIG_FIGURES = [
@@ -39,10 +37,6 @@ CONFIG_FIGURES = [
         "repeats_high_percent p_value"
     ),
 ]
-GEMM_FIGURES = column_names(
-    "gemm n_base n_other median_base_us median_other_us change_percent changed_us ci_low_percent "
-    "ci_high_percent"
-)
 
 
 def config_changes(base: Sweep, heads: Sequence[Sweep]) -> pd.DataFrame:
@@ -111,54 +105,6 @@ def _over_repeats(base_ms: np.ndarray, head_ms: np.ndarray) -> dict[str, float]:
             np.concatenate([base_ms, head_ms]), treated, np.zeros(len(treated), dtype=int)
         )
     return {"repeats_low_percent": low, "repeats_high_percent": high, "p_value": p_value}
-
-
-def gemm_changes(base: Sweep, head: Sweep) -> pd.DataFrame:
-    """One row per configuration and GEMM shape of both sweeps, most time changed first."""
-    key = [*SETTING, *GEMM_SHAPE]
-    sides = [dict(list(_gemms(sweep).groupby(key, dropna=False))) for sweep in (base, head)]
-    rows = []
-    for shape in sorted(set(sides[0]) & set(sides[1]), key=str):
-        base_rows, head_rows = (side[shape] for side in sides)
-        base_us, head_us = (float(rank_rows["median_us"].median()) for rank_rows in (base_rows, head_rows))
-        low, high = math.nan, math.nan
-        if min(len(base_rows), len(head_rows)) >= FEWEST_RANKS:
-            low, high = median_ratio_ci(base_rows["median_us"].to_numpy(), head_rows["median_us"].to_numpy())
-        rows.append(
-            {
-                "base": base.label,
-                "other": head.label,
-                **dict(zip(key, shape, strict=True)),
-                "gemm": shape_name(shape[len(SETTING) :]),
-                "n_base": int(base_rows["n"].sum()),
-                "n_other": int(head_rows["n"].sum()),
-                "median_base_us": base_us,
-                "median_other_us": head_us,
-                "change_percent": 100 * (head_us / base_us - 1) if base_us else math.nan,
-                "changed_us": (head_us - base_us) * head_rows["n"].mean(),
-                "ci_low_percent": 100 * (low - 1),
-                "ci_high_percent": 100 * (high - 1),
-            }
-        )
-    frame = pd.DataFrame(rows, columns=["base", "other", *key, *GEMM_FIGURES])
-    order = frame["changed_us"].abs().sort_values(ascending=False, kind="stable").index
-    ordered: pd.DataFrame = frame.loc[order].reset_index(drop=True)
-    return ordered
-
-
-def gemms_in_one(base: Sweep, head: Sweep) -> int:
-    """How many GEMMs, by configuration and shape, one of the two has alone, of configurations in both."""
-    key = [*SETTING, *GEMM_SHAPE]
-    sides = [_gemms(sweep)[key].drop_duplicates() for sweep in (base, head)]
-    shared = sides[0][SETTING].drop_duplicates().merge(sides[1][SETTING].drop_duplicates(), on=SETTING)
-    joined = sides[0].merge(sides[1], on=key, how="outer", indicator="side").merge(shared, on=SETTING)
-    return int((joined["side"] != "both").sum())
-
-
-def _gemms(sweep: Sweep) -> pd.DataFrame:
-    """The GEMMs of complete runs, those of copies left out."""
-    rows: pd.DataFrame = sweep.tables.gemm.merge(profiled_runs(sweep.tables)[KEY], on=KEY)
-    return rows
 
 
 def least_p(repeats_base: int, repeats_other: int) -> float:

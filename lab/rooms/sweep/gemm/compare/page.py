@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,13 @@ from lab.rooms.sweep.gemm.compare.changes import (
     Sweep,
     config_changes,
     environments,
-    gemm_changes,
     read_for_comparison,
 )
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
 from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
 from lab.rooms.sweep.gemm.variance.top import groups, top_rows
-from lab.rooms.sweep.tables import SETTING, column_names, name_of
+from lab.rooms.sweep.tables import SETTING, name_of
 
 PAGE = "sweep_comparison.html"
 QUESTION = "What changed between these sweeps, can it be chance, and what else differs between them?"
@@ -54,9 +54,6 @@ FOOTNOTES = (
     "is the median total time over its ranks, divided by the profiled steps.",
     "A configuration is called faster or slower only if a permutation test over repeats finds p < 0.05 after "
     "Holm's correction for all configurations of all sweeps compared.",
-    "A GEMM's interval is a 95 % bootstrap interval of the ratio of medians over ranks. Ranks of one run "
-    "wait for each other and share its clocks, so it shows the spread within runs, not between them.",
-    "GEMMs are matched by launching operator, sizes, dtype and transposition, never by kernel name.",
 )
 
 
@@ -84,14 +81,20 @@ def write_comparison(
     base, heads = sweeps[0], sweeps[1:]
     # Six decimals, times thereby to ns or finer: no digits that no clock gave.
     configs = config_changes(base, heads).round(6)
-    gemm = pd.concat([gemm_changes(base, head) for head in heads], ignore_index=True).round(6)
     environment = environments(sweeps)
     by_rank = pd.concat([sweep.tables.timeline.assign(sweep=sweep.label) for sweep in sweeps]).round(6)
     by_rank.insert(0, "sweep", by_rank.pop("sweep"))
-    tables = {"configurations": configs, "gemm": gemm, "environment": environment, "ranks": by_rank}
+    tops = [_top_gemms(sweep) for sweep in sweeps]
+    varying = pd.concat([top.assign(sweep=sweep.label) for sweep, top in zip(sweeps, tops, strict=True)])
+    tables = {
+        "configurations": configs,
+        "environment": environment,
+        "ranks": by_rank,
+        "variance": varying.round(6),
+    }
     files = [write_csv(table, out / "comparison" / f"{name}.csv") for name, table in tables.items()]
     missing = not_compared(base, heads, configs)
-    verdict = compared_in_words(configs, gemm, environment, base, heads)
+    verdict = compared_in_words(configs, environment, base, heads)
     page = Page(
         title=" · ".join(names),
         question=QUESTION,
@@ -99,8 +102,8 @@ def write_comparison(
         status=_status(configs, missing),
         cards=_cards(configs, environment),
         sections=[
-            *_sections(sweeps, configs, gemm, environment),
-            Section("How GEMM times vary", variance_blocks(sweeps, out)),
+            *_sections(sweeps, configs, environment),
+            Section("How GEMM times vary", _variance_blocks(sweeps, tops, out)),
         ],
         provenance=_provenance(sweeps),
         footnotes=FOOTNOTES,
@@ -157,9 +160,7 @@ def _cards(configs: pd.DataFrame, environment: pd.DataFrame) -> list[Card]:
     ]
 
 
-def _sections(
-    sweeps: Sequence[Sweep], configs: pd.DataFrame, gemm: pd.DataFrame, environment: pd.DataFrame
-) -> list[Section]:
+def _sections(sweeps: Sequence[Sweep], configs: pd.DataFrame, environment: pd.DataFrame) -> list[Section]:
     source = "comparison/configurations.csv"
     shown = configs.drop(columns=SETTING).dropna(axis="columns", how="all")
     shown.insert(2, "configuration", [name_of(row) for row in configs.itertuples()])
@@ -174,7 +175,6 @@ def _sections(
     )
     return [
         Section("By configuration", [changes]),
-        Section("GEMMs", gemm_blocks(gemm)),
         Section("Environment", [facts]),
     ]
 
@@ -189,29 +189,22 @@ def _provenance(sweeps: Sequence[Sweep]) -> dict[str, dict[str, str]]:
 
 
 PLOTS, TOP_K = "comparison/plots", 5
-GEMM_COLUMNS = column_names(
-    "other gemm n_base n_other median_base_us median_other_us change_percent ci_low_percent "
-    "ci_high_percent changed_us"
-)
 
 
-def gemm_blocks(gemm: pd.DataFrame) -> list[Any]:
-    if gemm.empty:
-        return [Prose("The sweeps have no GEMM shape in common, or no GEMM could be linked to its operator.")]
-    shown = gemm[GEMM_COLUMNS].copy()
-    shown.insert(1, "configuration", [name_of(row) for row in gemm.itertuples()])
-    return [Table(shown, "GEMMs, most time changed per rank first", "comparison/gemm.csv")]
+def _top_gemms(sweep: Sweep) -> pd.DataFrame:
+    """The GEMMs of a sweep whose time varies most; none where no op launched one."""
+    top: pd.DataFrame = pd.DataFrame()
+    if sweep.data:
+        with suppress(MissingError):
+            top = top_rows(groups(sweep.data), TOP_K)
+    return top
 
 
-def variance_blocks(sweeps: Sequence[Sweep], out: Path) -> list[Any]:
+def _variance_blocks(sweeps: Sequence[Sweep], tops: Sequence[pd.DataFrame], out: Path) -> list[Any]:
     """The five plots of the original pipeline, of all sweeps side by side; each is a file in PLOTS, too."""
     drawn: dict[str, list[tuple[str, str, str]]] = {name: [] for name in VARIANCE}
-    for number, sweep in enumerate(sweeps):
+    for number, (sweep, top) in enumerate(zip(sweeps, tops, strict=True)):
         folder = f"{PLOTS}/{number}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', sweep.label)[:60]}"
-        try:
-            top = top_rows(groups(sweep.data), TOP_K) if sweep.data else pd.DataFrame()
-        except MissingError:
-            continue
         if sweep.data is None or top.empty:
             continue
         settings = settings_of(top, sweep.data.traces)
@@ -225,5 +218,5 @@ def variance_blocks(sweeps: Sequence[Sweep], out: Path) -> list[Any]:
             columns = "".join(f"<div><p>{escape(label)}</p>{svg}</div>" for label, svg, _ in plots)
             pair = f'<div style="display:grid;grid-auto-flow:column;gap:1rem;overflow-x:auto">{columns}</div>'
             caption = f"{name.replace('_', ' ').capitalize()}: {', '.join(label for label, *_ in plots)}."
-            blocks.append(Figure(pair, caption, plots[0][2], "comparison/gemm.csv"))
+            blocks.append(Figure(pair, caption, plots[0][2], "comparison/variance.csv"))
     return blocks or [Prose("No sweep has a GEMM that ran more than once, so nothing varies.")]

@@ -84,8 +84,8 @@ class SweepData:
             key: {rank: tables.work for rank, tables in ranks.items() if tables.work is not None}
             for key, ranks in self.ranks.items()
         }
-        filled = {key: found for key, found in works.items() if any(map(len, found.values()))}
-        return dict(zip(filled, explain([account_of(found) for found in filled.values()]), strict=True))
+        filled = {key: ranks for key, ranks in works.items() if any(map(len, ranks.values()))}
+        return dict(zip(filled, explain([account_of(ranks) for ranks in filled.values()]), strict=True))
 
     # As DataFrames, made when they are asked for: a report does without them, and without loading pandas.
 

@@ -177,8 +177,8 @@ def kernel_details(launched: Launches, group: np.ndarray, num_groups: int) -> di
             }
         )
     return {
-        "kernel_details_summary": [str(each) for each in long],
-        "trunc_kernel_details": [str([_short(kernel) for kernel in each]) for each in long],
+        "kernel_details_summary": [str(kernels) for kernels in long],
+        "trunc_kernel_details": [str([_short(kernel) for kernel in kernels]) for kernels in long],
     }
 
 

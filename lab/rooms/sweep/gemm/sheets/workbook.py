@@ -92,7 +92,7 @@ def coll_analysis(collectives: Table, rank: int) -> Table:
                 f"{side} msg size (MB)_first": key[f"{side} msg nelems"][first_rows] * size / 2**20
                 for side in ("In", "Out")
             },
-            **{f"dur_{how}": stats[how] for how in ("sum", "mean", "std", "min", "max")},
+            **{f"dur_{statistic}": stats[statistic] for statistic in ("sum", "mean", "std", "min", "max")},
             "operation_count": stats["count"],
         }
     )

@@ -170,7 +170,7 @@ def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
     stats = grouped(dur_us, group, n)
     order = np.lexsort((dur_us, group))
     ends = np.cumsum(stats["count"])
-    low, high = (instances.iloc[order[at]] for at in (ends - stats["count"], ends - 1))
+    low, high = (instances.iloc[order[rows]] for rows in (ends - stats["count"], ends - 1))
     keys = low[[*KEY, "rank", *GROUP, "transpose", "file"]].reset_index(drop=True)
     result: pd.DataFrame = keys.assign(
         kernel_time_min_us=stats["min"],

@@ -139,7 +139,7 @@ def _summary_sync(sync: Table) -> Table:
     summary["Full msg size (MB)"] = _first_known(getattr(sync, "Full msg size (MB)"), group, len(first_rows))
     for figure in SUMMED:
         stats = _known_stats(getattr(sync, figure), group, len(first_rows))
-        summary |= {f"{figure}_{how}": stats[how] for how in ("mean", "median", "min", "max")}
+        summary |= {f"{figure}_{name}": stats[name] for name in ("mean", "median", "min", "max")}
     total_ms = summary["comm_latency_mean"] * count / 1000
     return most_first(
         sheet({**summary, "count": count, "Total comm latency (ms)": total_ms}), "Total comm latency (ms)"
