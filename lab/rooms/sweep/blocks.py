@@ -35,6 +35,17 @@ PANELS_CAPTION = (
     "Each rank on its own, on one scale. If one rank communicates little and the others much, the others are "
     "waiting for it."
 )
+PILLS = {
+    **dict.fromkeys(("ok", "honoured"), "ok"),
+    **dict.fromkeys(("clamped", "incomplete"), "warn"),
+    **dict.fromkeys(("ignored", "failed", "missing", "broken"), "fail"),
+    "unknown": "unknown",
+}
+VERDICTS = ("honoured", "unknown", "clamped", "ignored")  # from good to bad
+MESSAGE = ["collective", "msg_bytes"]
+MOST_MESSAGES = 10
+MOST_SHAPES = 14
+MOST_LABELLED = 16  # columns that leave room for a number in each cell
 
 
 def time_blocks(tables: SweepTables, folder: Path) -> list[Block]:
@@ -79,17 +90,6 @@ def _label(configs: pd.DataFrame, setting: Knobs) -> str:
     """The configuration's name, with what is wrong with it where no repeat is complete."""
     states = configs.loc[(configs[SETTING] == list(setting)).all(axis=1), "status"]
     return short_name(*setting) + ("" if (states == "ok").any() else f" {states.iloc[0]}")
-
-
-PILLS = {
-    **dict.fromkeys(("ok", "honoured"), "ok"),
-    **dict.fromkeys(("clamped", "incomplete"), "warn"),
-    **dict.fromkeys(("ignored", "failed", "missing", "broken"), "fail"),
-    "unknown": "unknown",
-}
-VERDICTS = ("honoured", "unknown", "clamped", "ignored")  # from good to bad
-MESSAGE = ["collective", "msg_bytes"]
-MOST_MESSAGES = 10
 
 
 def effective_blocks(tables: SweepTables, folder: Path) -> list[Block]:
@@ -154,10 +154,6 @@ def _span(values: pd.Series) -> str:
         return "–"
     low, high = int(positive.min()), int(positive.max())
     return str(low) if low == high else f"{low}–{high}"
-
-
-MOST_SHAPES = 14
-MOST_LABELLED = 16  # columns that leave room for a number in each cell
 
 
 def gemm_blocks(gemm: pd.DataFrame, folder: Path) -> list[Block]:

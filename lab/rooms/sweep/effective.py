@@ -14,6 +14,29 @@ from lab.rooms.sweep.tables import size_text
 
 # NCCL adds a warp of its own to the requested block.
 NCCL_EXTRA_THREADS = 32
+# Names of kinds in NCCL's log and in a tuner's file; others have none.
+NAMES = {
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reducescatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+MOST_THREADS = 640  # NCCL's largest block: LL128's
+LOG, BLOCK = "log", "block"
+_IN_PARTS = ("allgather", "reducescatter")
+_CALL = re.compile(
+    rb"(?P<kind>\w{4,20}): (?P<bytes>\d{1,19}) Bytes -> Algo (?P<algo>\w{1,20}) proto (?P<proto>\w{1,10})"
+    rb"(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,5})\.\.(?P<high>\d{1,5})\})?"
+)
+_APPLIED = re.compile(
+    rb"Applied config for collType=(?P<kind>\w{4,20}), bytes=(?P<bytes>\d{1,19}).{0,80}?"
+    rb"algo=(?P<algo>\w{1,20}), proto=(?P<proto>\w{1,10}), channels=(?P<channels>\w{1,10})"
+)
+_PLUGIN = re.compile(rb"TUNER/Plugin: (?P<what>[ -~]{1,160})")
+_NVLS = re.compile(rb"(\d{1,5}) nvls channels")
+_CHANNELS = re.compile(rb"(\d{1,6}) coll channels")
+_LONGEST_LINE, _MOST_LINES = 1 << 16, 5_000_000
 
 
 def channels_verdict(requested: int, effective: int, log_channels: int) -> str:
@@ -58,18 +81,6 @@ def verdict_over_sizes(verdicts: Iterable[tuple[int, str]]) -> str:
         below = sorted(set().union(*(by_size[size] for size in sizes[:first_good])) - {"honoured"})
         return f"honoured for >= {size_text(sizes[first_good])}, {' or '.join(below)} below"
     return f"mixed: {', '.join(words)}; honoured for {sum(good)} of {len(sizes)} sizes"
-
-
-# Names of kinds in NCCL's log and in a tuner's file; others have none.
-NAMES = {
-    "all_reduce": "allreduce",
-    "all_gather": "allgather",
-    "reduce_scatter": "reducescatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-}
-MOST_THREADS = 640  # NCCL's largest block: LL128's
-LOG, BLOCK = "log", "block"
 
 
 class How(NamedTuple):
@@ -119,21 +130,6 @@ def word_verdict(requested: str, effective: str) -> str:
 
 def _joined(words: Collection[str]) -> str:
     return "/".join(sorted(words))
-
-
-_IN_PARTS = ("allgather", "reducescatter")
-_CALL = re.compile(
-    rb"(?P<kind>\w{4,20}): (?P<bytes>\d{1,19}) Bytes -> Algo (?P<algo>\w{1,20}) proto (?P<proto>\w{1,10})"
-    rb"(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,5})\.\.(?P<high>\d{1,5})\})?"
-)
-_APPLIED = re.compile(
-    rb"Applied config for collType=(?P<kind>\w{4,20}), bytes=(?P<bytes>\d{1,19}).{0,80}?"
-    rb"algo=(?P<algo>\w{1,20}), proto=(?P<proto>\w{1,10}), channels=(?P<channels>\w{1,10})"
-)
-_PLUGIN = re.compile(rb"TUNER/Plugin: (?P<what>[ -~]{1,160})")
-_NVLS = re.compile(rb"(\d{1,5}) nvls channels")
-_CHANNELS = re.compile(rb"(\d{1,6}) coll channels")
-_LONGEST_LINE, _MOST_LINES = 1 << 16, 5_000_000
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from lab.rooms.sweep.tables import Planned
 
 WORDS = {Status.ok: "SUCCESS", Status.skipped: "SKIPPED", None: "UNKNOWN"}
 _ROW = "%-10s %-15s %-10s %-15s"
+STATUS = {Status.ok: "ok", Status.skipped: "ok"}
 
 
 class Journal:
@@ -107,9 +108,6 @@ def _seconds(outcome: Outcome | None) -> str:
 
 def _words(values: Iterable[object]) -> str:
     return " ".join(str(value) for value in values)
-
-
-STATUS = {Status.ok: "ok", Status.skipped: "ok"}
 
 
 def expected_runs(run: Run | None) -> Planned:

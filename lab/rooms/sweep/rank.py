@@ -25,6 +25,7 @@ from lab.stats.columns import distinct, grouped_rows
 from lab.stats.robust import grouped
 
 UNKNOWN_RANK = -1
+About = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,6 @@ def _tflops(b: int, m: int, n: int, k: int, bias: bool, dur_us: float) -> float:
     """2 B M N K floating point operations, and B M N more for a bias; NaN where a size is unknown."""
     is_known = min(b, m, n, k) >= 0 and dur_us > 0
     return product_flops(b, m, n, k, bool(bias)) / dur_us / 1e6 if is_known else float("nan")
-
-
-About = Mapping[str, str]
 
 
 def about(trace: Capture) -> dict[str, str]:

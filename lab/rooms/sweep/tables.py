@@ -14,18 +14,8 @@ from lab.rooms.sweep.knobs import Key, Knobs
 if TYPE_CHECKING:
     import pandas as pd
 
-
-def column_names(text: str) -> list[str]:
-    """The column names in a text, separated by spaces."""
-    return text.split()
-
-
 SETTING = [*Knobs._fields]
 KEY = [*SETTING, "repeat"]
-TIMELINE_MS = column_names(
-    "computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms busy_time_ms idle_time_ms "
-    "total_time_ms total_comm_time_ms total_memcpy_time_ms"
-)
 # Colour role -> timeline column; together they are the total time of a rank, without overlap.
 PARTS = {
     "computation": "computation_time_ms",
@@ -33,6 +23,27 @@ PARTS = {
     "memcpy": "exposed_memcpy_time_ms",
     "idle": "idle_time_ms",
 }
+GEMM_KEY = ["op", "M", "N", "K", "B", "bias", "dtype", "transpose"]
+# What makes two GEMMs the same. Never the kernel's name: libraries choose another kernel for another tile.
+GROUP = ["op", "B", "M", "N", "K", "bias", "strides", "dtype", "dims"]
+FREE, PARTIAL, FULL = "free", "partial", "full"
+NO_LAUNCH = "(launched before the window)"
+GEMM_SHAPE = ["op", "B", "M", "N", "K", "bias", "dtype", "transpose"]
+PROBLEMS = [*KEY, "rank", "file", "what", "fix"]
+Progress = Callable[[int, int, Path], None]
+# What a run of lab planned: of each step its status (ok, failed or missing) and the reason.
+Planned = Mapping[Key, tuple[str, str]]
+
+
+def column_names(text: str) -> list[str]:
+    """The column names in a text, separated by spaces."""
+    return text.split()
+
+
+TIMELINE_MS = column_names(
+    "computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms busy_time_ms idle_time_ms "
+    "total_time_ms total_comm_time_ms total_memcpy_time_ms"
+)
 TIMELINE = [
     *column_names("threads channel rank"),
     *TIMELINE_MS,
@@ -44,7 +55,6 @@ EFFECTIVE = column_names(
     "threads_verdict algorithm protocol kind kernel group_size requested_algorithm effective_algorithm "
     "algorithm_verdict requested_protocol effective_protocol protocol_verdict evidence"
 )
-GEMM_KEY = ["op", "M", "N", "K", "B", "bias", "dtype", "transpose"]
 GEMM = [
     *column_names("threads channel rank repeat"),
     *GEMM_KEY,
@@ -59,10 +69,6 @@ CONFIGS = [
     *column_names("slowest_rank channels_verdict threads_verdict algorithm_verdict protocol_verdict"),
     "log_channels",
 ]
-# What makes two GEMMs the same. Never the kernel's name: libraries choose another kernel for another tile.
-GROUP = ["op", "B", "M", "N", "K", "bias", "strides", "dtype", "dims"]
-FREE, PARTIAL, FULL = "free", "partial", "full"
-NO_LAUNCH = "(launched before the window)"
 INSTANCES = [
     *KEY,
     "rank",
@@ -72,11 +78,6 @@ INSTANCES = [
         "unfinished family kernels file"
     ),
 ]
-GEMM_SHAPE = ["op", "B", "M", "N", "K", "bias", "dtype", "transpose"]
-PROBLEMS = [*KEY, "rank", "file", "what", "fix"]
-Progress = Callable[[int, int, Path], None]
-# What a run of lab planned: of each step its status (ok, failed or missing) and the reason.
-Planned = Mapping[Key, tuple[str, str]]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+Counts = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections; `frozen` is repeated below because type checkers do not inherit it."""
@@ -156,9 +158,6 @@ class TrainConfig(Section, frozen=True):
     streams: dict[str, Any] | None = None
     dataloader: dict[str, Any] | None = None
     tracelens: dict[str, Any] | None = None
-
-
-Counts = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 
 
 class SweepConfig(Section, frozen=True):

@@ -29,6 +29,8 @@ from lab.rooms.sweep.layout import ConfigDir, TraceFile, configs_of
 if TYPE_CHECKING:
     from lab.rooms.sweep.tables import Progress
 
+SUFFIXES = {"json": ".json.gz", "original": ".json"}
+
 
 def run_all(places: Places, data: SweepData, merging: MergeOptions, *, top_k: int = 5) -> Report:
     """Run every step on a sweep in memory; a step that fails is in `missing`, the others go on."""
@@ -74,9 +76,6 @@ def _attempt(name: str, step: Callable[[], Report]) -> Report:
         return Report(
             missing=[f"{name}: {error.problem}" + (f" ({error.location})" if error.location else "")]
         )
-
-
-SUFFIXES = {"json": ".json.gz", "original": ".json"}
 
 
 @dataclass(frozen=True)

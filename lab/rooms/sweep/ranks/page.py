@@ -45,6 +45,14 @@ FOOTNOTES = (
     "What-if lengths come from replaying the launches; where the unchanged replay is off by more than 0.2 %, "
     "none is given. Host times are as recorded: a host that waits for its GPU in mid-step is not sped up.",
 )
+# Colours of the labels, in their order.
+COLOURS = ("computation", "communication", "idle", "warn", "memcpy", "fail", "muted", "rule", "unknown")
+ROLES = [(label.replace("_", " "), role) for label, role in zip(LABELS, COLOURS, strict=True)]
+PART_ROLES = dict(zip(PARTS, (COLOURS[0], "ok", *COLOURS[1:]), strict=True))  # contention is the second
+PART_WORDS = {role: name.removesuffix("_ns").replace("_", " ") for name, role in PART_ROLES.items()}
+MOST_ARROWS = 24
+# Bars of one label are one where less than this many inches are between them: a fifth of a pixel.
+CLOSEST_IN = 1 / 750
 
 
 def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Report:
@@ -171,16 +179,6 @@ def _cards(setting: Setting) -> list[Card]:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:60] or "setting"
-
-
-# Colours of the labels, in their order.
-COLOURS = ("computation", "communication", "idle", "warn", "memcpy", "fail", "muted", "rule", "unknown")
-ROLES = [(label.replace("_", " "), role) for label, role in zip(LABELS, COLOURS, strict=True)]
-PART_ROLES = dict(zip(PARTS, (COLOURS[0], "ok", *COLOURS[1:]), strict=True))  # contention is the second
-PART_WORDS = {role: name.removesuffix("_ns").replace("_", " ") for name, role in PART_ROLES.items()}
-MOST_ARROWS = 24
-# Bars of one label are one where less than this many inches are between them: a fifth of a pixel.
-CLOSEST_IN = 1 / 750
 
 
 def step_picture(explained: Explained, step: int, width_in: float) -> Drawing:

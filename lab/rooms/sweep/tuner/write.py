@@ -27,6 +27,7 @@ EVIDENCE = column_names(
     "without_waiting_ms latency_us used_channels used_threads algorithm protocol inferred "
     "may_be_best needed_ms set reason"
 )
+TOOK_EFFECT, REFUTED, UNPROVEN = "took effect", "did not take effect", "not proven"
 
 
 def write_tuner(runs: Sequence[Ran], judged: Judged, library: str, out: Path, *, source: str) -> list[Path]:
@@ -98,9 +99,6 @@ def _evidence(decision: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:
 
 def _mean(values: Sequence[float]) -> float:
     return round(sum(values) / len(values), 4)
-
-
-TOOK_EFFECT, REFUTED, UNPROVEN = "took effect", "did not take effect", "not proven"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ ORIGIN = {
     "replayed": "The numbers are replayed from a recording made elsewhere.",
     "synthetic": "The numbers are synthetic: they test the path and measure no hardware.",
 }
+NOTABLE = 0.05  # smallest change of a GEMM's median time to report
 
 
 def exposed_shares(configs: pd.DataFrame) -> pd.Series:
@@ -60,9 +61,6 @@ def on_cpu(timeline: pd.DataFrame) -> bool:
 
 def _run_name(row: object) -> str:
     return f"{name_of(row)} (repeat {row.repeat})"  # type: ignore[attr-defined]
-
-
-NOTABLE = 0.05  # smallest change of a GEMM's median time to report
 
 
 def gemm_totals_ms(gemm: pd.DataFrame, configs: pd.DataFrame) -> pd.Series:

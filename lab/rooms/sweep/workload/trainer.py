@@ -30,6 +30,9 @@ from lab.rooms.sweep.workload.model import (
 from lab.rooms.sweep.workload.profiler import StepClock
 from lab.workload.rank import RankContext
 
+log = logging.getLogger("lab.workload")
+DTYPES = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class Trainer:
     """Model, optimizer and schedule of one rank; `step` is one optimizer step over all micro-steps."""
@@ -107,11 +110,6 @@ def lr_factor(step: int, *, warmup_steps: int, total_steps: int) -> float:
         return (step + 1) / warmup_steps
     progress = min(1.0, (step - warmup_steps) / (total_steps - warmup_steps))
     return 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-log = logging.getLogger("lab.workload")
-
-DTYPES = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ParallelModel:

@@ -55,6 +55,7 @@ FOOTNOTES = (
     "A configuration is called faster or slower only if a permutation test over repeats finds p < 0.05 after "
     "Holm's correction for all configurations of all sweeps compared.",
 )
+PLOTS, TOP_K = "comparison/plots", 5
 
 
 def write_comparison(
@@ -186,9 +187,6 @@ def _provenance(sweeps: Sequence[Sweep]) -> dict[str, dict[str, str]]:
         for sweep in sweeps
     }
     return entries | {"Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}
-
-
-PLOTS, TOP_K = "comparison/plots", 5
 
 
 def _top_gemms(sweep: Sweep) -> pd.DataFrame:

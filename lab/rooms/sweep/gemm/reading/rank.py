@@ -25,6 +25,10 @@ from lab.stats import robust
 from lab.stats.columns import objects
 from lab.stats.intervals import load, overlap, spans
 
+FULL_SHARE = 0.9
+UNFINISHED_SHARE = 0.9
+FOUND_BY_KERNEL = ("GEMM", "triton", "other", "")
+
 
 @dataclass(frozen=True)
 class RankJob:
@@ -94,11 +98,6 @@ def _tables_of(job: RankJob, trace: Capture) -> RankTables:
         work=work_of(trace, figures.rank),
         meta=trace.meta,
     )
-
-
-FULL_SHARE = 0.9
-UNFINISHED_SHARE = 0.9
-FOUND_BY_KERNEL = ("GEMM", "triton", "other", "")
 
 
 def gemm_table(launched: Launches, collectives: Table) -> Table:

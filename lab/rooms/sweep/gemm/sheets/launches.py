@@ -36,6 +36,14 @@ _KERNEL_CATEGORIES = [
     ("reduce", re.compile(r"at::native::reduce_kernel")),
     ("elementwise", re.compile(r"elementwise_kernel(?!_with_index)")),
 ]
+CUM = ["Percentage (%)", "Cumulative Percentage (%)"]
+S5 = ("mean", "median", "std", "min", "max")
+ARGUMENTS = {
+    "Input Dims": "dims_id",
+    "Input type": "types_id",
+    "Input Strides": "strides_id",
+    "Concrete Inputs": "concrete_id",
+}
 
 
 @dataclass(frozen=True)
@@ -123,16 +131,6 @@ def category(op: str, kernel: str) -> str:
         if pattern.search(op):
             return name
     return next((name for name, pattern in _KERNEL_CATEGORIES if pattern.search(kernel)), "other")
-
-
-CUM = ["Percentage (%)", "Cumulative Percentage (%)"]
-S5 = ("mean", "median", "std", "min", "max")
-ARGUMENTS = {
-    "Input Dims": "dims_id",
-    "Input type": "types_id",
-    "Input Strides": "strides_id",
-    "Concrete Inputs": "concrete_id",
-}
 
 
 def sheet(columns: Mapping[str, Any]) -> Table:

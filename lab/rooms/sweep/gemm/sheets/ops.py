@@ -23,6 +23,9 @@ from lab.rooms.sweep.gemm.sheets.launches import (
 from lab.stats.columns import distinct_rows, grouped_rows
 from lab.stats.robust import grouped
 
+SHORT_US = 10.0
+BINS = 100
+
 
 def ops_summary_by_category(launched: Launches) -> Table:
     names, group = np.unique(launched.category.astype(str), return_inverse=True)
@@ -83,10 +86,6 @@ def ops_unique_args(launched: Launches) -> Table:
         }
     )
     return ranked(found_rows, "total_direct_kernel_time_sum")
-
-
-SHORT_US = 10.0
-BINS = 100
 
 
 def kernel_summary(launched: Launches, total_us: float) -> Table:

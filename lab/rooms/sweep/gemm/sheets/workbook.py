@@ -35,6 +35,11 @@ ROWS_OF_TIMELINE = column_names(
     "computation_time exposed_comm_time exposed_memcpy_time busy_time idle_time total_time "
     "total_comm_time total_memcpy_time"
 )
+SHEET_GROUP = [*GROUP, "transpose"]
+# Our own columns of the GEMM sheet, after those of TraceLens.
+EXTRAS = column_names(
+    "mad_us cv p5_us p95_us family num_kernel_names free_n free_median_us overlapped_n overlapped_median_us"
+)
 
 
 def perf_sheets(launched: Launches, gemm: Table, collectives: Table) -> dict[str, Table]:
@@ -101,13 +106,6 @@ def coll_analysis(collectives: Table, rank: int) -> Table:
 def splits(table: Table, side: str) -> np.ndarray:
     """The split sizes of one side, `in` or `out`, as text (n,), without the quotes of some profilers."""
     return objects([text.strip('"') for text in getattr(table, f"{side}_split").tolist()])
-
-
-SHEET_GROUP = [*GROUP, "transpose"]
-# Our own columns of the GEMM sheet, after those of TraceLens.
-EXTRAS = column_names(
-    "mad_us cv p5_us p95_us family num_kernel_names free_n free_median_us overlapped_n overlapped_median_us"
-)
 
 
 def gemm_sheet(launched: Launches, gemm: Table) -> Table:

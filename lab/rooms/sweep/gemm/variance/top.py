@@ -33,6 +33,18 @@ STAMPS = column_names(
     "min_duration_timestamp_ms max_duration_timestamp_ms time_between_min_max_ms "
     "min_duration_found_us max_duration_found_us"
 )
+FIRST = column_names("threads channel rank kernel_name kernel_time_min_us kernel_time_max_us time_diff_us")
+OURS = column_names(
+    "op M N K strides dtype n median_us mad_us cv p5_us p95_us step free_median_us "
+    "overlapped_median_us slowdown ci_low ci_high p_value"
+)
+# What the GEMM sheet has computed of these.
+SPREAD = column_names("mad_us cv p5_us p95_us family num_kernel_names")
+MORE = column_names(
+    "B bias dims transpose repeat robust_spread excess_time_us num_kernel_names family cold_n "
+    "unfinished_n step_medians_us free_n overlapped_n min_step min_correlation min_ts_ns min_end_ns "
+    "max_correlation max_ts_ns max_end_ns file algorithm protocol"
+)
 
 
 def write_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
@@ -121,20 +133,6 @@ def findings_of(top: pd.DataFrame) -> list[str]:
         f"{row['kernel_time_max_us']:.1f} µs within {rank}{long_name(*row[SETTING])} "
         f"(median {row['median_us']:.1f} µs, {plural(int(row['n']), 'instance')})"
     ]
-
-
-FIRST = column_names("threads channel rank kernel_name kernel_time_min_us kernel_time_max_us time_diff_us")
-OURS = column_names(
-    "op M N K strides dtype n median_us mad_us cv p5_us p95_us step free_median_us "
-    "overlapped_median_us slowdown ci_low ci_high p_value"
-)
-# What the GEMM sheet has computed of these.
-SPREAD = column_names("mad_us cv p5_us p95_us family num_kernel_names")
-MORE = column_names(
-    "B bias dims transpose repeat robust_spread excess_time_us num_kernel_names family cold_n "
-    "unfinished_n step_medians_us free_n overlapped_n min_step min_correlation min_ts_ns min_end_ns "
-    "max_correlation max_ts_ns max_end_ns file algorithm protocol"
-)
 
 
 def groups(data: SweepData) -> pd.DataFrame:
