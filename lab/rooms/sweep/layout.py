@@ -7,7 +7,7 @@ original sweep (ROCm/aorta), and single folders of ranks. Names decide, not date
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -246,9 +246,7 @@ def _by_pattern(folder: Path, pattern: re.Pattern[str]) -> list[ConfigDir]:
     """One configuration for each way in which paths differ beside the rank that the pattern's groups give."""
     runs: dict[str, dict[tuple[int, ...], list[Path]]] = {}
     unmatched: list[str] = []
-    # rglob follows no links to folders: they may lead out of this one, or in circles.
-    files = (path for path in folder.rglob("*") if path.is_file())
-    for path in sorted(islice(files, _MOST_FILES)):
+    for path in islice(_below(folder), _MOST_FILES):
         name = path.relative_to(folder).as_posix()
         match = pattern.search(name)
         if match is None:
@@ -287,6 +285,15 @@ def _rank_of(parts: tuple[int, ...], paths: Mapping[tuple[int, ...], object]) ->
         return parts[0]
     num_local = 1 + max(key[1] for key in paths)
     return sorted({key[0] for key in paths}).index(parts[0]) * num_local + parts[1]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        # Links are not followed: they may lead out of the folder, or in circles.
+        if path.is_dir() and not path.is_symlink():
+            yield from _below(path)
+        elif path.is_file():
+            yield path
 
 
 def _repeat_dirs(folder: Path) -> list[Path]:

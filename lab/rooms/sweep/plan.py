@@ -265,7 +265,8 @@ def detectable_sd(num_settings: int, repeats: int) -> float:
 
     The unit is one launch of the job. Every repeat is a pass over all settings in random order, so it is a
     block: log(time) = setting + block + error, and settings are compared by t with the pooled error (Dunnett
-    1955; the limit here is Bonferroni's, which is a little wider). Infinite for one repeat or one setting, which leave no error to compare with.
+    1955; the limit here is Bonferroni's, which is a little wider). Infinite for one repeat or one setting,
+    which leave no error to compare with.
     """
     free = (num_settings - 1) * (repeats - 1)
     if free < 1:

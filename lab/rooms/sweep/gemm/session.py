@@ -139,7 +139,6 @@ class RankOptions:
         return read_settings(
             folder,
             ranks=ranks,
-            # Two by default: the works of all ranks come back to this process, which is most of the cost.
             workers=self.workers or min(2, num_workers()),
             salvage=self.salvage,
             progress=show_progress(Console(quiet=self.quiet).detail),
