@@ -142,7 +142,7 @@ def gemm_table(launched: Launches, collectives: Table) -> Table:
 def _windows(launched: Launches, gemm: Table) -> tuple[np.ndarray, np.ndarray]:
     """Where each GEMM's last kernel ends (n,), and the sum of its kernels' time (n,)."""
     trace = launched.trace
-    if views.device_of(trace) == "cpu":
+    if views.device_of(trace) == "cpu":  # the op stands in for its kernels
         return gemm.ts_ns + gemm.dur_ns, gemm.dur_ns
     rows = np.flatnonzero((launched.launcher >= 0) & (trace.ops.kind == KERNEL))
     end_ns = np.zeros(len(launched.launchers), dtype=np.int64)

@@ -79,6 +79,7 @@ def launches(trace: Capture) -> Launches:
     op_spans = spans(trace.ops.start_ns, trace.ops.dur_ns)
     op, kernel = _ancestry(trace, link, launchers)
     of_kernel = _kernel_categories(trace, link)
+    # The first kernel of an op names its category where the op's own name does not.
     first_kernels = linked[np.lexsort((trace.ops.start_ns[linked], index))]
     first_kernels = first_kernels[np.unique(launcher[first_kernels], return_index=True)[1]]
     return Launches(
@@ -101,6 +102,7 @@ def _ancestry(trace: Capture, link: np.ndarray, launchers: np.ndarray) -> tuple[
     kernel = np.flatnonzero(link >= 0)
     op = link[kernel]
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    # All kernels climb one op per round, so there are as many rounds as ops are nested deep.
     while len(op):
         launches_too = index_of[op] >= 0
         pairs.append((index_of[op[launches_too]], kernel[launches_too]))

@@ -166,6 +166,7 @@ def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
     dur_us = instances["dur_ns"].to_numpy() / 1000
     n = int(group.max()) + 1
     stats = grouped(dur_us, group, n)
+    # By time within each group: its first row is the shortest instance, its last the longest.
     order = np.lexsort((dur_us, group))
     ends = np.cumsum(stats["count"])
     low, high = (instances.iloc[order[rows]] for rows in (ends - stats["count"], ends - 1))

@@ -91,6 +91,7 @@ def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> Table:
     by_rank = times_by_rank(pairs)
     waits = [columns["wait"] for columns in by_rank.values()]
     wait_us = np.stack(waits) if waits else np.empty((0, len(table)))
+    # A rank that recorded the call alone has no known wait: the mean is over the others.
     num_measured = np.isfinite(wait_us).sum(axis=0) if len(wait_us) else np.zeros(len(table))
     return sheet(
         {
