@@ -65,9 +65,8 @@ def variance(sweep: Path, top_k: int, **shared: Any) -> None:
     """The GEMMs whose time varies most, when their extremes ran, what overlapped them, plots.
 
     Writes top5_gemm_kernels_time_variance.csv, ..._with_timestamps.csv, ..._with_collective_overlap.csv,
-    gemm_groups.csv, gemm_instances.parquet, gemm_overlap_effect.csv, gemm_overlap_splits.csv,
-    and plots/*.png. SWEEP may be a tracelens_analysis folder: its sweep is read where the traces lie beside
-    it, else its workbooks.
+    gemm_groups.csv, gemm_instances.parquet, gemm_overlap_effect.csv, and plots/*.png. SWEEP may be a
+    tracelens_analysis folder: its sweep is read where the traces lie beside it, else its workbooks.
     """
     with needs("analysis"):
         from lab.rooms.sweep.gemm.extract import is_analysis, write_extract
