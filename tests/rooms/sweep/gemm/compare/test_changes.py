@@ -19,7 +19,6 @@ from lab.rooms.sweep.gemm.compare.changes import (
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
 from tests.rooms.sweep.made import sweep as made
 
-_NO_GEMM = pd.DataFrame(columns=["other", "ci_low_percent", "ci_high_percent"])
 _SAME = pd.DataFrame(columns=["what", "state"])
 
 
@@ -47,7 +46,7 @@ def test_over_many_configurations_the_page_says_that_no_difference_could_be_show
     frame = config_changes(one("a", before), [one("b", after)])
     assert set(frame["judgement"]) == {"too few repeats"}
     assert frame["least_p_holm"].tolist() == pytest.approx([8 * 2 / 70] * 8)
-    text = compared_in_words(frame.assign(other="b"), _NO_GEMM, _SAME, one("a", {}), [one("b", {})])[0]
+    text = compared_in_words(frame.assign(other="b"), _SAME, one("a", {}), [one("b", {})])[0]
     assert "over 8 comparisons their least p is 0.23 after Holm, 0.05 would take 6 repeats of each" in text
     assert "4 fresh runs of one pair of settings each" in text
 
