@@ -34,7 +34,7 @@ from lab.rooms.sweep.gemm.compare.changes import (
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
 from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
-from lab.rooms.sweep.gemm.variance.top import groups, top_rows
+from lab.rooms.sweep.gemm.variance.top import groups, sheet_columns, top_rows
 from lab.rooms.sweep.tables import SETTING, name_of
 
 PAGE = "sweep_comparison.html"
@@ -194,7 +194,9 @@ def _top_gemms(sweep: Sweep) -> pd.DataFrame:
     top: pd.DataFrame = pd.DataFrame()
     if sweep.data:
         with suppress(MissingError):
-            top = top_rows(groups(sweep.data), TOP_K)
+            rows = top_rows(groups(sweep.data), TOP_K)
+            # The sheet's columns hold texts of every kernel, which no plot shows.
+            top = rows.drop(columns=sheet_columns(rows))
     return top
 
 
