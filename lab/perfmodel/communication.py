@@ -14,7 +14,7 @@ from typing import NamedTuple
 class Communication(NamedTuple):
     """A communication kernel.
 
-    kind is that of `pairing.kinds`, "" where the name does not say. blocking: no rank leaves before all have
+    kind is that of `pairing.rows`, "" where the name does not say. blocking: no rank leaves before all have
     entered. fused: it computes as well (a norm behind the all-reduce), so it is both.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from lab.errors import StorageError
 from lab.report.page import render, write_page
-from lab.report.parts import Card, Figure, Page, Prose, Section, Table
+from lab.report.parts import Card, Chart, Figure, Page, Prose, Section, Series, Table
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -120,3 +121,31 @@ def test_a_page_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> Non
     (tmp_path / "taken").write_text("")
     with pytest.raises(StorageError):
         write_page(page(), tmp_path / "taken" / "report.html")
+
+
+@pytest.mark.browser
+def test_a_drag_zooms_a_chart_and_its_legend_hides_a_series(browse, tmp_path: Path) -> None:
+    points = [[(0, 1.0, "a"), (1, 2.0, "b")]]
+    series = [Series(name, role, points) for name, role in (("base", "series1"), ("other", "series2"))]
+    chart = Chart("times", "run", ["time, ms"], series, "Drag to zoom.", "times.csv")
+    html = render(replace(page(), sections=[Section("Times", [chart])]))
+    html = re.sub(r"<meta http-equiv[^>]*>", "", html)  # let the test's own script run
+    probe = """
+    const svg = document.querySelector('.chart svg'), box = svg.getBoundingClientRect();
+    const texts = () => [...svg.querySelectorAll('text')].map(t => t.textContent).join();
+    const point = (x, y) => ({clientX: box.left + x, clientY: box.top + y, bubbles: true});
+    const at = (type, x, y, on) => on.dispatchEvent(new PointerEvent(type, point(x, y)));
+    const before = texts(), points = svg.querySelectorAll('.point').length;
+    at('pointerdown', 120, 60, svg); at('pointermove', 300, 120, svg); at('pointerup', 300, 120, window);
+    const zoomed = texts() !== before;
+    svg.dispatchEvent(new MouseEvent('dblclick', {bubbles: true}));
+    const back = texts() === before;
+    document.querySelector('.tools .series').click();
+    const fewer = svg.querySelectorAll('.point').length < points;
+    document.title = [zoomed, back, fewer].join();
+    """
+    path = tmp_path / "page.html"
+    path.write_text(html.replace("</body>", f"<script>{probe}</script></body>"))
+    dom, errors = browse(path, "--dump-dom", "--window-size=1280,2000")
+    assert "CONSOLE" not in errors
+    assert "<title>true,true,true</title>" in dom

@@ -46,26 +46,24 @@ def watcher(run: Run) -> Journal:
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """Traces -> tables -> figures, findings and report.html in `out`."""
-    from lab.errors import needs
-
-    with needs("analysis"):
-        from lab.rooms.sweep.findings import analyse_sweep
-    return analyse_sweep(folder, out, run, progress)
+    return _analysis("analyse_sweep")(folder, out, run, progress)
 
 
 def analyse_gemm(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """The section `gemm` of `lab analyze`: as `lab gemm all`."""
-    from lab.errors import needs
-
-    with needs("analysis"):
-        from lab.rooms.sweep.findings import gemm_findings
-    return gemm_findings(folder, out, run, progress)
+    return _analysis("gemm_findings")(folder, out, run, progress)
 
 
 def analyse_ranks(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """The section `ranks` of `lab analyze`: as `lab ranks`."""
+    return _analysis("rank_findings")(folder, out, run, progress)
+
+
+def _analysis(name: str) -> Callable[..., Findings]:
+    """A function of `findings`, whose packages (pandas, matplotlib) are loaded only when it is needed."""
     from lab.errors import needs
 
     with needs("analysis"):
-        from lab.rooms.sweep.findings import rank_findings
-    return rank_findings(folder, out, run, progress)
+        from lab.rooms.sweep import findings
+    function: Callable[..., Findings] = getattr(findings, name)
+    return function

@@ -13,12 +13,19 @@ import numpy as np
 from lab.core.words import first_few, plural
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
-from lab.rooms.sweep.alike import differences
-from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_verdict, verdict_over_sizes
-from lab.rooms.sweep.how import NAMES, how_of, word_verdict
-from lab.rooms.sweep.knobs import Key, serves
+from lab.rooms.sweep.effective import (
+    NAMES,
+    LogChoices,
+    channels_verdict,
+    how_of,
+    read_logs,
+    threads_verdict,
+    verdict_over_sizes,
+    word_verdict,
+)
+from lab.rooms.sweep.knobs import serves
 from lab.rooms.sweep.layout import ConfigDir
-from lab.rooms.sweep.rank import RankFigures
+from lab.rooms.sweep.rank import RankFigures, differences
 from lab.rooms.sweep.tables import (
     CONFIGS,
     EFFECTIVE,
@@ -28,9 +35,9 @@ from lab.rooms.sweep.tables import (
     PROBLEMS,
     TIMELINE,
     TIMELINE_MS,
+    Planned,
     SweepTables,
 )
-from lab.rooms.sweep.tuner.logs import Said, read_logs
 from lab.stats import robust
 
 Rows = Mapping[str, list[dict[str, Any]]]  # of each table of SweepTables, in its order
@@ -59,15 +66,14 @@ def sweep_rows(
     folder: Path,
     configs: Sequence[ConfigDir],
     read: Sequence[Sequence[RankFigures]],
-    expected: Sequence[Mapping[str, Any]],
+    planned: Planned,
 ) -> Rows:
     """The rows of the sweep's tables from each configuration's ranks; files are relative to `folder`.
 
-    expected: threads, channel, repeat, status and reason of each step in a run's manifest, so that a step
-    that failed or never ran has a row too.
+    planned: the steps in a run's manifest, so that a step that failed or never ran has a row too.
     """
-    parts = [_of_config(config, ranks, expected) for config, ranks in zip(configs, read, strict=True)]
-    parts += _never_seen(configs, expected)
+    parts = [_of_config(config, ranks, planned) for config, ranks in zip(configs, read, strict=True)]
+    parts += _never_seen(configs, planned)
     rows = {
         name: sorted(
             (row for part in parts for row in part.get(name, [])),
@@ -79,10 +85,11 @@ def sweep_rows(
 
 
 def _of_config(
-    config: ConfigDir, ranks: Sequence[RankFigures], expected: Sequence[Mapping[str, Any]]
+    config: ConfigDir, ranks: Sequence[RankFigures], planned: Planned
 ) -> dict[str, list[dict[str, Any]]]:
     key = config.key._asdict()
-    from_log, log_choices, log_problem = _from_log(config)
+    log_choices, log_problem = _from_logs(config)
+    from_log = log_choices.channels
     log_choices = log_choices.of_calls(
         (NAMES.get(row["kind"], ""), row["msg_bytes"], row["group_size"])
         for figures in ranks
@@ -96,7 +103,7 @@ def _of_config(
     good = [figures for figures in ranks if figures.timeline]
     summary = {
         **key,
-        **_status(config, ranks, _find(expected, key)),
+        **_status(config, ranks, planned.get(config.key, ("ok", ""))),
         **_medians(good),
         "channels_verdict": _over_sizes(effective, "channels_verdict"),
         "threads_verdict": _over_sizes(effective, "threads_verdict"),
@@ -113,9 +120,7 @@ def _of_config(
     }
 
 
-def _status(
-    config: ConfigDir, ranks: Sequence[RankFigures], planned: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def _status(config: ConfigDir, ranks: Sequence[RankFigures], planned: tuple[str, str]) -> dict[str, Any]:
     good = {rank.rank for rank in ranks if rank.timeline}
     num_expected = max([rank.world_size or 0 for rank in ranks] + [max(good, default=-1) + 1])
     wanted_ranks = set(range(num_expected) if config.wanted_ranks is None else config.wanted_ranks)
@@ -134,11 +139,11 @@ def _status(
     elif twice := _twice(config, ranks):
         status, reason = "incomplete", "; ".join(twice)
     elif torn := [rank for rank in ranks if holes(rank.lacks)]:
-        texts = [f"rank {one.rank}: {sentences(holes(one.lacks))[0]}" for one in torn]
+        texts = [f"rank {rank.rank}: {sentences(holes(rank.lacks))[0]}" for rank in torn]
         status, reason = "incomplete", first_few(texts)
     # A step that failed may have left some traces, so the manifest decides.
-    if planned and planned.get("status", "ok") != "ok":
-        status, reason = "failed", _reason(planned)
+    if planned[0] != "ok":
+        status, reason = "failed", _reason(*planned)
     return {
         "status": status,
         "reason": reason,
@@ -163,11 +168,11 @@ def _twice(config: ConfigDir, ranks: Sequence[RankFigures]) -> list[str]:
 
 def _medians(good: list[RankFigures]) -> dict[str, Any]:
     """Median over ranks of each figure; the slowest rank waits least, so it has the least communication."""
-    rows = [one.timeline for one in good if one.timeline]
-    figures: dict[str, Any] = {name: robust.median([row[name] for row in rows]) for name in TIMELINE_MS}
+    rows = [figures.timeline for figures in good if figures.timeline]
+    medians: dict[str, Any] = {name: robust.median([row[name] for row in rows]) for name in TIMELINE_MS}
     comm = [row["total_comm_time_ms"] for row in rows]
-    figures["slowest_rank"] = good[int(np.argmin(comm))].rank if len(good) > 1 and max(comm) > 0 else -1
-    return figures
+    medians["slowest_rank"] = good[int(np.argmin(comm))].rank if len(good) > 1 and max(comm) > 0 else -1
+    return medians
 
 
 def _problem_rows(
@@ -185,40 +190,36 @@ def _problem_rows(
             yield {**row, "what": problem, "fix": ""}
 
 
-def _never_seen(
-    configs: Sequence[ConfigDir], expected: Sequence[Mapping[str, Any]]
-) -> list[dict[str, list[dict[str, Any]]]]:
+def _never_seen(configs: Sequence[ConfigDir], planned: Planned) -> list[dict[str, list[dict[str, Any]]]]:
     """Rows for what is in the manifest but not in the folder."""
-    keys = {config.key for config in configs}
-    parts = []
-    for planned in expected:
-        if _key_of(planned) in keys:
-            continue
-        is_ok = planned.get("status", "ok") == "ok"
-        reason = "succeeded according to the manifest, but its folder is gone" if is_ok else _reason(planned)
-        row: dict[str, Any] = _key_of(planned)._asdict()
-        row |= {"status": "missing" if is_ok else "failed", "reason": reason, "ranks_found": 0}
-        row |= {"ranks_expected": 0, "missing_ranks": "", "slowest_rank": -1, "log_channels": -1}
+    rows: list[dict[str, Any]] = []
+    for key in planned.keys() - {config.key for config in configs}:
+        status, reason = planned[key]
+        row: dict[str, Any] = {**key._asdict(), "status": "failed", "reason": _reason(status, reason)}
+        if status == "ok":
+            reason = "succeeded according to the manifest, but its folder is gone"
+            row |= {"status": "missing", "reason": reason}
+        row |= {"ranks_found": 0, "ranks_expected": 0, "missing_ranks": ""}
+        row |= {"slowest_rank": -1, "log_channels": -1}
+        row |= {"channels_verdict": "unknown", "threads_verdict": "unknown"}
         row |= {f"{word}_verdict": "unknown" if row[word] else "" for word in ("algorithm", "protocol")}
-        parts.append({"configs": [row | {"channels_verdict": "unknown", "threads_verdict": "unknown"}]})
-    return parts
+        rows.append(row)
+    return [{"configs": rows}]
 
 
-def _from_log(config: ConfigDir) -> tuple[int, Said, list[dict[str, Any]]]:
+def _from_logs(config: ConfigDir) -> tuple[LogChoices, list[dict[str, Any]]]:
+    """What NCCL's logs say, and a row for a log that cannot be read."""
     try:
-        return log_channels(config.nccl_logs), read_logs(config.nccl_logs), []
+        return read_logs(config.nccl_logs), []
     except OSError as error:
         row: dict[str, Any] = config.key._asdict()
         row |= {"rank": -1, "file": str(error.filename), "what": f"the NCCL log cannot be read: {error}"}
-        return (
-            -1,
-            Said(),
-            [row | {"fix": "make it readable; until then channels are judged by the grid alone"}],
-        )
+        fix = "make it readable; until then channels are judged by the grid alone"
+        return LogChoices(), [row | {"fix": fix}]
 
 
 def _effective_row(
-    key: dict[str, Any], row: Mapping[str, Any], from_log: int, log_choices: Said
+    key: dict[str, Any], row: Mapping[str, Any], from_log: int, log_choices: LogChoices
 ) -> dict[str, Any]:
     channels, threads, kind = row["effective_channels"], row["effective_threads"], row["kind"]
     choice = how_of(
@@ -248,20 +249,8 @@ def _over_sizes(effective: list[dict[str, Any]], column: str) -> str:
     return verdict_over_sizes((row["msg_bytes"], row[column]) for row in effective)
 
 
-def _reason(planned: Mapping[str, Any]) -> str:
-    status, reason = str(planned.get("status", "")), str(planned.get("reason") or "")
-    if status == "failed" and reason:
-        return reason
-    return f"{status}: {reason}" if reason else status
-
-
-def _find(expected: Sequence[Mapping[str, Any]], key: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((row for row in expected if _key_of(row) == _key_of(key)), None)
-
-
-def _key_of(row: Mapping[str, Any]) -> Key:
-    algorithm, protocol = (str(row.get(name, "")) for name in ("algorithm", "protocol"))
-    return Key(int(row["threads"]), int(row["channel"]), algorithm, protocol, int(row.get("repeat", 1)))
+def _reason(status: str, reason: str) -> str:
+    return reason if status == "failed" and reason else f"{status}: {reason}".removesuffix(": ")
 
 
 def _relative(rows: Rows, folder: Path) -> Rows:

@@ -111,7 +111,7 @@ def run_sweep(
 
     from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
-    from lab.rooms.sweep.config.sweep import SweepConfig
+    from lab.rooms.sweep.config.train import SweepConfig
     from lab.rooms.sweep.plan import inherited_notes, plan, without_few_gpus
 
     if tuner:  # its rows say the channels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,26 +18,21 @@ from lab.recordings.gpu_state import GpuState, read_state
 from lab.recordings.load import load_torch_trace, named_as_recording
 from lab.recordings.views import device_of
 from lab.report.figures import save
-from lab.report.parts import Block, Figure, Files, Points, Section, Table
+from lab.report.parts import Block, Figure, Files, Points, Section, Status, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
-from lab.rooms.sweep.expected import expected_rows, interrupted_blocks
-from lab.rooms.sweep.gemm.merge import MergeOptions
-from lab.rooms.sweep.gemm.places import Places, within
-from lab.rooms.sweep.gemm.places import Report as GemmReport
+from lab.rooms.sweep.gemm.places import Places, Report, within
 from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
-from lab.rooms.sweep.gemm.reading.pairs import explained_of
 from lab.rooms.sweep.gemm.session import num_workers, show_progress
-from lab.rooms.sweep.gemm.steps import run_all
+from lab.rooms.sweep.gemm.steps import MergeOptions, run_all
+from lab.rooms.sweep.journal import expected_runs
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import configs_of
-from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.ranks.page import SPAN_CAPTION, write_account
-from lab.rooms.sweep.ranks.picture import step_picture
+from lab.rooms.sweep.ranks.page import SPAN_CAPTION, step_picture, write_account
 from lab.rooms.sweep.ranks.read import gpus_of, read_settings
 from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import report
-from lab.rooms.sweep.tables import shown
+from lab.rooms.sweep.tables import long_name, shown
 from lab.rooms.sweep.unprofiled import left_out, unprofiled_table
 from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
@@ -49,7 +44,7 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     """
     places = within(folder, out)
     data, pipeline = run_pipeline(places, run, progress)
-    explained = explained_of(data) if pipeline else {}
+    explained = data.explained if pipeline else {}
     manifest = run.manifest if run else None
     steps = unprofiled_table(configs_of(folder, may_be_empty=True))
     write_csv(steps, out / "tables" / "unprofiled.csv")
@@ -64,7 +59,6 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         else (),
         ranks=explained,
         unprofiled=steps,
-        pauses=interrupted_blocks(run),
     )
     lacking = [*findings.lacking, *(text.rstrip(".") for text in left_out(steps))]
     lacking += [] if run else not_looked_at(folder)
@@ -77,14 +71,14 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
 
 def run_pipeline(
     places: Places, run: Run | None, progress: Callable[[str], None]
-) -> tuple[SweepData, GemmReport | None]:
+) -> tuple[SweepData, Report | None]:
     """Read every trace -> the sweep, and what the whole GEMM pipeline wrote; None without a GPU."""
     has_gpu = on_gpu(places)
     data = read_sweep(
         places.sweep,
         workers=num_workers(),
         workbooks=places.analysis if has_gpu else None,
-        expected=expected_rows(run),
+        planned=expected_runs(run),
         progress=show_progress(progress),
     )
     if not has_gpu:
@@ -103,26 +97,13 @@ def gemm_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[
             location=folder,
             fix="record on a GPU, with its kernels traced and record_shapes=True",
         )
-    missing = list(dict.fromkeys(pipeline.missing))
-    lines = [f"- {text}" for text in pipeline.findings]
-    lines += [f"wrote {path}" for path in (places.analysis, places.merged) if path.exists()]
-    return Findings(
-        pipeline.findings,
-        "warn" if missing else "ok",
-        pipeline.files,
-        "\n".join(lines),
-        lacking=missing,
-        incomplete=data.incomplete,
-    )
+    folders = [path for path in (places.analysis, places.merged) if path.exists()]
+    return _section_findings(pipeline, folders, data.incomplete)
 
 
 def rank_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """Account for every rank, as `lab ranks` does. Raises MissingError where only one rank was recorded."""
-    settings = read_settings(
-        folder,
-        workers=min(2, num_workers()),
-        progress=show_progress(progress),
-    )
+    settings = read_settings(folder, workers=min(2, num_workers()), progress=show_progress(progress))
     if all(len(setting.account.ranks) == 1 and setting.world_size <= 1 for setting in settings):
         raise MissingError(
             "one rank alone: nothing waits for it",
@@ -130,16 +111,16 @@ def rank_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[
             fix="name the folder that holds a recording of each rank",
         )
     account = write_account(settings, out / "ranks", source=folder)
-    lines = [f"- {text}" for text in account.findings]
-    lines += [f"wrote {path}" for path in account.files if path.suffix == ".html"]
-    return Findings(
-        account.findings,
-        "warn" if account.missing else "ok",
-        account.files,
-        "\n".join(lines),
-        lacking=account.missing,
-        incomplete=account.missing,
-    )
+    pages = [path for path in account.files if path.suffix == ".html"]
+    return _section_findings(account, pages, account.missing)
+
+
+def _section_findings(report: Report, written: Sequence[Path], incomplete: list[str]) -> Findings:
+    missing = list(dict.fromkeys(report.missing))
+    lines = [*(f"- {text}" for text in report.findings), *(f"wrote {path}" for path in written)]
+    status: Status = "warn" if missing else "ok"
+    terminal = "\n".join(lines)
+    return Findings(report.findings, status, report.files, terminal, lacking=missing, incomplete=incomplete)
 
 
 def not_looked_at(folder: Path) -> list[str]:
@@ -207,7 +188,7 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
     return Section("Which rank makes the others wait", blocks)
 
 
-def gemm_section(pipeline: GemmReport, out: Path) -> Section:
+def gemm_section(pipeline: Report, out: Path) -> Section:
     """What the pipeline found, and its files: tables by name, the many others by folder."""
     tables = [(str(path.relative_to(out)), "") for path in pipeline.files if path.suffix == ".csv"]
     folders = Counter(path.parent for path in pipeline.files if path.suffix != ".csv")

@@ -1,4 +1,4 @@
-"""The sweep's log and summary files, in the words of the original sweep (docs/sweep.md)."""
+"""What a run planned, and the sweep's log and summary in the words of the original sweep (docs/sweep.md)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from lab.core.manifest import StepRecord
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
 from lab.errors import writing
+from lab.rooms.sweep.knobs import Key
+from lab.rooms.sweep.tables import Planned
 
 WORDS = {Status.ok: "SUCCESS", Status.skipped: "SKIPPED", None: "UNKNOWN"}
 _ROW = "%-10s %-15s %-10s %-15s"
+STATUS = {Status.ok: "ok", Status.skipped: "ok"}
 
 
 class Journal:
@@ -62,7 +65,7 @@ class Journal:
 
 def summary_text(records: Iterable[StepRecord], written_at: datetime) -> str:
     """The summary: one row per run, a blank line after each group of threads, then the folders."""
-    ordered = sorted(records, key=lambda record: _order(record.step))
+    ordered = sorted(records, key=lambda record: _key(record.step))
     has_how = any(_how(record.step) for record in ordered)
     lines = [
         "NCCL Channel & Thread Sweep Summary",
@@ -82,10 +85,11 @@ def summary_text(records: Iterable[StepRecord], written_at: datetime) -> str:
     return "\n".join([*lines, "Output directories:", *(f"  {Path(r.step.folder)}" for r in ordered), ""])
 
 
-def _order(step: Step) -> tuple[int, int, str, str, int]:
+def _key(step: Step) -> Key:
     labels = step.labels
+    threads, channels, repeat = (int(labels[name]) for name in ("threads", "channels", "repeat"))
     algorithm, protocol = (str(labels.get(name, "")) for name in ("algorithm", "protocol"))
-    return int(labels["threads"]), int(labels["channels"]), algorithm, protocol, int(labels["repeat"])
+    return Key(threads, channels, algorithm, protocol, repeat)
 
 
 def _how(step: Step) -> str:
@@ -104,3 +108,13 @@ def _seconds(outcome: Outcome | None) -> str:
 
 def _words(values: Iterable[object]) -> str:
     return " ".join(str(value) for value in values)
+
+
+def expected_runs(run: Run | None) -> Planned:
+    """Every planned step, so that one that failed or never ran is a row of the result too."""
+    planned = {}
+    for record in run.manifest.steps if run else ():
+        outcome = record.outcome
+        status = STATUS.get(outcome.status, "failed") if outcome else "missing"
+        planned[_key(record.step)] = (status, (outcome.reason or "") if outcome else "did not run")
+    return planned

@@ -181,10 +181,10 @@ def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
     paths = list(paths)
     traces = [path for path in paths if _JSON.fullmatch(path.name)]
     traces = traces or [path for path in paths if not _BESIDE_NAME.search(path.name)]
-    traces.sort(key=lambda path: (_step(path), _stamp(path), ".pt.trace." in path.name, path.name))
-    dated = [path for path in traces if _step(path) >= 0 or _stamp(path) >= 0]
-    steps = [(path, _step(path)) for path in dated or traces[-1:]]
-    return [(path, step if step >= 0 else None) for path, step in steps]
+    dates = {path: (_number(_STEP, path, -1), _number(_STAMP, path, -1)) for path in traces}
+    traces.sort(key=lambda path: (dates[path], ".pt.trace." in path.name, path.name))
+    dated = [path for path in traces if max(dates[path]) >= 0]
+    return [(path, None if dates[path][0] < 0 else dates[path][0]) for path in dated or traces[-1:]]
 
 
 def _config_dirs(folder: Path) -> list[Path]:
@@ -379,9 +379,9 @@ def _subfolders(folder: Path, name: re.Pattern[str]) -> list[Path]:
     return sorted(paths, key=lambda path: (_number(name, path), path.name))
 
 
-def _number(name: re.Pattern[str], path: Path) -> int:
-    match = name.fullmatch(path.name)
-    return int(match.group(1)) if match else 0
+def _number(name: re.Pattern[str], path: Path, absent: int = 0) -> int:
+    match = name.search(path.name)
+    return int(match.group(1)) if match else absent
 
 
 def _files(folder: Path) -> list[Path]:
@@ -389,18 +389,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _number_above(path: Path, name: re.Pattern[str]) -> int | None:
-    for part in (path.resolve(), *path.resolve().parents):
-        match = name.fullmatch(part.name)
-        if match:
-            return int(match.group(1))
-    return None
-
-
-def _step(path: Path) -> int:
-    match = _STEP.search(path.name)
-    return int(match.group(1)) if match else -1
-
-
-def _stamp(path: Path) -> int:
-    match = _STAMP.search(path.name)
-    return int(match.group(1)) if match else -1
+    parts = (path.resolve(), *path.resolve().parents)
+    matches = (name.fullmatch(part.name) for part in parts)
+    return next((int(match.group(1)) for match in matches if match), None)

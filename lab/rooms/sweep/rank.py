@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.core.words import printable
 from lab.errors import BadDataError, LabError
 from lab.perfmodel.products import product_flops
 from lab.recordings import views
@@ -16,13 +18,14 @@ from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import bound, busy_and_idle
 from lab.recordings.lacks import Lack, verdict_of
 from lab.recordings.pairing.rows import kind_of
-from lab.rooms.sweep.alike import about
+from lab.recordings.ranks.explained import ranks_in_words
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
 from lab.stats.columns import distinct, grouped_rows
 from lab.stats.robust import grouped
 
 UNKNOWN_RANK = -1
+About = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -146,3 +149,40 @@ def _tflops(b: int, m: int, n: int, k: int, bias: bool, dtype: str, dur_us: floa
     """The rate of a product; NaN where a size is unknown."""
     is_known = min(b, m, n, k) >= 0 and dur_us > 0
     return product_flops(b, m, n, k, bool(bias), dtype) / dur_us / 1e6 if is_known else float("nan")
+
+
+def about(trace: Capture) -> dict[str, str]:
+    """What a recording says about its rank's GPU and libraries; nothing for what it does not say."""
+    meta = trace.meta
+    used = distinct(trace.ops.device)
+    names = {meta.devices[index] for index in used.tolist() if 0 <= index < len(meta.devices)}
+    facts = {
+        "GPU": " and ".join(sorted(names)),
+        "torch": meta.torch_version or "",
+        "NCCL or RCCL": meta.nccl_version or "",
+        "CUDA": str(meta.cuda_version or ""),
+        "HIP": str(meta.hip_version or ""),
+    }
+    return {name: printable(value)[:80] for name, value in facts.items() if value}
+
+
+def differences(ranks: Mapping[int, About]) -> list[str]:
+    """One sentence per fact in which ranks differ: the few against the many."""
+    sentences = []
+    for name in dict.fromkeys(name for rank in ranks.values() for name in rank):
+        values = {rank: facts[name] for rank, facts in ranks.items() if name in facts}
+        counts = Counter(values.values())
+        if len(counts) < 2:
+            continue
+        usual = counts.most_common(1)[0][0]
+        minorities = [
+            f"{ranks_in_words(_with(values, value), 'has', 'have')} {value}"
+            for value in counts
+            if value != usual
+        ]
+        sentences.append(f"ranks differ in their {name}: {', '.join(minorities)}, the others {usual}")
+    return sentences
+
+
+def _with(values: Mapping[int, str], value: str) -> list[int]:
+    return [rank for rank, rank_value in values.items() if rank_value == value]

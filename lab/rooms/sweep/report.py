@@ -12,16 +12,23 @@ from lab.core.words import plural
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.sweep.blocks.effective import PILLS, effective_blocks
-from lab.rooms.sweep.blocks.gemms import gemm_blocks
-from lab.rooms.sweep.blocks.timeline import time_blocks
+from lab.rooms.sweep.blocks import PILLS, effective_blocks, gemm_blocks, time_blocks
 from lab.rooms.sweep.tables import PARTS, SETTING, SweepTables, shown
 from lab.rooms.sweep.unprofiled import sentences as unprofiled_sentences
 from lab.rooms.sweep.verdict.fastest import UNPROFILED, StepTimes, headline, step_times, uneven_steps
-from lab.rooms.sweep.verdict.gemms import gemm_change, gemm_totals_ms, starved
 from lab.rooms.sweep.verdict.honoured import honoured, knobs_of, unproven
 from lab.rooms.sweep.verdict.ranks import Settings, bound_by_hosts, ranking, stragglers, who_wins
-from lab.rooms.sweep.verdict.time import ON_CPU, ORIGIN, exposed_share, exposed_shares, left_out, on_cpu
+from lab.rooms.sweep.verdict.time import (
+    ON_CPU,
+    ORIGIN,
+    exposed_share,
+    exposed_shares,
+    gemm_change,
+    gemm_totals_ms,
+    left_out,
+    on_cpu,
+    starved,
+)
 
 QUESTION = "Which NCCL or RCCL setting starves the GEMMs, why, and did the setting take effect at all?"
 TABLES = ("timeline", "effective", "gemm", "configs", "problems")
@@ -56,19 +63,18 @@ def report(
     further: Sequence[Section] = (),
     ranks: Settings | None = None,
     unprofiled: pd.DataFrame | None = None,
-    pauses: Sequence[str] = (),
 ) -> Findings:
     """Write `out/tables/*.csv`, `out/figures/*.png` and `out/report.html`, and say what they show.
 
     kind is measured, replayed or synthetic; further: sections that follow the sweep's own; ranks: the account
-    of each setting; unprofiled: the rows of `unprofiled_table`; pauses: sentences about interrupted blocks.
+    of each setting; unprofiled: the rows of `unprofiled_table`.
     Raises StorageError if `out` cannot be written.
     """
     files = [write_csv(getattr(tables, name), out / "tables" / f"{name}.csv") for name in TABLES]
     times = step_times(tables, unprofiled)
     steady = [] if unprofiled is None else unprofiled_sentences(unprofiled)
     lacking = [*left_out(tables.configs), *unproven(tables.effective, tables.configs)]
-    sentences = _verdict(tables, times, kind, ranks or {}, lacking, [*steady, *pauses])
+    sentences = _verdict(tables, times, kind, ranks or {}, lacking, steady)
     status = _status(tables, lacking)
     files.append(write_csv(pd.DataFrame({"finding": sentences}), out / "tables" / "findings.csv"))
     page = Page(

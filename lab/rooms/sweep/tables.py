@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.rooms.sweep.knobs import Knobs
+from lab.core.words import plural
+from lab.rooms.sweep.knobs import Key, Knobs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-def column_names(text: str) -> list[str]:
-    """The column names in a text, separated by spaces."""
-    return text.split()
-
-
 SETTING = [*Knobs._fields]
 KEY = [*SETTING, "repeat"]
-TIMELINE_MS = column_names(
-    "computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms busy_time_ms idle_time_ms "
-    "total_time_ms total_comm_time_ms total_memcpy_time_ms"
-)
 # Colour role -> timeline column; together they are the total time of a rank, without overlap.
 PARTS = {
     "computation": "computation_time_ms",
@@ -32,6 +23,27 @@ PARTS = {
     "memcpy": "exposed_memcpy_time_ms",
     "idle": "idle_time_ms",
 }
+GEMM_KEY = ["op", "M", "N", "K", "B", "bias", "dtype", "transpose"]
+# What makes two GEMMs the same. Never the kernel's name: libraries choose another kernel for another tile.
+GROUP = ["op", "B", "M", "N", "K", "bias", "strides", "dtype", "dims"]
+FREE, PARTIAL, FULL = "free", "partial", "full"
+NO_LAUNCH = "(launched before the window)"
+GEMM_SHAPE = ["op", "B", "M", "N", "K", "bias", "dtype", "transpose"]
+PROBLEMS = [*KEY, "rank", "file", "what", "fix"]
+Progress = Callable[[int, int, Path], None]
+# What a run of lab planned: of each step its status (ok, failed or missing) and the reason.
+Planned = Mapping[Key, tuple[str, str]]
+
+
+def column_names(text: str) -> list[str]:
+    """The column names in a text, separated by spaces."""
+    return text.split()
+
+
+TIMELINE_MS = column_names(
+    "computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms busy_time_ms idle_time_ms "
+    "total_time_ms total_comm_time_ms total_memcpy_time_ms"
+)
 TIMELINE = [
     *column_names("threads channel rank"),
     *TIMELINE_MS,
@@ -43,7 +55,6 @@ EFFECTIVE = column_names(
     "threads_verdict algorithm protocol kind kernel group_size requested_algorithm effective_algorithm "
     "algorithm_verdict requested_protocol effective_protocol protocol_verdict evidence"
 )
-GEMM_KEY = ["op", "M", "N", "K", "B", "bias", "dtype", "transpose"]
 GEMM = [
     *column_names("threads channel rank repeat"),
     *GEMM_KEY,
@@ -58,10 +69,6 @@ CONFIGS = [
     *column_names("slowest_rank channels_verdict threads_verdict algorithm_verdict protocol_verdict"),
     "log_channels",
 ]
-# What makes two GEMMs the same. Never the kernel's name: libraries choose another kernel for another tile.
-GROUP = ["op", "B", "M", "N", "K", "bias", "strides", "dtype", "dims"]
-FREE, PARTIAL, FULL = "free", "partial", "full"
-NO_LAUNCH = "(launched before the window)"
 INSTANCES = [
     *KEY,
     "rank",
@@ -71,9 +78,6 @@ INSTANCES = [
         "unfinished family kernels file"
     ),
 ]
-GEMM_SHAPE = ["op", "B", "M", "N", "K", "bias", "dtype", "transpose"]
-PROBLEMS = [*KEY, "rank", "file", "what", "fix"]
-Progress = Callable[[int, int, Path], None]
 
 
 @dataclass(frozen=True)
@@ -131,3 +135,38 @@ def grouped(frame: pd.DataFrame, keys: list[str]) -> Iterator[tuple[tuple[Any, .
 
 def settings_of(frame: pd.DataFrame) -> list[Knobs]:
     return sorted({Knobs(*row) for row in frame[SETTING].itertuples(index=False, name=None)})
+
+
+def long_name(threads: int, channel: int, algorithm: str = "", protocol: str = "") -> str:
+    """`256 threads, 28 channels, ring ll128`; 0 and "" mean unknown, or left to the library."""
+    parts = [plural(int(value), noun) for value, noun in ((threads, "thread"), (channel, "channel")) if value]
+    request = " ".join(filter(None, (algorithm, protocol)))
+    return ", ".join([*parts, *([request] if request else [])]) or "default or unnamed setting"
+
+
+def short_name(threads: int, channel: int, algorithm: str = "", protocol: str = "") -> str:
+    """`256t 28ch ring ll128`, for axes and table cells."""
+    parts = [f"{int(value)}{unit}" for value, unit in ((threads, "t"), (channel, "ch")) if value]
+    return " ".join([*parts, *filter(None, (algorithm, protocol))]) or "default or unnamed"
+
+
+def name_of(row: Any) -> str:
+    """The short name of a table's row."""
+    return short_name(*(getattr(row, name) for name in SETTING))
+
+
+def size_text(size_bytes: float) -> str:
+    """A message size such as `8 MiB`; `?` if unknown."""
+    if not size_bytes > 0:
+        return "?"
+    power = min(3, int(math.log2(size_bytes) // 10))
+    value = size_bytes / 1024**power
+    digits = f"{value:.0f}" if value >= 100 else f"{value:.3g}"  # never 1e+03
+    return f"{digits} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+def shape_name(shape: tuple[Any, ...]) -> str:
+    """`mm 4096×8192×2048 TN`: op, batch if any, M×N×K, transposes; `shape` in the order of GEMM_SHAPE."""
+    of = dict(zip(GEMM_SHAPE, shape, strict=True))
+    batch = f"{of['B']}·" if of["B"] > 1 else ""
+    return f"{str(of['op']).removeprefix('aten::')} {batch}{of['M']}×{of['N']}×{of['K']} {of['transpose']}"

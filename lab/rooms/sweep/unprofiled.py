@@ -17,8 +17,7 @@ import pandas as pd
 
 from lab.core.words import first_few
 from lab.rooms.sweep.layout import ConfigDir
-from lab.rooms.sweep.names import short_name
-from lab.rooms.sweep.tables import SETTING, column_names
+from lab.rooms.sweep.tables import SETTING, column_names, short_name
 
 WARM_UP_STEPS = 3
 FEWEST_STEPS = 5
@@ -117,9 +116,9 @@ def _row(config: ConfigDir, steps: dict[int, tuple[float, str]]) -> dict[str, An
 def _steps(paths: Sequence[Path]) -> dict[int, tuple[float, str]]:
     """(ms of the slowest rank, the profiler's phase) of each step that every rank has a line of."""
     per_rank = [dict(_lines(path)) for path in paths]
-    common = set.intersection(*(set(found) for found in per_rank)) if per_rank else set()
+    common = set.intersection(*(set(steps) for steps in per_rank)) if per_rank else set()
     return {
-        step: (max(found[step][0] for found in per_rank), per_rank[0][step][1]) for step in sorted(common)
+        step: (max(steps[step][0] for steps in per_rank), per_rank[0][step][1]) for step in sorted(common)
     }
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 from lab.core.manifest import StepRecord
 from lab.core.plan import Site
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
-from lab.rooms.sweep.config.sweep import SweepConfig
-from lab.rooms.sweep.journal import Journal, summary_text
+from lab.rooms.sweep.config.train import SweepConfig
+from lab.rooms.sweep.journal import Journal, expected_runs, summary_text
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.plan import plan
 from tests.core.test_manifest import a_manifest
 
@@ -63,3 +65,22 @@ def test_the_summary_is_in_the_known_columns():
         ["512", "42", "UNKNOWN", "N/A"],
     ]
     assert "Output directories:" in lines
+
+
+def _run(*steps: tuple[int, int, Status | None]) -> SimpleNamespace:
+    """Steps of (channels, repeat, status)."""
+    records = []
+    for channels, repeat, status in steps:
+        labels = {"threads": 0, "channels": channels, "algorithm": "ring", "repeat": repeat}
+        step = Step(name=f"{channels}ch_{repeat}", argv=("x",), labels=labels)
+        outcome = status and Outcome(status=status)
+        records.append(SimpleNamespace(step=step, outcome=outcome))
+    return SimpleNamespace(manifest=SimpleNamespace(steps=records))
+
+
+def test_a_planned_run_has_its_whole_setting():
+    runs = expected_runs(_run((28, 1, Status.ok), (28, 2, None)))
+    assert runs == {
+        Key(0, 28, "ring", "", 1): ("ok", ""),
+        Key(0, 28, "ring", "", 2): ("missing", "did not run"),
+    }

@@ -1,5 +1,8 @@
+"""The plan of a sweep: its settings, steps and environment, and what it will be able to show."""
+
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -8,9 +11,9 @@ import pytest
 from lab.core.gpu import Gpu
 from lab.core.plan import Site
 from lab.errors import BadDataError, GpuError, UsageError
-from lab.rooms.sweep.config.sweep import SweepConfig
+from lab.rooms.sweep.config.train import SweepConfig
 from lab.rooms.sweep.knobs import Knobs
-from lab.rooms.sweep.plan import collective_env, inherited_notes, plan
+from lab.rooms.sweep.plan import collective_env, design_note, detectable_sd, inherited_notes, plan
 
 HERE = Site(vendor="none")
 
@@ -178,3 +181,16 @@ def test_what_the_callers_environment_requests_is_said():
     assert note.startswith("your environment has NCCL_ALGO=Ring") and "\x1b" not in note
     assert "NCCL_MAX_NCHANNELS=8: without a container" in note and "NCCL_DEBUG" not in note
     assert inherited_notes({"PATH": "/bin"}) == ()
+
+
+@pytest.mark.parametrize(("repeats", "dunnett_sd"), [(3, 2.4), (4, 2.0)])
+def test_the_limit_lies_just_above_dunnetts(repeats, dunnett_sd):
+    assert dunnett_sd < detectable_sd(8, repeats) < 1.1 * dunnett_sd + 0.05
+
+
+def test_one_repeat_shows_nothing_and_more_repeats_show_more():
+    assert math.isinf(detectable_sd(8, 1))
+    limits = [detectable_sd(8, repeats) for repeats in range(2, 12)]
+    assert limits == sorted(limits, reverse=True)
+    assert "cannot tell" in (design_note(8, 1) or "") and design_note(1, 5) is None
+    assert "3 repeats of 8 settings" in (design_note(8, 3) or "")

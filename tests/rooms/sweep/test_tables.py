@@ -13,6 +13,7 @@ import pytest
 from lab.errors import MissingError
 from lab.rooms.sweep.gemm.reading import data
 from lab.rooms.sweep.gemm.reading.rank import read_rank_tables
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import CONFIGS, EFFECTIVE, GEMM, TIMELINE, TIMELINE_MS
 from tests.rooms.sweep.gemm.recorded import read_tables
 from tests.tracegen import TraceWriter, cpu_step, training_step
@@ -138,14 +139,14 @@ def test_missing_ranks_are_counted_against_the_world_of_the_trace(tmp_path):
 def test_what_failed_or_never_ran_has_a_row(tmp_path):
     small_sweep(tmp_path)
     (tmp_path / "512thread/nccl_28channels").mkdir(parents=True)
-    planned = [
-        {"threads": 256, "channel": 28, "repeat": 1, "status": "ok", "reason": ""},
-        {"threads": 256, "channel": 42, "repeat": 1, "status": "oom", "reason": "out of GPU memory"},
-        {"threads": 512, "channel": 28, "repeat": 1, "status": "failed", "reason": "exit code 1"},
-        {"threads": 512, "channel": 42, "repeat": 1, "status": "skipped", "reason": "interrupted before it"},
-        {"threads": 512, "channel": 56, "repeat": 1, "status": "ok", "reason": ""},
-    ]
-    configs = read_tables(tmp_path, workers=1, expected=planned).configs
+    planned = {
+        Key(256, 28): ("ok", ""),
+        Key(256, 42): ("oom", "out of GPU memory"),
+        Key(512, 28): ("failed", "exit code 1"),
+        Key(512, 42): ("skipped", "interrupted before it"),
+        Key(512, 56): ("ok", ""),
+    }
+    configs = read_tables(tmp_path, workers=1, planned=planned).configs
     assert configs[["threads", "channel", "status"]].values.tolist() == [
         [256, 28, "ok"],
         [256, 42, "failed"],
@@ -158,8 +159,8 @@ def test_what_failed_or_never_ran_has_a_row(tmp_path):
 
 
 def test_a_run_of_which_everything_failed_still_has_its_rows(tmp_path):
-    planned = [{"threads": 256, "channel": 28, "repeat": 1, "status": "failed", "reason": "no GPU"}]
-    tables = read_tables(tmp_path, expected=planned)
+    planned = {Key(256, 28): ("failed", "no GPU")}
+    tables = read_tables(tmp_path, planned=planned)
     assert tables.configs.reason.tolist() == ["no GPU"] and tables.timeline.empty
     with pytest.raises(MissingError):
         read_tables(tmp_path)

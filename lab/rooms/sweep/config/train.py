@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+Counts = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections; `frozen` is repeated below because type checkers do not inherit it."""
@@ -114,21 +116,6 @@ class CompileConfig(Section, frozen=True):
     dynamic: Annotated[bool, doc("compile for changing shapes")] = False
 
 
-class StreamsConfig(Section, frozen=True):
-    """Ignored: nothing here was read by the original either."""
-
-    num_streams: int = 6
-    high_priority: tuple[str, ...] = ("allreduce", "reducescatter")
-    stream_assignments: dict[str, Any] = {}
-
-
-class DataloaderConfig(Section, frozen=True):
-    """Ignored: the inputs are made on the device, so that copies from the host do not dominate the step."""
-
-    num_workers: int = 8
-    pin_memory: bool = True
-
-
 class LoggingConfig(Section, frozen=True):
     level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], doc("least level of messages")] = "INFO"
 
@@ -151,14 +138,12 @@ class ProfilingConfig(Section, frozen=True):
     ] = "customer_trace.json"
 
 
-class TracelensConfig(Section, frozen=True):
-    """Ignored: the analysis is a step of its own."""
-
-    enabled: bool = False
-
-
 class TrainConfig(Section, frozen=True):
-    """One training run; sections that are None were not given and mean nothing here."""
+    """One training run. The last three sections are accepted and ignored, as in the original.
+
+    streams and tracelens were never read there. dataloader: inputs are made on the device here, so that
+    copies from the host do not dominate the step.
+    """
 
     training: TrainingConfig = TrainingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -170,6 +155,38 @@ class TrainConfig(Section, frozen=True):
     compile: CompileConfig = CompileConfig()
     logging: LoggingConfig = LoggingConfig()
     profiling: ProfilingConfig = ProfilingConfig()
-    streams: StreamsConfig | None = None
-    dataloader: DataloaderConfig | None = None
-    tracelens: TracelensConfig | None = None
+    streams: dict[str, Any] | None = None
+    dataloader: dict[str, Any] | None = None
+    tracelens: dict[str, Any] | None = None
+
+
+class SweepConfig(Section, frozen=True):
+    """The sweep: every combination of its four lists, `repeats` times, one training run each."""
+
+    # 0 and "" leave the choice to the library.
+    channels: Counts = msgspec.field(default_factory=lambda: [28, 42, 56, 70])
+    threads: Counts = msgspec.field(default_factory=lambda: [256, 512])
+    algorithms: Annotated[
+        list[Literal["", "tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"]],
+        doc("NCCL_ALGO of each setting", min_length=1),
+    ] = msgspec.field(default_factory=lambda: [""])
+    protocols: Annotated[
+        list[Literal["", "ll", "ll128", "simple"]], doc("NCCL_PROTO of each setting", min_length=1)
+    ] = msgspec.field(default_factory=lambda: [""])
+    ranks: Annotated[int, msgspec.Meta(ge=1)] | None = None  # on each node
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
+    config: Annotated[str | None, doc("preset name or YAML file; None: chosen by the hardware")] = None
+    overrides: Annotated[list[str], doc("dotted.key=value, all applied in order")] = []
+    repeats: Annotated[int, doc("runs of every setting", ge=1)] = 1
+    order: Annotated[
+        Literal["random", "given"], doc("random keeps drift (heat, neighbours) out of the comparison")
+    ] = "random"
+    seed: Annotated[int, doc("seed of the order", ge=0)] = 2025
+    channels_as: Annotated[
+        Literal["pin", "max"],
+        doc("pin: NCCL_MIN_NCHANNELS = NCCL_MAX_NCHANNELS; max: only MAX, as the original sweep"),
+    ] = "pin"
+    tuner: Annotated[str | None, doc("tuner file that every run is made under")] = None
+    tuner_plugin: Annotated[str | None, doc("NCCL's tuner plugin, as a step sees its path")] = None
+    step_timeout_s: Annotated[float, doc("limit of one training run", gt=0)] = 1800.0
+    pause_s: Annotated[float, doc("pause between two runs", ge=0)] = 5.0

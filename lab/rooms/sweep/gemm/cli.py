@@ -8,12 +8,21 @@ from typing import Any
 import click
 
 from lab.errors import needs
-from lab.rooms.sweep.gemm.options import COMMON, PLACE, SALVAGE, SELECT, TOP_K
-from lab.rooms.sweep.gemm.session import Session, finish, num_workers, show_progress
+from lab.rooms.sweep.gemm.session import (
+    COMMON,
+    PLACE,
+    SALVAGE,
+    SELECT,
+    TOP_K,
+    Session,
+    finish,
+    num_workers,
+    show_progress,
+)
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_unless_complete
 from lab.terminal.group import Group
-from lab.terminal.options import option, out, with_options
+from lab.terminal.options import PATH, option, out, with_options
 
 
 @click.group(cls=Group)
@@ -26,31 +35,16 @@ def gemm() -> None:
 
 
 @gemm.command("all")
-@with_options(
-    *PLACE,
-    TOP_K,
-    SALVAGE,
-    click.option("--fresh", is_flag=True, help="Redo everything even if nothing has changed."),
-    *COMMON,
-)
-def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, **shared: Any) -> None:
-    """Every step in one go, each trace read once. A second call does nothing if nothing has changed."""
-    from lab.rooms.sweep.gemm.memo import key_of, recall, remember
+@with_options(*PLACE, TOP_K, SALVAGE, *COMMON)
+def everything(sweep: Path, top_k: int, salvage: bool, **shared: Any) -> None:
+    """Every step in one go, each trace read once."""
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.steps import MergeOptions, run_all
 
     session = Session(sweep, **shared)
-    key = key_of(sweep, {"top_k": top_k, "salvage": salvage, "home": str(session.places.home.absolute())})
-    result = None if fresh or shared["require"] else recall(session.places, key)
-    if result:
-        session.console.detail("nothing has changed since the last analysis; --fresh redoes it")
-    else:
-        with needs("analysis"):
-            from lab.rooms.sweep.gemm.merge import MergeOptions
-            from lab.rooms.sweep.gemm.steps import run_all
-        data = session.read(salvage=salvage, workbooks=True)
-        merging = MergeOptions(salvage=salvage, workers=session.workers)
-        result = session.judged(run_all(session.places, data, merging, top_k=top_k))
-        remember(session.places, key, result)
-    session.finish(result)
+    data = session.read(salvage=salvage, workbooks=True)
+    merging = MergeOptions(salvage=salvage, workers=session.workers)
+    session.finish(run_all(session.places, data, merging, top_k=top_k))
 
 
 @gemm.command()
@@ -71,9 +65,8 @@ def variance(sweep: Path, top_k: int, **shared: Any) -> None:
     """The GEMMs whose time varies most, when their extremes ran, what overlapped them, plots.
 
     Writes top5_gemm_kernels_time_variance.csv, ..._with_timestamps.csv, ..._with_collective_overlap.csv,
-    gemm_groups.csv, gemm_instances.parquet, gemm_overlap_effect.csv, gemm_overlap_splits.csv,
-    and plots/*.png. SWEEP may be a tracelens_analysis folder: its sweep is read where the traces lie beside
-    it, else its workbooks.
+    gemm_groups.csv, gemm_instances.parquet, gemm_overlap_effect.csv, and plots/*.png. SWEEP may be a
+    tracelens_analysis folder: its sweep is read where the traces lie beside it, else its workbooks.
     """
     with needs("analysis"):
         from lab.rooms.sweep.gemm.extract import is_analysis, write_extract
@@ -122,7 +115,7 @@ def merge(
     Written beside tracelens_analysis, as SWEEP/merged_traces; with --out, into OUT/merged_traces.
     """
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
+        from lab.rooms.sweep.gemm.steps import MergeOptions, merge_ranks
 
     session = Session(sweep, **shared)
     if shared["require"]:
@@ -132,7 +125,7 @@ def merge(
 
 
 @gemm.command()
-@click.argument("sweeps", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="A B [C...]")
+@click.argument("sweeps", nargs=-1, required=True, type=PATH, metavar="A B [C...]")
 @out(
     "Folder of sweep_comparison.html and its tables, or the page FILE.html itself.",
     default=Path("experiments/comparison"),

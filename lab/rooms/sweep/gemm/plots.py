@@ -13,8 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lab.report.figures import distributions, lines, ranges
-from lab.rooms.sweep.names import name_of
-from lab.rooms.sweep.tables import SETTING
+from lab.rooms.sweep.tables import SETTING, name_of
 
 AXIS = "max − min of a GEMM's time, µs"
 KNOBS = {"threads": "threads", "channel": "channels", "rank": "ranks"}

@@ -1,30 +1,72 @@
-"""What every `lab gemm` command does around its work: read the sweep, show the result."""
+"""What `lab gemm` and `lab ranks` commands do around their work: options, reading, showing the result."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from lab.core.run import Run
 from lab.errors import StepFailed, needs
 from lab.rooms.sweep.gemm.places import Report, places
 from lab.rooms.sweep.layout import Selection
 from lab.terminal.console import Console
-from lab.terminal.findings import raise_unless_complete
+from lab.terminal.findings import REQUIRE, raise_unless_complete
+from lab.terminal.options import (
+    ONE_OR_MORE,
+    PATH,
+    Decorator,
+    IntList,
+    as_json,
+    option,
+    out,
+    print_json,
+    quiet,
+    with_options,
+)
 
+if TYPE_CHECKING:
+    from lab.rooms.sweep.ranks.read import Setting
+
+IN_PLACE = click.option(
+    "--in-place", is_flag=True, help="Write into the recording's folder even if lab did not make it."
+)
+WORKERS = click.option(
+    "-w", "--workers", type=ONE_OR_MORE, help="Processes. [default: one per CPU, at most 8]"
+)
+SALVAGE = click.option("--salvage", is_flag=True, help="Use the readable part of truncated traces.")
+QUIET = quiet()
+JSON = as_json("Files, findings and what is missing")
+TOP_K = option("-k", "--top-k", type=ONE_OR_MORE, default=5, help="GEMMs per trace in the list.")
+SELECT: list[Decorator] = [
+    option(f"--{name}", type=IntList(0), help=f"Only these {name}. [default: all]")
+    for name in ("threads", "channels", "ranks")
+]
+PLACE: list[Decorator] = [
+    click.argument("sweep", type=PATH),
+    out(
+        "Analysis folder. [default: SWEEP/tracelens_analysis for a run of lab, "
+        "experiments/NAME_analysis/tracelens_analysis for any other recording]"
+    ),
+    IN_PLACE,
+]
+COMMON: list[Decorator] = [WORKERS, QUIET, JSON, REQUIRE]
+RANKS: Decorator = with_options(
+    out("Where files go. [default: FOLDER/ranks for a run of lab, else experiments/NAME_analysis/ranks]"),
+    *(IN_PLACE, SALVAGE, WORKERS, QUIET, JSON),
+)
 MOST_PROBLEMS = 12
 MOST_FILES = 4
 SHOW_EVERY = 8  # traces
 
 
 class Session:
-    """One command on one sweep: where it writes, how many processes it uses, how it shows progress."""
+    """One `lab gemm` command on one sweep: where it writes, how it reads, what the recordings lack."""
 
     def __init__(
         self,
@@ -39,8 +81,7 @@ class Session:
     ) -> None:
         self.places = places(sweep, out, in_place=in_place)
         self.workers = workers or num_workers()
-        self.console = Console(quiet=quiet)
-        self.progress = show_progress(self.console.detail)
+        self.progress = show_progress(Console(quiet=quiet).detail)
         self._as_json = as_json
         self._require = require
         self._incomplete: list[str] = []
@@ -49,8 +90,8 @@ class Session:
         """The sweep in memory; a configuration that is only in the manifest has a row too, unless only some
         are wanted."""
         with needs("analysis"):
-            from lab.rooms.sweep.expected import expected_rows
             from lab.rooms.sweep.gemm.reading.data import read_sweep
+            from lab.rooms.sweep.journal import expected_runs
 
         sweep = self.places.sweep
         data = read_sweep(
@@ -58,30 +99,57 @@ class Session:
             workers=self.workers,
             workbooks=self.places.analysis if workbooks else None,
             salvage=salvage,
-            expected=expected_rows(Run.open(sweep) if Run.is_run(sweep) and not only else None),
+            planned=expected_runs(Run.open(sweep) if Run.is_run(sweep) and not only else None),
             progress=self.progress,
             only=only,
         )
         self._incomplete = data.incomplete
         return data
 
-    def judged(self, report: Report) -> Report:
-        """The result with what the recordings lack among its problems, each sentence once."""
-        return replace(report, problems=list(dict.fromkeys([*report.problems, *self._incomplete])))
-
     def finish(self, report: Report) -> None:
-        """Show the result. Raises StepFailed for what is missing; with --require for any lossy recording."""
-        report = self.judged(report)
-        finish(report, self.places.analysis, as_json=self._as_json)
+        """Show the result and, once each, what the recordings lack.
+
+        Raises StepFailed for what is missing; with --require for any lossy recording.
+        """
+        problems = list(dict.fromkeys([*report.problems, *self._incomplete]))
+        finish(replace(report, problems=problems), self.places.analysis, as_json=self._as_json)
         if self._require == "complete":
             raise_unless_complete(self._incomplete, self.places.sweep)
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """What one `lab ranks` command was given of RANKS."""
+
+    out: Path | None
+    in_place: bool
+    salvage: bool
+    workers: int | None
+    quiet: bool
+    as_json: bool
+
+    def target(self, folder: Path) -> Path:
+        """Where the files about a recording go. Raises MissingError if there is none."""
+        return self.out or places(folder, in_place=self.in_place).home / "ranks"
+
+    def settings(self, folder: Path, *, ranks: re.Pattern[str] | None = None) -> list[Setting]:
+        with needs("analysis"):
+            from lab.rooms.sweep.ranks.read import read_settings
+
+        return read_settings(
+            folder,
+            ranks=ranks,
+            workers=self.workers or min(2, num_workers()),
+            salvage=self.salvage,
+            progress=show_progress(Console(quiet=self.quiet).detail),
+        )
 
 
 def finish(result: Report, folder: Path, *, as_json: bool) -> None:
     """Show what was found and written. Raises StepFailed if something that was requested is missing."""
     if as_json:
         parts = {"findings": result.findings, "lacking": result.missing, "problems": result.problems}
-        click.echo(msgspec.json.encode({**parts, "files": [str(path) for path in result.files]}).decode())
+        print_json({**parts, "files": [str(path) for path in result.files]})
     else:
         for finding in result.findings:
             click.echo(f"- {finding}")
@@ -89,26 +157,23 @@ def finish(result: Report, folder: Path, *, as_json: bool) -> None:
             click.echo(f"note: {problem}")
         if len(result.problems) > MOST_PROBLEMS:
             click.echo(f"note: and {len(result.problems) - MOST_PROBLEMS} more (--json lists all)")
-        for line in _by_folder(result.files):
-            click.echo(line)
-    if result.missing:
+        folders: dict[Path, list[Path]] = {}
+        for path in result.files:
+            folders.setdefault(path.parent, []).append(path)
+        for parent, paths in folders.items():  # one line per file, or per folder that received many
+            many = [f"wrote {len(paths)} files into {parent}"] if len(paths) > MOST_FILES else []
+            click.echo("\n".join(many or [f"wrote {path}" for path in paths]))
+    raise_for_missing(result.missing, "analysis", folder)
+
+
+def raise_for_missing(missing: list[str], subject: str, folder: Path | None = None) -> None:
+    """Raise StepFailed where a result is there, but something known is missing from it."""
+    if missing:
         raise StepFailed(
-            "the analysis is incomplete:\n" + "\n".join(f"  {line}" for line in result.missing),
+            f"the {subject} is incomplete:\n" + "\n".join(f"  {line}" for line in missing),
             location=folder,
-            fix="the rest is analysed; add what is missing and repeat the command",
+            fix="the rest is done; add what is missing and repeat the command",
         )
-
-
-def _by_folder(files: list[Path]) -> list[str]:
-    """One line per file, or one per folder that received many."""
-    folders: dict[Path, list[Path]] = {}
-    for path in files:
-        folders.setdefault(path.parent, []).append(path)
-    lines = []
-    for folder, paths in folders.items():
-        few = len(paths) <= MOST_FILES
-        lines += [f"wrote {path}" for path in paths] if few else [f"wrote {len(paths)} files into {folder}"]
-    return lines
 
 
 def show_progress(say: Callable[[str], None]) -> Callable[[int, int, Path], None]:

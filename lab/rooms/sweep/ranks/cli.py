@@ -1,21 +1,28 @@
-"""`lab ranks`: the account of a folder of ranks, hangs, tuner files."""
+"""`lab ranks`: the account of a folder of ranks, hangs, and what nccl-tests measured."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.errors import BadDataError, LabError, StepFailed, UsageError
-from lab.rooms.sweep.gemm.options import JSON
-from lab.rooms.sweep.ranks.evidence import import_evidence
-from lab.rooms.sweep.ranks.reading import READING, Reading
+from lab.errors import BadDataError, LabError, StepFailed, UsageError, needs
+from lab.rooms.sweep.gemm.session import JSON, RANKS, RankOptions, raise_for_missing
 from lab.rooms.sweep.tuner.cli import tuner
 from lab.terminal.group import Group
+from lab.terminal.options import PATH, out, print_json
+
+if TYPE_CHECKING:
+    from lab.rooms.sweep.ranks.read import Setting
 
 DEFAULT = "account"
+MOST_PROBLEMS, MOST_FILES = 8, 12
+# A transfer in the recording that takes so many times as long as alone is said.
+NOTABLE = 1.2
 
 
 class _Ranks(Group):
@@ -35,34 +42,80 @@ def ranks() -> None:
     """
 
 
+ranks.add_command(tuner)
+
+
 @ranks.command(DEFAULT)
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.option(
     "--ranks",
     "pattern",
     metavar="REGEX",
     help="Traces by their path below FOLDER; the first group is the rank, as in 'node0/gpu(\\d+)/'.",
 )
-@READING
+@RANKS
 def account(folder: Path, pattern: str | None, **options: Any) -> None:
     """Account for every step of every rank: work, launches, waiting for whom and why, transfer, contention.
 
     With --json nothing is written, unless --out is given.
     """
-    asked = Reading(**options)
+    asked = RankOptions(**options)
     target = asked.target(folder)
-    writes = not asked.as_json or asked.out is not None
-    settings = asked.settings(folder, ranks=_regex(pattern))
+    try:
+        regex = None if pattern is None else re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--ranks {pattern!r} is not a valid regular expression: {error}") from error
+    settings = asked.settings(folder, ranks=regex)
     files: list[Path] = []
-    if writes:
+    if asked.out is not None or not asked.as_json:
         from lab.rooms.sweep.ranks.page import write_account
 
         files = write_account(settings, target, source=folder).files
-    _show(settings, files, as_json=asked.as_json)
+    if asked.as_json:
+        documents = [_document(setting) for setting in settings]
+        document = documents[0] if len(documents) == 1 else {"settings": documents}
+        print_json({**document, "files": [str(path) for path in files]})
+    else:
+        _print(settings, files)
+    missing = [f"{setting.name}: {text}" for setting in settings for text in setting.missing]
+    raise_for_missing(missing, "account")
+
+
+def _document(setting: Setting) -> dict[str, Any]:
+    """One setting as scripts read it (docs/ranks.md)."""
+    from lab.rooms.sweep.ranks.tables import as_json
+
+    config = setting.config
+    words = {"algorithm": config.algorithm, "protocol": config.protocol}
+    return {
+        "threads": config.threads,
+        "channels": config.channels,
+        **{name: word for name, word in words.items() if word},
+        "repeat": config.repeat,
+        **as_json(setting.explained),
+        "lacking": setting.missing,
+        "gpus": setting.gpus,
+        "problems": [*setting.problems, *setting.account.together.pairs.problems],
+    }
+
+
+def _print(settings: Sequence[Setting], files: Sequence[Path]) -> None:
+    from lab.rooms.sweep.ranks.words import sentences
+
+    for setting in settings:
+        if len(settings) > 1:
+            click.echo(f"{setting.name}:")
+        for sentence in sentences(setting):
+            click.echo(f"- {sentence}")
+        for problem in setting.problems[:MOST_PROBLEMS]:
+            click.echo(f"note: {problem}")
+    for path in files:
+        if path.suffix == ".html" or len(files) <= MOST_FILES:
+            click.echo(f"wrote {path}")
 
 
 @ranks.command("hang")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @JSON
 def hang(folder: Path, as_json: bool) -> None:
     """Say who a stalled job waits for, from its ranks' flight-recorder dumps (pickle or JSON, any names).
@@ -75,9 +128,8 @@ def hang(folder: Path, as_json: bool) -> None:
     unread: dict[int, LabError] = {}
     verdict = verdict_of(read_dumps(folder, unread), unread.keys())
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.encode(_verdict_json(verdict)).decode())
+        names = ("ranks", "group", "seq", "collective", "frame", "text", "missing")
+        print_json({"class": verdict.kind, **{name: getattr(verdict, name) for name in names}})
     else:
         click.echo(f"{verdict.kind.replace('_', ' ')}: {verdict.text}")
     if unread:
@@ -95,69 +147,105 @@ def hang(folder: Path, as_json: bool) -> None:
         )
 
 
-ranks.add_command(tuner)
-ranks.add_command(import_evidence)
+@ranks.command("import")
+@click.argument("files", nargs=-1, required=True, type=PATH)
+@click.option(
+    "--with",
+    "folder",
+    type=click.Path(path_type=Path, exists=True),
+    help="Compare with the transfers of this recording (a folder of ranks, a sweep, a run).",
+)
+@out("Where nccl_tests.csv goes. [default: it is not written]")
+@JSON
+def import_evidence(files: tuple[Path, ...], folder: Path | None, out: Path | None, as_json: bool) -> None:
+    """Read what nccl-tests or rccl-tests measured: how fast collectives are alone.
 
+    FILES are files or folders. Exit code 1: results were wrong, or a size was not measured.
+    """
+    from lab.core.words import first_few
+    from lab.recordings.nccl import read_evidence
 
-def _verdict_json(verdict: Any) -> dict[str, Any]:
-    return {
-        "class": verdict.kind,
-        "ranks": list(verdict.ranks),
-        "group": verdict.group,
-        "seq": verdict.seq,
-        "collective": verdict.collective,
-        "frame": verdict.frame,
-        "text": verdict.text,
-        "missing": list(verdict.missing),
-    }
+    evidence = read_evidence(files)
+    beside, unknown = _beside(folder, evidence.speeds) if folder else ([], [])
+    written: list[Path] = []
+    if out and evidence.rows:
+        with needs("analysis"):
+            import pandas as pd
+        from lab.report.tables import write_csv
 
-
-def _show(settings: Any, files: list[Path], *, as_json: bool) -> None:
-    from lab.rooms.sweep.ranks.tables import as_json as encoded
-    from lab.rooms.sweep.ranks.words import sentences
-
-    missing = [f"{setting.name}: {text}" for setting in settings for text in setting.missing]
+        written = [write_csv(pd.DataFrame(evidence.rows), out / "nccl_tests.csv")]
     if as_json:
-        import msgspec
-
-        parts = [
-            {
-                "threads": setting.config.threads,
-                "channels": setting.config.channels,
-                **({"algorithm": setting.config.algorithm} if setting.config.algorithm else {}),
-                **({"protocol": setting.config.protocol} if setting.config.protocol else {}),
-                "repeat": setting.config.repeat,
-                **encoded(setting.explained),
-                "lacking": setting.missing,
-                "gpus": setting.gpus,
-                "problems": [*setting.problems, *setting.account.together.pairs.problems],
-            }
-            for setting in settings
-        ]
-        document = parts[0] if len(parts) == 1 else {"settings": parts}
-        click.echo(msgspec.json.encode({**document, "files": [str(path) for path in files]}).decode())
+        document = {
+            "sentences": evidence.sentences,
+            "rows": evidence.rows,
+            "lacking": evidence.missing,
+            "beside": beside,
+            "files": [str(path) for path in written],
+        }
+        print_json(document)
     else:
-        for setting in settings:
-            if len(settings) > 1:
-                click.echo(f"{setting.name}:")
-            for sentence in sentences(setting):
-                click.echo(f"- {sentence}")
-            for problem in setting.problems[:8]:
-                click.echo(f"note: {problem}")
-        for path in files:
-            if path.suffix == ".html" or len(files) <= 12:
-                click.echo(f"wrote {path}")
-    if missing:
-        raise StepFailed(
-            "the account is incomplete:\n" + "\n".join(f"  {line}" for line in missing),
-            fix="the rest is accounted for; add what is missing and repeat the command",
+        for sentence in evidence.sentences:
+            click.echo(f"- {sentence}.")
+        for row in beside:
+            click.echo(f"- {row['text']}.")
+        for path in written:
+            click.echo(f"wrote {path}")
+    missing = list(evidence.missing)
+    if folder and not beside:
+        missing.append(
+            "no collective of the recording has a kind, size and number of ranks that was measured"
         )
+    elif unknown:
+        missing.append(f"not compared, because not measured: {first_few(unknown, 3, between='; ')}")
+    raise_for_missing(missing, "evidence")
 
 
-def _regex(pattern: str | None) -> re.Pattern[str] | None:
-    if pattern is None:
-        return None
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise UsageError(f"--ranks {pattern!r} is not a valid regular expression: {error}") from error
+def alone_us(speeds: Mapping[tuple[str, int, int], float], kind: str, num_bytes: int, ranks: int) -> float:
+    """The measured time of a size, between neighbouring sizes by powers; NaN outside of them."""
+    sizes = sorted(size for name, size, count in speeds if (name, count) == (kind, ranks))
+    above = next((size for size in sizes if size >= num_bytes), None)
+    if above is None or num_bytes < sizes[0]:
+        return math.nan
+    if above == num_bytes:
+        return speeds[kind, above, ranks]
+    below = sizes[sizes.index(above) - 1]
+    low, high = speeds[kind, below, ranks], speeds[kind, above, ranks]
+    share = math.log(num_bytes / below) / math.log(above / below)
+    return float(low * (high / low) ** share) if low > 0 and high > 0 else math.nan
+
+
+def _beside(
+    folder: Path, speeds: Mapping[tuple[str, int, int], float]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row per class of the recording that was measured alone, and the classes that were not."""
+    with needs("analysis"):
+        from lab.rooms.sweep.ranks.read import read_settings
+    from lab.recordings.ranks.costs import costs_of
+    from lab.rooms.sweep.tables import size_text
+
+    rows, unknown = [], []
+    for setting in read_settings(folder):
+        for name, cost in costs_of(setting.explained).items():
+            alone = alone_us(speeds, name.kind, name.num_bytes, name.num_ranks)
+            class_text = (
+                f"{setting.name}: {name.kind} of {size_text(name.num_bytes)} over {name.num_ranks} ranks"
+            )
+            if not alone > 0 or not cost.latency_us > 0:
+                unknown.append(class_text)
+                continue
+            ratio = cost.latency_us / alone
+            judged = ": slower than the fabric allows" if ratio > NOTABLE else ""
+            rows.append(
+                {
+                    "setting": setting.name,
+                    "collective": name.kind,
+                    "msg_bytes": name.num_bytes,
+                    "ranks": name.num_ranks,
+                    "transfer_us": cost.latency_us,
+                    "alone_us": alone,
+                    "ratio": ratio,
+                    "text": f"{class_text} takes {cost.latency_us:.0f} us after the last arrival, "
+                    f"{alone:.0f} us alone ({ratio:.2f} times){judged}",
+                }
+            )
+    return rows, unknown

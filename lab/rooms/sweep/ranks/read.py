@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,9 @@ from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.findings import not_joined
 from lab.recordings.ranks.stragglers import MISSING
-from lab.rooms.sweep.alike import about, differences
-from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, configs_of
-from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.tables import Progress
+from lab.rooms.sweep.rank import about, differences
+from lab.rooms.sweep.tables import Progress, long_name
 
 # Share of operations without a launch above which an account says little about the host.
 MOST_UNLAUNCHED = 0.5
@@ -327,12 +325,3 @@ def _without_length(explained: Explained) -> list[str]:
             lost = "their length was lost, and with it waiting and transfer"
             sentences.append(f"rank {work.rank}: {num_lost} of {calls} {are} 0 ns long: {lost}")
     return sentences
-
-
-def by_setting(
-    works: Mapping[Key, Mapping[int, RankWork]],
-) -> dict[Key, Explained]:
-    """Explained accounts of settings that are in memory; dependencies are learnt over all of them."""
-    filled = {key: found for key, found in works.items() if any(len(work) for work in found.values())}
-    accounts = [account_of(found) for found in filled.values()]
-    return dict(zip(filled, explain(accounts), strict=True))

@@ -208,9 +208,10 @@ def _explains(setting: Setting, rank: int, clock_ratio: float) -> str:
     ]
     if not slow:
         return ""
-    rows = [row for one in slow for row in setting.account.rows if row.rank == rank and row.step in one.steps]
+    slow_steps = [step for finding in slow for step in finding.steps]
+    rows = [row for row in setting.account.rows if row.rank == rank and row.step in slow_steps]
     own_ms = float(np.mean([row.parts["compute_ns"] for row in rows])) / 1e6
-    more_ms = sum(one.cost_ms * len(one.steps) for one in slow) / sum(len(one.steps) for one in slow)
+    more_ms = sum(finding.cost_ms * len(finding.steps) for finding in slow) / len(slow_steps)
     ratio = own_ms / max(own_ms - more_ms, 1e-9)
     if clock_ratio - 1 > FITS * (ratio - 1):
         return ", which fits its slower kernels"

@@ -9,30 +9,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.errors import StepFailed
-from lab.rooms.sweep.ranks.reading import READING, Reading
+from lab.rooms.sweep.gemm.session import RANKS, RankOptions
+from lab.terminal.options import PATH, print_json
 
 if TYPE_CHECKING:
     from lab.recordings.ranks.costs import Class
     from lab.rooms.sweep.tuner.file import Row
     from lab.rooms.sweep.tuner.judge import Judged
-    from lab.rooms.sweep.tuner.verify import Proof
+    from lab.rooms.sweep.tuner.write import Proof
 
 
 @click.command("tuner")
-@click.argument("sweep", type=click.Path(path_type=Path))
+@click.argument("sweep", type=PATH)
 @click.option(
     "--for", "library", type=click.Choice(["nccl", "rccl"]), required=True, help="Whose tuner reads the file."
 )
 @click.option(
     "--run",
     "run",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A run under the file (`lab run sweep --tuner FILE`): prove its effect.",
 )
-@click.option(
-    "--file", "own_file", type=click.Path(path_type=Path), help="Prove this file, instead of the one written."
-)
-@READING
+@click.option("--file", "own_file", type=PATH, help="Prove this file, instead of the one written.")
+@RANKS
 def tuner(sweep: Path, library: str, run: Path | None, own_file: Path | None, **options: Any) -> None:
     """Write what a sweep proves to be best as the configuration of NCCL's tuner plugin or of RCCL's tuner.
 
@@ -41,11 +40,10 @@ def tuner(sweep: Path, library: str, run: Path | None, own_file: Path | None, **
     default, and said. Exit code 1: something that the judgement needs was not recorded, or an effect is not
     proven.
     """
-    asked = Reading(**options)
+    asked = RankOptions(**options)
     settings = asked.settings(sweep)
     from lab.rooms.sweep.tuner.file import read_rows
-    from lab.rooms.sweep.tuner.judge import judge
-    from lab.rooms.sweep.tuner.observe import observe
+    from lab.rooms.sweep.tuner.judge import judge, observe
     from lab.rooms.sweep.tuner.write import write_tuner
 
     runs = observe(settings)
@@ -54,9 +52,7 @@ def tuner(sweep: Path, library: str, run: Path | None, own_file: Path | None, **
     missing = [f"{setting.name}: {text}" for setting in settings for text in setting.missing]
     proofs = _proofs(read_rows(own_file or files[0]), run, asked) if run else None
     if asked.as_json:
-        import msgspec
-
-        click.echo(msgspec.json.encode(_document(judged, files, proofs)).decode())
+        print_json(_document(judged, files, proofs))
     else:
         _print(judged, files, proofs)
     if missing := [*missing, *_not_known(judged, proofs)]:
@@ -66,11 +62,11 @@ def tuner(sweep: Path, library: str, run: Path | None, own_file: Path | None, **
         )
 
 
-def _proofs(rows: list[Row], run: Path, asked: Reading) -> list[Proof]:
+def _proofs(rows: list[Row], run: Path, asked: RankOptions) -> list[Proof]:
     """Prove the rows of a file by a run."""
     from lab.recordings.ranks.costs import classes_of
-    from lab.rooms.sweep.tuner.logs import read_logs
-    from lab.rooms.sweep.tuner.verify import prove
+    from lab.rooms.sweep.effective import read_logs
+    from lab.rooms.sweep.tuner.write import prove
 
     grids: dict[Class, Counter[int]] = {}
     for setting in asked.settings(run):
@@ -106,7 +102,7 @@ def _print(judged: Judged, files: list[Path], proofs: list[Proof] | None) -> Non
 def _not_known(judged: Judged, proofs: list[Proof] | None) -> list[str]:
     """What keeps the answer from being complete."""
     from lab.rooms.sweep.tuner.judge import class_text
-    from lab.rooms.sweep.tuner.verify import TOOK_EFFECT
+    from lab.rooms.sweep.tuner.write import TOOK_EFFECT
 
     unseen = [decision for decision in judged.decisions if not decision.looked]
     return [

@@ -116,7 +116,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _row(line: str, place: str) -> Row:
     parts = [part.strip() for part in line.split(",")]
-    numbers = [parts[at] for at in (1, 2, 5, 6, 7)] if 8 <= len(parts) <= 10 else []
+    numbers = [parts[column] for column in (1, 2, 5, 6, 7)] if 8 <= len(parts) <= 10 else []
     if not numbers or not all(part.lstrip("-").isdecimal() and len(part) <= 20 for part in numbers):
         raise BadDataError("a row must be " + HEADER, location=place)
     low, high, channels, nodes, ranks = (int(part) for part in numbers)

@@ -3,22 +3,70 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lab.core.words import first_few, plural
-from lab.recordings.ranks.costs import Class
+from lab.recordings.ranks.costs import Class, Cost, costs_of
+from lab.recordings.ranks.explained import READY
 from lab.recordings.views.timeline import GLOO_PREFIX
-from lab.rooms.sweep.how import NAMES
+from lab.rooms.sweep.effective import NAMES, Choice, by_block, read_logs
 from lab.rooms.sweep.knobs import Knobs, serves
-from lab.rooms.sweep.names import short_name, size_text
+from lab.rooms.sweep.ranks.read import Setting
+from lab.rooms.sweep.tables import short_name, size_text
 from lab.rooms.sweep.tuner.file import Row, bounds_of
-from lab.rooms.sweep.tuner.logs import Choice
-from lab.rooms.sweep.tuner.observe import Observed, Ran
 from lab.stats.effects import Best, best_of
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One class of collectives in one run. choice is None where neither log nor block tell how it ran."""
+
+    cost: Cost
+    choice: Choice | None
+    inferred: bool
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of a sweep. ready_ms: its step with no rank late, None where it could not be replayed."""
+
+    knobs: Knobs
+    repeat: int
+    ready_ms: float | None
+    hosts: int
+    classes: dict[Class, Observed]
+    withheld: tuple[str, ...]
+
+
+def observe(settings: Iterable[Setting]) -> list[Ran]:
+    """Every run of the sweep with what its collectives cost."""
+    observed = []
+    for setting in settings:
+        knobs = setting.config.key.knobs
+        costs = costs_of(setting.explained)
+        calls = [(NAMES.get(name.kind, name.kind), name.num_bytes, name.num_ranks) for name in costs]
+        log_choices = read_logs(setting.config.nccl_logs).of_calls(calls)
+        classes = {}
+        for name, cost in costs.items():
+            choice = log_choices.choice(NAMES.get(name.kind, name.kind), name.num_bytes)
+            inferred = choice or by_block(cost.kernel, cost.block, knobs.threads, log_choices)
+            classes[name] = Observed(cost, inferred, choice is None)
+        names = {work.host for work in setting.account.together.works}
+        observed.append(
+            Ran(
+                knobs=knobs,
+                repeat=setting.config.repeat,
+                ready_ms=setting.explained.length_ms(READY),
+                hosts=-1 if "" in names else len(names),
+                classes=classes,
+                withheld=setting.explained.withheld,
+            )
+        )
+    return observed
 
 
 class Set(NamedTuple):
@@ -38,17 +86,15 @@ class Set(NamedTuple):
 class Decision:
     """One class of collectives. row is what to set, None where it stays at default, for the reason.
 
-    settings are those compared, in the order of the judgements: with all that the collectives cost other
-    kernels (cost), and without what they cost while they only waited (least_cost). looked is False where
-    something
-    that a judgement needs was not recorded, so that no answer is not an all-clear.
+    cost is what its collectives and their effect on other kernels add to a step in each of settings, compared
+    over so many blocks (repeats). looked is False where something that a judgement needs was not recorded, so
+    that no answer is not an all-clear. inferred: algorithm and protocol are told by the kernels' blocks.
     """
 
     name: Class
     settings: tuple[Knobs, ...]
     blocks: int
     cost: Best | None
-    least_cost: Best | None
     row: Row | None
     reason: str
     looked: bool = True
@@ -73,7 +119,7 @@ def judge(runs: Sequence[Ran]) -> Judged:
     names = sorted({name for ran in runs for name in ran.classes})
     bounds = {}
     for name in names:
-        alike = [one.num_bytes for one in names if (one.kind, one.num_ranks) == (name.kind, name.num_ranks)]
+        alike = [c.num_bytes for c in names if (c.kind, c.num_ranks) == (name.kind, name.num_ranks)]
         bounds[name] = bounds_of([size for size in alike if size > 0])
     decisions = tuple(_decide(name, runs, bounds[name].get(name.num_bytes)) for name in names)
     return Judged(decisions, *_threads(runs), tuple(_left_out(runs)))
@@ -95,9 +141,8 @@ def _left_out(runs: Sequence[Ran]) -> Iterator[str]:
 
 
 def _is_gloo(ran: Ran) -> bool:
-    return bool(ran.classes) and all(
-        kernel_class.cost.kernel.startswith(GLOO_PREFIX) for kernel_class in ran.classes.values()
-    )
+    kernels = [observed.cost.kernel for observed in ran.classes.values()]
+    return bool(kernels) and all(kernel.startswith(GLOO_PREFIX) for kernel in kernels)
 
 
 def class_text(name: Class) -> str:
@@ -108,17 +153,12 @@ def class_text(name: Class) -> str:
 
 def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) -> Decision:
     observed = {(ran.knobs, ran.repeat): ran.classes[name] for ran in runs if name in ran.classes}
-    played = {
-        key: ran for key, ran in observed.items() if math.isfinite(ran.cost.cost_ms + ran.cost.least_ms)
-    }
-    settings, repeats = _complete(observed, played)
+    settings, repeats = _complete(observed)
 
-    def left(
-        reason: str, *, looked: bool = True, cost: Best | None = None, least_best: Best | None = None
-    ) -> Decision:
-        return Decision(name, settings, len(repeats), cost, least_best, None, reason, looked)
+    def left(reason: str, looked: bool = True, cost: Best | None = None) -> Decision:
+        return Decision(name, settings, len(repeats), cost, None, reason, looked)
 
-    if all(one.cost.kernel.startswith(GLOO_PREFIX) for one in observed.values()):
+    if all(run.cost.kernel.startswith(GLOO_PREFIX) for run in observed.values()):
         return left("gloo has neither channels nor threads")
     if name.kind not in NAMES:
         return left("a tuner's file has no such collective")
@@ -126,50 +166,48 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         return left("its calls are empty")
     if bounds is None:
         return left("its size was not recorded", looked=False)
-    if not all(one.cost.blocks for one in observed.values()):
+    if not all(run.cost.blocks for run in observed.values()):
         return left("ranks may leave it early, so that waiting cannot be taken out", looked=False)
     sets = [_set_of(knobs, name.kind) for knobs in settings]
     if len(set(sets)) < 2:
         return left("nothing that a row can set for it was varied in every repeat")
-    values = [
-        np.array([[getattr(observed[key, repeat].cost, part) for key in settings] for repeat in repeats])
-        for part in ("cost_ms", "least_ms")
-    ]
     if not repeats:
         return left("runs could not be replayed, so that waiting cannot be taken out", looked=False)
-    cost, least_best = best_of(values[0]), best_of(values[1])
+    # With all that the collectives cost other kernels, and without what they cost while they only waited.
+    cost, least_cost = (
+        best_of(
+            np.array([[getattr(observed[key, repeat].cost, part) for key in settings] for repeat in repeats])
+        )
+        for part in ("cost_ms", "least_ms")
+    )
     if len(repeats) < 2:
         leader = f"{short_name(*settings[cost.lowest])} leads by {cost.lead:.3f} ms a step"
-        return left(f"one run of each setting proves nothing ({leader})", cost=cost, least_best=least_best)
-    reason = _not_alone(sets, cost, least_best)
-    if reason:
-        return left(reason, cost=cost, least_best=least_best)
+        return left(f"one run of each setting proves nothing ({leader})", cost=cost)
+    if reason := _not_alone(sets, cost, least_cost):
+        return left(reason, cost=cost)
     best = sets[cost.lowest]
     if not any(best):
-        return left(f"the library's own choice is best, {_why(sets, cost)}", cost=cost, least_best=least_best)
+        return left(f"the library's own choice is best, {_why(sets, cost)}", cost=cost)
     # Every candidate has to have used what it requested, because any of them may be the best.
     best_runs = [observed[settings[candidate], repeat] for candidate in cost.candidates for repeat in repeats]
     reason, looked = _not_honoured(best_runs, best)
-    choice = _choice(best_runs)
-    if reason or choice is None:
-        reason_text = reason or _no_choice(best_runs)
-        return left(reason_text, looked=looked and choice is not None, cost=cost, least_best=least_best)
+    choices = {run.choice and (run.choice.algorithm, run.choice.protocol) for run in best_runs}
+    if reason or len(choices) > 1 or None in choices:
+        is_one = None not in choices and len(choices) == 1
+        return left(reason or _no_choice(choices), looked and is_one, cost)
+    (algorithm_protocol,) = choices
     hosts = {ran.hosts for ran in runs}
-    # Runs over different numbers of nodes give a rule for any number of them: -1.
-    nodes = hosts.pop() if len(hosts) == 1 else -1
     row = Row(
         NAMES[name.kind],
         *bounds,
-        choice.algorithm,
-        choice.protocol,
+        *(algorithm_protocol or ("", "")),
         best.channels or -1,
-        nodes,
+        # Runs over different numbers of nodes give a rule for any number of them: -1.
+        hosts.pop() if len(hosts) == 1 else -1,
         name.num_ranks,
     )
-    is_inferred = any(best_run.inferred for best_run in best_runs)
-    return Decision(
-        name, settings, len(repeats), cost, least_best, row, _why(sets, cost), inferred=is_inferred
-    )
+    inferred = any(run.inferred for run in best_runs)
+    return Decision(name, settings, len(repeats), cost, row, _why(sets, cost), inferred=inferred)
 
 
 def _set_of(knobs: Knobs, kind: str) -> Set:
@@ -177,31 +215,31 @@ def _set_of(knobs: Knobs, kind: str) -> Set:
     return Set(knobs.channel, knobs.algorithm if serves(knobs.algorithm, kind) else "", knobs.protocol)
 
 
-def _complete(
-    observed: Mapping[tuple[Knobs, int], Observed], played: Mapping[tuple[Knobs, int], Observed]
-) -> tuple[tuple[Knobs, ...], list[int]]:
+def _complete(observed: Mapping[tuple[Knobs, int], Observed]) -> tuple[tuple[Knobs, ...], list[int]]:
     """The settings that ran, and the repeats (blocks) in which every one of them could be replayed."""
-    settings = sorted({key for key, _ in observed})
+    replayed = {key for key, ran in observed.items() if math.isfinite(ran.cost.cost_ms + ran.cost.least_ms)}
+    settings = sorted({knobs for knobs, _ in observed})
     repeats = sorted({repeat for _, repeat in observed})
     # Blocks are compared within themselves; an incomplete one would favour settings of a quiet hour.
-    complete_repeats = [repeat for repeat in repeats if all((key, repeat) in played for key in settings)]
-    return tuple(settings), complete_repeats
+    return tuple(settings), [
+        repeat for repeat in repeats if all((knobs, repeat) in replayed for knobs in settings)
+    ]
 
 
-def _not_alone(sets: Sequence[Set], cost: Best, least_best: Best) -> str | None:
+def _not_alone(sets: Sequence[Set], cost: Best, least_cost: Best) -> str | None:
     """Why nothing that a row can set is proven to be best, None if one is."""
     # Both ends of what waiting may cost must agree, or the answer rests on the unknown part.
-    for judged in (cost, least_best):
+    for judged in (cost, least_cost):
         several = sorted({sets[candidate] for candidate in judged.candidates})
         if len(several) > 1:
             lead = f"{_lead(sets, judged):.3f} ms a step"
             needed = f"{judged.needed:.3f} ms would be needed"
             names = " and ".join(map(str, several))
             return f"{names} cannot be told apart: the lead is {lead}, and {needed}"
-    if sets[cost.lowest] != sets[least_best.lowest]:
+    if sets[cost.lowest] != sets[least_cost.lowest]:
         return (
             f"{sets[cost.lowest]} is best with all that waiting collectives cost GEMMs, "
-            f"{sets[least_best.lowest]} "
+            f"{sets[least_cost.lowest]} "
             "without: the recording does not tell which holds once no rank is late"
         )
     return None
@@ -233,33 +271,18 @@ def _not_honoured(candidates: Sequence[Observed], best: Set) -> tuple[str, bool]
     return f"{channels} channels were requested and {counts} used at this size", True
 
 
-def _choice(candidates: Sequence[Observed]) -> Choice | None:
-    """The algorithm and protocol that all of these runs used."""
-    choices = {
-        (candidate.choice.algorithm, candidate.choice.protocol) if candidate.choice else None
-        for candidate in candidates
-    }
-    return Choice(*only) if len(choices) == 1 and (only := choices.pop()) else None
-
-
-def _no_choice(candidates: Sequence[Observed]) -> str:
+def _no_choice(choices: Collection[Any]) -> str:
     """Why no algorithm and protocol can be named."""
-    choices_text = sorted(
-        {
-            f"{candidate.choice.algorithm} {candidate.choice.protocol}"
-            for candidate in candidates
-            if candidate.choice
-        }
-    )
-    if len(choices_text) > 1:
-        return f"its runs used {' and '.join(choices_text)}, so no algorithm and protocol can be named"
+    texts = sorted(" ".join(choice) for choice in choices if choice)
+    if len(texts) > 1:
+        return f"its runs used {' and '.join(texts)}, so no algorithm and protocol can be named"
     return "algorithm and protocol are unknown (record with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
 
 
 def _why(sets: Sequence[Set], cost: Best) -> str:
     means = _others(sets, cost)
     extremes = sorted({f"{mean:.2f}" for mean in (min(means), max(means))})
-    alternatives = "other channels" if len({one[1:] for one in sets}) == 1 else "other settings"
+    alternatives = "other channels" if len({setting[1:] for setting in sets}) == 1 else "other settings"
     return (
         f"{cost.means[cost.lowest]:.2f} ms a step, {alternatives} {' to '.join(extremes)} ms; "
         f"lead {_lead(sets, cost):.3f} ms, {cost.needed:.3f} needed"

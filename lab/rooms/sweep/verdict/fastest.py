@@ -15,8 +15,7 @@ import pandas as pd
 
 from lab.core.words import first_few, plural
 from lab.rooms.sweep.knobs import Knobs
-from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.tables import KEY, SETTING, SweepTables, copies, grouped, of_complete, timed
+from lab.rooms.sweep.tables import KEY, SETTING, SweepTables, copies, grouped, long_name, of_complete, timed
 from lab.rooms.sweep.unprofiled import FEWEST_STEPS
 from lab.stats.effects import best_of
 from lab.stats.means import mean_interval

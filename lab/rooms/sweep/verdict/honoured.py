@@ -8,8 +8,7 @@ from lab.core.words import first_few
 from lab.recordings.views.timeline import GLOO_PREFIX
 from lab.rooms.sweep.effective import verdict_over_sizes
 from lab.rooms.sweep.knobs import Knobs
-from lab.rooms.sweep.names import long_name, size_text
-from lab.rooms.sweep.tables import SETTING, grouped
+from lab.rooms.sweep.tables import SETTING, grouped, long_name, size_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,8 +21,7 @@ from lab.recordings.ranks.explained import (
     host_bound,
 )
 from lab.rooms.sweep.knobs import Key, Knobs
-from lab.rooms.sweep.names import long_name, short_name
-from lab.rooms.sweep.tables import SETTING, column_names
+from lab.rooms.sweep.tables import SETTING, column_names, long_name, short_name
 from lab.stats.means import mean_interval
 
 Settings = Mapping[Key, Explained]
@@ -66,8 +65,8 @@ def _lengths_ms(runs: Iterable[Explained], change: str) -> list[float]:
 
 
 def bound_by_hosts(settings: Settings) -> str | None:
-    """Said before any comparison: in which settings the hosts set the pace, and what the GPUs need."""
-    bound = {key: ranks for key, one in settings.items() if (ranks := bound_ranks(one))}
+    """LogChoices before any comparison: in which settings the hosts set the pace, and what the GPUs need."""
+    bound = {key: ranks for key, account in settings.items() if (ranks := bound_ranks(account))}
     if not bound:
         return None
     if len(settings) == 1:

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import itertools
+import logging
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed.fsdp as fsdp
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from lab.errors import ConfigError
 from lab.rooms.sweep.config.train import TrainConfig
-from lab.rooms.sweep.workload.clock import StepClock
-from lab.rooms.sweep.workload.model import batch_loss, make_batch
-from lab.rooms.sweep.workload.parallel import (
-    DTYPES,
-    ParallelModel,
-    grad_scaler,
-    gradient_sync,
+from lab.rooms.sweep.workload.model import (
+    Device,
+    batch_loss,
+    build_model,
+    init_weights,
+    layer_class,
+    make_batch,
 )
+from lab.rooms.sweep.workload.profiler import StepClock
 from lab.workload.rank import RankContext
+
+log = logging.getLogger("lab.workload")
+DTYPES = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trainer:
@@ -98,3 +110,159 @@ def lr_factor(step: int, *, warmup_steps: int, total_steps: int) -> float:
         return (step + 1) / warmup_steps
     progress = min(1.0, (step - warmup_steps) / (total_steps - warmup_steps))
     return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class ParallelModel:
+    """The model of `config` with weights, on `device`, over all ranks.
+
+    `wrapped` owns the parameters, `called` is what to call (the same, or compiled), `parallel` is
+    "ddp" | "fsdp1" | "fsdp2", `num_params` counts the whole model.
+    """
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        self.parallel = choose_parallel(config)
+        wrap = {"ddp": wrap_ddp, "fsdp1": wrap_fsdp1, "fsdp2": wrap_fsdp2}[self.parallel]
+        model = allocate(config, device, self.parallel)
+        self.num_params = sum(parameter.numel() for parameter in model.parameters())
+        # Any: DDP, both FSDPs and compiled modules have no common type beyond nn.Module.
+        self.wrapped: Any = wrap(model, config, device)
+        self.called: Any = self.wrapped
+        if config.compile.enabled and self.parallel != "fsdp2":
+            self.called = torch.compile(self.wrapped, **compile_options(config))
+
+
+def check_torch_can_run(config: TrainConfig, device: torch.device) -> None:
+    """Raise ConfigError for the first setting that this torch does not support on `device`."""
+    on_cpu, old = device.type == "cpu", not hasattr(torch, "compile")
+    precision, no_mixing = config.training.mixed_precision, "set training.mixed_precision=none"
+    without_fsdp = on_cpu and choose_parallel(config) == "fsdp1"
+    checks = [
+        (on_cpu and precision == "fp16", "fp16 needs a GPU", no_mixing),
+        # Measured on 1.12: the backward pass mixes bfloat16 with float32 and stops.
+        (on_cpu and old and precision == "bf16", "bf16 on a CPU needs torch >= 2", no_mixing),
+        (without_fsdp, "FSDP on a CPU needs fully_shard (torch >= 2.6)", "set distributed.mode=ddp"),
+        (old and config.compile.enabled, "torch.compile needs torch >= 2", "set compile.enabled=false"),
+    ]
+    for unsupported, feature, fix in checks:
+        if unsupported:
+            raise ConfigError(feature, location=f"torch {torch.__version__} on {device.type}", fix=fix)
+
+
+def choose_parallel(config: TrainConfig) -> str:
+    """The form of parallelism that the config asks for, in the form that this torch has."""
+    if config.distributed.mode == "ddp":
+        return "ddp"
+    return "fsdp2" if hasattr(fsdp, "fully_shard") else "fsdp1"
+
+
+def allocate(config: TrainConfig, device: torch.device, parallel: str) -> nn.Module:
+    """The model with its initial weights on `device`; empty on meta if FSDP2 shards it first."""
+    devices: dict[str, Device] = {"meta": "meta", "cpu": "cpu", "cuda": device}
+    init_device = devices[config.fsdp.param_init_device]
+    if init_device == "meta" and parallel == "fsdp2":
+        return build_model(config.model, init_device)
+    # Only FSDP2 gains from meta: the others hold the whole model on the device in any case.
+    model = build_model(config.model, device if init_device == "meta" else init_device)
+    init_weights(model)
+    return model.to(device)
+
+
+def wrap_ddp(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+    """Replicate `model`; gradients are all-reduced in buckets while the backward pass runs."""
+    options = config.distributed
+    # A static graph records its order in the first backward pass, which no_sync hides from it;
+    # torch.compile's bucket splitting does not support static graphs.
+    static_graph = (
+        options.static_graph and config.training.gradient_accumulation == 1 and not config.compile.enabled
+    )
+    if static_graph != options.static_graph:
+        log.info("DDP: static_graph is off because of gradient accumulation or torch.compile")
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=options.bucket_cap_mb,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
+        static_graph=static_graph,
+        find_unused_parameters=options.find_unused_parameters,
+    )
+
+
+def wrap_fsdp2(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+    """Shard with `fully_shard`; weights travel in the compute dtype, gradients in float32."""
+    policy = fsdp.MixedPrecisionPolicy(
+        param_dtype=DTYPES[config.training.mixed_precision], reduce_dtype=torch.float32
+    )
+    shard = functools.partial(
+        fsdp.fully_shard,
+        mesh=dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),)),
+        mp_policy=policy,
+        reshard_after_forward=config.fsdp.sharding_strategy == "full_shard",
+    )
+    layers: list[Any] = list(model.get_submodule("layers").children())
+    for layer in layers:
+        if config.compile.enabled:
+            layer.compile(**compile_options(config))
+        shard(layer)
+    shard(model)
+    if config.fsdp.forward_prefetch:
+        for layer, following in itertools.pairwise(layers):
+            layer.set_modules_to_forward_prefetch([following])
+    if next(model.parameters()).is_meta:
+        model.to_empty(device=device)
+        if device.type == "cpu":
+            # Sharded tensors share one random stream on GPUs only; without this all shards would be equal.
+            torch.manual_seed(config.dataset.seed + dist.get_rank())
+        init_weights(model)
+    return model
+
+
+def wrap_fsdp1(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+    """Shard with the older class; options that this torch does not have are left out and logged."""
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    options, dtype = config.fsdp, DTYPES[config.training.mixed_precision]
+    wanted = {
+        "sharding_strategy": getattr(fsdp.ShardingStrategy, options.sharding_strategy.upper()),
+        "auto_wrap_policy": functools.partial(
+            transformer_auto_wrap_policy, transformer_layer_cls={layer_class(config.model)}
+        ),
+        "backward_prefetch": getattr(fsdp.BackwardPrefetch, options.backward_prefetch or "", None),
+        "mixed_precision": fsdp.MixedPrecision(dtype, torch.float32, dtype),
+        "device_id": device,
+        "sync_module_states": options.sync_module_states,
+        "forward_prefetch": options.forward_prefetch,
+        "limit_all_gathers": options.limit_all_gathers,
+        "use_orig_params": options.use_orig_params,
+    }
+    signature_names = inspect.signature(fsdp.FullyShardedDataParallel.__init__).parameters
+    if missing := sorted(wanted.keys() - signature_names.keys()):
+        log.info("FSDP1 of torch %s does not support: %s", torch.__version__, ", ".join(missing))
+    present: dict[str, Any] = {key: value for key, value in wanted.items() if key in signature_names}
+    return fsdp.FullyShardedDataParallel(model, **present)
+
+
+def compile_options(config: TrainConfig) -> dict[str, Any]:
+    """Arguments of torch.compile; only inductor has modes."""
+    section = config.compile
+    options = {"backend": section.backend, "fullgraph": section.fullgraph, "dynamic": section.dynamic}
+    return {**options, "mode": section.mode} if section.backend == "inductor" else options
+
+
+@contextlib.contextmanager
+def gradient_sync(wrapped: Any, is_last: bool) -> Iterator[None]:
+    """Reduce gradients over the ranks only in the last micro-step of an optimizer step."""
+    if hasattr(wrapped, "set_requires_gradient_sync"):
+        wrapped.set_requires_gradient_sync(is_last)
+    with contextlib.nullcontext() if is_last or not hasattr(wrapped, "no_sync") else wrapped.no_sync():
+        yield
+
+
+def grad_scaler(enabled: bool, parallel: str) -> Any:
+    """The loss scaler that fp16 needs; does nothing when not enabled."""
+    if parallel == "fsdp1":
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        return ShardedGradScaler(enabled=enabled)
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cuda", enabled=enabled)
+    return torch.cuda.amp.GradScaler(enabled=enabled)  # before torch 2.3

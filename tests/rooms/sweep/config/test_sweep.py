@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import UsageError
-from lab.rooms.sweep.config.sweep import SweepConfig
+from lab.rooms.sweep.config.train import SweepConfig
 from lab.terminal.options import parse_int_list
 
 

@@ -7,7 +7,7 @@ from matplotlib.patches import PathPatch
 
 from lab.recordings.ranks import account_of
 from lab.recordings.ranks.explain import explain
-from lab.rooms.sweep.ranks.picture import _merged, step_picture
+from lab.rooms.sweep.ranks.page import _merged, step_picture
 from tests.recordings.ranks.made import Job
 
 

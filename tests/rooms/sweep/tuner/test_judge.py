@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lab.recordings.ranks.costs import Class, Cost
+from lab.rooms.sweep.effective import Choice
 from lab.rooms.sweep.knobs import Knobs
-from lab.rooms.sweep.tuner.judge import judge
-from lab.rooms.sweep.tuner.logs import Choice
-from lab.rooms.sweep.tuner.observe import Observed, Ran
+from lab.rooms.sweep.tuner.judge import Observed, Ran, judge
 
 NAME = Class("all_gather", 1 << 24, 8)
 RING = Choice("ring", "simple")

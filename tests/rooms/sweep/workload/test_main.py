@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
-from lab.rooms.sweep.workload.main import report_step  # noqa: E402
+from lab.rooms.sweep.workload.__main__ import report_step  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.sweep.config.load import load_train_config  # noqa: E402
-from lab.rooms.sweep.workload import parallel as workload_parallel  # noqa: E402
+from lab.rooms.sweep.workload import trainer  # noqa: E402
 from lab.rooms.sweep.workload.model import (  # noqa: E402
     batch_loss,
     make_batch,
@@ -41,9 +41,9 @@ def test_the_older_fsdp_gives_the_gradient_of_ddp(monkeypatch: pytest.MonkeyPatc
     )
     device, losses, norms = torch.device("cpu"), [], []
     for parallel in ("ddp", "fsdp1"):
-        monkeypatch.setattr(workload_parallel, "choose_parallel", lambda _, form=parallel: form)
+        monkeypatch.setattr(trainer, "choose_parallel", lambda _, form=parallel: form)
         torch.manual_seed(0)
-        model = workload_parallel.ParallelModel(config, device)
+        model = trainer.ParallelModel(config, device)
         generator = torch.Generator().manual_seed(1)
         loss = batch_loss(model.called, make_batch(config.model, config.dataset, 4, device, generator))
         loss.backward()

@@ -1,28 +1,32 @@
-"""What changed per configuration and GEMM, and whether it can be chance.
+"""What changed per configuration, whether it can be chance, and the environment of each sweep.
 
-A claim of significance needs repeats of the run. Ranks of one run share its luck, so the interval over ranks
-only says how alike the ranks are.
+A claim of significance needs repeats of the run: ranks of one run share its luck.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lab.rooms.sweep.gemm.compare.sweeps import Sweep
-from lab.rooms.sweep.names import shape_name
-from lab.rooms.sweep.tables import GEMM_SHAPE, KEY, SETTING, column_names, grouped
+from lab.core.manifest import Manifest
+from lab.core.run import Run
+from lab.recordings.capture import Meta
+from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
+from lab.rooms.sweep.journal import expected_runs
+from lab.rooms.sweep.tables import SETTING, SweepTables, column_names, grouped
 from lab.rooms.sweep.verdict.fastest import profiled_runs
-from lab.stats.effects import holm, median_ratio_ci, permutation_p
+from lab.rooms.sweep.verdict.ranks import bound_by_hosts
+from lab.stats.effects import holm, permutation_p
 from lab.stats.means import Sample, difference_ci
 from lab.stats.robust import median
 
 SIGNIFICANT = 0.05
-FEWEST_RANKS = 3  # for an interval over ranks
 UNEVEN, TOO_FEW, NOT_IN_BOTH = "other numbers of steps", "too few repeats", "not in both"
 NO_DIFFERENCE, PROVEN = "no difference shown", ("faster", "slower")
 CONFIG_FIGURES = [
@@ -33,10 +37,6 @@ CONFIG_FIGURES = [
         "repeats_high_percent p_value"
     ),
 ]
-GEMM_FIGURES = column_names(
-    "gemm n_base n_other median_base_us median_other_us change_percent changed_us ci_low_percent "
-    "ci_high_percent"
-)
 
 
 def config_changes(base: Sweep, heads: Sequence[Sweep]) -> pd.DataFrame:
@@ -107,54 +107,6 @@ def _over_repeats(base_ms: np.ndarray, head_ms: np.ndarray) -> dict[str, float]:
     return {"repeats_low_percent": low, "repeats_high_percent": high, "p_value": p_value}
 
 
-def gemm_changes(base: Sweep, head: Sweep) -> pd.DataFrame:
-    """One row per configuration and GEMM shape of both sweeps, most time changed first."""
-    key = [*SETTING, *GEMM_SHAPE]
-    sides = [dict(list(_gemms(sweep).groupby(key, dropna=False))) for sweep in (base, head)]
-    rows = []
-    for shape in sorted(set(sides[0]) & set(sides[1]), key=str):
-        base_rows, head_rows = (side[shape] for side in sides)
-        base_us, head_us = (float(rank_rows["median_us"].median()) for rank_rows in (base_rows, head_rows))
-        low, high = math.nan, math.nan
-        if min(len(base_rows), len(head_rows)) >= FEWEST_RANKS:
-            low, high = median_ratio_ci(base_rows["median_us"].to_numpy(), head_rows["median_us"].to_numpy())
-        rows.append(
-            {
-                "base": base.label,
-                "other": head.label,
-                **dict(zip(key, shape, strict=True)),
-                "gemm": shape_name(shape[len(SETTING) :]),
-                "n_base": int(base_rows["n"].sum()),
-                "n_other": int(head_rows["n"].sum()),
-                "median_base_us": base_us,
-                "median_other_us": head_us,
-                "change_percent": 100 * (head_us / base_us - 1) if base_us else math.nan,
-                "changed_us": (head_us - base_us) * head_rows["n"].mean(),
-                "ci_low_percent": 100 * (low - 1),
-                "ci_high_percent": 100 * (high - 1),
-            }
-        )
-    frame = pd.DataFrame(rows, columns=["base", "other", *key, *GEMM_FIGURES])
-    order = frame["changed_us"].abs().sort_values(ascending=False, kind="stable").index
-    ordered: pd.DataFrame = frame.loc[order].reset_index(drop=True)
-    return ordered
-
-
-def gemms_in_one(base: Sweep, head: Sweep) -> int:
-    """How many GEMMs, by configuration and shape, one of the two has alone, of configurations in both."""
-    key = [*SETTING, *GEMM_SHAPE]
-    sides = [_gemms(sweep)[key].drop_duplicates() for sweep in (base, head)]
-    shared = sides[0][SETTING].drop_duplicates().merge(sides[1][SETTING].drop_duplicates(), on=SETTING)
-    joined = sides[0].merge(sides[1], on=key, how="outer", indicator="side").merge(shared, on=SETTING)
-    return int((joined["side"] != "both").sum())
-
-
-def _gemms(sweep: Sweep) -> pd.DataFrame:
-    """The GEMMs of complete runs, those of copies left out."""
-    rows: pd.DataFrame = sweep.tables.gemm.merge(profiled_runs(sweep.tables)[KEY], on=KEY)
-    return rows
-
-
 def least_p(repeats_base: int, repeats_other: int) -> float:
     """The least two-sided p of a permutation test of so many repeats: 1 over their arrangements, 2 where
     equal numbers give each its mirror image."""
@@ -180,3 +132,87 @@ def _judge(row: Any) -> str:
     if row.p_holm >= SIGNIFICANT:
         return NO_DIFFERENCE
     return "slower" if row.change_percent > 0 else "faster"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep as it is compared: its tables, and the environment it was recorded in."""
+
+    label: str
+    folder: Path
+    tables: SweepTables
+    environment: dict[str, str]
+    host_bound: str = ""  # where the hosts, not the GPUs, set the pace of its steps
+    data: SweepData | None = None
+
+
+def read_for_comparison(
+    folder: Path,
+    label: str,
+    workers: int,
+    progress: Callable[[int, int, Path], None] | None = None,
+) -> Sweep:
+    """What one sweep says, and its environment; each trace is read once."""
+    run = Run.open(folder) if Run.is_run(folder) else None
+    data = read_sweep(folder, workers=workers, planned=expected_runs(run), progress=progress)
+    metas = [rank.meta for ranks in data.ranks.values() for rank in ranks.values()]
+    environment = _environment(run.manifest if run else None, metas, data.tables)
+    return Sweep(label, folder, data.tables, environment, bound_by_hosts(data.explained) or "", data)
+
+
+def environments(sweeps: Sequence[Sweep]) -> pd.DataFrame:
+    """What is known of each sweep's environment, one row per fact; what differs comes first."""
+    facts = list(dict.fromkeys(name for sweep in sweeps for name in sweep.environment))
+    rows = []
+    for fact in facts:
+        values = [sweep.environment.get(fact, "not recorded") for sweep in sweeps]
+        row = dict(zip([sweep.label for sweep in sweeps], values, strict=True))
+        rows.append({"what": fact, **row, "state": "same" if len(set(values)) == 1 else "differs"})
+    frame = pd.DataFrame(rows, columns=["what", *[sweep.label for sweep in sweeps], "state"])
+    ordered: pd.DataFrame = frame.sort_values("state", kind="stable", ignore_index=True)
+    return ordered
+
+
+def _environment(manifest: Manifest | None, metas: Sequence[Meta], tables: SweepTables) -> dict[str, str]:
+    """What every recording says in its traces, and what lab recorded in the manifest."""
+
+    def recorded(name: str) -> str:
+        values = {str(value) for meta in metas if (value := getattr(meta, name)) not in (None, "", ())}
+        return ", ".join(sorted(values)) or "not recorded"
+
+    devices = {f"{len(meta.devices)} × {meta.devices[0]}" for meta in metas if meta.devices}
+    facts = {"GPUs (trace)": ", ".join(sorted(devices)) or "none"}
+    names = {
+        "vendor": "vendor",
+        "ranks": "world_size",
+        "backend": "backend",
+        "torch": "torch_version",
+        "NCCL or RCCL": "nccl_version",
+        "CUDA runtime": "cuda_version",
+        "HIP runtime": "hip_version",
+    }
+    facts |= {f"{title} (trace)": recorded(name) for title, name in names.items()}
+    steps = sorted(set(tables.timeline["steps"]))
+    facts["profiled steps (trace)"] = ", ".join(map(str, steps)) or "none"
+    return facts | (_from_manifest(manifest) if manifest else {"manifest": "none: not recorded by lab"})
+
+
+def _from_manifest(manifest: Manifest) -> dict[str, str]:
+    gpus = manifest.gpus
+    facts = {
+        "manifest": "present",
+        "engine": manifest.engine,
+        "image": manifest.image.ref if manifest.image else "none",
+        "lab": f"{manifest.lab.version} {manifest.lab.commit or ''}".strip(),
+        "driver": ", ".join(sorted({gpu.driver or "unknown" for gpu in gpus})) or "none",
+        "highest SM clock, MHz": ", ".join(sorted({f"{gpu.max_sm_mhz}" for gpu in gpus})) or "none",
+        "power limit, W": ", ".join(sorted({f"{gpu.power_limit_w}" for gpu in gpus})) or "none",
+    }
+    for title, entries in (
+        ("host", manifest.host),
+        ("version", manifest.versions),
+        ("env", manifest.env),
+        ("config", manifest.config),
+    ):
+        facts |= {f"{title} {name}": str(value) for name, value in entries.items()}
+    return facts

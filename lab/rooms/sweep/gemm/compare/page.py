@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 import lab
 from lab.core.provenance import lab_identity
 from lab.core.words import plural
-from lab.errors import UsageError
+from lab.errors import MissingError, UsageError
+from lab.report.figures import save
 from lab.report.page import write_page
-from lab.report.parts import Card, Page, Section, Status, Table
+from lab.report.parts import Card, Figure, Page, Prose, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.sweep.gemm.compare.changes import (
@@ -21,15 +26,16 @@ from lab.rooms.sweep.gemm.compare.changes import (
     PROVEN,
     TOO_FEW,
     UNEVEN,
+    Sweep,
     config_changes,
-    gemm_changes,
+    environments,
+    read_for_comparison,
 )
-from lab.rooms.sweep.gemm.compare.charts import PLOTS, config_chart, gemm_blocks, variance_blocks
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
-from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments, read_for_comparison
 from lab.rooms.sweep.gemm.places import Report
-from lab.rooms.sweep.names import name_of
-from lab.rooms.sweep.tables import SETTING
+from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
+from lab.rooms.sweep.gemm.variance.top import groups, sheet_columns, top_rows
+from lab.rooms.sweep.tables import SETTING, name_of
 
 PAGE = "sweep_comparison.html"
 QUESTION = "What changed between these sweeps, can it be chance, and what else differs between them?"
@@ -48,10 +54,8 @@ FOOTNOTES = (
     "is the median total time over its ranks, divided by the profiled steps.",
     "A configuration is called faster or slower only if a permutation test over repeats finds p < 0.05 after "
     "Holm's correction for all configurations of all sweeps compared.",
-    "A GEMM's interval is a 95 % bootstrap interval of the ratio of medians over ranks. Ranks of one run "
-    "wait for each other and share its clocks, so it shows the spread within runs, not between them.",
-    "GEMMs are matched by launching operator, sizes, dtype and transposition, never by kernel name.",
 )
+PLOTS, TOP_K = "comparison/plots", 5
 
 
 def write_comparison(
@@ -78,14 +82,20 @@ def write_comparison(
     base, heads = sweeps[0], sweeps[1:]
     # Six decimals, times thereby to ns or finer: no digits that no clock gave.
     configs = config_changes(base, heads).round(6)
-    gemm = pd.concat([gemm_changes(base, head) for head in heads], ignore_index=True).round(6)
     environment = environments(sweeps)
     by_rank = pd.concat([sweep.tables.timeline.assign(sweep=sweep.label) for sweep in sweeps]).round(6)
     by_rank.insert(0, "sweep", by_rank.pop("sweep"))
-    tables = {"configurations": configs, "gemm": gemm, "environment": environment, "ranks": by_rank}
+    tops = [_top_gemms(sweep) for sweep in sweeps]
+    varying = pd.concat([top.assign(sweep=sweep.label) for sweep, top in zip(sweeps, tops, strict=True)])
+    tables = {
+        "configurations": configs,
+        "environment": environment,
+        "ranks": by_rank,
+        "variance": varying.round(6),
+    }
     files = [write_csv(table, out / "comparison" / f"{name}.csv") for name, table in tables.items()]
     missing = not_compared(base, heads, configs)
-    verdict = compared_in_words(configs, gemm, environment, base, heads)
+    verdict = compared_in_words(configs, environment, base, heads)
     page = Page(
         title=" · ".join(names),
         question=QUESTION,
@@ -93,8 +103,8 @@ def write_comparison(
         status=_status(configs, missing),
         cards=_cards(configs, environment),
         sections=[
-            *_sections(sweeps, configs, gemm, environment),
-            Section("How GEMM times vary", variance_blocks(sweeps, out)),
+            *_sections(sweeps, configs, environment),
+            Section("How GEMM times vary", _variance_blocks(sweeps, tops, out)),
         ],
         provenance=_provenance(sweeps),
         footnotes=FOOTNOTES,
@@ -151,9 +161,7 @@ def _cards(configs: pd.DataFrame, environment: pd.DataFrame) -> list[Card]:
     ]
 
 
-def _sections(
-    sweeps: Sequence[Sweep], configs: pd.DataFrame, gemm: pd.DataFrame, environment: pd.DataFrame
-) -> list[Section]:
+def _sections(sweeps: Sequence[Sweep], configs: pd.DataFrame, environment: pd.DataFrame) -> list[Section]:
     source = "comparison/configurations.csv"
     shown = configs.drop(columns=SETTING).dropna(axis="columns", how="all")
     shown.insert(2, "configuration", [name_of(row) for row in configs.itertuples()])
@@ -167,8 +175,7 @@ def _sections(
         open_rows=60,
     )
     return [
-        Section("By configuration", [config_chart(sweeps), changes]),
-        Section("GEMMs", gemm_blocks(gemm)),
+        Section("By configuration", [changes]),
         Section("Environment", [facts]),
     ]
 
@@ -180,3 +187,36 @@ def _provenance(sweeps: Sequence[Sweep]) -> dict[str, dict[str, str]]:
         for sweep in sweeps
     }
     return entries | {"Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"}}
+
+
+def _top_gemms(sweep: Sweep) -> pd.DataFrame:
+    """The GEMMs of a sweep whose time varies most; none where no op launched one."""
+    top: pd.DataFrame = pd.DataFrame()
+    if sweep.data:
+        with suppress(MissingError):
+            rows = top_rows(groups(sweep.data), TOP_K)
+            # The sheet's columns hold texts of every kernel, which no plot shows.
+            top = rows.drop(columns=sheet_columns(rows))
+    return top
+
+
+def _variance_blocks(sweeps: Sequence[Sweep], tops: Sequence[pd.DataFrame], out: Path) -> list[Any]:
+    """The five plots of the original pipeline, of all sweeps side by side; each is a file in PLOTS, too."""
+    drawn: dict[str, list[tuple[str, str, str]]] = {name: [] for name in VARIANCE}
+    for number, (sweep, top) in enumerate(zip(sweeps, tops, strict=True)):
+        folder = f"{PLOTS}/{number}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', sweep.label)[:60]}"
+        if sweep.data is None or top.empty:
+            continue
+        settings = settings_of(top, sweep.data.traces)
+        for name, draw in VARIANCE.items():
+            svg = save(draw(top, settings), out / folder, name)
+            svg = re.sub(rf'(#|id="){name}-', rf"\g<1>{name}-{number}-", svg)  # unique on the page
+            drawn[name].append((sweep.label, svg, f"{folder}/{name}.png"))
+    blocks: list[Any] = []
+    for name, plots in drawn.items():
+        if plots:
+            columns = "".join(f"<div><p>{escape(label)}</p>{svg}</div>" for label, svg, _ in plots)
+            pair = f'<div style="display:grid;grid-auto-flow:column;gap:1rem;overflow-x:auto">{columns}</div>'
+            caption = f"{name.replace('_', ' ').capitalize()}: {', '.join(label for label, *_ in plots)}."
+            blocks.append(Figure(pair, caption, plots[0][2], "comparison/variance.csv"))
+    return blocks or [Prose("No sweep has a GEMM that ran more than once, so nothing varies.")]

@@ -14,13 +14,12 @@ from lab.rooms.sweep.gemm.compare.changes import (
     SIGNIFICANT,
     TOO_FEW,
     UNEVEN,
-    gemms_in_one,
+    Sweep,
     repeats_needed,
     shared_repeats,
     steps_differ,
 )
-from lab.rooms.sweep.gemm.compare.sweeps import Sweep
-from lab.rooms.sweep.names import name_of
+from lab.rooms.sweep.tables import name_of
 from lab.rooms.sweep.verdict.time import left_out
 
 UNPROVEN = {
@@ -31,7 +30,7 @@ UNPROVEN = {
 
 
 def compared_in_words(
-    configs: pd.DataFrame, gemm: pd.DataFrame, environment: pd.DataFrame, base: Sweep, heads: Sequence[Sweep]
+    configs: pd.DataFrame, environment: pd.DataFrame, base: Sweep, heads: Sequence[Sweep]
 ) -> list[str]:
     """Per sweep what changed against the base, then what else differs."""
     sentences = [f"{sweep.label}: {sweep.host_bound}" for sweep in (base, *heads) if sweep.host_bound]
@@ -43,14 +42,6 @@ def compared_in_words(
             if len(rows)
             else f"{pair} have no complete configuration in common."
         )
-        if not steps_differ(base, head):
-            sentences += _gemm_sentence(gemm[gemm["other"] == head.label], base.label, head.label)
-        if lone := gemms_in_one(base, head):
-            verb = "is" if lone == 1 else "are"
-            sentences.append(
-                f"{plural(lone, 'GEMM')} (shape and configuration) of {pair} {verb} in one of them only, and "
-                "not compared."
-            )
     differs = list(environment.loc[environment["state"] == "differs", "what"])
     facts = (
         f"differs in {first_few(differs, limit=6)}" if differs else "is the same as far as it was recorded"
@@ -116,15 +107,3 @@ def _advice(rows: pd.DataFrame) -> str:
         f"over {plural(tested, 'comparison')} their least p is {rows['least_p_holm'].min():.2f} after Holm, "
         f"{SIGNIFICANT:g} would take {repeats_needed(tested)} repeats of each; {single}"
     )
-
-
-def _gemm_sentence(gemm: pd.DataFrame, base: str, head_label: str) -> list[str]:
-    clear = gemm[(gemm["ci_low_percent"] > 0) | (gemm["ci_high_percent"] < 0)]
-    if clear.empty:
-        return []
-    top = next(clear.itertuples())
-    return [
-        f"Of {plural(len(gemm), 'GEMM')} (shape and configuration), {len(clear)} differ over ranks between "
-        f"{head_label} and {base}; the largest change is {top.gemm} at {name_of(top)}: "
-        f"{top.median_base_us:.0f} → {top.median_other_us:.0f} µs ({top.change_percent:+.0f} %)."
-    ]

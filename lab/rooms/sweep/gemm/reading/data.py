@@ -10,23 +10,39 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lab.errors import LabError, MissingError
 from lab.recordings.integrity.words import sentences
+from lab.recordings.pairing import Pairs, pair_collectives
 from lab.recordings.pool import map_traces, raise_if_none_read
+from lab.recordings.ranks import account_of
+from lab.recordings.ranks.explain import explain
+from lab.recordings.ranks.explained import Explained
 from lab.recordings.tables import Table
 from lab.rooms.sweep.assemble import Rows, sweep_rows, tables_of
 from lab.rooms.sweep.gemm.reading.rank import RankJob, RankTables, read_rank_tables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, Selection, configs_of
-from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.rank import unread
-from lab.rooms.sweep.tables import INSTANCES, KEY, SETTING, Progress, SweepTables, column_names
+from lab.rooms.sweep.tables import (
+    INSTANCES,
+    KEY,
+    SETTING,
+    Planned,
+    Progress,
+    SweepTables,
+    column_names,
+    long_name,
+)
 from lab.rooms.sweep.verdict.honoured import unproven
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 _TEXTS = column_names("op strides dtype dims transpose overlap family kernels file algorithm protocol")
 
@@ -36,7 +52,7 @@ class SweepData:
     """A sweep in memory.
 
     rows are those of the tables of the sweep's page, ranks maps each run to what each readable rank gave.
-    missing says what is not there. memo keeps what several steps of the pipeline compute from it.
+    missing says what is not there.
     """
 
     folder: Path
@@ -46,7 +62,30 @@ class SweepData:
     missing: list[str]
     problems: list[str]
     incomplete: list[str] = field(default_factory=list)  # one sentence per thing that a recording lacks
-    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def pairs(self) -> dict[Key, Pairs]:
+        """The collectives of each configuration, matched over its readable ranks."""
+        collectives = {
+            key: {
+                rank: tables.collectives for rank, tables in ranks.items() if tables.collectives is not None
+            }
+            for key, ranks in self.ranks.items()
+        }
+        return {key: pair_collectives(tables) for key, tables in collectives.items() if self.ranks[key]}
+
+    @cached_property
+    def explained(self) -> dict[Key, Explained]:
+        """The account of every configuration with a readable rank.
+
+        All of them at once, because what crosses streams is learnt over all.
+        """
+        works = {
+            key: {rank: tables.work for rank, tables in ranks.items() if tables.work is not None}
+            for key, ranks in self.ranks.items()
+        }
+        filled = {key: ranks for key, ranks in works.items() if any(map(len, ranks.values()))}
+        return dict(zip(filled, explain([account_of(ranks) for ranks in filled.values()]), strict=True))
 
     # As DataFrames, made when they are asked for: a report does without them, and without loading pandas.
 
@@ -96,14 +135,14 @@ def read_sweep(
     workers: int = 2,
     workbooks: Path | None = None,
     salvage: bool = False,
-    expected: Sequence[Mapping[str, Any]] = (),
+    planned: Planned = MappingProxyType({}),
     progress: Progress | None = None,
     only: Selection | None = None,
 ) -> SweepData:
     """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once; only: some of them.
 
-    workbooks: folder for the Excel report of each rank, None for none. expected: rows of the run's manifest,
-    as in `analyze`. progress is called with (done, total, path). Raises MissingError without traces, and
+    workbooks: folder for the Excel report of each rank, None for none. planned: the steps of the run's
+    manifest. progress is called with (done, total, path). Raises MissingError without traces, and
     BadDataError where none can be read and no such row is given.
     """
     only = only or Selection()
@@ -113,7 +152,7 @@ def read_sweep(
             traces=tuple(trace for trace in config.traces if only.has_rank(trace.rank)),
             wanted_ranks=None if only.ranks is None else tuple(only.ranks),
         )
-        for config in configs_of(sweep, may_be_empty=bool(expected))
+        for config in configs_of(sweep, may_be_empty=bool(planned))
         if only.has(config.threads, config.channels)
     ]
     if not any(config.traces for config in configs) and only != Selection():
@@ -129,38 +168,34 @@ def read_sweep(
     ]
     on_done = None if progress is None else lambda num_done, total, job: progress(num_done, total, job.path)
     results = map_traces(read_rank_tables, jobs, workers=workers, progress=on_done)
-    if not expected:  # a run has a row for each of its steps in any case
+    if not planned:  # a run has a row for each of its steps in any case
         raise_if_none_read(results)
     read: list[list[RankTables]] = [[] for _ in configs]
     for job, result in zip(jobs, results, strict=True):
-        tables = [_unread(job, result)] if isinstance(result, LabError) else result
+        tables = [RankTables(unread(job.trace, result))] if isinstance(result, LabError) else result
         read[job.config] += [table for table in tables if only.has_rank(table.figures.rank)]
-    return _together(sweep, configs, read, expected)
-
-
-def _unread(job: RankJob, error: LabError) -> RankTables:
-    return RankTables(unread(job.trace, error))
+    return _together(sweep, configs, read, planned)
 
 
 def _together(
     sweep: Path,
     configs: Sequence[ConfigDir],
     read: Sequence[list[RankTables]],
-    expected: Sequence[Mapping[str, Any]],
+    planned: Planned,
 ) -> SweepData:
     folder = sweep.parent if sweep.is_file() else sweep
     figures = [
         sorted((tables.figures for tables in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read
     ]
-    rows = sweep_rows(folder, configs, figures, expected)
-    by_setting: dict[Key, dict[int, RankTables]] = {}
+    rows = sweep_rows(folder, configs, figures, planned)
+    ranks_of: dict[Key, dict[int, RankTables]] = {}
     for config, ranks in zip(configs, read, strict=True):
         good = [tables for tables in ranks if tables.gemm is not None]
-        by_setting[config.key] = {tables.figures.rank: tables for tables in sorted(good, key=_by_rank)}
+        ranks_of[config.key] = {tables.figures.rank: tables for tables in sorted(good, key=_by_rank)}
     return SweepData(
         folder=folder,
         rows=rows,
-        ranks=by_setting,
+        ranks=ranks_of,
         files=[tables.file for ranks in read for tables in ranks if tables.file],
         missing=[*_missing(rows), *(text for config in configs for text in config.left_out())],
         problems=_problems(rows),
@@ -203,3 +238,40 @@ def _by_rank(tables: RankTables) -> tuple[int, str]:
 def _name(row: Mapping[Any, Any]) -> str:
     repeat = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
     return long_name(*(row[name] for name in SETTING)) + repeat
+
+
+def of_rank(pairs: Pairs, rank: int) -> Table:
+    """The rank's instances in order of time, which is the order of its own table of collectives."""
+    rows = pairs.instances.where(pairs.instances.rank == rank)
+    return rows.take(np.argsort(rows.ts_ns, kind="stable"))
+
+
+def times_by_rank(pairs: Pairs) -> dict[int, dict[str, np.ndarray]]:
+    """Tabulate by rank ts, dur and wait in µs of every matched collective (n,), NaN where it is missing."""
+    columns = {}
+    for rank in sorted(set(pairs.instances.rank.tolist())):
+        rows = pairs.instances.where((pairs.instances.rank == rank) & (pairs.instances.collective_id >= 0))
+        position = index_of(pairs, rows.collective_id)
+        values = {
+            "ts": (rows.ts_ns - origin_ns(pairs)) / 1000,
+            "dur": rows.dur_ns / 1000,
+            "wait": rows.wait_us,
+        }
+        columns[rank] = {name: np.full(len(pairs.collectives), np.nan) for name in values}
+        for name, value in values.items():
+            columns[rank][name][position] = value
+    return columns
+
+
+def index_of(pairs: Pairs, collective_id: np.ndarray) -> np.ndarray:
+    """Row of `collectives` (n,) of each id (n,), -1 for none."""
+    ids = pairs.collectives.collective_id
+    if not len(ids):
+        return np.full(len(collective_id), -1, dtype=np.int64)
+    order = np.argsort(ids)
+    position = order[np.minimum(np.searchsorted(ids[order], collective_id), len(ids) - 1)]
+    return np.where(ids[position] == collective_id, position, -1)
+
+
+def origin_ns(pairs: Pairs) -> int:
+    return int(pairs.instances.ts_ns.min()) if len(pairs.instances) else 0

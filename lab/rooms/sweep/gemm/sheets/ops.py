@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.sheets.figures import ARGUMENTS, S5, as_tuples, ranked, sheet, who
-from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
-from lab.rooms.sweep.gemm.sheets.launches import Launches
-from lab.stats.columns import grouped_rows
+from lab.recordings.capture import Capture
+from lab.recordings.names import gemm_library
+from lab.recordings.tables import KERNEL, Table
+from lab.rooms.sweep.gemm.sheets.launches import (
+    ARGUMENTS,
+    S5,
+    Launches,
+    as_tuples,
+    most_first,
+    percent,
+    ranked,
+    sheet,
+    who,
+)
+from lab.stats.columns import distinct_rows, grouped_rows
 from lab.stats.robust import grouped
+
+SHORT_US = 10.0
+BINS = 100
 
 
 def ops_summary_by_category(launched: Launches) -> Table:
@@ -71,3 +86,102 @@ def ops_unique_args(launched: Launches) -> Table:
         }
     )
     return ranked(found_rows, "total_direct_kernel_time_sum")
+
+
+def kernel_summary(launched: Launches, total_us: float) -> Table:
+    """One row per op, kernel and stream; kernels whose launch was not recorded have no op."""
+    kernels = launched.trace.ops
+    rows = np.flatnonzero(kernels.kind == KERNEL)
+    link, kernels = launched.link[rows], kernels.take(rows)
+    op_name = np.where(
+        link >= 0, launched.trace.operators.name_id[link] if len(launched.trace.operators) else -1, -1
+    )
+    keys = np.stack([op_name, kernels.name_id, kernels.stream], axis=1)
+    distinct, first_rows, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    stats = grouped(kernels.dur_ns / 1000, group.ravel(), len(distinct), (95,))
+    names = launched.trace.text(distinct[:, 1])
+    found_rows = sheet(
+        {
+            "Parent op category": launched.kernel_category[rows][first_rows],
+            "Parent cpu_op": launched.trace.text(distinct[:, 0]),
+            "Kernel name": names,
+            "Kernel stream": distinct[:, 2],
+            **{f"Kernel duration (µs)_{key}": stats[key] for key in ("sum", "count", "mean", "min", "max")},
+            "Percent of kernels time (%)": percent(stats["sum"], kernels.dur_ns.sum() / 1000),
+            "Percent of total time (%)": percent(stats["sum"], total_us),
+            **{f"{key}_us": stats[key] for key in ("median", "mad", "p95")},
+            "family": [gemm_library(name) for name in names],
+        }
+    )
+    return most_first(found_rows, "Kernel duration (µs)_sum")
+
+
+def short_kernel_histogram(trace: Capture) -> Table:
+    """Kernels below 10 µs in 100 bins between the shortest and the longest of them."""
+    dur_us = trace.ops.dur_ns[trace.ops.kind == KERNEL] / 1000
+    count, edges = np.histogram(dur_us[dur_us < SHORT_US], bins=BINS)
+    shown = slice(None) if count.sum() else slice(0)
+    return Table({"bin_start": edges[:-1][shown], "bin_end": edges[1:][shown], "count": count[shown]})
+
+
+def short_kernels_summary(launched: Launches, total_us: float) -> Table:
+    """Kernels below 10 µs by the op that launched them and its arguments."""
+    kernels = launched.trace.ops
+    is_short = (kernels.kind == KERNEL) & (kernels.dur_ns < SHORT_US * 1000) & (launched.link >= 0)
+    rows = np.flatnonzero(is_short)
+    ops, text = launched.trace.operators.take(launched.link[rows]), launched.trace.text
+    keys = np.stack([ops.name_id, ops.dims_id, ops.strides_id, ops.concrete_id, kernels.name_id[rows]], 1)
+    distinct, group = distinct_rows(keys)
+    stats = grouped(kernels.dur_ns[rows] / 1000, group.ravel(), len(distinct))
+    found_rows = sheet(
+        {
+            "Parent cpu_op": text(distinct[:, 0]),
+            "Input dims": as_tuples(launched.trace, distinct[:, 1]),
+            "Input strides": as_tuples(launched.trace, distinct[:, 2]),
+            "Concrete Inputs": as_tuples(launched.trace, distinct[:, 3]),
+            "Kernel name": text(distinct[:, 4]),
+            "Short Kernel duration (µs) sum": stats["sum"],
+            "Short Kernel count": stats["count"],
+            "Short Kernel duration (µs) mean": stats["mean"],
+            "Short Kernel duration (µs) percent of total time": percent(stats["sum"], total_us),
+        }
+    )
+    return most_first(found_rows, "Short Kernel duration (µs) sum")
+
+
+def kernel_details(launched: Launches, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:
+    """Columns kernel_details_summary and trunc_kernel_details: each group's kernels with their statistics.
+
+    group: 0..num_groups-1 or -1 for each row of `kernels` (n,).
+    """
+    rows = np.flatnonzero(group >= 0)
+    kernels = launched.trace.ops.take(rows)
+    keys = np.stack([group[rows], kernels.name_id, kernels.stream], axis=1)
+    distinct, details_of = distinct_rows(keys)
+    stats = grouped(kernels.dur_ns / 1000, details_of.ravel(), len(distinct))
+    names = launched.trace.text(distinct[:, 1]).tolist()
+    long: list[list[dict[str, Any]]] = [[] for _ in range(num_groups)]
+    for index in np.argsort(-stats["sum"], kind="stable").tolist():
+        long[int(distinct[index, 0])].append(
+            {
+                "name": names[index],
+                "stream": int(distinct[index, 2]),
+                "count": int(stats["count"][index]),
+                "total_duration_us": float(stats["sum"][index]),
+                "mean_duration_us": float(stats["mean"][index]),
+                "median_duration_us": float(stats["median"][index]),
+                "std_dev_duration_us": float(stats["std"][index]),
+                "min_duration_us": float(stats["min"][index]),
+                "max_duration_us": float(stats["max"][index]),
+            }
+        )
+    return {
+        "kernel_details_summary": [str(kernels) for kernels in long],
+        "trunc_kernel_details": [str([_short(kernel) for kernel in kernels]) for kernels in long],
+    }
+
+
+def _short(kernel: dict[str, Any]) -> dict[str, Any]:
+    name = kernel["name"] if len(kernel["name"]) <= 64 else kernel["name"][:64] + "..."
+    mean_us = round(kernel["mean_duration_us"], 2)
+    return {"name": name, "stream": kernel["stream"], "mean_duration_us": mean_us}

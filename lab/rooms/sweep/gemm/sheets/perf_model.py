@@ -19,10 +19,19 @@ from lab.perfmodel.roofs import excess_of, roof_of
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
 from lab.recordings.views import work_owners
-from lab.rooms.sweep.gemm.sheets.figures import ARGUMENTS, as_tuples, most_first, ranked, sheet, who
-from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
-from lab.rooms.sweep.gemm.sheets.launches import Launches, category
-from lab.rooms.sweep.gemm.sheets.models import TIMES, amounts, op_columns, rates
+from lab.rooms.sweep.gemm.sheets.launches import (
+    ARGUMENTS,
+    S5,
+    Launches,
+    as_tuples,
+    category,
+    most_first,
+    op_arguments,
+    ranked,
+    sheet,
+    who,
+)
+from lab.rooms.sweep.gemm.sheets.ops import kernel_details
 from lab.rooms.sweep.tables import column_names
 from lab.stats.columns import objects
 from lab.stats.intervals import spans, totals
@@ -44,32 +53,35 @@ SHEETS = (
 # Our columns: the least time by the GPU's data sheet, and how much of it the op reaches.
 ROOFS = column_names("compute_roof_us memory_roof_us bound_by percent_of_roof roof_note")
 SPREAD = ("median", "min", "max")
+TIMES = "Kernel Time (µs)"
 
 
 @dataclass(frozen=True)
 class _Instances:
-    """Every op that owns kernels: its row of ops (m,), its kernels' time (m,), each kernel's owner (n,)."""
+    """Every op that owns kernels, and the distinct ones by name, arguments and thread.
 
+    rows (m,) are rows of ops, time_us (m,) their kernels' time, group (m,) the distinct op of each; of_kernel
+    (n,) is each kernel's owner; first_rows and works are of the distinct ops (k,).
+    """
+
+    launched: Launches
     rows: np.ndarray
     time_us: np.ndarray
     of_kernel: np.ndarray
+    group: np.ndarray
+    first_rows: np.ndarray
+    works: list[Work | None]
+    board: Board | None
 
 
 def perf_model_sheets(launched: Launches) -> dict[str, Table]:
     """unified_perf_summary and the sheets of SHEETS that have a row."""
-    trace = launched.trace
     instances = _instances(launched)
-    ops = trace.operators.take(instances.rows)
-    keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
-    distinct, first_rows, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    works = [_work(trace, key) for key in distinct[:, :5].tolist()]
-    group = group.ravel()
-    board = _board(trace)
-    sheets = {"unified_perf_summary": _unified(launched, instances, first_rows, group, works, board)}
+    sheets = {"unified_perf_summary": _unified(instances)}
     for name in SHEETS:
-        chosen = {index: work for index, work in enumerate(works) if work is not None and work.kind == name}
+        chosen = {index: work for index, work in enumerate(instances.works) if work and work.kind == name}
         if chosen:
-            sheets[name] = _sheet(launched, instances, first_rows, group, chosen, board)
+            sheets[name] = _sheet(instances, chosen)
     return sheets
 
 
@@ -81,7 +93,20 @@ def _instances(launched: Launches) -> _Instances:
     of_kernel = np.full(len(owner), -1, dtype=np.int64)
     of_kernel[linked] = index.ravel()
     op_spans = spans(trace.ops.start_ns, trace.ops.dur_ns)
-    return _Instances(rows, totals(op_spans[linked], of_kernel[linked], len(rows)) / 1000, of_kernel)
+    ops = trace.operators.take(rows)
+    keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
+    distinct, first_rows, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    device = next(iter(trace.devices), None)  # the recording's first, for whose data sheet the roofs are
+    return _Instances(
+        launched,
+        rows,
+        totals(op_spans[linked], of_kernel[linked], len(rows)) / 1000,
+        of_kernel,
+        group.ravel(),
+        first_rows,
+        [_work(trace, key) for key in distinct[:, :5].tolist()],
+        board_of(device.name, device.num_sms) if device else None,
+    )
 
 
 def _work(trace: Capture, key: Sequence[int]) -> Work | None:
@@ -90,15 +115,9 @@ def _work(trace: Capture, key: Sequence[int]) -> Work | None:
     return None if work is not None and work.kind in BEYOND_TRACELENS else work
 
 
-def _unified(
-    launched: Launches,
-    instances: _Instances,
-    first_rows: np.ndarray,
-    group: np.ndarray,
-    works: Sequence[Work | None],
-    board: Board | None,
-) -> Table:
-    trace, n = launched.trace, len(first_rows)
+def _unified(instances: _Instances) -> Table:
+    launched, works, group = instances.launched, instances.works, instances.group
+    trace, first_rows, n = launched.trace, instances.first_rows, len(works)
     ops = trace.operators.take(instances.rows[first_rows])
     stats = grouped(instances.time_us, group, n)
     host = grouped(trace.operators.dur_ns[instances.rows] / 1000, group, n)
@@ -107,7 +126,7 @@ def _unified(
     rows = sheet(
         {
             "name": trace.text(ops.name_id),
-            "op category": _categories(launched, instances, first_rows),
+            "op category": _categories(instances),
             **who(trace, ops),
             **{title: as_tuples(trace, getattr(ops, name)) for title, name in ARGUMENTS.items()},
             "ex_UID": ops.external_id,
@@ -125,7 +144,7 @@ def _unified(
             **details,
             "perf_params": [str(work.params) if work else "" for work in works],
             "has_perf_model": [work is not None for work in works],
-            **_roofs(works, details["kernel_details_summary"], stats["mean"], board),
+            **_roofs(works, details["kernel_details_summary"], stats["mean"], instances.board),
         }
     )
     columns = ranked(rows, f"{TIMES}_sum").as_dict()
@@ -138,18 +157,12 @@ def _looked_up(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     return looked_up
 
 
-def _sheet(
-    launched: Launches,
-    instances: _Instances,
-    first_rows: np.ndarray,
-    group: np.ndarray,
-    works: Mapping[int, Work],
-    board: Board | None,
-) -> Table:
+def _sheet(instances: _Instances, works: Mapping[int, Work]) -> Table:
     """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens.
 
-    works: the index of each group of this kind, and its work.
+    works: the index of each distinct op of this kind, and its work.
     """
+    launched, first_rows = instances.launched, instances.first_rows
     trace = launched.trace
     names = trace.text(trace.operators.name_id[instances.rows[first_rows[[*works]]]])
     number: dict[tuple[str, str], int] = {}
@@ -161,7 +174,7 @@ def _sheet(
             number[key] = len(number)
             leads.append(lead)
         of_group[lead] = number[key]
-    row = of_group[group]
+    row = of_group[instances.group]
     chosen = np.flatnonzero(row >= 0)
     leading_works = [works[lead] for lead in leads]
     columns = op_columns(
@@ -177,29 +190,24 @@ def _sheet(
         },
     )
     kernels = columns["kernel_details__summarize_kernel_stats"]
-    roofs = _roofs(leading_works, kernels, columns[f"{TIMES}_mean"], board)
+    roofs = _roofs(leading_works, kernels, columns[f"{TIMES}_mean"], instances.board)
     return most_first(sheet({**columns, **roofs}), f"{TIMES}_sum")
 
 
-def _categories(launched: Launches, instances: _Instances, first_rows: np.ndarray) -> np.ndarray:
+def _categories(instances: _Instances) -> np.ndarray:
     """The report's category of each distinct op, by its name, else by the kernels that are its own."""
+    trace, first_rows = instances.launched.trace, instances.first_rows
     lead = np.full(len(instances.rows), -1, dtype=np.int64)
     order = np.flatnonzero(instances.of_kernel >= 0)[::-1]
     lead[instances.of_kernel[order]] = order
-    names = launched.trace.text(launched.trace.operators.name_id[instances.rows[first_rows]])
-    kernels = launched.trace.text(launched.trace.ops.name_id[lead[first_rows]])
+    names = trace.text(trace.operators.name_id[instances.rows[first_rows]])
+    kernels = trace.text(trace.ops.name_id[lead[first_rows]])
     return objects([category(name, kernel) for name, kernel in zip(names, kernels, strict=True)])
 
 
 def _cells(values: Sequence[Any]) -> list[Any]:
     """Parameters as a table holds them: tuples and lists as texts."""
     return [str(value) if isinstance(value, (tuple, list)) else value for value in values]
-
-
-def _board(trace: Capture) -> Board | None:
-    """The data sheet of the recording's first device."""
-    device = next(iter(trace.devices), None)
-    return board_of(device.name, device.num_sms) if device else None
 
 
 def _roofs(
@@ -221,3 +229,67 @@ def _roofs(
         note = excess_of(roof, time_us * 1e-6)
         rows.append((roof.compute_s * 1e6, roof.memory_s * 1e6, roof.bound_by, reached, note))
     return {name: [row[column] for row in rows] for column, name in enumerate(ROOFS)}
+
+
+def op_columns(
+    launched: Launches,
+    op_rows: np.ndarray,
+    works: Sequence[Work | None],
+    time_us: np.ndarray,
+    group: np.ndarray,
+    of_kernel: np.ndarray,
+    parameters: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One row per op and parameters (n,): its first instance is at op_rows, its work in works.
+
+    time_us (m,) and group (m,) are the instances and the row of each; of_kernel: each kernel's row, or -1.
+    """
+    n, trace = len(op_rows), launched.trace
+    ops = trace.operators.take(op_rows)
+    stats = grouped(time_us, group, n)
+    details = kernel_details(launched, of_kernel, n)
+    return {
+        "name": trace.text(ops.name_id),
+        **{f"param: {name}": values for name, values in parameters.items()},
+        **{f"{name}_first": values for name, values in amounts(works).items()},
+        **{
+            f"{rate}_{key}": values[key]
+            for rate, values in rates(works, time_us, group).items()
+            for key in S5
+        },
+        **who(trace, ops, "_first"),
+        "Compute Spec": [work.spec if work else "" for work in works],
+        "kernel_details__summarize_kernel_stats": details["kernel_details_summary"],
+        "trunc_kernel_details": details["trunc_kernel_details"],
+        **op_arguments(trace, op_rows),
+        **{f"{TIMES}_{key}": stats[key] for key in (*S5, "sum")},
+        "name_count": stats["count"],
+        "UID_first": ops.external_id,
+    }
+
+
+def amounts(works: Sequence[Work | None]) -> dict[str, np.ndarray]:
+    """Columns of the work of one call; NaN where no model knows it."""
+    flops, num_bytes = _flops_and_bytes(works)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        intensity = flops / num_bytes
+    return {"GFLOPS": flops / 1e9, "Data Moved (MB)": num_bytes / 2**20, "FLOPS/Byte": intensity}
+
+
+def rates(
+    works: Sequence[Work | None], time_us: np.ndarray, group: np.ndarray
+) -> dict[str, dict[str, np.ndarray]]:
+    """Statistics over instances of TB/s and TFLOPS/s; work in no time has no rate."""
+    flops, num_bytes = _flops_and_bytes(works)
+    timed = time_us > 0
+    row, timed_us = group[timed], time_us[timed]
+    return {
+        "TB/s": grouped(num_bytes[row] / timed_us / 1e6, row, len(works)),
+        "TFLOPS/s": grouped(flops[row] / 1e9 / timed_us * 1e3, row, len(works)),
+    }
+
+
+def _flops_and_bytes(works: Sequence[Work | None]) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [(work.flops, work.num_bytes) if work else (np.nan, np.nan) for work in works]
+    flops, num_bytes = np.array(pairs, dtype=float).reshape(-1, 2).T
+    return flops, num_bytes

@@ -17,11 +17,9 @@ from lab.core.words import plural
 from lab.report.tables import write_csv
 from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.reading.data import SweepData
-from lab.rooms.sweep.gemm.variance.groups import slowdown, usable
-from lab.rooms.sweep.gemm.variance.overlap import beside
-from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.tables import FREE, FULL, GROUP, PARTIAL, SETTING, column_names, grouped
-from lab.stats.effects import median_ratio_ci, permutation_p
+from lab.rooms.sweep.gemm.variance.top import slowdown, usable
+from lab.rooms.sweep.tables import FREE, FULL, GROUP, PARTIAL, SETTING, column_names, grouped, long_name
+from lab.stats.effects import permutation_p
 from lab.stats.robust import median
 
 EFFECT = [
@@ -33,50 +31,36 @@ EFFECT = [
         "excess_time_us note"
     ),
 ]
-SPLITS = [
-    *SETTING,
-    *GROUP,
-    *column_names("split value n median_us free_median_us free_n slowdown ci_low ci_high"),
-]
-
-
 FEW = 5  # instances
 BY_BLOCK, BY_RANK, NO_TEST = "within rank and step", "whole ranks", "none possible"
 
 
 def write_causes(data: SweepData, out: Path) -> Report:
-    """Write gemm_overlap_effect.csv, gemm_overlap_splits.csv and the plot of the slowdowns.
+    """Write gemm_overlap_effect.csv and the plot of the slowdowns.
 
     A GEMM that ran only with or only without a collective beside it has its row, with NaN and a note.
     """
     from lab.report.figures import save_png  # matplotlib takes 0.3 s to load
     from lab.rooms.sweep.gemm.plots import slowdown_plot
 
-    effects, splits = effect_tables(data)
-    tables = {"gemm_overlap_effect": effects, "gemm_overlap_splits": splits}
-    files = [write_csv(table, out / f"{name}.csv") for name, table in tables.items()]
+    effects = effect_table(data)
+    files = [write_csv(effects, out / "gemm_overlap_effect.csv")]
     if figure := slowdown_plot(effects):
         files.append(save_png(figure, out / "plots" / "gemm_overlap_slowdown.png"))
     return Report(files, list(data.missing), list(data.problems), findings(effects))
 
 
-def effect_tables(data: SweepData) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables EFFECT and SPLITS, each by configuration, most GEMM time first."""
-    chosen = usable(data).join(beside(data)[["collective", "msg_bytes", "channels", "phase"]])
-    effects: list[dict[str, Any]] = []
-    splits: list[dict[str, Any]] = []
-    weight = []
-    for values, rows in chosen.groupby([*SETTING, *GROUP], observed=True, sort=True):
-        key = dict(zip([*SETTING, *GROUP], values, strict=True))
-        effects.append({**key, **effect(rows)})
-        splits += [{**key, **row} for row in split_effects(rows)]
-        weight.append(float(rows["dur_ns"].sum()))
-    settings = (np.array([row[name] for row in effects]) for name in reversed(SETTING))
-    order = np.lexsort((-np.array(weight), *settings))
-    return (
-        pd.DataFrame([effects[i] for i in order], columns=EFFECT),
-        pd.DataFrame(splits, columns=SPLITS),
-    )
+def effect_table(data: SweepData) -> pd.DataFrame:
+    """The table EFFECT, by configuration, most GEMM time first."""
+    key = [*SETTING, *GROUP]
+    rows, total_ns = [], []
+    for values, instances in usable(data).groupby(key, observed=True, sort=True):
+        rows.append({**dict(zip(key, values, strict=True)), **effect(instances)})
+        total_ns.append(float(instances["dur_ns"].sum()))
+    settings = (np.array([row[name] for row in rows]) for name in reversed(SETTING))
+    order = np.lexsort((-np.array(total_ns), *settings))
+    table: pd.DataFrame = pd.DataFrame([rows[index] for index in order], columns=EFFECT)
+    return table
 
 
 def findings(effects: pd.DataFrame) -> list[str]:
@@ -126,33 +110,6 @@ def effect(rows: pd.DataFrame) -> dict[str, Any]:
         else np.nan,
         "note": _note(rows, figures, test),
     }
-
-
-def split_effects(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The effect by collective, message size, channels, and whether the collective waited or moved data."""
-    dur_us = rows["dur_ns"].to_numpy() / 1000
-    is_free = (rows["overlap"] == FREE).to_numpy()
-    free_us = dur_us[is_free]
-    result = []
-    for split in ("collective", "msg_bytes", "channels", "phase"):
-        values = rows[split].to_numpy()
-        for value in sorted(set(values[~is_free].tolist())):
-            these_us = dur_us[~is_free & (values == value)]
-            low, high = median_ratio_ci(free_us, these_us)
-            result.append(
-                {
-                    "split": split,
-                    "value": value,
-                    "n": len(these_us),
-                    "median_us": median(these_us),
-                    "free_median_us": median(free_us),
-                    "free_n": len(free_us),
-                    "slowdown": median(these_us) / (median(free_us) or np.nan),
-                    "ci_low": low,
-                    "ci_high": high,
-                }
-            )
-    return result
 
 
 def _p_value(rows: pd.DataFrame, dur_us: np.ndarray, blocked: float) -> tuple[float, str]:

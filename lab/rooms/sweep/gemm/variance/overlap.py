@@ -5,21 +5,18 @@ Both occupy the GPU's multiprocessors alike: a collective that only waits for a 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from lab.core.words import plural
-from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.reading.data import SweepData
-from lab.rooms.sweep.gemm.reading.pairs import of_rank, pairs_of
+from lab.rooms.sweep.gemm.reading.data import SweepData, of_rank
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import KEY, column_names
 from lab.stats.intervals import meetings, spans, total
 from lab.stats.intervals import overlap as covered
 
-WAITING, TRANSFER = "waiting", "transfer"
 COLUMNS = column_names(
     "overlapping_collective_count overlapping_collective_names max_overlap_percentage "
     "max_overlap_collective total_overlap_duration_ms"
@@ -34,87 +31,31 @@ MORE = [
 ]
 
 
-def beside(data: SweepData) -> pd.DataFrame:
-    """Find for every row of data.gemm, in its order, the collective that overlaps it longest.
+class RankCollectives(NamedTuple):
+    """A rank's collectives by time on its own clock, which is that of its GEMMs.
 
-    Columns: collective ("" for none), msg_bytes, channels (blocks of its grid), collective_id, waiting_ns and
-    transfer_ns (covered by collectives before and after their last rank arrived), phase (`waiting`,
-    `transfer` or "", the longer of both).
+    span (n, 2) is when each ran, waiting (n, 2) the part of it before its last rank arrived.
     """
-    if "beside" not in data.memo:
-        parts = [
-            _beside_rank(data, key, data.gemm.loc[index])
-            for key, index in data.gemm.groupby([*KEY, "rank"], sort=False, observed=True).groups.items()
-        ]
-        data.memo["beside"] = (
-            pd.concat(parts).reindex(data.gemm.index) if parts else _nothing_beside(data.gemm.index)
-        )
-    joined: pd.DataFrame = data.memo["beside"]
-    return joined
 
-
-def _beside_rank(data: SweepData, key: Any, gemm: pd.DataFrame) -> pd.DataFrame:
-    *setting, rank = key
-    collectives = rank_collectives(data, Key(*setting), rank)
-    columns = _nothing_beside(gemm.index)
-    if not len(collectives):
-        return columns
-    window = gemm[["ts_ns", "end_ns"]].to_numpy(dtype=np.int64)
-    query, span = meetings(window, collectives.span)
-    shared = np.minimum(window[query, 1], collectives.span[span, 1]) - np.maximum(
-        window[query, 0], collectives.span[span, 0]
-    )
-    order = np.lexsort((-shared, query))
-    queried, first_rows = np.unique(query[order], return_index=True)
-    longest = span[order][first_rows]
-    for name in ("collective", "msg_bytes", "channels", "collective_id"):
-        column = columns[name].to_numpy().copy()
-        column[queried] = getattr(collectives.table, name)[longest]
-        columns[name] = column
-    columns["waiting_ns"] = covered(window, collectives.waiting)
-    columns["transfer_ns"] = np.maximum(covered(window, collectives.span) - columns["waiting_ns"], 0)
-    phase = np.where(columns["waiting_ns"] > columns["transfer_ns"], WAITING, TRANSFER)
-    result: pd.DataFrame = columns.assign(
-        phase=np.where(columns["waiting_ns"] + columns["transfer_ns"] > 0, phase, "")
-    )
-    return result
-
-
-class RankCollectives:
-    """A rank's collectives by time: their spans (n, 2), the waiting part of each, and what they are."""
-
-    def __init__(self, matched: Table, clock_ns: int) -> None:
-        # Matched collectives are on the common clock, GEMMs on the rank's own.
-        start = matched.ts_ns + clock_ns
-        self.span = spans(start, matched.dur_ns)
-        # A call that one rank alone recorded has no known wait: all of it counts as transfer.
-        wait_ns = np.nan_to_num(matched.wait_us * 1000).astype(np.int64)
-        self.waiting = spans(start, np.minimum(wait_ns, matched.dur_ns))
-        names = np.where(matched.collective != "", matched.collective, matched.kernel)
-        self.table = Table(
-            {
-                "collective": names,
-                "msg_bytes": matched.msg_bytes,
-                "channels": matched.grid_x,
-                "collective_id": matched.collective_id,
-            }
-        )
-
-    def __len__(self) -> int:
-        return len(self.span)
+    span: np.ndarray
+    waiting: np.ndarray
+    names: np.ndarray
+    ids: np.ndarray
 
 
 def rank_collectives(data: SweepData, setting: Key, rank: int) -> RankCollectives:
-    """On the rank's own clock, which is that of its GEMMs."""
-    pairs = pairs_of(data)[setting]
-    return RankCollectives(of_rank(pairs, rank), pairs.offsets_ns.get(rank, 0))
-
-
-def _nothing_beside(index: pd.Index) -> pd.DataFrame:
-    numbers = dict.fromkeys(("msg_bytes", "channels", "collective_id"), -1)
-    values = {"collective": "", **numbers, "waiting_ns": 0, "transfer_ns": 0, "phase": ""}
-    empty: pd.DataFrame = pd.DataFrame(values, index=index)
-    return empty
+    pairs = data.pairs[setting]
+    matched = of_rank(pairs, rank)
+    # Matched collectives are on the common clock.
+    start = matched.ts_ns + pairs.offsets_ns.get(rank, 0)
+    # A call that one rank alone recorded has no known wait: all of it counts as transfer.
+    wait_ns = np.nan_to_num(matched.wait_us * 1000).astype(np.int64)
+    return RankCollectives(
+        spans(start, matched.dur_ns),
+        spans(start, np.minimum(wait_ns, matched.dur_ns)),
+        np.where(matched.collective != "", matched.collective, matched.kernel),
+        matched.collective_id,
+    )
 
 
 def with_overlap(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
@@ -135,7 +76,7 @@ def _of_row(data: SweepData, row: dict[Any, Any]) -> dict[str, Any]:
     clipped = np.clip(collectives.span[met], *window[0])
     shares = 100 * (clipped[:, 1] - clipped[:, 0]) / max(int(window[0, 1] - window[0, 0]), 1)
     longest = met[shares.argmax()] if len(met) else -1
-    names, ids = collectives.table.collective, collectives.table.collective_id
+    names, ids = collectives.names, collectives.ids
     waiting_ns = int(covered(window, collectives.waiting)[0])
     all_ns = total(clipped)
     return {

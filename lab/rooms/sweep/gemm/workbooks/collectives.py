@@ -8,10 +8,10 @@ import numpy as np
 
 from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.reading.pairs import index_of, of_rank, origin_ns, times_by_rank
+from lab.rooms.sweep.gemm.reading.data import index_of, of_rank, origin_ns, times_by_rank
 from lab.rooms.sweep.gemm.reading.rank import RankTables
-from lab.rooms.sweep.gemm.sheets.collectives import splits
-from lab.rooms.sweep.gemm.sheets.figures import dtype_bytes, most_first, sheet
+from lab.rooms.sweep.gemm.sheets.launches import dtype_bytes, most_first, sheet
+from lab.rooms.sweep.gemm.sheets.workbook import splits
 from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
 from lab.stats.columns import grouped_rows
 from lab.stats.robust import grouped
@@ -91,6 +91,7 @@ def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> Table:
     by_rank = times_by_rank(pairs)
     waits = [columns["wait"] for columns in by_rank.values()]
     wait_us = np.stack(waits) if waits else np.empty((0, len(table)))
+    # A rank that recorded the call alone has no known wait: the mean is over the others.
     num_measured = np.isfinite(wait_us).sum(axis=0) if len(wait_us) else np.zeros(len(table))
     return sheet(
         {
@@ -139,7 +140,7 @@ def _summary_sync(sync: Table) -> Table:
     summary["Full msg size (MB)"] = _first_known(getattr(sync, "Full msg size (MB)"), group, len(first_rows))
     for figure in SUMMED:
         stats = _known_stats(getattr(sync, figure), group, len(first_rows))
-        summary |= {f"{figure}_{how}": stats[how] for how in ("mean", "median", "min", "max")}
+        summary |= {f"{figure}_{name}": stats[name] for name in ("mean", "median", "min", "max")}
     total_ms = summary["comm_latency_mean"] * count / 1000
     return most_first(
         sheet({**summary, "count": count, "Total comm latency (ms)": total_ms}), "Total comm latency (ms)"

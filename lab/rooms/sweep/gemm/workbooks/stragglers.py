@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.reading.pairs import of_rank, times_by_rank
+from lab.rooms.sweep.gemm.reading.data import of_rank, times_by_rank
 from lab.rooms.sweep.gemm.reading.rank import RankTables
 from lab.stats import robust
 from lab.stats.columns import columns_of_rows
@@ -67,8 +67,8 @@ def _caused(pairs: Pairs, by_rank: Mapping[int, dict[str, np.ndarray]], rank: in
     """How long the others wait for this rank, and its median end relative to the median rank, both in µs."""
     if rank not in by_rank or not len(pairs.collectives):
         return {"caused_wait_time_us": 0.0, "end_deviation_us": 0.0}
-    wait_us = np.stack([one["wait"] for one in by_rank.values()])
-    end_us = np.stack([one["ts"] + one["dur"] for one in by_rank.values()])
+    wait_us = np.stack([columns["wait"] for columns in by_rank.values()])
+    end_us = np.stack([columns["ts"] + columns["dur"] for columns in by_rank.values()])
     has_end = np.isfinite(end_us).any(axis=0)
     own_end_us = (by_rank[rank]["ts"] + by_rank[rank]["dur"])[has_end] - robust.column_medians(
         end_us[:, has_end]

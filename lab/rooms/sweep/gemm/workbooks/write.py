@@ -18,15 +18,13 @@ from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
 from lab.rooms.sweep.gemm.places import Report, report_name
 from lab.rooms.sweep.gemm.reading.data import SweepData
-from lab.rooms.sweep.gemm.reading.pairs import explained_of, pairs_of
 from lab.rooms.sweep.gemm.reading.rank import RankTables
-from lab.rooms.sweep.gemm.sheets.figures import sheet
+from lab.rooms.sweep.gemm.sheets.launches import sheet
 from lab.rooms.sweep.gemm.workbooks.collectives import below, collective_sheets
 from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.ranks.read import not_told
-from lab.rooms.sweep.tables import EFFECTIVE, TIMELINE, column_names
+from lab.rooms.sweep.tables import EFFECTIVE, TIMELINE, column_names, long_name
 from lab.stats.columns import columns_of_rows, objects
 
 if TYPE_CHECKING:
@@ -54,13 +52,13 @@ def write_reports(data: SweepData, out: Path) -> Report:
     The workbooks of single ranks are those that `read_sweep` wrote. Raises StorageError where `out` cannot be
     written; a broken trace is in `missing`, the rest is written.
     """
-    paired = pairs_of(data)
+    paired = data.pairs
     files = list(data.files)
     for setting, pairs in paired.items():
         sheets = collective_sheets(pairs, data.ranks[setting])
         files.append(write_workbook(sheets, out / report_name("collective", setting, "")))
     files += write_comparisons(data, out)
-    explained = explained_of(data)
+    explained = data.explained
     tables = {
         "timeline": Table(columns_of_rows(data.rows["timeline"], TIMELINE)),
         "effective": Table(columns_of_rows(data.rows["effective"], EFFECTIVE)),

@@ -9,12 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes, least_p, repeats_needed
+from lab.rooms.sweep.gemm.compare.changes import (
+    Sweep,
+    config_changes,
+    environments,
+    least_p,
+    repeats_needed,
+)
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
-from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments
 from tests.rooms.sweep.made import sweep as made
 
-_NO_GEMM = pd.DataFrame(columns=["other", "ci_low_percent", "ci_high_percent"])
 _SAME = pd.DataFrame(columns=["what", "state"])
 
 
@@ -42,7 +46,7 @@ def test_over_many_configurations_the_page_says_that_no_difference_could_be_show
     frame = config_changes(one("a", before), [one("b", after)])
     assert set(frame["judgement"]) == {"too few repeats"}
     assert frame["least_p_holm"].tolist() == pytest.approx([8 * 2 / 70] * 8)
-    text = compared_in_words(frame.assign(other="b"), _NO_GEMM, _SAME, one("a", {}), [one("b", {})])[0]
+    text = compared_in_words(frame.assign(other="b"), _SAME, one("a", {}), [one("b", {})])[0]
     assert "over 8 comparisons their least p is 0.23 after Holm, 0.05 would take 6 repeats of each" in text
     assert "4 fresh runs of one pair of settings each" in text
 
@@ -76,12 +80,6 @@ def test_a_configuration_of_one_sweep_only_is_a_row_without_a_claim() -> None:
     assert row["judgement"] == "not in both" and np.isnan(row["change_percent"])
 
 
-def test_gemms_are_matched_by_shape_and_sorted_by_the_time_that_changed() -> None:
-    frame = gemm_changes(one("a", {(256, 28): [100.0]}), one("b", {(256, 28): [130.0]}))
-    assert len(frame) == 2 and frame["change_percent"].tolist() == pytest.approx([30, 30])
-    assert frame["changed_us"].abs().is_monotonic_decreasing
-
-
 def test_what_differs_in_the_environment_comes_first() -> None:
     frame = environments([one("a", {}, torch="2.11", driver="1"), one("b", {}, torch="2.11")])
     assert frame["what"].tolist() == ["driver", "torch"]
@@ -94,9 +92,8 @@ QUIET, SLOW = [100.0, 101.0, 102.0, 103.0], [150.0, 151.0, 152.0, 153.0]
 def told(base: Sweep, *others: Sweep) -> tuple[str, list[str]]:
     """The verdict in one text, and what is missing."""
     frame = config_changes(base, others)
-    gemm = pd.concat([gemm_changes(base, other) for other in others])
     environment = environments([base, *others])
-    words = compared_in_words(frame, gemm, environment, base, others)
+    words = compared_in_words(frame, environment, base, others)
     return "\n".join(words), not_compared(base, others, frame)
 
 
@@ -120,10 +117,7 @@ def test_no_difference_shown_says_what_the_repeats_leave_possible() -> None:
 
 def test_what_is_in_one_sweep_alone_is_said_and_known_to_the_exit_code() -> None:
     base, other = one("a", {(256, 28): [100.0], (512, 28): [90.0]}), one("b", {(256, 28): [101.0]})
-    fewer = other.tables.gemm[other.tables.gemm["N"] != 2048]
-    other = replace(other, tables=replace(other.tables, gemm=fewer))
-    text, missing = told(base, other)
-    assert "1 GEMM (shape and configuration) of a and b is in one of them only" in text
+    _, missing = told(base, other)
     assert missing == ["a and b: 1 configuration not complete in both: 512t 28ch"]
 
 
@@ -140,8 +134,6 @@ def test_copied_repeats_within_a_sweep_count_once_and_prove_nothing() -> None:
     assert (row["repeats_base"], row["repeats_other"]) == (1, 2)
     assert row["judgement"] == "too few repeats" and np.isnan(row["p_value"])
     assert row["step_other_ms"] == 27.5  # not 25, the median with the copies
-    single = one("a", {(256, 28): [100.0]})
-    assert gemm_changes(base, other)["n_base"].tolist() == gemm_changes(single, other)["n_base"].tolist()
     _, missing = told(base, other)
     assert [text[:2] for text in missing if "No repeat of its own" in text] == ["a:", "b:"]
 

@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.reading.data import read_sweep
-from lab.rooms.sweep.gemm.reading.pairs import of_rank, pairs_of
-from lab.rooms.sweep.gemm.variance.overlap import COLUMNS, MORE, beside
+from lab.rooms.sweep.gemm.reading.data import of_rank, read_sweep
+from lab.rooms.sweep.gemm.variance.overlap import COLUMNS, MORE
 from lab.rooms.sweep.gemm.variance.top import write_variance
 from lab.rooms.sweep.knobs import Key
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
@@ -23,6 +22,8 @@ def test_the_longest_instance_was_overlapped_and_the_shortest_was_not(tmp_path):
     row = table[table["rank"] == 0].iloc[0]
     assert row[COLUMNS].tolist() == [1, "allreduce", 100.0, "allreduce", pytest.approx(0.02)]
     assert row["min_instance_overlap_percentage"] == 0
+    # Rank 0 enters at 200 and waits for rank 1 until 350: its GEMMs at 220 and 300 run beside the waiting.
+    assert row[["waiting_percentage", "transfer_percentage"]].tolist() == [100, 0]
     alone = table[table["rank"] == 1].iloc[0]
     assert alone[["overlapping_collective_count", "max_overlap_percentage"]].tolist() == [0, 0]
 
@@ -39,30 +40,17 @@ def test_several_collectives_count_once_where_they_overlap_each_other(tmp_path):
     assert (row["max_overlap_percentage"], row["total_overlap_duration_ms"]) == (50, pytest.approx(0.07))
 
 
-def test_a_collective_waits_until_its_last_rank_has_come(tmp_path):
-    found = beside(read(write_sweep(tmp_path, threads=(256,))))
-    # rank 0 enters at 200 and waits for rank 1 until 350: its GEMMs at 220 and 300 run beside the waiting
-    assert found["phase"].tolist() == ["", "waiting", "waiting"] * 2 + [""] * 6
-    assert found["waiting_ns"].tolist() == [0, 20_000, 20_000] * 2 + [0] * 6
-    assert found["collective"].tolist() == ["", "allreduce", "allreduce"] * 2 + [""] * 6
-
-
 @pytest.mark.data
-def test_the_longest_collective_beside_every_h200_gemm_is_that_of_a_plain_loop(shared_data):
-    config = shared_data / "sweep_h200/512thread/nccl_28channels"
-    data = read_sweep(config, workers=2)
-    found = beside(data)
-    setting = Key(512, 28)
-    for rank in (0, 5):
-        mine = of_rank(pairs_of(data)[setting], rank)
-        rows = data.gemm[data.gemm["rank"] == rank]
-        for index, row in rows.iterrows():
-            shared = [
-                min(row["end_ns"], ts + dur) - max(row["ts_ns"], ts)
-                for ts, dur in zip(mine.ts_ns.tolist(), mine.dur_ns.tolist(), strict=True)
-            ]
-            best = int(np.argmax(shared))
-            expected = int(mine.collective_id[best]) if shared[best] > 0 else -1
-            assert found.loc[index, "collective_id"] == expected
-    covered = found["waiting_ns"] + found["transfer_ns"]
-    assert covered.tolist() == data.gemm["comm_ns"].tolist()
+def test_the_longest_collective_beside_h200_gemms_is_that_of_a_plain_loop(shared_data, tmp_path):
+    data = read_sweep(shared_data / "sweep_h200/512thread/nccl_28channels", workers=2)
+    table = pd.read_csv(write_variance(data, tmp_path).files[2])
+    assert len(table) == 40
+    for _, row in table.iterrows():
+        matched = of_rank(data.pairs[Key(512, 28)], row["rank"])
+        shared_ns = [
+            min(row["max_end_ns"], ts + dur) - max(row["max_ts_ns"], ts)
+            for ts, dur in zip(matched.ts_ns.tolist(), matched.dur_ns.tolist(), strict=True)
+        ]
+        longest = int(np.argmax(shared_ns))
+        expected = int(matched.collective_id[longest]) if shared_ns[longest] > 0 else -1
+        assert row["max_overlap_collective_id"] == expected

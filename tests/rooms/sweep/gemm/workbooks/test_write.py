@@ -7,7 +7,7 @@ import pytest
 
 from lab.errors import BadDataError
 from lab.rooms.sweep.gemm.reading.data import read_sweep
-from lab.rooms.sweep.gemm.variance.groups import groups
+from lab.rooms.sweep.gemm.variance.top import groups
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
 from tests.rooms.sweep.gemm.recorded import write_rank, write_sweep
 from tests.tracegen import TraceWriter, cpu_step

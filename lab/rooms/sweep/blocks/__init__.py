@@ -1,1 +1,0 @@
-"""The blocks of the sweep's page: cards, and a figure with its table per topic."""
