@@ -44,8 +44,6 @@ from lab.recordings.kineto.indices import (
     unread,
     untimed,
 )
-from lab.recordings.kineto.native.pieces import Scanned, ScannedPieces
-from lab.recordings.kineto.native.scanner import ARROW_END
 from lab.recordings.kineto.values import ColumnEncoder, Fields, Lookup, durations_ns, times_ns
 from lab.recordings.pieces import EventPieces, Piece
 from lab.recordings.tables import Growing, Schema, Table, concat
@@ -69,7 +67,6 @@ TABLE_OF = {
 }
 
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "dynamic_smem_bytes")
-AnyFields = Fields | Scanned
 TIMED = ("kernels", "ops", "runtime", "ranges", "modules")
 _ABSOLUTE_NS = 2**43 * 1000  # times beyond it count from 1970, not from a base
 
@@ -103,12 +100,9 @@ _FLOW = re.compile(rb"\d{1,18}")
 
 
 class Columns:
-    """Bytes in, columns out: `feed` takes texts of whole events, `finish` returns the tables.
+    """Bytes in, columns out: `feed` takes texts of whole events, `finish` returns the tables."""
 
-    together_bytes: so much of what is scanned becomes columns at once.
-    """
-
-    def __init__(self, pieces: EventPieces, together_bytes: int = 0) -> None:
+    def __init__(self, pieces: EventPieces) -> None:
         self.problems: Counter[str] = Counter()
         self._pieces = pieces
         self._decoder = EventDecoder(pieces, self.problems)
@@ -122,18 +116,9 @@ class Columns:
         self._num_unread: Counter[str] = Counter()  # slices that go to no table, by category
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
         self._named: dict[tuple[str, int, int], int] = {}
-        self._scanned = ScannedPieces.of(self._encode)
-        self._together_bytes = together_bytes
 
     def feed(self, piece: Piece) -> None:
         """Append the rows of one piece; raises BadDataError for text that is not JSON."""
-        if self._scanned:
-            scanned = self._scanned.scan(piece.text)
-            # Scanned rows go first, so that rows keep the order of the file.
-            if not scanned or self._scanned.num_bytes >= self._together_bytes:
-                self._take_scanned()
-            if scanned:
-                return
         rows: dict[str, list[Any]] = defaultdict(list)
         for event in self._decoder.decode(piece):
             rows[self._table_of[event.cat]].append(event)
@@ -148,7 +133,6 @@ class Columns:
 
     def finish(self, frame: dict[str, Any]) -> Capture:
         """The capture, once every piece has been fed; its GPU rows still have the pid of their row."""
-        self._take_scanned()
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
         # A hostile base would overflow int64 nanoseconds.
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
@@ -219,26 +203,7 @@ class Columns:
             sizes = _int32(launches[position, column])
             columns[name] = np.where(launched & (columns[name] < 0), sizes, columns[name])
 
-    def _take_scanned(self) -> None:
-        if not self._scanned or not self._scanned.num_bytes:
-            return
-        tables, names, waits = self._scanned.take()
-        slices = {}
-        for table in TIMED:
-            fields = tables[table]
-            self._num_slices[table] += len(fields)
-            columns = _slices(fields, fields.ints("ts_ns"), fields.ints("dur_ns")) if len(fields) else {}
-            slices[table] = fields, columns
-        self._add_slices(slices)
-        self._add_names(names)
-        self._num_unread.update(tables["foreign"].categories())
-        self._add_arrows(tables["arrows"])
-        self._add_waits(waits)
-        self._indices.add_numbers(
-            *(tables[name].ints("ev_idx") for name in ("operator_indices", "other_indices"))
-        )
-
-    def _add_slices(self, timed: Mapping[str, tuple[AnyFields, dict[str, np.ndarray]]]) -> None:
+    def _add_slices(self, timed: Mapping[str, tuple[Fields, dict[str, np.ndarray]]]) -> None:
         add = {
             "kernels": self._add_gpu,
             "ops": self._add_ops,
@@ -250,10 +215,10 @@ class Columns:
             if columns:
                 add[table](fields, columns)
 
-    def _add_modules(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
+    def _add_modules(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         self._tables["modules"].append(columns)
 
-    def _add_gpu(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
+    def _add_gpu(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         columns["kind"] = fields.by_category(self._kind_of.__getitem__, np.int8)
         device, stream = fields.ints("device"), fields.ints("stream")
         # Kineto's GPU rows have the device as their pid, and some versions no `device` argument.
@@ -295,14 +260,6 @@ class Columns:
         valid = timed & (numbers >= 0)
         self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
 
-    def _add_arrows(self, fields: Scanned) -> None:
-        columns = {name: fields.ints(name) for name in ("ts_ns",)} | {
-            name: fields.ids(name) for name in ("pid", "tid")
-        }
-        columns |= {"flow": fields.ints("id"), "is_end": fields.ints("ph") == ARROW_END}
-        valid = columns["flow"] >= 0
-        self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
-
     def _add_waits(self, events: Sequence[Any]) -> None:
         """Waits of streams for events; the host's own waits are calls of the runtime."""
         events = [event for event in events if event.name == STREAM_WAIT]
@@ -315,7 +272,7 @@ class Columns:
         columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
         self._tables["waits"].append(columns)
 
-    def _add_collectives(self, table: str, row: str, of: str, fields: AnyFields) -> None:
+    def _add_collectives(self, table: str, row: str, of: str, fields: Fields) -> None:
         """Rows for those of the last events of the table `of` that describe a collective."""
         index, chosen = fields.collectives()
         if not len(index):
@@ -329,7 +286,7 @@ class Columns:
             columns[f"{name}_id"] = chosen.raws(name)
         self._tables[table].append(columns)
 
-    def _add_ops(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
+    def _add_ops(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         for name, field in (("external_id", "external_id"), ("rf_id", "rf_id"), ("seq", "sequence")):
             columns[name] = fields.ints(field)
         for name in ("dims", "types", "strides", "concrete"):
@@ -337,13 +294,13 @@ class Columns:
         self._tables["ops"].append(columns)
         self._add_collectives("comm_ops", "op", "ops", fields)
 
-    def _add_runtime(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
+    def _add_runtime(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         columns["corr"], columns["external_id"] = fields.ints("correlation"), fields.ints("external_id")
         columns["kernel_id"] = fields.texts("kernel")
         self._tables["runtime"].append(columns)
         self._geometry.update(fields.geometry())
 
-    def _add_ranges(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
+    def _add_ranges(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
         for name in ("dims", "types"):
             columns[f"{name}_id"] = fields.raws(name)
@@ -394,7 +351,7 @@ class Columns:
         return times_ns(b"\0".join(map(_TS, events)).split(b"\0"))
 
 
-def _slices(fields: AnyFields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> dict[str, np.ndarray]:
+def _slices(fields: Fields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> dict[str, np.ndarray]:
     """The columns that every table of slices has."""
     columns = {"start_ns": ts_ns, "end_ns": ts_ns + dur_ns, "name_id": fields.names()}
     return columns | {name: fields.ids(name) for name in ("pid", "tid")}

@@ -10,29 +10,21 @@ import numpy as np
 from lab.recordings.capture import OP, Capture
 from lab.recordings.kineto.columns import Columns
 from lab.recordings.kineto.decode import decode_frame
-from lab.recordings.kineto.native import library
 from lab.recordings.owners import settled
 from lab.recordings.phase_names import step_number
 from lab.recordings.pieces import PIECE_BYTES, EventPieces
 from lab.recordings.processes import without_untimed
 
-# Pieces that stay in the processor's cache while they are copied and scanned; columns are made of many
-# of them at once, because that costs a fixed 0.5 ms of numpy.
-SCANNED_PIECE_BYTES = 256 << 10
-SCANNED_TOGETHER_BYTES = 4 << 20
 
-
-def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int | None = None) -> Capture:
+def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int = PIECE_BYTES) -> Capture:
     """Read one trace; all times become absolute integer nanoseconds.
 
     salvage keeps the readable part of a truncated or damaged file; `problems` says what is missing.
-    With piece_bytes, ids are given in the order of pieces of that size.
     Raises MissingError without the file; BadDataError, with the byte, if it is truncated, damaged or not a
     trace.
     """
-    usual = PIECE_BYTES if library() is None else SCANNED_PIECE_BYTES
-    pieces = EventPieces(Path(path), salvage=salvage, piece_bytes=piece_bytes or usual)
-    columns = Columns(pieces, together_bytes=0 if piece_bytes else SCANNED_TOGETHER_BYTES)
+    pieces = EventPieces(Path(path), salvage=salvage, piece_bytes=piece_bytes)
+    columns = Columns(pieces)
     for piece in pieces:
         columns.feed(piece)
     if pieces.cut:
