@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lab.recordings.capture import MEMCPY, MEMSET, Capture
-from lab.recordings.kineto.values import Strings
+from lab.recordings.capture import MEMCPY, MEMSET, Capture, Strings
 from lab.recordings.names import kernel_class
 
 # ROCm fills and copies with kernels, CUDA with rows of their own: on both sides one word.
@@ -16,7 +15,11 @@ COPY, FILL = "[copy]", "[fill]"
 
 
 class Words(Strings):
-    """Numbers of texts, shared by all recordings of one join."""
+    """Numbers of texts, shared by all recordings of one join; "" is -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self[""] = -1
 
     def of(self, texts: Sequence[str], ids: np.ndarray) -> np.ndarray:
         """Words (n,) of string ids (n,): of a kernel's name."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ from lab.recordings.kineto.indices import (
     unread,
     untimed,
 )
-from lab.recordings.kineto.values import ColumnEncoder, Fields, Lookup, durations_ns, times_ns
+from lab.recordings.kineto.values import Fields, Ids, Lookup
 from lab.recordings.pieces import EventPieces, Piece
 from lab.recordings.tables import Growing, Schema, Table, concat
 
@@ -87,16 +86,33 @@ SCHEMAS: dict[str, Schema] = {
     "ranges": {**SLICE_COLUMNS, **_part(RANGE_COLUMNS, _ARGUMENTS), "on_gpu": np.bool_},
     "collectives": COLLECTIVE_COLUMNS,
     "comm_ops": COMM_OP_COLUMNS,
-    "threads": THREAD_COLUMNS,
-    "processes": PROCESS_COLUMNS,
     "flows": FLOW_COLUMNS,
     "modules": SLICE_COLUMNS,
     "waits": WAIT_COLUMNS,
 }
-_PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
-_ID = attrgetter("id")
 STREAM_WAIT = "Stream Wait Event"  # Kineto's name of the kind in which a stream waits, not the host
-_FLOW = re.compile(rb"\d{1,18}")
+_FLOW = re.compile(rb"\"*(\d{1,18})\"*")
+
+# Table -> its columns of numbers, of ids of texts and of ids of lists, each with the field of an event.
+_INTS = {
+    "kernels": {"corr": "correlation", "external_id": "external_id", "bytes": "bytes_"},
+    "ops": {"external_id": "external_id", "rf_id": "rf_id", "seq": "sequence"},
+    "runtime": {"corr": "correlation", "external_id": "external_id"},
+}
+_TEXTS = {"runtime": {"kernel_id": "kernel"}}
+_RAWS = {
+    "ops": {f"{name}_id": name for name in ("dims", "types", "strides", "concrete")},
+    "ranges": {f"{name}_id": name for name in ("dims", "types")},
+}
+for _table in ("collectives", "comm_ops"):
+    _INTS[_table] = {
+        name: name
+        for name in ("in_nelems", "out_nelems", "group_size", "seq", "dst_rank", "src_rank", "group_rank")
+    }
+    _TEXTS[_table] = {
+        f"{name}_id": name for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks")
+    }
+    _RAWS[_table] = {f"{name}_id": name for name in ("in_split", "out_split")}
 
 
 class Columns:
@@ -106,7 +122,7 @@ class Columns:
         self.problems: Counter[str] = Counter()
         self._pieces = pieces
         self._decoder = EventDecoder(pieces, self.problems)
-        self._encode = ColumnEncoder(self.problems)
+        self._ids = Ids(self.problems)
         self._indices = EventIndices()
         self._tables = {name: Growing(schema) for name, schema in SCHEMAS.items()}
         self._num_slices: Counter[str] = Counter()  # by table
@@ -115,7 +131,7 @@ class Columns:
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
         self._num_unread: Counter[str] = Counter()  # slices that go to no table, by category
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
-        self._named: dict[tuple[str, int, int], int] = {}
+        self._named: dict[tuple[str, int, int], int] = {}  # by kind, pid and tid
 
     def feed(self, piece: Piece) -> None:
         """Append the rows of one piece; raises BadDataError for text that is not JSON."""
@@ -123,12 +139,12 @@ class Columns:
         for event in self._decoder.decode(piece):
             rows[self._table_of[event.cat]].append(event)
         modules = [event for event in rows["functions"] if event.name.startswith(MODULE)]
-        events_of = {table: rows.get(table, []) for table in TIMED} | {"modules": modules}
-        self._add_slices({table: self._timed(table, events) for table, events in events_of.items()})
-        self._add_names([event for event in rows["names"] if event.ph == "M"])
+        for table in TIMED:
+            self._add_slices(table, modules if table == "modules" else rows[table])
+        self._add_names(event for event in rows["names"] if event.ph == "M")
         self._num_unread.update(event.cat for event in rows[""] if event.ph == "X")
         self._add_flows([event for event in rows["flows"] if event.ph in ("s", "f")])
-        self._add_waits([event for event in rows["waits"] if event.ph == "X"])
+        self._add_waits([event for event in rows["waits"] if event.ph == "X" and event.name == STREAM_WAIT])
         self._indices.add(rows)
 
     def finish(self, frame: dict[str, Any]) -> Capture:
@@ -136,7 +152,6 @@ class Columns:
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
         # A hostile base would overflow int64 nanoseconds.
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
-        self._name_threads()
         columns = {name: table.columns() for name, table in self._tables.items()}
         latest_ns = max(
             int(columns[name]["start_ns"].max(initial=0)) for name in ("kernels", "ops", "runtime")
@@ -156,7 +171,7 @@ class Columns:
             *untimed(self._num_untimed, self._num_slices),
             *unread(self._num_unread),
         )
-        texts = Strings(self._encode.strings.list)
+        strings = self._ids.strings
         on_gpu = columns["ranges"].pop("on_gpu")
         host_ranges, gpu_ranges = (
             {name: column[chosen] for name, column in columns["ranges"].items()}
@@ -168,11 +183,11 @@ class Columns:
             collector="kineto",
             version=meta.torch_version,
             schema=None,
-            ops=_ops_of(columns["kernels"], texts.texts),
+            ops=_ops_of(columns["kernels"], strings.texts),
             api=filled(API_COLUMNS, len(runtime["start_ns"]), runtime),
-            ranges=_ranges_of(host_ranges, columns["ops"], texts),
+            ranges=_ranges_of(host_ranges, columns["ops"], strings),
             sync=concat([], SYNC_COLUMNS),
-            strings=texts.texts,
+            strings=strings.texts,
             devices=tuple(
                 Device(device=index, name=name, num_sms=num_sms or None)
                 for index, (name, num_sms) in enumerate(zip(meta.devices, meta.num_sms, strict=True))
@@ -182,8 +197,8 @@ class Columns:
             lacks=lacks,
             meta=meta,
             truncated=self._pieces.cut is not None,
-            thread_names=Table(columns["threads"]),
-            process_names=Table(columns["processes"]),
+            thread_names=self._names_of(THREAD_COLUMNS),
+            process_names=self._names_of(PROCESS_COLUMNS),
             gpu_ranges=Table({name: gpu_ranges[name] for name in SLICE_COLUMNS}),
             collectives=Table(columns["collectives"]),
             comm_ops=Table(columns["comm_ops"]),
@@ -203,158 +218,119 @@ class Columns:
             sizes = _int32(launches[position, column])
             columns[name] = np.where(launched & (columns[name] < 0), sizes, columns[name])
 
-    def _add_slices(self, timed: Mapping[str, tuple[Fields, dict[str, np.ndarray]]]) -> None:
-        add = {
-            "kernels": self._add_gpu,
-            "ops": self._add_ops,
-            "runtime": self._add_runtime,
-            "ranges": self._add_ranges,
-            "modules": self._add_modules,
-        }
-        for table, (fields, columns) in timed.items():
-            if columns:
-                add[table](fields, columns)
-
-    def _add_modules(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
-        self._tables["modules"].append(columns)
-
-    def _add_gpu(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
-        columns["kind"] = fields.by_category(self._kind_of.__getitem__, np.int8)
-        device, stream = fields.ints("device"), fields.ints("stream")
-        # Kineto's GPU rows have the device as their pid, and some versions no `device` argument.
-        columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
-        # torch's CUPTI monitor may move a row to a viewer's lane: the true stream is then `original_stream`.
-        moved = fields.ints("original_stream")
-        columns["stream"] = np.where(moved >= 0, moved, np.where(stream < 0, columns.pop("tid"), stream))
-        columns["corr"] = fields.ints("correlation")
-        columns["external_id"] = fields.ints("external_id")
-        columns["bytes"] = fields.ints("bytes_")
-        for name in ("grid", "block"):
-            sizes = _int32(fields.sizes(name))
-            for index, axis in enumerate("xyz"):
-                columns[f"{name}_{axis}"] = sizes[:, index]
-        columns["dynamic_smem_bytes"] = _int32(fields.ints("smem_bytes"))
-        columns["regs"] = _int32(fields.ints("regs"))
-        for name in ("graph", "graph_node"):
-            ids = fields.ints(name)
-            columns[name] = np.where(ids > 0, ids, -1)
-        for row, *kinds in fields.copies():  # Kineto's name for the copies of torch's CUPTI monitor
-            columns["name_id"][row] = self._encode.strings[copy_name(*kinds)]
-        self._tables["kernels"].append(columns)
-        self._add_collectives("collectives", "kernel", "kernels", fields)
-
-    def _add_flows(self, events: list[Any]) -> None:
-        """Ends of arrows; one without a time or a number is left out."""
-        if not events:
+    def _add_slices(self, table: str, events: list[Any]) -> None:
+        """Append those of the events that are slices with a start and a duration."""
+        fields = Fields([event for event in events if event.ph == "X"], self._ids)
+        if not len(fields):
             return
-        ts_ns, timed = self._times_ns(events)
-        numbers = _flow_numbers(events)
-        fields = Fields(events, self._encode)
-        columns = {
-            "ts_ns": ts_ns,
-            "pid": fields.ids("pid"),
-            "tid": fields.ids("tid"),
-            "flow": numbers,
-            "is_end": np.fromiter(map("f".__eq__, map(_PH, events)), bool, len(events)),
-        }
-        valid = timed & (numbers >= 0)
-        self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
-
-    def _add_waits(self, events: Sequence[Any]) -> None:
-        """Waits of streams for events; the host's own waits are calls of the runtime."""
-        events = [event for event in events if event.name == STREAM_WAIT]
-        if not events:
-            return
-        fields = Fields(events, self._encode)
-        columns = {name: fields.ints(name) for name in ("stream", "on_stream", "record")}
-        columns["corr"] = fields.ints("correlation")
-        device = fields.ints("device")
-        columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
-        self._tables["waits"].append(columns)
-
-    def _add_collectives(self, table: str, row: str, of: str, fields: Fields) -> None:
-        """Rows for those of the last events of the table `of` that describe a collective."""
-        index, chosen = fields.collectives()
-        if not len(index):
-            return
-        columns = {row: index + len(self._tables[of]) - len(fields)}
-        for name in ("in_nelems", "out_nelems", "group_size", "seq", "dst_rank", "src_rank", "group_rank"):
-            columns[name] = chosen.ints(name)
-        for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks"):
-            columns[f"{name}_id"] = chosen.texts(name)
-        for name in ("in_split", "out_split"):
-            columns[f"{name}_id"] = chosen.raws(name)
-        self._tables[table].append(columns)
-
-    def _add_ops(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
-        for name, field in (("external_id", "external_id"), ("rf_id", "rf_id"), ("seq", "sequence")):
-            columns[name] = fields.ints(field)
-        for name in ("dims", "types", "strides", "concrete"):
-            columns[f"{name}_id"] = fields.raws(name)
-        self._tables["ops"].append(columns)
-        self._add_collectives("comm_ops", "op", "ops", fields)
-
-    def _add_runtime(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
-        columns["corr"], columns["external_id"] = fields.ints("correlation"), fields.ints("external_id")
-        columns["kernel_id"] = fields.texts("kernel")
-        self._tables["runtime"].append(columns)
-        self._geometry.update(fields.geometry())
-
-    def _add_ranges(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
-        columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
-        for name in ("dims", "types"):
-            columns[f"{name}_id"] = fields.raws(name)
-        self._tables["ranges"].append(columns)
-
-    def _add_names(self, events: Iterable[Any]) -> None:
-        """Kineto may repeat a name; the last one counts, as in the viewers."""
-        for event in events:
-            kind, text = event.name, event.args.labels if event.name == "process_labels" else event.args.name
-            if kind in ("process_name", "process_labels", "thread_name") and bytes(text):
-                tid = self._encode.ids[event.tid] if kind == "thread_name" else 0
-                name = clean_text(self._encode.value(bytes(text)))
-                self._named[kind, self._encode.ids[event.pid], tid] = self._encode.strings[name]
-
-    def _name_threads(self) -> None:
-        threads = [(pid, tid, n) for (kind, pid, tid), n in self._named.items() if kind == "thread_name"]
-        pids = dict.fromkeys(pid for kind, pid, _ in self._named if kind != "thread_name")
-        names = [
-            (pid, *(self._named.get((kind, pid, 0), -1) for kind in ("process_name", "process_labels")))
-            for pid in pids
-        ]
-        for table, rows in (("threads", threads), ("processes", names)):
-            columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-            self._tables[table].append(dict(zip(SCHEMAS[table], columns, strict=True)))
-
-    def _timed(self, table: str, events: list[Any]) -> tuple[Fields, dict[str, np.ndarray]]:
-        """The slices that have a start and a duration, and the columns that every table has; {} for none."""
-        if list(map(_PH, events)).count("X") < len(events):
-            events = [event for event in events if event.ph == "X"]
-        if not events:
-            return Fields([], self._encode), {}
-        self._num_slices[table] += len(events)
-        ts_ns, starts = self._times_ns(events)
-        dur_ns, lasting = durations_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
+        self._num_slices[table] += len(fields)
+        (ts_ns, starts), (dur_ns, lasting) = fields.times(), fields.durations()
         readable = starts & lasting
         if not readable.all():
             for name, odd in (("ts", ~starts), ("dur", starts & ~lasting)):
                 if odd.any():
                     self.problems[f"events without a readable {name} were left out"] += int(odd.sum())
             self._num_untimed[table] += int((~readable).sum())
-            events = [event for event, is_readable in zip(events, readable, strict=True) if is_readable]
+            fields = Fields([fields.events[row] for row in np.flatnonzero(readable).tolist()], self._ids)
             ts_ns, dur_ns = ts_ns[readable], dur_ns[readable]
-        fields = Fields(events, self._encode)
-        return fields, _slices(fields, ts_ns, dur_ns) if events else {}
+            if not len(fields):
+                return
+        columns = {"start_ns": ts_ns, "end_ns": ts_ns + dur_ns, "name_id": fields.names()}
+        columns |= {name: fields.ids(name) for name in ("pid", "tid")}
+        if table == "kernels":
+            columns |= self._of_gpu_rows(fields, columns)
+        elif table == "runtime":
+            self._geometry.update(fields.geometry())
+        elif table == "ranges":
+            columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
+        self._append(table, fields, columns)
+        for described, row, of in (("collectives", "kernel", "kernels"), ("comm_ops", "op", "ops")):
+            if of == table:
+                index, chosen = fields.collectives()
+                if len(index):
+                    rows = {row: index + len(self._tables[table]) - len(fields)}
+                    self._append(described, chosen, rows)
 
-    def _times_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        # JSON has no NUL; joining and splitting is five times faster than bytes() of each.
-        return times_ns(b"\0".join(map(_TS, events)).split(b"\0"))
+    def _append(self, table: str, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+        """Append rows: `columns`, and those that are fields of the events as they are."""
+        for read, names in ((fields.ints, _INTS), (fields.texts, _TEXTS), (fields.raws, _RAWS)):
+            columns |= {name: read(field) for name, field in names.get(table, {}).items()}
+        self._tables[table].append(columns)
 
+    def _of_gpu_rows(self, fields: Fields, slices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        device, stream = fields.ints("device"), fields.ints("stream")
+        # torch's CUPTI monitor may move a row to a viewer's lane: the true stream is then `original_stream`.
+        moved = fields.ints("original_stream")
+        columns = {
+            "kind": fields.by_category(self._kind_of.__getitem__, np.int8),
+            # Kineto's GPU rows have the device as their pid, and some versions no `device` argument.
+            "device": _int32(np.where(device < 0, slices["pid"], device)),
+            "stream": np.where(moved >= 0, moved, np.where(stream < 0, slices["tid"], stream)),
+            "dynamic_smem_bytes": _int32(fields.ints("smem_bytes")),
+            "regs": _int32(fields.ints("regs")),
+        }
+        for name in ("grid", "block"):
+            columns |= {
+                f"{name}_{axis}": sizes
+                for axis, sizes in zip("xyz", _int32(fields.sizes(name)).T, strict=True)
+            }
+        for name in ("graph", "graph_node"):
+            numbers = fields.ints(name)
+            columns[name] = np.where(numbers > 0, numbers, -1)
+        for row, args in fields.copies():  # Kineto's name for the copies of torch's CUPTI monitor
+            ends = f" ({args.src_kind} -> {args.dst_kind})" if args.src_kind and args.dst_kind else ""
+            slices["name_id"][row] = self._ids.strings[f"Memcpy {args.copy_kind}{ends}"]
+        return columns
 
-def _slices(fields: Fields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> dict[str, np.ndarray]:
-    """The columns that every table of slices has."""
-    columns = {"start_ns": ts_ns, "end_ns": ts_ns + dur_ns, "name_id": fields.names()}
-    return columns | {name: fields.ids(name) for name in ("pid", "tid")}
+    def _add_flows(self, events: list[Any]) -> None:
+        """Ends of arrows; one without a time or a number is left out."""
+        if not events:
+            return
+        fields = Fields(events, self._ids)
+        ts_ns, timed = fields.times()
+        matches = [_FLOW.fullmatch(event.id) for event in events]
+        numbers = np.array([int(match[1]) if match else -1 for match in matches], dtype=np.int64)
+        columns = {
+            "ts_ns": ts_ns,
+            "pid": fields.ids("pid"),
+            "tid": fields.ids("tid"),
+            "flow": numbers,
+            "is_end": np.array([event.ph == "f" for event in events]),
+        }
+        valid = timed & (numbers >= 0)
+        self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
+
+    def _add_waits(self, events: Sequence[Any]) -> None:
+        """Waits of streams for events; the host's own waits are calls of the runtime."""
+        if not events:
+            return
+        fields = Fields(events, self._ids)
+        device = fields.ints("device")
+        columns = {name: fields.ints(name) for name in ("stream", "on_stream", "record")}
+        columns["corr"] = fields.ints("correlation")
+        columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
+        self._tables["waits"].append(columns)
+
+    def _add_names(self, events: Iterable[Any]) -> None:
+        """Kineto may repeat a name; the last one counts, as in the viewers."""
+        for event in events:
+            kind, text = event.name, event.args.labels if event.name == "process_labels" else event.args.name
+            if kind in ("process_name", "process_labels", "thread_name") and bytes(text):
+                tid = self._ids.of_number[event.tid] if kind == "thread_name" else 0
+                name = clean_text(self._ids.value(bytes(text)))
+                self._named[kind, self._ids.of_number[event.pid], tid] = self._ids.strings[name]
+
+    def _names_of(self, schema: Schema) -> Table:
+        """The named threads or processes."""
+        threads = [(pid, tid, n) for (kind, pid, tid), n in self._named.items() if kind == "thread_name"]
+        pids = dict.fromkeys(pid for kind, pid, _ in self._named if kind != "thread_name")
+        processes = [
+            (pid, *(self._named.get((kind, pid, 0), -1) for kind in ("process_name", "process_labels")))
+            for pid in pids
+        ]
+        rows = threads if schema is THREAD_COLUMNS else processes
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        return concat([dict(zip(schema, columns, strict=True))], schema)
 
 
 def _ops_of(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
@@ -363,7 +339,7 @@ def _ops_of(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
 
 
 def _ranges_of(
-    host_ranges: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray], texts: Strings
+    host_ranges: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray], strings: Strings
 ) -> Table:
     """Annotations, then operators."""
     parts = []
@@ -371,31 +347,11 @@ def _ranges_of(
         text_id = columns["name_id"]
         identity = {
             "text_id": text_id,
-            "name_id": texts.stripped(text_id)[0],
+            "name_id": strings.stripped(text_id)[0],
             "kind": np.full(len(text_id), kind),
         }
         parts.append(filled(RANGE_COLUMNS, len(text_id), {**columns, **identity}).as_dict())
     return concat(parts, RANGE_COLUMNS)
-
-
-def _flow_numbers(events: Sequence[Any]) -> np.ndarray:
-    """The number (n,) of each arrow, in quotes or not; -1 where it is none."""
-    ids = list(map(bytes, map(_ID, events)))
-    digits = b"".join(ids)
-    if digits.isdigit() and all(ids) and max(map(len, ids)) <= 18:  # as Kineto writes them
-        return np.array(b",".join(ids).split(b","), dtype="S18").astype(np.int64)
-    return np.array([flow_number(one) for one in ids], dtype=np.int64)
-
-
-def copy_name(kind: str, source: str, target: str) -> str:
-    """Kineto's name of a copy."""
-    return f"Memcpy {kind} ({source} -> {target})" if source and target else f"Memcpy {kind}"
-
-
-def flow_number(raw: bytes) -> int:
-    """The number of an arrow, -1 for what is none."""
-    digits = raw.strip(b'"')
-    return int(digits) if _FLOW.fullmatch(digits) else -1
 
 
 def _int32(values: np.ndarray) -> np.ndarray:
