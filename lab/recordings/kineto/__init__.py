@@ -5,6 +5,6 @@ events into structs of the fields in use, `values` makes columns of them. The fo
 pytorch/kineto, `libkineto/src/output_json.cpp`.
 """
 
-from lab.recordings.kineto.reader import read_kineto
+from lab.recordings.kineto.columns import read_kineto
 
 __all__ = ["read_kineto"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ from lab.recordings.capture import (
     copy_kinds,
     filled,
 )
-from lab.recordings.kineto.decode import EventDecoder, clean_text, integer_of, meta_of
+from lab.recordings.kineto.decode import Event, EventDecoder, clean_text, decode_frame, integer_of, meta_of
 from lab.recordings.kineto.indices import (
     EventIndices,
     cut_short,
@@ -44,7 +46,10 @@ from lab.recordings.kineto.indices import (
     untimed,
 )
 from lab.recordings.kineto.values import Fields, Ids, Lookup
-from lab.recordings.pieces import EventPieces, Piece
+from lab.recordings.owners import settled
+from lab.recordings.phase_names import step_number
+from lab.recordings.pieces import PIECE_BYTES, EventPieces, Piece
+from lab.recordings.processes import without_untimed
 from lab.recordings.tables import Growing, Schema, Table, concat
 
 # Categories in lower case: torch 1.12 writes Kernel, Memcpy, Memset and Runtime, and Operator before that.
@@ -121,7 +126,7 @@ class Columns:
     def __init__(self, pieces: EventPieces) -> None:
         self.problems: Counter[str] = Counter()
         self._pieces = pieces
-        self._decoder = EventDecoder(pieces, self.problems)
+        self._decoder = EventDecoder(pieces, self.problems, Event)
         self._ids = Ids(self.problems)
         self._indices = EventIndices()
         self._tables = {name: Growing(schema) for name, schema in SCHEMAS.items()}
@@ -357,3 +362,43 @@ def _ranges_of(
 def _int32(values: np.ndarray) -> np.ndarray:
     clipped: np.ndarray = np.clip(values, -(2**31), 2**31 - 1).astype(np.int32)
     return clipped
+
+
+def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int = PIECE_BYTES) -> Capture:
+    """Read one trace; all times become absolute integer nanoseconds.
+
+    salvage keeps the readable part of a truncated or damaged file; `problems` says what is missing.
+    Raises MissingError without the file; BadDataError, with the byte, if it is truncated, damaged or not a
+    trace.
+    """
+    pieces = EventPieces(Path(path), salvage=salvage, piece_bytes=piece_bytes)
+    columns = Columns(pieces)
+    for piece in pieces:
+        columns.feed(piece)
+    if pieces.cut:
+        columns.problems[pieces.cut] += 1
+    capture = columns.finish(decode_frame(pieces, columns.problems))
+    return settled(_with_steps_apart(without_untimed(capture)))
+
+
+def _with_steps_apart(capture: Capture) -> Capture:
+    """The capture with each ProfilerStep ended where the next one of its thread begins.
+
+    torch ends a step up to some microseconds after the next one began (pytorch/pytorch#174555), which would
+    put neither into the other and the kernels of both into none.
+    """
+    ranges = capture.ranges
+    numbers = np.array([*map(step_number, capture.strings), -1])
+    steps = np.flatnonzero((ranges.kind != OP) & (numbers[ranges.name_id] >= 0))
+    steps = steps[np.lexsort((ranges.start_ns[steps], ranges.tid[steps], ranges.pid[steps]))]
+    current, following = steps[:-1], steps[1:]
+    begin_ns = ranges.start_ns[following]
+    same_thread = (ranges.pid[current] == ranges.pid[following]) & (
+        ranges.tid[current] == ranges.tid[following]
+    )
+    late = same_thread & (ranges.start_ns[current] < begin_ns) & (begin_ns < ranges.end_ns[current])
+    if not late.any():
+        return capture
+    end_ns = ranges.end_ns.copy()
+    end_ns[current[late]] = begin_ns[late]
+    return replace(capture, ranges=ranges.with_columns(end_ns=end_ns))

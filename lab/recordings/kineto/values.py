@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Any
 
@@ -183,7 +183,7 @@ class Fields:
 
     def collectives(self) -> tuple[np.ndarray, Fields]:
         """The events (m,) that describe a collective, and their fields."""
-        rows = [row for row, args in enumerate(self._args) if args.collective]
+        rows = [*compress(range(len(self)), map(attrgetter("collective"), self._args))]
         return np.array(rows, dtype=np.int64), Fields([self.events[row] for row in rows], self._ids)
 
     def copies(self) -> Iterator[tuple[int, Args]]:
