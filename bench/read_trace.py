@@ -1,4 +1,4 @@
-"""Reading Kineto traces: scanner, plain reader and the standard library's json; CPU seconds and memory."""
+"""Reading Kineto traces, beside the standard library's json; CPU seconds and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from bench.measure import cost, side_by_side
 from bench.table import Row, line_of, measured
 
 OURS = "import sys; from lab.recordings.kineto import read_kineto; read_kineto(sys.argv[1])"
-PLAIN = "import os; os.environ['LAB_READER'] = 'plain'; " + OURS
 PEER = """
     import gzip, json, sys
     with (gzip.open if sys.argv[1].endswith(".gz") else open)(sys.argv[1], "rb") as file:
@@ -29,26 +28,17 @@ def main() -> None:
 
 
 def show(path: Path) -> None:
-    cost(OURS, str(path))  # compiles the scanner
-    ours, plain, peer = side_by_side(
-        3,
-        partial(cost, OURS, str(path)),
-        partial(cost, PLAIN, str(path)),
-        partial(cost, PEER, str(path)),
-    )
-    peer_words = f"json {peer.cpu_s:.2f} CPU s, {peer.peak_mb:.0f} MB"
-    size = f"{path.stat().st_size / 1e6:.1f} MB"
-    for what, one in (("scanner", ours), ("plain reader", plain)):
-        measured(
-            Row(
-                f"reading, {what}: {path.name}",
-                size=size,
-                cost=f"{one.cpu_s:.2f} CPU s",
-                memory_mb=one.peak_mb,
-                peer=peer_words,
-                ratio=peer.cpu_s / one.cpu_s,
-            )
+    ours, peer = side_by_side(3, partial(cost, OURS, str(path)), partial(cost, PEER, str(path)))
+    measured(
+        Row(
+            f"reading: {path.name}",
+            size=f"{path.stat().st_size / 1e6:.1f} MB",
+            cost=f"{ours.cpu_s:.2f} CPU s",
+            memory_mb=ours.peak_mb,
+            peer=f"json {peer.cpu_s:.2f} CPU s, {peer.peak_mb:.0f} MB",
+            ratio=peer.cpu_s / ours.cpu_s,
         )
+    )
 
 
 def growth(folder: Path) -> None:
@@ -58,7 +48,7 @@ def growth(folder: Path) -> None:
     longest = max(costs)
     measured(
         Row(
-            "reading, scanner, as the run goes on",
+            "reading, as the run goes on",
             size=f"{longest} MB",
             cost=f"{costs[longest].cpu_s:.2f} CPU s",
             memory_mb=costs[longest].peak_mb,

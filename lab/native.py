@@ -162,7 +162,7 @@ C = Compiling(
     variable="CC",
     names=("cc", "gcc", "clang"),
     flags=("-std=c11", "-O2", "-shared", "-fPIC"),
-    instead="the plain reader needs no compiler (LAB_READER=plain)",
+    instead="the plain form needs no compiler (LAB_READER=plain)",
     portable=True,
 )
 

@@ -1,4 +1,4 @@
-"""The hook of hatchling: a platform wheel with the compiled readers, or without a compiler the pure one.
+"""The hook of hatchling: a platform wheel with the compiled scanner of tensors, or the pure one.
 
 The library is plain C behind ctypes: one serves every Python, so the wheel is py3-none-PLATFORM. The same
 tree and compiler give the same bytes. LAB_WHEEL=pure leaves the library out, LAB_WHEEL=native fails without.
@@ -19,10 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOW = Path("lab/native.py")
-SOURCES = (
-    Path("lab/recordings/kineto/native/scan.c"),
-    Path("lab/rooms/nan/watch/counts.c"),
-)
+SOURCES = (Path("lab/rooms/nan/watch/counts.c"),)
 WANTED = "LAB_WHEEL"
 # Nothing of this machine in the file: no paths, no symbols, no id of the build, no later processor.
 FIXED = ("-s", "-Wl,--build-id=none", "-fno-ident")
@@ -51,7 +48,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc]
             if wanted == "native":
                 raise
             self.app.display_warning(
-                f"{error.problem.splitlines()[0]}: the pure wheel, without the compiled trace reader"
+                f"{error.problem.splitlines()[0]}: the pure wheel, without the compiled scanner of tensors"
             )
             return
         build_data["force_include"] |= {str(place): f"lab/_native/{place.name}" for place in made}

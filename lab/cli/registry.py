@@ -92,7 +92,6 @@ SECTIONS = {
 
 # What lab scans with C where it can -> the module whose library_state() says whether it does.
 SCANNERS = {
-    "traces": "lab.recordings.kineto.native.scanner",
     "tensors on a CPU": "lab.rooms.nan.watch.native",
 }
 

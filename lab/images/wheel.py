@@ -45,5 +45,5 @@ def make_wheel(root: Path, say: Say) -> Wheel:
         write_atomic(root / DIST / "SHA256SUMS", f"{wheel.sha256}  {wheel.name}\n")
     if "-none-any." in wheel.name:
         reason = "no C compiler works here (`LAB_WHEEL=native pip wheel .` says why)"
-        say(f"the wheel is the pure one, without the compiled trace reader: {reason}")
+        say(f"the wheel is the pure one, without the compiled scanner of tensors: {reason}")
     return wheel

@@ -388,18 +388,20 @@ def once(view: Callable[[Capture], View]) -> Callable[[Capture], View]:
     return cached
 
 
-class Strings:
-    """Distinct texts by number; `texts` given at the start keep their indices."""
+class Strings(dict[str, int]):
+    """Distinct texts by number, assigned when first seen; `texts` given at the start keep their indices."""
 
-    def __init__(self, texts: list[str] | None = None) -> None:
-        self.texts = list(texts or [])
-        self._ids = {text: index for index, text in reversed(list(enumerate(self.texts)))}
+    def __init__(self, texts: Sequence[str] = ()) -> None:
+        super().__init__((text, index) for index, text in reversed(list(enumerate(texts))))
+        self.texts = list(texts)
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self.texts)
+        self.texts.append(text)
+        return number
 
     def id(self, text: str) -> int:
-        if (number := self._ids.get(text)) is None:
-            number = self._ids[text] = len(self.texts)
-            self.texts.append(text)
-        return number
+        return self[text]
 
     def stripped(self, text_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) of the names without operator numbers and sizes, and the sequence numbers (n,), or -1."""

@@ -122,7 +122,7 @@ class EventPieces:
         return True
 
     def bad(self, fault: str, offset: int) -> BadDataError:
-        """The error for this file at byte `at` of its text."""
+        """The error for this file at byte `offset` of its text."""
         position = f"byte {offset} of the inflated text" if self.packed else f"byte {offset}"
         fix = "record or copy the trace again; for a sweep, `lab gemm ... --salvage` keeps the readable part"
         return BadDataError(fault, location=f"{self.path}, {position}", fix=fix)

@@ -121,20 +121,12 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
     used = _used(capture, _WITH_PID)
     if len(used) <= 1 and len(capture.processes) <= 1:
         return {0: capture}
-    indices = [*used[used >= 0].tolist(), *used[used < 0].tolist()]
-    return {index: only_process(capture, index) for index in indices}
-
-
-def only_process(capture: Capture, index: int) -> Capture:
-    """The rows of one process, as the process 0 of a capture of its own."""
-    single = _only(capture, [index], capture.processes[index] if index >= 0 else Process())
-    return replace(single, lacks=tuple(lack for lack in capture.lacks if lack.process in (index, -1)))
-
-
-def processes_with_work(capture: Capture) -> list[int]:
-    """The processes that made calls, named ranges or have GPU rows; one at least."""
-    used: list[int] = _used(capture, ("ops", "api", "ranges")).tolist()
-    return used or [0]
+    singles = {}
+    for index in [*used[used >= 0].tolist(), *used[used < 0].tolist()]:
+        single = _only(capture, [index], capture.processes[index] if index >= 0 else Process())
+        lacks = tuple(lack for lack in capture.lacks if lack.process in (index, -1))
+        singles[index] = replace(single, lacks=lacks)
+    return singles
 
 
 def process_captures(capture: Capture) -> list[Capture]:
@@ -145,7 +137,8 @@ def process_captures(capture: Capture) -> list[Capture]:
     if capture.collector == "kineto":
         return [capture]
     captures = []
-    for position, index in enumerate(processes_with_work(capture)):
+    # A process made calls, named ranges or has GPU rows; there is one at least.
+    for position, index in enumerate(_used(capture, ("ops", "api", "ranges")).tolist() or [0]):
         single = _only(capture, [index], capture.processes[index] if index >= 0 else Process())
         lacks = _lacks_of(capture, index, with_general=position == 0)
         captures.append(replace(single, meta=_meta_of(capture, index), lacks=lacks))
@@ -185,17 +178,6 @@ def _members_of_ranks(capture: Capture) -> list[list[int]]:
     return [[index] for index in distinct(capture.ops.process).tolist()]
 
 
-def take_ops(capture: Capture, mask: np.ndarray) -> Capture:
-    """The capture with the GPU rows of `mask` (n,) alone."""
-    row = np.cumsum(mask) - 1
-    collectives = capture.collectives.where(mask[capture.collectives.kernel])
-    return replace(
-        capture,
-        ops=capture.ops.where(mask),
-        collectives=collectives.with_columns(kernel=row[collectives.kernel]),
-    )
-
-
 def without_untimed(capture: Capture) -> Capture:
     """The capture without GPU rows whose start and end are 0: their times were never written.
 
@@ -205,8 +187,14 @@ def without_untimed(capture: Capture) -> Capture:
     untimed = (capture.ops.start_ns == capture.meta.base_ns) & (capture.ops.end_ns == capture.meta.base_ns)
     if not untimed.any():
         return capture
-    lacks = without_times(int(untimed.sum()), len(untimed))
-    return replace(take_ops(capture, ~untimed), lacks=(*capture.lacks, *lacks))
+    row = np.cumsum(~untimed) - 1
+    collectives = capture.collectives.where(~untimed[capture.collectives.kernel])
+    return replace(
+        capture,
+        ops=capture.ops.where(~untimed),
+        collectives=collectives.with_columns(kernel=row[collectives.kernel]),
+        lacks=(*capture.lacks, *without_times(int(untimed.sum()), len(untimed))),
+    )
 
 
 def process_label(process: Process, index: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from lab.recordings.capture import (
     Device,
     Process,
     Strings,
+    filled,
 )
 from lab.recordings.lacks import Lack
-from lab.recordings.tables import Table, joined
+from lab.recordings.tables import NO_SYMBOL, Table, joined
 from lab.stats.columns import distinct
 
 # Numbers of `capture.COPY_KINDS`; rocprofv3 writes MEMORY_COPY_HOST_TO_DEVICE, .rpd CopyHostToDevice.
@@ -116,25 +117,61 @@ def blocks(items: np.ndarray, block: np.ndarray) -> np.ndarray:
     return narrow(np.where(recorded, -(-items // np.where(recorded, block, 1)), -1))
 
 
-def kernel_columns(rows: Columns) -> Columns:
-    """kind, registers, shared memory, geometry and graph of dispatches (n,).
+def kernel_name(kernel: int, shown: str, mangled: str) -> str:
+    """The name of a kernel's symbol, demangled where the file has that."""
+    return shown or mangled.removesuffix(".kd") or f"kernel {kernel} {NO_SYMBOL}"
 
-    rows: vgprs and accums (registers), static (bytes of the symbol), shared (bytes of the dispatch), block_x,
-    items_x and so on, graph and graph_node.
+
+def kernel_table(rows: Columns) -> Table:
+    """Dispatches (n,) as GPU rows.
+
+    rows: columns of `ops` as they are, and vgprs and accums (registers), static (bytes of the symbol), shared
+    (bytes of the dispatch), block_x, items_x and so on, graph and graph_node, -1 where not recorded.
     """
     static, shared = rows["static"], rows["shared"]
-    return {
+    columns = {
         "kind": np.full(len(static), KERNEL),
         "regs": narrow(np.where(rows["vgprs"] >= 0, rows["vgprs"] + np.maximum(rows["accums"], 0), -1)),
         "static_smem_bytes": static,
         "dynamic_smem_bytes": np.where(shared >= 0, np.maximum(shared - np.maximum(static, 0), 0), -1),
         **{f"block_{axis}": narrow(rows[f"block_{axis}"]) for axis in "xyz"},
         **{f"grid_{axis}": blocks(rows[f"items_{axis}"], rows[f"block_{axis}"]) for axis in "xyz"},
-        **graph_columns(rows),
     }
+    return filled(OPS_COLUMNS, len(static), rows | columns | _graph_columns(rows))
 
 
-def graph_columns(rows: Columns) -> Columns:
+def copy_table(rows: Columns, strings: Strings) -> Table:
+    """Copies (n,) as GPU rows, on the GPU that they reached, else on the one they left.
+
+    rows: columns of `ops` as they are, and target and origin (devices).
+    """
+    device = np.where(rows["target"] >= 0, rows["target"], rows["origin"])
+    columns = copy_columns(strings.texts, rows["name_id"]) | {"device": device} | _graph_columns(rows)
+    return filled(OPS_COLUMNS, len(device), rows | columns)
+
+
+def call_tables(
+    rows: Columns, is_mark: np.ndarray, strings: Strings, message_of: Callable[[int], str | None]
+) -> tuple[Table, Table]:
+    """API calls, and the ranges that a program marked with roctx (is_mark (n,)).
+
+    message_of: the text of a row's mark, None where the call's name is all there is.
+    """
+    marks = np.flatnonzero(is_mark)
+    calls = [strings.texts[name] for name in rows["name_id"][marks].tolist()]
+    messages = map(message_of, marks.tolist())
+    texts = [
+        call if call in _NO_TEXT else message or call for call, message in zip(calls, messages, strict=True)
+    ]
+    text_id = np.array([strings.id(text) for text in texts], dtype=np.int32)
+    name_id, seq = strings.stripped(text_id)
+    kinds = np.array([START_END if call in _START_STOP else PUSH_POP for call in calls], dtype=np.int8)
+    ranges = filled(RANGE_COLUMNS, len(is_mark), rows).take(marks)
+    api = filled(API_COLUMNS, len(is_mark), rows).where(~is_mark)
+    return api, ranges.with_columns(text_id=text_id, name_id=name_id, seq=seq, kind=kinds)
+
+
+def _graph_columns(rows: Columns) -> Columns:
     return {name: np.where(rows[name] > 0, rows[name], -1) for name in ("graph", "graph_node")}
 
 
@@ -148,16 +185,6 @@ def copy_columns(texts: list[str], name_ids: np.ndarray) -> Columns:
         "src_kind": np.where(np.isin(kinds, (2, 8)), _DEVICE_MEMORY, -1),
         "dst_kind": np.where(np.isin(kinds, (1, 8)), _DEVICE_MEMORY, -1),
     }
-
-
-def marker_columns(strings: Strings, markers: Iterable[tuple[str, str | None]]) -> Columns:
-    """text_id, name_id, seq and kind (n,) of what a program marked: (call of roctx, its message or None)."""
-    pairs = list(markers)
-    texts = [strings.id(call if call in _NO_TEXT else message or call) for call, message in pairs]
-    text_id = np.array(texts, dtype=np.int32)
-    name_id, seq = strings.stripped(text_id)
-    kinds = [START_END if call in _START_STOP else PUSH_POP for call, _ in pairs]
-    return {"text_id": text_id, "name_id": name_id, "seq": seq, "kind": np.array(kinds, dtype=np.int8)}
 
 
 def dispatch_lacks(process: int, ids: np.ndarray, *, calls: bool) -> list[Lack]:

@@ -1,4 +1,4 @@
-"""One tree gives one wheel, with the compiled trace reader where a C compiler is; both kinds read alike."""
+"""One tree gives one wheel, with the compiled scanner of tensors where a C compiler is."""
 
 from __future__ import annotations
 
@@ -19,22 +19,10 @@ from lab.images.wheel import DIST, Wheel, make_wheel
 from lab.native import C
 from tests.conftest import ROOT
 from tests.images.tree import copy_tree
-from tests.recordings.kineto.native.test_equal import EVENTS, written
 
 HAS_C = any(shutil.which(name) for name in C.names)
-SCAN = Path("lab/recordings/kineto/native/scan.c")
-READ = """
-import sys
-from lab.recordings.kineto import read_kineto
-from lab.recordings.kineto.native import library_state
-from tests.recordings.kineto.plain import TABLES, values
-trace = read_kineto(sys.argv[1])
-print(library_state())
-print(trace.meta)
-for name in TABLES:
-    for column in getattr(trace, name):
-        print(name, column, values(trace, name, column))
-"""
+COUNTS = Path("lab/rooms/nan/watch/counts.c")
+STATE = "from lab.rooms.nan.watch.native import library_state; print(library_state())"
 
 
 class Built(NamedTuple):
@@ -79,44 +67,41 @@ def test_the_same_tree_gives_the_same_wheel_wherever_it_lies(native, tmp_path):
 
 def test_with_a_compiler_the_wheel_is_for_this_platform_and_any_python(native):
     assert re.search(r"-py3-none-(manylinux_2_\d+|linux)_\w+\.whl$", native.wheel.name)
-    assert not any("compiled trace reader" in line for line in native.said)
+    assert not any("compiled scanner of tensors" in line for line in native.said)
     libraries = {place.name: place.read_bytes() for place in (native.site / "lab" / "_native").iterdir()}
     assert libraries.keys() == {C.file_name(source) for source in native.site.glob("lab/**/native/*.c")}
-    assert C.file_name(native.site / SCAN) in libraries
+    assert C.file_name(native.site / COUNTS) in libraries
     assert not any(str(native.tree).encode() in library for library in libraries.values())
 
 
 def test_without_a_compiler_it_is_the_pure_one_and_says_so(pure):
     assert pure.wheel.name.endswith("-py3-none-any.whl") and not (pure.site / "lab" / "_native").exists()
-    assert "without the compiled trace reader" in pure.said[-1]
+    assert "without the compiled scanner of tensors" in pure.said[-1]
 
 
-def test_both_are_the_same_lab_and_read_the_same(native, pure, tmp_path):
+def test_both_are_the_same_lab_and_say_which_form_they_use(native, pure, tmp_path):
     assert content_sha256(native.site / "lab") == content_sha256(pure.site / "lab")
-    trace = written(tmp_path / "a.json", EVENTS)
-    fast, plain = (read(one.site, trace, tmp_path) for one in (native, pure))
-    assert fast[0] == "native, from the wheel"
-    assert plain[0] == "plain: no C compiler here"
-    assert fast[1:] == plain[1:] and any("aten::" in line for line in fast)
+    states = [state_of(built.site, tmp_path) for built in (native, pure)]
+    assert states == ["native, from the wheel", "plain: no C compiler here"]
 
 
 def test_a_library_of_another_source_is_not_used(native, tmp_path):
-    """As when files are copied over an installed lab: what is read then is what the source says."""
+    """As when files are copied over an installed lab: what runs then is what the source says."""
     shutil.copytree(native.site, tmp_path / "site")
-    with (tmp_path / "site" / SCAN).open("a") as source:
+    with (tmp_path / "site" / COUNTS).open("a") as source:
         source.write("/* edited */\n")
-    state = read(tmp_path / "site", written(tmp_path / "a.json", EVENTS), tmp_path)[0]
+    state = state_of(tmp_path / "site", tmp_path)
     assert state.startswith("plain: ") and "is for another machine or version" in state
 
 
-def read(site: Path, trace: Path, home: Path) -> list[str]:
-    """What the lab in `site` reads, on a machine without a compiler."""
+def state_of(site: Path, home: Path) -> str:
+    """Which form the lab in `site` uses on a machine without a compiler."""
     own = {"PYTHONPATH": f"{site}:{ROOT}", "XDG_CACHE_HOME": str(home / "cache"), "CC": "no-such-compiler"}
-    command = [sys.executable, "-c", READ, str(trace)]
+    command = [sys.executable, "-c", STATE]
     done = subprocess.run(
         command, env={**os.environ, **own}, cwd="/", capture_output=True, text=True, check=True
     )
-    return done.stdout.splitlines()
+    return done.stdout.strip()
 
 
 @pytest.fixture

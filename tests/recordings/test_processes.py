@@ -10,7 +10,7 @@ import pytest
 from lab.recordings.capture import Device, Process
 from lab.recordings.lacks import Lack
 from lab.recordings.load import load_capture
-from lab.recordings.processes import only_process, process_label, single_processes, with_processes
+from lab.recordings.processes import process_label, single_processes, with_processes
 from lab.recordings.projection import project
 from tests.recordings.nsys.twice import twice
 from tests.recordings.projection.made import call, kernel, made, named
@@ -41,7 +41,7 @@ def test_each_process_is_a_capture_of_its_own_with_its_devices_and_lacks():
     ]
     assert [[lack.process for lack in one.lacks] for one in found.values()] == [[0, -1], [1, -1]]
     assert found[1].ops.process.tolist() == [0]
-    assert only_process(capture, 1).processes == (Process(pid=7),)
+    assert found[1].processes == (Process(pid=7),)
 
 
 def test_a_process_is_named_by_pid_rank_and_host():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
-from lab.recordings.pieces import EventPieces, Piece, is_json
+from lab.recordings.kineto.decode import EventDecoder
+from lab.recordings.pieces import EventPieces, is_json
 
 _NAME = re.compile(r"triton_(poi|red|per|tem|for|cpr|spl|unk|mm)_\w+\Z")
 _CATEGORIES = {
@@ -67,9 +69,11 @@ def read_inductor(path: Path) -> dict[int, InductorKernel]:
     kernels: dict[int, InductorKernel] = {}
     if not is_json(path):  # only torch.profiler records them
         return kernels
-    for piece in EventPieces(path, salvage=True):
+    pieces = EventPieces(path, salvage=True)
+    decoder = EventDecoder(pieces, Counter(), _Event)
+    for piece in pieces:
         if _MARK in piece.text:
-            for event in _events(piece):
+            for event in decoder.decode(piece):
                 args = event.args
                 if args.external_id >= 0 and _HASH.match(args.kernel_hash):
                     kernels[args.external_id] = InductorKernel(
@@ -80,25 +84,6 @@ def read_inductor(path: Path) -> dict[int, InductorKernel]:
                         num_stages=_count(args.num_stages),
                     )
     return kernels
-
-
-def _events(piece: Piece) -> list[_Event]:
-    """The events of a piece; one that does not decode hides none of the others."""
-    try:
-        return msgspec.json.decode(b"[" + piece.text + b"]", type=list[_Event])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        raws = msgspec.json.decode(b"[" + piece.text + b"]", type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return []
-    events = []
-    for raw in raws:
-        try:
-            events.append(msgspec.json.decode(raw, type=_Event))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
-    return events
 
 
 def _count(value: int | str) -> int:

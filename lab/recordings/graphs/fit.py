@@ -192,7 +192,7 @@ def products_agree(pattern: Pattern, match: Fit, op_names: list[str], words: Wor
     """Whether each matrix product of the framework owns a kernel that multiplies, and no other op does."""
     multiplies: dict[int, bool] = {}
     for word, row, name in zip(pattern.words.tolist(), match.sequence.op.tolist(), op_names, strict=True):
-        product = is_matmul(words.list[word])
+        product = is_matmul(words.texts[word])
         if row >= 0 and is_product(name):
             multiplies[row] = multiplies.get(row, False) or product
         elif row >= 0 and product and name.startswith("aten::") and not _MAY_MULTIPLY.search(name):

@@ -134,7 +134,7 @@ def read_frames(path: Path) -> Frames:
     problems: Counter[str] = Counter()
     # The trace was read before, and its damage reported then.
     pieces = EventPieces(path, salvage=True)
-    decoder = EventDecoder(pieces, problems)
+    decoder = EventDecoder(pieces, problems, Event)
     names: dict[str, int] = {}
     chunks = []
     for piece in pieces:

@@ -196,7 +196,7 @@ class RowMaker:
             self._names = {
                 word: next(iter(names))
                 for word, names in names_of_word.items()
-                if len(names) == 1 and word >= 0 and self.words.list[word] not in (COPY, FILL)
+                if len(names) == 1 and word >= 0 and self.words.texts[word] not in (COPY, FILL)
             }
         return self._names
 

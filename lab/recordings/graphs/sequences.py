@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.recordings import calls
-from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture
+from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture, Strings
 from lab.recordings.graphs.frames import Frames, layers_of
 from lab.recordings.graphs.sources import Source
 from lab.recordings.integrity.evidence import FOREVER, of_capture
-from lab.recordings.kineto.values import Strings
 from lab.recordings.names import kernel_class
 from lab.recordings.owners import operators_of_launches
 
@@ -24,7 +23,11 @@ COPY, FILL = "[copy]", "[fill]"
 
 
 class Words(Strings):
-    """Numbers of texts, shared by all recordings of one join."""
+    """Numbers of texts, shared by all recordings of one join; "" is -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self[""] = -1
 
     def of(self, texts: Many[str], ids: np.ndarray) -> np.ndarray:
         """Words (n,) of string ids (n,): of a kernel's name."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from lab.recordings.capture import (
     copy_kinds,
     filled,
 )
-from lab.recordings.kineto.decode import EventDecoder, clean_text, integer_of, meta_of
+from lab.recordings.kineto.decode import Event, EventDecoder, clean_text, decode_frame, integer_of, meta_of
 from lab.recordings.kineto.indices import (
     EventIndices,
     cut_short,
@@ -45,10 +46,11 @@ from lab.recordings.kineto.indices import (
     unread,
     untimed,
 )
-from lab.recordings.kineto.native.pieces import Scanned, ScannedPieces
-from lab.recordings.kineto.native.scanner import ARROW_END
-from lab.recordings.kineto.values import ColumnEncoder, Fields, Lookup, durations_ns, times_ns
-from lab.recordings.pieces import EventPieces, Piece
+from lab.recordings.kineto.values import Fields, Ids, Lookup
+from lab.recordings.owners import settled
+from lab.recordings.phase_names import step_number
+from lab.recordings.pieces import PIECE_BYTES, EventPieces, Piece
+from lab.recordings.processes import without_untimed
 from lab.recordings.tables import Growing, Schema, Table, concat
 
 # Categories in lower case: torch 1.12 writes Kernel, Memcpy, Memset and Runtime, and Operator before that.
@@ -70,7 +72,6 @@ TABLE_OF = {
 }
 
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "dynamic_smem_bytes")
-AnyFields = Fields | Scanned
 TIMED = ("kernels", "ops", "runtime", "ranges", "modules")
 _ABSOLUTE_NS = 2**43 * 1000  # times beyond it count from 1970, not from a base
 
@@ -91,29 +92,43 @@ SCHEMAS: dict[str, Schema] = {
     "ranges": {**SLICE_COLUMNS, **_part(RANGE_COLUMNS, _ARGUMENTS), "on_gpu": np.bool_},
     "collectives": COLLECTIVE_COLUMNS,
     "comm_ops": COMM_OP_COLUMNS,
-    "threads": THREAD_COLUMNS,
-    "processes": PROCESS_COLUMNS,
     "flows": FLOW_COLUMNS,
     "modules": SLICE_COLUMNS,
     "waits": WAIT_COLUMNS,
 }
-_PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
-_ID = attrgetter("id")
 STREAM_WAIT = "Stream Wait Event"  # Kineto's name of the kind in which a stream waits, not the host
-_FLOW = re.compile(rb"\d{1,18}")
+_FLOW = re.compile(rb"\"*(\d{1,18})\"*")
+
+# Table -> its columns of numbers, of ids of texts and of ids of lists, each with the field of an event.
+_INTS = {
+    "kernels": {"corr": "correlation", "external_id": "external_id", "bytes": "bytes_"},
+    "ops": {"external_id": "external_id", "rf_id": "rf_id", "seq": "sequence"},
+    "runtime": {"corr": "correlation", "external_id": "external_id"},
+}
+_TEXTS = {"runtime": {"kernel_id": "kernel"}}
+_RAWS = {
+    "ops": {f"{name}_id": name for name in ("dims", "types", "strides", "concrete")},
+    "ranges": {f"{name}_id": name for name in ("dims", "types")},
+}
+for _table in ("collectives", "comm_ops"):
+    _INTS[_table] = {
+        name: name
+        for name in ("in_nelems", "out_nelems", "group_size", "seq", "dst_rank", "src_rank", "group_rank")
+    }
+    _TEXTS[_table] = {
+        f"{name}_id": name for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks")
+    }
+    _RAWS[_table] = {f"{name}_id": name for name in ("in_split", "out_split")}
 
 
 class Columns:
-    """Bytes in, columns out: `feed` takes texts of whole events, `finish` returns the tables.
+    """Bytes in, columns out: `feed` takes texts of whole events, `finish` returns the tables."""
 
-    together_bytes: so much of what is scanned becomes columns at once.
-    """
-
-    def __init__(self, pieces: EventPieces, together_bytes: int = 0) -> None:
+    def __init__(self, pieces: EventPieces) -> None:
         self.problems: Counter[str] = Counter()
         self._pieces = pieces
-        self._decoder = EventDecoder(pieces, self.problems)
-        self._encode = ColumnEncoder(self.problems)
+        self._decoder = EventDecoder(pieces, self.problems, Event)
+        self._ids = Ids(self.problems)
         self._indices = EventIndices()
         self._tables = {name: Growing(schema) for name, schema in SCHEMAS.items()}
         self._num_slices: Counter[str] = Counter()  # by table
@@ -122,38 +137,27 @@ class Columns:
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
         self._num_unread: Counter[str] = Counter()  # slices that go to no table, by category
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
-        self._named: dict[tuple[str, int, int], int] = {}
-        self._scanned = ScannedPieces.of(self._encode)
-        self._together_bytes = together_bytes
+        self._named: dict[tuple[str, int, int], int] = {}  # by kind, pid and tid
 
     def feed(self, piece: Piece) -> None:
         """Append the rows of one piece; raises BadDataError for text that is not JSON."""
-        if self._scanned:
-            scanned = self._scanned.scan(piece.text)
-            # Scanned rows go first, so that rows keep the order of the file.
-            if not scanned or self._scanned.num_bytes >= self._together_bytes:
-                self._take_scanned()
-            if scanned:
-                return
         rows: dict[str, list[Any]] = defaultdict(list)
         for event in self._decoder.decode(piece):
             rows[self._table_of[event.cat]].append(event)
         modules = [event for event in rows["functions"] if event.name.startswith(MODULE)]
-        events_of = {table: rows.get(table, []) for table in TIMED} | {"modules": modules}
-        self._add_slices({table: self._timed(table, events) for table, events in events_of.items()})
-        self._add_names([event for event in rows["names"] if event.ph == "M"])
+        for table in TIMED:
+            self._add_slices(table, modules if table == "modules" else rows[table])
+        self._add_names(event for event in rows["names"] if event.ph == "M")
         self._num_unread.update(event.cat for event in rows[""] if event.ph == "X")
         self._add_flows([event for event in rows["flows"] if event.ph in ("s", "f")])
-        self._add_waits([event for event in rows["waits"] if event.ph == "X"])
+        self._add_waits([event for event in rows["waits"] if event.ph == "X" and event.name == STREAM_WAIT])
         self._indices.add(rows)
 
     def finish(self, frame: dict[str, Any]) -> Capture:
         """The capture, once every piece has been fed; its GPU rows still have the pid of their row."""
-        self._take_scanned()
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
         # A hostile base would overflow int64 nanoseconds.
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
-        self._name_threads()
         columns = {name: table.columns() for name, table in self._tables.items()}
         latest_ns = max(
             int(columns[name]["start_ns"].max(initial=0)) for name in ("kernels", "ops", "runtime")
@@ -174,7 +178,7 @@ class Columns:
             *untimed(self._num_untimed, self._num_slices),
             *unread(self._num_unread),
         )
-        texts = Strings(self._encode.strings.list)
+        strings = self._ids.strings
         on_gpu = columns["ranges"].pop("on_gpu")
         host_ranges, gpu_ranges = (
             {name: column[chosen] for name, column in columns["ranges"].items()}
@@ -186,11 +190,11 @@ class Columns:
             collector="kineto",
             version=meta.torch_version,
             schema=None,
-            ops=_ops_of(columns["kernels"], texts.texts),
+            ops=_ops_of(columns["kernels"], strings.texts),
             api=filled(API_COLUMNS, len(runtime["start_ns"]), runtime),
-            ranges=_ranges_of(host_ranges, columns["ops"], texts),
+            ranges=_ranges_of(host_ranges, columns["ops"], strings),
             sync=concat([], SYNC_COLUMNS),
-            strings=texts.texts,
+            strings=strings.texts,
             devices=tuple(
                 Device(device=index, name=name, num_sms=num_sms or None)
                 for index, (name, num_sms) in enumerate(zip(meta.devices, meta.num_sms, strict=True))
@@ -200,8 +204,8 @@ class Columns:
             lacks=lacks,
             meta=meta,
             truncated=self._pieces.cut is not None,
-            thread_names=Table(columns["threads"]),
-            process_names=Table(columns["processes"]),
+            thread_names=self._names_of(THREAD_COLUMNS),
+            process_names=self._names_of(PROCESS_COLUMNS),
             gpu_ranges=Table({name: gpu_ranges[name] for name in SLICE_COLUMNS}),
             collectives=Table(columns["collectives"]),
             comm_ops=Table(columns["comm_ops"]),
@@ -221,185 +225,119 @@ class Columns:
             sizes = _int32(launches[position, column])
             columns[name] = np.where(launched & (columns[name] < 0), sizes, columns[name])
 
-    def _take_scanned(self) -> None:
-        if not self._scanned or not self._scanned.num_bytes:
+    def _add_slices(self, table: str, events: list[Any]) -> None:
+        """Append those of the events that are slices with a start and a duration."""
+        fields = Fields([event for event in events if event.ph == "X"], self._ids)
+        if not len(fields):
             return
-        tables, names, waits = self._scanned.take()
-        slices = {}
-        for table in TIMED:
-            fields = tables[table]
-            self._num_slices[table] += len(fields)
-            columns = _slices(fields, fields.ints("ts_ns"), fields.ints("dur_ns")) if len(fields) else {}
-            slices[table] = fields, columns
-        self._add_slices(slices)
-        self._add_names(names)
-        self._num_unread.update(tables["foreign"].categories())
-        self._add_arrows(tables["arrows"])
-        self._add_waits(waits)
-        self._indices.add_numbers(
-            *(tables[name].ints("ev_idx") for name in ("operator_indices", "other_indices"))
-        )
-
-    def _add_slices(self, timed: Mapping[str, tuple[AnyFields, dict[str, np.ndarray]]]) -> None:
-        add = {
-            "kernels": self._add_gpu,
-            "ops": self._add_ops,
-            "runtime": self._add_runtime,
-            "ranges": self._add_ranges,
-            "modules": self._add_modules,
-        }
-        for table, (fields, columns) in timed.items():
-            if columns:
-                add[table](fields, columns)
-
-    def _add_modules(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
-        self._tables["modules"].append(columns)
-
-    def _add_gpu(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
-        columns["kind"] = fields.by_category(self._kind_of.__getitem__, np.int8)
-        device, stream = fields.ints("device"), fields.ints("stream")
-        # Kineto's GPU rows have the device as their pid, and some versions no `device` argument.
-        columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
-        # torch's CUPTI monitor may move a row to a viewer's lane: the true stream is then `original_stream`.
-        moved = fields.ints("original_stream")
-        columns["stream"] = np.where(moved >= 0, moved, np.where(stream < 0, columns.pop("tid"), stream))
-        columns["corr"] = fields.ints("correlation")
-        columns["external_id"] = fields.ints("external_id")
-        columns["bytes"] = fields.ints("bytes_")
-        for name in ("grid", "block"):
-            sizes = _int32(fields.sizes(name))
-            for index, axis in enumerate("xyz"):
-                columns[f"{name}_{axis}"] = sizes[:, index]
-        columns["dynamic_smem_bytes"] = _int32(fields.ints("smem_bytes"))
-        columns["regs"] = _int32(fields.ints("regs"))
-        for name in ("graph", "graph_node"):
-            ids = fields.ints(name)
-            columns[name] = np.where(ids > 0, ids, -1)
-        for row, *kinds in fields.copies():  # Kineto's name for the copies of torch's CUPTI monitor
-            columns["name_id"][row] = self._encode.strings[copy_name(*kinds)]
-        self._tables["kernels"].append(columns)
-        self._add_collectives("collectives", "kernel", "kernels", fields)
-
-    def _add_flows(self, events: list[Any]) -> None:
-        """Ends of arrows; one without a time or a number is left out."""
-        if not events:
-            return
-        ts_ns, timed = self._times_ns(events)
-        numbers = _flow_numbers(events)
-        fields = Fields(events, self._encode)
-        columns = {
-            "ts_ns": ts_ns,
-            "pid": fields.ids("pid"),
-            "tid": fields.ids("tid"),
-            "flow": numbers,
-            "is_end": np.fromiter(map("f".__eq__, map(_PH, events)), bool, len(events)),
-        }
-        valid = timed & (numbers >= 0)
-        self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
-
-    def _add_arrows(self, fields: Scanned) -> None:
-        columns = {name: fields.ints(name) for name in ("ts_ns",)} | {
-            name: fields.ids(name) for name in ("pid", "tid")
-        }
-        columns |= {"flow": fields.ints("id"), "is_end": fields.ints("ph") == ARROW_END}
-        valid = columns["flow"] >= 0
-        self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
-
-    def _add_waits(self, events: Sequence[Any]) -> None:
-        """Waits of streams for events; the host's own waits are calls of the runtime."""
-        events = [event for event in events if event.name == STREAM_WAIT]
-        if not events:
-            return
-        fields = Fields(events, self._encode)
-        columns = {name: fields.ints(name) for name in ("stream", "on_stream", "record")}
-        columns["corr"] = fields.ints("correlation")
-        device = fields.ints("device")
-        columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
-        self._tables["waits"].append(columns)
-
-    def _add_collectives(self, table: str, row: str, of: str, fields: AnyFields) -> None:
-        """Rows for those of the last events of the table `of` that describe a collective."""
-        index, chosen = fields.collectives()
-        if not len(index):
-            return
-        columns = {row: index + len(self._tables[of]) - len(fields)}
-        for name in ("in_nelems", "out_nelems", "group_size", "seq", "dst_rank", "src_rank", "group_rank"):
-            columns[name] = chosen.ints(name)
-        for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks"):
-            columns[f"{name}_id"] = chosen.texts(name)
-        for name in ("in_split", "out_split"):
-            columns[f"{name}_id"] = chosen.raws(name)
-        self._tables[table].append(columns)
-
-    def _add_ops(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
-        for name, field in (("external_id", "external_id"), ("rf_id", "rf_id"), ("seq", "sequence")):
-            columns[name] = fields.ints(field)
-        for name in ("dims", "types", "strides", "concrete"):
-            columns[f"{name}_id"] = fields.raws(name)
-        self._tables["ops"].append(columns)
-        self._add_collectives("comm_ops", "op", "ops", fields)
-
-    def _add_runtime(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
-        columns["corr"], columns["external_id"] = fields.ints("correlation"), fields.ints("external_id")
-        columns["kernel_id"] = fields.texts("kernel")
-        self._tables["runtime"].append(columns)
-        self._geometry.update(fields.geometry())
-
-    def _add_ranges(self, fields: AnyFields, columns: dict[str, np.ndarray]) -> None:
-        columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
-        for name in ("dims", "types"):
-            columns[f"{name}_id"] = fields.raws(name)
-        self._tables["ranges"].append(columns)
-
-    def _add_names(self, events: Iterable[Any]) -> None:
-        """Kineto may repeat a name; the last one counts, as in the viewers."""
-        for event in events:
-            kind, text = event.name, event.args.labels if event.name == "process_labels" else event.args.name
-            if kind in ("process_name", "process_labels", "thread_name") and bytes(text):
-                tid = self._encode.ids[event.tid] if kind == "thread_name" else 0
-                name = clean_text(self._encode.value(bytes(text)))
-                self._named[kind, self._encode.ids[event.pid], tid] = self._encode.strings[name]
-
-    def _name_threads(self) -> None:
-        threads = [(pid, tid, n) for (kind, pid, tid), n in self._named.items() if kind == "thread_name"]
-        pids = dict.fromkeys(pid for kind, pid, _ in self._named if kind != "thread_name")
-        names = [
-            (pid, *(self._named.get((kind, pid, 0), -1) for kind in ("process_name", "process_labels")))
-            for pid in pids
-        ]
-        for table, rows in (("threads", threads), ("processes", names)):
-            columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-            self._tables[table].append(dict(zip(SCHEMAS[table], columns, strict=True)))
-
-    def _timed(self, table: str, events: list[Any]) -> tuple[Fields, dict[str, np.ndarray]]:
-        """The slices that have a start and a duration, and the columns that every table has; {} for none."""
-        if list(map(_PH, events)).count("X") < len(events):
-            events = [event for event in events if event.ph == "X"]
-        if not events:
-            return Fields([], self._encode), {}
-        self._num_slices[table] += len(events)
-        ts_ns, starts = self._times_ns(events)
-        dur_ns, lasting = durations_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
+        self._num_slices[table] += len(fields)
+        (ts_ns, starts), (dur_ns, lasting) = fields.times(), fields.durations()
         readable = starts & lasting
         if not readable.all():
             for name, odd in (("ts", ~starts), ("dur", starts & ~lasting)):
                 if odd.any():
                     self.problems[f"events without a readable {name} were left out"] += int(odd.sum())
             self._num_untimed[table] += int((~readable).sum())
-            events = [event for event, is_readable in zip(events, readable, strict=True) if is_readable]
+            fields = Fields([fields.events[row] for row in np.flatnonzero(readable).tolist()], self._ids)
             ts_ns, dur_ns = ts_ns[readable], dur_ns[readable]
-        fields = Fields(events, self._encode)
-        return fields, _slices(fields, ts_ns, dur_ns) if events else {}
+            if not len(fields):
+                return
+        columns = {"start_ns": ts_ns, "end_ns": ts_ns + dur_ns, "name_id": fields.names()}
+        columns |= {name: fields.ids(name) for name in ("pid", "tid")}
+        if table == "kernels":
+            columns |= self._of_gpu_rows(fields, columns)
+        elif table == "runtime":
+            self._geometry.update(fields.geometry())
+        elif table == "ranges":
+            columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
+        self._append(table, fields, columns)
+        for described, row, of in (("collectives", "kernel", "kernels"), ("comm_ops", "op", "ops")):
+            if of == table:
+                index, chosen = fields.collectives()
+                if len(index):
+                    rows = {row: index + len(self._tables[table]) - len(fields)}
+                    self._append(described, chosen, rows)
 
-    def _times_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        # JSON has no NUL; joining and splitting is five times faster than bytes() of each.
-        return times_ns(b"\0".join(map(_TS, events)).split(b"\0"))
+    def _append(self, table: str, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+        """Append rows: `columns`, and those that are fields of the events as they are."""
+        for read, names in ((fields.ints, _INTS), (fields.texts, _TEXTS), (fields.raws, _RAWS)):
+            columns |= {name: read(field) for name, field in names.get(table, {}).items()}
+        self._tables[table].append(columns)
 
+    def _of_gpu_rows(self, fields: Fields, slices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        device, stream = fields.ints("device"), fields.ints("stream")
+        # torch's CUPTI monitor may move a row to a viewer's lane: the true stream is then `original_stream`.
+        moved = fields.ints("original_stream")
+        columns = {
+            "kind": fields.by_category(self._kind_of.__getitem__, np.int8),
+            # Kineto's GPU rows have the device as their pid, and some versions no `device` argument.
+            "device": _int32(np.where(device < 0, slices["pid"], device)),
+            "stream": np.where(moved >= 0, moved, np.where(stream < 0, slices["tid"], stream)),
+            "dynamic_smem_bytes": _int32(fields.ints("smem_bytes")),
+            "regs": _int32(fields.ints("regs")),
+        }
+        for name in ("grid", "block"):
+            columns |= {
+                f"{name}_{axis}": sizes
+                for axis, sizes in zip("xyz", _int32(fields.sizes(name)).T, strict=True)
+            }
+        for name in ("graph", "graph_node"):
+            numbers = fields.ints(name)
+            columns[name] = np.where(numbers > 0, numbers, -1)
+        for row, args in fields.copies():  # Kineto's name for the copies of torch's CUPTI monitor
+            ends = f" ({args.src_kind} -> {args.dst_kind})" if args.src_kind and args.dst_kind else ""
+            slices["name_id"][row] = self._ids.strings[f"Memcpy {args.copy_kind}{ends}"]
+        return columns
 
-def _slices(fields: AnyFields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> dict[str, np.ndarray]:
-    """The columns that every table of slices has."""
-    columns = {"start_ns": ts_ns, "end_ns": ts_ns + dur_ns, "name_id": fields.names()}
-    return columns | {name: fields.ids(name) for name in ("pid", "tid")}
+    def _add_flows(self, events: list[Any]) -> None:
+        """Ends of arrows; one without a time or a number is left out."""
+        if not events:
+            return
+        fields = Fields(events, self._ids)
+        ts_ns, timed = fields.times()
+        matches = [_FLOW.fullmatch(event.id) for event in events]
+        numbers = np.array([int(match[1]) if match else -1 for match in matches], dtype=np.int64)
+        columns = {
+            "ts_ns": ts_ns,
+            "pid": fields.ids("pid"),
+            "tid": fields.ids("tid"),
+            "flow": numbers,
+            "is_end": np.array([event.ph == "f" for event in events]),
+        }
+        valid = timed & (numbers >= 0)
+        self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
+
+    def _add_waits(self, events: Sequence[Any]) -> None:
+        """Waits of streams for events; the host's own waits are calls of the runtime."""
+        if not events:
+            return
+        fields = Fields(events, self._ids)
+        device = fields.ints("device")
+        columns = {name: fields.ints(name) for name in ("stream", "on_stream", "record")}
+        columns["corr"] = fields.ints("correlation")
+        columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
+        self._tables["waits"].append(columns)
+
+    def _add_names(self, events: Iterable[Any]) -> None:
+        """Kineto may repeat a name; the last one counts, as in the viewers."""
+        for event in events:
+            kind, text = event.name, event.args.labels if event.name == "process_labels" else event.args.name
+            if kind in ("process_name", "process_labels", "thread_name") and bytes(text):
+                tid = self._ids.of_number[event.tid] if kind == "thread_name" else 0
+                name = clean_text(self._ids.value(bytes(text)))
+                self._named[kind, self._ids.of_number[event.pid], tid] = self._ids.strings[name]
+
+    def _names_of(self, schema: Schema) -> Table:
+        """The named threads or processes."""
+        threads = [(pid, tid, n) for (kind, pid, tid), n in self._named.items() if kind == "thread_name"]
+        pids = dict.fromkeys(pid for kind, pid, _ in self._named if kind != "thread_name")
+        processes = [
+            (pid, *(self._named.get((kind, pid, 0), -1) for kind in ("process_name", "process_labels")))
+            for pid in pids
+        ]
+        rows = threads if schema is THREAD_COLUMNS else processes
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        return concat([dict(zip(schema, columns, strict=True))], schema)
 
 
 def _ops_of(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
@@ -408,7 +346,7 @@ def _ops_of(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
 
 
 def _ranges_of(
-    host_ranges: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray], texts: Strings
+    host_ranges: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray], strings: Strings
 ) -> Table:
     """Annotations, then operators."""
     parts = []
@@ -416,33 +354,53 @@ def _ranges_of(
         text_id = columns["name_id"]
         identity = {
             "text_id": text_id,
-            "name_id": texts.stripped(text_id)[0],
+            "name_id": strings.stripped(text_id)[0],
             "kind": np.full(len(text_id), kind),
         }
         parts.append(filled(RANGE_COLUMNS, len(text_id), {**columns, **identity}).as_dict())
     return concat(parts, RANGE_COLUMNS)
 
 
-def _flow_numbers(events: Sequence[Any]) -> np.ndarray:
-    """The number (n,) of each arrow, in quotes or not; -1 where it is none."""
-    ids = list(map(bytes, map(_ID, events)))
-    digits = b"".join(ids)
-    if digits.isdigit() and all(ids) and max(map(len, ids)) <= 18:  # as Kineto writes them
-        return np.array(b",".join(ids).split(b","), dtype="S18").astype(np.int64)
-    return np.array([flow_number(one) for one in ids], dtype=np.int64)
-
-
-def copy_name(kind: str, source: str, target: str) -> str:
-    """Kineto's name of a copy."""
-    return f"Memcpy {kind} ({source} -> {target})" if source and target else f"Memcpy {kind}"
-
-
-def flow_number(raw: bytes) -> int:
-    """The number of an arrow, -1 for what is none."""
-    digits = raw.strip(b'"')
-    return int(digits) if _FLOW.fullmatch(digits) else -1
-
-
 def _int32(values: np.ndarray) -> np.ndarray:
     clipped: np.ndarray = np.clip(values, -(2**31), 2**31 - 1).astype(np.int32)
     return clipped
+
+
+def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int = PIECE_BYTES) -> Capture:
+    """Read one trace; all times become absolute integer nanoseconds.
+
+    salvage keeps the readable part of a truncated or damaged file; `problems` says what is missing.
+    Raises MissingError without the file; BadDataError, with the byte, if it is truncated, damaged or not a
+    trace.
+    """
+    pieces = EventPieces(Path(path), salvage=salvage, piece_bytes=piece_bytes)
+    columns = Columns(pieces)
+    for piece in pieces:
+        columns.feed(piece)
+    if pieces.cut:
+        columns.problems[pieces.cut] += 1
+    capture = columns.finish(decode_frame(pieces, columns.problems))
+    return settled(_with_steps_apart(without_untimed(capture)))
+
+
+def _with_steps_apart(capture: Capture) -> Capture:
+    """The capture with each ProfilerStep ended where the next one of its thread begins.
+
+    torch ends a step up to some microseconds after the next one began (pytorch/pytorch#174555), which would
+    put neither into the other and the kernels of both into none.
+    """
+    ranges = capture.ranges
+    numbers = np.array([*map(step_number, capture.strings), -1])
+    steps = np.flatnonzero((ranges.kind != OP) & (numbers[ranges.name_id] >= 0))
+    steps = steps[np.lexsort((ranges.start_ns[steps], ranges.tid[steps], ranges.pid[steps]))]
+    current, following = steps[:-1], steps[1:]
+    begin_ns = ranges.start_ns[following]
+    same_thread = (ranges.pid[current] == ranges.pid[following]) & (
+        ranges.tid[current] == ranges.tid[following]
+    )
+    late = same_thread & (ranges.start_ns[current] < begin_ns) & (begin_ns < ranges.end_ns[current])
+    if not late.any():
+        return capture
+    end_ns = ranges.end_ns.copy()
+    end_ns[current[late]] = begin_ns[late]
+    return replace(capture, ranges=ranges.with_columns(end_ns=end_ns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -163,31 +163,28 @@ class Event(msgspec.Struct, gc=False):
     id: msgspec.Raw = _NO_RAW  # of an arrow
 
 
-_EVENTS = msgspec.json.Decoder(list[Event])
-EVENT = msgspec.json.Decoder(Event)
-
-
 ODD = "odd events were read with replaced characters or without their odd fields"
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 _S = TypeVar("_S", bound=msgspec.Struct)
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
-class EventDecoder:
-    """Decodes the pieces of one file."""
+class EventDecoder(Generic[_S]):
+    """Decodes the pieces of one file into structs of one kind."""
 
-    def __init__(self, pieces: EventPieces, problems: Counter[str]) -> None:
-        self._pieces = pieces
-        self._problems = problems
+    def __init__(self, pieces: EventPieces, problems: Counter[str], kind: type[_S]) -> None:
+        self._pieces, self._problems, self._kind = pieces, problems, kind
+        self._events = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
-    def decode(self, piece: Piece) -> list[Event]:
+    def decode(self, piece: Piece) -> list[_S]:
         """The events of a piece. Raises BadDataError for text that is not JSON, except under salvage."""
         try:
-            return _events_of(piece.text)
+            return self._events_of(piece.text)
         except (ValueError, RecursionError):
             # msgspec gives up at the first odd event: only then is the piece read event by event.
             return self._decode_one_by_one(piece)
 
-    def _decode_one_by_one(self, piece: Piece) -> list[Event]:
+    def _decode_one_by_one(self, piece: Piece) -> list[_S]:
         """Find the events one by one, keep those that decode, and give back what is not part of the list."""
         if inside_string(piece.text) and self._pieces.cut_with_care(piece):
             return []
@@ -200,18 +197,21 @@ class EventDecoder:
             self._damaged("text between events that is not an event", piece.offset + parts.stray)
         if end < len(piece.text):
             try:
-                return _events_of(piece.text[:end])
+                return self._events_of(piece.text[:end])
             except (ValueError, RecursionError):
                 pass
         events = [self._decode_one(piece.text[a:b], piece.offset + a) for a, b in parts.spans]
         return [event for event in events if event is not None]
 
-    def _decode_one(self, text: bytes, offset: int) -> Event | None:
+    def _events_of(self, text: bytes) -> list[_S]:
+        return self._events.decode(b"[" + text + b"]")
+
+    def _decode_one(self, text: bytes, offset: int) -> _S | None:
         try:
-            return EVENT.decode(text)
+            return self._events_of(text)[0]
         except (ValueError, RecursionError):
             loose = self._decode_loosely(text, offset)
-            return None if loose is None else self._coerce(loose, Event)
+            return None if loose is None else self._coerce(loose, self._kind)
 
     def _decode_loosely(self, text: bytes, offset: int) -> dict[str, Any] | None:
         try:
@@ -227,14 +227,15 @@ class EventDecoder:
         self._problems[ODD] += 1
         return event
 
-    def _coerce(self, fields: dict[str, Any], kind: type[_S]) -> _S:
+    def _coerce(self, fields: dict[str, Any], kind: type[_T]) -> _T:
         """A struct of the fields that convert, each on its own; the others keep their defaults."""
         converted: dict[str, Any] = {}
         for field in msgspec.structs.fields(kind):
             value = fields.get(field.encode_name)
-            if field.type is Args and isinstance(value, dict):
-                converted[field.name] = self._coerce(value, Args)
-            elif value is not None and field.type is not Args:
+            is_struct = isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+            if is_struct and isinstance(value, dict):
+                converted[field.name] = self._coerce(value, field.type)
+            elif value is not None and not is_struct:
                 try:
                     converted[field.name] = _convert(value, field.type)
                 except (ValueError, TypeError, OverflowError, InvalidOperation):
@@ -245,10 +246,6 @@ class EventDecoder:
         if not self._pieces.salvage:
             raise self._pieces.bad(f"the trace is damaged: {fault}", offset)
         self._problems[f"{fault}: left out"] += 1
-
-
-def _events_of(text: bytes) -> list[Event]:
-    return _EVENTS.decode(b"[" + text + b"]")
 
 
 def clean_text(value: Any) -> str:

@@ -61,12 +61,6 @@ class EventIndices:
             if len(numbers):
                 (self._operators if table in _OPERATORS else self._further).append(numbers)
 
-    def add_numbers(self, operators: np.ndarray, further: np.ndarray) -> None:
-        """Add numbers (n,) that are known to be valid; the array is not kept."""
-        for parts, numbers in ((self._operators, operators), (self._further, further)):
-            if len(numbers):
-                parts.append(numbers.copy())
-
     def lacks(self, owners_here: Callable[[], bool] = lambda: False) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known.
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lab.recordings.capture import Strings
 from lab.recordings.kineto.decode import NO_SIZE, ODD, Args
 
 INT64 = range(-(2**63), 2**63)
@@ -26,9 +27,8 @@ def durations_ns(durations_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     durations_us = np.where(valid, durations_us, 0.0)
     # The whole part is set aside before scaling, so that no digit is rounded away.
     floor_us = np.floor(durations_us)
-    return floor_us.astype(np.int64) * 1000 + np.rint((durations_us - floor_us) * 1000).astype(
-        np.int64
-    ), valid
+    decimals_ns = np.rint((durations_us - floor_us) * 1000)
+    return floor_us.astype(np.int64) * 1000 + decimals_ns.astype(np.int64), valid
 
 
 def times_ns(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -74,90 +74,6 @@ def _decimal_ns(text: bytes) -> int | None:
     return int((time_us * 1000).to_integral_value())
 
 
-class ColumnEncoder:
-    """Encodes one field of many events at a time; equal texts share one id over the whole file."""
-
-    def __init__(self, problems: Counter[str]) -> None:
-        self.strings = Strings()
-        self.ids = Lookup(self._number_id)
-        self._raw_ids = Lookup(self.raw_id)
-        self._problems = problems
-
-    def texts(self, rows: Sequence[Any], text_of: Callable[[Any], str]) -> np.ndarray:
-        return np.fromiter(map(self.strings.__getitem__, map(text_of, rows)), np.int32, len(rows))
-
-    def raws(self, args: Sequence[Args], name: str) -> np.ndarray:
-        # JSON has no NUL. Joining and splitting is five times faster than bytes() of each.
-        texts = b"\0".join(map(attrgetter(name), args)).split(b"\0")
-        return np.fromiter(map(self._raw_ids.__getitem__, texts), np.int32, len(args))
-
-    def numbers_or_texts(self, events: Sequence[Any], field_of: Callable[[Any], int | str]) -> np.ndarray:
-        """A pid or tid: its number, or for a text -2 minus the text's id."""
-        return np.fromiter(map(self.ids.__getitem__, map(field_of, events)), np.int64, len(events))
-
-    def ints(self, args: Sequence[Args], name: str) -> np.ndarray:
-        values = attrgetter(name)
-        try:
-            return np.fromiter(map(values, args), np.int64, len(args))
-        except (OverflowError, ValueError, TypeError):
-            return self.integers(map(values, args), len(args))
-
-    def triples(self, args: Sequence[Args], name: str) -> np.ndarray:
-        """Three integers of each (3n,), one after the other."""
-        values = attrgetter(name)
-        try:
-            return np.fromiter(chain.from_iterable(map(values, args)), np.int64, 3 * len(args))
-        except OverflowError:
-            return self.integers(chain.from_iterable(map(values, args)), 3 * len(args))
-
-    def integers(self, values: Iterable[int | str], count: int) -> np.ndarray:
-        numbers = [value if isinstance(value, int) and value in INT64 else None for value in values]
-        if None in numbers:
-            self._problems["ids that are not 64-bit integers count as unknown"] += 1
-        return np.array([-1 if value is None else value for value in numbers], dtype=np.int64)
-
-    def value(self, raw: bytes) -> Any:
-        """A JSON value that the event decoder skipped without parsing it."""
-        try:
-            return msgspec.json.decode(raw)
-        except (ValueError, RecursionError):
-            pass
-        try:
-            value = json.loads(raw.decode("utf-8", "replace"), strict=False)
-        except (ValueError, RecursionError):
-            value = None
-        self._problems[ODD] += 1
-        return value
-
-    def raw_id(self, raw: bytes) -> int:
-        """Lists are kept as compact JSON, so that the layout of a file does not change them."""
-        if not raw:
-            return -1
-        value = self.value(raw)
-        try:
-            return self.strings[msgspec.json.encode(value).decode()]
-        except (ValueError, RecursionError):
-            return self.strings[json.dumps(value)]
-
-    def _number_id(self, value: int | str) -> int:
-        if isinstance(value, int) and value in INT64:
-            return value
-        return -2 - self.strings[str(value)]
-
-
-class Strings(dict[str, int]):
-    """Text -> id, assigned when first seen; "" is -1."""
-
-    def __init__(self) -> None:
-        super().__init__({"": -1})
-        self.list: list[str] = []
-
-    def __missing__(self, text: str) -> int:
-        self[text] = len(self.list)
-        self.list.append(text)
-        return self[text]
-
-
 class Lookup(dict[Any, Any]):
     """A cache that computes each value once."""
 
@@ -170,60 +86,109 @@ class Lookup(dict[Any, Any]):
         return value
 
 
-_ARGS, _CAT = attrgetter("args"), attrgetter("cat")
+class Ids:
+    """Ids of the texts and lists of one file: equal ones share an id; problems counts odd values."""
+
+    def __init__(self, problems: Counter[str]) -> None:
+        self.strings = Strings()
+        self.strings[""] = -1
+        self.of_number = Lookup(self._number_id)
+        self.of_raw = Lookup(self._raw_id)
+        self.problems = problems
+
+    def value(self, raw: bytes) -> Any:
+        """A JSON value that the event decoder skipped without parsing it."""
+        try:
+            return msgspec.json.decode(raw)
+        except (ValueError, RecursionError):
+            pass
+        try:
+            value = json.loads(raw.decode("utf-8", "replace"), strict=False)
+        except (ValueError, RecursionError):
+            value = None
+        self.problems[ODD] += 1
+        return value
+
+    def _raw_id(self, raw: bytes) -> int:
+        """Lists are kept as compact JSON, so that the layout of a file does not change them."""
+        if not raw:
+            return -1
+        value = self.value(raw)
+        try:
+            return self.strings[msgspec.json.encode(value).decode()]
+        except (ValueError, RecursionError):
+            return self.strings[json.dumps(value)]
+
+    def _number_id(self, value: int | str) -> int:
+        """A pid or tid: its number, or for a text -2 minus the text's id."""
+        if isinstance(value, int) and value in INT64:
+            return value
+        return -2 - self.strings[str(value)]
 
 
 class Fields:
-    """Columns of the fields of some events (n)."""
+    """Columns (n,) of the fields of some events. Names are those of `decode.Event` and `decode.Args`."""
 
-    def __init__(self, events: Sequence[Any], encode: ColumnEncoder) -> None:
-        self._events, self._encode = events, encode
+    def __init__(self, events: Sequence[Any], ids: Ids) -> None:
+        self.events, self._ids = events, ids
 
     @cached_property
     def _args(self) -> list[Args]:
-        return list(map(_ARGS, self._events))
+        return list(map(attrgetter("args"), self.events))
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self.events)
 
     def ids(self, name: str) -> np.ndarray:
-        """pid or tid (n,): the number, or -2 minus the id of a text."""
-        return self._encode.numbers_or_texts(self._events, attrgetter(name))
+        """pid or tid: the number, or -2 minus the id of a text."""
+        numbers = map(self._ids.of_number.__getitem__, map(attrgetter(name), self.events))
+        return np.fromiter(numbers, np.int64, len(self))
 
     def names(self) -> np.ndarray:
-        """Ids of the events' names (n,)."""
-        return self._encode.texts(self._events, attrgetter("name"))
+        """Ids of the events' names."""
+        return self._text_ids(map(attrgetter("name"), self.events))
 
     def by_category(self, value_of: Callable[[str], Any], kind: type) -> np.ndarray:
-        """`value_of` each event's category (n,), as numbers of `kind`."""
-        return np.fromiter(map(value_of, map(_CAT, self._events)), kind, len(self))
+        """`value_of` each event's category, as numbers of `kind`."""
+        return np.fromiter(map(value_of, map(attrgetter("cat"), self.events)), kind, len(self))
+
+    def times(self) -> tuple[np.ndarray, np.ndarray]:
+        """Starts in ns, and which can be read."""
+        # JSON has no NUL; joining and splitting is five times faster than bytes() of each.
+        return times_ns(b"\0".join(map(attrgetter("ts"), self.events)).split(b"\0"))
+
+    def durations(self) -> tuple[np.ndarray, np.ndarray]:
+        """Durations in ns, and which can be read."""
+        return durations_ns(np.fromiter(map(attrgetter("dur"), self.events), np.float64, len(self)))
 
     def ints(self, name: str) -> np.ndarray:
-        """A number of the arguments (n,)."""
-        return self._encode.ints(self._args, name)
-
-    def texts(self, name: str) -> np.ndarray:
-        """Ids of a text of the arguments (n,), -1 where there is none."""
-        return self._encode.texts(self._args, attrgetter(name))
-
-    def raws(self, name: str) -> np.ndarray:
-        """Ids of a list of the arguments as compact JSON (n,), -1 where there is none."""
-        return self._encode.raws(self._args, name)
+        """A number of the arguments."""
+        return self._integers(lambda: map(attrgetter(name), self._args), len(self))
 
     def sizes(self, name: str) -> np.ndarray:
         """grid or block (n, 3), -1 where there is none."""
-        return self._encode.triples(self._args, name).reshape(-1, 3)
+        values = attrgetter(name)
+        return self._integers(lambda: chain.from_iterable(map(values, self._args)), 3 * len(self)).reshape(
+            -1, 3
+        )
+
+    def texts(self, name: str) -> np.ndarray:
+        """Ids of a text of the arguments, -1 where there is none."""
+        return self._text_ids(map(attrgetter(name), self._args))
+
+    def raws(self, name: str) -> np.ndarray:
+        """Ids of a list of the arguments as compact JSON, -1 where there is none."""
+        raws = b"\0".join(map(attrgetter(name), self._args)).split(b"\0")
+        return np.fromiter(map(self._ids.of_raw.__getitem__, raws), np.int32, len(self))
 
     def collectives(self) -> tuple[np.ndarray, Fields]:
         """The events (m,) that describe a collective, and their fields."""
-        rows = self._with_text("collective")
-        return np.array(rows, dtype=np.int64), Fields([self._events[row] for row in rows], self._encode)
+        rows = [*compress(range(len(self)), map(attrgetter("collective"), self._args))]
+        return np.array(rows, dtype=np.int64), Fields([self.events[row] for row in rows], self._ids)
 
-    def copies(self) -> Iterator[tuple[int, str, str, str]]:
-        """(event, copy kind, source, target) of each event that has them."""
-        for row in self._with_text("copy_kind"):
-            args = self._args[row]
-            yield row, args.copy_kind, args.src_kind, args.dst_kind
+    def copies(self) -> Iterator[tuple[int, Args]]:
+        """Each event with a kind of copy, and its arguments."""
+        return ((row, args) for row, args in enumerate(self._args) if args.copy_kind)
 
     def geometry(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(correlation, grid, block and shared memory) of each event that has a grid."""
@@ -232,6 +197,14 @@ class Fields:
                 sizes = (*args.grid, *args.block, args.smem_bytes)
                 yield args.correlation, tuple(size if size in INT64 else -1 for size in sizes)
 
-    def _with_text(self, name: str) -> list[int]:
-        """The events whose argument is a text and not empty."""
-        return list(compress(range(len(self)), map(attrgetter(name), self._args)))
+    def _text_ids(self, texts: Iterable[str]) -> np.ndarray:
+        return np.fromiter(map(self._ids.strings.__getitem__, texts), np.int32, len(self))
+
+    def _integers(self, values: Callable[[], Iterable[int | str]], count: int) -> np.ndarray:
+        try:
+            return np.fromiter(values(), np.int64, count)
+        except (OverflowError, ValueError, TypeError):
+            numbers = [value if isinstance(value, int) and value in INT64 else None for value in values()]
+        if None in numbers:
+            self._ids.problems["ids that are not 64-bit integers count as unknown"] += 1
+        return np.array([-1 if value is None else value for value in numbers], dtype=np.int64)

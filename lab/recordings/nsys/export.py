@@ -1,9 +1,8 @@
-"""An export: its tables, and their columns as integer arrays; the one to SQLite among them."""
+"""An export: its tables, and their columns as integer arrays."""
 
 from __future__ import annotations
 
 import sqlite3
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,23 +66,27 @@ Row = tuple[Any, ...]
 Among = tuple[str, Sequence[int]]  # a column, and the values of it that are asked for
 
 
-class Export(ABC):
-    """The tables and columns that an export has, whatever it was exported to, and its columns as arrays."""
+class Export:
+    """The tables and columns that an export has, and its columns as arrays; kind says what was opened."""
 
-    kind = "an export"
+    def __init__(self, connection: sqlite3.Connection, path: Path, kind: str = "an SQLite file") -> None:
+        self._database = Database(connection, path)
+        self.path, self.kind, self.problems = path, kind, list[str]()
+        self.tables = {name: set(columns) for name, columns in self._database.columns.items()}
 
-    def __init__(self, path: Path, tables: dict[str, set[str]]) -> None:
-        self.path, self.tables, self.problems = path, tables, list[str]()
-
-    @abstractmethod
     def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
         """Rows of a table in its order, none where the table is absent; `rowid` counts them from 1."""
+        if table not in self.tables:
+            return iter(())
+        chosen = ", ".join(map(quoted, columns))
+        select = f"SELECT {chosen} FROM {quoted(table)} {_condition(among)} ORDER BY rowid"
+        return self._database.connection.execute(select)
 
-    @abstractmethod
     def count(self, table: str) -> int:
         """Number of rows."""
+        select = f"SELECT COUNT(*) FROM {quoted(table)}"
+        return int(self._database.connection.execute(select).fetchone()[0])
 
-    @abstractmethod
     def numbers(
         self,
         table: str,
@@ -95,6 +98,7 @@ class Export(ABC):
 
         Raises BadDataError where a needed column is absent or holds anything but integers.
         """
+        return self._database.integers(table, needed, optional, _condition(among))
 
     def check(self) -> None:
         if not any(name in self.tables for name in _NSYS_TABLES):
@@ -117,36 +121,6 @@ class Export(ABC):
         return {str(name): str(value) for name, value in reversed(rows)}
 
 
-class SqliteExport(Export):
-    """An export of `--type sqlite`, opened read-only."""
-
-    kind = "an SQLite file"
-
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._database = Database(connection, path)
-        super().__init__(path, {name: set(columns) for name, columns in self._database.columns.items()})
-
-    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
-        if table not in self.tables:
-            return iter(())
-        chosen = ", ".join(map(quoted, columns))
-        select = f"SELECT {chosen} FROM {quoted(table)} {_condition(among)} ORDER BY rowid"
-        return self._database.connection.execute(select)
-
-    def count(self, table: str) -> int:
-        select = f"SELECT COUNT(*) FROM {quoted(table)}"
-        return int(self._database.connection.execute(select).fetchone()[0])
-
-    def numbers(
-        self,
-        table: str,
-        needed: Mapping[str, str],
-        optional: Mapping[str, str] | None = None,
-        among: Among | None = None,
-    ) -> dict[str, np.ndarray]:
-        return self._database.integers(table, needed, optional, _condition(among))
-
-
 def _condition(among: Among | None) -> str:
     return f"WHERE {quoted(among[0])} IN ({', '.join(map(str, among[1]))})" if among else ""
 
@@ -160,7 +134,7 @@ def is_folder(names: Collection[str]) -> bool:
 def check(path: Path | str) -> None:
     """Raise what `load` raises for a file that is not a readable export, without reading its rows."""
     with opened(Path(path)) as connection:
-        SqliteExport(connection, Path(path)).check()
+        Export(connection, Path(path)).check()
 
 
 def host_pid_of(packed: np.ndarray) -> np.ndarray:

@@ -1,152 +1,89 @@
-"""An export of `nsys export --type parquetdir`: a folder with one Parquet file per table."""
+"""An export of `nsys export --type parquetdir`, a folder with one Parquet file per table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lab.errors import BadDataError, needs
 from lab.recordings.capture import Capture
-from lab.recordings.nsys.export import PARQUET, Among, Export, Row
+from lab.recordings.nsys.export import PARQUET, Export
 from lab.recordings.nsys.reader import capture_of
+from lab.recordings.sqlite import quoted
 
 # Nothing marks an export as finished, but a finished one has both.
 _NEEDED = ("META_DATA_EXPORT", "StringIds")
 MOST_ROWS = 1 << 28  # of one table: a small file can promise any number of equal rows
+_BATCH_ROWS = 1 << 14
+_FIX = "nsys export --type parquetdir --force-overwrite true FILE.nsys-rep"
 
 
 def load_folder(path: Path | str) -> Capture:
-    """Read an export of `--type parquetdir`, a folder.
+    """Read an export of `--type parquetdir` through a temporary database, which holds the same tables.
 
     Raises BadDataError where the export was not finished, or a table is truncated, damaged or of unknown
     columns.
     """
-    return capture_of(ParquetExport(Path(path)))
-
-
-class ParquetExport(Export):
-    """The tables of such a folder. Raises BadDataError for one that is unfinished, truncated or damaged."""
-
-    kind = "a folder of Parquet files"
-
-    def __init__(self, path: Path) -> None:
-        self._files = {
-            file.name.removesuffix(PARQUET): self._opened(file) for file in sorted(path.glob(f"*{PARQUET}"))
-        }
-        super().__init__(path, {name: set(file.schema_arrow.names) for name, file in self._files.items()})
-
-    def check(self) -> None:
-        if missing := [name for name in _NEEDED if name not in self.tables]:
-            raise BadDataError(
-                f"an unfinished export: {' and '.join(missing)} missing from the folder",
-                location=self.path,
-                fix="nsys export --type parquetdir --force-overwrite true FILE.nsys-rep",
-            )
-        super().check()
+    path = Path(path)
+    files = sorted(path.glob(f"*{PARQUET}"))
+    tables = [file.name.removesuffix(PARQUET) for file in files]
+    if missing := [name for name in _NEEDED if name not in tables]:
+        raise BadDataError(
+            f"an unfinished export: {' and '.join(missing)} missing from the folder",
+            location=path,
+            fix=_FIX,
+        )
+    with closing(sqlite3.connect("")) as connection:  # "": a temporary file, deleted when it is closed
+        try:
+            for file, table in zip(files, tables, strict=True):
+                _copy(connection, file, table)
+        except sqlite3.Error as error:
+            raise BadDataError(f"not what nsys exports: {error}", location=path, fix=_FIX) from error
+        export = Export(connection, path, "a folder of Parquet files")
         # Nothing links an export to its report: only their ages show that it is out of date.
-        report = self.path.with_name(self.path.name.removesuffix("_pqtdir") + ".nsys-rep")
-        if report.exists() and report.stat().st_mtime > max(self._ages()):
-            self.problems.append(f"{report.name} is newer than this export of it: export it again")
+        report = path.with_name(path.name.removesuffix("_pqtdir") + ".nsys-rep")
+        if report.exists() and report.stat().st_mtime > max(file.stat().st_mtime for file in files):
+            export.problems.append(f"{report.name} is newer than this export of it: export it again")
+        return capture_of(export)
 
-    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
-        if table not in self.tables:
-            return iter(())
-        chosen = self._positions(table, among)
-        cells = [
-            (chosen + 1).tolist() if name == "rowid" else _values(self._column(table, name).take(chosen))
-            for name in columns
-        ]
-        return zip(*cells, strict=True)
 
-    def count(self, table: str) -> int:
-        return int(self._files[table].metadata.num_rows)
-
-    def numbers(
-        self,
-        table: str,
-        needed: Mapping[str, str],
-        optional: Mapping[str, str] | None = None,
-        among: Among | None = None,
-    ) -> dict[str, np.ndarray]:
-        columns = self.tables[table]
-        if absent := sorted(set(needed.values()) - columns - {"rowid"}):
-            raise BadDataError(
-                f"{table} has no column {', '.join(absent)}: a version that lab does not support",
-                location=self.path,
-            )
-        wanted = dict(needed) | {k: v for k, v in (optional or {}).items() if v in columns}
-        chosen = self._positions(table, among)
-        try:
-            numbers = {
-                name: chosen + 1 if column == "rowid" else self._column_of_integers(table, column)[chosen]
-                for name, column in wanted.items()
-            }
-        except (TypeError, ValueError, OverflowError) as error:
-            problem = f"{table} has values that are not integers: {error}"
-            raise BadDataError(problem, location=self.path) from error
-        return dict.fromkeys(optional or {}, np.full(len(chosen), -1)) | numbers
-
-    def _positions(self, table: str, among: Among | None) -> np.ndarray:
-        """Positions (m,) of the rows asked for."""
-        if among is None:
-            return np.arange(self.count(table))
-        return np.flatnonzero(np.isin(self._column_of_integers(table, among[0]), among[1]))
-
-    def _column_of_integers(self, table: str, name: str) -> np.ndarray:
-        import pyarrow
-
-        column = self._column(table, name)
-        if not pyarrow.types.is_integer(column.type) and not pyarrow.types.is_boolean(column.type):
-            if column.null_count == len(column):
-                return np.full(len(column), -1)
-            raise TypeError(f"{name} is of type {column.type}")
-        try:
-            integers = column.cast(pyarrow.int64())
-        except pyarrow.lib.ArrowInvalid as error:
-            raise OverflowError(str(error)) from error
-        values: np.ndarray = integers.fill_null(-1).to_numpy()
-        return values
-
-    def _column(self, table: str, name: str) -> Any:
-        import pyarrow
-
-        try:
-            return self._files[table].read(columns=[name], use_threads=False).column(0)
-        except (pyarrow.lib.ArrowException, OSError) as error:
-            raise self._damaged(self.path / f"{table}{PARQUET}", error) from error
-
-    def _opened(self, path: Path) -> Any:
-        with needs("analysis"):
-            import pyarrow.parquet
-        try:
-            file = pyarrow.parquet.ParquetFile(path)
-        except (pyarrow.lib.ArrowException, OSError) as error:
-            raise self._damaged(path, error) from error
+def _copy(connection: sqlite3.Connection, path: Path, table: str) -> None:
+    with needs("analysis"):
+        import pyarrow.parquet
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
         if file.metadata.num_rows > MOST_ROWS:
             raise BadDataError(
                 f"{file.metadata.num_rows} rows: more than lab reads ({MOST_ROWS})", location=path
             )
-        return file
-
-    def _damaged(self, path: Path, error: Exception) -> BadDataError:
-        return BadDataError(
+        names = file.schema_arrow.names
+        # Without types, so that every value keeps its own.
+        connection.execute(f"CREATE TABLE {quoted(table)} ({', '.join(map(quoted, names))})")
+        insert = f"INSERT INTO {quoted(table)} VALUES ({', '.join('?' * len(names))})"
+        for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+            connection.executemany(insert, _rows(batch))
+    except (pyarrow.lib.ArrowException, OSError) as error:
+        raise BadDataError(
             f"truncated, damaged or still being written: {str(error).splitlines()[0][:200]}",
             location=path,
-            fix="nsys export --type parquetdir --force-overwrite true FILE.nsys-rep",
-        )
+            fix=_FIX,
+        ) from error
+    except OverflowError as error:
+        raise BadDataError(f"{table} has values that are not integers: {error}", location=path) from error
 
-    def _ages(self) -> list[float]:
-        return [(self.path / f"{name}{PARQUET}").stat().st_mtime for name in self._files]
 
-
-def _values(column: Any) -> list[Any]:
-    """The values of a column; a name with invalid UTF-8 must not make the whole recording unreadable."""
+def _rows(batch: Any) -> Iterator[tuple[Any, ...]]:
+    """The rows of a batch; a name with invalid UTF-8 must not make the whole recording unreadable."""
     import pyarrow
 
-    if not (pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)):
-        return list(column.to_pylist())
-    raw = column.cast(pyarrow.large_binary()).to_pylist()
-    return [None if cell is None else cell.decode("utf-8", "replace") for cell in raw]
+    columns = []
+    for column in batch.columns:
+        if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+            raw = column.cast(pyarrow.large_binary()).to_pylist()
+            columns.append([None if cell is None else cell.decode("utf-8", "replace") for cell in raw])
+        else:
+            columns.append(column.to_pylist())
+    return zip(*columns, strict=True)

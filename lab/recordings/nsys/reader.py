@@ -14,7 +14,7 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, DeviceEvents, Process, by_process
-from lab.recordings.nsys.export import Export, SqliteExport, StringIds, host_pid_of, pid_of
+from lab.recordings.nsys.export import Export, StringIds, host_pid_of, pid_of
 from lab.recordings.nsys.info import check_presence, read_devices, read_info, stated_lacks, untraced_lacks
 from lab.recordings.nsys.operations import (
     never_closed,
@@ -106,11 +106,11 @@ def load(path: Path | str) -> Capture:
     """
     path = Path(path)
     with opened(path) as connection:
-        return capture_of(SqliteExport(connection, path))
+        return capture_of(Export(connection, path))
 
 
 def capture_of(export: Export) -> Capture:
-    """The capture in an export of either kind."""
+    """The capture in an export."""
     export.check()
     lacks = stated_lacks(export)
     strings = StringIds(export)

@@ -9,22 +9,22 @@ from functools import cached_property
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, Device, Process, Strings, filled
+from lab.recordings.capture import Device, Process, Strings
 from lab.recordings.rocm import (
     API_CATEGORIES,
     MARKERS,
     Columns,
-    copy_columns,
+    call_tables,
+    copy_table,
     device_of_agent,
-    graph_columns,
     json_object,
-    kernel_columns,
-    marker_columns,
+    kernel_name,
+    kernel_table,
     narrow,
     sound_times,
 )
 from lab.recordings.sqlite import Database, lookup, quoted
-from lab.recordings.tables import NO_SYMBOL, Table
+from lab.recordings.tables import Table
 from lab.stats.columns import per_distinct
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK")
@@ -200,7 +200,7 @@ def _guids(database: Database, suffix: str) -> list[str | None]:
     return sorted(guids, key=str)
 
 
-_DISPATCH = "start end pid agent_id kernel_id dispatch_id stream_id event_id"
+_DISPATCH = "start end pid agent_id kernel_id dispatch_id stream=stream_id event_id"
 _SIZES = " ".join(f"block_{axis}=workgroup_size_{axis} items_{axis}=grid_size_{axis}" for axis in "xyz")
 # Graph ids came with ROCm/rocm-systems#6498; older files lack the columns.
 _GRAPH = "graph=graph_exec_id graph_node=graph_node_id"
@@ -216,14 +216,9 @@ def read_dispatches(section: Section, people: People, strings: Strings) -> tuple
     # The file's own views drop such rows in inner joins: roc-optiq#596 shows one lost.
     _note_without(section, "event", rows["event_id"], section.events["id"])
     _note_without(section, "kernel symbol", rows["kernel_id"], symbol_ids)
-    columns = {
-        **_shared(section, people, "kernel_dispatch", rows),
-        **kernel_columns(rows),
-        "name_id": _kernel_names(section, rows["kernel_id"], strings),
-        "device": people.device_of(rows["agent_id"]),
-        "stream": rows["stream_id"],
-    }
-    return filled(OPS_COLUMNS, len(rows["start"]), columns), rows["dispatch_id"]
+    rows |= _shared(section, people, "kernel_dispatch", rows)
+    rows["name_id"] = _kernel_names(section, rows["kernel_id"], strings)
+    return kernel_table(rows | {"device": people.device_of(rows["agent_id"])}), rows["dispatch_id"]
 
 
 def _shared(section: Section, people: People, table: str, rows: Columns) -> Columns:
@@ -241,30 +236,20 @@ def _kernel_names(section: Section, kernels: np.ndarray, strings: Strings) -> np
     shown = section.texts("info_kernel_symbol", "display_name")
     mangled = section.texts("info_kernel_symbol", "kernel_name")
 
-    def name(kernel: int) -> str:
-        text = shown.get(kernel) or mangled.get(kernel, "").removesuffix(".kd")
-        return text or f"kernel {kernel} {NO_SYMBOL}"
+    def id_of(kernel: int) -> int:
+        return strings.id(kernel_name(kernel, shown.get(kernel, ""), mangled.get(kernel, "")))
 
-    return per_distinct(kernels, lambda kernel: strings.id(name(kernel)))
+    return per_distinct(kernels, id_of)
 
 
 def read_copies(section: Section, people: People, strings: Strings) -> Table:
-    """The memory copies, every row of the table, on the GPU that they reached, else on the one they left."""
-    rows = section.integers(
-        "memory_copy", "start end pid name_id event_id", f"{_GRAPH} size stream_id dst_agent_id src_agent_id"
-    )
-    target, origin = people.device_of(rows["dst_agent_id"]), people.device_of(rows["src_agent_id"])
-    names = per_distinct(rows["name_id"], lambda key: strings.id(section.strings.get(key, "memory copy")))
-    columns = {
-        **_shared(section, people, "memory_copy", rows),
-        **copy_columns(strings.texts, names),
-        **graph_columns(rows),
-        "name_id": names,
-        "device": np.where(target >= 0, target, origin),
-        "stream": rows["stream_id"],
-        "bytes": rows["size"],
-    }
-    return filled(OPS_COLUMNS, len(names), columns)
+    """The memory copies, every row of the table."""
+    optional = f"{_GRAPH} bytes=size stream=stream_id target=dst_agent_id origin=src_agent_id"
+    rows = section.integers("memory_copy", "start end pid name_id event_id", optional)
+    rows |= _shared(section, people, "memory_copy", rows)
+    rows |= {name: people.device_of(rows[name]) for name in ("target", "origin")}
+    name_id = per_distinct(rows["name_id"], lambda key: strings.id(section.strings.get(key, "memory copy")))
+    return copy_table(rows | {"name_id": name_id}, strings)
 
 
 def read_calls(section: Section, people: People, strings: Strings) -> tuple[Table, Table]:
@@ -284,15 +269,9 @@ def read_calls(section: Section, people: People, strings: Strings) -> tuple[Tabl
     is_hip = per_distinct(names, lambda key: section.strings.get(key, "").startswith(("hip", "__hip"))) > 0
     # Where a category is missing, HIP calls are known by their names.
     is_call |= (category < 0) & is_hip
-    marks = np.flatnonzero(~is_call)
-    messages = _messages(section) if len(marks) else {}
-    calls = [section.strings.get(key, "") for key in names[marks].tolist()]
-    events = map(messages.get, rows["event_id"][marks].tolist())
+    messages = {} if is_call.all() else _messages(section)
     shared["name_id"] = per_distinct(names, lambda key: strings.id(section.strings.get(key, "")))
-    api = filled(API_COLUMNS, len(names), shared).where(is_call)
-    ranges = filled(RANGE_COLUMNS, len(names), shared).take(marks)
-    marked = marker_columns(strings, zip(calls, events, strict=True))
-    return api, Table(ranges.as_dict() | marked)
+    return call_tables(shared, ~is_call, strings, lambda row: messages.get(int(rows["event_id"][row])))
 
 
 def _is_call(category: str) -> bool:

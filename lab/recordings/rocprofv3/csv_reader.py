@@ -18,24 +18,8 @@ from typing import IO, cast
 import numpy as np
 
 from lab.errors import BadDataError
-from lab.recordings.capture import (
-    API_COLUMNS,
-    OPS_COLUMNS,
-    RANGE_COLUMNS,
-    Capture,
-    Device,
-    Strings,
-    filled,
-)
-from lab.recordings.rocm import (
-    MARKERS,
-    Columns,
-    Parts,
-    copy_columns,
-    kernel_columns,
-    marker_columns,
-    sound_times,
-)
+from lab.recordings.capture import Capture, Device, Strings
+from lab.recordings.rocm import MARKERS, Columns, Parts, call_tables, copy_table, kernel_table, sound_times
 from lab.recordings.tables import Table
 
 HEADER = (b"Kernel_Name", b"Start_Timestamp", b"End_Timestamp")
@@ -67,10 +51,9 @@ def load_csv(path: Path) -> Capture:
         _kernel_table(kernels, ordinals, strings, parts.problems),
         _copy_table(copies, ordinals, strings, parts.problems),
     ]
-    parts.api += [
-        filled(API_COLUMNS, len(rows.cells), _call_columns(rows, strings, parts.problems)) for rows in calls
-    ]
-    parts.ranges.append(_range_table(marks, strings, parts.problems))
+    parts.api += [_call_tables(rows, strings, parts.problems)[0] for rows in calls]
+    # Of the marker's calls, those of its core domain are ranges, with their message as Function.
+    parts.ranges.append(_call_tables(marks, strings, parts.problems)[1])
     parts.add_dispatches(0, kernels.numbers("Dispatch_Id"), calls=any(len(api) for api in parts.api))
     return parts.capture(path, "rocprofv3", strings, "csv")
 
@@ -179,14 +162,15 @@ def _kernel_table(rows: _Rows, ordinals: dict[str, int], strings: Strings, probl
     stream = rows.numbers("Stream_Id")
     columns = {
         **rows.shared("kernels", problems),
-        **kernel_columns({"static": absent, "graph": absent, "graph_node": absent, **sizes}),
+        **dict.fromkeys(("static", "graph", "graph_node"), absent),
+        **sizes,
         "name_id": rows.ids("Kernel_Name", strings.id),
         "device": rows.ids("Agent_Id", lambda agent: ordinals.get(agent, -1)),
         # Versions without Stream_Id leave the hardware queue, which streams share: 5 queues for 567 in one
         # file.
         "stream": np.where(stream >= 0, stream, rows.numbers("Queue_Id")),
     }
-    return filled(OPS_COLUMNS, len(rows.cells), columns)
+    return kernel_table(columns)
 
 
 def _copy_table(rows: _Rows, ordinals: dict[str, int], strings: Strings, problems: list[str]) -> Table:
@@ -200,26 +184,20 @@ def _copy_table(rows: _Rows, ordinals: dict[str, int], strings: Strings, problem
     )
     columns = {
         **rows.shared("copies", problems),
-        **copy_columns(strings.texts, name_id),
+        **dict.fromkeys(("graph", "graph_node"), np.full(len(rows.cells), -1)),
         "name_id": name_id,
-        "device": np.where(target >= 0, target, np.maximum(origin, 0)),
+        "target": target,
+        "origin": np.maximum(origin, 0),
         "stream": rows.numbers("Stream_Id"),
     }
-    return filled(OPS_COLUMNS, len(rows.cells), columns)
+    return copy_table(columns, strings)
 
 
-def _call_columns(rows: _Rows, strings: Strings, problems: list[str]) -> Columns:
-    return rows.shared("calls", problems) | {
+def _call_tables(rows: _Rows, strings: Strings, problems: list[str]) -> tuple[Table, Table]:
+    columns = rows.shared("calls", problems) | {
         "name_id": rows.ids("Function", strings.id),
         "pid": rows.numbers("Process_Id"),
         "tid": rows.numbers("Thread_Id"),
     }
-
-
-def _range_table(rows: _Rows, strings: Strings, problems: list[str]) -> Table:
-    """Ranges that the program marked: a row of the marker's core domain has its message as Function."""
-    ranges = filled(RANGE_COLUMNS, len(rows.cells), _call_columns(rows, strings, problems))
-    is_mark = np.isin(np.array(rows.texts("Domain"), dtype=object), MARKERS)
-    texts = [text for text, marks in zip(rows.texts("Function"), is_mark.tolist(), strict=True) if marks]
-    marked = marker_columns(strings, ((text, None) for text in texts))
-    return Table(ranges.where(is_mark).as_dict() | marked)
+    is_mark = np.array([domain in MARKERS for domain in rows.texts("Domain")], dtype=bool)
+    return call_tables(columns, is_mark, strings, lambda _: None)

@@ -10,30 +10,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lab.recordings.capture import (
-    API_COLUMNS,
-    OPS_COLUMNS,
-    RANGE_COLUMNS,
-    Capture,
-    Process,
-    Strings,
-    filled,
-)
+from lab.recordings.capture import Capture, Process, Strings
 from lab.recordings.rocm import (
     MARKERS,
     Parts,
-    copy_columns,
+    call_tables,
+    copy_table,
     device_of_agent,
-    graph_columns,
-    kernel_columns,
-    marker_columns,
+    kernel_name,
+    kernel_table,
     narrow,
     sound_times,
 )
 from lab.recordings.rocprofv3 import scan
 from lab.recordings.rocprofv3.scan import Columns
 from lab.recordings.sqlite import lookup
-from lab.recordings.tables import NO_SYMBOL, Table
+from lab.recordings.tables import Table
 from lab.stats.columns import per_distinct
 
 
@@ -55,9 +47,6 @@ class _Element:
         """The GPU's ordinal (n,) by its agent's handle; -1 for a CPU."""
         ordinals = np.array([_ordinal(agent) for agent in self.gpus.values()], dtype=np.int64)
         return narrow(lookup(np.array([*self.gpus], dtype=np.int64), ordinals, handles))
-
-    def rows(self, record: str) -> Columns:
-        return scan.read_columns(self.raw, record, self.path)
 
 
 def load(path: Path | str) -> Capture:
@@ -102,71 +91,41 @@ def _ordinal(agent: dict[str, Any]) -> int:
     return number if isinstance(number, int) and 0 <= number < 1 << 31 else -1
 
 
-def _shared(element: _Element, process: int, rows: Columns, problems: list[str]) -> Columns:
+def _rows(element: _Element, record: str, process: int, problems: list[str]) -> Columns:
+    rows = scan.read_columns(element.raw, record, element.path)
     size = len(rows["start_ns"])
-    return sound_times(element.path, "rows", rows["start_ns"], rows["end_ns"], problems) | {
-        "process": np.full(size, process),
-        "pid": np.full(size, element.raw.metadata.pid),
-        "corr": rows["corr"],
-    }
+    times = sound_times(element.path, "rows", rows["start_ns"], rows["end_ns"], problems)
+    return rows | times | {"process": np.full(size, process), "pid": np.full(size, element.raw.metadata.pid)}
 
 
 def _kernels(
     element: _Element, process: int, strings: Strings, problems: list[str]
 ) -> tuple[Table, np.ndarray]:
-    rows = element.rows("dispatch")
+    rows = _rows(element, "dispatch", process, problems)
     symbols = {symbol.kernel_id: symbol for symbol in element.raw.kernel_symbols}
 
     def of_symbol(kernel: int) -> tuple[int, int, int, int]:
-        symbol = symbols.get(kernel)
-        sizes = symbol or scan.Symbol(kernel)
-        name = strings.id(_kernel_name(kernel, symbol))
-        return name, sizes.group_segment_size, sizes.arch_vgpr_count, sizes.accum_vgpr_count
+        symbol = symbols.get(kernel) or scan.Symbol(kernel)
+        name = strings.id(kernel_name(kernel, symbol.formatted_kernel_name, symbol.kernel_name))
+        return name, symbol.group_segment_size, symbol.arch_vgpr_count, symbol.accum_vgpr_count
 
-    name_id, *sizes = per_distinct(rows["kernel"], of_symbol, width=4).T
-    rows |= dict(zip(("static", "vgprs", "accums"), sizes, strict=True))
-    columns = {
-        **_shared(element, process, rows, problems),
-        **kernel_columns(rows),
-        "name_id": name_id,
-        "device": element.device_of(rows["agent"]),
-        "stream": rows["stream"],
-    }
-    return filled(OPS_COLUMNS, len(name_id), columns), rows["dispatch"]
-
-
-def _kernel_name(kernel: int, symbol: scan.Symbol | None) -> str:
-    name = (symbol.formatted_kernel_name or symbol.kernel_name.removesuffix(".kd")) if symbol else ""
-    return name or f"kernel {kernel} {NO_SYMBOL}"
+    columns = per_distinct(rows["kernel"], of_symbol, width=4).T
+    rows |= dict(zip(("name_id", "static", "vgprs", "accums"), columns, strict=True))
+    return kernel_table(rows | {"device": element.device_of(rows["agent"])}), rows["dispatch"]
 
 
 def _copies(element: _Element, process: int, strings: Strings, problems: list[str]) -> Table:
-    rows = element.rows("copy")
-    names, _ = _names(element, rows, strings)
-    target, origin = (element.device_of(rows[name]) for name in ("target", "origin"))
-    columns = {
-        **_shared(element, process, rows, problems),
-        **copy_columns(strings.texts, names),
-        **graph_columns(rows),
-        "name_id": names,
-        "device": np.where(target >= 0, target, origin),
-        "stream": rows["stream"],
-        "bytes": rows["bytes"],
-    }
-    return filled(OPS_COLUMNS, len(names), columns)
+    rows = _rows(element, "copy", process, problems)
+    rows |= {name: element.device_of(rows[name]) for name in ("target", "origin")}
+    return copy_table(rows | {"name_id": _names(element, rows, strings)[0]}, strings)
 
 
 def _calls(element: _Element, process: int, strings: Strings, problems: list[str]) -> tuple[Table, Table]:
     """The API calls, and the ranges that the program marked."""
-    rows = element.rows("call")
-    names, is_mark = _names(element, rows, strings)
-    shared = _shared(element, process, rows, problems) | {"tid": rows["tid"], "name_id": names}
-    calls = [strings.texts[name] for name in names[is_mark].tolist()]
-    messages_by_id = {marker.key: marker.value for marker in element.raw.strings.marker_api}
-    messages = map(messages_by_id.get, rows["corr"][is_mark].tolist())
-    ranges = filled(RANGE_COLUMNS, len(names), shared).where(is_mark)
-    marked = marker_columns(strings, zip(calls, messages, strict=True))
-    return filled(API_COLUMNS, len(names), shared).where(~is_mark), Table(ranges.as_dict() | marked)
+    rows = _rows(element, "call", process, problems)
+    rows["name_id"], is_mark = _names(element, rows, strings)
+    messages = {marker.key: marker.value for marker in element.raw.strings.marker_api}
+    return call_tables(rows, is_mark, strings, lambda row: messages.get(int(rows["corr"][row])))
 
 
 def _names(element: _Element, rows: Columns, strings: Strings) -> tuple[np.ndarray, np.ndarray]:
