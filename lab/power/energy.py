@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from lab.core.words import plural
-from lab.power.readings import Readings
+from lab.power.readings import AVERAGED_S, Readings
 
 LONGEST_SILENCE = 1 / 20  # of a window without a reading: what may have happened in it would be over 5 %
 LATE_READING = 1.5  # times the usual time between two readings: slow logs have wide bounds, not holes
@@ -29,6 +29,10 @@ FEWEST_IDLE_READINGS = 5
 # Readings beside the window above this are of other work: that much, and this many W, over the log's lowest.
 BUSY_IDLE_FACTOR, BUSY_IDLE_W = 1.5, 15.0
 BUSY_BESIDE = 0.9  # of the window's mean: readings beside it as high as that are of the same work
+RAMP_STEP = 1.5  # times the power outside: a step that shows how the sensor follows
+RAMP_ENDS = 0.1  # of a step at either end of a ramp, where noise hides it
+FEWEST_ON_RAMP = 4  # readings: of fewer a length cannot be told
+RAMP_S = (0.7, 1.4)  # s, around AVERAGED_S: the first and last reading on a ramp are up to a gap inside it
 IDLE_MARGIN_S = 0.3  # beside a window: a host's clock and a sensor's lag smear the edge
 PUBLISHED_SLACK = 0.02  # beyond the log's bounds: the edges of another clock, and rounding
 CLOCK_STEP_S = 0.5  # smaller steps are a daemon's corrections; readings are put in order
@@ -40,7 +44,8 @@ class Energy(msgspec.Struct, kw_only=True):
     """The energy of one GPU over a window, J; None where the log cannot tell it, and `problems` says why.
 
     energy_j is net: idle_w times the window is subtracted from gross_j. low_j and high_j bound energy_j,
-    gross_low_j and gross_high_j the gross. samples: readings inside the window.
+    gross_low_j and gross_high_j the gross. samples: readings inside the window. averaged_s: over how long
+    each reading averages, by the log's column or edges, and is corrected for; 0 for readings of the moment.
     """
 
     gpu: str
@@ -54,6 +59,7 @@ class Energy(msgspec.Struct, kw_only=True):
     mean_w: float | None = None
     idle_w: float | None = None
     samples: int = 0
+    averaged_s: float = 0.0
     problems: list[str] = []
 
 
@@ -71,6 +77,11 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
     if result.problems:
         return result
     gross_j, low_j, high_j = integrate(times, watts, start_s, end_s)
+    result.averaged_s = readings.averaged_s or averaged_by_edges(times, watts, start_s, end_s)
+    if result.averaged_s and end_s + result.averaged_s <= times[-1]:
+        late_j = late_energy_j(times, watts, start_s, end_s, result.averaged_s)
+        # Both readings of the ramps stay within the bounds: a load may rise and fall as slowly as an average.
+        low_j, high_j, gross_j = low_j + min(late_j, 0.0), high_j + max(late_j, 0.0), gross_j + late_j
     late_s = readings.averaged_s + readings.resolution_s
     slack_j = stale_j(times, watts, start_s, end_s, late_s) + _quantum_w(watts) / 2 * result.seconds
     result.gross_j = gross_j
@@ -170,6 +181,40 @@ def integrate(
         low_j += span_s * min(bounds[index][0], bounds[index + 1][0])
         high_j += span_s * max(bounds[index][1], bounds[index + 1][1])
     return joules, low_j, high_j
+
+
+def averaged_by_edges(times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float) -> float:
+    """AVERAGED_S where the load's steps at the window's ends are ramps as long as that, else 0.
+
+    On Ampere and newer `power.draw` is the mean of the last second, and only the log's edges tell: a load
+    sets in within milliseconds, the mean of a second rises for a second (seen on an H200).
+    """
+    t_s, power_w = np.asarray(times), np.asarray(watts)
+    inside_w = float(np.median(power_w[(t_s >= start_s) & (t_s <= end_s)]))
+    ramps_s = []
+    for edge_s, outside in ((start_s, t_s < start_s), (end_s, t_s > end_s + 2 * AVERAGED_S)):
+        if not outside.any() or inside_w < RAMP_STEP * (outside_w := float(np.median(power_w[outside]))):
+            continue  # no step here
+        share = (power_w - outside_w) / (inside_w - outside_w)
+        near = (t_s >= edge_s - IDLE_MARGIN_S) & (t_s <= edge_s + 2 * AVERAGED_S)
+        on_ramp = t_s[near & (share > RAMP_ENDS) & (share < 1 - RAMP_ENDS)]
+        is_dense = len(on_ramp) >= FEWEST_ON_RAMP
+        ramps_s.append((on_ramp[-1] - on_ramp[0]) / (1 - 2 * RAMP_ENDS) if is_dense else 0.0)
+    is_averaged = bool(ramps_s) and all(RAMP_S[0] < ramp_s < RAMP_S[1] for ramp_s in ramps_s)
+    return AVERAGED_S if is_averaged else 0.0
+
+
+def late_energy_j(
+    times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float, averaged_s: float
+) -> float:
+    """Return what readings that average over the last T seconds show of a window only after it, J.
+
+    The integral of such readings from the window's begin to T after its end weighs the window fully, and T on
+    either side of it by half: that is taken off at the power there, which the readings at both times are.
+    """
+    after_j, *_ = integrate(times, watts, end_s, end_s + averaged_s)
+    outside_w = np.interp([start_s, end_s + averaged_s], times, watts)
+    return after_j - averaged_s / 2 * float(outside_w.sum())
 
 
 def stale_j(
