@@ -64,7 +64,7 @@ for name, changed in (("a", False), ("b", True)):
             recorder.step()
 PY
 code=0
-python -m lab diff "$out/a.json.gz" "$out/b.json.gz" --replay --repeats 10 -o "$out/diff" --by op \
+python -m lab diff "$out/a.json.gz" "$out/b.json.gz" --replay -o "$out/diff" --by op \
     --execution-trace-a "$out/a_et.json" --execution-trace-b "$out/b_et.json" || code=$?
 echo "lab diff ended with $code"
 [ $code -le 1 ] || exit $code # 1: something was not replayed, which the findings say
