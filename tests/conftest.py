@@ -129,12 +129,16 @@ WAITING = {"docker", "podman", "slurm", "browser"}
 
 
 def mixed(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files with many tests first, and one that mostly waits for every six others: they compute meanwhile."""
+    """Files with many tests first, and one that mostly waits for every six others: they compute meanwhile.
+
+    Few of the simulator's tests take minutes each: at the end one worker would be busy with them alone.
+    """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     waiting, computing = [], []
-    for file in sorted(files.values(), key=len, reverse=True):
+    by_length = sorted(files.values(), key=len, reverse=True)
+    for file in sorted(by_length, key=lambda file: "simulator" not in file[0].path.parts):
         waits = any(marker.name in WAITING for item in file for marker in item.iter_markers())
         (waiting if waits else computing).append(file)
     order, rest = [], iter(waiting)

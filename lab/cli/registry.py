@@ -46,7 +46,7 @@ ROOMS = (
             "nixnan": "Watch floating-point instructions with nixnan.",
         },
         read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs."},
-        smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2 --timing 0",
+        smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2",
         needs="torch transformers",
     ),
     Room(

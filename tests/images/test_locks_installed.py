@@ -121,8 +121,6 @@ def test_the_bar_a_nan_baseline_runs_under_torch_1_12_in_the_built_image(pascal,
         "2",
         "--max-new-tokens",
         "2",
-        "--timing",
-        "0",
         cwd=open_folder,
     )
     said = json.loads((open_folder / "run/manifest.json").read_text())

@@ -69,7 +69,7 @@ def test_with_a_compiler_the_wheel_is_for_this_platform_and_any_python(native):
     assert re.search(r"-py3-none-(manylinux_2_\d+|linux)_\w+\.whl$", native.wheel.name)
     assert not any("compiled scanner of tensors" in line for line in native.said)
     libraries = {place.name: place.read_bytes() for place in (native.site / "lab" / "_native").iterdir()}
-    assert libraries.keys() == {C.file_name(source) for source in native.site.glob("lab/**/native/*.c")}
+    assert libraries.keys() == {C.file_name(source) for source in native.site.glob("lab/**/*.c")}
     assert C.file_name(native.site / COUNTS) in libraries
     assert not any(str(native.tree).encode() in library for library in libraries.values())
 

@@ -63,7 +63,7 @@ def averaged(power, over_s=1.0, parts=1000):
 
 @pytest.mark.parametrize("start_s, end_s", [(4.0, 14.0), (4.03, 9.57), (3.96, 16.02)])
 def test_readings_that_average_over_a_second_give_the_energy_of_the_run(start_s, end_s):
-    """Without it the first second's ramp is lost: an H200's log held 7,958 J (to 8,054) of its counter's 8,246."""
+    """Without it the first second's ramp is lost: an H200's log held 7,958 J of its counter's 8,246."""
 
     def load(t):
         return 690.0 + 30 * math.sin(t) if start_s <= t < end_s else 120.0

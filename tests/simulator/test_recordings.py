@@ -31,6 +31,7 @@ def assert_told(drawn: Draw | RanksDraw) -> None:
 @given(recordings())
 @example(Draw(Program((Op(),)), "rpd", (faults.Nameless(),)))
 @example(Draw(Program((STEP,)), "kineto", (faults.Twice(), faults.Lost("calls", every=True))))
+@example(Draw(Program((Op(), step(0, Op(), Copy()))), "rocpd", (faults.Lost("rows", "end"),)))
 @example(Draw(TWO_GRAPHS, "kineto_rocm", (faults.Lost("rows", "start"),)))
 @example(Draw(TWO_GRAPHS, "kineto", (faults.Lost("rows", "middle", 2),)))
 def test_no_figure_is_silently_different_from_the_truth(drawn: Draw):

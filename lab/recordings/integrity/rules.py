@@ -40,6 +40,7 @@ _LAUNCHED: dict[Place, str] = {
 
 
 # An empty recording proves nothing about the program.
+FEWEST_UNTRACED = 3  # copies that all lack a row: the recorder was not asked for them
 NOTHING = tuple(
     Lack(axis, "all", "S", -1, 0, 0, None, "nothing at all was recorded", unknown=True) for axis in AXES
 )
@@ -98,7 +99,12 @@ def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
         return owed, []
     n = int(copies.sum())
     text = f"copies were not recorded: {plural(n, 'call')} that copy, and no row of a copy anywhere"
-    return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True, untraced=True)]
+    # Few copies, or copies at one end alone, where rows get lost, may be a loss as well.
+    with_row, copied = of.api.start_ns[owed & of.has_row], of.api.start_ns[copies]
+    one_end = bool((copied > with_row.max(initial=0)).all() or (copied < with_row.min(initial=FOREVER)).all())
+    untraced = n >= FEWEST_UNTRACED and not one_end
+    text += "" if untraced else "; they were not asked for, or lost"
+    return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True, untraced=untraced)]
 
 
 def lost_at_edges(of: Evidence) -> np.ndarray:

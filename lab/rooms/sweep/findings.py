@@ -21,10 +21,11 @@ from lab.report.figures import save
 from lab.report.parts import Block, Figure, Files, Points, Section, Status, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.places import Places, Report, within
 from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
 from lab.rooms.sweep.gemm.session import num_workers, show_progress
-from lab.rooms.sweep.gemm.steps import MergeOptions, run_all
+from lab.rooms.sweep.gemm.steps import run_all
 from lab.rooms.sweep.journal import expected_runs
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import configs_of

@@ -39,7 +39,8 @@ def gemm() -> None:
 def everything(sweep: Path, top_k: int, salvage: bool, **shared: Any) -> None:
     """Every step in one go, each trace read once."""
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.steps import MergeOptions, run_all
+        from lab.rooms.sweep.gemm.merge import MergeOptions
+        from lab.rooms.sweep.gemm.steps import run_all
 
     session = Session(sweep, **shared)
     data = session.read(salvage=salvage, workbooks=True)
@@ -115,7 +116,7 @@ def merge(
     Written beside tracelens_analysis, as SWEEP/merged_traces; with --out, into OUT/merged_traces.
     """
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.steps import MergeOptions, merge_ranks
+        from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
 
     session = Session(sweep, **shared)
     if shared["require"]:

@@ -8,7 +8,7 @@ import pytest
 
 from lab.errors import MissingError
 from lab.native import READER, C
-from lab.rooms.nan.watch.native import find as native
+from lab.rooms.nan.watch import native
 
 HAS_C = native.library() is not None
 compiled = pytest.mark.skipif(not HAS_C, reason=f"no library here: {native.library_state()}")
