@@ -157,7 +157,8 @@ def _compared(ranges: Sample, plain: Sample, values: dict[str, float | str]) -> 
     if has_interval:
         values |= {"steps_low_percent": low, "steps_high_percent": high}
         steps = f"95 % interval of the steps within these two processes {low:+.1f} to {high:+.1f} %"
-    if abs(percent) <= 100 * AGREE:
+    # Means that lie near each other by chance show no agreement: the steps must allow of no large difference.
+    if abs(percent) <= 100 * AGREE and (not has_interval or max(-low, high) <= 200 * AGREE):
         return f"they agree within {abs(percent):.1f} % ({steps})."
     if has_interval and low <= 0 <= high:
         return f"a difference of {percent:+.0f} %, within the noise of the steps ({steps})."

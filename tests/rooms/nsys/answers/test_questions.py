@@ -38,6 +38,9 @@ def test_a_an_interval_covers_the_steps_of_two_processes_and_claims_no_cause(tmp
     doubtful = cell(tmp_path, "forward", plain_ms=wall)
     doubtful = dataclasses.replace(doubtful, files=msgspec.structs.replace(doubtful.files, twin=noisy))
     assert "+67 %, within the noise of the steps" in part_a(doubtful, []).sentence
+    near = told("forward", *(wall * np.array([0.98, 0.7, 1.3])))
+    near = dataclasses.replace(doubtful, files=msgspec.structs.replace(doubtful.files, twin=near))
+    assert "+1 %, within the noise of the steps" in part_a(near, []).sentence
     faster = part_a(cell(tmp_path, "forward", plain_ms=wall * 1.5), [])
     assert "under the profiler 33 % shorter" in faster.sentence
     steady = told("forward", *(wall * np.array([0.5, 0.51])))
