@@ -78,10 +78,10 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
         return result
     gross_j, low_j, high_j = integrate(times, watts, start_s, end_s)
     result.averaged_s = readings.averaged_s or averaged_by_edges(times, watts, start_s, end_s)
-    if result.averaged_s and end_s + result.averaged_s <= times[-1]:
-        late_j = late_energy_j(times, watts, start_s, end_s, result.averaged_s)
+    if result.averaged_s:
+        shift_j = averaged_energy_j(times, watts, start_s, end_s, result.averaged_s) - gross_j
         # Both readings of the ramps stay within the bounds: a load may rise and fall as slowly as an average.
-        low_j, high_j, gross_j = low_j + min(late_j, 0.0), high_j + max(late_j, 0.0), gross_j + late_j
+        low_j, high_j, gross_j = low_j + min(shift_j, 0.0), high_j + max(shift_j, 0.0), gross_j + shift_j
     late_s = readings.averaged_s + readings.resolution_s
     slack_j = stale_j(times, watts, start_s, end_s, late_s) + _quantum_w(watts) / 2 * result.seconds
     result.gross_j = gross_j
@@ -192,11 +192,11 @@ def averaged_by_edges(times: Sequence[float], watts: Sequence[float], start_s: f
     t_s, power_w = np.asarray(times), np.asarray(watts)
     inside_w = float(np.median(power_w[(t_s >= start_s) & (t_s <= end_s)]))
     ramps_s = []
-    for edge_s, outside in ((start_s, t_s < start_s), (end_s, t_s > end_s + 2 * AVERAGED_S)):
+    for edge_s, outside in ((start_s, t_s < start_s), (end_s, t_s > end_s + AVERAGED_S)):
         if not outside.any() or inside_w < RAMP_STEP * (outside_w := float(np.median(power_w[outside]))):
             continue  # no step here
         share = (power_w - outside_w) / (inside_w - outside_w)
-        near = (t_s >= edge_s - IDLE_MARGIN_S) & (t_s <= edge_s + 2 * AVERAGED_S)
+        near = np.abs(t_s - edge_s) <= 2 * AVERAGED_S
         on_ramp = t_s[near & (share > RAMP_ENDS) & (share < 1 - RAMP_ENDS)]
         is_dense = len(on_ramp) >= FEWEST_ON_RAMP
         ramps_s.append((on_ramp[-1] - on_ramp[0]) / (1 - 2 * RAMP_ENDS) if is_dense else 0.0)
@@ -204,17 +204,21 @@ def averaged_by_edges(times: Sequence[float], watts: Sequence[float], start_s: f
     return AVERAGED_S if is_averaged else 0.0
 
 
-def late_energy_j(
+def averaged_energy_j(
     times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float, averaged_s: float
 ) -> float:
-    """Return what readings that average over the last T seconds show of a window only after it, J.
+    """Joules of a window by readings that are each the mean of the last T seconds.
 
-    The integral of such readings from the window's begin to T after its end weighs the window fully, and T on
-    either side of it by half: that is taken off at the power there, which the readings at both times are.
+    A reading times T is the energy of its T seconds, so readings T apart add up to a window without an error
+    at its ends. What is left of the length is taken at the power beside it, once at either end.
     """
-    after_j, *_ = integrate(times, watts, end_s, end_s + averaged_s)
-    outside_w = np.interp([start_s, end_s + averaged_s], times, watts)
-    return after_j - averaged_s / 2 * float(outside_w.sum())
+    count, rest_s = divmod(end_s - start_s, averaged_s)
+    steps_s = averaged_s * np.arange(count)
+    from_start_w = np.interp(start_s + averaged_s + steps_s, times, watts)
+    from_end_w = np.interp(end_s - steps_s, times, watts)
+    rests_w = np.interp([start_s + averaged_s, end_s], times, watts)
+    whole_j = averaged_s * float(from_start_w.sum() + from_end_w.sum()) / 2
+    return whole_j + rest_s * float(rests_w.sum()) / 2
 
 
 def stale_j(

@@ -74,6 +74,12 @@ def test_readings_that_average_over_a_second_give_the_energy_of_the_run(start_s,
     assert energy.averaged_s == 1.0 and energy.gross_low_j < truth_j < energy.gross_high_j
     assert energy.gross_j == pytest.approx(truth_j, rel=0.01)
     assert energy.energy_j == pytest.approx(truth_j - 120 * length_s, rel=0.01)
+    inside = energy_of(log_of(averaged(load)), start_s + 0.6, end_s - 0.5)  # the ramps lie across its ends
+    truth_j -= 690 * 1.1 + 30 * (math.cos(start_s) - math.cos(start_s + 0.6))
+    truth_j -= 30 * (math.cos(end_s - 0.5) - math.cos(end_s))
+    assert inside.averaged_s == 1.0 and inside.gross_j == pytest.approx(truth_j, rel=0.01)
+    assert inside.gross_low_j < truth_j < inside.gross_high_j
+    truth_j = 690 * length_s + 30 * (math.cos(start_s) - math.cos(end_s))
     at_once = energy_of(log_of(load), start_s, end_s)
     assert at_once.averaged_s == 0.0 and at_once.gross_j == pytest.approx(truth_j, rel=0.02)
 
@@ -87,9 +93,8 @@ def test_a_load_that_rises_and_falls_slowly_stays_within_the_bounds(ramp_s, aver
     assert energy.gross_low_j < 1200 + 500 * (10 - ramp_s) < energy.gross_high_j
     late = energy_of(log_of(averaged(load)), 4.0, 14.0)
     assert late.gross_low_j < 1200 + 500 * (10 - ramp_s) < late.gross_high_j
-    load_after = energy_of(
-        log_of(lambda t: load(t) if t < 14 else 120 + 500 * max(0.0, 1 - (t - 14))), 4.0, 14.0
-    )
+    late_fall = log_of(lambda t: 120.0 + 500 * max(0.0, min(1.0, (t - 4) / ramp_s, (14 - t) / ramp_s + 1)))
+    load_after = energy_of(late_fall, 4.0, 14.0)
     assert load_after.averaged_s == averaged_s
 
 

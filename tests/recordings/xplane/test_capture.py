@@ -131,8 +131,8 @@ def test_a_lost_row_is_found_by_its_call(tmp_path):
 
 def test_an_amd_gpu_has_blocks_and_group_memory_and_copies_that_xla_leaves_out(tmp_path):
     host = Plane("/host:CPU").line(21, "python")
-    host.event("hipLaunchKernel", 0, 5, device_id=0, correlation_id=1)
-    host.event("hipMemcpyAsync", 10, 5, device_id=0, correlation_id=2)
+    for at, call in enumerate(("hipMemcpyAsync", "hipLaunchKernel", "hipMemcpyAsync", "hipMemcpyAsync")):
+        host.event(call, 10 * at, 5, device_id=0, correlation_id=at)
     gpu = Plane("/device:GPU:0", device_vendor="AMD").line(3, "Stream #3")
     details = "@ grid:16,2,1 block:256,1,1 private_mem:0 group_mem:1024 occ_pct:0"
     gpu.event("Cijk_Ailk", 20, 50, correlation_id=1, kernel_details=details)
