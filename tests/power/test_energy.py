@@ -84,6 +84,15 @@ def test_readings_that_average_over_a_second_give_the_energy_of_the_run(start_s,
     assert at_once.averaged_s == 0.0 and at_once.gross_j == pytest.approx(truth_j, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    "load_w, period_s, averaged_s",
+    [(200.0, 0.1, 1.0), (160.0, 0.1, 0.0), (600.0, 0.2, 1.0), (600.0, 0.3, 0.0)],
+)
+def test_a_small_step_and_few_readings_on_a_ramp_tell_nothing_of_the_sensor(load_w, period_s, averaged_s):
+    sensor = averaged(lambda t: load_w if 4 <= t < 14 else 120.0)
+    assert energy_of(log_of(sensor, period=period_s), 4.0, 14.0).averaged_s == averaged_s
+
+
 @pytest.mark.parametrize("ramp_s, averaged_s", [(0.5, 0.0), (1.0, 1.0), (2.0, 0.0)])
 def test_a_load_that_rises_and_falls_slowly_stays_within_the_bounds(ramp_s, averaged_s):
     def load(t):
