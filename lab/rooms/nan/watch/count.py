@@ -26,9 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.errors import MissingError, UsageError
-from lab.rooms.nan.watch.native import library, library_state
-
 KINDS = ("nan", "posinf", "neginf", "subnormal", "absmax")
 # dtype -> (integer of the same width, bits of infinity, bits of the least normal number). Above the sign bit,
 # an IEEE number's bits order like its magnitude: infinity is the exponent alone, what is greater is NaN.
@@ -178,47 +175,6 @@ def _gather(rows: list[Tensor]) -> np.ndarray:
     if len(devices) == 1:
         return torch.stack([row.double() for row in rows]).cpu().numpy()
     return np.stack([row.double().cpu().numpy() for row in rows])
-
-
-def choose_counter(device: torch.device) -> tuple[str, Counter, str]:
-    """(name, function, reason) of the best way on `device`."""
-    if device.type != "cuda":
-        name = "bits" if library() is not None else "plain"
-        return name, counter_named(name), f"the model is not on a GPU ({library_state()})"
-    try:
-        from lab.rooms.nan.watch.kernel import KernelCounter
-    except ImportError as error:
-        return "norm", norm_counts, f"Triton is not available ({error})"
-    return "kernel", KernelCounter(), "Triton is available"
-
-
-def counter_named(name: str) -> Counter:
-    """The counter of this name. Raises UsageError for an unknown name, MissingError without Triton."""
-    if name == "bits":
-        loaded = library()
-        return NativeCounts(loaded).exact if loaded is not None else plain_counts
-    counters: dict[str, Counter] = {"plain": plain_counts, "norm": norm_counts}
-    if name in counters:
-        return counters[name]
-    if name != "kernel":
-        raise UsageError(f"no counter {name!r}", fix="use kernel, bits, norm or plain")
-    try:
-        from lab.rooms.nan.watch.kernel import KernelCounter
-    except ImportError as error:
-        raise MissingError(f"the kernel needs Triton: {error}", fix="use counter=norm") from error
-    return KernelCounter()
-
-
-def cpu_counters() -> tuple[Counter, Counter]:
-    """In C: counts with magnitudes, and the cheapest that finds what is bad.
-
-    Raises MissingError without C.
-    """
-    loaded = library()
-    if loaded is None:
-        raise MissingError("counting bits needs a C compiler", fix="use counter=plain")
-    native = NativeCounts(loaded)
-    return native.magnitudes, native.screen
 
 
 C_FORMATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.count import Counter, choose_counter, counter_named, cpu_counters
+from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
+from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
