@@ -32,6 +32,7 @@ BUSY_BESIDE = 0.9  # of the window's mean: readings beside it as high as that ar
 RAMP_STEP = 1.5  # times the power outside: a step that shows how the sensor follows
 RAMP_ENDS = 0.1  # of a step at either end of a ramp, where noise hides it
 FEWEST_ON_RAMP = 4  # readings: of fewer a length cannot be told
+FASTEST_AVERAGE = 1.5  # times the log's range per AVERAGED_S: a mean of that long moves no faster
 RAMP_S = (0.7, 1.4)  # s, around AVERAGED_S: the first and last reading on a ramp are up to a gap inside it
 IDLE_MARGIN_S = 0.3  # beside a window: a host's clock and a sensor's lag smear the edge
 PUBLISHED_SLACK = 0.02  # beyond the log's bounds: the edges of another clock, and rounding
@@ -45,7 +46,7 @@ class Energy(msgspec.Struct, kw_only=True):
 
     energy_j is net: idle_w times the window is subtracted from gross_j. low_j and high_j bound energy_j,
     gross_low_j and gross_high_j the gross. samples: readings inside the window. averaged_s: over how long
-    each reading averages, by the log's column or edges, and is corrected for; 0 for readings of the moment.
+    each reading averages, where the log's edges show it and it is corrected for; else 0.
     """
 
     gpu: str
@@ -77,12 +78,14 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
     if result.problems:
         return result
     gross_j, low_j, high_j = integrate(times, watts, start_s, end_s)
-    result.averaged_s = readings.averaged_s or averaged_by_edges(times, watts, start_s, end_s)
+    late_s = readings.averaged_s + readings.resolution_s
+    result.averaged_s = averaged_by_edges(times, watts, start_s, end_s)
     if result.averaged_s:
         shift_j = averaged_energy_j(times, watts, start_s, end_s, result.averaged_s) - gross_j
         # Both readings of the ramps stay within the bounds: a load may rise and fall as slowly as an average.
         low_j, high_j, gross_j = low_j + min(shift_j, 0.0), high_j + max(shift_j, 0.0), gross_j + shift_j
-    late_s = readings.averaged_s + readings.resolution_s
+    elif may_average(times, watts):
+        late_s = max(late_s, AVERAGED_S)
     slack_j = stale_j(times, watts, start_s, end_s, late_s) + _quantum_w(watts) / 2 * result.seconds
     result.gross_j = gross_j
     result.gross_low_j = low_j - slack_j
@@ -204,6 +207,13 @@ def averaged_by_edges(times: Sequence[float], watts: Sequence[float], start_s: f
     return AVERAGED_S if is_averaged else 0.0
 
 
+def may_average(times: Sequence[float], watts: Sequence[float]) -> bool:
+    """Whether each reading may be the mean of AVERAGED_S: no jump of the log is too fast for that."""
+    steps_s, steps_w = np.diff(times), np.abs(np.diff(watts))
+    range_w = max(watts) - min(watts)
+    return bool((steps_w * AVERAGED_S <= FASTEST_AVERAGE * range_w * steps_s).all())
+
+
 def averaged_energy_j(
     times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float, averaged_s: float
 ) -> float:
@@ -237,8 +247,8 @@ def stale_j(
     if len(gaps) < FEWEST_CHANGES:
         sensor_s = min(sensor_s, max(SLOWEST_SENSOR_S, _usual_gap_s(times)))
     late_s = max(averaged_s, sensor_s)
-    inside = [power for t, power in zip(times, watts, strict=True) if start_s <= t <= end_s]
-    return late_s * (max(inside) - min(inside))
+    shown = [w for t, w in zip(times, watts, strict=True) if start_s - late_s <= t <= end_s + late_s]
+    return late_s * (max(shown) - min(shown))
 
 
 def _neighbours(times: Sequence[float], watts: Sequence[float], t_s: float) -> tuple[float, float]:

@@ -93,6 +93,28 @@ def test_a_small_step_and_few_readings_on_a_ramp_tell_nothing_of_the_sensor(load
     assert energy_of(log_of(sensor, period=period_s), 4.0, 14.0).averaged_s == averaged_s
 
 
+@given(st.floats(200, 700), st.floats(40, 190), st.floats(3, 7), st.floats(-0.9, 0.9), st.floats(-0.9, 0.9))
+def test_the_bounds_hold_whatever_the_sensor_and_wherever_the_window_lies(
+    load_w, idle_w, length_s, early, late
+):
+    """Where neither jump nor ramp tells what each reading averages over, both must lie within the bounds."""
+
+    def mean_of_last(over_s):
+        def power_w(t):
+            shown_s = min(t, 4.5 + length_s) - max(t - over_s, 4.5)
+            return idle_w + (load_w - idle_w) * max(0.0, shown_s) / over_s
+
+        return power_w
+
+    start_s, end_s = 4.5 - early, 4.5 + length_s + late
+    inside_s = min(end_s, 4.5 + length_s) - max(start_s, 4.5)
+    truth_j = idle_w * (end_s - start_s) + (load_w - idle_w) * inside_s
+    for over_s in (1e-6, 1.0):
+        energy = energy_of(log_of(mean_of_last(over_s)), start_s, end_s, idle_w=idle_w)
+        assert not energy.problems
+        assert energy.gross_low_j - 1e-6 <= truth_j <= energy.gross_high_j + 1e-6
+
+
 @pytest.mark.parametrize("ramp_s, averaged_s", [(0.5, 0.0), (1.0, 1.0), (2.0, 0.0)])
 def test_a_load_that_rises_and_falls_slowly_stays_within_the_bounds(ramp_s, averaged_s):
     def load(t):
