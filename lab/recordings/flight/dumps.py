@@ -167,7 +167,7 @@ def _read(path: Path, rank: int, stack: str) -> Dump:
     return Dump(
         rank=rank,
         path=path,
-        entries=tuple(_in_batches(_distinct(entries))),
+        entries=tuple(_in_batches(_distinct(entries), is_cut=_is_cut(entries))),
         groups=_groups(document.get("pg_config")),
         status={
             _text(key): (
@@ -249,21 +249,31 @@ def _distinct(entries: Sequence[Any]) -> Iterator[tuple[Entry, int]]:
             yield _entry(entry, cache), _int(entry.get("p2p_seq_id"))
 
 
-def _in_batches(entries: Iterator[tuple[Entry, int]]) -> Iterator[Entry]:
+def _is_cut(entries: Sequence[Any]) -> bool:
+    """Whether the ring has overwritten what came before the first entry."""
+    return bool(entries) and isinstance(entries[0], dict) and _int(entries[0].get("record_id")) > 0
+
+
+def _in_batches(entries: Iterator[tuple[Entry, int]], *, is_cut: bool) -> Iterator[Entry]:
     """Give the sends and receives of a batch the batch's end; entries come with their p2p number.
 
     ProcessGroupNCCL records a batch after its members, as "coalesced" with their number. The members stay
     "scheduled" for ever, and the batch of sends and receives is not marked p2p (torch 2.11 on two H200s): it
-    would pass for a collective that has the number of another.
+    would pass for a collective that has the number of another. So would one whose members the ring has
+    overwritten: the first of its group in a dump that is cut, which may be one of transfers.
     """
+    groups: set[str] = set()  # of which an entry has come
     waiting: dict[str, list[tuple[Entry, int]]] = {}  # by group: what no batch has closed yet
     for entry, p2p_seq in entries:
+        is_first = entry.group not in groups
+        groups.add(entry.group)
         if entry.is_p2p and entry.name != BATCH:
             waiting.setdefault(entry.group, []).append((entry, p2p_seq))
             continue
         if entry.name == BATCH:
             members = waiting.pop(entry.group, [])
             is_p2p = entry.is_p2p or any(number == p2p_seq for _, number in members)
+            is_p2p |= is_cut and is_first
             for member, number in members:
                 has_ended = entry.state == "completed" and number == p2p_seq
                 yield replace(member, state="completed", retired=True) if has_ended else member

@@ -104,6 +104,20 @@ def test_a_batch_of_transfers_has_no_number_among_the_collectives_and_ends_its_m
     assert (found.kind, found.ranks, found.seq) == ("not_joined", (0,), 2)
 
 
+def test_a_batch_whose_members_the_ring_has_overwritten_is_no_collective(tmp_path):
+    """Without them nothing says that it is one of transfers, and it has the number of a collective."""
+    ranks = {
+        0: [*batch(1, "send 0->1", collective_seq=5)[1:], entry(6)],
+        1: [entry(5), entry(6)],
+        2: [entry(5), entry(6)],
+    }
+    found = made(tmp_path, ranks, {"0": [0, 1, 2]})
+    assert (found.kind, found.ranks) == ("none", ())
+    ranks[0][-1] = entry(6, **STARTED)
+    found = made(tmp_path, ranks, {"0": [0, 1, 2]})
+    assert (found.kind, found.ranks) == ("stuck_kernel", (0,))
+
+
 @pytest.mark.parametrize(
     "inside, kind, ranks", [((1,), "not_joined", (0,)), ((1, 2), "not_joined", (0,)), ((), "none", ())]
 )
