@@ -284,10 +284,11 @@ def as_passed(value: Any, name: str, is_input: bool) -> Any:
     kind = type(value)
     if kind is Tensor:
         try:
-            if not value._version:
-                return value
-        except Exception:  # made in inference mode
-            pass
+            version = value._version
+        except RuntimeError:  # made in inference mode
+            version = UNTRACKED
+        if not version:
+            return value
     elif kind in ATOMS:
         return value
     elif kind is tuple:
