@@ -46,7 +46,8 @@ def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
     ended are not a fair sample.
     """
     trials = {(row.cell, row.trial) for row in rows}
-    first_gap = {cell: next(n for n in range(len(rows) + 1) if (cell, n) not in trials) for cell, _ in trials}
+    cells = {row.cell for row in rows}
+    first_gap = {cell: next(n for n in range(len(rows) + 1) if (cell, n) not in trials) for cell in cells}
     return [row for row in rows if row.trial < first_gap[row.cell]]
 
 

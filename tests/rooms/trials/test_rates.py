@@ -75,6 +75,11 @@ def test_trials_per_cell_are_near_those_of_the_exact_power(base, cell, exact):
     assert trials_per_cell(base, cell, power=0.9) > trials_per_cell(base, cell)
 
 
+@pytest.mark.parametrize("base, cell, exact", [(0.4, 0, 13), (0.05, 0, 134), (1, 0.5, 10)])
+def test_trials_per_cell_at_the_edges_are_some_too_many_and_never_too_few(base, cell, exact):
+    assert exact <= trials_per_cell(base, cell) <= 1.25 * exact
+
+
 def test_trials_to_see_a_difference_where_there_is_no_answer():
     assert trials_per_cell(0.2, 0.2) is None and trials_per_cell(0.01, 0.009) is None
 

@@ -221,6 +221,10 @@ def test_a_flood_of_output_is_judged_to_its_end_and_kept_in_part(tmp_path, monke
     reader = Reader(parse("loss > 100000"))
     main._pass_on(io.BytesIO(b"a" * (main.LONGEST_LINE - 10) + b" loss: 123456"), reader)
     assert reader.verdict(0) == ("error", "line 1 is too long: a number in it may have been cut in two")
+    for terms, verdict in (("/Error|NaN/", "error"), ("exit!=0", "pass")):
+        reader = Reader(parse(terms))
+        main._pass_on(io.BytesIO(b"a" * (main.LONGEST_LINE - 1) + b"NaN"), reader)
+        assert reader.verdict(0)[0] == verdict
 
 
 def test_a_row_that_cannot_be_read_is_one_error_and_said(tmp_path):

@@ -65,7 +65,7 @@ def _lengths_ms(runs: Iterable[Explained], change: str) -> list[float]:
 
 
 def bound_by_hosts(settings: Settings) -> str | None:
-    """LogChoices before any comparison: in which settings the hosts set the pace, and what the GPUs need."""
+    """Said before any comparison: in which settings the hosts set the pace, and what the GPUs need."""
     bound = {key: ranks for key, account in settings.items() if (ranks := bound_ranks(account))}
     if not bound:
         return None

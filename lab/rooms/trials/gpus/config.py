@@ -70,7 +70,7 @@ def plan(config: GpusConfig, site: Site) -> Plan:
         notes.append("one GPU: it is compared with itself over time, and with no other")
     steps = []
     for number in range(config.rounds):
-        order = uuids or [None]
+        order = [*uuids] or [None]
         random.Random(f"{config.seed}:{number}").shuffle(order)
         steps += [_step(config, number, index, uuid) for index, uuid in enumerate(order)]
     return Plan(

@@ -12,6 +12,7 @@ import pandas as pd
 
 from lab.core.plan import Findings
 from lab.core.run import Run
+from lab.core.step import Status as StepStatus
 from lab.core.words import plural, printable
 from lab.errors import BadDataError
 from lab.report.page import write_page
@@ -74,8 +75,8 @@ def gather(run: Run) -> tuple[list[Visit], list[str]]:
     for record in run.manifest.steps:
         step, outcome = record.step, record.outcome
         visit = Visit(str(step.labels["gpu"]), int(step.labels["round"]), int(step.labels["order"]))
-        if outcome is None:
-            problems.append(f"{step.name} did not run")
+        if outcome is None or outcome.status is StepStatus.interrupted:  # by a person: no GPU is to blame
+            problems.append(f"{step.name} did not run to its end")
         elif outcome.ok:
             try:
                 read = msgspec.json.decode((run.folder(step) / VISIT).read_bytes(), type=Visit)
@@ -96,7 +97,8 @@ def missing(finding: Finding, visits: Sequence[Visit]) -> list[str]:
         lines.append("no GPU was tested: the checks ran on the CPU, or on no GPU to their end")
     elif len(finding.tested) == 1:
         lines.append("one GPU was tested: it was compared with itself over time, and with no other")
-    tested = [visit for visit in visits if visit.uuid in finding.tested]
+    # A visit that failed knows neither the GPU's name nor its counters; its others do.
+    tested = [visit for visit in visits if visit.uuid in finding.tested and visit.checks]
     names = {visit.uuid: visit.name for visit in tested}
     alone = [name for name in sorted(set(names.values())) if list(names.values()).count(name) == 1]
     if len(set(names.values())) > 1 and alone:

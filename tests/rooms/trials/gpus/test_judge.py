@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 pytest.importorskip("pandas")
 from lab.core.gpu import Gpu
 from lab.core.plan import Site
+from lab.core.step import Outcome, Status
 from lab.errors import UsageError
-from lab.rooms.trials.gpus.config import Check, GpusConfig, Visit, plan
+from lab.rooms.trials.gpus.config import VISIT, Check, GpusConfig, Visit, plan
 from lab.rooms.trials.gpus.judge import judge
-from lab.rooms.trials.gpus.page import missing, sentences
+from lab.rooms.trials.gpus.page import gather, missing, sentences
 from tests.command import lab
 from tests.conftest import ROOT
 
@@ -43,6 +46,28 @@ def test_equal_gpus_are_no_suspects():
     assert not finding.suspects and not finding.open_pairs and len(finding.tested) == 8
     assert "8 GPUs agree in all bits" in sentences(finding, seen)[0]
     assert missing(finding, seen) == []
+
+
+def test_a_visit_that_failed_leaves_what_the_other_visits_saw():
+    seen = [*visits(("GPU-0", {}), ("GPU-1", {})), visit("GPU-1", 3, name="", error="timeout", counters={})]
+    finding = judge(seen)
+    assert {uuid for uuid, _ in kinds(finding)} == {"GPU-1"} and missing(finding, seen) == []
+
+
+@pytest.mark.parametrize("status, accused", [("interrupted", False), ("timeout", True)])
+def test_a_visit_that_a_person_ended_accuses_no_gpu(tmp_path, status, accused):
+    gpus = tuple(Gpu(vendor="nvidia", index=index, uuid=f"GPU-{index}") for index in range(2))
+    steps = plan(GpusConfig(rounds=2), Site(vendor="nvidia", gpus=gpus)).steps
+    records = [SimpleNamespace(step=step, outcome=Outcome(status=Status.ok)) for step in steps]
+    records[-1].outcome = Outcome(status=Status[status], reason="it ended")
+    ended = str(steps[-1].labels["gpu"])
+    for step in steps[:-1]:
+        (tmp_path / step.folder).mkdir(parents=True)
+        (tmp_path / step.folder / VISIT).write_bytes(msgspec.json.encode(visit("?", step.labels["round"])))
+    manifest = SimpleNamespace(steps=records)
+    found, problems = gather(SimpleNamespace(manifest=manifest, folder=lambda step: tmp_path / step.folder))
+    assert {uuid for uuid, _ in kinds(judge(found))} == ({ended} if accused else set())
+    assert bool(problems) != accused
 
 
 def test_one_gpu_with_other_bits_is_named_by_its_uuid():
