@@ -272,8 +272,11 @@ def _in_batches(entries: Iterator[tuple[Entry, int]], *, is_cut: bool) -> Iterat
             continue
         if entry.name == BATCH:
             members = waiting.pop(entry.group, [])
-            is_p2p = entry.is_p2p or any(number == p2p_seq for _, number in members)
-            is_p2p |= is_cut and is_first
+            # A plain send before a batch of collectives has the batch's number, too, but a state of its own.
+            is_p2p = entry.is_p2p or any(
+                number == p2p_seq and member.state == "scheduled" for member, number in members
+            )
+            is_p2p |= is_cut and is_first and p2p_seq > 0
             for member, number in members:
                 has_ended = entry.state == "completed" and number == p2p_seq
                 yield replace(member, state="completed", retired=True) if has_ended else member

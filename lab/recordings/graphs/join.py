@@ -15,6 +15,7 @@ from lab.recordings.graphs.fit import Fit, Pattern, fit, products_agree
 from lab.recordings.graphs.rows import NONE, RULES, RowMaker, Rows, no_rows
 from lab.recordings.graphs.sequences import (
     CAPTURED,
+    GEOMETRY,
     Replays,
     Sequence,
     Words,
@@ -135,9 +136,6 @@ class Choice:
         return problems
 
 
-_GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
-
-
 @dataclass(frozen=True)
 class Join:
     """The GPU rows of `sources[0]` that a graph replayed, with their operators.
@@ -213,7 +211,7 @@ def _patterns(source: Source, replays: Replays, words: Words) -> tuple[Pattern, 
         return ()
     ops = source.capture.ops
     named = words_of_rows(source.capture, words)
-    geometry = np.stack([getattr(ops, name) for name in _GEOMETRY], axis=1)
+    geometry = np.stack([getattr(ops, name) for name in GEOMETRY], axis=1)
     # CUDA gives the graph's number in the upper half.
     node = np.where(ops.graph_node > 0, ops.graph_node & 0xFFFFFFFF, -1)
     rows_of_replays = [replays.of(index) for index in range(len(replays))]

@@ -35,6 +35,7 @@ def lacks_of(joined: Join) -> tuple[Lack, ...]:
     due: dict[int, int] = defaultdict(int)
     against: dict[int, str] = {}
     judged = np.zeros(len(capture.ops), dtype=bool)
+    bounds: dict[int, tuple[int, int]] = {}
     for index, match in enumerate(joined.fits):
         if match is None or match.sequence.origin != "capture":
             continue
@@ -43,7 +44,9 @@ def lacks_of(joined: Join) -> tuple[Lack, ...]:
         process = int(capture.ops.process[rows[0]])
         due[process] += len(match.sequence)
         if match.num_missing:
-            edges = edges_at(of, rows, bounds_ns(of, process))
+            if process not in bounds:  # a look over all rows
+                bounds[process] = bounds_ns(of, process)
+            edges = edges_at(of, rows, bounds[process])
             place = place_of_loss(joined.patterns[index].words, match.sequence.words, edges)
             lost[process, place] += match.num_missing
             against[process] = joined.sources[match.sequence.source].path.name

@@ -126,7 +126,7 @@ def _places_in_ops(sequence: Sequence, sources: tuple[Source, ...]) -> list[tupl
 CAPTURED, EAGER = "capture", "eager run"
 _BATCH = re.compile(r"capture_(\d+)_(\w+)\Z")
 _COMPILED = re.compile(r"## Call CompiledFxGraph ")
-_GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 # A trace may hold many different ranges; a forward of the replay's length is among the nearest in length.
 MAX_EAGER = 128
 
@@ -162,6 +162,8 @@ def captured(
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
     of = of_capture(capture)
+    if not len(of.windows):  # the usual recording: spare it the join below
+        return [], []
     launches = np.isin(of.call_kinds, (calls.LAUNCH, calls.COPY, calls.FILL)) & ~of.has_row
     order = np.argsort(capture.api.start_ns, kind="stable")
     graphs: list[Sequence] = []
@@ -240,7 +242,7 @@ def eager(
         api=capture.api.name_id[calls_made],
         call=calls_made,
         op=op,
-        geometry=np.stack([getattr(ops, name) for name in _GEOMETRY], axis=1),
+        geometry=np.stack([getattr(ops, name) for name in GEOMETRY], axis=1),
         modules=[()] * len(rows),
         layers=[""] * len(rows),
     )

@@ -10,7 +10,6 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.calls import COPY, GRAPH_LAUNCH, LAUNCH
-from lab.recordings.capture import Capture
 from lab.recordings.integrity.evidence import FOREVER, Evidence, of_capture
 from lab.recordings.integrity.physics import durations_ns, impossible
 from lab.recordings.lacks import AXES, Lack, Place
@@ -22,7 +21,6 @@ from lab.stats import robust
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
     from lab.recordings.integrity.replays import Windows
-
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
@@ -39,8 +37,8 @@ _LAUNCHED: dict[Place, str] = {
 }
 
 
-# An empty recording proves nothing about the program.
 FEWEST_UNTRACED = 3  # copies that all lack a row: the recorder was not asked for them
+# An empty recording proves nothing about the program.
 NOTHING = tuple(
     Lack(axis, "all", "S", -1, 0, 0, None, "nothing at all was recorded", unknown=True) for axis in AXES
 )
@@ -215,7 +213,11 @@ FEWEST = 2
 
 
 def lacks_over_ranks(shapes: Sequence[Shape]) -> list[tuple[Lack, ...]]:
-    """What each rank's recording lacks when compared with the others'; signs, no proofs, hence unknown."""
+    """What each rank's recording lacks when compared with the others'; signs, no proofs, hence unknown.
+
+    Unequal numbers of rows prove nothing: pipeline stages and sharded tables make them. Clocks of ranks
+    differ, so a rank's end counts from the start of its own first step.
+    """
     return [_lacks(index, shapes) for index in range(len(shapes))]
 
 

@@ -99,6 +99,8 @@ SCHEMAS: dict[str, Schema] = {
 STREAM_WAIT = "Stream Wait Event"  # Kineto's name of the kind in which a stream waits, not the host
 _FLOW = re.compile(rb"\"*(\d{1,18})\"*")
 
+# Table -> the table of those of its rows that describe a collective, and the column that names the row.
+_COLLECTIVES = {"kernels": ("collectives", "kernel"), "ops": ("comm_ops", "op")}
 # Table -> its columns of numbers, of ids of texts and of ids of lists, each with the field of an event.
 _INTS = {
     "kernels": {"corr": "correlation", "external_id": "external_id", "bytes": "bytes_"},
@@ -251,12 +253,11 @@ class Columns:
         elif table == "ranges":
             columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
         self._append(table, fields, columns)
-        for described, row, of in (("collectives", "kernel", "kernels"), ("comm_ops", "op", "ops")):
-            if of == table:
-                index, chosen = fields.collectives()
-                if len(index):
-                    rows = {row: index + len(self._tables[table]) - len(fields)}
-                    self._append(described, chosen, rows)
+        if table in _COLLECTIVES:
+            described, row = _COLLECTIVES[table]
+            index, chosen = fields.collectives()
+            if len(index):
+                self._append(described, chosen, {row: index + len(self._tables[table]) - len(fields)})
 
     def _append(self, table: str, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         """Append rows: `columns`, and those that are fields of the events as they are."""

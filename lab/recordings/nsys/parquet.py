@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from lab.errors import BadDataError, needs
+from lab.errors import BadDataError, StorageError, needs
 from lab.recordings.capture import Capture
 from lab.recordings.nsys.export import PARQUET, Export
 from lab.recordings.nsys.reader import capture_of
 from lab.recordings.sqlite import quoted
 
+# What lab reads. Of other tables, which may be much larger (SCHED_EVENTS), only the columns are copied.
+_READ = re.compile(
+    r"CUPTI_|CUDA_|TARGET_INFO_|META_DATA_|(NVTX_EVENTS|OSRT_API|GPU_METRICS|DIAGNOSTIC_EVENT|StringIds)$"
+)
+_NO_ROOM = ("disk is full", "disk I/O error", "unable to open database file")  # Python 3.10 has no codes
 # Nothing marks an export as finished, but a finished one has both.
 _NEEDED = ("META_DATA_EXPORT", "StringIds")
 MOST_ROWS = 1 << 28  # of one table: a small file can promise any number of equal rows
@@ -41,6 +47,9 @@ def load_folder(path: Path | str) -> Capture:
             for file, table in zip(files, tables, strict=True):
                 _copy(connection, file, table)
         except sqlite3.Error as error:
+            if any(text in str(error) for text in _NO_ROOM):
+                fix = "an export as SQLite needs no copy, or set SQLITE_TMPDIR to a folder with room"
+                raise StorageError(f"no room for a copy of {path.name}: {error}", fix=fix) from error
             raise BadDataError(f"not what nsys exports: {error}", location=path, fix=_FIX) from error
         export = Export(connection, path, "a folder of Parquet files")
         # Nothing links an export to its report: only their ages show that it is out of date.
@@ -62,6 +71,8 @@ def _copy(connection: sqlite3.Connection, path: Path, table: str) -> None:
         names = file.schema_arrow.names
         # Without types, so that every value keeps its own.
         connection.execute(f"CREATE TABLE {quoted(table)} ({', '.join(map(quoted, names))})")
+        if not _READ.match(table):
+            return
         insert = f"INSERT INTO {quoted(table)} VALUES ({', '.join('?' * len(names))})"
         for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
             connection.executemany(insert, _rows(batch))

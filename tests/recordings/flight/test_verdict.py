@@ -118,6 +118,17 @@ def test_a_batch_whose_members_the_ring_has_overwritten_is_no_collective(tmp_pat
     assert (found.kind, found.ranks) == ("stuck_kernel", (0,))
 
 
+@pytest.mark.parametrize("record_id", [0, 5])
+def test_a_batch_of_collectives_is_one_also_after_a_plain_send_and_in_a_cut_ring(tmp_path, record_id):
+    def calls(*names, p2p_seq):
+        collectives = entry(2, "nccl:coalesced", p2p_seq_id=p2p_seq, record_id=record_id, **STARTED)
+        return [*(transfer(1, name) for name in names), collectives]
+
+    ranks = {0: calls("send 0->1", p2p_seq=1), 1: calls("recv 1<-0", p2p_seq=1), 2: calls(p2p_seq=0)}
+    found = made(tmp_path, ranks, {"0": [0, 1, 2]})
+    assert (found.kind, found.ranks, found.seq) == ("stuck_kernel", (0, 1, 2), 2)
+
+
 @pytest.mark.parametrize(
     "inside, kind, ranks", [((1,), "not_joined", (0,)), ((1, 2), "not_joined", (0,)), ((), "none", ())]
 )

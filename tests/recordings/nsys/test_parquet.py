@@ -10,8 +10,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from lab.errors import BadDataError
+from lab.errors import BadDataError, StorageError
 from lab.recordings.load import format_of, load_capture
+from lab.recordings.nsys import parquet
 from tests.recordings.sqlgen import Export, training_step
 
 pa = pytest.importorskip("pyarrow")
@@ -152,3 +153,25 @@ def test_a_folder_of_other_parquet_files_is_none(tmp_path):
     shutil.copy(folder / "StringIds.parquet", other / "a.parquet")
     with pytest.raises(Exception, match="not one that is a recording"):
         load_capture(other)
+
+
+def test_rows_that_lab_does_not_read_are_not_copied(tmp_path):
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for table in ("SCHED_EVENTS", "StringIds"):
+            pq.write_table(pa.table({"id": [1, 2]}), tmp_path / f"{table}.parquet")
+            parquet._copy(connection, tmp_path / f"{table}.parquet", table)
+        counts = [
+            connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()
+            for name in ("SCHED_EVENTS", "StringIds")
+        ]
+    assert counts == [(0,), (2,)]
+
+
+def test_a_full_disk_is_no_fault_of_the_export(tmp_path, monkeypatch):
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    folder = folder_of(training_step(Export()), tmp_path / "step")
+    monkeypatch.setattr(parquet, "_copy", full)
+    with pytest.raises(StorageError, match="no room for a copy"):
+        load_capture(folder)
