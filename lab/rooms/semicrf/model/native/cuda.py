@@ -13,6 +13,7 @@ import functools
 import hashlib
 import logging
 import os
+import subprocess
 import tempfile
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -143,15 +144,28 @@ def available() -> str | None:
         from torch.utils.cpp_extension import CUDA_HOME, is_ninja_available
     except ImportError as error:  # setuptools, which not every installation has
         return str(error)
-    if not CUDA_HOME or not (Path(CUDA_HOME) / "bin" / "nvcc").is_file():
+    nvcc = Path(CUDA_HOME or "") / "bin" / "nvcc"
+    if not CUDA_HOME or not nvcc.is_file():
         return "no nvcc here; CUDA_HOME can name the toolkit that has it"
     if not is_ninja_available():
         return "no ninja here, which torch builds extensions with: pip install ninja"
     try:
         CPP.find_compiler()  # nvcc has it compile the host's side
+        CPP.folder()  # where the library is kept
     except MissingError as error:
         return error.problem
-    return None
+    return _unknown_gpu(nvcc)
+
+
+def _unknown_gpu(nvcc: Path) -> str | None:
+    """Why this nvcc makes no code for the GPU: newer ones drop old GPUs, older ones do not know new ones."""
+    try:
+        listed = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None  # what is wrong with it the build says
+    major, minor = torch.cuda.get_device_capability() if listed.stdout else (0, 0)
+    is_known = listed.returncode or not listed.stdout or f"sm_{major}{minor}" in listed.stdout.split()
+    return None if is_known else f"the nvcc in {nvcc.parent} makes no code for sm_{major}{minor}"
 
 
 def supports(problem: Problem) -> str | None:
@@ -308,7 +322,8 @@ def compile_to(path: Path, text: str, arch: str) -> None:
             source.write_text(text)
             options: dict[str, Any] = {"extra_cuda_cflags": [f"-arch={arch}"], "is_python_module": False}
             load(path.stem, [str(source)], build_directory=scratch, **options)
-            os.replace(Path(scratch) / path.name, path)
+            # A name that this process built before, or failed to build, becomes NAME_v1.so.
+            os.replace(next(Path(scratch).glob("*.so")), path)
     except (ImportError, OSError, RuntimeError) as error:
         fix = "CUDA_HOME names another toolkit; backend='torch' needs none"
         raise MissingError(

@@ -181,7 +181,7 @@ class Plan:
         """Numbers, and addresses of tensors and of buffers, by the parameters' names."""
         words = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         for plan in (self.earlier, self) if self.earlier else (self,):
-            base = words.get(plan.workspace, 0)
+            base = words[plan.workspace] if plan.buffers else 0
             words.update({name: base + buffer.offset for name, buffer in plan.buffers.items()})
         words.update(self.numbers)
         return words

@@ -51,6 +51,22 @@ def test_what_is_missing_is_named(toolkit, monkeypatch, name, value, words):
     assert words in native_cuda.available()
 
 
+@pytest.mark.parametrize("capability, words", [((6, 1), "makes no code for sm_61"), ((9, 0), None)])
+def test_a_gpu_that_nvcc_does_not_know_is_named(toolkit, monkeypatch, tmp_path, capability, words):
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho sm_75; echo sm_90\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    reason = native_cuda.available()
+    assert words in reason if words else reason is None
+
+
+def test_a_cache_that_cannot_be_written_is_named(toolkit, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "cannot be kept" in native_cuda.available()
+
+
 def test_a_missing_cpp_compiler_is_named(toolkit, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/c++")
     assert native_cuda.available() == "no C++ compiler here"
@@ -59,13 +75,16 @@ def test_a_missing_cpp_compiler_is_named(toolkit, monkeypatch):
 @pytest.fixture
 def builds(monkeypatch, tmp_path):
     """`compiled_machine` on a device that is not here, with a cache of its own; -> the sources compiled."""
-    compiled = []
+    compiled, names = [], []
 
     def load(name, sources, *, build_directory, extra_cuda_cflags, is_python_module):
         compiled.append((Path(sources[0]).read_text(), extra_cuda_cflags))
         if "undefined_thing" in compiled[-1][0]:
             raise RuntimeError(f"Error building extension: {sources[0]}(1): undefined_thing is undefined")
-        (Path(build_directory) / f"{name}.so").write_bytes(b"")
+        # torch's own versioner: a name that was built before gets another file.
+        version = sum(name == earlier for earlier in names)
+        names.append(name)
+        (Path(build_directory) / f"{name}{f'_v{version}' if version else ''}.so").write_bytes(b"")
 
     monkeypatch.setattr(cpp_extension, "load", load)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -88,6 +107,14 @@ def test_a_library_is_compiled_once_for_its_type_and_labels_and_that_is_said(bui
     native_cuda.compiled_machine.cache_clear()  # another process
     assert [native_cuda.compiled_machine(device, *one) for one in wanted] == paths and len(builds) == 3
     assert len(os.listdir(paths[0].parent)) == 3
+
+
+def test_a_library_that_went_is_built_again_in_the_same_process(builds):
+    key = torch.device("cuda", 0), torch.float32, 32, SIZES, 24
+    path = native_cuda.compiled_machine(*key)
+    path.unlink()
+    native_cuda.compiled_machine.cache_clear()
+    assert native_cuda.compiled_machine(*key) == path and path.is_file() and len(builds) == 2
 
 
 def test_the_compilers_words_are_shown_and_nothing_is_left(builds, tmp_path):
