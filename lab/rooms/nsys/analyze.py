@@ -154,7 +154,9 @@ def _share_table(recording: Recording, key: str, columns: list[str]) -> pd.DataF
     joined = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
     if key == "name":
         joined["kernel"] = [short_name(name) for name in joined["name"]]
-        joined["class"] = joined["name"].map(all_kernels.drop_duplicates("name").set_index("name")["class"])
+        # Launches of one name by different ops may differ in class: that of the most time stands for it.
+        time_ns = all_kernels.groupby(["name", "class"])["dur_ns"].sum().sort_values()
+        joined["class"] = joined["name"].map(time_ns.reset_index().groupby("name")["class"].last())
     table: pd.DataFrame = joined[columns]
     return table
 

@@ -197,8 +197,8 @@ class Reader:
             problem = f"{name} is NaN in line {line}, which {text} does not judge: add `or nan in {name}`"
             return "error", problem
         if self._cut_line and (self._patterns or self._expressions):
-            what = "number" if self._patterns else "match"
-            return "error", f"line {self._cut_line} is too long: a {what} in it may have been cut in two"
+            part = "number" if self._patterns else "match"
+            return "error", f"line {self._cut_line} is too long: a {part} in it may have been cut in two"
         unseen = [
             t.name for t in self.terms if t.kind in ("nan", "inf", "number") and t.name not in self.names_read
         ]

@@ -75,7 +75,7 @@ class Counted:
 
     def known_clean(self) -> bool:
         """Whether it is known without a wait that all are clean, and no magnitudes are."""
-        return type(self) is Counted and _CLEAN_ROWS.get(len(self._rows)) is self._rows
+        return type(self) is Counted and all_clean(self._rows)
 
 
 def beginning(counter: Counter) -> Callable[[Sequence[Tensor]], Counted]:

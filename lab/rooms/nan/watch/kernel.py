@@ -197,10 +197,8 @@ def run(
     dtype: torch.dtype,
     *,
     pairs: bool,
-) -> Any:
+) -> None:
     """`_count` with so many pieces of `piece` words on the current device; `places`: where the tables lie.
-
-    -> the kernel as Triton compiled it, or None.
 
     What Triton works out at every launch is kept after the first one: that halves the price of a launch. It
     then takes addresses as numbers, and need not ask five tensors and the driver for them.
@@ -213,11 +211,10 @@ def run(
     compiled_before = _compiled.get(key)
     if compiled_before is not None:
         compiled_before[pieces, 1, 1](*places, piece, *constants)
-        return compiled_before
+        return
     compiled = _count[(pieces,)](*tables, piece, *constants)
     if compiled is not None:  # Triton's interpreter compiles nothing
         _compiled[key] = compiled
-    return compiled
 
 
 def decode(counts: np.ndarray, dtype: torch.dtype) -> np.ndarray:

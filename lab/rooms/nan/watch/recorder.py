@@ -39,6 +39,7 @@ from lab.rooms.nan.watch.forward import (
     AT_ONCE,
     COLLECT,
     RECOMPUTE,
+    VERSION,
     Batch,
     Forward,
     Lane,
@@ -373,7 +374,8 @@ class Recorder(ABC):
         if batch is None:
             batch = Batch(at_once)
             forward.read(lane.heads, lane.values, batch)
-            if is_whole and not forward.stack and batch.is_plain():
+            # A pattern of what was written before it passed would be refused at each read, and built anew.
+            if is_whole and not forward.stack and batch.is_plain() and not any(map(VERSION, batch.tensors)):
                 self._patterns[forward.phase] = Pattern(lane.heads, lane.values, forward, batch)
         forward.take(batch, self._begin_or_apart(batch.tensors))
         self.passing(forward, batch)

@@ -120,7 +120,7 @@ class Forwards(Watch):
     def _ask_for_memory(self) -> None:
         """After whole steps, a forward may hold more of what the driver has free.
 
-        One that is counted as a whole is read by a template, in half the time.
+        One that is counted as a whole is read by a few comparisons (`Pattern`), in less time.
         """
         free = torch.cuda.mem_get_info(self._device)[0]
         self.budget_bytes = max(self._least_budget, free // FREE_PART)
