@@ -24,8 +24,9 @@ from lab.images.tree import ROOT
 
 BASE = "local/debian-python:bookworm"
 FOLDER = ROOT / "build/test-images"
+TESTS = "localhost/lab-test-"
 # Of this checkout, so that two of them on one engine do not take each other's images away.
-REPOSITORY = f"localhost/lab-test-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
+REPOSITORY = f"{TESTS}{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
 
 
 def images_folder() -> Path:
