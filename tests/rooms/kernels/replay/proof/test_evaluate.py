@@ -10,7 +10,7 @@ from lab.errors import BadDataError
 from lab.rooms.kernels.replay.args import Call, Origin, Orphan
 from lab.rooms.kernels.replay.calls.signatures import COLLECTIVE, why_orphan
 from lab.rooms.kernels.replay.files import CallRun
-from lab.rooms.kernels.replay.proof.evaluate import evaluate, total_closure
+from lab.rooms.kernels.replay.proof.evaluate import bars, evaluate, total_closure
 from lab.rooms.kernels.replay.proof.summary import missing_sentences, status, terminal
 from tests.rooms.kernels.replay.made import GEMM, a_plan, a_raw
 
@@ -80,6 +80,18 @@ def test_times_of_another_gpu_are_not_held_against_the_bars():
     result = evaluate(a_plan(), raw)
     assert set(result.bars.values()) == {None}
     assert any("not comparable" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("same_us", "median_pct", "expected"),
+    [(98.0, 5.0, (True, True)), (97.9, 5.1, (False, False))],
+)
+def test_98_percent_of_the_time_and_a_median_error_of_5_percent_are_the_bars(same_us, median_pct, expected):
+    result = evaluate(a_plan(), a_raw())
+    result.coverage["kernel"].time_us, result.coverage["kernel"].same_time_us = 100.0, same_us
+    result.error["median_abs_pct"] = median_pct
+    reached = bars(result)
+    assert (reached["same_kernel_time"], reached["median_error"]) == expected
 
 
 def test_passes_that_launched_different_kernels_are_no_proof():

@@ -11,6 +11,7 @@ if not hasattr(torch.amp, "GradScaler"):
 from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
+from lab.rooms.nan.watch.guard.scaling import Scaling  # noqa: E402
 from tests.rooms.nan.watch.guard.test_calm_steps import Spoiler  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
@@ -133,3 +134,20 @@ def test_an_update_past_the_scaler_is_judged_at_once():
         model[0].weight.requires_grad_(False)
         optimizer.step()
         assert [step.number for step in g.steps] == [21] and g.first.stage == "clipped"
+
+
+@pytest.mark.parametrize(
+    ("steps", "left_out", "alarmed"), [(200, 11, True), (200, 10, False), (199, 99, False)]
+)
+def test_a_scaler_that_leaves_out_more_than_a_twentieth_of_200_steps_is_named(steps, left_out, alarmed):
+    model = small()
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", 2.0**10, growth_interval=2000)
+    scaling = Scaling(scaler)
+    for step in range(steps):
+        scaling.enter(scaler, optimizer, step)
+        if step % 2 and step // 2 < left_out:
+            scaling.left_out(id(optimizer), scaler, step)
+        else:
+            scaling.update_was_made(optimizer)
+            scaling.leave(scaler, optimizer)
+    assert scaling.alarm() == (f"the scaler left out {left_out} of {steps} steps" if alarmed else "")
