@@ -19,7 +19,7 @@ from lab.images.builders import Builder
 from lab.images.targets import Target, targets
 from lab.images.wheel import Wheel
 from lab.images.wheelhouse import WHEELHOUSE
-from tests.built import REPOSITORY, images_folder, own_image_names
+from tests.built import REPOSITORY, TESTS, images_folder, own_image_names
 from tests.command import lab
 from tests.conftest import ROOT
 from tests.images.tree import copy_tree
@@ -141,7 +141,7 @@ def image_record(ref: str) -> dict:
 @pytest.mark.docker
 @pytest.mark.timeout(1200)
 def test_what_the_fixture_builds_takes_no_name_of_a_user(cpu_images):
-    """Another checkout on this engine may have built the same image: then it has that checkout's name, too."""
+    """An image that another checkout on this engine built as well has that checkout's name, too."""
     for built in cpu_images.values():
         record = image_record(built.id)
         assert record["RepoTags"] and all(tag.startswith(TESTS) for tag in record["RepoTags"])
