@@ -1,4 +1,4 @@
-// Charts: points with whiskers on two axes. Drag to zoom, double click to see all, legend to hide a series.
+// Charts: points on two axes. Drag to zoom, double click to see all, legend to hide a series.
 const SVG = "http://www.w3.org/2000/svg";
 const SIZE = { height: 360, left: 74, right: 14, top: 12, bottom: 58 };
 const UP = SIZE.height - SIZE.top - SIZE.bottom;
@@ -28,7 +28,6 @@ class Chart {
   constructor(holder) {
     this.holder = holder;
     this.spec = JSON.parse(holder.dataset.chart);
-    this.view = 0;
     this.hidden = new Set();
     this.zoomed = null;
     this.tools = made(holder, "div", "", "tools");
@@ -39,41 +38,33 @@ class Chart {
     new ResizeObserver(() => requestAnimationFrame(() => this.fit())).observe(holder);
   }
 
-  button(text, act, pressed, kind = "") {
+  button(text, act, kind = "") {
     const control = button(this.tools, text, () => { act(control); this.draw(); }, kind);
-    if (pressed !== undefined) control.setAttribute("aria-pressed", pressed);
     return control;
   }
 
   makeTools() {
     this.spec.series.forEach((series, at) => {
       const hide = (control) => {
-        const shown = !this.hidden.delete(at) && this.hidden.add(at);
-        control.setAttribute("aria-pressed", !shown);
+        if (!this.hidden.delete(at)) this.hidden.add(at);
+        control.setAttribute("aria-pressed", !this.hidden.has(at));
       };
-      this.button(series.name, hide, true, "series").style.setProperty("--tone", `var(--${series.role})`);
+      const control = this.button(series.name, hide, "series");
+      control.style.setProperty("--tone", `var(--${series.role})`);
+      control.setAttribute("aria-pressed", true);
     });
-    const choices = this.spec.views.length > 1 ? this.spec.views : [];
-    const buttons = choices.map((view, at) => this.button(view.y, (control) => {
-      this.view = at;
-      this.zoomed = null;
-      buttons.forEach((other) => other.setAttribute("aria-pressed", other === control));
-    }, at === 0));
     this.whole = this.button("show all", () => { this.zoomed = null; });
   }
 
   points() {
     return this.spec.series.flatMap((series, at) => this.hidden.has(at) ? [] :
-      series.points[this.view].map(([x, y, tip, low, high]) => ({ x, y, tip, low, high, series })));
+      series.points.map(([x, y, tip]) => ({ x, y, tip, series })));
   }
 
   domain(points) {
     if (this.zoomed) return this.zoomed;
-    const ys = points.flatMap((p) => [p.y, p.low, p.high]).filter((y) => y !== null && y !== undefined);
-    if (!ys.length) return { x: [0, 1], y: [0, 1] };
-    const names = this.spec.names;
-    const x = names ? [-0.5, names.length - 0.5] : around(points.map((p) => p.x), 0.04);
-    return { x, y: around(ys, 0.06) };
+    if (!points.length) return { x: [0, 1], y: [0, 1] };
+    return { x: around(points.map((p) => p.x), 0.04), y: around(points.map((p) => p.y), 0.06) };
   }
 
   fit() {
@@ -110,18 +101,13 @@ class Chart {
       node("line", { class: "grid", x1: SIZE.left, x2: this.width - SIZE.right, y1: this.py(y), y2: this.py(y) }, this.svg);
       node("text", { x: SIZE.left - 8, y: this.py(y) + 4, "text-anchor": "end" }, this.svg, y);
     }
-    const names = this.spec.names;
-    const [from, to] = this.shown.x;
-    const given = names ? names.map((name, x) => [x, name]) : this.spec.marks;
-    const marks = given ? given.filter(([x]) => x >= from && x <= to) : ticks(from, to, this.width / 110).map((x) => [x, x]);
-    const every = Math.ceil(marks.length * 80 / this.width);
-    for (const [x, text] of marks.filter((_, at) => at % every === 0)) {
-      node("text", { x: this.px(x), y: bottom + 20, "text-anchor": "middle" }, this.svg, text);
+    for (const x of ticks(...this.shown.x, this.width / 110)) {
+      node("text", { x: this.px(x), y: bottom + 20, "text-anchor": "middle" }, this.svg, x);
     }
     const middle = SIZE.left + this.across / 2;
     node("text", { class: "label", x: middle, y: SIZE.height - 10, "text-anchor": "middle" }, this.svg, this.spec.x);
     const y = (SIZE.top + bottom) / 2;
-    node("text", { class: "label", x: 16, y, "text-anchor": "middle", transform: `rotate(-90 16 ${y})` }, this.svg, this.spec.views[this.view].y);
+    node("text", { class: "label", x: 16, y, "text-anchor": "middle", transform: `rotate(-90 16 ${y})` }, this.svg, this.spec.y);
   }
 
   diagonal(parent) {
@@ -129,12 +115,10 @@ class Chart {
     node("line", { class: "diagonal", x1: this.px(low), y1: this.py(low), x2: this.px(high), y2: this.py(high) }, parent);
   }
 
-  point({ x, y, tip, low, high, series }, parent) {
+  point({ x, y, tip, series }, parent) {
     const group = node("g", { class: "point", "data-tip": tip }, parent);
     group.style.setProperty("--tone", `var(--${series.role})`);
-    const at = this.px(x), wide = low !== null && low !== undefined;
-    if (wide) node("line", { x1: at, x2: at, y1: this.py(low), y2: this.py(high) }, group);
-    node("circle", { cx: at, cy: this.py(y), r: wide ? 5 : 3.2, class: wide ? "main" : "one" }, group);
+    node("circle", { cx: this.px(x), cy: this.py(y), r: 3.2 }, group);
   }
 
   place(event) { return placeOn(this.svg, event, this.width, SIZE.height); }

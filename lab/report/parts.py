@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -104,41 +104,39 @@ class Table:
         return Column(self.headings.get(column.name, heading(column.name)), numeric, cells, keys, pills)
 
 
+def title_of(room: str, name: str) -> str:
+    """A page's title: a run's folder is named like its room unless its user chose another name."""
+    return name if name.startswith(room.lower()) else f"{room} {name}"
+
+
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour `role`: for each view of the chart a list of (x, y, hover text[, low, high])."""
+    """Points of one colour `role`: (x, y, hover text)."""
 
     name: str
     role: str
-    points: Sequence[Sequence[tuple[Any, ...]]]
+    points: Sequence[tuple[float, float, str]]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """An interactive plot: zoom, hover, series that can be hidden; `source` is its CSV, relative to the page.
-
-    `views` name what the y axis can show; `names` makes x a category: an index into them.
-    """
+    """Points to zoom and hover over, series that can be hidden; `source` is its CSV, relative to the page."""
 
     name: str
     x: str
-    views: Sequence[str]
+    y: str
     series: Sequence[Series]
     caption: str
     source: str
-    names: Sequence[str] | None = None
     diagonal: bool = False
     png: ClassVar[str] = ""  # the browser alone draws it
     kind: ClassVar[str] = "chart"
 
     @property
     def json(self) -> str:
-        series = [{"name": value.name, "role": value.role, "points": value.points} for value in self.series]
-        views = [{"y": view} for view in self.views]
-        return json.dumps(
-            {"x": self.x, "views": views, "series": series, "names": self.names, "diagonal": self.diagonal},
-            allow_nan=False,
-        )
+        series = [asdict(points) for points in self.series]
+        spec = {"x": self.x, "y": self.y, "series": series, "diagonal": self.diagonal}
+        return json.dumps(spec, allow_nan=False)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 from lab.errors import StorageError
 from lab.report.page import render, write_page
-from lab.report.parts import Card, Chart, Figure, Page, Prose, Section, Series, Table
+from lab.report.parts import Card, Chart, Figure, Page, Prose, Section, Series, Table, title_of
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -125,9 +125,9 @@ def test_a_page_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> Non
 
 @pytest.mark.browser
 def test_a_drag_zooms_a_chart_and_its_legend_hides_a_series(browse, tmp_path: Path) -> None:
-    points = [[(0, 1.0, "a"), (1, 2.0, "b")]]
+    points = [(0, 1.0, "a"), (1, 2.0, "b")]
     series = [Series(name, role, points) for name, role in (("base", "series1"), ("other", "series2"))]
-    chart = Chart("times", "run", ["time, ms"], series, "Drag to zoom.", "times.csv")
+    chart = Chart("times", "run", "time, ms", series, "Drag to zoom.", "times.csv")
     html = render(replace(page(), sections=[Section("Times", [chart])]))
     html = re.sub(r"<meta http-equiv[^>]*>", "", html)  # let the test's own script run
     probe = """
@@ -149,3 +149,8 @@ def test_a_drag_zooms_a_chart_and_its_legend_hides_a_series(browse, tmp_path: Pa
     dom, errors = browse(path, "--dump-dom", "--window-size=1280,2000")
     assert "CONSOLE" not in errors
     assert "<title>true,true,true</title>" in dom
+
+
+def test_a_title_has_its_room_once() -> None:
+    assert title_of("Trials", "trials_20260101_120000") == "trials_20260101_120000"
+    assert title_of("Trials", "out") == "Trials out"

@@ -18,7 +18,7 @@ from lab.recordings.gpu_state import GpuState, read_state
 from lab.recordings.load import load_torch_trace, named_as_recording
 from lab.recordings.views import device_of
 from lab.report.figures import save
-from lab.report.parts import Block, Figure, Files, Points, Section, Status, Table
+from lab.report.parts import Block, Figure, Files, Points, Section, Status, Table, title_of
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.rooms.sweep.gemm.merge import MergeOptions
@@ -52,7 +52,7 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     findings = report(
         data.tables,
         out=out,
-        title=f"Sweep {folder.resolve().name}",
+        title=title_of("Sweep", folder.resolve().name),
         provenance=provenance(folder, manifest),
         kind=manifest.kind.value if manifest else "measured",
         further=[rank_section(explained, states_of(folder), out), gemm_section(pipeline, out)]

@@ -17,7 +17,7 @@ from lab.core.run import Run
 from lab.core.words import first_few, plural
 from lab.report.figures import Cell, cell_grid, ranges, save
 from lab.report.page import write_page
-from lab.report.parts import Card, Figure, Page, Points, Section, Table
+from lab.report.parts import Card, Figure, Page, Points, Section, Table, title_of
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather
@@ -97,7 +97,7 @@ def report(out: Path, run: Run) -> Findings:
         Section("Trials", [*_again(gathered, run), trials]),
     ]
     page = Page(
-        title=f"Trials {run.manifest.id}",
+        title=title_of("Trials", run.manifest.id),
         question="How often does it fail, and which change makes it fail less?",
         verdict=verdict,
         status="warn" if lacking or not decision.decided else "ok",

@@ -162,7 +162,7 @@ def _closure(result: Result) -> pd.DataFrame:
 
 def _charts(result: Result) -> list[Block]:
     """Recorded against replayed medians, and the error of each over its time."""
-    medians: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ROLES}
+    medians: dict[str, list[tuple[float, float, str]]] = {name: [] for name in ROLES}
     for row in result.rows:
         median = float(row.us["median"]) if row.us else 0.0
         if median <= 0 or row.trace_median_us <= 0:
@@ -173,19 +173,14 @@ def _charts(result: Result) -> list[Block]:
     axis = "log10 of the recorded µs"
     noun = "op" if result.device == "cpu" else "kernel"
     equal = f"Median time of each {noun}, recorded and replayed ({result.mode}); equal on the diagonal."
-    charts = [
-        Chart("replay", axis, ["log10 of the replayed µs"], _series(medians), equal, TABLE, diagonal=True),
-    ]
-    return [chart for chart in charts if chart.series]
+    series = [Series(name, ROLES[name], points) for name, points in medians.items() if points]
+    chart = Chart("replay", axis, "log10 of the replayed µs", series, equal, TABLE, diagonal=True)
+    return [chart] if series else []
 
 
 def _hover(row: Row, median_us: float) -> str:
     times = f"{row.trace_median_us:.2f} µs recorded, {median_us:.2f} µs replayed"
     return f"{row.kernel} ({row.op}): {times}, {row.count} times"
-
-
-def _series(points: dict[str, list[tuple[Any, ...]]]) -> list[Series]:
-    return [Series(name, ROLES[name], [point]) for name, point in points.items() if point]
 
 
 _ENERGY_COLUMNS = "kernel class op count gross_j net_j watts run_net_j measured flags"

@@ -15,7 +15,7 @@ from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, counted, holes
 from lab.report.figures import save, stacked_bars
 from lab.report.page import write_page
-from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, Status, Table
+from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, title_of
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.report.terminal import Heading
@@ -56,7 +56,7 @@ def report(results: Results, path: Path, out: Path, run: Run | None) -> Findings
     text, lacking, incomplete = verdict(results), _lacking(results), _incomplete(results)
     status = _status(results, lacking)
     page = Page(
-        title=f"Nsys {path.resolve().name}",
+        title=title_of("Nsys", path.resolve().name),
         question=TITLE + "?",
         verdict=text,
         status=status,
