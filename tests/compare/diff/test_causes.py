@@ -170,6 +170,17 @@ def test_where_some_kernels_alone_changed_no_factor_is_blamed(tmp_path):
     assert {found.rows[finding.rows[0]].kernel_a for finding in found.findings} == {"kernel_9", "kernel_11"}
 
 
+def test_a_factor_that_is_less_than_half_of_the_change_is_not_its_cause(tmp_path):
+    """One kernel takes eight times as long, all others 2 % longer: of +20 % the factor explains a tenth."""
+    rng = np.random.default_rng(9)
+    program = Program(tmp_path)
+    plant = Plant(factor=1.02, kernels=((2, 8.0),))
+    sides = [[program.draw(rng, p, own=0.0, each=0.001) for _ in range(4)] for p in (NOTHING, plant)]
+    found = compare_pair(sides[0][0], sides[1][0], sides[0][1:], sides[1][1:]).comparison
+    (finding,) = found.findings
+    assert finding.kind == "same_kernel_duration" and "kernel_2 takes +715" in finding.text
+
+
 def test_a_slow_step_and_a_factor_are_two_causes_and_no_row(tmp_path):
     rng = np.random.default_rng(5)
     program = Program(tmp_path)
