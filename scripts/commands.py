@@ -16,8 +16,7 @@ from lab.cli.registry import removed
 
 HEAD = """# Commands
 
-Every command of `lab`, made from the program itself (`python scripts/commands.py > docs/commands.md`).
-`lab COMMAND --help` prints all options; the site has them on one page.
+Every command of `lab`. `lab COMMAND --help` prints its options; the site has all of them on one page.
 """
 
 
