@@ -7,7 +7,7 @@ import re
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -85,7 +85,12 @@ def line_of(points: Mapping[float, float]) -> tuple[float, float]:
 
 
 def table_of(rows: Sequence[Row], when: str) -> str:
-    """What one run of a bench measured: when and where, and a line per figure, without empty columns."""
+    """What one run of a bench measured: when and where, and a line per figure, without empty columns.
+
+    A size that all figures share is part of when and where.
+    """
+    if len(rows) > 1 and rows[0].size and len({row.size for row in rows}) == 1:
+        when, rows = f"{when}, {rows[0].size}", [replace(row, size="") for row in rows]
     columns = [cells for cells in zip(COLUMNS, *(row.cells() for row in rows), strict=True) if any(cells[1:])]
     header, *lines = (_joined(line) for line in zip(*columns, strict=True))
     return "\n".join([f"Measured {when}:\n", header, f"|{'---|' * len(columns)}", *lines, ""])

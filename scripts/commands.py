@@ -16,8 +16,7 @@ from lab.cli.registry import removed
 
 HEAD = """# Commands
 
-Every command of `lab`, made from the program itself (`python scripts/commands.py > docs/commands.md`).
-`lab COMMAND --help` prints all options; the site has them on one page.
+Every command of `lab`. `lab COMMAND --help` prints its options; the site has all of them on one page.
 """
 
 
@@ -45,16 +44,15 @@ def usage(name: str, command: click.Command) -> str:
 
 
 def overview() -> str:
-    lines = [HEAD, "| command | what it does |", "|---|---|"]
+    lines = [HEAD]
     for name, command in leaves(cli):
-        cells = (f"`{usage(name, command)}`", command.get_short_help_str(200))
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        lines.append(f"- `{usage(name, command)}`: {command.get_short_help_str(200)}")
     lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
     lines += [f"| {code} | {meaning} |" for code, meaning in exit_codes()]
-    lines += ["", "## Renamed", "", "| before | now |", "|---|---|"]
+    lines += ["", "## Renamed", "", "Each old name, and what to type now:", ""]
     for before, now in sorted(removed().items()):
         command, _, remark = now.replace("{args}", "...").partition("  # ")
-        lines.append(f"| `lab {before}` | `{command}`{': ' + remark if remark else ''} |")
+        lines.append(f"- `lab {before}`: `{command}`" + (f" ({remark})" if remark else ""))
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,7 @@
 """The shape of the house in numbers, and its size held by a ratchet.
 
 `make shape` prints it. `python scripts/shape.py --check` (in `make lint`) fails where a folder weighs more
-than the larger of its budget (docs/DESIGN.md) and its row in scripts/shape.json: its size when the row was
+than the larger of its budget (BUDGETS_KB) and its row in scripts/shape.json: its size when the row was
 last set. Bytes, because lines can be made long. `--write` lowers the rows, never raises one; without a row
 above its budget the file goes.
 """
@@ -69,7 +69,7 @@ def overweight(sizes: dict[str, tuple[int, int]], ceilings: dict[str, int]) -> I
         if size > limit:
             yield (
                 f"{group}: {size / 1000:.1f} KB of code, at most {limit / 1000:.1f} KB: delete first, "
-                "merge what stands twice (docs/DESIGN.md, how much it may weigh)"
+                "merge what stands twice (budgets: scripts/shape.py)"
             )
 
 

@@ -165,8 +165,8 @@ def test_the_site_builds_with_every_link_checked(tmp_path):
 
 
 def words(page: Path) -> int:
-    """Tokens with a letter or digit: the rules of a table are not read."""
-    return sum(any(map(str.isalnum, token)) for token in page.read_text().split())
+    """As `wc -w` counts."""
+    return len(page.read_bytes().split())
 
 
 def test_the_docs_stay_short():
