@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.perfmodel.boards import board_of, boards, matrix_rate, vector_rate
+from lab.perfmodel.roofs import Roof, excess_of
 
 GEMM, SIMT = "sm90_xmma_gemm_bf16bf16_bf16f32", "cutlass_80_simt_sgemm_128x128_8x4_nn_align1"
 TF32 = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8_kernel"
@@ -46,6 +47,7 @@ def test_a_device_is_found_by_its_whole_name_and_only_as_a_whole():
     known = "NVIDIA A100-SXM4-40GB"
     assert board_of(known).bytes_per_s == 1.555e12 and board_of(known, 108) is board_of(known.lower())
     assert board_of(known, 14) is None  # a MIG slice
+    assert board_of(known, 98) and board_of(known, 97) is None  # 108 of a whole board
     assert board_of(known + " MIG 1g.5gb") is None and board_of("NVIDIA A100") is None
     assert board_of("AMD Instinct MI300X", 38) is None and board_of("AMD Instinct MI300X", 304)  # CPX
     assert board_of("") is None and board_of("Voodoo 2") is None
@@ -72,3 +74,17 @@ def test_no_sheet_promises_less_of_a_narrower_type():
             "bf16",
             "int8",
         }
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "memory_s", "begin"),
+    [
+        (1.004, 0.0, ""),
+        (1.006, 0.0, "101 % of the fp16 peak"),
+        (0.5, 1.004, ""),
+        (0.5, 1.006, "faster than memory"),
+    ],
+)
+def test_half_a_percent_above_a_roof_is_rounding(compute_s, memory_s, begin):
+    text = excess_of(Roof("fp16", 1e15, compute_s, memory_s), 1.0)
+    assert text.startswith(begin) and bool(text) is bool(begin)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import BadDataError
-from lab.power.energy import coverage_problems, energy_of, published_energy, sensor_problems
+from lab.power.energy import coverage_problems, energy_of, published_energy, sensor_problems, stale_j
 from lab.power.readings import Readings, read_power_log, seconds_of, select_gpu, window_of
 from tests.command import lab
 
@@ -145,6 +145,31 @@ def test_work_beside_the_window_is_not_idle_and_a_given_idle_power_is_taken():
     # A window within the run of a log without idle time: its own power was taken for idle, -22 J of 1,825 J.
     busy = energy_of(log_of(lambda t: 240.0 + t % 1), 8, 12)
     assert busy.energy_j is None and "that beside it" in busy.problems[0]
+
+
+@pytest.mark.parametrize(("readings", "known"), [(5, True), (4, False)])
+def test_idle_power_takes_five_readings_beside_the_window(readings, known):
+    log = log_of(lambda t: 300.0 + t % 1 if t >= 1 else 60.0, seconds=11.0)
+    start_s = readings * 0.1 + 0.25  # readings less than 0.3 s beside the window are not idle ones
+    assert (energy_of(log, start_s, 10.9).idle_w == 60.0) is known
+
+
+@pytest.mark.parametrize(("beside_w", "known"), [(74.0, True), (76.0, False)])
+def test_power_beside_the_window_far_above_the_lowest_is_not_idle(beside_w, known):
+    """The lowest twentieth of the log is 40 W: up to 1.5 times that and 15 W count as idle."""
+
+    def power(t):
+        return 40.0 if t < 0.95 else 300.0 + t % 1 if 4.0 <= t <= 14.0 else beside_w
+
+    assert (energy_of(log_of(power), 4.0, 14.0).idle_w == beside_w) is known
+
+
+@pytest.mark.parametrize(("changes", "late_s"), [(11, 3.0), (10, 1.0)])
+def test_a_sensor_is_as_late_as_it_moves_which_ten_gaps_tell(changes, late_s):
+    """It moves every 3 s, between 100 and 200 W; of fewer gaps a load that is steady may be the reason."""
+    times = [index * 0.1 for index in range(30 * changes + 20)]
+    watts = [100.0 + 100.0 * (int(t / 3 + 1e-9) % 2) for t in times]
+    assert stale_j(times, watts, 0.0, times[-1]) == pytest.approx(100.0 * late_s)
 
 
 def test_an_averaging_sensor_widens_the_bounds_by_its_window():
