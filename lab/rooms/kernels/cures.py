@@ -12,6 +12,7 @@ from lab.errors import GpuError, LabError
 
 SRUN = "srun --gres=gpu:{gpus} --pty bash"
 SBATCH = "#SBATCH --gres=gpu:{gpus}"
+FOR_OLD_TORCH = "transformers==4.48.3"  # with torch 1.12, as in the image pascal
 
 
 def explained(error: Exception, env: Mapping[str, str], gpus: int = 1) -> LabError | None:
@@ -78,7 +79,7 @@ _CURES = (
     Cure(
         r"Disabling PyTorch because PyTorch >= ",
         "transformers is too new for this torch",
-        "pip install transformers==4.46.3 'numpy<2'",
+        f"pip install {FOR_OLD_TORCH} 'numpy<2'",
     ),
     Cure(
         r"CUDA out of memory|HIP out of memory",

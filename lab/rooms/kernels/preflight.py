@@ -14,7 +14,7 @@ import msgspec
 from lab.core.words import plural
 from lab.errors import GpuError, MissingError, UsageError
 from lab.rooms.kernels.config import KernelsConfig, heads_of, known, num_params, sharded_params
-from lab.rooms.kernels.cures import no_gpu_cure
+from lab.rooms.kernels.cures import FOR_OLD_TORCH, no_gpu_cure
 
 GIB = 2**30
 OVERHEAD = 1.15  # of the weights: context, cache of keys and values, activations of one prompt
@@ -141,13 +141,13 @@ def _check_transformers(facts: Facts) -> None:
     if facts.transformers is None:
         raise MissingError(
             "transformers is not installed here",
-            fix="pip install transformers (torch 1.12: ==4.46.3)",
+            fix=f"pip install transformers (with torch 1.12: {FOR_OLD_TORCH})",
         )
     low, high = (version(text) for text in OLD_TORCH_NEEDS)
     if version(facts.torch) < (2, 1) and not low <= version(facts.transformers) <= high:
         raise MissingError(
             f"transformers {facts.transformers} does not work with torch {facts.torch}",
-            fix="pip install transformers==4.46.3 'numpy<2' (newer ones warn and continue without torch)",
+            fix=f"pip install {FOR_OLD_TORCH} 'numpy<2' (newer ones warn and continue without torch)",
         )
 
 

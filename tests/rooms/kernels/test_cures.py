@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import LabError
-from lab.rooms.kernels.cures import explain, explained
+from lab.images.tree import ROOT
+from lab.rooms.kernels.cures import FOR_OLD_TORCH, explain, explained
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ from lab.rooms.kernels.cures import explain, explained
         ),
         ("Found no NVIDIA driver on your system.", "srun"),
         ("Torch not compiled with CUDA enabled", "--image cuda"),
-        ("Disabling PyTorch because PyTorch >= 2.1 is required but found 1.12.1", "4.46.3"),
+        ("Disabling PyTorch because PyTorch >= 2.1 is required but found 1.12.1", FOR_OLD_TORCH),
         ("CUDA out of memory. Tried to allocate 20.00 MiB", "--tp 2"),
         ("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system error", "NCCL_DEBUG"),
     ],
@@ -36,3 +37,8 @@ def test_errors_of_cuda_and_nccl_come_with_their_cure(message, cure):
 
 def test_an_error_that_is_not_known_is_left_alone():
     assert explain("shape '[1, 5]' is invalid for input of size 240", {}) is None
+
+
+def test_the_advice_for_torch_1_12_is_what_the_image_has():
+    lock = (ROOT / "images/pascal/requirements.lock").read_text()
+    assert f"\n{FOR_OLD_TORCH} " in lock and "\ntorch==1.12.1" in lock

@@ -7,7 +7,7 @@ import pytest
 
 from lab.errors import GpuError, MissingError, UsageError
 from lab.rooms.kernels.config import KernelsConfig
-from lab.rooms.kernels.cures import no_gpu_cure
+from lab.rooms.kernels.cures import FOR_OLD_TORCH, no_gpu_cure
 from lab.rooms.kernels.preflight import Facts, refuse_here, refuse_plan, version
 
 GIB = 2**30
@@ -76,14 +76,14 @@ def test_a_host_without_memory_for_all_ranks_is_named_before_anything_loads():
 
 
 @pytest.mark.parametrize(
-    ("release", "works"), [("4.46.3", True), ("4.30.2", True), ("4.51.0", False), ("5.23.0", False)]
+    ("release", "works"), [("4.48.3", True), ("4.30.2", True), ("4.51.0", False), ("5.23.0", False)]
 )
 def test_torch_1_12_takes_only_transformers_that_still_know_it(release, works):
     facts = Facts(torch="1.12.1+cu102", transformers=release)
     if works:
         refuse_here(KernelsConfig(), facts, wants_gpu=False)
     else:
-        assert "4.46.3" in refused_here(MissingError, facts, wants_gpu=False).fix
+        assert FOR_OLD_TORCH in refused_here(MissingError, facts, wants_gpu=False).fix
 
 
 def test_a_gpu_without_code_in_torch_is_referred_to_its_image():

@@ -1,6 +1,6 @@
 """The model: from the hub, from a folder, or of the same architecture with random weights.
 
-Works with torch 1.12 (transformers 4.46.3) and with the newest of both.
+Works with torch 1.12 (transformers 4.48.3) and with the newest of both.
 """
 
 from __future__ import annotations
