@@ -140,3 +140,17 @@ def test_a_counter_may_count_up_to_twice_the_highest_reading(factor, believed):
     samples = sampled(lambda t: 200.0)
     samples.energy_j = [factor * joules for joules in samples.energy_j]
     assert (window(samples, 1.0, 9.0).method == "counter, edge-aligned") is believed
+
+
+@pytest.mark.parametrize(
+    ("update", "method"), [(0.38, "counter, edge-aligned"), (0.45, "integral of sampled power")]
+)
+def test_a_counter_needs_twenty_steps_in_the_window(update, method):
+    assert window(sampled(lambda t: 200.0, update=update), 1.0, 9.0).method == method
+
+
+@pytest.mark.parametrize(("slope_w", "known"), [(5.0, True), (20.0, False)])
+def test_a_tenth_of_the_energy_may_be_late(slope_w, known):
+    """A sensor that moves every second is late by up to a second times its range: 4 and 11 %."""
+    found = window(sampled(lambda t: 100.0 + slope_w * t, counter=False, update=1.0), 1.0, 9.0)
+    assert (found.energy_j is not None) is known, found.reason
