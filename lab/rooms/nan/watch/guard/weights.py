@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS
 
-from lab.rooms.nan.watch.guard.step import WORDS, Event, StepState, owner
+from lab.rooms.nan.guarded.read import Event
+from lab.rooms.nan.watch.guard.step import WORDS, StepState, owner
 from lab.rooms.nan.watch.leaves import (
     ORDINARY,
     REAL,
@@ -62,6 +63,7 @@ class Weights:
         self._counted_in = -1  # the step of the last of these
         self._since_read = 0  # updates
         self._updated_by: dict[int, Any] = {}  # the optimizers of these, by id
+        self._beside: dict[int, ref[Tensor]] = {}  # what they update outside the model
         self._updated_at, self._updated_step = 0, 0  # when the last update ended, and in which step
         self.unread_state: set[str] = set()  # what of it was not looked into
         self._bad: set[str] = set()
@@ -100,9 +102,15 @@ class Weights:
         return id(parameter) in self.names
 
     def strangers(self) -> int:
-        """How many tensors of the given optimizers lie outside the model, as of a module kept in a list."""
-        parameters = {id(one): one for optimizer in self.optimizers for one in parameters_of(optimizer)}
-        return sum(not self.is_one_of(parameter) for parameter in parameters.values())
+        """How many tensors of its optimizers lie outside the model, as of a module kept in a list."""
+        self._note_strangers(self.optimizers)
+        parameters = [reference() for reference in self._beside.values()]
+        return sum(parameter is None or not self.is_one_of(parameter) for parameter in parameters)
+
+    def _note_strangers(self, optimizers: Iterable[Any]) -> None:
+        """An optimizer may be gone when the verdict is asked for."""
+        parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+        self._beside |= {id(one): ref(one) for one in parameters if not self.is_one_of(one)}
 
     # Around an update
 
@@ -181,6 +189,7 @@ class Weights:
         self._written_before_update.clear()
 
     def _read(self, late: float, buffers: bool) -> None:
+        self._note_strangers(self._updated_by.values())
         states = [
             state_tensor
             for by in self._updated_by.values()
@@ -308,7 +317,7 @@ class Weights:
         self._bad.add(name)
         place = f"{WORDS['weights_before']}: {name}"
         step = self._state.step
-        event = Event(moment, step, "weights_before", owner(name), place, name, float(nan), float(inf))
+        event = Event(step, "weights_before", place, moment, owner(name), name, float(nan), float(inf))
         updating = self._state.updating  # with a closure, in which this is found
         if not from_start and any(one is self.parameter(name) for one in parameters_of(updating)):
             event.stage, event.place = "weights_after", f"{WORDS['weights_after']} {name}"

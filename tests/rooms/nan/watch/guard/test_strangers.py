@@ -48,8 +48,8 @@ def test_an_optimizer_that_was_not_given_is_seen_beside_one_that_was():
 
 
 @needs_hooks
-@pytest.mark.parametrize("bad_at", [None, 6])
-def test_weights_of_a_module_in_a_list_are_named_as_not_looked_at(bad_at):
+@pytest.mark.parametrize("bad_at, is_given", [(None, True), (6, True), (None, False)])
+def test_weights_of_a_module_in_a_list_are_named_as_not_looked_at(bad_at, is_given):
     class Hides(nn.Module):
         def __init__(self):
             super().__init__()
@@ -65,7 +65,7 @@ def test_weights_of_a_module_in_a_list_are_named_as_not_looked_at(bad_at):
         if number == bad_at:
             model.inner[0].weight.data[0, 0] = NAN
 
-    g = steps(model, optimizer, nan.guard(model, optimizer), 12, spoil=spoil)
+    g = steps(model, optimizer, nan.guard(model, optimizer if is_given else None), 12, spoil=spoil)
     assert g.status == "partly-seen"
     assert g.not_seen() == ["2 tensors of the optimizer not looked at: of no module of this model"]
 
