@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.core.plan import Findings
 from lab.core.words import first_few, plural, ranks_text
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Points, Section, Status, Table
@@ -32,8 +33,8 @@ FOOTNOTES = (
 )
 
 
-def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str, str]]) -> dict[str, object]:
-    """Tables and report.html in `out`; {verdict, status, files, terminal, lacking} of the findings."""
+def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str, str]]) -> Findings:
+    """Write tables and report.html into `out`."""
     records = [record for _, record in job.records]
     verdict = verdict_of(records, job.marks)
     sentences = sentences_of(verdict, records)
@@ -69,13 +70,7 @@ def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str
         "",
         f"report: {files[-1]}",
     ]
-    return {
-        "verdict": sentences,
-        "status": status,
-        "files": files,
-        "terminal": "\n".join(lines),
-        "lacking": lacking,
-    }
+    return Findings(sentences, status, files, "\n".join(lines), lacking)
 
 
 def sentences_of(verdict: Verdict, records: Sequence[Record]) -> list[str]:

@@ -252,7 +252,7 @@ class _Reader:
         scan = self.scan
         scan.error_lines += lines
         cell = opcode_of(event.sass), event.operand, event.label, event.kinds
-        if cell not in scan.cells and len(scan.cells) >= CELL_LIMIT:
+        if len(scan.cells) >= CELL_LIMIT and cell not in scan.cells:
             cell = (OTHER_OPCODES, *cell[1:])
         scan.cells[cell] += lines
         scan.add_to_function(event.function, event.kinds, lines)

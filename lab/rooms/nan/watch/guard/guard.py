@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import os
 import re
 import socket
@@ -81,14 +82,22 @@ def identity() -> str:
 def write_record(path: Path, record: Record | Mark) -> None:
     """Write a record as JSON, whole or not at all; nothing waits for the disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    values = msgspec.to_builtins(record, enc_hook=_plain)
+    # Paths and command lines may hold bytes that are no UTF-8.
+    text = json.dumps(values, indent=1, ensure_ascii=False).encode("utf-8", "replace")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+            file.write(text + b"\n")
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _plain(value: Any) -> str | int | float:
+    """A number of numpy's, or another subclass, as Python's own type."""
+    return next(kind(value) for kind in (str, int, float) if isinstance(value, kind))
 
 
 class Guard:

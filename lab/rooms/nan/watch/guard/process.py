@@ -119,7 +119,7 @@ class Process:
     def mark(self, ended: str = "") -> None:
         """Write the mark: what was met so far, and whether and how the process has ended."""
         entry = sys.argv[0] if sys.argv else ""
-        with contextlib.suppress(OSError):  # a full disk is not the program's problem; no mark is not clean
+        with contextlib.suppress(Exception):  # a full disk is not the program's problem; no mark is not clean
             mark = Mark(
                 pid=os.getpid(),
                 command=" ".join(sys.argv[:8])[:300],

@@ -232,6 +232,7 @@ class Training:
         local.between.end()
         if not self._is_ours(optimizer, parameters):
             state.forget_update(id(optimizer))
+            state.within(self.weights.met_another, optimizer, parameters)
             return
         if state.counted_by == "backward":
             self._settle_safely()

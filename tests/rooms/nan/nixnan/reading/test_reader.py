@@ -108,6 +108,13 @@ def test_functions_beyond_the_limit_are_summed_and_said(tmp_path, small_limits, 
     assert any("beyond" in reason for reason in found.reasons) and found.site_count == 90
 
 
+def test_opcodes_beyond_the_limit_are_counted_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "CELL_LIMIT", 2)
+    path = nixgen.write(tmp_path / "x", [nixgen.error(sass=f"OP{n} R1, R2") for n in (0, 1, 2, 3, 1)])
+    cells = {cell.opcode: cell.lines for cell in parse(path).cells}
+    assert cells == {"OP0": 1, "OP1": 2, reader.OTHER_OPCODES: 2}
+
+
 def test_no_file_and_a_folder_are_clear_errors(tmp_path):
     with pytest.raises(MissingError, match="no such log"):
         parse(tmp_path / "a")
