@@ -83,7 +83,7 @@ def write_record(path: Path, record: Record | Mark) -> None:
     """Write a record as JSON, whole or not at all; nothing waits for the disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = msgspec.to_builtins(record, enc_hook=_plain)
-    # Paths and command lines may hold bytes that are no UTF-8.
+    # Paths and command lines may hold bytes that no UTF-8 text has.
     text = json.dumps(values, indent=1, ensure_ascii=False).encode("utf-8", "replace")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:

@@ -70,7 +70,7 @@ class Weights:
         self._updated_by: dict[int, Any] = {}  # the optimizers of these, by id
         self._beside: dict[int, ref[Tensor]] = {}  # what they update outside the model
         self._elsewhere: dict[int, ref[Tensor]] = {}  # of optimizers that have nothing of the model
-        self._others: dict[int, ref[Any]] = {}  # these, by id
+        self._foreign_optimizers: dict[int, ref[Any]] = {}  # these, by id
         self._updated_at, self._updated_step = 0, 0  # when the last update ended, and in which step
         self.unread_state: set[str] = set()  # what of it was not looked into
         self._bad: set[str] = set()
@@ -130,9 +130,9 @@ class Weights:
 
     def met_another(self, optimizer: Any, parameters: Iterable[Tensor]) -> None:
         """An optimizer updates that was not given and has nothing of the model."""
-        reference = self._others.get(id(optimizer))
+        reference = self._foreign_optimizers.get(id(optimizer))
         if reference is None or reference() is not optimizer:
-            self._others[id(optimizer)] = ref(optimizer)
+            self._foreign_optimizers[id(optimizer)] = ref(optimizer)
             self._elsewhere |= {id(one): ref(one) for one in parameters}
 
     # Around an update
