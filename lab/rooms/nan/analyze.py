@@ -16,12 +16,11 @@ from lab.rooms.nan.evidence import (
     Evidence,
     bad_leaves,
     baseline_of,
-    kind_lines,
     python_totals,
     reported,
     text_of,
 )
-from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines
+from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, totals
 from lab.rooms.nan.nixnan.log import nan_sites
 from lab.rooms.nan.nixnan.names import category, shown
 from lab.rooms.nan.verdict import Chain, chain_of, ranks, verdict_of
@@ -242,7 +241,7 @@ def _instructions(experiment: Evidence) -> dict[str, Any]:
         "sass_integrity": experiment.log.integrity,
         "sass_lines": experiment.log.error_lines,
         "sass_sites": experiment.log.site_count,
-        "sass_nan_lines": kind_lines(experiment, "NaN"),
+        "sass_nan_lines": totals(experiment.log)["NaN"],
         "memory_nan_lines": memory_nan_lines(experiment.log),
         **_unique_and_repeats("half_nan", reported(experiment, ("f16", "bf16"), "NaN")),
         **_unique_and_repeats("float_nan", reported(experiment, ("f32",), "NaN")),

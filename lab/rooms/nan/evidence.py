@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from lab.errors import BadDataError, LabError
+from lab.rooms.nan.nixnan.judging.verdict import totals
 from lab.rooms.nan.nixnan.log import Log
 from lab.rooms.nan.nixnan.reading.parse import parse
 
@@ -89,13 +90,6 @@ def read_bytes(path: Path) -> bytes:
         raise BadDataError(f"{path.name} cannot be read: {error}", location=path) from error
 
 
-def kind_lines(experiment: Evidence, kind: str) -> int:
-    """Lines of operations with this kind, all types."""
-    if experiment.log is None:
-        return 0
-    return sum(kinds.get(kind, 0) for name, kinds in experiment.log.counts.items() if name != "memory")
-
-
 def reported(experiment: Evidence, types: Sequence[str], kind: str) -> tuple[int, int] | None:
     """(unique, repeats) of nixnan's own report; None without a report."""
     if experiment.log is None or experiment.log.report is None:
@@ -120,7 +114,8 @@ def python_totals(experiment: Evidence) -> dict[str, float]:
 
 def subnormals(experiment: Evidence) -> bool:
     any_subnormal = any(step["subnormal"] > 0 for step in (experiment.watch or {}).get("steps", ()))
-    return any_subnormal or kind_lines(experiment, "subnormal") > 0
+    in_log = experiment.log is not None and totals(experiment.log)["subnormal"] > 0
+    return any_subnormal or in_log
 
 
 def text_of(experiment: Evidence | None) -> str | None:

@@ -71,8 +71,7 @@ def _guarded(folders: Sequence[Path], out: Path, runs: Sequence[Run | None]) -> 
     job = read(folders)
     manifests = [run.manifest if run else None for run in runs]
     title = f"NaN guard {' + '.join(folder.resolve().name for folder in folders)}"
-    page = guarded_page(job, out, title, provenance(folders, manifests))
-    return Findings(**page)  # type: ignore[arg-type]
+    return guarded_page(job, out, title, provenance(folders, manifests))
 
 
 def missing_parts(evidence: Sequence[Evidence], problems: Sequence[str], sass: bool) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from lab.core.words import plural
 from lab.rooms.nan.analyze import NanTables
-from lab.rooms.nan.evidence import Evidence, kind_lines
+from lab.rooms.nan.evidence import Evidence
+from lab.rooms.nan.nixnan.judging.verdict import totals
 from lab.rooms.nan.nixnan.log import nan_sites
 from lab.rooms.nan.nixnan.names import shown
 from lab.rooms.nan.verdict import SEVERITY
@@ -115,7 +116,7 @@ def instructions(tables: NanTables) -> list[str]:
     sites = nan_sites(experiment.log)
     top = sorted(nans.items(), key=lambda item: -item[1])[:3]
     parts = listed([f"{shown(name)} {count:,} ({plural(sites.get(name, 0), 'site')})" for name, count in top])
-    with_nan = plural(kind_lines(experiment, "NaN"), "line")
+    with_nan = plural(totals(experiment.log)["NaN"], "line")
     return [
         f"{experiment.label}: {lines} at {plural(experiment.log.site_count, 'site')}, "
         f"{with_nan} with NaN: {parts}."

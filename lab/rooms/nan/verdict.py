@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core.words import plural
-from lab.rooms.nan.evidence import Evidence, bad_leaves, kind_lines, subnormals, text_of
-from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, stored_nan
+from lab.rooms.nan.evidence import Evidence, bad_leaves, subnormals, text_of
+from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, stored_nan, totals
 
 # Verdict -> grade. What stayed inside kernels does no harm and shares the first grade: a level that was not
 # watched cannot make one experiment better than another. What is not listed here is inconclusive and has no
@@ -85,12 +85,10 @@ def ranks(evidence: Sequence[Evidence], verdicts: Mapping[str, str]) -> dict[str
 
 
 def _instruction(experiment: Evidence) -> Link:
-    if not _attached(experiment):
+    if experiment.log is None or not _attached(experiment):
         return "?", experiment.log_error or "not run under nixnan"
-    nans, infs = (
-        kind_lines(experiment, "NaN"),
-        kind_lines(experiment, "infinity") + kind_lines(experiment, "-infinity"),
-    )
+    lines = totals(experiment.log)
+    nans, infs = lines["NaN"], lines["infinity"] + lines["-infinity"]
     if nans or infs:
         return "yes", f"NaN in {plural(nans, 'line')}, infinity in {plural(infs, 'line')}"
     if reason := _nothing_instrumented(experiment):

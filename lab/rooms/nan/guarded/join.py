@@ -13,20 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from lab.core.words import plural
-from lab.rooms.nan.guarded.read import Event, Mark, Record
+from lab.rooms.nan.guarded.read import STAGES, Event, Mark, Record
 
-STAGES = (
-    "weights_before",
-    "batch",
-    "forward",
-    "loss",
-    "act_grads",
-    "param_grads",
-    "clipped",
-    "opt_state",
-    "weights_after",
-    "after_reduce",
-)
 STATUSES = ("clean", "partly-seen", "nothing-seen", "bad")
 
 

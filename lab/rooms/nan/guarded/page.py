@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.core.plan import Findings
 from lab.core.words import first_few, plural, ranks_text
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nan.guarded.join import Verdict, process_name, status_of, verdict_of
-from lab.rooms.nan.guarded.read import Event, Job, Mark, Op, Record
+from lab.rooms.nan.guarded.read import STEPS_BY, Event, Job, Mark, Record
 
 QUESTION = "Where in the training step is the first NaN or infinity made, and on which rank?"
 STATUS_OF: dict[str, Status] = {"clean": "ok", "partly-seen": "warn", "nothing-seen": "fail", "bad": "fail"}
@@ -21,10 +22,6 @@ BADGES = {
     "bad": "bad numbers found",
     "partly-seen": "not everything was seen",
     "nothing-seen": "nothing was seen",
-}
-STEPS_BY = {
-    "weights": "Steps are counted by writes to the weights: no optimizer of torch has run.",
-    "backward": "Steps are counted by calls of backward: no optimizer of torch has run.",
 }
 FOOTNOTES = (
     "The verdict is the first stage of a step that held a bad number, then module, operator and rank; never "
@@ -36,8 +33,8 @@ FOOTNOTES = (
 )
 
 
-def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str, str]]) -> dict[str, object]:
-    """Tables and report.html in `out`; {verdict, status, files, terminal, lacking} of the findings."""
+def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str, str]]) -> Findings:
+    """Write tables and report.html into `out`."""
     records = [record for _, record in job.records]
     verdict = verdict_of(records, job.marks)
     sentences = sentences_of(verdict, records)
@@ -73,13 +70,7 @@ def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str
         "",
         f"report: {files[-1]}",
     ]
-    return {
-        "verdict": sentences,
-        "status": status,
-        "files": files,
-        "terminal": "\n".join(lines),
-        "lacking": lacking,
-    }
+    return Findings(sentences, status, files, "\n".join(lines), lacking)
 
 
 def sentences_of(verdict: Verdict, records: Sequence[Record]) -> list[str]:
@@ -104,8 +95,8 @@ def sentences_of(verdict: Verdict, records: Sequence[Record]) -> list[str]:
     if absorbed:
         places = first_few(list(absorbed))
         sentences.append(f"Infinities that were gone before loss and gradient, as of masks: {places}.")
-    if verdict.record is not None and verdict.record.steps_by in STEPS_BY:
-        sentences.append(STEPS_BY[verdict.record.steps_by])
+    if verdict.record is not None and verdict.record.steps_by in ("weights", "backward"):
+        sentences.append(f"Steps are {STEPS_BY[verdict.record.steps_by]}.")
     near = dict.fromkeys(text for record in records for text in record.headroom_sentences)
     sentences += [f"{text}." for text in list(near)[:8]]
     gaps = dict.fromkeys([*verdict.gaps, *(text for record in records for text in record.not_seen)])
@@ -126,7 +117,7 @@ def _headline(verdict: Verdict, records: Sequence[Record]) -> str:
             if verdict.record and verdict.record.world > 1
             else ""
         )
-        op = f" ({_op(verdict.first.op)})" if verdict.first.op else ""
+        op = f" ({verdict.first.op})" if verdict.first.op else ""
         return f"Step {verdict.first.step}: first bad number {verdict.first.place}{op}{rank}."
     if verdict.status == "bad":
         return "A gradient scaler could not find its scale."
@@ -135,11 +126,6 @@ def _headline(verdict: Verdict, records: Sequence[Record]) -> str:
     if verdict.status == "nothing-seen":
         return "Nothing was seen: no forward, no gradient and no update of a watched model."
     return f"No NaN and no infinity in what was seen of {updates} on {ranks}; not everything was seen."
-
-
-def _op(op: Op) -> str:
-    inside = f" in {op.node}" if op.node else ""
-    return f"{op.name}{inside}{', ' + op.line if op.line else ''}"
 
 
 def _details(event: Event) -> list[str]:
@@ -219,14 +205,14 @@ def _events(records: Sequence[Record]) -> pd.DataFrame:
                 row = {"rank": record.rank, "step": event.step, "stage": event.stage, "place": event.place}
                 row |= {"tensor": event.name, "nan": _count(event.nan), "inf": _count(event.inf)}
                 row |= {"shape": event.shape, "dtype": event.dtype, "why": event.reason or event.unsure}
-                rows.append(row | {"operator": _op(event.op) if event.op else event.op_missing})
+                rows.append(row | {"operator": str(event.op) if event.op else event.op_missing})
     table: pd.DataFrame = pd.DataFrame(rows)
     return table
 
 
-def _count(value: float | str) -> str:
+def _count(value: float) -> str:
     """-1 is not counted."""
-    return "" if isinstance(value, str) or value < 0 else f"{int(value)}"
+    return "" if value < 0 else f"{int(value)}"
 
 
 def _headroom(records: Sequence[Record]) -> pd.DataFrame:

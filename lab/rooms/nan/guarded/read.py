@@ -1,6 +1,6 @@
-"""The records that guards leave, one per model, and the marks of processes.
+"""The records that guards leave, one per model, and the marks of processes: what they are, and their reading.
 
-They come from outside, so neither size nor type is trusted.
+They come from outside, so neither size nor type is trusted. No torch here.
 """
 
 from __future__ import annotations
@@ -21,34 +21,61 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Text = Annotated[str, msgspec.Meta(max_length=4000)]
 
 
-class Op(msgspec.Struct, frozen=True):
-    name: Text
+# In the order in which they happen within one micro-batch and its update.
+STAGES = (
+    "weights_before",
+    "batch",
+    "forward",
+    "loss",
+    "act_grads",
+    "param_grads",
+    "after_reduce",
+    "clipped",
+    "opt_state",
+    "weights_after",
+)
+STEPS_BY = {
+    "optimizer": "counted by the optimizer",
+    "weights": "counted by writes to the weights, for no optimizer of torch has run",
+    "backward": "counted by calls of backward, for no optimizer of torch has run",
+}
+
+
+class Op(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The operator that made the first bad number, found by running the step again."""
+
+    name: Text  # such as aten.div.Tensor
     module: Text = ""
-    shapes: tuple[Text, ...] = ()
+    shapes: tuple[Text, ...] = ()  # of its inputs
     dtypes: tuple[Text, ...] = ()
-    line: Text = ""
-    node: Text = ""
-    inputs: Text = ""
-    times: int = 1
+    line: Text = ""  # file:line of the program, or of the forward line that a backward operator belongs to
+    node: Text = ""  # the autograd node, in backward
+    inputs: Text = "finite"
+    times: int = 1  # runs that agreed
+
+    def __str__(self) -> str:
+        node = f" in {self.node}" if self.node else ""
+        line = f", {self.line}" if self.line else ""
+        return f"{self.name}{node}{line}"
 
 
-class Event(msgspec.Struct, frozen=True):
-    """Something bad at one place; see `lab.rooms.nan.watch.guard.step.Event`."""
+class Event(msgspec.Struct, omit_defaults=True):
+    """Something bad at one place. `time` orders all events of a process; `step` counts updates."""
 
     step: int
-    stage: Text
+    stage: Text  # of STAGES
     place: Text
     time: float = 0.0
     module: Text = ""
-    name: Text = ""
-    nan: float | str = -1.0
-    inf: float | str = -1.0
+    name: Text = ""  # of the tensor
+    nan: float = -1.0  # -1: not counted
+    inf: float = -1.0
     shape: Text = ""
     dtype: Text = ""
-    unsure: Text = ""
+    unsure: Text = ""  # why the place is only where it was first seen
     reason: Text = ""
     op: Op | None = None
-    op_missing: Text = ""
+    op_missing: Text = ""  # why no operator is named, after an attempt
     extremes: tuple[Text, ...] = ()  # of the last modules before it
 
 
@@ -57,10 +84,10 @@ class Step(msgspec.Struct, frozen=True):
     events: tuple[Event, ...] = ()
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, kw_only=True):
     """One guard's record: of one model, or of what belongs to no watched model."""
 
-    format: int
+    format: int = 1
     rank: int
     world: int
     status: Text
@@ -87,10 +114,10 @@ class Record(msgspec.Struct, frozen=True):
     steps_by: Text = ""
 
 
-class Mark(msgspec.Struct, frozen=True):
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """One process that imported torch."""
 
-    format: int
+    format: int = 1
     pid: int
     command: Text = ""
     forked: bool = False

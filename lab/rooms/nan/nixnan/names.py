@@ -50,7 +50,6 @@ LABELS = {
 }
 
 
-@lru_cache(maxsize=1 << 14)
 def opcode_of(sass: str) -> str:
     """The first word of an instruction after its predicate: `@!P1 FFMA.FTZ R1, ...` is `FFMA.FTZ`."""
     words = sass.split(None, 2)

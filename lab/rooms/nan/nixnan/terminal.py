@@ -10,7 +10,7 @@ from lab.report.terminal import rows_table
 from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.judging.causes import causes
 from lab.rooms.nan.nixnan.judging.verdict import coverage, verdict_of
-from lab.rooms.nan.nixnan.log import Instruction, Log, instructions, own_sites
+from lab.rooms.nan.nixnan.log import Instruction, Log, instructions, nan_sites, own_sites
 from lab.rooms.nan.nixnan.names import category, is_store, shown
 
 MOST_ROWS = 12
@@ -152,7 +152,7 @@ def opcode_rows(log: Log, instruction_list: list[Instruction]) -> list[dict[str,
 def function_rows(log: Log, instruction_list: list[Instruction]) -> list[dict[str, Any]]:
     """One row per function, most NaN lines first; without device functions that repeat a kernel's entries."""
     sites = Counter(site.function for site in own_sites(log))
-    nan_sites = Counter(site.function for site in own_sites(log) if "NaN" in site.kinds)
+    with_nan = nan_sites(log)
     births = Counter(
         instruction.function
         for instruction in instruction_list
@@ -166,7 +166,7 @@ def function_rows(log: Log, instruction_list: list[Instruction]) -> list[dict[st
             "lines": lines,
             "sites": sites[name],
             **{kind: log.function_kinds[name].get(kind, 0) for kind in KINDS},
-            "nan_sites": nan_sites[name],
+            "nan_sites": with_nan.get(name, 0),
             "nan_births": births[name],
         }
         for name, lines in log.functions.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,10 +17,10 @@ from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label, Seen
 from lab.rooms.nan.watch.leaves import (
     CACHE,
     as_counted,
-    is_unbuilt,
     leaves,
     part_of_layer,
     quiet,
+    version,
 )
 from lab.rooms.nan.watch.roles import IN, OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
 
@@ -340,7 +340,7 @@ class Explainer:
 
     def _read_other_weights(self, count: Counter) -> None:
         """Code may use the weights of any module: all are read, unless none was written since last time."""
-        versions = [_version(one) for module in self._modules for _, one in _own_tensors(module)]
+        versions = [version(one) for module in self._modules for _, one in _own_tensors(module)]
         if versions != self._versions:
             self._versions = versions
             self.check_weights(count)
@@ -456,7 +456,7 @@ def _doubt_of_cache(module: str, held: Sequence[Any]) -> str:
     """Why a bad number may have come from what a cache holds; empty if it cannot have."""
     inside = [leaf for part in held for _, leaf in leaves(part, "", skips_caches=False)]
     readable = [leaf for leaf in inside if isinstance(leaf, Tensor)]
-    if _any_bad(readable):
+    if any_bad(readable):
         return f"the key/value cache of {module} holds bad numbers, which may have been there before"
     unread = len(readable) < len(inside) or any(as_counted(tensor)[1] for tensor in readable)
     return f"the key/value cache of {module} was not looked into" if unread or None in held else ""
@@ -464,11 +464,6 @@ def _doubt_of_cache(module: str, held: Sequence[Any]) -> str:
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-
-
-def _version(tensor: Tensor) -> int:
-    """How often it was written; -1 where torch does not count that."""
-    return -1 if tensor.is_inference() or is_unbuilt(tensor) else tensor._version
 
 
 def _sides(counted: Seen) -> Iterator[tuple[Label, int]]:
@@ -488,10 +483,10 @@ def _largest(dtype: torch.dtype) -> float:
         return float("inf")
 
 
-def _any_bad(tensors: list[Tensor]) -> bool:
-    return bool(
-        quiet(plain_counts, [part for tensor in tensors for part in as_counted(tensor)[0]])[:, :3].sum() > 0
-    )
+def any_bad(tensors: Iterable[Tensor], count: Counter = plain_counts) -> bool:
+    """Whether one of them holds a NaN or an infinity."""
+    parts = [part for tensor in tensors for part in quiet(as_counted, tensor)[0]]
+    return bool(parts) and bool((quiet(count, parts)[:, :3] > 0).any())
 
 
 def _sizes(shape: Sequence[int]) -> str:

@@ -62,6 +62,14 @@ def is_unbuilt(tensor: Any) -> bool:
     return isinstance(tensor, _UNBUILT)
 
 
+def version(tensor: Tensor) -> int:
+    """How often torch has seen this tensor written; -1 where it does not count."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    if is_unbuilt(tensor):
+        return -1
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def is_odd(tensor: Tensor) -> bool:
     """Whether this is more than a dense tensor of its own memory."""
     return (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy
 import pytest
 
 from lab.rooms.nan.guarded.join import verdict_of
 from lab.rooms.nan.guarded.page import guarded_page, sentences_of
-from lab.rooms.nan.guarded.read import read
+from lab.rooms.nan.guarded.read import Event, Mark, Record, read
 
 
 def event(step=1, stage="forward", module="a", **more):
@@ -89,7 +90,7 @@ def test_a_broken_record_is_a_problem_and_never_a_hole(tmp_path, text):
     found = written(tmp_path, record(0, world=2))
     assert len(found.records) == 1 and "guard_rank1.json" in found.problems[0]
     page = guarded_page(found, tmp_path / "out", "t", {})
-    assert any("no record of 1 rank: 1" in one for one in page["lacking"]) and page["status"] == "warn"
+    assert any("no record of 1 rank: 1" in one for one in page.lacking) and page.status == "warn"
 
 
 def test_control_sequences_and_formulas_of_a_record_reach_neither_terminal_nor_sheet(tmp_path):
@@ -97,7 +98,7 @@ def test_control_sequences_and_formulas_of_a_record_reach_neither_terminal_nor_s
     hostile["place"] = "\x1b[2Jin \u009b31m<script>alert(1)</script>"
     found = written(tmp_path, record(0, hostile, world=1, notes=["\x07bell"]))
     page = guarded_page(found, tmp_path / "out", "t", {})
-    assert not any((ord(one) < 32 and one != "\n") or 127 <= ord(one) < 160 for one in page["terminal"])
+    assert not any((ord(one) < 32 and one != "\n") or 127 <= ord(one) < 160 for one in page.terminal)
     assert "<script>alert" not in (tmp_path / "out" / "report.html").read_text()
     assert ",=cmd" not in (tmp_path / "out" / "tables" / "events.csv").read_text()
 
@@ -112,8 +113,21 @@ def test_a_bad_number_is_a_failure_and_its_sentence_names_step_operator_and_rank
     }
     found = written(tmp_path, record(0), record(1, event(3, "act_grads", "b.1.n2", op=op)))
     page = guarded_page(found, tmp_path / "out", "t", {})
-    assert page["verdict"][0] == (
+    assert page.verdict[0] == (
         "Step 3: first bad number in act_grads of b.1.n2 (aten.div.Tensor in SqrtBackward0, train.py:41), "
         "rank 1 of 2."
     )
-    assert page["status"] == "fail"
+    assert page.status == "fail"
+
+
+def test_what_was_no_utf_8_and_numbers_of_numpys_are_written_so_that_they_are_read(tmp_path):
+    pytest.importorskip("torch")
+    from lab.rooms.nan.watch.guard.guard import write_record
+
+    first = Event(2, "loss", "in the loss (caf\udce9.py:3)", nan=numpy.float64(1))
+    values = {"rank": 0, "world": 1, "status": "bad", "updates": 3, "sentence": "", "first": first}
+    write_record(tmp_path / "guard_a.json", Record(**values))
+    write_record(tmp_path / "process_a.json", Mark(pid=1, command="\udcff.py"))
+    found = read([tmp_path])
+    assert not found.problems and found.marks["a"].command == "?.py"
+    assert found.records[0][1].first == Event(2, "loss", "in the loss (caf?.py:3)", nan=1.0)

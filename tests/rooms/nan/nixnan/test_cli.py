@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from lab.cli.main import cli
-from tests.command import lab
+from lab.cli.main import cli, main
 from tests.rooms.nan.nixnan import nixgen
 from tests.rooms.nan.nixnan.examples import AGAIN, TWINS, A, B
 from tests.rooms.nan.nixnan.nixgen import error, log
@@ -18,6 +18,21 @@ from tests.rooms.nan.nixnan.nixgen import error, log
 
 def run(command: str, *words: object):
     return CliRunner().invoke(cli, [*command.split(), *map(str, words)])
+
+
+@pytest.fixture
+def lab(capsysbinary):
+    """A command line to its end, errors and exit code too; a process of its own would take a second."""
+
+    def typed(command: str, *words: object):
+        with pytest.raises(SystemExit) as ended:
+            main([*command.split(), *map(str, words)])
+        shown = capsysbinary.readouterr()
+        return SimpleNamespace(
+            returncode=ended.value.code, stdout=shown.out.decode(), stderr=shown.err.decode()
+        )
+
+    return typed
 
 
 def test_json_is_one_object_a_log(tmp_path):
@@ -73,7 +88,7 @@ def test_the_table_of_sites_is_written_as_csv(tmp_path):
     assert done.exit_code == 0 and len(table) == 200 and table.NaN.sum() == 200
 
 
-def test_exit_codes_tell_what_is_missing(tmp_path):
+def test_exit_codes_tell_what_is_missing(tmp_path, lab):
     whole, cut = (
         nixgen.write(tmp_path / "a", log(error())),
         nixgen.write(tmp_path / "b", log(error(), end=False)),
@@ -91,7 +106,7 @@ def test_exit_codes_tell_what_is_missing(tmp_path):
     assert missing.returncode == 4 and "no such log" in missing.stderr and "Traceback" not in missing.stderr
 
 
-def test_a_file_of_something_else_is_an_error_an_empty_one_a_result_that_clears_nothing(tmp_path):
+def test_a_file_of_something_else_is_an_error_an_empty_one_a_result_that_clears_nothing(tmp_path, lab):
     nothing, other = nixgen.write(tmp_path / "a", [""]), nixgen.write(tmp_path / "b", ["hello"])
     nothing.write_bytes(b"")
     assert (
@@ -102,20 +117,20 @@ def test_a_file_of_something_else_is_an_error_an_empty_one_a_result_that_clears_
     assert done.returncode == 5 and "no line of nixnan's" in done.stderr
 
 
-def test_a_comparison_with_a_file_of_something_else_is_an_error(tmp_path):
+def test_a_comparison_with_a_file_of_something_else_is_an_error(tmp_path, lab):
     a, b = nixgen.write(tmp_path / "a.nixnan", log(*A[:10])), nixgen.write(tmp_path / "b.txt", ["hello"])
     for pair in ((a, b), (b, a), (a, a, "--repeat-a", b)):
         done = lab("diff", *pair)
         assert done.returncode == 5 and "no line of nixnan's" in done.stderr and not done.stdout
 
 
-def test_a_log_given_for_a_run_is_told_apart_from_a_missing_folder(tmp_path):
+def test_a_log_given_for_a_run_is_told_apart_from_a_missing_folder(tmp_path, lab):
     a = nixgen.write(tmp_path / "a.nixnan", log(*A[:10]))
     assert "lab nan parse" in lab("nan analyze", a).stderr, "the command for a log"
     assert "no such folder" in lab("nan analyze", tmp_path / "nowhere").stderr
 
 
-def test_one_log_that_cannot_be_read_does_not_hide_the_others(tmp_path):
+def test_one_log_that_cannot_be_read_does_not_hide_the_others(tmp_path, lab):
     done = lab("nan parse", "--json", tmp_path / "none", nixgen.write(tmp_path / "a", log(error())))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 1 and "error" in rows[0] and rows[1]["integrity"] == "complete"
@@ -133,7 +148,7 @@ def test_a_comparison_of_logs_and_of_folders(tmp_path):
     assert result["beyond_noise"] is None and result["sites_a"] == 200
 
 
-def test_a_folder_without_logs_beside_a_log_is_a_clear_error(tmp_path):
+def test_a_folder_without_logs_beside_a_log_is_a_clear_error(tmp_path, lab):
     (tmp_path / "empty").mkdir()
     done = lab("diff", nixgen.write(tmp_path / "a.nixnan", log(*A[:10])), tmp_path / "empty")
     assert done.returncode == 4 and "no nixnan log" in done.stderr
@@ -146,7 +161,7 @@ def test_a_folder_without_logs_beside_a_log_is_a_clear_error(tmp_path):
         (["--repeat-a", "x", "--repeat-a", "y"], "--repeat-a more than once"),
     ],
 )
-def test_options_for_recordings_are_refused_for_logs(tmp_path, options, text):
+def test_options_for_recordings_are_refused_for_logs(tmp_path, options, text, lab):
     named_otherwise = nixgen.write(tmp_path / "stderr.txt", log(*A[:10]))
     done = lab("diff", named_otherwise, named_otherwise, *options)
     assert done.returncode == 2 and text in done.stderr

@@ -17,68 +17,37 @@ from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 NAN = float("nan")
 
 
-def watched(forwards, make):
-    model = small()
-    with nan.watch(model) as w, torch.no_grad():
-        for number in range(forwards):
-            make(model, number)
-    return w
+class Views(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, given):
+        return self.inner(given[1:])
 
 
-def test_a_numpy_buffer_that_is_filled_anew_is_counted_before_it_is():
-    buffer = np.zeros((8, 4), np.float32)
-
-    def forward(model, number):
-        buffer[:] = NAN if number == 5 else number
-        model(torch.from_numpy(buffer))
-
-    w = watched(10, forward)
+@pytest.mark.parametrize("model", [small, Views], ids=["itself", "a part"])
+@pytest.mark.parametrize("how", ["numpy", "data", "copied to"])
+def test_an_input_that_is_filled_anew_is_counted_before_it_is(how, model):
+    numbers = np.zeros((9, 4), np.float32)
+    buffer = torch.from_numpy(numbers)
+    with nan.watch(model()) as w, torch.no_grad():
+        for number in range(10):
+            values = x(9, 4) * (NAN if number == 5 else 1)
+            if how == "numpy":
+                numbers[:] = values.numpy()
+            else:
+                (buffer.data if how == "data" else buffer).copy_(values)
+            w.model(buffer)
     assert w.status == "bad" and w.first.kind == "given" and w.first_step.number == 5
-    assert [step.number for step in w.steps if step.bad_leaves] == [5]
-
-
-def test_writes_through_data_are_counted_before_they_come():
-    buffer = torch.zeros(8, 4)
-
-    def forward(model, number):
-        buffer.data.copy_(x(8, 4) * (NAN if number == 5 else 1))
-        model(buffer)
-
-    w = watched(10, forward)
-    assert w.first.kind == "given" and [step.number for step in w.steps if step.bad_leaves] == [5]
-
-
-def test_a_static_input_that_is_copied_to_is_known_in_every_forward():
-    buffer = torch.zeros(8, 4)
-
-    def forward(model, number):
-        buffer.copy_(x(8, 4) * (NAN if number == 5 else 1))
-        model(buffer)
-
-    w = watched(10, forward)
-    assert w.first.kind == "given" and w.not_seen() == []
+    assert [step.number for step in w.steps if step.bad_leaves] == [5] and w.not_seen() == []
 
 
 def test_what_the_program_writes_into_an_output_is_not_the_models():
-    w = watched(10, lambda model, _: model(x(8, 4)).numpy().fill(NAN))
+    with nan.watch(small()) as w, torch.no_grad():
+        for _ in range(10):
+            w.model(x(8, 4)).numpy().fill(NAN)
     assert w.status == "clean"
-
-
-def test_an_input_that_shares_memory_is_counted_at_once_too():
-    class Views(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = small()
-
-        def forward(self, given):
-            return self.inner(given[1:])
-
-    model, buffer = Views(), np.zeros((9, 4), np.float32)
-    with nan.watch(model) as w, torch.no_grad():
-        for number in range(10):
-            buffer[:] = NAN if number == 5 else number
-            model(torch.from_numpy(buffer))
-    assert w.first.kind == "given" and [step.number for step in w.steps if step.bad_leaves] == [5]
 
 
 class Last(nn.Module):

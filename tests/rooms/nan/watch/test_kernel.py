@@ -43,7 +43,7 @@ kernel.LANES, kernel.BLOCK = 16, 64
 for dtype, kernel.LEAST_PIECES in ((one, least) for one in kernel.FORMATS for least in (1, 4096)):
     tensors = []
     for size in (2, 64, 128, 130, 1000, 3 * 64 * 2 + 6):
-        for bad in (0, 1, 2):
+        for bad in (0, 2):
             x = torch.randn(size, generator=generator).to(dtype)
             picked = torch.randint(0, size, (bad * max(1, size // 9),), generator=generator)
             tiny = 1e-7 if dtype is torch.float16 else 1e-40

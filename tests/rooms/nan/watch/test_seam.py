@@ -408,30 +408,3 @@ def test_a_clean_forward_on_a_gpu_is_taken_later_and_a_bad_one_at_once():
     assert waited == [True] * 5 + [False, True] and held == [[]]
     assert [step.number for step in w.steps] == [*range(7)] and [step.number for step in stopped] == [5]
     assert w.first_step.number == 5 and w.forwards == 7
-
-
-class Described(OnGpu):
-    """As the kernel's counts, which know what equal lists share."""
-
-    def __init__(self, tensors):
-        super().__init__(tensors)
-        self.shapes = [(one.shape, one.dtype) for one in tensors]
-
-
-def test_shapes_that_a_counter_knows_are_those_of_the_forward():
-    def rows_of(begin):
-        def count(tensors):
-            return plain_counts(tensors)
-
-        count.begin = begin
-        with nan.watch(nn.Sequential(nn.ReLU(), nn.ReLU()), counter=count, on_bad=lambda _: None) as w:
-            for shape in [(2, 3)] * 4 + [(3, 2), (6,), (1, 6), (2, 3), (6,)]:
-                w.model(torch.full(shape, float(len(w._waiting))))
-                w.model(torch.full(shape, NAN))
-        totals = [
-            (one.module, one.side, one.calls, one.numel, one.dtype, one.first_bad_step) for one in w.totals()
-        ]
-        return [[row.shape for row in step.rows] for step in w.steps], totals
-
-    rows, totals = rows_of(Described)
-    assert (rows, totals) == rows_of(OnGpu) and len({str(some) for some in rows}) >= 4

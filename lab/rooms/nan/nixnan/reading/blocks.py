@@ -23,7 +23,7 @@ class Blocks:
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.size, self.unfinished = BLOCK_BYTES, b""
+        self.unfinished = b""
         self.cut: str | None = None
         self.long_torn = self.long_foreign = 0
         self._chunks = self._inflated(file, path) if file.peek(2)[:2] == b"\x1f\x8b" else self._plain(file)  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ class Blocks:
         return False
 
     def _plain(self, file: BinaryIO) -> Iterator[bytes]:
-        while chunk := file.read(self.size):
+        while chunk := file.read(BLOCK_BYTES):
             yield chunk
 
     def _inflated(self, file: BinaryIO, path: Path) -> Iterator[bytes]:
@@ -78,7 +78,7 @@ class Blocks:
                     if not data.strip(b"\0"):
                         break  # zeros pad the end of a tape
                     stream = inflater.decompressobj(31)
-                yield stream.decompress(data, self.size)
+                yield stream.decompress(data, BLOCK_BYTES)
         except broken as error:
             raise BadDataError(
                 f"the compressed log is broken: {error}",

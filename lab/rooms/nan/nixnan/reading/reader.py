@@ -1,20 +1,18 @@
 """One nixnan log, streamed: its lines added up, in memory that does not grow with the file.
 
-Lines of real logs repeat, so most are only counted: a line is read by its pattern once, when it is new. If
-there are more distinct sites than the table holds, `bulk_count` counts without the texts, and the log says
-what is not listed.
+Lines of real logs repeat, so most are only counted: a line is read by its pattern once, when it is new. Sites
+beyond those that the table holds are counted by their hashes, and the log says what is not listed.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lab.errors import MissingError, needs, not_here
+from lab.errors import MissingError, not_here
 from lab.rooms.nan.nixnan.grammar import (
     FOREIGN,
     REPORT_KINDS,
@@ -28,15 +26,13 @@ from lab.rooms.nan.nixnan.grammar import (
 from lab.rooms.nan.nixnan.names import opcode_of
 from lab.rooms.nan.nixnan.reading.blocks import Blocks
 
-if TYPE_CHECKING:
-    from lab.rooms.nan.nixnan.reading.bulk_count import BulkCounter
-
 Cell = tuple[str, bool, str]  # type, memory, kind
 _MAYBE = re.compile(rb".*#nixnan: (?:-|N|I|S|D)")
-BULK_BYTES = 1 << 20  # what numpy counts at a time
 SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
 FURTHER_LIMIT = 1 << 20  # sites that are counted beyond these
 FUNCTION_LIMIT = 50_000
+CELL_LIMIT = 65_536  # nixnan knows some hundred opcodes
+OTHER_OPCODES = "other opcodes"
 _MEMO_LINES, _MEMO_BYTES = 32_768, 16 << 20
 _SAMPLES = 50
 _PLACES = 8
@@ -137,10 +133,10 @@ class Scan:
         self.report = ReportReader()
         self.cut: str | None = None  # why the end is missing; None: it is not seen to be
 
-    def add_to_function(self, name: str | None, kinds: tuple[str, ...], lines: int) -> None:
-        """Count lines of a function; they are unlisted without a name, or if it is new and the table full."""
-        listed = self.functions.get(name) if name is not None else None
-        if listed is None and name is not None and len(self.functions) < FUNCTION_LIMIT:
+    def add_to_function(self, name: str, kinds: tuple[str, ...], lines: int) -> None:
+        """Count lines of a function; they are unlisted if it is new and the table is full."""
+        listed = self.functions.get(name)
+        if listed is None and len(self.functions) < FUNCTION_LIMIT:
             listed = self.functions[name] = {}
         if listed is None:
             self.unlisted_function_lines += lines
@@ -176,39 +172,31 @@ class _Reader:
         self._counts: Counter[bytes] = Counter()  # lines since the last fold
         self._read: dict[bytes, tuple[Line, SiteTally | None]] = {}
         self._memo_bytes = 0
-        self._beyond: list[tuple[str, str, int | None]] = []  # sites that the table had no room for
-        self._bulk: BulkCounter | None = None
+        self._further = set[int]()  # hashes of the sites that the table had no room for
 
     def read(self) -> Scan:
         with self.scan.path.open("rb") as file:
             blocks = Blocks(file, self.scan.path)
             for text in blocks:
                 self._take(text)
-                if self._bulk:
-                    blocks.size = BULK_BYTES
                 if self._progress:
                     self._progress(file.tell(), self._size)
         self.scan.bytes = self._size
         self._fold()
-        self._add_bulk()
+        self.scan.further_sites = len(self._further)
         self.scan.report.finish()
         self._ending(blocks)
         return self.scan
 
     def _take(self, text: bytes) -> None:
         """Count the lines of `text`, which ends with a line's end, and read those that are new."""
-        usual, unusual = (self._bulk.take(text) if self._bulk else None) or (0, None)
-        lines = text.split(b"\n")[:-1] if unusual is None or unusual else []
-        if unusual:
-            lines = [lines[number] for number in unusual]
-        self._count(lines, unusual or range(len(lines)))
-        self.scan.error_lines += usual
-        self.scan.lines += usual + len(lines)
+        lines = text.split(b"\n")[:-1]
+        self._count(lines)
+        self.scan.lines += len(lines)
         if len(self._counts) > _MEMO_LINES or self._memo_bytes > _MEMO_BYTES:
             self._fold()
 
-    def _count(self, lines: list[bytes], numbers: Sequence[int]) -> None:
-        """Count lines, whose numbers in their block are `numbers`, and read those that are new."""
+    def _count(self, lines: list[bytes]) -> None:
         size = len(self._counts)
         self._counts.update(lines)
         if not (grown := len(self._counts) - size):
@@ -219,7 +207,7 @@ class _Reader:
         first_index = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
         has_report = False
         for raw in new:
-            number = self.scan.lines + 1 + numbers[first_index[raw]]
+            number = self.scan.lines + 1 + first_index[raw]
             line = read_line(raw)
             self._memo_bytes += len(raw)
             if isinstance(line, Other) and line.name in ReportReader.LINES:
@@ -239,10 +227,12 @@ class _Reader:
             tally = self.scan.sites[key] = SiteTally()
         if tally is not None:
             tally.see(event, number, raw)
+        elif len(self._further) < FURTHER_LIMIT:
+            self._further.add(hash(key))
         return tally
 
     def _fold(self) -> None:
-        """Add what was counted to what was scan, and start counting again."""
+        """Add what was counted to the scan, and start counting again."""
         for raw, lines in self._counts.items():
             line, tally = self._read[raw]
             if isinstance(line, Event):
@@ -257,44 +247,20 @@ class _Reader:
         self._counts.clear()
         self._read.clear()
         self._memo_bytes = 0
-        if len(self.scan.sites) >= SITE_LIMIT:
-            self._overflow()
 
     def _add_event(self, event: Event, tally: SiteTally | None, lines: int) -> None:
         scan = self.scan
         scan.error_lines += lines
-        scan.cells[opcode_of(event.sass), event.operand, event.label, event.kinds] += lines
+        cell = opcode_of(event.sass), event.operand, event.label, event.kinds
+        if len(scan.cells) >= CELL_LIMIT and cell not in scan.cells:
+            cell = (OTHER_OPCODES, *cell[1:])
+        scan.cells[cell] += lines
         scan.add_to_function(event.function, event.kinds, lines)
         if tally is None:
-            self._beyond.append((event.function, event.sass, event.operand))
             return
         tally.add(event.kinds, event.label, lines)
         if event.place and len(tally.places) < _PLACES:
             tally.places[event.place] = None
-
-    def _overflow(self) -> None:
-        with needs("analysis"):
-            from lab.rooms.nan.nixnan.reading.bulk_count import BulkCounter
-
-        if self._bulk is None:
-            self._bulk = BulkCounter(
-                list(self.scan.sites), list(self.scan.functions), FUNCTION_LIMIT, FURTHER_LIMIT
-            )
-        if self._beyond:
-            self._bulk.add_sites(self._beyond)
-            self._beyond = []
-
-    def _add_bulk(self) -> None:
-        if self._bulk is None:
-            return
-        scan, tallies = self.scan, list(self.scan.sites.values())
-        for row, label, kinds, lines in self._bulk.listed():
-            tallies[row].add(kinds, label, lines)
-        for name, kinds, lines in self._bulk.by_function():
-            scan.add_to_function(name, kinds, lines)
-        for opcode, operand, label, kinds, lines in self._bulk.cells():
-            scan.cells[opcode, operand, label, kinds] += lines
-        scan.further_sites = self._bulk.further.count()
 
     def _ending(self, blocks: Blocks) -> None:
         """Note whether the file was cut: in its compressed stream, or within its last line."""

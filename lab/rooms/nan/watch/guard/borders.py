@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.forward import Batch, Forward
+from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken
-from lab.rooms.nan.watch.guard.replay import (
-    local,
-)
 from lab.rooms.nan.watch.guard.step import StepState, named
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.shared import backwards

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from lab.rooms.nan.guarded.read import Event
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import all_clean
 from lab.rooms.nan.watch.explain import Judged, Step
@@ -17,7 +18,7 @@ from lab.rooms.nan.watch.forward import RECOMPUTE, Batch, Forward, Lane, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken, Unhooked
 from lab.rooms.nan.watch.guard.reactions import Reactions
-from lab.rooms.nan.watch.guard.step import FROM_WEIGHTS, WORDS, Event, StepState, named
+from lab.rooms.nan.watch.guard.step import FROM_WEIGHTS, WORDS, StepState, named
 from lab.rooms.nan.watch.guard.weights import Weights
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
@@ -168,7 +169,8 @@ def bad_forward(
     outside = OUTSIDE if birth.kind == "given" and birth.module else ""
     unsure = birth.unsure or outside or _maybe_another_rank(birth, state, watch)
     number = forward.update if forward.update >= 0 else state.step
-    event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)
+    stage, place = _stage_and_place(birth, step.phase)
+    event = Event(number, stage, place, moment, birth.module, birth.leaf, unsure=unsure)
     event.extremes = tuple(step.extremes)
     if forward.saved is not None and birth.kind not in ("given", "weights"):
         reactions.name_forward_op(event, birth, forward.saved)
@@ -188,21 +190,21 @@ def _maybe_another_rank(birth: Birth, state: StepState, watch: Forwards) -> str:
     )
 
 
-def _stage_and_place(birth: Birth, phase: str) -> tuple[str, str, str]:
-    """(stage, module, place) of a birth that the watch found."""
+def _stage_and_place(birth: Birth, phase: str) -> tuple[str, str]:
+    """(stage, place) of a birth that the watch found."""
     whose = named(birth.module)
     if birth.kind == "given" and birth.module:
-        return "forward", birth.module, f"before forward of {whose}: in {birth.leaf}, which it was given"
+        return "forward", f"before forward of {whose}: in {birth.leaf}, which it was given"
     if birth.kind == "given":
-        return "batch", birth.module, f"in the batch: {birth.leaf} of {whose}"
+        return "batch", f"in the batch: {birth.leaf} of {whose}"
     if birth.kind == "weights":
-        return "forward", birth.module, f"in forward of {whose}, {FROM_WEIGHTS}"
+        return "forward", f"in forward of {whose}, {FROM_WEIGHTS}"
     if birth.kind == "unknown":
-        return "forward", birth.module, birth.place
+        return "forward", birth.place
     spots = birth.place.split(",", 1)
     between = f",{spots[1]}" if spots[1:] else ""
     again = ", in the recomputation of a checkpoint" if phase == RECOMPUTE else ""
-    return "forward", birth.module, f"in forward of {whose}{between}{again}"
+    return "forward", f"in forward of {whose}{between}{again}"
 
 
 class GradientEvents:

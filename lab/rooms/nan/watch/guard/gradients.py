@@ -22,8 +22,8 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.count import Counted, beginning, reads_only
 from lab.rooms.nan.watch.guard.step import StepState
-from lab.rooms.nan.watch.guard.weights import Weights, version, versions_of
-from lab.rooms.nan.watch.leaves import all_plain, as_counted, is_odd, is_unbuilt, quiet
+from lab.rooms.nan.watch.guard.weights import Weights, versions_of
+from lab.rooms.nan.watch.leaves import all_plain, as_counted, is_odd, is_unbuilt, quiet, version
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 LEAST_BUDGET, MOST_BUDGET = 64 << 20, 1 << 30  # bytes of gradients that are held for one count

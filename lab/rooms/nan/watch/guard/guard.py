@@ -21,64 +21,53 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from lab.core.words import plural
 from lab.errors import MissingError, UsageError
-from lab.rooms.nan.watch.guard.step import (
-    GRADIENT_STAGES,
-    Event,
-    GuardStep,
-    StepState,
-    first_of,
-    rank,
-    world,
-)
+from lab.rooms.nan.guarded.read import STEPS_BY, Event, Mark, Record, Step
+from lab.rooms.nan.watch.guard.step import GRADIENT_STAGES, GuardStep, StepState, first_of, rank, world
 from lab.rooms.nan.watch.guard.training import Training
 
-FORMAT = 1
-_numbers = itertools.count()
+_numbers = itertools.count()  # each guard of a process has a record of its own
 _identity: dict[int, str] = {}  # by pid: a forked child is another process
 
 
-def record(guard: Any) -> dict[str, Any]:
+def record(guard: Guard) -> Record:
     """The guard's findings as plain values. Raises nothing that the guard itself does not."""
     status, event, training = guard.status, guard.first, guard.training
     state, watch = training.state, training.watch
-    return {
-        "format": FORMAT,
-        "ended": state.ended,
-        "process": identity(),
-        "model": type(state.model).__name__,
-        "rank": rank(),
-        "world": world(),
-        "host": socket.gethostname(),
-        "torch": str(torch.__version__),
-        "strategy": state.strategy.name,
-        "counter": state.counter,
-        "status": status,
-        "updates": state.step,
-        "skipped_steps": state.scaling.skipped,
-        "unread_updates": training.weights.unread,
-        "first": event.as_dict() if event is not None else None,
-        "sentence": guard.sentence(),
-        "steps": [
-            {"step": step.number, "events": [event.as_dict() for event in step.events]}
-            for step in state.steps[:16]
-        ],
-        "seen": dict(state.looked_at) | {"forwards": watch.forwards, "modules_called": len(watch.called)},
-        "not_seen": guard.not_seen()[:50],
-        "alarm": state.scaling.alarm(),
-        "notes": [*state.notes, *watch.notes][:50],
-        "headroom": [
+    return Record(
+        ended=state.ended,
+        process=identity(),
+        model=type(state.model).__name__,
+        rank=rank(),
+        world=world(),
+        host=socket.gethostname(),
+        torch=str(torch.__version__),
+        strategy=state.strategy.name,
+        counter=state.counter,
+        status=status,
+        updates=state.step,
+        skipped_steps=state.scaling.skipped,
+        unread_updates=training.weights.unread,
+        first=event,
+        sentence=guard.sentence(),
+        steps=tuple(Step(step.number, tuple(step.events)) for step in state.steps[:16]),
+        looked_at=dict(state.looked_at) | {"forwards": watch.forwards, "modules_called": len(watch.called)},
+        not_seen=tuple(guard.not_seen()[:50]),
+        alarm=state.scaling.alarm(),
+        notes=tuple([*state.notes, *watch.notes][:50]),
+        headroom=tuple(
             {"class": kind, "dtype": dtype, "largest": peak}
             for (kind, dtype), peak in state.headroom.peaks.items()
-        ],
-        "headroom_sentences": state.headroom.sentences(0.5),
-        "absorbed": dict(watch.absorbed.most_common(20)),
-        "steps_by": state.counted_by,
-    }
+        ),
+        headroom_sentences=tuple(state.headroom.sentences(0.5)),
+        absorbed=dict(watch.absorbed.most_common(20)),
+        steps_by=state.counted_by,
+    )
 
 
 def identity() -> str:
@@ -90,50 +79,25 @@ def identity() -> str:
     return _identity[pid]
 
 
-def number_of_guard() -> int:
-    """Each guard of a process has a record of its own."""
-    return next(_numbers)
-
-
-def write(guard: Any, folder: str | Path, index: int, *, ended: bool | None = None) -> Path:
-    """Write a guard's record into `folder`, whole or not at all. Raises OSError."""
-    values = record(guard)
-    if ended is not None:
-        values["ended"] = ended
-    return write_record(Path(folder) / f"guard_{identity()}_{index}.json", values)
-
-
-def write_record(path: Path, values: dict[str, Any]) -> Path:
-    """Write plain values as JSON, whole or not at all. Raises OSError."""
+def write_record(path: Path, record: Record | Mark) -> None:
+    """Write a record as JSON, whole or not at all; nothing waits for the disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_finite(values), indent=1, allow_nan=False)
+    values = msgspec.to_builtins(record, enc_hook=_plain)
+    # Paths and command lines may hold bytes that no UTF-8 text has.
+    text = json.dumps(values, indent=1, ensure_ascii=False).encode("utf-8", "replace")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+        with os.fdopen(handle, "wb") as file:
+            file.write(text + b"\n")
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
-    return path
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: such a number is a string."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return value
-
-
-STEPS_BY = {
-    "optimizer": "counted by the optimizer",
-    "weights": "counted by writes to the weights, for no optimizer of torch has run",
-    "backward": "counted by calls of backward, for no optimizer of torch has run",
-}
+def _plain(value: Any) -> str | int | float:
+    """A number of numpy's, or another subclass, as Python's own type."""
+    return next(kind(value) for kind in (str, int, float) if isinstance(value, kind))
 
 
 class Guard:
@@ -164,7 +128,7 @@ class Guard:
                 f"invalid on_bad: {on_bad!r}",
                 fix='use "keep", "raise", "replay", "break" or a function of a GuardStep',
             )
-        self._out, self._index = out, number_of_guard()
+        self._out, self._index = out, next(_numbers)
         self._state = StepState(model, scaler, headroom=headroom, counter=counter)
         optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
         optimizers = [given for given in optimizers if given is not None]
@@ -201,7 +165,9 @@ class Guard:
         if self._out is not None and not self._writing:
             self._writing = True  # the record asks for the status, which settles, which may keep another step
             try:
-                write(self, self._out, self._index, ended=ended)
+                values = record(self)
+                values.ended = values.ended if ended is None else ended
+                write_record(Path(self._out) / f"guard_{identity()}_{self._index}.json", values)
             finally:
                 self._writing = False
 
@@ -268,13 +234,17 @@ class Guard:
             for reason, times in training.collector.unread.items()
         ]
         sentences += sorted(training.weights.unread_state)
-        if strangers := training.weights.strangers():
+        if strangers := self._strangers():
             sentences.append(
                 f"{plural(strangers, 'tensor')} of the optimizer not looked at: of no module of this model"
             )
         if failed := self._state.failed:
             sentences.append(f"the guard failed {plural(failed, 'time')}: {'; '.join(self.notes[-3:])}")
         return sentences
+
+    def _strangers(self) -> int:
+        """How many tensors of the model's optimizers nothing looks at."""
+        return self.training.weights.strangers()
 
     def _saw_gradients(self) -> bool:
         return any(self._state.looked_at[stage] for stage in GRADIENT_STAGES)
@@ -329,15 +299,6 @@ class EndsByRaising(Guard):
 
     def _stop(self) -> None:
         self.__exit__()
-
-    def write_now(self, *, ended: bool) -> None:
-        """Write the record as if the process ended here, or to say that it did not."""
-        self._state.safely(self._write, ended)
-
-    def abandon(self) -> None:
-        """In a forked child: end without a record, for the parent has it."""
-        self._out = None
-        self.training.abandon()
 
 
 class _Guards:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.rooms.nan.guarded.read import Event, Mark, Record, Step
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import plain_counts
 from lab.rooms.nan.watch.forward import blind, recomputing
@@ -33,9 +34,27 @@ from lab.rooms.nan.watch.shared import after_update, backwards
 from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
 
 MOST_GUARDS = 64  # at a time: the one that was met first is recorded, and watched anew if it is called again
+BY_BACKWARDS = "its step is counted by calls of backward"
 READ_FIRST, READ_EVERY = 8, 8  # updates of an optimizer, after which its own tensors are read
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _processes: list[Process] = []  # the one of this process, after a fork the child's
+
+
+class ModelGuard(EndsByRaising):
+    """The guard of one model of this process."""
+
+    def write_now(self, *, ended: bool) -> None:
+        """Write the record as if the process ended here, or to say that it did not."""
+        self._state.safely(self._write, ended)
+
+    def abandon(self) -> None:
+        """In a forked child: end without a record, for the parent has it."""
+        self._out = None
+        self.training.abandon()
+
+    def _strangers(self) -> int:
+        """None: the process looks at what belongs to no model (`OwnTensors`)."""
+        return 0
 
 
 class OwnTensors:
@@ -49,7 +68,7 @@ class OwnTensors:
             for index, tensor in enumerate(group["params"])
             if not is_watched(tensor)
         ]
-        self.event: dict[str, Any] | None = None
+        self.event: Event | None = None
 
     @passes_on
     def updated(self) -> None:
@@ -71,16 +90,11 @@ class OwnTensors:
                 place = (
                     f"in the optimizer's update of {label} ({self.kind}), which belongs to no watched model"
                 )
-                self.event = {
-                    "step": max(self.updates - 1, 0),
-                    "stage": "weights_after",
-                    "place": place,
-                    "name": label,
-                    "nan": float(row[0]),
-                    "inf": float(row[1] + row[2]),
-                    "shape": "x".join(map(str, part.shape)),
-                    "dtype": str(part.dtype)[6:],
-                }
+                step = max(self.updates - 1, 0)
+                self.event = Event(
+                    step, "weights_after", place, name=label, nan=float(row[0]), inf=float(row[1] + row[2])
+                )
+                self.event.shape, self.event.dtype = "x".join(map(str, part.shape)), str(part.dtype)[6:]
                 return
 
 
@@ -89,11 +103,11 @@ class Process:
 
     def __init__(self, out: Path, on_bad: str, *, forked: bool) -> None:
         self.out, self.on_bad, self.forked = out, on_bad, forked
-        self.guards: list[EndsByRaising] = []
+        self.guards: list[ModelGuard] = []
         self._own_tensors: dict[int, OwnTensors] = {}  # by the id of the optimizer
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._models = self._backwards = self._updates = 0
-        self._loss: dict[str, Any] | None = None  # the first bad loss of no watched model
+        self._loss: Event | None = None  # the first bad loss of no watched model
         self._unwatched: dict[str, str] = {}  # class of a model with weights -> why it is not watched
         self._ignored: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._lock, self._busy = threading.RLock(), threading.local()
@@ -105,26 +119,22 @@ class Process:
     def mark(self, ended: str = "") -> None:
         """Write the mark: what was met so far, and whether and how the process has ended."""
         entry = sys.argv[0] if sys.argv else ""
-        with contextlib.suppress(OSError):  # a full disk is not the program's problem; no mark is not clean
-            write_record(
-                self.out / f"process_{identity()}.json",
-                {
-                    "format": 1,
-                    "pid": os.getpid(),
-                    "parent": os.getppid(),
-                    "command": " ".join(sys.argv[:8])[:300],
-                    "forked": self.forked,
-                    "helper": os.path.abspath(entry).startswith(_TORCH) if entry else False,
-                    "rank": rank(),
-                    "world": world(),
-                    "ended": ended,
-                    "models": self._models,
-                    "optimizers": len(self._optimizers),
-                    "backwards": self._backwards,
-                    "updates": self._updates,
-                    "unwatched": self._unwatched,
-                },
+        with contextlib.suppress(Exception):  # a full disk is not the program's problem; no mark is not clean
+            mark = Mark(
+                pid=os.getpid(),
+                command=" ".join(sys.argv[:8])[:300],
+                forked=self.forked,
+                helper=os.path.abspath(entry).startswith(_TORCH) if entry else False,
+                rank=rank(),
+                world=world(),
+                ended=ended,
+                models=self._models,
+                optimizers=len(self._optimizers),
+                backwards=self._backwards,
+                updates=self._updates,
+                unwatched=self._unwatched,
             )
+            write_record(self.out / f"process_{identity()}.json", mark)
 
     def end(self, manner: str) -> None:
         """Write all records, newest guard first so that patches are taken back in order, then the mark."""
@@ -176,7 +186,7 @@ class Process:
         try:
             if len(self.guards) >= MOST_GUARDS:
                 self.guards.pop(0).__exit__()
-            guard = EndsByRaising(module, None, None, on_bad=self.on_bad, out=self.out)
+            guard = ModelGuard(module, None, None, on_bad=self.on_bad, out=self.out)
             guard.__enter__()
             self.guards.append(guard)
             self._unwatched.pop(name, None)
@@ -240,14 +250,9 @@ class Process:
         parts = [part for loss in losses if isinstance(loss, Tensor) for part in quiet(as_counted, loss)[0]]
         rows = quiet(plain_counts, parts)
         if rows[:, :3].sum() > 0:
-            self._loss = {
-                "step": self._backwards - 1,
-                "stage": "loss",
-                "place": "in a loss that belongs to no watched model",
-                "nan": float(rows[:, 0].sum()),
-                "inf": float(rows[:, 1:3].sum()),
-                "why": "its step is counted by calls of backward",
-            }
+            place = "in a loss that belongs to no watched model"
+            self._loss = Event(self._backwards - 1, "loss", place, reason=BY_BACKWARDS)
+            self._loss.nan, self._loss.inf = float(rows[:, 0].sum()), float(rows[:, 1:3].sum())
 
     def _write_own(self, *, ended: bool) -> None:
         """One record for what belongs to no watched model, if there is any."""
@@ -258,25 +263,24 @@ class Process:
         events = [event for event in found_bad if event is not None]
         if not self._own_tensors and not events:
             return
-        first_event = min(events, key=lambda row: row["step"]) if events else None
+        first_event = min(events, key=lambda event: event.step, default=None)
         kinds = ", ".join(sorted({tensors.kind for tensors in self._own_tensors.values()}))
-        place = ""
+        sentence = "clean"
         if first_event is not None:
-            place = f"step {first_event['step']}: first bad number {first_event['place']}"
-        record = {
-            "format": 1,
-            "ended": ended,
-            "process": identity(),
-            "model": f"tensors of {kinds}, of no watched model" if kinds else "a loss of no watched model",
-            "rank": rank(),
-            "world": world(),
-            "status": "bad" if first_event else "clean",
-            "updates": max((tensors.updates for tensors in self._own_tensors.values()), default=0),
-            "first": first_event,
-            "sentence": place or "clean",
-            "steps": [{"step": row["step"], "events": [row]} for row in events],
-            "seen": {"weights_after": sum(len(tensors.labelled) for tensors in self._own_tensors.values())},
-        }
+            sentence = f"step {first_event.step}: first bad number {first_event.place}"
+        record = Record(
+            ended=ended,
+            process=identity(),
+            model=f"tensors of {kinds}, of no watched model" if kinds else "a loss of no watched model",
+            rank=rank(),
+            world=world(),
+            status="bad" if first_event else "clean",
+            updates=max((tensors.updates for tensors in self._own_tensors.values()), default=0),
+            first=first_event,
+            sentence=sentence,
+            steps=tuple(Step(event.step, (event,)) for event in events),
+            looked_at={"weights_after": sum(len(own.labelled) for own in self._own_tensors.values())},
+        )
         with contextlib.suppress(OSError):
             write_record(self.out / f"guard_{identity()}_own.json", record)
 

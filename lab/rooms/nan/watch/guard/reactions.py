@@ -7,9 +7,11 @@ from typing import Any
 
 from torch import nn
 
+from lab.rooms.nan.guarded.read import Event, Op
 from lab.rooms.nan.watch.explain import NOT_CALLED
-from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, local, save, stop_at
-from lab.rooms.nan.watch.guard.step import GRADIENT_STAGES, Event, GuardStep, Op, StepState, named
+from lab.rooms.nan.watch.guard.between import local
+from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save, stop_at
+from lab.rooms.nan.watch.guard.step import GRADIENT_STAGES, GuardStep, StepState, named
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError, Watch

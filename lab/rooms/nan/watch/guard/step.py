@@ -6,13 +6,15 @@ import itertools
 import os
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lab.rooms.nan.guarded.read import STAGES, Event
 from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
 from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.guard.scaling import Scaling
@@ -159,7 +161,7 @@ class StepState:
             waiting = [one for number in sorted(self._waiting) for one in self._waiting[number]]
             self._waiting = {0: waiting} if waiting else {}
             if parts:
-                events = [replace(event, step=0) for part in parts for event in part.events]
+                events = [msgspec.structs.replace(event, step=0) for part in parts for event in part.events]
                 merged = GuardStep(0, events[:MOST_EVENTS], reacted=any(part.reacted for part in parts))
                 self.open = {0: merged}
                 self.steps = [merged] if self.steps else []
@@ -250,7 +252,7 @@ class StepState:
     ) -> None:
         """Note a bad tensor called `name`, with its counts; `place` if the name alone does not say it."""
         number = self.step if step is None else step
-        event = Event(moment, number, stage, module, place or f"{WORDS[stage]} {name}", name)
+        event = Event(number, stage, place or f"{WORDS[stage]} {name}", moment, module, name)
         event.unsure, event.reason = unsure, reason
         if row is not None:
             event.nan, event.inf = float(row[0]), float(row[1] + row[2])
@@ -305,19 +307,6 @@ def owner(name: str) -> str:
     return path.rsplit(".", 1)[0] if "." in path else ""
 
 
-# In the order in which they happen within one micro-batch and its update.
-STAGES = (
-    "weights_before",
-    "batch",
-    "forward",
-    "loss",
-    "act_grads",
-    "param_grads",
-    "after_reduce",
-    "clipped",
-    "opt_state",
-    "weights_after",
-)
 WORDS = {
     "weights_before": "in the weights",
     "batch": "in the batch",
@@ -332,49 +321,6 @@ WORDS = {
 }
 GRADIENT_STAGES = ("loss", "act_grads", "param_grads", "after_reduce", "clipped")
 FROM_WEIGHTS = "from its weights"
-
-
-@dataclass(frozen=True)
-class Op:
-    """The operator that made the first bad number, found by running the step again."""
-
-    name: str  # such as aten.div.Tensor
-    module: str
-    shapes: tuple[str, ...]  # of its inputs
-    dtypes: tuple[str, ...]
-    line: str  # file:line of the program, or of the forward line that a backward operator belongs to
-    node: str = ""  # the autograd node, in backward
-    inputs: str = "finite"
-    times: int = 1  # runs that agreed
-
-    def __str__(self) -> str:
-        node = f" in {self.node}" if self.node else ""
-        line = f", {self.line}" if self.line else ""
-        return f"{self.name}{node}{line}"
-
-
-@dataclass
-class Event:
-    """Something bad at one place. `time` orders all events of a process; `step` counts updates."""
-
-    time: float
-    step: int
-    stage: str
-    module: str
-    place: str
-    name: str = ""  # of the tensor
-    nan: float = -1  # -1: not counted
-    inf: float = -1
-    shape: str = ""
-    dtype: str = ""
-    unsure: str = ""  # why the place is only where it was first seen
-    reason: str = ""
-    op: Op | None = None
-    op_missing: str = ""  # why no operator is named, after an attempt
-    extremes: tuple[str, ...] = ()  # of the last modules before it
-
-    def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value not in ("", None, -1, ())}
 
 
 @dataclass
@@ -392,5 +338,4 @@ class GuardStep:
 
 def first_of(events: Iterable[Event]) -> Event | None:
     """The verdict: the earliest, and in one moment the earliest stage."""
-    order = {stage: index for index, stage in enumerate(STAGES)}
-    return min(events, key=lambda event: (event.time, order[event.stage]), default=None)
+    return min(events, key=lambda event: (event.time, STAGES.index(event.stage)), default=None)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from lab.rooms.nan.watch.explain import Step
 from lab.rooms.nan.watch.forward import RECOMPUTE, Forward
+from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders, Losses
 from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, Forwards, GradientEvents, bad_forward
 from lab.rooms.nan.watch.guard.gradients import Collector, ParameterHooks
 from lab.rooms.nan.watch.guard.reactions import OnBad, Reactions
-from lab.rooms.nan.watch.guard.replay import local
 from lab.rooms.nan.watch.guard.scaling import found_infinity_of, leaves_out, scalers
 from lab.rooms.nan.watch.guard.step import StepState
 from lab.rooms.nan.watch.guard.weights import Weights, parameters_of
@@ -232,6 +232,7 @@ class Training:
         local.between.end()
         if not self._is_ours(optimizer, parameters):
             state.forget_update(id(optimizer))
+            state.within(self.weights.met_another, optimizer, parameters)
             return
         if state.counted_by == "backward":
             self._settle_safely()

