@@ -40,6 +40,7 @@ def test_a_copy_from_the_host_cannot_beat_the_gpus_memory(tmp_path):
     assert not findings(tmp_path, Copy(1_000, 6_600_000))
     (lack,) = findings(tmp_path, Copy(1_000, 6_800_000), Copy(1_000, 6_800_000, fill=True))
     assert (lack.n, lack.of) == (1, 1)  # a fill of this size may run in the cache
+    assert not findings(tmp_path, Copy(20_000, 250_000_000, fill=True))
     (lack,) = findings(tmp_path, Copy(40_000, 1 << 29, fill=True))
     assert lack.n == 1
 

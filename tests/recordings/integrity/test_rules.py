@@ -190,6 +190,11 @@ def test_rows_far_from_their_calls_are_two_clocks_and_unknown():
         assert lack.unknown and (lack.n, lack.of) == (8, 8) and words in lack.text
 
 
+@pytest.mark.parametrize("by_ns", [-11_000_000, 61 * 10**9])
+def test_clocks_are_two_from_10_ms_before_and_a_minute_after_the_call(by_ns):
+    assert shifted(by_ns)["gpu", "all", "K"].n == 8
+
+
 def test_a_jump_in_the_middle_of_a_recording_counts_the_rows_behind_it():
     assert shifted(10**12, slice(5, None))["gpu", "all", "K"].n == 3
 
@@ -220,9 +225,10 @@ def test_rows_that_outlast_the_wait_for_them_are_two_clocks():
     lack = waited(20_000_000)["gpu", "all", "K"]
     assert lack.unknown and (lack.n, lack.of) == (8, 8) and "end up to 0.02 s after the return" in lack.text
     assert holes([lack]) == [lack]
+    assert waited(1_500_000)["gpu", "all", "K"].n == 8
 
 
-@pytest.mark.parametrize(("by_ns", "devices"), [(0, 1), (500_000, 1), (20_000_000, 2)])
+@pytest.mark.parametrize(("by_ns", "devices"), [(0, 1), (900_000, 1), (20_000_000, 2)])
 def test_a_wait_says_nothing_of_a_little_drift_or_of_other_devices(by_ns, devices):
     assert waited(by_ns, devices) == {}
 
@@ -295,6 +301,17 @@ def test_rows_that_all_last_a_thousand_times_too_long_outlast_their_stream():
         times = {"start_ns": start_ns, "end_ns": start_ns + dur_ns + np.arange(10)}
         lack = judged(replace(capture, ops=Table(capture.ops.as_dict() | times))).get(("gpu", "all", "P"))
         assert (lack.n if lack else 0) == count
+
+
+@pytest.mark.parametrize(("later_ns", "count"), [(1_900, 0), (2_100, 1)])
+def test_a_row_may_end_two_microseconds_after_its_successor_as_rounding_makes_it(later_ns, count):
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    start_ns = np.arange(1, 11) * 20_000
+    end_ns = start_ns + 10_000
+    end_ns[3] = end_ns[4] + later_ns
+    times = {"start_ns": start_ns, "end_ns": end_ns}
+    lack = judged(replace(capture, ops=Table(capture.ops.as_dict() | times))).get(("gpu", "all", "P"))
+    assert (lack.n if lack else 0) == count
 
 
 def test_equal_rows_on_two_streams_or_of_two_graph_nodes_are_no_copies():
