@@ -24,6 +24,7 @@ NAMES = {
 }
 MOST_THREADS = 640  # NCCL's largest block: LL128's
 LOG, BLOCK = "log", "block"
+SEVERAL = "/"  # between the words of calls that ran differently
 _IN_PARTS = ("allgather", "reducescatter")
 _CALL = re.compile(
     rb"(?P<kind>\w{4,20}): (?P<bytes>\d{1,19}) Bytes -> Algo (?P<algo>\w{1,20}) proto (?P<proto>\w{1,10})"
@@ -106,6 +107,11 @@ def how_of(
     return How(choice.algorithm, choice.protocol, BLOCK) if choice else How()
 
 
+def is_one(choice: How) -> bool:
+    """Whether all calls ran in one way, and it is known."""
+    return all(word and SEVERAL not in word for word in choice[:2])
+
+
 def by_block(kernel: str, block: int, threads: int, log_choices: LogChoices) -> Choice | None:
     """How calls ran by their kernel's block, where the log has no tuning lines; None without proof.
 
@@ -129,7 +135,7 @@ def word_verdict(requested: str, effective: str) -> str:
 
 
 def _joined(words: Collection[str]) -> str:
-    return "/".join(sorted(words))
+    return SEVERAL.join(sorted(words))
 
 
 @dataclass(frozen=True)
@@ -177,11 +183,6 @@ class LogChoices:
             if choice := self.choices.get((kind, size // ranks)):
                 choices[kind, size] = choice
         return replace(self, choices=choices)
-
-    def choice(self, kind: str, num_bytes: int) -> Choice | None:
-        """What most calls of this size used, None where the log has none."""
-        from_log = self.choices.get((kind, num_bytes))
-        return from_log.most_common(1)[0][0] if from_log else None
 
 
 def read_logs(paths: Iterable[Path]) -> LogChoices:

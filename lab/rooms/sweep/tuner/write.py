@@ -15,7 +15,7 @@ from lab.core.files import write_atomic
 from lab.core.words import plural
 from lab.recordings.ranks.costs import Class
 from lab.report.tables import write_csv
-from lab.rooms.sweep.effective import NAMES, Choice, LogChoices
+from lab.rooms.sweep.effective import BLOCK, NAMES, Choice, LogChoices
 from lab.rooms.sweep.tables import column_names
 from lab.rooms.sweep.tuner.file import Row, text_of
 from lab.rooms.sweep.tuner.judge import Decision, Judged, Ran, class_text
@@ -84,9 +84,9 @@ def _evidence(decision: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:
                 "latency_us": _mean([run.cost.latency_us for run in observed]),
                 "used_channels": example.cost.grid,
                 "used_threads": example.cost.block,
-                "algorithm": example.choice.algorithm if example.choice else "",
-                "protocol": example.choice.protocol if example.choice else "",
-                "inferred": example.inferred,
+                "algorithm": example.choice.algorithm,
+                "protocol": example.choice.protocol,
+                "inferred": example.choice.evidence == BLOCK,
                 "may_be_best": None if decision.cost is None else index in decision.cost.candidates,
                 "needed_ms": math.nan if decision.cost is None else round(decision.cost.needed, 4),
                 "set": decision.row is not None
