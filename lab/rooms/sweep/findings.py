@@ -29,12 +29,12 @@ from lab.rooms.sweep.gemm.session import num_workers, show_progress
 from lab.rooms.sweep.gemm.steps import run_all
 from lab.rooms.sweep.journal import expected_runs
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.layout import configs_of
+from lab.rooms.sweep.layout import find_configs
 from lab.rooms.sweep.ranks.page import SPAN_CAPTION, step_picture, write_account
 from lab.rooms.sweep.ranks.read import gpus_of, read_settings
 from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import report
-from lab.rooms.sweep.tables import long_name, shown
+from lab.rooms.sweep.tables import run_name, shown
 from lab.rooms.sweep.unprofiled import left_out, unprofiled_table
 from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
@@ -50,7 +50,7 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     pipeline = _run_pipeline(places, data, progress) if has_gpu else None
     explained = data.explained if pipeline else {}
     manifest = run.manifest if run else None
-    steps = unprofiled_table(configs_of(folder, may_be_empty=True))
+    steps = unprofiled_table(find_configs(folder, may_be_empty=True))
     write_csv(steps, out / "tables" / "unprofiled.csv")
     findings = report(
         data.tables,
@@ -143,7 +143,7 @@ def not_looked_at(folder: Path) -> list[str]:
 def on_gpu(places: Places) -> bool | None:
     """Whether a readable trace has GPU rows: one rank may lack them; None where no trace can be read."""
     has_gpu = None
-    for config in configs_of(places.sweep, may_be_empty=True):
+    for config in find_configs(places.sweep, may_be_empty=True):
         for trace in config.traces:
             with suppress(LabError):
                 has_gpu = device_of(load_torch_trace(trace.path)) == "gpu"
@@ -154,7 +154,7 @@ def on_gpu(places: Places) -> bool | None:
 
 def states_of(folder: Path) -> dict[Key, GpuState]:
     """The state of the GPUs beside each run, where it was sampled."""
-    configs = configs_of(folder, may_be_empty=True)
+    configs = find_configs(folder, may_be_empty=True)
     return {config.key: state for config in configs if (state := read_state(config.path)) is not None}
 
 
@@ -190,7 +190,7 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
         for step in explained.account.together.steps[:1]:
             name = f"ranks_step_{step}"
             svg = save(partial(step_picture, explained, step), out / "figures", name)
-            caption = f"{long_name(*worst.knobs)}, step {step}. {SPAN_CAPTION}"
+            caption = f"{run_name(worst)}, step {step}. {SPAN_CAPTION}"
             blocks.insert(1, Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
     return Section("Which rank makes the others wait", blocks)
 
