@@ -148,9 +148,9 @@ def megabytes(sizes: np.ndarray) -> list[str]:
     return labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes).column()
 
 
-def table_of(name: str, columns: Mapping[str, Sequence[str]], problems: tuple[str, ...] = ()) -> Report:
+def table_of(name: str, columns: Mapping[str, Sequence[str]]) -> Report:
     """A report from its columns, each (n,)."""
-    return Report(name, list(columns), list(map(list, zip(*columns.values(), strict=True))), problems)
+    return Report(name, list(columns), list(map(list, zip(*columns.values(), strict=True))))
 
 
 def unattributed_note(projection: Projection) -> tuple[str, ...]:
