@@ -44,16 +44,16 @@ FOOTNOTES = (
     "What-if lengths come from replaying the launches; where the unchanged replay is off by more than 0.2 %, "
     "none is given. Host times are as recorded: a host that waits for its GPU in mid-step is not sped up.",
 )
-# Each table's caption, and the rows above which it starts folded.
+# Each table's caption, the rows above which it starts folded, and those that the page has at most.
 TABLES = {
-    "account": ("Parts of every rank and step", FOLDED),
-    "waits": ("Who waits for whom, ms over all steps", OPEN),
-    "findings": ("Findings", OPEN),
-    "what_if": ("What if: steps replayed with one change", FOLDED),
-    "pipeline": ("Bubbles of each stage", FOLDED),
-    "clocks": ("Clocks against the median rank, with bounds", FOLDED),
-    "gpu_clocks": ("Each rank's GPU beside the recording", OPEN),
-    "path": ("Critical path over ranks", FOLDED),
+    "account": ("Parts of every rank and step", FOLDED, 400),
+    "waits": ("Who waits for whom, ms over all steps", OPEN, 400),
+    "findings": ("Findings", OPEN, 400),
+    "what_if": ("What if: steps replayed with one change", FOLDED, 400),
+    "pipeline": ("Bubbles of each stage", FOLDED, 400),
+    "clocks": ("Clocks against the median rank, with bounds", FOLDED, 400),
+    "gpu_clocks": ("Each rank's GPU beside the recording", OPEN, 400),
+    "path": ("Critical path over ranks", FOLDED, 200),
 }
 # Colours of the labels, in their order.
 COLOURS = ("computation", "communication", "idle", "warn", "memcpy", "fail", "muted", "rule", "unknown")
@@ -121,8 +121,8 @@ def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], 
         blocks.append(Figure(svg, SPAN_CAPTION, f"{base}{name}.png", f"{base}account.csv"))
     shown = frames | {"account": _in_ms(frames["account"]), "waits": _matrix(frames["waits"])}
     blocks += [
-        Table(shown[name], caption, f"{base}{name}.csv", open_rows=open_rows)
-        for name, (caption, open_rows) in TABLES.items()
+        Table(shown[name], caption, f"{base}{name}.csv", open_rows=open_rows, limit=limit)
+        for name, (caption, open_rows, limit) in TABLES.items()
         if name in shown and len(shown[name])
     ]
     return files, blocks
