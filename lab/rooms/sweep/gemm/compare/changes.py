@@ -6,7 +6,7 @@ A claim of significance needs repeats of the run: ranks of one run share its luc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,7 @@ def _from_manifest(manifest: Manifest) -> dict[str, str]:
             ("power limit, W", "power_limit_w"),
         )
     }
-    parts = {
+    parts: dict[str, Mapping[str, Any]] = {
         "host": manifest.host,
         "version": manifest.versions,
         "env": manifest.env,
