@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,75 +22,100 @@ class Config(msgspec.Struct):
 
 
 PROGRAM = """
-import argparse, sys
+import argparse, json, os, sys
+from pathlib import Path
 from lab.errors import GpuError
 from lab.workload.start import start
-args, context = start(argparse.ArgumentParser(), sys.argv[2:], own_log="own" in sys.argv[1])
-print("rank", context.rank, "of", context.world_size, flush=True)
-if "gpu" in sys.argv[1]:
-    raise GpuError("no GPU in this test", fix="none needed")
-if "interrupted" in sys.argv[1]:
-    raise KeyboardInterrupt
-if "bug" in sys.argv[1]:
-    raise ZeroDivisionError("a bug")
+
+def run(case, env, out):
+    os.environ.update(env)
+    args, context = start(argparse.ArgumentParser(), ["--out", str(out)], own_log=case == "own log")
+    print("rank", context.rank, "of", context.world_size, flush=True)
+    if case in ("on purpose", "own log"):
+        raise GpuError("no GPU in this test", fix="none needed")
+    if case == "interrupted":
+        raise KeyboardInterrupt
+    if case == "bug":
+        raise ZeroDivisionError("a bug")
+
+for case, env in json.loads(sys.argv[1]).items():
+    out = Path(sys.argv[2]) / case
+    out.mkdir()
+    if (pid := os.fork()) == 0:  # one import of torch for all
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(out / name, os.O_CREAT | os.O_WRONLY), fd)
+        try:
+            run(case, env, out)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        os._exit(0)
+    (out / "code").write_text(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 """
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+CASES = {
+    "promised a GPU": {"LAB_NUM_GPUS": "1"},
+    "promised none": {"LAB_NUM_GPUS": "0"},
+    "of torchrun": {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+    "on purpose": {},
+    "bug": {},
+    "own log": {},
+    "no number": {"RANK": "first"},
+    "interrupted": {},
+}
 
 
-def test_a_step_that_was_given_a_gpu_never_computes_on_the_cpu(tmp_path):
-    done = workload("plain", tmp_path, LAB_NUM_GPUS="1", CUDA_VISIBLE_DEVICES="", ROCR_VISIBLE_DEVICES="")
-    assert done.returncode == GpuError.exit_code and "rank 0 of" not in done.stdout
-    assert "was given 1 GPU" in done.stderr and "sees 0" in done.stderr and "--gpus none" in done.stderr
-    assert workload("plain", tmp_path, LAB_NUM_GPUS="0", CUDA_VISIBLE_DEVICES="").returncode == 0
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """How each case ended: exit code, stdout, stderr, and its folder."""
+    root = tmp_path_factory.mktemp("start")
+    command = [sys.executable, "-c", PROGRAM, json.dumps(CASES), str(root)]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **NO_GPU}, timeout=900, check=True)
+
+    def of_case(case):
+        texts = [(root / case / name).read_text() for name in ("code", "stdout", "stderr")]
+        return int(texts[0]), *texts[1:], root / case
+
+    return of_case
 
 
-def workload(what, tmp_path, **env):
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, what, "--out", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        timeout=900,
-    )
+def test_a_step_that_was_given_a_gpu_never_computes_on_the_cpu(ended):
+    code, stdout, stderr, _ = ended("promised a GPU")
+    assert code == GpuError.exit_code and "rank 0 of" not in stdout
+    assert "was given 1 GPU" in stderr and "sees 0" in stderr and "--gpus none" in stderr
+    assert ended("promised none")[:2] == (0, "rank 0 of 1\n")
 
 
-def test_a_rank_reads_its_place_from_torchrun(tmp_path):
-    done = workload("fine", tmp_path, RANK="1", LOCAL_RANK="1", WORLD_SIZE="2")
-    assert done.returncode == 0 and done.stdout == "rank 1 of 2\n"
+def test_a_rank_reads_its_place_from_torchrun(ended):
+    assert ended("of torchrun")[:2] == (0, "rank 1 of 2\n")
 
 
-def test_an_error_on_purpose_has_its_exit_code_and_no_traceback(tmp_path):
-    done = workload("gpu", tmp_path)
-    assert done.returncode == GpuError.exit_code
-    assert (
-        "no GPU in this test" in done.stderr
-        and "none needed" in done.stderr
-        and "Traceback" not in done.stderr
-    )
-    assert done.stderr.endswith("rank 0 failed: GpuError: no GPU in this test\n")
+def test_an_error_on_purpose_has_its_exit_code_and_no_traceback(ended):
+    code, _, stderr, _ = ended("on purpose")
+    assert code == GpuError.exit_code
+    assert "no GPU in this test" in stderr and "none needed" in stderr and "Traceback" not in stderr
+    assert stderr.endswith("rank 0 failed: GpuError: no GPU in this test\n")
 
 
-def test_a_bug_reaches_the_person_with_its_traceback(tmp_path):
-    done = workload("bug", tmp_path)
-    assert done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError: a bug" in done.stderr
+def test_a_bug_reaches_the_person_with_its_traceback(ended):
+    code, _, stderr, _ = ended("bug")
+    assert code == 1 and "Traceback" in stderr and "ZeroDivisionError: a bug" in stderr
 
 
-def test_with_a_log_of_its_own_output_goes_there_and_the_failure_to_both(tmp_path):
-    done = workload("own gpu", tmp_path)
-    log = (tmp_path / "rank0.log").read_text()
-    assert done.returncode == GpuError.exit_code and "rank 0 of 1" not in done.stdout
-    assert "rank 0 of 1" in log and "Traceback" in log and "no GPU in this test" in done.stderr
+def test_with_a_log_of_its_own_output_goes_there_and_the_failure_to_both(ended):
+    code, stdout, stderr, folder = ended("own log")
+    log = (folder / "rank0.log").read_text()
+    assert code == GpuError.exit_code and "rank 0 of 1" not in stdout
+    assert "rank 0 of 1" in log and "Traceback" in log and "no GPU in this test" in stderr
 
 
-def test_a_rank_that_is_no_number_is_a_configuration_error(tmp_path):
-    done = workload("fine", tmp_path, RANK="first")
-    assert done.returncode == ConfigError.exit_code and ConfigError.__name__ in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_rank_that_is_no_number_is_a_configuration_error(ended):
+    code, _, stderr, _ = ended("no number")
+    assert code == ConfigError.exit_code and "ConfigError" in stderr and "Traceback" not in stderr
 
 
-def test_a_workload_that_is_interrupted_ends_with_130(tmp_path):
-    done = workload("interrupted", tmp_path)
-    assert done.returncode == 130 and "KeyboardInterrupt" in done.stderr
+def test_a_workload_that_is_interrupted_ends_with_130(ended):
+    code, _, stderr, _ = ended("interrupted")
+    assert code == 130 and "KeyboardInterrupt" in stderr
 
 
 def test_a_configuration_that_does_not_fit_names_its_file(tmp_path):

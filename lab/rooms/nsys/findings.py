@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
+from lab.core.files import write_atomic
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.errors import LabError, MissingError
@@ -26,7 +27,7 @@ from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.layout import CellFiles, find_cells, published_name
 from lab.rooms.nsys.recording import Recording, recording_of
 from lab.rooms.nsys.report.page import Findings, report
-from lab.rooms.nsys.report.tables import Results, cell_row, write_summary
+from lab.rooms.nsys.report.tables import Results, cell_row, summary_text
 
 PROBLEMS = ["cell", "file", "what", "fix"]
 NO_STEPS = "the capture has no range `step_N`"
@@ -66,8 +67,9 @@ def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[s
     if parts:
         results = replace(results, answers=[answer for answer in results.answers if answer.part in parts])
     findings = report(results, folder, out, run)
-    findings.files.append(write_summary(results, findings.verdict, out / TREE / "ANALYSIS_SUMMARY.txt"))
-    findings.files.extend(paths)
+    summary = out / TREE / "ANALYSIS_SUMMARY.txt"
+    write_atomic(summary, summary_text(results, findings.verdict))
+    findings.files.extend([summary, *paths])
     return findings
 
 

@@ -95,13 +95,13 @@ def width(dtype: str) -> int:
     return 2 if dtype in ("bf16", "fp16") else 4
 
 
-def softmax_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4, *, fused: bool) -> int:
-    """Minimum bytes one layer's softmax moves: scores in and weights out; unfused, there are five passes.
+def softmax_bytes(spec: ModelSpec, batch: int, tokens: int, *, fused: bool) -> int:
+    """Minimum bytes one layer's softmax moves, in float32: scores in and weights out; unfused, five passes.
 
     The passes read 5 and write 3 arrays of scores; the two row results are negligible.
     """
     arrays = 2 if fused else 8
-    return arrays * width * batch * spec.heads * tokens**2
+    return arrays * 4 * batch * spec.heads * tokens**2
 
 
 def scores_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4) -> int:

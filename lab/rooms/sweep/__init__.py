@@ -29,13 +29,9 @@ if TYPE_CHECKING:
 
 def recognises(folder: Path) -> bool:
     """Whether `folder` holds the traces of a sweep, recorded by lab or not."""
-    from lab.errors import MissingError
     from lab.rooms.sweep.layout import find_configs
 
-    try:
-        return bool(find_configs(folder))
-    except MissingError:
-        return False
+    return folder.is_dir() and bool(find_configs(folder, may_be_empty=True))
 
 
 def watcher(run: Run) -> Journal:

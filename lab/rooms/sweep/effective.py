@@ -24,14 +24,14 @@ NAMES = {
 }
 MOST_THREADS = 640  # NCCL's largest block: LL128's
 LOG, BLOCK = "log", "block"
+SEVERAL = "/"  # between the words of calls that ran differently
 _IN_PARTS = ("allgather", "reducescatter")
 _CALL = re.compile(
     rb"(?P<kind>\w{4,20}): (?P<bytes>\d{1,19}) Bytes -> Algo (?P<algo>\w{1,20}) proto (?P<proto>\w{1,10})"
-    rb"(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,5})\.\.(?P<high>\d{1,5})\})?"
 )
 _APPLIED = re.compile(
     rb"Applied config for collType=(?P<kind>\w{4,20}), bytes=(?P<bytes>\d{1,19}).{0,80}?"
-    rb"algo=(?P<algo>\w{1,20}), proto=(?P<proto>\w{1,10}), channels=(?P<channels>\w{1,10})"
+    rb"algo=(?P<algo>\w{1,20}), proto=(?P<proto>\w{1,10})"
 )
 _PLUGIN = re.compile(rb"TUNER/Plugin: (?P<what>[ -~]{1,160})")
 _NVLS = re.compile(rb"(\d{1,5}) nvls channels")
@@ -102,12 +102,16 @@ def how_of(
     if from_log:
         algorithms, protocols = {c.algorithm for c in from_log}, {c.protocol for c in from_log}
         return How(_joined(algorithms), _joined(protocols), LOG)
-    choice = by_block(kernel, block, threads, log_choices)
-    return How(choice.algorithm, choice.protocol, BLOCK) if choice else How()
+    return _by_block(kernel, block, threads, log_choices)
 
 
-def by_block(kernel: str, block: int, threads: int, log_choices: LogChoices) -> Choice | None:
-    """How calls ran by their kernel's block, where the log has no tuning lines; None without proof.
+def is_one(choice: How) -> bool:
+    """Whether all calls ran in one way, and it is known."""
+    return all(word and SEVERAL not in word for word in choice[:2])
+
+
+def _by_block(kernel: str, block: int, threads: int, log_choices: LogChoices) -> How:
+    """How calls ran by their kernel's block, where the log has no tuning lines; nothing without proof.
 
     A kernel's name does not tell: AllGather_RING_LL stands for every algorithm and protocol. A block of 640
     is LL128's, if nothing can use NVLink SHARP (whose blocks are as large); the requested threads and one
@@ -115,10 +119,10 @@ def by_block(kernel: str, block: int, threads: int, log_choices: LogChoices) -> 
     """
     algorithm = "tree" if "_TREE_" in kernel else "ring"
     if block == MOST_THREADS and log_choices.nvls == 0:
-        return Choice(algorithm, "ll128")
+        return How(algorithm, "ll128", BLOCK)
     if threads > 0 and block == threads + NCCL_EXTRA_THREADS and algorithm == "ring":
-        return Choice(algorithm, "simple")
-    return None
+        return How(algorithm, "simple", BLOCK)
+    return How()
 
 
 def word_verdict(requested: str, effective: str) -> str:
@@ -129,16 +133,14 @@ def word_verdict(requested: str, effective: str) -> str:
 
 
 def _joined(words: Collection[str]) -> str:
-    return "/".join(sorted(words))
+    return SEVERAL.join(sorted(words))
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How a call ran: lower-case words of the tuner's file; channels -1 where the log does not say."""
+class Choice(NamedTuple):
+    """How a call ran, in the lower-case words of the tuner's file."""
 
     algorithm: str
     protocol: str
-    channels: int = -1
 
 
 @dataclass
@@ -178,11 +180,6 @@ class LogChoices:
                 choices[kind, size] = choice
         return replace(self, choices=choices)
 
-    def choice(self, kind: str, num_bytes: int) -> Choice | None:
-        """What most calls of this size used, None where the log has none."""
-        from_log = self.choices.get((kind, num_bytes))
-        return from_log.most_common(1)[0][0] if from_log else None
-
 
 def read_logs(paths: Iterable[Path]) -> LogChoices:
     """What the logs say; lines that say nothing here are passed over."""
@@ -190,12 +187,9 @@ def read_logs(paths: Iterable[Path]) -> LogChoices:
     for path in paths:
         for line in _lines(path):
             if b" -> Algo " in line and (match := _CALL.search(line)):
-                high = match["high"]
-                channels = int(high) - int(match["low"]) + 1 if high else -1
-                _count(log_choices.choices, match, channels)
+                _count(log_choices.choices, match)
             elif b"Applied config" in line and (match := _APPLIED.search(line)):
-                channels = int(match["channels"]) if match["channels"].isdigit() else -1
-                _count(log_choices.applied, match, channels)
+                _count(log_choices.applied, match)
             elif b"TUNER/Plugin" in line and (match := _PLUGIN.search(line)):
                 log_choices.plugin[match["what"].decode("ascii").strip()] += 1
             elif b" channels" in line:
@@ -215,12 +209,12 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def _count(into: dict[tuple[str, int], Counter[Choice]], match: re.Match[bytes], channels: int) -> None:
+def _count(into: dict[tuple[str, int], Counter[Choice]], match: re.Match[bytes]) -> None:
     algorithm = _word(match["algo"], ALGORITHMS)
     protocol = _word(match["proto"], PROTOCOLS)
     if algorithm and protocol:
         key = match["kind"].decode("ascii", "replace").lower(), int(match["bytes"])
-        into.setdefault(key, Counter())[Choice(algorithm, protocol, channels)] += 1
+        into.setdefault(key, Counter())[Choice(algorithm, protocol)] += 1
 
 
 def _word(text: bytes, words: tuple[str, ...]) -> str:

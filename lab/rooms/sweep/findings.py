@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -28,12 +29,12 @@ from lab.rooms.sweep.gemm.session import num_workers, show_progress
 from lab.rooms.sweep.gemm.steps import run_all
 from lab.rooms.sweep.journal import expected_runs
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.layout import configs_of
+from lab.rooms.sweep.layout import find_configs
 from lab.rooms.sweep.ranks.page import SPAN_CAPTION, step_picture, write_account
 from lab.rooms.sweep.ranks.read import gpus_of, read_settings
 from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import report
-from lab.rooms.sweep.tables import long_name, shown
+from lab.rooms.sweep.tables import run_name, shown
 from lab.rooms.sweep.unprofiled import left_out, unprofiled_table
 from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
@@ -44,10 +45,12 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     Traces of GPUs go through the whole GEMM pipeline, as in `lab gemm all`; its main findings join the page.
     """
     places = within(folder, out)
-    data, pipeline = run_pipeline(places, run, progress)
+    has_gpu = bool(on_gpu(places))
+    data = _read(places, run, progress, has_gpu=has_gpu)
+    pipeline = _run_pipeline(places, data, progress) if has_gpu else None
     explained = data.explained if pipeline else {}
     manifest = run.manifest if run else None
-    steps = unprofiled_table(configs_of(folder, may_be_empty=True))
+    steps = unprofiled_table(find_configs(folder, may_be_empty=True))
     write_csv(steps, out / "tables" / "unprofiled.csv")
     findings = report(
         data.tables,
@@ -70,34 +73,36 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     return msgspec.structs.replace(findings, files=files, lacking=lacking)
 
 
-def run_pipeline(
-    places: Places, run: Run | None, progress: Callable[[str], None]
-) -> tuple[SweepData, Report | None]:
-    """Read every trace -> the sweep, and what the whole GEMM pipeline wrote; None without a GPU."""
-    has_gpu = on_gpu(places)
-    data = read_sweep(
+def _read(places: Places, run: Run | None, progress: Callable[[str], None], *, has_gpu: bool) -> SweepData:
+    """Read every trace; of GPUs with the workbook of each rank."""
+    return read_sweep(
         places.sweep,
         workers=num_workers(),
         workbooks=places.analysis if has_gpu else None,
         planned=expected_runs(run),
         progress=show_progress(progress),
     )
-    if not has_gpu:
-        return data, None
+
+
+def _run_pipeline(places: Places, data: SweepData, progress: Callable[[str], None]) -> Report:
     progress("  GEMM pipeline: reports, variance, overlap, cause, plots, merged traces")
-    return data, run_all(places, data, MergeOptions(workers=num_workers()))
+    return run_all(places, data, MergeOptions(workers=num_workers()))
 
 
 def gemm_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """Run the GEMM pipeline alone. Raises MissingError where no trace has a GEMM on a GPU."""
     places = within(folder, out)
-    data, pipeline = run_pipeline(places, run, progress)
-    if pipeline is None:
+    has_gpu = on_gpu(places)
+    if has_gpu is None:  # says what keeps every trace from being read
+        _read(places, run, progress, has_gpu=False)
+    if not has_gpu:
         raise MissingError(
             "no trace here has GPU work, so it has no GEMMs to look at",
             location=folder,
             fix="record on a GPU, with its kernels traced and record_shapes=True",
         )
+    data = _read(places, run, progress, has_gpu=True)
+    pipeline = _run_pipeline(places, data, progress)
     folders = [path for path in (places.analysis, places.merged) if path.exists()]
     return _section_findings(pipeline, folders, data.incomplete)
 
@@ -135,20 +140,21 @@ def not_looked_at(folder: Path) -> list[str]:
     ]
 
 
-def on_gpu(places: Places) -> bool:
-    """Whether the first readable trace has GPU rows; the analysis reports what cannot be read."""
-    for config in configs_of(places.sweep, may_be_empty=True):
+def on_gpu(places: Places) -> bool | None:
+    """Whether a readable trace has GPU rows: one rank may lack them; None where no trace can be read."""
+    has_gpu = None
+    for config in find_configs(places.sweep, may_be_empty=True):
         for trace in config.traces:
-            try:
-                return device_of(load_torch_trace(trace.path)) == "gpu"
-            except LabError:
-                continue
-    return False
+            with suppress(LabError):
+                has_gpu = device_of(load_torch_trace(trace.path)) == "gpu"
+            if has_gpu:
+                return True
+    return has_gpu
 
 
 def states_of(folder: Path) -> dict[Key, GpuState]:
     """The state of the GPUs beside each run, where it was sampled."""
-    configs = configs_of(folder, may_be_empty=True)
+    configs = find_configs(folder, may_be_empty=True)
     return {config.key: state for config in configs if (state := read_state(config.path)) is not None}
 
 
@@ -184,7 +190,7 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
         for step in explained.account.together.steps[:1]:
             name = f"ranks_step_{step}"
             svg = save(partial(step_picture, explained, step), out / "figures", name)
-            caption = f"{long_name(*worst.knobs)}, step {step}. {SPAN_CAPTION}"
+            caption = f"{run_name(worst)}, step {step}. {SPAN_CAPTION}"
             blocks.insert(1, Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
     return Section("Which rank makes the others wait", blocks)
 

@@ -123,47 +123,34 @@ class Selection:
         return self.ranks is None or rank is None or rank in self.ranks
 
 
-def find_configs(folder: Path | str, *, ranks: re.Pattern[str] | None = None) -> list[ConfigDir]:
-    """All configurations below `folder`, ordered by number: threads, channels, repeat.
+def find_configs(
+    sweep: Path, *, ranks: re.Pattern[str] | None = None, may_be_empty: bool = False
+) -> list[ConfigDir]:
+    """The configurations of a sweep or of a single trace, ordered by number: threads, channels, repeat.
 
-    folder may be a sweep, one {T}thread, one nccl_{C}channels, one torch_profiler, any folder of ranks, or a
-    tree that holds such folders. ranks: a pattern for the path of a trace below `folder`, whose group is the
-    rank, or whose two groups are node and local rank; what else differs between paths tells runs apart. A
-    configuration without traces is listed too. Raises MissingError without a folder or traces.
+    sweep may also be one {T}thread, one nccl_{C}channels, one torch_profiler, any folder of ranks, or a tree
+    that holds such folders. ranks: a pattern for the path of a trace below it, whose group is the rank, or
+    whose two groups are node and local rank; what else differs between paths tells runs apart. A
+    configuration without traces is listed too. Raises MissingError without a folder or, unless
+    `may_be_empty`, without traces.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise not_here("no such folder", folder, "give the folder of a sweep")
+    if sweep.is_file():
+        return [ConfigDir(sweep.parent, None, None, 1, (TraceFile(None, sweep, None),), (), ())]
+    if not sweep.is_dir():
+        raise not_here("no such folder", sweep, "give the folder of a sweep")
     if ranks is not None:
-        configs = _by_pattern(folder, ranks)
+        configs = _by_pattern(sweep, ranks)
     else:
-        configs = [_config(path) for config in _config_dirs(folder) for path in _repeat_dirs(config)]
-        configs = _numbered_apart(configs) or _by_node(folder) or _numbered_apart(_folders_of_ranks(folder))
-    if not configs:
+        configs = [_config(path) for config in _config_dirs(sweep) for path in _repeat_dirs(config)]
+        configs = _numbered_apart(configs) or _by_node(sweep) or _numbered_apart(_folders_of_ranks(sweep))
+    if not configs and not may_be_empty:
         raise MissingError(
             "neither configurations nor traces here",
-            location=folder,
+            location=sweep,
             fix="give a folder with {T}thread/nccl_{C}channels/torch_profiler/rank{r}/, or ranks; "
             "with lab ranks, --ranks says which part of a path is the rank",
         )
     return sorted(configs, key=lambda config: config.key)
-
-
-def configs_of(
-    sweep: Path, *, may_be_empty: bool = False, ranks: re.Pattern[str] | None = None
-) -> list[ConfigDir]:
-    """The configurations of a sweep, of a folder of ranks, or of a single trace.
-
-    may_be_empty: an empty list, instead of MissingError, for a folder that holds none.
-    """
-    if sweep.is_file():
-        return [ConfigDir(sweep.parent, None, None, 1, (TraceFile(None, sweep, None),), (), ())]
-    try:
-        return find_configs(sweep, ranks=ranks)
-    except MissingError:
-        if may_be_empty and sweep.is_dir():
-            return []
-        raise
 
 
 def sweep_beside(analysis: Path) -> Path | None:

@@ -144,6 +144,11 @@ def long_name(threads: int, channel: int, algorithm: str = "", protocol: str = "
     return ", ".join([*parts, *([request] if request else [])]) or "default or unnamed setting"
 
 
+def run_name(key: Key) -> str:
+    """`256 threads, 28 channels, repeat 2`: the first repeat is not named."""
+    return long_name(*key.knobs) + (f", repeat {key.repeat}" if key.repeat > 1 else "")
+
+
 def short_name(threads: int, channel: int, algorithm: str = "", protocol: str = "") -> str:
     """`256t 28ch ring ll128`, for axes and table cells."""
     parts = [f"{int(value)}{unit}" for value, unit in ((threads, "t"), (channel, "ch")) if value]

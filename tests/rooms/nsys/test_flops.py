@@ -79,7 +79,6 @@ def test_scores_are_a_product_per_head_and_softmax_takes_five_flops_per_score():
 def test_softmax_moves_two_arrays_of_scores_if_fused_and_eight_otherwise():
     assert flops.softmax_bytes(TWO, BATCH, TOKENS, fused=True) == 4 * 2 * 100
     assert flops.softmax_bytes(TWO, BATCH, TOKENS, fused=False) == 4 * 8 * 100
-    assert flops.softmax_bytes(TWO, BATCH, TOKENS, 2, fused=True) == 2 * 2 * 100
 
 
 def test_qk_reads_both_factors_and_writes_the_scores():

@@ -10,7 +10,6 @@ from lab.rooms.sweep.effective import (
     Choice,
     How,
     LogChoices,
-    by_block,
     channels_verdict,
     how_of,
     read_logs,
@@ -81,7 +80,7 @@ def _how(said: LogChoices, **changes: object) -> How:
 
 
 def test_the_log_goes_before_the_block_and_the_name():
-    said = LogChoices({("allgather", 1 << 20): Counter({Choice("nvls", "simple", 16): 3})}, nvls=16)
+    said = LogChoices({("allgather", 1 << 20): Counter({Choice("nvls", "simple"): 3})}, nvls=16)
     assert _how(said, block=640) == How("nvls", "simple", "log")
     assert _how(LogChoices(nvls=0), block=640) == How("ring", "ll128", "block")
     assert _how(LogChoices(nvls=16), block=640) == How()
@@ -101,10 +100,9 @@ def test_nothing_told_and_nothing_requested_are_unknown():
 
 def test_a_block_tells_the_protocol_only_where_nothing_else_has_it():
     plain, sharp = LogChoices(nvls=0), LogChoices(nvls=16)
-    assert by_block("", 288, 256, sharp) == Choice("ring", "simple")
-    assert by_block("", 640, 256, plain) == Choice("ring", "ll128")
-    assert by_block("", 640, 256, sharp) is None and by_block("", 288, 0, plain) is None
-    assert by_block("x_TREE_LL", 640, 256, plain) == Choice("tree", "ll128")
+    assert _how(sharp, block=288) == How("ring", "simple", "block")
+    assert _how(sharp, block=640) == _how(plain, block=288, threads=0) == How()
+    assert _how(plain, kernel="x_TREE_LL", block=640) == How("tree", "ll128", "block")
 
 
 def _said(tmp_path, text: str):
@@ -115,16 +113,17 @@ def _said(tmp_path, text: str):
 def test_a_call_is_told_by_words_or_by_numbers(tmp_path):
     old = "h:1:1 [0] NCCL INFO AllGather: 37756928 Bytes -> Algo 1 proto 2 time 2860.208008\n"
     said = _said(tmp_path, tuning(1024, "NVLS_TREE", "LL128", 15) + tuning(2048, "Tree", "Simple") + old)
-    assert said.choice("allreduce", 1024) == Choice("nvls_tree", "ll128", 16)
-    assert said.choice("allreduce", 2048) == Choice("tree", "simple", 28)
-    assert said.choice("allgather", 37756928) == Choice("ring", "simple", -1)
-    assert said.choice("allreduce", 4096) is None
+    assert {key: [*choices] for key, choices in said.choices.items()} == {
+        ("allreduce", 1024): [Choice("nvls_tree", "ll128")],
+        ("allreduce", 2048): [Choice("tree", "simple")],
+        ("allgather", 37756928): [Choice("ring", "simple")],
+    }
 
 
 def test_what_a_tuner_applied_and_what_became_of_the_plugin_is_read(tmp_path):
     plugin = "h:1:1 [0] NCCL INFO TUNER/Plugin: Failed to find ncclTunerPlugin_v4 symbol.\n"
     said = _said(tmp_path, applied(1024, 12) * 3 + plugin + "x 16 coll channels, 0 nvls channels\n")
-    assert said.applied["allreduce", 1024] == {Choice("ring", "simple", 12): 3}
+    assert said.applied["allreduce", 1024] == {Choice("ring", "simple"): 3}
     assert list(said.plugin) == ["Failed to find ncclTunerPlugin_v4 symbol."] and said.nvls == 0
 
 

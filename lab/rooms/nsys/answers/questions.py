@@ -82,9 +82,9 @@ def _kernel_sentence(row: pd.Series) -> str:
     )
 
 
-def brief(name: str, limit: int = 56) -> str:
+def brief(name: str) -> str:
     """A kernel's name shortened for a sentence; the table has the full name."""
-    return name if len(name) <= limit else f"{name[: limit - 12]}…{name[-11:]}"
+    return name if len(name) <= 56 else f"{name[:44]}…{name[-11:]}"
 
 
 def part_c(cell: CellData, _: Sequence[CellData]) -> Answer:

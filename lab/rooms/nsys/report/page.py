@@ -53,7 +53,7 @@ def report(results: Results, path: Path, out: Path, run: Run | None) -> Findings
     manifest = run.manifest if run else None
     tables = all_tables(results)
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
-    text, lacking, incomplete = verdict(results), _lacking(results), _incomplete(results)
+    text, lacking, incomplete = verdict(results), _lacking(results), _sentences(results, counted)
     status = _status(results, lacking)
     page = Page(
         title=title_of("Nsys", path.resolve().name),
@@ -71,11 +71,6 @@ def report(results: Results, path: Path, out: Path, run: Run | None) -> Findings
     files.append(write_page(page, out / "report.html"))
     terminal = "\n\n".join(["\n".join(text), terminal_table(results.brief_cells), f"report: {files[-1]}"])
     return Findings(text, status, files, terminal, lacking, incomplete, answers=results.answers)
-
-
-def _incomplete(results: Results) -> list[str]:
-    """One sentence per finding about the recording of each cell."""
-    return _sentences(results, counted)
 
 
 def _lacking(results: Results) -> list[str]:

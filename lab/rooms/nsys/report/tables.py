@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lab.core.files import write_atomic
 from lab.report.tables import terminal_table
 from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, Answer, CellData, python_sample
 from lab.rooms.nsys.config import QUESTIONS
@@ -175,9 +173,3 @@ def summary_text(results: Results, sentences: Sequence[str]) -> str:
             lines += [f"    {check.line()}" for check in answer.checks]
         lines += [""] if answers else []
     return "\n".join([*lines, terminal_table(results.brief_cells), ""])
-
-
-def write_summary(results: Results, sentences: Sequence[str], path: Path) -> Path:
-    """Write the summary, atomically."""
-    write_atomic(path, summary_text(results, sentences))
-    return path

@@ -12,7 +12,7 @@ from lab.recordings.load import load_torch_trace
 from lab.recordings.merge import Ranks, merge_captures, read_ranks
 from lab.recordings.pool import map_traces
 from lab.rooms.sweep.gemm.places import Places, Report
-from lab.rooms.sweep.layout import ConfigDir, TraceFile, configs_of
+from lab.rooms.sweep.layout import ConfigDir, TraceFile, find_configs
 
 if TYPE_CHECKING:
     from lab.rooms.sweep.tables import Progress
@@ -43,7 +43,7 @@ def merge_ranks(places: Places, options: MergeOptions, *, progress: Progress | N
     """
     report = Report()
     jobs = []
-    for config in configs_of(places.sweep):
+    for config in find_configs(places.sweep):
         traces = _chosen(config, options)
         if options.trace_name and len(traces) < len(config.traces):
             lacking = ranks_text(

@@ -26,7 +26,7 @@ from lab.rooms.sweep.ranks.words import sentences
 
 QUESTION = "Which rank makes the others wait, why, and what would a repair give?"
 MOST_STEPS = 2
-FOLDED = 8  # rows above which a table starts folded
+FOLDED, OPEN = 8, 24  # rows above which a table starts folded
 SPAN_CAPTION = (
     "Ranks by time on one clock. Arrows point from a rank that waits to the rank it waits for, at the end of "
     "the longest waits."
@@ -44,6 +44,17 @@ FOOTNOTES = (
     "What-if lengths come from replaying the launches; where the unchanged replay is off by more than 0.2 %, "
     "none is given. Host times are as recorded: a host that waits for its GPU in mid-step is not sped up.",
 )
+# Each table's caption, the rows above which it starts folded, and those that the page has at most.
+TABLES = {
+    "account": ("Parts of every rank and step", FOLDED, 400),
+    "waits": ("Who waits for whom, ms over all steps", OPEN, 400),
+    "findings": ("Findings", OPEN, 400),
+    "what_if": ("What if: steps replayed with one change", FOLDED, 400),
+    "pipeline": ("Bubbles of each stage", FOLDED, 400),
+    "clocks": ("Clocks against the median rank, with bounds", FOLDED, 400),
+    "gpu_clocks": ("Each rank's GPU beside the recording", OPEN, 400),
+    "path": ("Critical path over ranks", FOLDED, 200),
+}
 # Colours of the labels, in their order.
 COLOURS = ("computation", "communication", "idle", "warn", "memcpy", "fail", "muted", "rule", "unknown")
 ROLES = [(label.replace("_", " "), role) for label, role in zip(LABELS, COLOURS, strict=True)]
@@ -108,34 +119,13 @@ def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], 
         svg = save(partial(step_picture, setting.explained, step), folder, name)
         files.append(folder / f"{name}.png")
         blocks.append(Figure(svg, SPAN_CAPTION, f"{base}{name}.png", f"{base}account.csv"))
+    shown = frames | {"account": _in_ms(frames["account"]), "waits": _matrix(frames["waits"])}
     blocks += [
-        Table(
-            _in_ms(frames["account"]), "Parts of every rank and step", f"{base}account.csv", open_rows=FOLDED
-        ),
-        Table(_matrix(frames["waits"]), "Who waits for whom, ms over all steps", f"{base}waits.csv"),
-        Table(frames["findings"], "Findings", f"{base}findings.csv"),
-        Table(
-            frames["what_if"],
-            "What if: steps replayed with one change",
-            f"{base}what_if.csv",
-            open_rows=FOLDED,
-        ),
-        Table(
-            frames.get("pipeline", pd.DataFrame()),
-            "Bubbles of each stage",
-            f"{base}pipeline.csv",
-            open_rows=FOLDED,
-        ),
-        Table(
-            frames["clocks"],
-            "Clocks against the median rank, with bounds",
-            f"{base}clocks.csv",
-            open_rows=FOLDED,
-        ),
-        Table(gpus, "Each rank's GPU beside the recording", f"{base}gpu_clocks.csv"),
-        Table(frames["path"], "Critical path over ranks", f"{base}path.csv", limit=200, open_rows=FOLDED),
+        Table(shown[name], caption, f"{base}{name}.csv", open_rows=open_rows, limit=limit)
+        for name, (caption, open_rows, limit) in TABLES.items()
+        if name in shown and len(shown[name])
     ]
-    return files, [block for block in blocks if not isinstance(block, Table) or len(block.frame)]
+    return files, blocks
 
 
 def _in_ms(account: pd.DataFrame) -> pd.DataFrame:

@@ -25,9 +25,9 @@ from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.findings import not_joined
 from lab.recordings.ranks.stragglers import MISSING
-from lab.rooms.sweep.layout import ConfigDir, configs_of
+from lab.rooms.sweep.layout import ConfigDir, find_configs
 from lab.rooms.sweep.rank import about, differences
-from lab.rooms.sweep.tables import Progress, long_name
+from lab.rooms.sweep.tables import Progress, run_name
 
 # Share of operations without a launch above which an account says little about the host.
 MOST_UNLAUNCHED = 0.5
@@ -85,8 +85,7 @@ def setting_name(config: ConfigDir) -> str:
     window = f", {config.window}" if config.window else ""
     if config.threads is None and config.channels is None:
         return (config.run or config.path.name) + window
-    repeat = f", repeat {config.repeat}" if config.repeat > 1 else ""
-    return long_name(*config.key.knobs) + repeat + window
+    return run_name(config.key) + window
 
 
 def read_settings(
@@ -101,7 +100,7 @@ def read_settings(
 
     Raises MissingError without any trace, BadDataError where none of them can be read.
     """
-    found_configs = configs_of(folder, ranks=ranks)
+    found_configs = find_configs(folder, ranks=ranks)
     configs = [window for config in found_configs for window in config.windows()]
     jobs = [
         Job(trace.path, trace.rank, number, salvage, trace.is_named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from lab.core.words import first_few, plural
 from lab.recordings.ranks.costs import Class, Cost, costs_of
 from lab.recordings.ranks.explained import READY
 from lab.recordings.views.timeline import GLOO_PREFIX
-from lab.rooms.sweep.effective import NAMES, Choice, by_block, read_logs
+from lab.rooms.sweep.effective import BLOCK, NAMES, How, how_of, is_one, read_logs
 from lab.rooms.sweep.knobs import Knobs, serves
 from lab.rooms.sweep.ranks.read import Setting
 from lab.rooms.sweep.tables import short_name, size_text
@@ -23,11 +23,10 @@ from lab.stats.effects import Best, best_of
 
 @dataclass(frozen=True)
 class Observed:
-    """One class of collectives in one run. choice is None where neither log nor block tell how it ran."""
+    """One class of collectives in one run: what it cost, and how it ran."""
 
     cost: Cost
-    choice: Choice | None
-    inferred: bool
+    choice: How
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,11 @@ def observe(settings: Iterable[Setting]) -> list[Ran]:
         log_choices = read_logs(setting.config.nccl_logs).of_calls(calls)
         classes = {}
         for name, cost in costs.items():
-            choice = log_choices.choice(NAMES.get(name.kind, name.kind), name.num_bytes)
-            inferred = choice or by_block(cost.kernel, cost.block, knobs.threads, log_choices)
-            classes[name] = Observed(cost, inferred, choice is None)
+            kernel, block, threads = cost.kernel, cost.block, knobs.threads
+            choice = how_of(
+                log_choices, name.kind, name.num_bytes, kernel=kernel, block=block, threads=threads
+            )
+            classes[name] = Observed(cost, choice)
         names = {work.host for work in setting.account.together.works}
         observed.append(
             Ran(
@@ -191,22 +192,23 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     # Every candidate has to have used what it requested, because any of them may be the best.
     best_runs = [observed[settings[candidate], repeat] for candidate in cost.candidates for repeat in repeats]
     reason, looked = _not_honoured(best_runs, best)
-    choices = {run.choice and (run.choice.algorithm, run.choice.protocol) for run in best_runs}
-    if reason or len(choices) > 1 or None in choices:
-        is_one = None not in choices and len(choices) == 1
-        return left(reason or _no_choice(choices), looked and is_one, cost)
-    (algorithm_protocol,) = choices
+    choices = {run.choice[:2] for run in best_runs}
+    ran_alike = len(choices) == 1 and is_one(best_runs[0].choice)
+    if reason or not ran_alike:
+        return left(reason or _no_choice(choices), looked and ran_alike, cost)
+    ((algorithm, protocol),) = choices
     hosts = {ran.hosts for ran in runs}
     row = Row(
         NAMES[name.kind],
         *bounds,
-        *(algorithm_protocol or ("", "")),
+        algorithm,
+        protocol,
         best.channels or -1,
         # Runs over different numbers of nodes give a rule for any number of them: -1.
         hosts.pop() if len(hosts) == 1 else -1,
         name.num_ranks,
     )
-    inferred = any(run.inferred for run in best_runs)
+    inferred = any(run.choice.evidence == BLOCK for run in best_runs)
     return Decision(name, settings, len(repeats), cost, row, _why(sets, cost), inferred=inferred)
 
 
@@ -259,7 +261,7 @@ def _not_honoured(candidates: Sequence[Observed], best: Set) -> tuple[str, bool]
     """(why the runs did not use what was requested, whether the recording shows it)."""
     for word in ("algorithm", "protocol"):
         requested = getattr(best, word)
-        got = sorted({getattr(candidate.choice, word) for candidate in candidates if candidate.choice})
+        got = sorted({getattr(candidate.choice, word) for candidate in candidates} - {""})
         if requested and got and got != [requested]:
             return f"{requested} was requested and {first_few(got)} used at this size", True
     used, channels = sorted({candidate.cost.grid for candidate in candidates}), best.channels
@@ -271,10 +273,10 @@ def _not_honoured(candidates: Sequence[Observed], best: Set) -> tuple[str, bool]
     return f"{channels} channels were requested and {counts} used at this size", True
 
 
-def _no_choice(choices: Collection[Any]) -> str:
+def _no_choice(choices: Collection[tuple[str, ...]]) -> str:
     """Why no algorithm and protocol can be named."""
-    texts = sorted(" ".join(choice) for choice in choices if choice)
-    if len(texts) > 1:
+    texts = sorted(" ".join(choice) for choice in choices if all(choice))
+    if texts:
         return f"its runs used {' and '.join(texts)}, so no algorithm and protocol can be named"
     return "algorithm and protocol are unknown (record with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
 

@@ -15,7 +15,7 @@ from lab.core.files import write_atomic
 from lab.core.words import plural
 from lab.recordings.ranks.costs import Class
 from lab.report.tables import write_csv
-from lab.rooms.sweep.effective import NAMES, Choice, LogChoices
+from lab.rooms.sweep.effective import BLOCK, NAMES, Choice, LogChoices
 from lab.rooms.sweep.tables import column_names
 from lab.rooms.sweep.tuner.file import Row, text_of
 from lab.rooms.sweep.tuner.judge import Decision, Judged, Ran, class_text
@@ -84,9 +84,9 @@ def _evidence(decision: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:
                 "latency_us": _mean([run.cost.latency_us for run in observed]),
                 "used_channels": example.cost.grid,
                 "used_threads": example.cost.block,
-                "algorithm": example.choice.algorithm if example.choice else "",
-                "protocol": example.choice.protocol if example.choice else "",
-                "inferred": example.inferred,
+                "algorithm": example.choice.algorithm,
+                "protocol": example.choice.protocol,
+                "inferred": example.choice.evidence == BLOCK,
                 "may_be_best": None if decision.cost is None else index in decision.cost.candidates,
                 "needed_ms": math.nan if decision.cost is None else round(decision.cost.needed, 4),
                 "set": decision.row is not None
@@ -132,6 +132,7 @@ def _prove(row: Row, grids: dict[Class, Counter[int]], log_choices: LogChoices) 
         return Proof(row, UNPROVEN, f"no collective of the run is in its range: {row.text()}")
     wrong: list[str] = []
     open_: list[str] = []
+    requested = Choice(row.algorithm, row.protocol)
     for name, num_calls in grid_counts.items():
         text = class_text(name)
         used = ", ".join(f"{count} on {blocks}" for blocks, count in sorted(num_calls.items()))
@@ -143,16 +144,16 @@ def _prove(row: Row, grids: dict[Class, Counter[int]], log_choices: LogChoices) 
         choices = log_choices.choices.get(key)
         if not choices:
             open_.append(f"{text}: the log has no line on its algorithm and protocol")
-        elif any((choice.algorithm, choice.protocol) != (row.algorithm, row.protocol) for choice in choices):
+        elif set(choices) != {requested}:
             wrong.append(f"{text}: {row.algorithm} {row.protocol} is set, the log says {_words(choices)}")
-        if not log_choices.applied.get(key):
+        if requested not in log_choices.applied.get(key, ()):  # it may have applied another row
             open_.append(f"{text}: no line of the log says that a tuner applied it")
     if wrong:
         return Proof(row, REFUTED, "; ".join(wrong))
     if open_:
         return Proof(row, UNPROVEN, "; ".join([*open_, *_plugin(log_choices)]))
     kernels = sum(sum(num_calls.values()) for num_calls in grid_counts.values())
-    lines = sum(sum(log_choices.applied[row.collective, name.num_bytes].values()) for name in grid_counts)
+    lines = sum(log_choices.applied[row.collective, name.num_bytes][requested] for name in grid_counts)
     names = ", ".join(class_text(name) for name in grid_counts)
     blocks = f"{plural(kernels, 'kernel')} on {row.channels} blocks" if row.channels > 0 else "channels kept"
     evidence = f"{row.algorithm} {row.protocol} by the log, applied by the tuner in {plural(lines, 'line')}"
@@ -160,7 +161,7 @@ def _prove(row: Row, grids: dict[Class, Counter[int]], log_choices: LogChoices) 
 
 
 def _words(choices: Counter[Choice]) -> str:
-    return " and ".join(sorted({f"{choice.algorithm} {choice.protocol}" for choice in choices}))
+    return " and ".join(sorted(" ".join(choice) for choice in choices))
 
 
 def _plugin(log_choices: LogChoices) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,6 +60,7 @@ def step_times(tables: SweepTables, unprofiled: pd.DataFrame | None = None) -> S
     runs, source = profiled_runs(tables), PROFILED
     if unprofiled is not None and (unprofiled["unprofiled_steps"] >= FEWEST_STEPS).any():
         enough = unprofiled[unprofiled["unprofiled_steps"] >= FEWEST_STEPS]
+        enough = enough[~enough[KEY].apply(tuple, axis=1).isin(_cannot_win(tables))]
         runs, source = enough.rename(columns={"unprofiled_ms": "step_ms"})[[*KEY, "step_ms"]], UNPROFILED
     runs = _whole_blocks(runs)
     ranked = [
@@ -66,6 +68,15 @@ def step_times(tables: SweepTables, unprofiled: pd.DataFrame | None = None) -> S
         for setting, rows in grouped(runs, SETTING)
     ]
     return StepTimes(runs, sorted(ranked, key=lambda setting: setting.mean_ms), source)
+
+
+def _cannot_win(tables: SweepTables) -> list[tuple[Any, ...]]:
+    """The runs that failed, lack a rank or are copies, whatever steps they left."""
+    configs = tables.configs
+    # Without any trace the profiler was off: then no run lacks one.
+    comparable = ("ok", "missing") if tables.timeline.empty else ("ok",)
+    rows = pd.concat([configs[~configs["status"].isin(comparable)], copies(configs)])
+    return list(rows[KEY].itertuples(index=False, name=None))
 
 
 def headline(times: StepTimes) -> str:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.nsys.answers.answer import Answer, Check
-from lab.rooms.nsys.report.tables import Results, summary_text, verdict, write_summary
+from lab.rooms.nsys.report.tables import Results, summary_text, verdict
 
 NUMBERS = ["wall_ms", "plain_ms", "kernel_ms", "matmul_percent", "peak_mib"]
 
@@ -110,9 +110,3 @@ def test_the_summary_lists_every_answer_with_its_checks_under_its_question():
     ]
     assert lines[13:16] == ["", "  small: answer of small", ""]
     assert "cell 0" in lines[-2] and not any(line.startswith(("(a)", "(c)", "(e)")) for line in lines)
-
-
-def test_the_summary_is_written_as_it_is_read(tmp_path):
-    found, path = results(("ok", "nsys"), answers=[answer("a", "small", "ok")]), tmp_path / "summary.txt"
-    assert write_summary(found, ["a sentence."], path) == path
-    assert path.read_text() == summary_text(found, ["a sentence."]) and path.read_text().endswith("\n")

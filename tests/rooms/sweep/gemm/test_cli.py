@@ -59,29 +59,29 @@ def state(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_all_leaves_the_known_files_and_touches_no_trace(sweep: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A sweep, and what `lab gemm all` made of it."""
+    root = tmp_path_factory.mktemp("all")
+    sweep, out = write_sweep(root / "sweep_a"), root / "out"
+    gemm("all", sweep, "-o", out, "-w", "1", "-q")
+    return sweep, out
+
+
+def test_all_leaves_the_known_files_and_the_same_bytes_twice(analysed: tuple[Path, Path]) -> None:
+    sweep, out = analysed
+    before = state(sweep), state(out)
+    assert [name for name in KNOWN if name not in before[1]] == []
+    assert "merged_traces/256thread_28ch_merged.json.gz" in before[1]
+    gemm("all", sweep, "-o", out, "-w", "1", "-q")
+    assert (state(sweep), state(out)) == before
+
+
+def test_without_a_folder_a_recording_is_left_as_it_is(sweep: Path, tmp_path: Path) -> None:
     before = state(sweep)
-    gemm("all", sweep, "--workers", "1", "-q")
-    out = tmp_path / "experiments" / "sweep_a_analysis"
-    assert [name for name in KNOWN if not (out / "tracelens_analysis" / name).exists()] == []
-    assert (out / "merged_traces" / "256thread_28ch_merged.json.gz").exists()
+    gemm("merge", sweep, "--workers", "1", "-q")
+    assert (tmp_path / "experiments/sweep_a_analysis/merged_traces/256thread_28ch_merged.json.gz").exists()
     assert state(sweep) == before
-
-
-def test_in_place_writes_into_the_sweep_and_changes_no_file_of_it(sweep: Path) -> None:
-    before = state(sweep)
-    gemm("all", sweep, "--in-place", "--workers", "1", "-q")
-    after = state(sweep)
-    assert {name: after[name] for name in before} == before
-    new = {name.split("/")[0] for name in set(after) - set(before)}
-    assert new == {"tracelens_analysis", "merged_traces"}
-
-
-def test_a_second_call_writes_the_same_bytes(sweep: Path, tmp_path: Path) -> None:
-    gemm("all", sweep, "-o", tmp_path / "out", "-w", "1", "-q")
-    before = state(tmp_path / "out")
-    gemm("all", sweep, "-o", tmp_path / "out", "-w", "1", "-q")
-    assert state(tmp_path / "out") == before
 
 
 def test_a_broken_trace_is_said_the_rest_is_done_and_the_command_fails(sweep: Path, tmp_path: Path) -> None:
@@ -108,16 +108,16 @@ def test_one_trace_and_a_folder_of_ranks_work_too(sweep: Path, tmp_path: Path) -
     assert (tmp_path / "one" / "merged_traces" / "merged.json.gz").exists()
 
 
-def test_report_and_variance_write_all_known_files_and_the_same_as_all(sweep: Path, tmp_path: Path) -> None:
-    steps, once = tmp_path / "steps", tmp_path / "once"
+def test_report_and_variance_write_the_same_as_all(analysed: tuple[Path, Path], tmp_path: Path) -> None:
+    sweep, out = analysed
     for step in ("report", "variance"):
-        gemm(step, sweep, "-o", steps, "-w", "1", "-q")
-    assert [name for name in KNOWN if not (steps / name).exists()] == []
-    gemm("all", sweep, "-o", once, "-w", "1", "-q")
+        gemm(step, sweep, "-o", tmp_path, "-w", "1", "-q")
     written = {
-        name: digest for name, digest in state(once).items() if not name.startswith(("merged", ".cache"))
+        name: digest for name, digest in state(out).items() if not name.startswith(("merged", ".cache"))
     }
-    assert {name: digest for name, digest in state(steps).items() if not name.startswith(".cache")} == written
+    assert {
+        name: digest for name, digest in state(tmp_path).items() if not name.startswith(".cache")
+    } == written
 
 
 def test_json_lists_files_and_findings(sweep: Path, tmp_path: Path) -> None:
@@ -147,11 +147,12 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_variance_takes_the_settings_and_ranks_it_is_given(sweep: Path, tmp_path: Path) -> None:
-    only = ("--threads", "256", "--channels", "28", "--ranks", "1")
-    gemm("variance", sweep, "-o", tmp_path / "some", "-w", "1", *only)
-    gemm("variance", sweep, "-o", tmp_path / "every", "-w", "1")
-    some, every = (rows_of(tmp_path / name / KNOWN[7]) for name in ("some", "every"))
+def test_variance_takes_the_settings_and_ranks_it_is_given(
+    analysed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    sweep, out = analysed
+    gemm("variance", sweep, "-o", tmp_path, "-w", "1", "--threads", "256", "--channels", "28", "--ranks", "1")
+    some, every = (rows_of(folder / KNOWN[7]) for folder in (tmp_path, out))
     wanted = [row for row in every if (row["threads"], row["channel"], row["rank"]) == ("256", "28", "1")]
     assert some == wanted and 0 < len(some) < len(every)
     with pytest.raises(MissingError, match="no trace is of these"):
@@ -161,7 +162,14 @@ def test_variance_takes_the_settings_and_ranks_it_is_given(sweep: Path, tmp_path
 def test_an_analysis_folder_gives_its_sweeps_table_with_and_without_the_traces(
     sweep: Path, tmp_path: Path
 ) -> None:
+    before = state(sweep)
     gemm("all", sweep, "--in-place", "-w", "1")
+    after = state(sweep)
+    assert {name: after[name] for name in before} == before
+    assert {name.split("/")[0] for name in after.keys() - before.keys()} == {
+        "tracelens_analysis",
+        "merged_traces",
+    }
     table = rows_of(sweep / "tracelens_analysis" / KNOWN[7])
     gemm("variance", sweep / "tracelens_analysis", "-o", tmp_path / "beside", "-w", "1")
     assert rows_of(tmp_path / "beside" / KNOWN[7]) == table

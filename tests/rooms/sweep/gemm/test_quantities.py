@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.rooms.sweep.gemm.reading.rank import RankJob, read_rank_tables
-from lab.rooms.sweep.layout import configs_of
+from lab.rooms.sweep.layout import find_configs
 from tests.conftest import SHARED
 from tests.simulator.figures import Figure, ask
 from tests.simulator.program import Bare, Copy, Op, Pause, Program, Replay, step
@@ -76,7 +76,7 @@ def differing(figures: Sequence[Figure]) -> list[str]:
 
 def sheets_of(path: Path) -> list[Figure]:
     """What the Excel reports of a trace say of its operators, ranks together, and of its steps."""
-    (config,) = configs_of(path)
+    (config,) = find_configs(path)
     read = read_rank_tables(RankJob(config.traces[0], 0, config.key))
     values: dict[tuple[Any, ...], float] = defaultdict(float)
     for tables in read:

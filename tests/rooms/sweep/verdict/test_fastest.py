@@ -50,6 +50,15 @@ def test_steps_without_the_profiler_come_first_where_there_are_enough() -> None:
     assert step_times(tables, few).source == PROFILED and step_times(tables, few[:0]).source == PROFILED
 
 
+def test_a_run_that_failed_after_many_steps_does_not_win_by_them() -> None:
+    tables = sweep({A: [20.0], B: [30.0, 30.0]}, failed={C: "rank 3 ran out of memory"})
+    steps = unprofiled([(A, 0, 9, 8.0), (B, 0, 9, 7.0), (B, 1, 9, 7.0), (C, 0, 9, 1.0)])
+    runs = step_times(tables, steps).runs
+    assert runs[["threads", "channel", "repeat"]].values.tolist() == [[256, 28, 0], [256, 42, 0]]
+    alone = replace(tables, timeline=tables.timeline[:0], configs=tables.configs.assign(status="missing"))
+    assert len(step_times(alone, steps).runs) == 3  # the profiler was off: no trace is due, and one is a copy
+
+
 @pytest.mark.parametrize("steps", [4, 0])
 def test_a_block_that_lacks_a_setting_counts_for_none(steps: int) -> None:
     """Block 3 is the slow one: with one setting's run of it alone, the other would win on paper."""

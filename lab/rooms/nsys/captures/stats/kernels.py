@@ -16,7 +16,6 @@ from lab.rooms.nsys.captures.stats.table import (
     Labels,
     Report,
     grouped,
-    groups_of,
     labelled,
     megabytes,
     numbers,
@@ -25,6 +24,7 @@ from lab.rooms.nsys.captures.stats.table import (
     table_of,
     unattributed_note,
 )
+from lab.stats.columns import grouped_rows
 
 _GEOMETRY = {
     "GrdX": "grid_x",
@@ -47,7 +47,7 @@ def range_kernel_sum(name: str, projection: Projection) -> Report:
     pid, kernel = capture.ops.pid[op], capture.ops.name_id[op]
     dur_ns = capture.ops.end_ns[op] - capture.ops.start_ns[op]
     groups = grouped(dur_ns, labels.codes, styles.codes, pid, tid, kernel)
-    distinct = groups_of(groups.of_row, row)[0] if len(row) else np.empty(0, dtype=np.int64)
+    distinct = grouped_rows([groups.of_row, row])[0] if len(row) else np.empty(0, dtype=np.int64)
     instances = np.bincount(groups.of_row[distinct][row[distinct] >= 0], minlength=len(groups.total))
 
     def key(group: int) -> tuple[Any, ...]:

@@ -12,6 +12,8 @@ import numpy as np
 
 from lab.core.words import inert, plural
 from lab.recordings.projection import Projection
+from lab.stats import robust
+from lab.stats.columns import grouped_rows
 
 SPREAD = ["Avg (ns)", "Med (ns)", "Min (ns)", "Max (ns)", "StdDev (ns)"]
 
@@ -66,49 +68,21 @@ def rounded(value: float, digits: int) -> str:
 
 
 def grouped(values: np.ndarray, *keys: np.ndarray) -> _Groups:
-    """Group values (n,) by the columns of `keys`; the deviation is that of a sample, 0 for a single value."""
-    if len(values) == 0:
-        none = np.empty(0, dtype=np.int64)
-        return _Groups(none, none, none, none, none, none, none, none, none)
-    first_row, of_row = groups_of(*keys)
-    ordered = values[np.lexsort((values, of_row))]
-    count = np.bincount(of_row)
-    start = np.cumsum(count) - count
-    total = np.add.reduceat(ordered, start)
-    avg = total / count
-    squares = np.add.reduceat((ordered - np.repeat(avg, count)) ** 2, start)
+    """Group integers (n,) by the columns of `keys`; the sample deviation is 0 for a single value."""
+    first_row, of_row = grouped_rows(keys)
+    figures = robust.grouped(values, of_row, len(first_row))
+    total, shortest, longest = (figures[name].astype(np.int64) for name in ("sum", "min", "max"))
     return _Groups(
         first_row=first_row,
         of_row=of_row,
         total=total,
-        count=count,
-        avg=avg,
-        med=(ordered[start + (count - 1) // 2] + ordered[start + count // 2]) / 2,
-        min=ordered[start],
-        max=ordered[start + count - 1],
-        std=np.sqrt(squares / np.maximum(count - 1, 1)),
+        count=figures["count"],
+        avg=figures["mean"],
+        med=figures["median"],
+        min=shortest,
+        max=longest,
+        std=np.nan_to_num(figures["std"]),
     )
-
-
-def groups_of(*keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first row (g,) of each group of rows with equal keys (n,), in the keys' order; the group (n,).
-
-    Without pandas, which takes longer to load than a summary takes.
-    """
-    code, span = np.zeros(len(keys[0]), dtype=np.int64), 1
-    for key in keys:
-        values = key.astype(np.int64, copy=False)
-        low, width = (int(values.min()), int(values.max()) - int(values.min()) + 1) if len(values) else (0, 1)
-        if span * width >= 2**62:  # the code would not fit: close its gaps, and the key's
-            (_, code), (_, values) = _groups_of_codes(code), _groups_of_codes(values)
-            low, span, width = 0, int(code.max()) + 1, int(values.max()) + 1
-        code, span = code * width + (values - low), span * width
-    return _groups_of_codes(code)
-
-
-def _groups_of_codes(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    _, first_row, group = np.unique(code, return_index=True, return_inverse=True)
-    return first_row, group.ravel()
 
 
 @dataclass(frozen=True)
@@ -135,7 +109,7 @@ def labelled(text_of: Callable[..., str], *keys: np.ndarray) -> Labels:
     """`text_of` the keys of each row (n,), asked once for equal ones; equal texts have equal codes."""
     if not len(keys[0]):
         return Labels(np.empty(0, dtype=object), np.empty(0, dtype=np.int64))
-    first_row, group = groups_of(*keys)
+    first_row, group = grouped_rows(keys)
     codes: dict[str, int] = {}
     texts = [text_of(*key) for key in zip(*(key[first_row].tolist() for key in keys), strict=True)]
     code_of = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64)
@@ -174,9 +148,9 @@ def megabytes(sizes: np.ndarray) -> list[str]:
     return labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes).column()
 
 
-def table_of(name: str, columns: Mapping[str, Sequence[str]], problems: tuple[str, ...] = ()) -> Report:
+def table_of(name: str, columns: Mapping[str, Sequence[str]]) -> Report:
     """A report from its columns, each (n,)."""
-    return Report(name, list(columns), list(map(list, zip(*columns.values(), strict=True))), problems)
+    return Report(name, list(columns), list(map(list, zip(*columns.values(), strict=True))))
 
 
 def unattributed_note(projection: Projection) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ A claim of significance needs repeats of the run: ranks of one run share its luc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import pandas as pd
 
 from lab.core.manifest import Manifest
 from lab.core.run import Run
-from lab.recordings.capture import Meta
 from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
 from lab.rooms.sweep.journal import expected_runs
 from lab.rooms.sweep.tables import SETTING, SweepTables, column_names, grouped
@@ -27,6 +26,7 @@ from lab.stats.means import Sample, difference_ci
 from lab.stats.robust import median
 
 SIGNIFICANT = 0.05
+NOT_RECORDED = "not recorded"
 UNEVEN, TOO_FEW, NOT_IN_BOTH = "other numbers of steps", "too few repeats", "not in both"
 NO_DIFFERENCE, PROVEN = "no difference shown", ("faster", "slower")
 CONFIG_FIGURES = [
@@ -155,8 +155,8 @@ def read_for_comparison(
     """What one sweep says, and its environment; each trace is read once."""
     run = Run.open(folder) if Run.is_run(folder) else None
     data = read_sweep(folder, workers=workers, planned=expected_runs(run), progress=progress)
-    metas = [rank.meta for ranks in data.ranks.values() for rank in ranks.values()]
-    environment = _environment(run.manifest if run else None, metas, data.tables)
+    environment = _from_traces(data)
+    environment |= _from_manifest(run.manifest) if run else {"manifest": "none: not recorded by lab"}
     return Sweep(label, folder, data.tables, environment, bound_by_hosts(data.explained) or "", data)
 
 
@@ -165,7 +165,7 @@ def environments(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     facts = list(dict.fromkeys(name for sweep in sweeps for name in sweep.environment))
     rows = []
     for fact in facts:
-        values = [sweep.environment.get(fact, "not recorded") for sweep in sweeps]
+        values = [sweep.environment.get(fact, NOT_RECORDED) for sweep in sweeps]
         row = dict(zip([sweep.label for sweep in sweeps], values, strict=True))
         rows.append({"what": fact, **row, "state": "same" if len(set(values)) == 1 else "differs"})
     frame = pd.DataFrame(rows, columns=["what", *[sweep.label for sweep in sweeps], "state"])
@@ -173,46 +173,37 @@ def environments(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     return ordered
 
 
-def _environment(manifest: Manifest | None, metas: Sequence[Meta], tables: SweepTables) -> dict[str, str]:
-    """What every recording says in its traces, and what lab recorded in the manifest."""
-
-    def recorded(name: str) -> str:
-        values = {str(value) for meta in metas if (value := getattr(meta, name)) not in (None, "", ())}
-        return ", ".join(sorted(values)) or "not recorded"
-
-    devices = {f"{len(meta.devices)} × {meta.devices[0]}" for meta in metas if meta.devices}
-    facts = {"GPUs (trace)": ", ".join(sorted(devices)) or "none"}
-    names = {
-        "vendor": "vendor",
-        "ranks": "world_size",
-        "backend": "backend",
-        "torch": "torch_version",
-        "NCCL or RCCL": "nccl_version",
-        "CUDA runtime": "cuda_version",
-        "HIP runtime": "hip_version",
-    }
-    facts |= {f"{title} (trace)": recorded(name) for title, name in names.items()}
-    steps = sorted(set(tables.timeline["steps"]))
-    facts["profiled steps (trace)"] = ", ".join(map(str, steps)) or "none"
-    return facts | (_from_manifest(manifest) if manifest else {"manifest": "none: not recorded by lab"})
+def _from_traces(data: SweepData) -> dict[str, str]:
+    """What the traces say of the job's size, its GPUs and its libraries."""
+    values: dict[str, set[str]] = {}
+    for ranks in data.ranks.values():
+        for rank in ranks.values():
+            for name, value in {**rank.figures.about, "ranks": str(rank.figures.world_size or "")}.items():
+                values.setdefault(f"{name} (trace)", set()).add(value)
+    values["profiled steps (trace)"] = {str(steps) for steps in data.tables.timeline["steps"]}
+    return {name: ", ".join(sorted(filter(None, texts))) or NOT_RECORDED for name, texts in values.items()}
 
 
 def _from_manifest(manifest: Manifest) -> dict[str, str]:
-    gpus = manifest.gpus
-    facts = {
+    gpus = {
+        name: sorted({str(getattr(gpu, field) or "unknown") for gpu in manifest.gpus})
+        for name, field in (
+            ("driver", "driver"),
+            ("highest SM clock, MHz", "max_sm_mhz"),
+            ("power limit, W", "power_limit_w"),
+        )
+    }
+    parts: dict[str, Mapping[str, Any]] = {
+        "host": manifest.host,
+        "version": manifest.versions,
+        "env": manifest.env,
+        "config": manifest.config,
+    }
+    return {
         "manifest": "present",
         "engine": manifest.engine,
         "image": manifest.image.ref if manifest.image else "none",
         "lab": f"{manifest.lab.version} {manifest.lab.commit or ''}".strip(),
-        "driver": ", ".join(sorted({gpu.driver or "unknown" for gpu in gpus})) or "none",
-        "highest SM clock, MHz": ", ".join(sorted({f"{gpu.max_sm_mhz}" for gpu in gpus})) or "none",
-        "power limit, W": ", ".join(sorted({f"{gpu.power_limit_w}" for gpu in gpus})) or "none",
+        **{name: ", ".join(values) or "none" for name, values in gpus.items()},
+        **{f"{part} {name}": str(value) for part, facts in parts.items() for name, value in facts.items()},
     }
-    for title, entries in (
-        ("host", manifest.host),
-        ("version", manifest.versions),
-        ("env", manifest.env),
-        ("config", manifest.config),
-    ):
-        facts |= {f"{title} {name}": str(value) for name, value in entries.items()}
-    return facts

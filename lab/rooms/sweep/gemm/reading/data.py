@@ -26,7 +26,7 @@ from lab.recordings.tables import Table
 from lab.rooms.sweep.assemble import Rows, sweep_rows, tables_of
 from lab.rooms.sweep.gemm.reading.rank import RankJob, RankTables, read_rank_tables
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.layout import ConfigDir, Selection, configs_of
+from lab.rooms.sweep.layout import ConfigDir, Selection, find_configs
 from lab.rooms.sweep.rank import unread
 from lab.rooms.sweep.tables import (
     INSTANCES,
@@ -36,7 +36,7 @@ from lab.rooms.sweep.tables import (
     Progress,
     SweepTables,
     column_names,
-    long_name,
+    run_name,
 )
 from lab.rooms.sweep.verdict.honoured import unproven
 
@@ -152,7 +152,7 @@ def read_sweep(
             traces=tuple(trace for trace in config.traces if only.has_rank(trace.rank)),
             wanted_ranks=None if only.ranks is None else tuple(only.ranks),
         )
-        for config in configs_of(sweep, may_be_empty=bool(planned))
+        for config in find_configs(sweep, may_be_empty=bool(planned))
         if only.has(config.threads, config.channels)
     ]
     if not any(config.traces for config in configs) and only != Selection():
@@ -236,8 +236,7 @@ def _by_rank(tables: RankTables) -> tuple[int, str]:
 
 
 def _name(row: Mapping[Any, Any]) -> str:
-    repeat = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
-    return long_name(*(row[name] for name in SETTING)) + repeat
+    return run_name(Key(*(row[name] for name in KEY)))
 
 
 def of_rank(pairs: Pairs, rank: int) -> Table:

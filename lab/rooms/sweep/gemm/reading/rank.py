@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.capture import Capture, Meta
+from lab.recordings.capture import Capture
 from lab.recordings.load import load_torch_trace
 from lab.recordings.names import gemm_library
 from lab.recordings.processes import rank_captures
@@ -62,7 +62,6 @@ class RankTables:
     sheets: dict[str, Table] = field(default_factory=dict)
     file: Path | None = None
     work: RankWork | None = None
-    meta: Meta = field(default_factory=Meta)
 
 
 def read_rank_tables(job: RankJob) -> list[RankTables]:
@@ -96,7 +95,6 @@ def _tables_of(job: RankJob, trace: Capture) -> RankTables:
         sheets={name: sheets[name] for name in ("gpu_timeline", "ops_summary", "coll_analysis")},
         file=file,
         work=work_of(trace, figures.rank),
-        meta=trace.meta,
     )
 
 

@@ -23,7 +23,7 @@ from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.sheets.workbook import EXTRAS
 from lab.rooms.sweep.gemm.variance.overlap import overlap_findings, with_overlap
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.tables import GROUP, KEY, NO_LAUNCH, SETTING, column_names, long_name
+from lab.rooms.sweep.tables import GROUP, KEY, NO_LAUNCH, column_names, run_name
 from lab.stats.effects import median_ratio_ci, permutation_p
 from lab.stats.robust import grouped, median
 
@@ -130,7 +130,7 @@ def findings_of(top: pd.DataFrame) -> list[str]:
     rank = f"rank {row['rank']} of " if row["rank"] >= 0 else ""
     return [
         f"{row['op']} {row['M']}x{row['N']}x{row['K']} varies most: {row['kernel_time_min_us']:.1f} to "
-        f"{row['kernel_time_max_us']:.1f} µs within {rank}{long_name(*row[SETTING])} "
+        f"{row['kernel_time_max_us']:.1f} µs within {rank}{run_name(Key(*row[KEY]))} "
         f"(median {row['median_us']:.1f} µs, {plural(int(row['n']), 'instance')})"
     ]
 

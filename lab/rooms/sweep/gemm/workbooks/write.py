@@ -24,7 +24,7 @@ from lab.rooms.sweep.gemm.workbooks.collectives import below, collective_sheets
 from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.ranks.read import not_told
-from lab.rooms.sweep.tables import EFFECTIVE, TIMELINE, column_names, long_name
+from lab.rooms.sweep.tables import EFFECTIVE, TIMELINE, column_names, run_name
 from lab.stats.columns import columns_of_rows, objects
 
 if TYPE_CHECKING:
@@ -68,15 +68,13 @@ def write_reports(data: SweepData, out: Path) -> Report:
         "stragglers": stragglers(data, paired, explained),
     }
     files += [write_csv(table, out / f"{name}.csv") for name, table in tables.items()]
-    problems = [
-        f"{long_name(*key.knobs)}: {problem}" for key, pairs in paired.items() for problem in pairs.problems
-    ]
+    problems = [f"{run_name(key)}: {problem}" for key, pairs in paired.items() for problem in pairs.problems]
     missing = list(data.missing)
     for setting, explanation in explained.items():
         world = max((rank.figures.world_size or 0 for rank in data.ranks[setting].values()), default=0)
-        missing += [f"{long_name(*setting.knobs)}: {text}" for text in not_told(explanation, world)]
+        missing += [f"{run_name(setting)}: {text}" for text in not_told(explanation, world)]
     findings = [  # those that bind first
-        f"{long_name(*key.knobs)}: {finding.text}"
+        f"{run_name(key)}: {finding.text}"
         for key, explanation in explained.items()
         for finding in explanation.findings
     ]
