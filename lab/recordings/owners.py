@@ -253,6 +253,16 @@ def parents(slices: Table) -> np.ndarray:
     return parent
 
 
+def nearest_ancestor(parent: np.ndarray, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The nearest wanted slice among each start row (n,) and its ancestors, or -1."""
+    ancestor: np.ndarray = start.copy()
+    todo = np.flatnonzero(ancestor >= 0)
+    while len(todo := todo[~wanted[ancestor[todo]]]):
+        ancestor[todo] = parent[ancestor[todo]]
+        todo = todo[ancestor[todo] >= 0]
+    return ancestor
+
+
 def first_index(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
     """Index in `among` (m,) of each `wanted` (n,): the first of equals; -1 for none and for negative ids."""
     if len(among) == 0:

@@ -391,8 +391,8 @@ def _with_steps_apart(capture: Capture) -> Capture:
     put neither into the other and the kernels of both into none.
     """
     ranges = capture.ranges
-    numbers = np.array([*map(step_number, capture.strings), -1])
-    steps = np.flatnonzero((ranges.kind != OP) & (numbers[ranges.name_id] >= 0))
+    number = capture.by_text(step_number, ranges.name_id, -1)
+    steps = np.flatnonzero((ranges.kind != OP) & (number >= 0))
     steps = steps[np.lexsort((ranges.start_ns[steps], ranges.tid[steps], ranges.pid[steps]))]
     current, following = steps[:-1], steps[1:]
     begin_ns = ranges.start_ns[following]
