@@ -47,7 +47,7 @@ from lab.recordings.kineto.indices import (
     untimed,
 )
 from lab.recordings.kineto.values import Fields, Ids, Lookup
-from lab.recordings.owners import settled
+from lab.recordings.owners import first_index, settled
 from lab.recordings.phase_names import step_number
 from lab.recordings.pieces import PIECE_BYTES, EventPieces, Piece
 from lab.recordings.processes import without_untimed
@@ -221,8 +221,8 @@ class Columns:
         if not self._geometry:
             return
         launches = np.array([(key, *sizes) for key, sizes in sorted(self._geometry.items())], dtype=np.int64)
-        position = np.minimum(np.searchsorted(launches[:, 0], columns["corr"]), len(launches) - 1)
-        launched = (launches[position, 0] == columns["corr"]) & (columns["kind"] == KERNEL)
+        position = first_index(columns["corr"], launches[:, 0])
+        launched = (position >= 0) & (columns["kind"] == KERNEL)
         for column, name in enumerate(_GEOMETRY, start=1):
             sizes = _int32(launches[position, column])
             columns[name] = np.where(launched & (columns[name] < 0), sizes, columns[name])
