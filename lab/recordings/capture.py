@@ -337,6 +337,11 @@ class Capture:
         """The text of one string id, "" for -1."""
         return self.strings[index] if index >= 0 else ""
 
+    def by_text(self, value_of: Callable[[str], Any], ids: np.ndarray, missing: Any = False) -> np.ndarray:
+        """value_of the text of each string id (n,), `missing` where the id is -1; each text is asked once."""
+        values: np.ndarray = np.array([*map(value_of, self.strings), missing])[ids]
+        return values
+
     @property
     def kernels(self) -> np.ndarray:
         """Mask (n,) of `ops`: kernels only."""

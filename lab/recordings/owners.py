@@ -253,6 +253,16 @@ def parents(slices: Table) -> np.ndarray:
     return parent
 
 
+def nearest_ancestor(parent: np.ndarray, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The nearest wanted slice among each start row (n,) and its ancestors, or -1."""
+    ancestor: np.ndarray = start.copy()
+    todo = np.flatnonzero(ancestor >= 0)
+    while len(todo := todo[~wanted[ancestor[todo]]]):
+        ancestor[todo] = parent[ancestor[todo]]
+        todo = todo[ancestor[todo] >= 0]
+    return ancestor
+
+
 def first_index(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
     """Index in `among` (m,) of each `wanted` (n,): the first of equals; -1 for none and for negative ids."""
     if len(among) == 0:
@@ -355,13 +365,8 @@ def _certain(process: np.ndarray, row_of: np.ndarray) -> list[tuple[int, int]]:
 def _called(ops: Table, api: Table, process: int) -> np.ndarray:
     """Whether the process made a call with each operation's correlation id (n,) before it ran."""
     calls = np.flatnonzero((api.process == process) & (api.corr >= 0))
-    if not len(calls):
-        return np.zeros(len(ops), dtype=bool)
-    calls = calls[np.lexsort((api.start_ns[calls], api.corr[calls]))]
-    corr = api.corr[calls]
-    position = np.minimum(np.searchsorted(corr, ops.corr), len(corr) - 1)
-    called: np.ndarray = corr[position] == ops.corr
+    calls = calls[np.argsort(api.start_ns[calls], kind="stable")]
+    call = first_index(ops.corr, api.corr[calls])
     # A device's clock may drift: a call may seem to begin a little after what it launched.
-    begins_first: np.ndarray = api.start_ns[calls[position]] <= ops.end_ns
-    called &= begins_first
+    called: np.ndarray = (call >= 0) & (np.append(api.start_ns[calls], 0)[call] <= ops.end_ns)
     return called

@@ -303,6 +303,18 @@ def read_whole(path: Path, most_bytes: int, fix: str = "") -> bytes:
     return bytes(content)
 
 
+MOST_FILES = 16_384  # of one folder
+
+
+def files_in(folder: Path, fix: str) -> list[Path]:
+    """The files in a folder by name, without hidden ones. Raises BadDataError for too many."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    if len(files) > MOST_FILES:
+        problem = f"{len(files):,} files in one folder: more than {MOST_FILES:,}"
+        raise BadDataError(problem, location=folder, fix=fix)
+    return files
+
+
 def start_of(path: Path, size: int) -> tuple[bytes, bool]:
     """The first bytes of a file, inflated if gzipped (b"" where that is damaged); and whether it is gzipped.
 

@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from lab.errors import BadDataError, LabError, MissingError, not_here, writing
+from lab.errors import BadDataError, LabError, writing
+from lab.recordings.pieces import start_of
 
 MAGIC = b"SQLite format 3\x00"
 _JOURNALS = ("-wal", "-journal")
@@ -59,16 +60,10 @@ def _with_its_journal(path: Path) -> Iterator[Path]:
 
 def _check_size(path: Path) -> None:
     """Compare the size with the header: SQLite itself notices a missing page only when it reads it."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(100)
-    except FileNotFoundError as error:
-        raise not_here("no such file", path) from error
-    except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error
-    if not header:
+    header, packed = start_of(path, 100)
+    if not header and not packed:
         raise BadDataError("the file is empty (0 bytes)", location=path, fix="export it again")
-    if not header.startswith(MAGIC):
+    if packed or not header.startswith(MAGIC):
         raise BadDataError("not an SQLite file", location=path, fix="nsys export --type sqlite FILE.nsys-rep")
     page = int.from_bytes(header[16:18], "big")
     promised = int.from_bytes(header[28:32], "big") * (65536 if page == 1 else page)

@@ -112,6 +112,13 @@ def enclosing(spans: np.ndarray) -> np.ndarray:
     return parent[:-1]
 
 
+def holding(starts: np.ndarray, ends: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Index (n,) of the span that each time lies in, -1 outside all; spans (m,) are disjoint and sorted."""
+    index = np.searchsorted(starts, times, side="right") - 1
+    # Index -1 is a span that ends before every time.
+    return np.where(times < np.append(ends, np.iinfo(np.int64).min)[index], index, -1)
+
+
 def _elapsed(edges: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """Sum over the times `edges` (m,), sorted, of the time past each that lies in each query (n, 2)."""
     # Relative to the first edge: sums of unix times in ns overflow int64.

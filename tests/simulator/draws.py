@@ -1,8 +1,9 @@
-"""Hypothesis draws programs, formats and faults."""
+"""Hypothesis draws programs, formats and faults. Strategies are made once, for that takes longest."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -66,6 +67,7 @@ class Draw:
         return asked, sentences
 
 
+@cache
 def operators() -> st.SearchStrategy[Op]:
     plain = st.builds(
         Op,
@@ -84,6 +86,7 @@ def operators() -> st.SearchStrategy[Op]:
     return plain | products
 
 
+@cache
 def actions() -> st.SearchStrategy[Action]:
     return st.one_of(
         operators(),
@@ -97,6 +100,7 @@ def actions() -> st.SearchStrategy[Action]:
     )
 
 
+@cache
 def blocks() -> st.SearchStrategy[tuple[Action, ...]]:
     """A few actions, some of them in named ranges."""
     several = st.lists(actions(), min_size=1, max_size=4).map(tuple)
@@ -114,6 +118,7 @@ def programs(draw: st.DrawFn) -> Program:
     )
 
 
+@cache
 def damages(form: str, *, every: bool) -> st.SearchStrategy[Fault]:
     """Faults that leave a trace in the format.
 
@@ -150,6 +155,7 @@ def damages(form: str, *, every: bool) -> st.SearchStrategy[Fault]:
     return st.one_of(damages)
 
 
+@cache
 def merges() -> st.SearchStrategy[Merge]:
     shifts_ns = st.sampled_from((0, 500, 12_000, 700_000, 50_000_000, 3_600_000_000_000))
     return st.builds(Merge, shifts_ns, labels=st.booleans(), one_gpu=st.booleans())

@@ -108,3 +108,10 @@ def test_the_enclosing_span_is_the_nearest_earlier_one_that_ends_no_sooner(spans
     spans = spans[np.lexsort((-spans[:, 1], spans[:, 0]))]
     plain = [max((j for j in range(i) if spans[j, 1] >= spans[i, 1]), default=-1) for i in range(len(spans))]
     assert intervals.enclosing(spans).tolist() == plain
+
+
+def test_a_time_is_held_by_the_span_that_it_lies_in_and_its_end_is_outside():
+    starts, ends = np.array([0, 10, 20]), np.array([5, 20, 30])
+    times = np.array([-1, 0, 4, 5, 10, 19, 20, 30])
+    assert intervals.holding(starts, ends, times).tolist() == [-1, 0, 0, -1, 1, 1, 2, -1]
+    assert intervals.holding(starts[:0], ends[:0], times).tolist() == [-1] * 8

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import BadDataError, LabError, MissingError
+from lab.recordings.pieces import files_in, read_whole
 
-MOST_BYTES, MOST_FILES, MOST_ENTRIES = 256 << 20, 16_384, 1_000_000
+MOST_BYTES, MOST_ENTRIES = 256 << 20, 1_000_000
 # No real job has groups and texts beyond these.
 MOST_GROUPS, LONGEST_INT = 65_536, 1 << 63
 # All that a dump of texts, numbers, lists and dicts needs; none of these calls or imports anything.
@@ -128,14 +129,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder]
     if not folder.is_dir():
         raise MissingError("no such folder", location=folder, fix="give the folder of the ranks' dumps")
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    if len(files) > MOST_FILES:
-        raise BadDataError(
-            f"{len(files):,} files in one folder: more than {MOST_FILES:,}",
-            location=folder,
-            fix="give a folder with the dumps of one job alone",
-        )
-    return files
+    return files_in(folder, "give a folder with the dumps of one job alone")
 
 
 def _rank_in(path: Path) -> int | None:
@@ -152,9 +146,7 @@ def _stack(path: Path | None) -> str:
 
 
 def _read(path: Path, rank: int, stack: str) -> Dump:
-    if path.stat().st_size > MOST_BYTES:
-        raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB: no flight-recorder dump", location=path)
-    data = path.read_bytes()
+    data = read_whole(path, MOST_BYTES)
     document = _json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _unpickled(data, path)
     if not isinstance(document, dict) or not {"entries", "pg_config", "pg_status"} & document.keys():
         raise BadDataError("no flight-recorder dump: it has no list of entries", location=path)

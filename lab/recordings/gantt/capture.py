@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +63,7 @@ def bars_of_capture(projection: Projection) -> Bars:
     zero_ns = int(ops.start_ns.min()) if len(ops) else 0
     ranges = capture.ranges
     operator = projection.nearest(ranges.kind == OP)
-    module = projection.nearest(_named(capture, lambda text: text.startswith(MODULE)))
+    module = projection.nearest(capture.by_text(lambda text: text.startswith(MODULE), ranges.name_id))
     frame = pd.DataFrame(
         {
             "rank": ops.process,
@@ -82,13 +81,6 @@ def bars_of_capture(projection: Projection) -> Bars:
         }
     )
     return assemble(frame, _marks(projection, zero_ns), process_names(capture))
-
-
-def _named(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
-    """Mask (n,) of the ranges whose name fits."""
-    fits = np.array([*map(rule, capture.strings), False])
-    mask: np.ndarray = fits[capture.ranges.name_id]
-    return mask
 
 
 def _families(capture: Capture) -> np.ndarray:

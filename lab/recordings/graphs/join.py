@@ -38,8 +38,12 @@ def executed_batches(capture: Capture) -> list[int | None]:
 
 def batches_of(capture: Capture, call: np.ndarray) -> list[int | None]:
     """The batch of each graph launch (r,): of the `execute_<n>_context` range around it, None without one."""
-    sizes = [_EXECUTED.match(text) for text in capture.strings]
-    size = np.array([*(int(match[1]) if match else -1 for match in sizes), -1])[capture.ranges.name_id]
+
+    def size_in(text: str) -> int:
+        match = _EXECUTED.match(text)
+        return int(match[1]) if match else -1
+
+    size = capture.by_text(size_in, capture.ranges.name_id, -1)
     rows = np.flatnonzero(size >= 0)
     range_rows = _around(capture, call, rows)
     return [int(size[row]) if row >= 0 else None for row in range_rows.tolist()]

@@ -294,9 +294,9 @@ def _with_layers(capture: Capture, several: list[Sequence]) -> list[Sequence]:
 
 def _compiled_calls(capture: Capture, sequence: Sequence) -> list[str]:
     """In a compiled model the i-th call of a compiled graph stands for the layer; "" where there is one."""
-    texts = np.array([*map(bool, map(_COMPILED.match, capture.strings)), False])
     ranges, at_ns = capture.ranges, capture.api.start_ns[sequence.call]
-    rows = np.flatnonzero(texts[ranges.name_id] & (ranges.kind != OP))
+    is_compiled = capture.by_text(lambda text: _COMPILED.match(text) is not None, ranges.name_id)
+    rows = np.flatnonzero(is_compiled & (ranges.kind != OP))
     if len(at_ns):
         rows = rows[(ranges.end_ns[rows] >= at_ns.min()) & (ranges.start_ns[rows] <= at_ns.max())]
     if len(rows) < 2 or not len(at_ns):

@@ -13,6 +13,7 @@ from lab.core.words import plural
 from lab.errors import BadDataError, LabError, MissingError, not_here
 from lab.recordings.capture import Capture
 from lab.recordings.graphs.frames import Frames, read_frames
+from lab.recordings.pieces import read_whole
 
 DETAILS = "execution_details.json"
 _DETAILS_BYTES = 16 << 20
@@ -98,13 +99,7 @@ def _listed(folder: Path) -> tuple[list[_File], list[str]]:
 
 
 def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
-    try:
-        with details.open("rb") as file:
-            text = file.read(_DETAILS_BYTES + 1)
-    except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", location=details) from error
-    if len(text) > _DETAILS_BYTES:
-        raise BadDataError("too large to be a list of captures", location=details)
+    text = read_whole(details, _DETAILS_BYTES)
     try:
         rows = msgspec.json.decode(text, type=list[_Detail])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

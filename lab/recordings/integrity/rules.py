@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from lab.stats import robust
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
-    from lab.recordings.integrity.replays import Windows
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
@@ -44,17 +43,12 @@ NOTHING = tuple(
 )
 
 
-def integrity_of(capture: Capture, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]:
-    """Judge what `capture` lacks by its own tables. more: captures of graphs that were recorded beside it."""
-    if not (len(capture.ops) or len(capture.api) or len(capture.ranges)):
-        return NOTHING
-    return lacks_of(of_capture(capture), captures)
-
-
-def lacks_of(of: Evidence, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]:
-    """Every finding, process by process: what joins prove, then what a GPU cannot have done."""
-    if not len(of.ops) and not len(of.api):
-        return ()
+def integrity_of(capture: Capture) -> tuple[Lack, ...]:
+    """Judge what `capture` lacks by its own tables, process by process: what joins prove, then what a GPU
+    cannot have done."""
+    if not len(capture.ops) and not len(capture.api):
+        return () if len(capture.ranges) else NOTHING
+    of = of_capture(capture)
     # What owes nothing cannot be lost, and a domain that was never asked for is named once for all.
     due, not_traced = _due(of)
     lacks = list(not_traced)
@@ -72,7 +66,7 @@ def lacks_of(of: Evidence, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]
     if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
         from lab.recordings.integrity.replays import replay_lacks
 
-        lacks += replay_lacks(of, captures)
+        lacks += replay_lacks(of)
     return tuple(lacks)
 
 
@@ -209,9 +203,6 @@ def _orphans(of: Evidence, process: int, place: Place, rows: np.ndarray, ops: np
     return Lack("host", part, "H", process, len(rows), len(ops), share, text)
 
 
-FEWEST = 2
-
-
 def lacks_over_ranks(shapes: Sequence[Shape]) -> list[tuple[Lack, ...]]:
     """What each rank's recording lacks when compared with the others'; signs, no proofs, hence unknown.
 
@@ -221,28 +212,28 @@ def lacks_over_ranks(shapes: Sequence[Shape]) -> list[tuple[Lack, ...]]:
     return [_lacks(index, shapes) for index in range(len(shapes))]
 
 
-class Shape:
+class Shape(NamedTuple):
     """One rank: its GPU rows, the names of its steps, ns from its first step to its last GPU row."""
 
-    def __init__(self, rows: int, steps: tuple[str, ...], reach_ns: int, step_ns: int) -> None:
-        self.rows, self.steps, self.reach_ns, self.step_ns = rows, steps, reach_ns, step_ns
+    rows: int
+    steps: tuple[str, ...]
+    reach_ns: int
+    step_ns: int
 
 
 def shape_of(capture: Capture) -> Shape:
-    wanted = [i for i, text in enumerate(capture.strings) if is_step(text)]
-    rows = np.flatnonzero(np.isin(capture.ranges.text_id, wanted))
-    rows = rows[np.argsort(capture.ranges.start_ns[rows], kind="stable")]
-    steps = tuple(capture.name(int(i)) for i in capture.ranges.text_id[rows])
-    starts = capture.ranges.start_ns[rows]
-    end_ns = int(capture.ops.end_ns.max()) if len(capture.ops) else 0
-    reach_ns = end_ns - int(starts[0]) if len(starts) and len(capture.ops) else -1
-    step_ns = int(robust.median(capture.ranges.end_ns[rows] - starts)) if len(rows) else 0
-    return Shape(len(capture.ops), steps, reach_ns, step_ns)
+    steps = capture.ranges.where(capture.by_text(is_step, capture.ranges.text_id))
+    steps = steps.take(np.argsort(steps.start_ns, kind="stable"))
+    names = tuple(capture.text(steps.text_id).tolist())
+    has_both = len(steps) and len(capture.ops)
+    reach_ns = int(capture.ops.end_ns.max() - steps.start_ns[0]) if has_both else -1
+    step_ns = int(robust.median(steps.dur_ns)) if len(steps) else 0
+    return Shape(len(capture.ops), names, reach_ns, step_ns)
 
 
 def _lacks(index: int, shapes: Sequence[Shape]) -> tuple[Lack, ...]:
     shape, peers = shapes[index], [peer for i, peer in enumerate(shapes) if i != index]
-    if len(shapes) < FEWEST:
+    if not peers:
         return ()
     if not shape.rows and any(peer.rows for peer in peers):
         text = f"this rank has no GPU row, {sum(peer.rows > 0 for peer in peers)} of the others have some"

@@ -47,7 +47,7 @@ from lab.recordings.kineto.indices import (
     untimed,
 )
 from lab.recordings.kineto.values import Fields, Ids, Lookup
-from lab.recordings.owners import settled
+from lab.recordings.owners import first_index, settled
 from lab.recordings.phase_names import step_number
 from lab.recordings.pieces import PIECE_BYTES, EventPieces, Piece
 from lab.recordings.processes import without_untimed
@@ -221,8 +221,8 @@ class Columns:
         if not self._geometry:
             return
         launches = np.array([(key, *sizes) for key, sizes in sorted(self._geometry.items())], dtype=np.int64)
-        position = np.minimum(np.searchsorted(launches[:, 0], columns["corr"]), len(launches) - 1)
-        launched = (launches[position, 0] == columns["corr"]) & (columns["kind"] == KERNEL)
+        position = first_index(columns["corr"], launches[:, 0])
+        launched = (position >= 0) & (columns["kind"] == KERNEL)
         for column, name in enumerate(_GEOMETRY, start=1):
             sizes = _int32(launches[position, column])
             columns[name] = np.where(launched & (columns[name] < 0), sizes, columns[name])
@@ -391,8 +391,8 @@ def _with_steps_apart(capture: Capture) -> Capture:
     put neither into the other and the kernels of both into none.
     """
     ranges = capture.ranges
-    numbers = np.array([*map(step_number, capture.strings), -1])
-    steps = np.flatnonzero((ranges.kind != OP) & (numbers[ranges.name_id] >= 0))
+    number = capture.by_text(step_number, ranges.name_id, -1)
+    steps = np.flatnonzero((ranges.kind != OP) & (number >= 0))
     steps = steps[np.lexsort((ranges.start_ns[steps], ranges.tid[steps], ranges.pid[steps]))]
     current, following = steps[:-1], steps[1:]
     begin_ns = ranges.start_ns[following]

@@ -17,7 +17,7 @@ import numpy as np
 
 from lab.core.files import replacing
 from lab.recordings import views
-from lab.recordings.capture import Capture
+from lab.recordings.capture import Capture, shared_memory_bytes
 from lab.recordings.kineto.columns import STREAM_WAIT
 from lab.recordings.owners import first_index
 from lab.recordings.tables import KERNEL, Table
@@ -224,8 +224,7 @@ def _kernels(of: _Rank) -> _Slices:
     for name in ("grid", "block"):
         sizes = np.stack([getattr(ops, f"{name}_{axis}") for axis in "xyz"], axis=1)
         args[name] = [size if size[0] > 0 else -1 for size in sizes.tolist()]
-    static, dynamic = ops.static_smem_bytes, ops.dynamic_smem_bytes
-    args["shared memory"] = np.where(dynamic < 0, -1, dynamic + np.maximum(static, 0)).tolist()
+    args["shared memory"] = shared_memory_bytes(ops).tolist()
     return _Slices(ops, categories, trace.text(ops.name_id).tolist(), ops.device, ops.stream, args)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.nccl.speed import Evidence, add_document, integer, is_speed
+from lab.recordings.pieces import files_in, read_whole
 
 _PROGRAM = re.compile(r"\b([a-z_]{4,40})_perf\b")
 _VERSION = re.compile(r"nccl-library=(\d+)|(?:NCCL|RCCL) version[ :]+([\w.+]+)")
@@ -113,7 +114,7 @@ def rccl_documents(rows: Sequence[Any]) -> list[dict[str, Any]]:
     return [*documents.values()]
 
 
-MOST_BYTES, MOST_FILES = 256 << 20, 16_384
+MOST_BYTES = 256 << 20
 
 
 def read_evidence(paths: Sequence[Path]) -> Evidence:
@@ -150,21 +151,12 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-        if len(files) > MOST_FILES:
-            raise BadDataError(
-                f"{len(files):,} files in one folder: more than {MOST_FILES:,}",
-                location=path,
-                fix="give the files by name, or fewer of them",
-            )
-        yield from files
+        yield from files_in(path, "give the files by name, or fewer of them")
 
 
 def _documents(path: Path) -> list[Any]:
     """The runs in a file, each as a document of nccl-tests' JSON."""
-    if path.stat().st_size > MOST_BYTES:
-        raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB", location=path, fix="split the file")
-    text = path.read_bytes().decode("utf-8", "replace").lstrip("\ufeff")
+    text = read_whole(path, MOST_BYTES, "split the file").decode("utf-8", "replace").lstrip("\ufeff")
     if printed := documents_in(text, path.name):
         return printed
     values = rows_in(text) or _json_values(text, path)

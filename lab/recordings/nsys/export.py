@@ -66,13 +66,12 @@ Row = tuple[Any, ...]
 Among = tuple[str, Sequence[int]]  # a column, and the values of it that are asked for
 
 
-class Export:
+class Export(Database):
     """The tables and columns that an export has, and its columns as arrays; kind says what was opened."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, kind: str = "an SQLite file") -> None:
-        self._database = Database(connection, path)
-        self.path, self.kind, self.problems = path, kind, list[str]()
-        self.tables = {name: set(columns) for name, columns in self._database.columns.items()}
+        super().__init__(connection, path)
+        self.kind, self.tables = kind, self.columns
 
     def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
         """Rows of a table in its order, none where the table is absent; `rowid` counts them from 1."""
@@ -80,12 +79,12 @@ class Export:
             return iter(())
         chosen = ", ".join(map(quoted, columns))
         select = f"SELECT {chosen} FROM {quoted(table)} {_condition(among)} ORDER BY rowid"
-        return self._database.connection.execute(select)
+        return self.connection.execute(select)
 
     def count(self, table: str) -> int:
         """Number of rows."""
         select = f"SELECT COUNT(*) FROM {quoted(table)}"
-        return int(self._database.connection.execute(select).fetchone()[0])
+        return int(self.connection.execute(select).fetchone()[0])
 
     def numbers(
         self,
@@ -98,7 +97,7 @@ class Export:
 
         Raises BadDataError where a needed column is absent or holds anything but integers.
         """
-        return self._database.integers(table, needed, optional, _condition(among))
+        return self.integers(table, needed, optional, _condition(among))
 
     def check(self) -> None:
         if not any(name in self.tables for name in _NSYS_TABLES):

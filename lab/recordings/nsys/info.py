@@ -95,7 +95,7 @@ def stated_lacks(export: Export) -> tuple[Lack, ...]:
     Without the numbers the export was trimmed or is old, and nothing can be proven complete. Warnings and
     errors of nsys join the problems.
     """
-    columns, texts = export.tables.get("DIAGNOSTIC_EVENT", set()), _texts(export)
+    columns, texts = export.tables.get("DIAGNOSTIC_EVENT", frozenset[str]()), _texts(export)
     if {"text", "severity"} <= columns:
         warned = islice(export.rows("DIAGNOSTIC_EVENT", ("text",), ("severity", (2, 3))), 20)
         export.problems += [f"nsys: {printable(str(text))[:300]}" for (text,) in warned]

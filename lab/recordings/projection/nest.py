@@ -107,13 +107,3 @@ def _crosses(start: np.ndarray, end: np.ndarray, parent: np.ndarray) -> np.ndarr
     crossing = np.zeros(len(start), dtype=bool)
     crossing[order[again]] = end[order[again - 1]] > start[order[again]]
     return crossing
-
-
-def nearest_ancestor(parent: np.ndarray, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The nearest wanted range among each start row (n,) and its ancestors, or -1."""
-    ancestor: np.ndarray = start.copy()
-    todo = np.flatnonzero(ancestor >= 0)
-    while len(todo := todo[~wanted[ancestor[todo]]]):
-        ancestor[todo] = parent[ancestor[todo]]
-        todo = todo[ancestor[todo] >= 0]
-    return ancestor

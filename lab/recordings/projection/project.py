@@ -11,9 +11,10 @@ from lab.core.words import plural
 from lab.recordings.calls import in_graph, launch_calls, pair_keys
 from lab.recordings.capture import GRAPH, OP, Capture, Strings
 from lab.recordings.graphs.origins import Origins
+from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import PHASES
 from lab.recordings.processes import with_processes
-from lab.recordings.projection.nest import RangeForest, nearest_ancestor
+from lab.recordings.projection.nest import RangeForest
 from lab.recordings.projection.result import RULES, Projection
 from lab.recordings.projection.sums import Paths, forward_origins, instance_sums, loose_pairs, path_tree
 from lab.recordings.projection.threads import phases_of_other_threads

@@ -9,8 +9,8 @@ import numpy as np
 
 from lab.recordings.capture import Capture
 from lab.recordings.graphs.origins import Origins
+from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import is_step, is_warmup
-from lab.recordings.projection.nest import nearest_ancestor
 from lab.recordings.projection.sums import sums_by_group
 from lab.recordings.tables import Table
 
@@ -114,8 +114,7 @@ class Projection:
     @cached_property
     def warmups(self) -> np.ndarray:
         """Rows of `capture.ranges` that are warm-up."""
-        names = np.array([*map(is_warmup, self.capture.strings), False])
-        return np.flatnonzero(names[self.capture.ranges.name_id])
+        return np.flatnonzero(self.capture.by_text(is_warmup, self.capture.ranges.name_id))
 
     @cached_property
     def coverage(self) -> Table:
@@ -125,9 +124,7 @@ class Projection:
 
 def _steps(capture: Capture, parent: np.ndarray) -> np.ndarray:
     """Rows of step ranges, outermost ones, by start; without those inside a warm-up range."""
-    name_id = capture.ranges.name_id
-    steps = np.array([*map(is_step, capture.strings), False])[name_id]
-    warmups = np.array([*map(is_warmup, capture.strings), False])[name_id]
+    steps, warmups = (capture.by_text(rule, capture.ranges.name_id) for rule in (is_step, is_warmup))
     rows = np.flatnonzero(steps)
     # A step inside another one (a micro-batch) would count its work twice; one of a warm-up is not measured.
     above = nearest_ancestor(parent, parent[rows], steps | warmups)

@@ -11,8 +11,9 @@ import numpy as np
 from lab.core.words import first_few, plural
 from lab.errors import MissingError
 from lab.recordings.capture import OP, Capture
+from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import PHASES
-from lab.recordings.projection.nest import RangeForest, nearest_ancestor
+from lab.recordings.projection.nest import RangeForest
 from lab.recordings.projection.result import Part, Projection
 from lab.recordings.projection.sums import instance_sums, path_tree
 from lab.recordings.projection.threads import phases_of_other_threads
@@ -116,8 +117,11 @@ def _ranges_named(projection: Projection, name: str) -> np.ndarray:
         pattern = re.compile(name)
     except re.error:
         pattern = re.compile(re.escape(name))
-    fits = [text == name or pattern.fullmatch(text) is not None for text in capture.strings]
-    rows = np.flatnonzero(np.array([*fits, False])[capture.ranges.name_id])
+
+    def fits(text: str) -> bool:
+        return text == name or pattern.fullmatch(text) is not None
+
+    rows = np.flatnonzero(capture.by_text(fits, capture.ranges.name_id))
     if not len(rows):
         raise MissingError(
             f"no range is named {name!r}: {_other_names(capture, name)}", location=capture.source

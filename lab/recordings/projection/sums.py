@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from lab.recordings.capture import PUSH_POP, Capture
-from lab.recordings.projection.nest import RangeForest, by_thread, nearest_ancestor
+from lab.recordings.owners import nearest_ancestor
+from lab.recordings.projection.nest import RangeForest, by_thread
 from lab.recordings.tables import Table
 from lab.stats.intervals import meetings
 
@@ -124,7 +125,7 @@ def forward_origins(capture: Capture, nest: RangeForest, paths: Paths, inner: np
     ranges = capture.ranges
     operator_rows = forward_operators(ranges, nest.parent, inner)
     # aten::, autograd:: and the like are the framework's own names; a range of the program has no `::`.
-    by_user = np.array([*("::" not in text for text in capture.strings), False])[ranges.name_id]
+    by_user = capture.by_text(lambda text: "::" not in text, ranges.name_id)
     by_user &= ranges.kind == PUSH_POP
     outer = nearest_ancestor(nest.parent, operator_rows, by_user)
     found_paths: np.ndarray = np.append(paths.of_range, -1)[outer]

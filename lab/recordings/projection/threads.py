@@ -10,8 +10,9 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.capture import PUSH_POP, Capture
+from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import PHASES, is_step, is_warmup
-from lab.recordings.projection.nest import RangeForest, by_thread, innermost_around, nearest_ancestor
+from lab.recordings.projection.nest import RangeForest, by_thread, innermost_around
 from lab.recordings.projection.result import AMBIGUOUS, Projection
 
 
@@ -56,12 +57,16 @@ def offers(projection: Projection, phases: re.Pattern[str] = PHASES) -> tuple[Of
 
 def _kinds(capture: Capture, phases: re.Pattern[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Masks of `ranges`: the program's own ranges that are neither phase nor step; phases; steps."""
-    texts = capture.strings
-    names = capture.ranges.name_id
-    phase = np.array([*(bool(phases.fullmatch(text)) for text in texts), False])[names]
-    step = np.array([*(is_step(text) or is_warmup(text) for text in texts), False])[names]
-    library = np.array([*("::" in text or "#" in text for text in texts), True])[names]
+    phase, step = _phases_and_steps(capture, phases)
+    library = capture.by_text(lambda text: "::" in text or "#" in text, capture.ranges.name_id, True)
     return (capture.ranges.kind == PUSH_POP) & ~(phase | step | library), phase, step
+
+
+def _phases_and_steps(capture: Capture, phases: re.Pattern[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of `ranges`: phases; steps and warm-up."""
+    names = capture.ranges.name_id
+    phase = capture.by_text(lambda text: phases.fullmatch(text) is not None, names)
+    return phase, capture.by_text(lambda text: is_step(text) or is_warmup(text), names)
 
 
 def _by_name(capture: Capture, ops: np.ndarray, rows: np.ndarray) -> tuple[Offer, ...]:
@@ -92,10 +97,8 @@ def phases_of_other_threads(
     Only calls without a phase or a step around them on their own thread inherit: a phase, or
     without one a step.
     """
-    texts = capture.strings
-    is_phase = np.array([*(bool(phases.fullmatch(text)) for text in texts), False])[capture.ranges.name_id]
-    in_step = np.array([*(is_step(text) or is_warmup(text) for text in texts), False])
-    in_step = in_step[capture.ranges.name_id] & ~is_phase
+    is_phase, in_step = _phases_and_steps(capture, phases)
+    in_step &= ~is_phase
     is_phase[nest.loose] = in_step[nest.loose] = False
     orphans = np.flatnonzero((call >= 0) & ~has_above(nest.parent, inner, is_phase | in_step))
     inherited, ambiguous = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=bool)

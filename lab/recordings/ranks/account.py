@@ -13,7 +13,7 @@ from lab.recordings.ranks.contention import Contention, contention_of
 from lab.recordings.ranks.work import COMM, COMP, COPY, RankWork
 from lab.stats import robust
 from lab.stats.columns import distinct
-from lab.stats.intervals import overlap
+from lab.stats.intervals import holding, overlap
 
 COMPUTE, TRANSFER, WAIT, UNPAIRED, COPYING, LAUNCH_LATE, LAUNCH_GAP, TAIL, UNEXPLAINED = range(9)
 LABELS = (
@@ -51,8 +51,8 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     # Nothing begins or ends between two edges, so one label holds from each to the next.
     edges = distinct(np.concatenate(times))
     begin, end = edges[:-1], edges[1:]
-    window = np.searchsorted(windows[:, 1], begin, side="right") - 1
-    inside = (window >= 0) & (begin < windows[np.maximum(window, 0), 2])
+    window = holding(windows[:, 1], windows[:, 2], begin)
+    inside = window >= 0
     begin, end, window = begin[inside], end[inside], window[inside]
 
     def runs(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
@@ -67,15 +67,14 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     is_paired = ~call.loose
     moves = runs(call.all_in[is_paired], work.end[call.row[is_paired]])
     loose = runs(work.start[call.row[call.loose]], work.end[call.row[call.loose]])
-    # Before the first wait, and after the last operation, the index is that of the value at the end.
-    wait = np.searchsorted(wait_begin, begin, side="right") - 1
-    in_wait = begin < np.append(wait_end, np.iinfo(np.int64).min)[wait]
+    wait = holding(wait_begin, wait_end, begin)
+    # After the last operation, the index is that of the value at the end.
     order = np.append(np.argsort(work.start, kind="stable"), UNKNOWN)
     next_row = order[np.searchsorted(work.start[order[:-1]], begin, side="right")]
     next_start = np.append(work.start, np.iinfo(np.int64).max)[next_row]
     returned = np.append(work.call_end, UNKNOWN)[next_row]
     # A collective without a row here moves data, as far as known.
-    without_row = talks & ~moves & ~in_wait & ~loose
+    without_row = talks & ~moves & (wait < 0) & ~loose
     idle = ~(computes | talks | copies)
     # Each line overrules those above it: an instant has one label, so the parts sum to the step.
     label = np.full(len(begin), UNEXPLAINED)
@@ -84,7 +83,7 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     label[idle & (next_start >= windows[window, 2])] = TAIL
     label[copies] = COPYING
     label[talks & loose] = UNPAIRED
-    label[talks & in_wait] = WAIT
+    label[talks & (wait >= 0)] = WAIT
     label[moves & talks | without_row] = TRANSFER
     label[computes] = COMPUTE
     awaited = np.where(label == WAIT, np.append(last_index, UNKNOWN)[wait], UNKNOWN)
@@ -209,10 +208,10 @@ def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Co
             for label, name in enumerate(LABELS)
         }
         work, extra = ranks.works[index], contention[index]
-        window = np.searchsorted(windows[:, 1], work.start, side="right") - 1
-        inside = (window >= 0) & (work.start < windows[np.maximum(window, 0), 2])
+        window = holding(windows[:, 1], windows[:, 2], work.start)
         costs = [
-            _sums(values, window, len(windows), inside) for values in (extra.cost_ns, extra.not_separable_ns)
+            _sums(values, window, len(windows), window >= 0)
+            for values in (extra.cost_ns, extra.not_separable_ns)
         ]
         for window_index, (step, begin, end) in enumerate(windows.tolist()):
             # Costs count where a kernel starts, compute by instants: at a window's edge one may pass the

@@ -11,6 +11,7 @@ from lab.recordings.pairing import Clock, Pairs, pair_collectives
 from lab.recordings.pairing.rows import kind_of
 from lab.recordings.ranks.work import RankWork
 from lab.recordings.tables import Table
+from lab.stats.intervals import holding
 from lab.stats.robust import column_medians
 
 HOST_STEPS, GPU_STEPS, WHOLE = "host", "gpu", "whole recording"
@@ -181,10 +182,7 @@ def _whole(work: RankWork) -> np.ndarray:
 
 def _step_of_launch(work: RankWork) -> np.ndarray:
     """Row of `steps` in which each operation was launched (n,), UNKNOWN outside."""
-    step = np.searchsorted(work.steps[:, 1], work.launched, side="right") - 1
-    inside = (step >= 0) & (work.launched < work.steps[np.maximum(step, 0), 2])
-    step_or_unknown: np.ndarray = np.where(inside, step, UNKNOWN)
-    return step_or_unknown
+    return holding(work.steps[:, 1], work.steps[:, 2], work.launched)
 
 
 def _last_ends(work: RankWork) -> np.ndarray:

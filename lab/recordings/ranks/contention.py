@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.names import CLASSES, kernel_class
-from lab.recordings.ranks.work import COMM, COMP, RankWork
+from lab.recordings.ranks.work import COMM, COMP, RankWork, common_keys
+from lab.stats import robust
 from lab.stats.intervals import overlap, spans, union
 from lab.stats.robust import column_medians
 
@@ -35,7 +36,8 @@ def contention_of(works: Sequence[RankWork]) -> list[Contention]:
     On the same rank from three instances on; otherwise over all ranks times the rank's own speed (the median
     ratio of its free kernels of that class), so that a slow rank's own slowness is not booked as contention.
     """
-    shared, numbers = _common_keys(works)
+    shared, number_of_key = common_keys(works)
+    numbers = [number[work.key] for number, work in zip(number_of_key, works, strict=True)]
     num_ranks, num_keys = len(works), len(shared)
     overlaps = [_overlaps(work) for work in works]
     computes = [work.kind == COMP for work in works]
@@ -68,18 +70,6 @@ def contention_of(works: Sequence[RankWork]) -> list[Contention]:
     return contention
 
 
-def _common_keys(works: Sequence[RankWork]) -> tuple[list[tuple[str, ...]], list[np.ndarray]]:
-    """All ranks' keys as one list, and each rank's operations by number in it."""
-    number_of_key: dict[tuple[str, ...], int] = {}
-    numbers = []
-    for work in works:
-        of_rank = np.array(
-            [number_of_key.setdefault(key, len(number_of_key)) for key in work.keys], dtype=np.int64
-        )
-        numbers.append(of_rank[work.key] if len(work.keys) else np.empty(0, dtype=np.int64))
-    return list(number_of_key), numbers
-
-
 def _overlaps(work: RankWork) -> tuple[np.ndarray, np.ndarray]:
     """Per operation: time beside collectives, and of it owned.
 
@@ -99,16 +89,8 @@ def _overlaps(work: RankWork) -> tuple[np.ndarray, np.ndarray]:
 
 def _medians(group: np.ndarray, values: np.ndarray, num_groups: int) -> tuple[np.ndarray, np.ndarray]:
     """Median and count of each group 0..num_groups-1; 0 where it is empty."""
-    # One sort for all groups: a median for each of thousands of keys would take a pass each.
-    order = np.lexsort((values, group))
-    ordered = values[order].astype(float)
-    count = np.bincount(group, minlength=num_groups)
-    group_start = np.cumsum(count) - count
-    middle = np.zeros(num_groups)
-    filled = count > 0
-    low, high = (group_start + (count - 1) // 2)[filled], (group_start + count // 2)[filled]
-    middle[filled] = (ordered[low] + ordered[high]) / 2
-    return middle, count
+    of_groups = robust.grouped(values, group, num_groups)
+    return np.nan_to_num(of_groups["median"]), of_groups["count"]
 
 
 def _far_speeds(times: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from lab.recordings.names import kernel_class
 from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN
 from lab.recordings.ranks.hosts import host_lateness_ns
-from lab.recordings.ranks.work import COMM, COMP, COPY
+from lab.recordings.ranks.work import COMM, COMP, COPY, common_keys
 from lab.stats import robust
 from lab.stats.robust import column_medians
 
@@ -173,25 +173,24 @@ class _Keys:
 
 
 def _by_key(account: Account, rows: Sequence[Row]) -> _Keys:
-    number_of_key: dict[tuple[str, ...], int] = {}
+    indices = [account.ranks.index(row.rank) for row in rows]
+    works = [account.together.works[index] for index in indices]
+    names, numbers = common_keys(works)
     chosen, keys, stretches, durs = [], [], [], []
-    for row in rows:
-        index = account.ranks.index(row.rank)
-        work = account.together.works[index]
+    for row, index, work, number in zip(rows, indices, works, numbers, strict=True):
         inside = _in_step(account, row, work.start)
         kernels = np.flatnonzero((work.kind == COMP) & inside)
-        numbers = [number_of_key.setdefault(name, len(number_of_key)) for name in work.keys]
         chosen.append(kernels)
-        keys.append(np.array(numbers, dtype=np.int64)[work.key[kernels]])
+        keys.append(number[work.key[kernels]])
         talks = work.launched[(work.kind == COMM) & inside]
         stretches.append(np.searchsorted(np.sort(talks), work.launched[kernels]))
         durs.append((work.end - work.start)[kernels] - account.contention[index].cost_ns[kernels])
-    num_keys = len(number_of_key)
+    num_keys = len(names)
     count = np.stack([np.bincount(key, minlength=num_keys) for key in keys])
     ns = np.stack([np.bincount(*pair, minlength=num_keys) for pair in zip(keys, durs, strict=True)])
     num_stretches = 1 + max((int(stretch.max()) for stretch in stretches if len(stretch)), default=0)
     places = [key * num_stretches + stretch for key, stretch in zip(keys, stretches, strict=True)]
-    return _Keys(list(number_of_key), count, ns, chosen, keys, places, durs)
+    return _Keys(names, count, ns, chosen, keys, places, durs)
 
 
 def _split(account: Account, table: _Keys, rank_index: int, row: Row) -> tuple[Excess, Excess]:

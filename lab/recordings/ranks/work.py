@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from lab.recordings import views
 from lab.recordings.capture import Capture
+from lab.recordings.owners import first_index
 from lab.recordings.phase_names import is_step, step_number
 from lab.recordings.tables import Table
 from lab.stats.columns import distinct, distinct_rows
@@ -75,6 +77,16 @@ def work_of(trace: Capture, rank: int | None = None) -> RankWork:
     )
 
 
+def common_keys(works: Sequence[RankWork]) -> tuple[list[tuple[str, ...]], list[np.ndarray]]:
+    """The keys of several ranks as one list, and the number in it of each key of each rank."""
+    number_of_key: dict[tuple[str, ...], int] = {}
+    numbers = [
+        np.array([number_of_key.setdefault(key, len(number_of_key)) for key in work.keys], dtype=np.int64)
+        for work in works
+    ]
+    return list(number_of_key), numbers
+
+
 def _of_gpu(trace: Capture) -> dict[str, Any]:
     kernels, runtime = trace.ops, trace.api
     call = views.launch_calls(trace)
@@ -133,29 +145,23 @@ def _stream_waits(trace: Capture, call_begin: np.ndarray) -> tuple[np.ndarray, n
 
 def _call_times(trace: Capture, correlation: np.ndarray) -> np.ndarray:
     """When each call (n,) began, -1 where it was not recorded."""
-    runtime = trace.api
-    if not len(runtime):
-        return np.full(len(correlation), -1, dtype=np.int64)
-    order = np.lexsort((runtime.start_ns, runtime.corr))
-    sorted_ids = runtime.corr[order]
-    position = np.minimum(np.searchsorted(sorted_ids, correlation), len(sorted_ids) - 1)
-    is_known = (sorted_ids[position] == correlation) & (correlation > 0)
-    times: np.ndarray = np.where(is_known, runtime.start_ns[order[position]], -1)
+    call = first_index(np.where(correlation > 0, correlation, -1), trace.api.corr)
+    times: np.ndarray = np.append(trace.api.start_ns, -1)[call]
     return times
 
 
 def _of_cpu(trace: Capture) -> dict[str, Any]:
     """Computing ops and gloo's ranges as operations that launch themselves."""
-    names = trace.strings
-    computes = np.array([*(views.timeline.is_computation(text) for text in names), False])
-    talks = np.array([*(views.timeline.is_gloo(text) for text in names), False])
     ops, comm = (
-        trace.operators.where(computes[trace.operators.name_id]),
-        trace.annotations.where(talks[trace.annotations.name_id]),
+        table.where(trace.by_text(rule, table.name_id))
+        for table, rule in (
+            (trace.operators, views.timeline.is_computation),
+            (trace.annotations, views.timeline.is_gloo),
+        )
     )
     start = np.concatenate([ops.start_ns, comm.start_ns])
     used, key = np.unique(np.concatenate([ops.name_id, comm.name_id]), return_inverse=True)
-    texts = [names[index] for index in used.tolist()]
+    texts = trace.text(used).tolist()
     collectives = views.collective_instances(trace)
     # Rows of ranges -> rows of this work, where gloo's ranges stand behind the ops in the same order.
     row = len(ops) + np.searchsorted(np.sort(collectives.row), collectives.row)
@@ -184,10 +190,7 @@ def _keys(trace: Capture, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str
     columns += [kernels.name_id, kernels.grid_x, kernels.grid_y, kernels.grid_z]
     rows = np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
     distinct, key = distinct_rows(rows)
-
-    def text(index: int) -> str:
-        return trace.strings[index] if index >= 0 else ""
-
+    text = trace.name
     keys = tuple(
         (text(op), text(dims), text(strides), text(name), f"{x},{y},{z}")
         for op, dims, strides, name, x, y, z in distinct.tolist()
@@ -205,11 +208,10 @@ def _host_spans(trace: Capture, launches: np.ndarray) -> dict[str, np.ndarray]:
     """What the threads that launch kernels did."""
     runtime, ops = trace.api, trace.operators
     threads = distinct(runtime.tid[launches]) if len(launches) else np.empty(0, dtype=np.int64)
-    waits = np.array([*(bool(_BLOCKING.search(text)) for text in trace.strings), False])
     calls = runtime.where(np.isin(runtime.tid, threads))
     busy = ops.where(np.isin(ops.tid, threads))
     spans = np.stack([calls.start_ns, calls.end_ns], axis=1)
-    blocking = waits[calls.name_id]
+    blocking = trace.by_text(lambda text: _BLOCKING.search(text) is not None, calls.name_id)
     return {
         "blocking_calls": spans[blocking],
         "calls": spans[~blocking],
@@ -220,11 +222,10 @@ def _host_spans(trace: Capture, launches: np.ndarray) -> dict[str, np.ndarray]:
 def _steps(trace: Capture) -> np.ndarray:
     """(number, begin, end) of each ProfilerStep#N of the host, else of each named step, by begin."""
     ranges = trace.annotations
-    numbers = np.array([*(step_number(text) for text in trace.strings), -1])
-    if not (numbers[ranges.name_id] >= 0).any():
-        numbers = np.array([*(_named_number(text) for text in trace.strings), -1])
-    steps = ranges.where(numbers[ranges.name_id] >= 0)
-    rows = np.stack([numbers[steps.name_id], steps.start_ns, steps.end_ns], axis=1)
+    number = trace.by_text(step_number, ranges.name_id, -1)
+    if not (number >= 0).any():
+        number = trace.by_text(_named_number, ranges.name_id, -1)
+    rows = np.stack([number, ranges.start_ns, ranges.end_ns], axis=1)[number >= 0]
     rows = distinct_rows(rows.astype(np.int64))[0]
     rows = rows[np.argsort(rows[:, 1], kind="stable")]
     # Windows must not overlap, or an instant would count twice.

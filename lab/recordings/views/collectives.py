@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from lab.perfmodel.calls import json_list
-from lab.perfmodel.communication import OPS, communication, kind_in
+from lab.perfmodel.communication import OPS, kind_in
 from lab.perfmodel.dtypes import item_bytes
 from lab.recordings.capture import Capture, once
 from lab.recordings.owners import first_index
 from lab.recordings.tables import Table
-from lab.recordings.views.exchanges import exchanges_of
+from lab.recordings.views.exchanges import exchanges_of, is_exchange
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
 from lab.recordings.views.timeline import COMM, GLOO_PREFIX, classify, is_gloo
 from lab.stats.columns import objects
@@ -62,7 +62,7 @@ def _named_by_ops(trace: Capture, rows: np.ndarray, names: np.ndarray) -> np.nda
     Without metadata an all-to-all and a send look alike (SendRecv), and RCCL's kernels all look alike.
     """
     texts = trace.text(trace.ops.name_id[rows])
-    vague = {text for text in set(texts.tolist()) if _is_vague(text)}
+    vague = {text for text in set(texts.tolist()) if is_exchange(text)}
     unnamed = np.flatnonzero([not name and text in vague for name, text in zip(names, texts, strict=True)])
     if not len(unnamed):
         return names
@@ -71,11 +71,6 @@ def _named_by_ops(trace: Capture, rows: np.ndarray, names: np.ndarray) -> np.nda
     for index, op in zip(unnamed[link >= 0].tolist(), link[link >= 0].tolist(), strict=True):
         named[index] = _telling_op(trace, op)
     return named
-
-
-def _is_vague(kernel: str) -> bool:
-    kind = communication(kernel)
-    return kind is not None and kind.kind in ("", "p2p")
 
 
 def _telling_op(trace: Capture, op: int) -> str:
@@ -114,8 +109,7 @@ def _comm_metadata(trace: Capture, rows: np.ndarray, first_op: np.ndarray) -> Ca
 
 def _collectives_on_cpu(trace: Capture) -> dict[str, np.ndarray]:
     """gloo records a range per call with the shapes of its input; its worker threads carry them."""
-    from_gloo = np.array([*(is_gloo(text) for text in trace.strings), False])
-    rows = np.flatnonzero(from_gloo[trace.annotations.name_id])
+    rows = np.flatnonzero(trace.by_text(is_gloo, trace.annotations.name_id))
     calls = trace.annotations.take(rows)
     names = [text.removeprefix(GLOO_PREFIX) for text in trace.text(calls.name_id)]
     nelems = [_num_elements(json_list(text)) for text in trace.text(calls.dims_id)]
@@ -126,12 +120,12 @@ def _collectives_on_cpu(trace: Capture) -> dict[str, np.ndarray]:
         for n, name in zip(nelems, names, strict=True)
     ]
     unknown = np.full(len(rows), -1, dtype=np.int64)
-    nothing = column_of([""] * len(rows))
+    nothing = objects([""] * len(rows))
     return {
-        "collective": column_of(names),
+        "collective": objects(names),
         "in_nelems": np.array(nelems, dtype=np.int64),
         "out_nelems": np.array(gathered, dtype=np.int64),
-        "dtype": column_of([str(calls[0]) if calls else "" for calls in dtypes]),
+        "dtype": objects([str(calls[0]) if calls else "" for calls in dtypes]),
         "group_size": np.full(len(rows), group_size),
         **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split", "exchanges"), nothing),
         **dict.fromkeys(("seq", "stream", "correlation", "grid_x", "block_x"), unknown),
@@ -154,7 +148,3 @@ def _num_elements(dims: list[Any]) -> int:
 def int_sizes(item: Any) -> list[int]:
     is_list = isinstance(item, list) and all(isinstance(size, int) for size in item)
     return item if is_list else []
-
-
-def column_of(values: list[Any]) -> np.ndarray:
-    return objects(values) if not values or isinstance(values[0], str) else np.array(values)

@@ -27,8 +27,8 @@ def exchanges_of(trace: Capture, rows: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """
     legs: list[list[Leg]] = [[] for _ in range(len(rows))]
     names = trace.text(trace.ops.name_id[rows])
-    is_exchange = {name for name in set(names.tolist()) if _is_exchange(name)}
-    candidates = np.flatnonzero([name in is_exchange for name in names.tolist()])
+    exchanging = {name for name in set(names.tolist()) if is_exchange(name)}
+    candidates = np.flatnonzero([name in exchanging for name in names.tolist()])
     of_op = _legs_of(trace, trace.comm_ops)
     row_of_op = {op: row for row, op in enumerate(trace.comm_ops.op.tolist())}
     of_kernel = _legs_of(trace, trace.collectives)
@@ -57,7 +57,8 @@ def parse(text: str) -> list[Leg]:
     return [(sends, peer) for sends, peer in msgspec.json.decode(text, type=list[tuple[int, int]])]
 
 
-def _is_exchange(kernel: str) -> bool:
+def is_exchange(kernel: str) -> bool:
+    """Whether its name does not tell what it exchanges: a send looks like an all-to-all there."""
     kind = communication(kernel)
     return kind is not None and kind.kind in ("", "p2p")
 
@@ -69,11 +70,11 @@ def _legs_of(trace: Capture, table: object) -> dict[int, Leg]:
     for row, (name_id, ranks_id, dst, src, in_group) in enumerate(
         zip(*(getattr(table, column).tolist() for column in columns), strict=True)
     ):
-        name = trace.strings[name_id] if name_id >= 0 else ""
+        name = trace.name(name_id)
         if kind_in(name) != "p2p":
             continue
         sends = dst >= 0 if dst >= 0 or src >= 0 else "send" in name.lower()
-        members = _members(trace.strings[ranks_id] if ranks_id >= 0 else "")
+        members = _members(trace.name(ranks_id))
         peer = _partner(max(dst, src), in_group, members, trace.meta.rank)
         if peer >= 0:
             legs[row] = (int(sends), peer)

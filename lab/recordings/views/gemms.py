@@ -11,10 +11,9 @@ from lab.perfmodel.products import factor_indices, has_bias, is_product, product
 from lab.recordings.capture import Capture, once
 from lab.recordings.owners import parents
 from lab.recordings.tables import Table
-from lab.recordings.views.collectives import column_of
 from lab.recordings.views.launches import device_of, link_ops, steps_at
-from lab.stats.columns import distinct_rows
-from lab.stats.intervals import spans, total
+from lab.stats.columns import columns_of_rows, distinct_rows
+from lab.stats.intervals import spans, totals
 
 
 @once
@@ -32,11 +31,9 @@ def gemm_instances(trace: Capture) -> Table:
     ops = trace.operators.take(op_rows)
     keys = np.stack([ops.name_id, ops.dims_id, ops.types_id, ops.strides_id], axis=1)
     distinct, shape_of_row = distinct_rows(keys)
-    shapes = [_gemm_shape(*(_string(trace, i) for i in key)) for key in distinct.tolist()]
-    columns = {
-        name: column_of([shape[name] for shape in shapes])[shape_of_row.ravel()] for name in _UNKNOWN_SHAPE
-    }
-    columns |= gemms
+    shapes = [_gemm_shape(*map(trace.name, key)) for key in distinct.tolist()]
+    columns = columns_of_rows(shapes, tuple(_UNKNOWN_SHAPE))
+    columns = {name: column[shape_of_row] for name, column in columns.items()} | gemms
     columns["rank"] = np.full(len(ops), -1 if trace.meta.rank is None else trace.meta.rank)
     columns["step"] = steps_at(trace, ops.start_ns)
     table = Table({**columns, "op_row": op_rows, "tid": ops.tid})
@@ -60,11 +57,10 @@ def gemm_flops(trace: Capture) -> np.ndarray:
 
 def _gemms_on_gpu(trace: Capture) -> dict[str, Any]:
     link = link_ops(trace)
-    is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
     linked = np.flatnonzero((link >= 0) & trace.work)
-    rows = linked[is_gemm[trace.operators.name_id[link[linked]]]]
+    rows = linked[trace.by_text(is_product, trace.operators.name_id[link[linked]])]
     rows = rows[np.lexsort((trace.ops.start_ns[rows], link[rows]))]
-    op_rows, first_kernel = np.unique(link[rows], return_index=True)
+    op_rows, first_kernel, op_of_row = np.unique(link[rows], return_index=True, return_inverse=True)
     kernels = trace.ops.take(rows)
     names = trace.text(kernels.name_id)
     joined = names[first_kernel]
@@ -74,35 +70,14 @@ def _gemms_on_gpu(trace: Capture) -> dict[str, Any]:
     return {
         "op_row": op_rows,
         "ts_ns": kernels.start_ns[first_kernel],
-        "dur_ns": _covered_per_group(kernels.start_ns, kernels.dur_ns, first_kernel),
+        "dur_ns": totals(spans(kernels.start_ns, kernels.dur_ns), op_of_row.ravel(), len(op_rows)),
         "correlation": kernels.corr[first_kernel],
         "kernels": joined,
     }
 
 
-def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, heads: np.ndarray) -> np.ndarray:
-    """Length (g,) of the union of each group's spans; group i is rows first[i] to first[i + 1], by start.
-
-    The groups are laid side by side on one axis, so that one running maximum is enough for all.
-    """
-    if len(heads) == 0:
-        return np.empty(0, dtype=np.int64)
-    group = np.repeat(np.arange(len(heads)), np.diff(np.append(heads, len(ts_ns))))
-    start = ts_ns - ts_ns[heads][group]
-    room = int((start + dur_ns).max()) + 1
-    if room > 2**62 // len(heads):
-        groups = np.split(spans(ts_ns, dur_ns), heads[1:])
-        return np.array([total(group) for group in groups], dtype=np.int64)
-    start += group * room
-    reach = np.maximum.accumulate(start + dur_ns)
-    begin = np.maximum(start, np.concatenate([[0], reach[:-1]]))
-    covered: np.ndarray = np.add.reduceat(np.maximum(start + dur_ns - begin, 0), heads)
-    return covered
-
-
 def _gemms_on_cpu(trace: Capture) -> dict[str, Any]:
-    is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
-    rows = np.flatnonzero(is_gemm[trace.operators.name_id])
+    rows = np.flatnonzero(trace.by_text(is_product, trace.operators.name_id))
     ops = trace.operators.take(rows)
     parent, wraps = parents(ops), np.zeros(len(rows), dtype=bool)
     wraps[parent[parent >= 0]] = True
@@ -150,7 +125,3 @@ def _letter(stride: list[int]) -> str:
     if len(stride) < 2:
         return "?"
     return "T" if stride[-1] != 1 and stride[-2] == 1 else "N"
-
-
-def _string(trace: Capture, index: int) -> str:
-    return trace.strings[index] if index >= 0 else ""

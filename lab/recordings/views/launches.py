@@ -11,6 +11,7 @@ from lab.recordings.owners import first_index, operators_of_launches, parents
 from lab.recordings.phase_names import step_number
 from lab.recordings.tables import Table
 from lab.stats.columns import distinct_rows
+from lab.stats.intervals import holding
 
 
 def device_of(trace: Capture) -> str:
@@ -68,14 +69,11 @@ def kernel_steps(trace: Capture) -> np.ndarray:
 
 def steps_at(trace: Capture, ts_ns: np.ndarray) -> np.ndarray:
     """Number N of the ProfilerStep#N range around each time (n,), -1 outside all."""
-    numbers = np.array([*(step_number(text) for text in trace.strings), -1])
-    marks = trace.annotations.where(numbers[trace.annotations.name_id] >= 0)
+    number = trace.by_text(step_number, trace.annotations.name_id, -1)
+    marks = trace.annotations.with_columns(number=number).where(number >= 0)
     marks = marks.take(np.argsort(marks.start_ns, kind="stable"))
-    if len(marks) == 0:
-        return np.full(len(ts_ns), -1)
-    index = np.searchsorted(marks.start_ns, ts_ns, side="right") - 1
-    inside = (index >= 0) & (ts_ns < marks.end_ns[index])
-    return np.where(inside, numbers[marks.name_id[index]], -1)
+    steps: np.ndarray = np.append(marks.number, -1)[holding(marks.start_ns, marks.end_ns, ts_ns)]
+    return steps
 
 
 @once

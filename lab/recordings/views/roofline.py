@@ -20,6 +20,7 @@ from lab.perfmodel.ops import has_model, work_of
 from lab.perfmodel.products import is_product
 from lab.perfmodel.roofs import Roof, excess_of, roof_of
 from lab.recordings.capture import MEMSET, Capture, once
+from lab.recordings.owners import nearest_ancestor
 from lab.recordings.tables import Table
 from lab.recordings.views.collectives import collective_instances
 from lab.recordings.views.launches import link_ops, op_parents
@@ -41,18 +42,9 @@ _ARGUMENTS = ("dims_id", "types_id", "strides_id", "concrete_id")
 @once
 def work_owners(trace: Capture) -> np.ndarray:
     """Row of `operators` (n,) whose work each GPU row is part of, -1 where no op is known."""
-    named = np.array([*(has_model(text) for text in trace.strings), False])
-    owner: np.ndarray = link_ops(trace).copy()
-    parents = op_parents(trace)
-    climbing = owner.copy()
-    open_rows = np.flatnonzero(climbing >= 0)
-    while len(open_rows):
-        has_own_model = named[trace.operators.name_id[climbing[open_rows]]]
-        owner[open_rows[has_own_model]] = climbing[open_rows[has_own_model]]
-        open_rows = open_rows[~has_own_model]
-        climbing[open_rows] = parents[climbing[open_rows]]
-        open_rows = open_rows[climbing[open_rows] >= 0]
-    return owner
+    link = link_ops(trace)
+    owner = nearest_ancestor(op_parents(trace), link, trace.by_text(has_model, trace.operators.name_id))
+    return np.where(owner >= 0, owner, link)
 
 
 def board_of_recording(trace: Capture) -> Board | None:
@@ -74,9 +66,8 @@ def op_roofs(trace: Capture) -> Table:
     of_collective = np.isin(np.arange(len(owner)), collectives.row)
     counted = (owner >= 0) & ~of_collective
     # A fill before a product clears a workspace of the library: it is not part of the product.
-    is_product_name = np.array([*(is_product(text) for text in trace.strings), False])
     fills = counted & (trace.ops.kind == MEMSET)
-    counted[fills] = ~is_product_name[trace.operators.name_id[owner[fills]]]
+    counted[fills] = ~trace.by_text(is_product, trace.operators.name_id[owner[fills]])
     launched = np.flatnonzero(counted)
     op_rows, call_of_row = np.unique(owner[launched], return_inverse=True)
     row_spans = spans(trace.ops.start_ns, trace.ops.dur_ns)

@@ -72,8 +72,7 @@ def _activity(trace: Capture, steps: Sequence[int] | None, linked_only: bool) ->
 
 def _cpu_activity(trace: Capture, steps: Sequence[int] | None) -> dict[int, np.ndarray]:
     def of(table: Table, rule: Callable[[str], bool]) -> np.ndarray:
-        wanted = np.array([*(rule(text) for text in trace.strings), False])
-        keep = wanted[table.name_id]
+        keep = trace.by_text(rule, table.name_id)
         if steps is not None:
             keep &= np.isin(steps_at(trace, table.start_ns), list(steps))
         return spans(table.start_ns[keep], table.dur_ns[keep])

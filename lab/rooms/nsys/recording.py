@@ -12,9 +12,9 @@ from lab.perfmodel.boards import Board, board_of
 from lab.recordings.capture import KERNEL, OP, Process
 from lab.recordings.lacks import Lack
 from lab.recordings.names import CLASSES
+from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import BACKWARD, FORWARD, OPTIMIZER, is_step
 from lab.recordings.projection import AMBIGUOUS, RULES, PhaseNames, Projection, offers
-from lab.recordings.projection.nest import nearest_ancestor
 from lab.recordings.views import row_classes
 from lab.rooms.nsys.captures.phases import products
 

@@ -131,6 +131,6 @@ def test_dumps_of_several_hosts_are_one_job_unless_a_rank_is_there_twice(tmp_pat
 def test_more_files_than_are_read_are_an_error_and_not_left_out(tmp_path, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / name).touch()
-    monkeypatch.setattr("lab.recordings.flight.dumps.MOST_FILES", 1)
+    monkeypatch.setattr("lab.recordings.pieces.MOST_FILES", 1)
     with pytest.raises(BadDataError, match="2 files in one folder: more than 1"):
         read_dumps(tmp_path)

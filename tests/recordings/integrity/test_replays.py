@@ -10,7 +10,8 @@ import pytest
 from lab.recordings.capture import Capture
 from lab.recordings.integrity import integrity_of
 from lab.recordings.integrity.evidence import of_capture
-from lab.recordings.integrity.replays import Windows, cut_launches
+from lab.recordings.integrity.replays import Windows, cut_launches, replay_lacks
+from lab.recordings.lacks import Lack
 from lab.recordings.tables import Table
 from tests.recordings.integrity.made import judged, made
 
@@ -75,12 +76,15 @@ def test_captures_beside_prove_a_replay_and_exact_ones_accuse_it():
     def beside(*sizes: int, exact: bool) -> Windows:
         return Windows(np.array(sizes), np.array(sizes), np.zeros(len(sizes), dtype=int), exact)
 
-    assert integrity_of(replays(GRAPH), [beside(40, 41, exact=False)]) == ()
-    (lossy,) = integrity_of(replays(GRAPH), [beside(41, exact=True)])
+    def found(captures: Windows) -> list[Lack]:
+        return replay_lacks(of_capture(replays(GRAPH)), [captures])
+
+    assert found(beside(40, 41, exact=False)) == []
+    (lossy,) = found(beside(41, exact=True))
     assert not lossy.unknown and lossy.n == 1
-    (open_,) = integrity_of(replays(GRAPH), [beside(41, exact=False)])
+    (open_,) = found(beside(41, exact=False))
     assert open_.unknown
-    (two,) = integrity_of(replays(GRAPH), [beside(41, 42, exact=True)])
+    (two,) = found(beside(41, 42, exact=True))
     assert two.unknown  # either graph may be its own
 
 

@@ -192,3 +192,13 @@ def test_real_recordings_read_in_full_and_without_problems(shared_data, name, ke
     trace = read_kineto(shared_data / name)
     assert (len(trace.ops), len(trace.operators)) == (kernels, ops)
     assert trace.problems == [] and as_rows(trace) == plain_read(shared_data / name)
+
+
+def test_a_launch_without_a_number_gives_its_grid_to_no_kernel(tmp_path):
+    sizes = {"grid": [4, 1, 1], "block": [64, 1, 1]}
+    slices = {"ph": "X", "pid": 1, "tid": 1, "ts": 1, "dur": 1}
+    call = slices | {"cat": "cuda_runtime", "name": "hipLaunchKernel", "args": sizes}
+    kernel = slices | {"cat": "kernel", "name": "k", "args": {}}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [call, kernel]}))
+    assert read_kineto(path).ops.grid_x.tolist() == [-1]

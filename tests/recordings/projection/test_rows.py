@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from lab.recordings.capture import MEMCPY, OP, START_END
+from lab.recordings.owners import nearest_ancestor
 from lab.recordings.projection import RULES, project
-from lab.recordings.projection.nest import RangeForest, nearest_ancestor
+from lab.recordings.projection.nest import RangeForest
 from tests.recordings.projection.figures import paths, rules
 from tests.recordings.projection.made import call, kernel, made, named
 

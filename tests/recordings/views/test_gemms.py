@@ -6,8 +6,6 @@ import csv
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lab.perfmodel.products import is_product
 from lab.recordings import views
@@ -78,19 +76,6 @@ SHAPES = [
 def test_gemm_sizes_are_read_from_the_arguments(op, dims, strides, expected):
     shape = gemms._gemm_shape(op, dims, '["float","float","float"]', strides)
     assert tuple(shape[name] for name in ("M", "N", "K", "B", "bias", "transpose")) == expected
-
-
-@given(
-    st.lists(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), min_size=1, max_size=5), max_size=6)
-)
-def test_the_time_of_each_group_is_the_union_of_its_spans(groups):
-    groups = [sorted(group) for group in groups]
-    rows = np.array([row for group in groups for row in group], dtype=np.int64).reshape(-1, 2)
-    first = np.cumsum([0, *(len(group) for group in groups)])[: len(groups)]
-    plain = [len({at for start, dur in group for at in range(start, start + dur)}) for group in groups]
-    assert gemms._covered_per_group(rows[:, 0], rows[:, 1], first).tolist() == plain
-    far = gemms._covered_per_group(rows[:, 0] * 2**55, rows[:, 1] * 2**55, first)
-    assert (far // 2**55).tolist() == plain
 
 
 @pytest.mark.data

@@ -9,8 +9,8 @@ import numpy as np
 
 from lab.recordings.capture import OP, Capture
 from lab.recordings.names import CLASSES
+from lab.recordings.owners import nearest_ancestor
 from lab.recordings.projection import PHASES, Projection
-from lab.recordings.projection.nest import nearest_ancestor
 from lab.recordings.views import gemm_flops, row_classes
 from lab.stats import intervals
 
