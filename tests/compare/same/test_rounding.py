@@ -31,6 +31,15 @@ def test_a_tensor_that_was_not_compared_is_no_all_clear():
     assert verdict.reason == "1 tensor not compared (the ranks do not have it)"
 
 
+def test_a_tensor_that_only_the_ranks_have_is_no_all_clear():
+    """A module that one of them ran once more than the twin did."""
+    rows = [row("module", name, [3.0, 1.0]) for name in ("a", "b")]
+    ranks = [recording(0, 2, rows), recording(1, 2, [*rows, rows[0]])]
+    verdict = judge_parallel(recording(0, 1, rows), ranks, [], None)
+    assert verdict.outcome == "undecided" and verdict.compared == 2
+    assert verdict.reason == "1 tensor not compared (only the ranks have it)"
+
+
 @pytest.mark.parametrize(("next_sums", "outcome"), [(True, "within rounding"), (False, "differs")])
 def test_parts_of_a_sum_are_a_fault_where_the_next_module_does_not_add_them_up(next_sums, outcome):
     first, second = [3.0, 1.0], [5.0, 2.0]

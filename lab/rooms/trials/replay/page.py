@@ -148,13 +148,6 @@ def missing(finding: Finding, records: Sequence[Record], config: ReplayConfig | 
         lines.append(f"{finding.steps} of {plural(config.steps, 'step')} recorded in every run")
     if config is not None and config.repeats and finding.verdict != "nothing seen" and not finding.repeats:
         lines.append("no step was run again inside its process (see Notes)")
-    for record in records:
-        end = record.recording.end
-        if end.get("left_out"):
-            lines.append(f"{name_of(record)}: {printable(str(end['left_out']))} rows left out")
-        if unseen := end.get("unseen"):
-            kinds = ", ".join(printable(str(kind)) for kind in [*unseen][:4])
-            lines.append(f"{name_of(record)}: tensors without readable bits: {kinds}")
     runs = {record.run for record in records}
     if len(runs) < 2 and (config is None or config.runs > 1):
         lines.append("only one run has a record: nothing to compare it with")
