@@ -156,6 +156,8 @@ class Share(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
             self.fail(f"{text!r} is not a share such as 2% or 0.02", param, ctx)
         if not (math.isfinite(share) and share >= 0):
             self.fail(f"{text!r} is not a share of 0 or more", param, ctx)
+        if share >= 1 and "%" not in text:  # who writes 2 means 2 %, and 200 % would pass anything
+            self.fail(f"{text!r} would be {share:.0%}: write {text}% or {share:.0%}", param, ctx)
         return share
 
 

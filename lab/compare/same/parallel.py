@@ -96,6 +96,12 @@ def judge_parallel(
     problems += [f"twin: {lack}" for lack in twin.lacks]
     if absent := sorted({*range(world)} - tables.keys()):
         problems.append(f"no recording of {ranks_text(absent)}")
+    if len(tables) < len(ranks) or {recording.world for recording in ranks} != {world}:
+        problems.append(
+            "the recordings of ranks are of several runs: one rank twice, or other numbers of ranks"
+        )
+    if twin.world > 1:
+        problems.append(f"the twin is one of {twin.world} ranks itself")
     verdict = Verdict(
         outcome="",
         reason="",
@@ -163,7 +169,7 @@ class _Against:
 
 
 def _outcome(verdict: Verdict, rows: int) -> tuple[str, str]:
-    if 2 * verdict.compared < rows and not verdict.first_place:
+    if not verdict.first_place and (not verdict.compared or 2 * verdict.compared < rows):
         return "not comparable", f"{verdict.compared:,} of the twin's {rows:,} tensors have a partner"
     if verdict.first_place:
         return "differs", f"first in {place_text(verdict.first_place)}"

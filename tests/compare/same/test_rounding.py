@@ -58,6 +58,23 @@ def test_parts_of_a_sum_are_a_fault_where_the_next_module_does_not_add_them_up(n
         assert "an all-reduce is missing" in text(verdict, 3)
 
 
+def test_ranks_of_several_runs_and_a_twin_of_several_ranks_are_no_all_clear():
+    rows = [row("module", "a", [3.0, 1.0])]
+    ranks = [recording(rank, 2, rows) for rank in range(2)]
+
+    def problems(twin, ranks):
+        verdict = judge_parallel(twin, ranks, [], None)
+        assert verdict.outcome == ("undecided" if verdict.problems else "within rounding")
+        return " ".join(verdict.problems)
+
+    twin = recording(0, 1, rows)
+    assert problems(twin, ranks) == ""
+    assert "of several runs" in problems(twin, [*ranks, recording(2, 4, rows)])
+    assert "of several runs" in problems(twin, [*ranks, ranks[1]])
+    assert "the twin is one of 2 ranks" in problems(ranks[0], ranks)
+    assert judge_parallel(recording(0, 1, []), [recording(0, 1, [])], [], None).outcome == "not comparable"
+
+
 BIG, TINY = [3.0, 1.0], [3e-5, 1e-5]
 
 
