@@ -132,8 +132,8 @@ def test_the_anytime_interval_covers_at_every_look_and_the_fixed_one_does_not():
 
 @pytest.mark.parametrize("drift", [False, True])
 def test_false_cures_stay_below_5_of_100_matrices_with_stopping_on(drift):
-    """1,000 matrices of a baseline and 4 cells that change nothing; a matrix stops at its first cure."""
-    random, blocks, cells, matrices = np.random.default_rng(9), 40, 4, 1000
+    """300 matrices of a baseline and 4 cells that change nothing; a matrix stops at its first cure."""
+    random, blocks, cells, matrices = np.random.default_rng(9), 40, 4, 300
     for rate in RATES:
         level = np.linspace(0, 2 * rate, blocks) if drift else np.full(blocks, rate)
         fails = random.random((matrices, cells + 1, blocks)) < level
