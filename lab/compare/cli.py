@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,25 +60,26 @@ def diff(
     Exit code 1 where two are not comparable, or GPU work is missing from one of them; 7 where --replay finds
     no GPU.
     """
-    import msgspec
-
-    from lab.errors import LabError, UsageError, needs
+    from lab.errors import UsageError, needs
 
     if further and (repeats_b or replay or replay_flags["execution_trace_b"]):
         raise UsageError(
             "--repeat-b and --replay go with A and B alone", fix="compare C in a call of its own"
         )
+    if replay and out is None:
+        raise UsageError("--replay keeps what it ran", fix="-o FOLDER")
     with needs("analysis"):
         from lab.compare.diff.comparison import compare_sides
         from lab.compare.diff.groups import KINDS
         from lab.compare.diff.text import text
-    if replay:
-        from lab.compare.diff.replay import need_gpu
 
-        if out is None:
-            raise UsageError("--replay keeps what it ran", fix="-o FOLDER")
+        if out is not None:  # pandas and what draws are not needed on the terminal
+            from lab.compare.diff.page import write
+    if replay:
+        from lab.compare.diff.replay import need_gpu, replay_findings
+
         need_gpu()
-    printed, failure = [], None
+    differences = []
     for number, head in enumerate((b, *further), start=1):
         compared = compare_sides(
             a,
@@ -87,34 +89,24 @@ def diff(
             by=KINDS if out else by,
             evidence=as_json or out is not None,
         )
-        difference = compared.difference
-        if replay and out and difference.shown.unit:
-            from lab.compare.diff.replay import replay as replay_findings
-
-            difference.replayed, difference.replay_notes = replay_findings(
-                compared.shown,
-                (a, b),
-                out / "replay",
-                lambda text: click.echo(text, err=True),
-                **replay_flags,
-            )
-        written: list[Path] = []
-        if out is not None:
-            from lab.compare.diff.page import write
-
-            written = write(compared, out / f"{number}_{head.name}" if further else out)
-        if as_json:
-            printed.append(_as_json(difference))
-        else:
-            click.echo("\n".join([text(difference, top, by), *map(str, written)]))
-        try:
-            _raise_for(difference)
-        except LabError as error:  # the other pairs are compared all the same
-            failure = failure or error
+        differences.append(compared.difference)
+        if replay and out:
+            replay_findings(compared, (a, b), out / "replay", **replay_flags)
+        written = write(compared, out / f"{number}_{head.name}" if further else out) if out else []
+        if not as_json:
+            click.echo("\n".join([text(compared.difference, top, by), *map(str, written)]))
     if as_json:
-        click.echo(msgspec.json.encode(printed if further else printed[0]))
-    if failure:
-        raise failure
+        _print_json(differences)
+    for difference in differences:  # all pairs are compared before the first that is not complete ends it
+        _raise_for(difference)
+
+
+def _print_json(differences: Sequence[Difference]) -> None:
+    """One pair's comparison; a list of them where there are several."""
+    import msgspec
+
+    printed = [_as_json(difference) for difference in differences]
+    click.echo(msgspec.json.encode(printed if len(printed) > 1 else printed[0]))
 
 
 def _as_json(difference: Difference) -> dict[str, Any]:
@@ -164,6 +156,8 @@ class Share(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
             self.fail(f"{text!r} is not a share such as 2% or 0.02", param, ctx)
         if not (math.isfinite(share) and share >= 0):
             self.fail(f"{text!r} is not a share of 0 or more", param, ctx)
+        if share >= 1 and "%" not in text:  # who writes 2 means 2 %, and 200 % would pass anything
+            self.fail(f"{text!r} would be {share:.0%}: write {text}% or {share:.0%}", param, ctx)
         return share
 
 

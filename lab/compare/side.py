@@ -6,7 +6,6 @@ import gzip
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -411,7 +410,3 @@ def _of_families(trace: Capture) -> list[np.ndarray]:
     masks = [(family, np.isin(name_id, ids)) for family, ids in ids_of.items()]
     masks.sort(key=lambda item: (not item[0].startswith("ProfilerStep"), -int(item[1].sum()), item[0]))
     return [mask for _, mask in masks]
-
-
-def common_ranks(sides: Sequence[Side]) -> list[tuple[str, int]]:
-    return sorted(set.intersection(*(set(side.ranks) for side in sides)))

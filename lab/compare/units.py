@@ -48,7 +48,6 @@ class Units:
     calls: dict[str, float]
     sequence: list[Key]  # of the unit with the usual number of operations, in order of launch
     outside: int  # operations launched outside every unit
-    chosen: np.ndarray  # mask (n,) of the operations in units, in the order of `Work`
     called: np.ndarray  # mask (c,) of the API calls that are counted, in the order of `Trace.runtime`
     usual: np.ndarray  # the rows of `sequence`
     step_of: np.ndarray  # (n,): the unit of each operation, as an index of `times_ns`; -1 for none
@@ -62,6 +61,12 @@ class Units:
     # From the end of a step's GPU work to the beginning of the next one's, and between both beginnings (g,).
     gap_ns: np.ndarray = field(default_factory=lambda: np.empty(0))
     period_ns: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """Mask (n,) of the operations in units, in the order of `Work`."""
+        mask: np.ndarray = self.step_of >= 0
+        return mask
 
     def mean_ns(self, name: str) -> float:
         return float(self.times_ns[name].mean())
@@ -113,7 +118,6 @@ def by_step(work: Work) -> Units:
         calls=calls_of(work, called, max(len(steps), 1)),
         sequence=[keys[index] for index in key_of[usual].tolist()],
         outside=total,
-        chosen=step >= 0,
         called=called,
         usual=usual,
         step_of=index_of[step],
@@ -193,7 +197,6 @@ def by_call(work: Work, kernel: str) -> Units:
         inside=calls,
         sequence=[],
         outside=0,
-        chosen=np.ones(len(work.dur_ns), dtype=bool),
         called=called,
         usual=np.empty(0, dtype=np.int64),
         step_of=np.zeros(len(work.dur_ns), dtype=np.int64),

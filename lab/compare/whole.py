@@ -30,6 +30,8 @@ ALARMS = 1 - LEVEL  # of equal pairs of sides, the share that may be called diff
 LEAST_CHANGE = 0.001  # of a total: the clock's ticks and rounding, never a change
 UNEVEN_SHARE, UNEVEN_DEVIATIONS, MAD_TO_SD = 0.05, 8.0, 1.4826
 NAMED_STEPS = 6
+# What a total has of its decision.
+OF_DECISION = ("n_base", "n_head", "level", "change", "low", "high", "detectable", "further", "faster")
 StepTimes = Mapping[str, np.ndarray]  # of one process: (steps,) ns by quantity, in the order of the steps
 
 
@@ -91,17 +93,9 @@ def judge_totals(
                 name=name,
                 statistic=statistic,
                 outcome=decision.outcome if statistic != FIRST else APART,
-                n_base=len(base_ns),
-                n_head=len(head_ns),
                 base_ns=float(np.mean(base_ns)) - added_ns,
                 head_ns=float(np.mean(head_ns)) - added_ns,
-                level=decision.level,
-                change=decision.change,
-                low=decision.low,
-                high=decision.high,
-                detectable=decision.detectable,
-                further=decision.further,
-                faster=decision.faster,
+                **{field: getattr(decision, field) for field in OF_DECISION},
             )
         )
     return totals

@@ -88,7 +88,7 @@ def judged(
 
 def _without(work: Work, units: Units, mask: np.ndarray) -> Sums:
     """Calls and ns per unit of the units that the mask (u,) leaves."""
-    chosen = units.chosen.copy()
+    chosen = units.chosen
     chosen[chosen] = ~mask[units.step_of[chosen]]
     return sums_of(work, chosen, int((~mask).sum()))
 

@@ -26,7 +26,7 @@ from lab.compare.diff.groups import Group, Placed, by_kernel, by_module, by_op, 
 from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, enough_processes, floor_ns_of
 from lab.compare.diff.limits import notes, of_collectives
 from lab.compare.diff.split import Block, Row, common, parts_of, replaced
-from lab.compare.side import Work, common_ranks, is_wait, place_text, read_side
+from lab.compare.side import Side, Work, is_wait, place_text, read_side
 from lab.compare.units import TIMES, Units, step_times, times_of, unit_of, units
 from lab.compare.whole import ALARMS, Total, judge_totals
 from lab.errors import BadDataError, MissingError, UsageError
@@ -177,14 +177,9 @@ def compare_sides(
     by: of KINDS what the change of the shown rank is grouped by. evidence: its findings name rows of the
     recordings.
     """
-    sides = [read_side(path) for path in (a, b)]
+    sides = read_side(a), read_side(b)
     repeats = [[read_side(path) for path in paths] for paths in (repeats_a, repeats_b)]
-    ranks = common_ranks(sides)
-    if not ranks:
-        had = " and ".join(
-            f"{side.path.name} has {', '.join(map(place_text, sorted(side.ranks)[:8]))}" for side in sides
-        )
-        raise MissingError(f"no rank is on both sides: {had}", fix="name recordings of the same ranks")
+    ranks = _common_ranks(*sides)
     pairs = []
     for rank in ranks:
         of_rank = [[side.ranks[rank] for side in paths if rank in side.ranks] for paths in repeats]
@@ -198,24 +193,13 @@ def compare_sides(
         pairs.append(pair)
     all_sides = (*sides, *repeats[0], *repeats[1])
     works = [side.ranks[rank] for side in all_sides for rank in ranks if rank in side.ranks]
-    missing = [
-        f"{place_text(rank)} is only in {side.path}"
-        for side in sides
-        for rank in sorted(set(side.ranks) - set(ranks))
-    ]
-    missing += [
-        f"{place_text(rank)} is not in {side.path}"
-        for side in (*repeats[0], *repeats[1])
-        for rank in ranks
-        if rank not in side.ranks
-    ]
     comparisons = [pair.comparison for pair in pairs]
     difference = Difference(
         a=str(a),
         b=str(b),
         ranks=comparisons,
         jobs=jobs_of(comparisons),
-        missing=missing,
+        missing=[*_only_in(sides, ranks), *_not_in([*repeats[0], *repeats[1]], ranks)],
         problems=[text for side in all_sides for text in side.problems],
         torn=list(dict.fromkeys(text for work in works for text in work.torn)),
         blurred=[
@@ -233,6 +217,33 @@ def compare_sides(
         for name, side in zip("AB", sides, strict=True):
             difference.files += files(name, [side.ranks[rank] for rank in ranks])
     return Compared(difference, shown)
+
+
+def _common_ranks(a: Side, b: Side) -> list[tuple[str, int]]:
+    ranks = sorted(a.ranks.keys() & b.ranks.keys())
+    if not ranks:
+        had = " and ".join(
+            f"{side.path.name} has {', '.join(map(place_text, sorted(side.ranks)[:8]))}" for side in (a, b)
+        )
+        raise MissingError(f"no rank is on both sides: {had}", fix="name recordings of the same ranks")
+    return ranks
+
+
+def _only_in(sides: Sequence[Side], ranks: Sequence[tuple[str, int]]) -> list[str]:
+    return [
+        f"{place_text(rank)} is only in {side.path}"
+        for side in sides
+        for rank in sorted(side.ranks.keys() - set(ranks))
+    ]
+
+
+def _not_in(repeats: Sequence[Side], ranks: Sequence[tuple[str, int]]) -> list[str]:
+    return [
+        f"{place_text(rank)} is not in {side.path}"
+        for side in repeats
+        for rank in ranks
+        if rank not in side.ranks
+    ]
 
 
 def jobs_of(comparisons: Sequence[Comparison]) -> list[Job]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -52,60 +52,64 @@ def evidence_of(
 ) -> list[Evidence]:
     """What stands for a finding on one side: a call of this API function, an operation with one of these
     keys, or the longest gap of a unit; none where the side has none."""
-    event_of = partial(Evidence, side=side, file=work.trace.source.name)
     if call:
-        api, strings = work.trace.api, work.trace.strings
-        ids = [
-            index
-            for index, text in enumerate(strings)
-            if text == call or (work.plain and text.startswith(f"{call}_v"))
-        ]
-        rows = np.flatnonzero(np.isin(api.name_id, ids) & units.called)
-        if not len(rows):
-            return []
-        row = int(rows[np.argmin(api.start_ns[rows])])
-        event = event_of(
-            event=call,
-            start_ns=int(api.start_ns[row]),
-            dur_ns=int(api.dur_ns[row]),
-            unit=int(step_at(work.steps_ns, api.start_ns[row : row + 1])[0]),
-            correlation=int(api.corr[row]),
-            count=len(rows),
-        )
-        return [event]
+        event = _first_call(work, units, call)
+    elif keys:
+        event = _median_operation(work, units, set(keys))
+    else:
+        event = _longest_gap(work, units) if idle else None
+    return [Evidence(side=side, file=work.trace.source.name, **event)] if event else []
+
+
+def _first_call(work: Work, units: Units, call: str) -> dict[str, Any] | None:
+    api = work.trace.api
+    # nsys writes cudaLaunchKernel_v7000
+    names = [text == call or (work.plain and text.startswith(f"{call}_v")) for text in work.trace.strings]
+    rows = np.flatnonzero(np.isin(api.name_id, np.flatnonzero(names)) & units.called)
+    if not len(rows):
+        return None
+    row = int(rows[np.argmin(api.start_ns[rows])])
+    return {
+        "event": call,
+        "start_ns": int(api.start_ns[row]),
+        "dur_ns": int(api.dur_ns[row]),
+        "unit": int(step_at(work.steps_ns, api.start_ns[row : row + 1])[0]),
+        "correlation": int(api.corr[row]),
+        "count": len(rows),
+    }
+
+
+def _median_operation(work: Work, units: Units, wanted: set[Key]) -> dict[str, Any] | None:
     names, key_of = work.keys
-    if keys:
-        wanted = set(keys)
-        is_wanted = np.array([key in wanted for key in names], dtype=bool)
-        rows = np.flatnonzero(is_wanted[key_of] & units.chosen)
-        if not len(rows):
-            return []
-        row = int(rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
-        event = event_of(
-            event=names[int(key_of[row])][3],
-            start_ns=int(work.start_ns[row]),
-            dur_ns=int(work.dur_ns[row]),
-            unit=int(step_at(work.steps_ns, work.launched_ns[row : row + 1])[0]),
-            correlation=int(work.trace.ops.corr[work.order[row]]),
-            count=len(rows),
-        )
-        return [event]
+    is_wanted = np.array([key in wanted for key in names], dtype=bool)
+    rows = np.flatnonzero(is_wanted[key_of] & units.chosen)
+    if not len(rows):
+        return None
+    row = int(rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
+    return {
+        "event": names[int(key_of[row])][3],
+        "start_ns": int(work.start_ns[row]),
+        "dur_ns": int(work.dur_ns[row]),
+        "unit": int(step_at(work.steps_ns, work.launched_ns[row : row + 1])[0]),
+        "correlation": int(work.trace.ops.corr[work.order[row]]),
+        "count": len(rows),
+    }
+
+
+def _longest_gap(work: Work, units: Units) -> dict[str, Any] | None:
     rows = np.flatnonzero(units.chosen)
-    if not idle or len(rows) < 2:
-        return []
     ends = np.maximum.accumulate(work.start_ns[rows] + work.dur_ns[rows])
-    gaps_ns = work.start_ns[rows][1:] - ends[:-1]
     unit = step_at(work.steps_ns, work.launched_ns[rows])
-    inside_ns = np.where(unit[1:] == unit[:-1], gaps_ns, 0)
+    inside_ns = np.where(unit[1:] == unit[:-1], work.start_ns[rows][1:] - ends[:-1], 0)
+    if not (inside_ns > 0).any():
+        return None
     longest = int(np.argmax(inside_ns))
-    if inside_ns[longest] <= 0:
-        return []
-    event = event_of(
-        event=f"idle before {names[int(key_of[rows[longest + 1]])][3]}",
-        start_ns=int(ends[longest]),
-        dur_ns=int(inside_ns[longest]),
-        unit=int(unit[longest]),
-        correlation=-1,
-        count=int((inside_ns > 0).sum()),
-    )
-    return [event]
+    names, key_of = work.keys
+    return {
+        "event": f"idle before {names[int(key_of[rows[longest + 1]])][3]}",
+        "start_ns": int(ends[longest]),
+        "dur_ns": int(inside_ns[longest]),
+        "unit": int(unit[longest]),
+        "correlation": -1,
+        "count": int((inside_ns > 0).sum()),
+    }

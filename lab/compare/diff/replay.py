@@ -13,15 +13,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 import lab
-from lab.compare.diff.comparison import Pair, Replayed
+from lab.compare.diff.comparison import Compared, Replayed
 from lab.compare.diff.findings import Finding
 from lab.compare.diff.split import Row
 from lab.compare.side import Key, kernel_name
@@ -55,7 +56,6 @@ class Time:
 
 Times = dict[tuple[str, str, str], Time]  # (op, dims, kernel)
 
-
 _Row = dict[str, Any]  # of replay.json
 
 
@@ -68,21 +68,23 @@ def need_gpu() -> None:
         )
 
 
-def replay(
-    pair: Pair,
+def replay_findings(
+    compared: Compared,
     paths: tuple[Path, Path],
     out: Path,
-    say: Callable[[str], None],
     *,
-    image: str | None = None,
-    execution_trace_a: Path | None = None,
-    execution_trace_b: Path | None = None,
-) -> tuple[list[Replayed], list[str]]:
-    """The verdict of each finding that has one, and notes; paths: of both sides; runs stay in `out`.
+    image: str | None,
+    execution_trace_a: Path | None,
+    execution_trace_b: Path | None,
+) -> None:
+    """Add the verdict of each finding that has one, and notes; paths: of both sides; runs stay in `out`.
 
     Raises UsageError for recordings without arguments of ops, BusyError for a folder with earlier replays,
     StepFailed for a replay that ends without a result.
     """
+    pair = compared.shown
+    if not pair.comparison.unit:
+        return
     if out.exists() and any(out.iterdir()):
         raise BusyError("earlier replays are here", location=out, fix="name another -o")
     for work in (pair.a, pair.b):
@@ -97,7 +99,7 @@ def replay(
     memory = True  # the replay in order has the model's caches
     sides = ("A", pair.a, paths[0], execution_trace_a), ("B", pair.b, paths[1], execution_trace_b)
     for mode, (side, work, path, nodes) in itertools.product(MODES, sides):
-        say(f"replaying {side}, {mode}")
+        click.echo(f"replaying {side}, {mode}", err=True)
         folder = out / f"{side}_{mode}"
         # A run has more of the arguments than its trace.
         is_run = (path / MANIFEST).is_file()
@@ -106,19 +108,18 @@ def replay(
         times[side, mode], knows_memory, texts = read_times(folder)
         memory &= knows_memory
         notes += [f"{side}: {text}" for text in texts]
-    judged = [
+    compared.difference.replayed = [
         judge(index, finding, pair.comparison.rows, times, memory=memory)
         for index, finding in enumerate(pair.comparison.findings)
         if finding.kind in REPLAYED
     ]
-    return judged, list(dict.fromkeys(notes))
+    compared.difference.replay_notes = list(dict.fromkeys(notes))
 
 
 def _run(source: Sequence[str], folder: Path, mode: str, image: str | None, gpus: str = "1") -> None:
     home = str(Path(lab.__file__).parents[1])
     command = [sys.executable, "-m", "lab", "run", *(["--image", image] if image else [])]
-    command += ["--quiet", "--gpus", gpus, "-o", str(folder), "kernels", "replay", *source]
-    command += ["--mode", mode]
+    command += ["--quiet", "--gpus", gpus, "-o", str(folder), "kernels", "replay", *source, "--mode", mode]
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     result = subprocess.run(
         command,

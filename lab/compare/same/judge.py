@@ -242,7 +242,8 @@ def _mostly_float64(recording: Recording) -> bool:
 
 def _outcome(verdict: Verdict, rows_a: int, rows_b: int) -> tuple[str, str]:
     """The outcome and why; what was not seen is never an all-clear."""
-    if verdict.paired < PAIRED * max(rows_a, rows_b):
+    # Where a level has no rows, no output differs, and none was compared.
+    if not verdict.paired or verdict.paired < PAIRED * max(rows_a, rows_b):
         return "not comparable", f"{verdict.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
     place = verdict.bits.first_place
     if place and any(word in place.op for word in RANDOM) and not verdict.made_by:

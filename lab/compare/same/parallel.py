@@ -16,6 +16,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import msgspec
 
 from lab.compare.same.judge import BEYOND
 from lab.compare.same.pairs import EPS, LEAST, moved
-from lab.core.words import plural
+from lab.core.words import plural, ranks_text
 from lab.workload.recorder.format import Recording, Row, numbered
 
 ROUNDING = 16.0
@@ -84,68 +85,91 @@ def judge_parallel(
     rows = _in_time(_keyed(twin.rows))
     noise = [*floors, *([reference] if reference else [])]
     limits = _Limits(rows, [_keyed(recording.rows) for recording in noise])
-    mean_factor = _mean_factor(rows, tables, world)
-    places: list[Place] = []
-    partial: list[Place] = []  # parts of a sum that nothing has added up yet
-    left_out: Counter[str] = Counter()
-    compared, largest = 0, 0.0
+    against = _Against(tables, world, limits, _mean_factor(rows, tables, world))
     for key, row in rows.items():
-        parts = {rank: table[key] for rank, table in tables.items() if key in table}
-        if not parts:
-            left_out["the ranks do not have it"] += 1
-            continue
-        if len(parts) < len(tables):
-            absent = tuple(sorted(tables.keys() - parts.keys()))
-            explanation = f"rank {', '.join(map(str, absent))} never computed it"
-            places.append(_place(row, None, limits.of(key, row, row), absent, explanation))
-            continue
-        wholes = list(_wholes(row, parts, world))
-        if not wholes:
-            left_out["its parts have no known place"] += 1
-            continue
-        compared += 1
-        some_part = next(iter(parts.values()))
-        is_of_batch = row.phase == "bwd" and some_part.shape[:1] != row.shape[:1]
-        factor = mean_factor if is_of_batch else 1.0
-        limit, size = limits.of(key, row, some_part), limits.size(row)
-        off = [(_relative(row, whole, factor, size), whole) for whole in wholes]
-        worst = max(relative for relative, _ in off)
-        largest = max(largest, worst / limit)
-        if worst <= limit:
-            partial = []
-            continue
-        beyond = tuple(sorted({rank for relative, whole in off if relative > limit for rank in whole.ranks}))
-        place = _place(row, worst, limit, beyond, _explain(row, off, limit))
-        if _is_sum(row, parts, limit, size):
-            place.explanation = "each rank has a part of the sum: an all-reduce is missing"
-            partial.append(place)
-            continue
-        # A module whose parts the next one was to add up is where it began.
-        places += [*partial, place]
-        partial = []
-    places += partial if partial and not places else []
+        against.hold(key, row)
+    # A sum that nothing added up until the end; behind another place it may follow from that.
+    places = against.places or against.partial
+    if lone := set().union(*tables.values()) - rows.keys():
+        against.left_out["only the ranks have it"] = len(lone)
     problems = [f"rank {r.rank}: {lack}" for r in ranks for lack in r.lacks]
     problems += [f"twin: {lack}" for lack in twin.lacks]
-    if absent_ranks := sorted({*range(world)} - tables.keys()):
-        problems.append(f"no recording of rank {', '.join(map(str, absent_ranks))}")
+    if absent := sorted({*range(world)} - tables.keys()):
+        problems.append(f"no recording of {ranks_text(absent)}")
+    if len(tables) < len(ranks) or {recording.world for recording in ranks} != {world}:
+        problems.append(
+            "the recordings of ranks are of several runs: one rank twice, or other numbers of ranks"
+        )
+    if twin.world > 1:
+        problems.append(f"the twin is one of {twin.world} ranks itself")
     verdict = Verdict(
         outcome="",
         reason="",
         world=world,
-        compared=compared,
+        compared=against.compared,
         measured=bool(noise),
-        largest_ratio=largest if math.isfinite(largest) else 1e300,
+        largest_ratio=against.largest_ratio if math.isfinite(against.largest_ratio) else 1e300,
         first_place=places[0] if places else None,
         places=places[:LISTED],
-        not_compared=dict(left_out),
+        not_compared=dict(against.left_out),
         problems=problems,
     )
     verdict.outcome, verdict.reason = _outcome(verdict, len(rows))
     return verdict
 
 
+@dataclass
+class _Against:
+    """The twin's tensors held against those of the ranks, one after the other."""
+
+    tables: Mapping[int, Mapping[Key, Row]]
+    world: int
+    limits: _Limits
+    mean_factor: float
+    places: list[Place] = field(default_factory=list)
+    partial: list[Place] = field(default_factory=list)  # parts of a sum that nothing has added up yet
+    left_out: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    largest_ratio: float = 0.0
+
+    def hold(self, key: Key, row: Row) -> None:
+        """Compare one tensor of the twin; a place where it differs, or why it is left out."""
+        parts = {rank: table[key] for rank, table in self.tables.items() if key in table}
+        if not parts:
+            self.left_out["the ranks do not have it"] += 1
+            return
+        if absent := sorted(self.tables.keys() - parts.keys()):
+            explanation = f"{ranks_text(absent)} never computed it"
+            self.places.append(_place(row, None, self.limits.of(key, row, row), absent, explanation))
+            return
+        wholes = list(_wholes(row, parts, self.world))
+        if not wholes:
+            self.left_out["its parts have no known place"] += 1
+            return
+        self.compared += 1
+        some_part = next(iter(parts.values()))
+        is_of_batch = row.phase == "bwd" and some_part.shape[:1] != row.shape[:1]
+        factor = self.mean_factor if is_of_batch else 1.0
+        limit, size = self.limits.of(key, row, some_part), self.limits.size(row)
+        off = [(_relative(row, whole, factor, size), whole) for whole in wholes]
+        worst = max(relative for relative, _ in off)
+        self.largest_ratio = max(self.largest_ratio, worst / limit)
+        if worst <= limit:
+            self.partial = []
+            return
+        beyond = sorted({rank for relative, whole in off if relative > limit for rank in whole.ranks})
+        place = _place(row, worst, limit, beyond, _explain(row, off, limit))
+        if _is_sum(row, parts, limit, size):
+            place.explanation = "each rank has a part of the sum: an all-reduce is missing"
+            self.partial.append(place)
+            return
+        # A module whose parts the next one was to add up is where it began.
+        self.places += [*self.partial, place]
+        self.partial = []
+
+
 def _outcome(verdict: Verdict, rows: int) -> tuple[str, str]:
-    if 2 * verdict.compared < rows and not verdict.first_place:
+    if not verdict.first_place and (not verdict.compared or 2 * verdict.compared < rows):
         return "not comparable", f"{verdict.compared:,} of the twin's {rows:,} tensors have a partner"
     if verdict.first_place:
         return "differs", f"first in {place_text(verdict.first_place)}"
@@ -306,9 +330,8 @@ def place_text(place: Place) -> str:
         if "never computed" in place.explanation
         else f": relative {relative}, {place.threshold:.1e} by rounding"
     )
-    ranks = f", on rank{'s' if len(place.ranks) > 1 else ''} {', '.join(map(str, place.ranks))}"
     explanation = f" ({place.explanation})" if place.explanation else ""
-    return f"{name}{phase}, step {place.step}{off}{ranks}{explanation}"
+    return f"{name}{phase}, step {place.step}{off}, on {ranks_text(place.ranks)}{explanation}"
 
 
 def text(verdict: Verdict, top: int) -> str:

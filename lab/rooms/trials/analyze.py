@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from lab.core.manifest import StepRecord
-from lab.core.run import MANIFEST, Run
+from lab.core.run import LOG, MANIFEST, Run
 from lab.core.step import Status
 from lab.core.words import plural
-from lab.errors import BadDataError
+from lab.errors import BadDataError, LabError
 from lab.recordings.gpu_state import REASONS, read_state
 from lab.rooms.trials.config import DECIDED, LEFT, NOT_RUN, Trial, TrialsConfig
 from lab.rooms.trials.failure import HIDDEN
-from lab.rooms.trials.rows import read_trial
+from lab.rooms.trials.rows import read_trial, row_of
 
 UNREADABLE = "its row cannot be used"
 NODE_DOWN = "NODE_FAIL"  # Slurm's state of a job whose node went down under it
@@ -77,7 +77,7 @@ def _row(run: Run, record: StepRecord) -> Trial:
     if outcome is not None and outcome.status is Status.ok:
         try:
             row = read_trial(run.folder(step))
-        except BadDataError as error:
+        except LabError as error:
             row, unreadable = None, f"{UNREADABLE}: {error.problem}"
         # The folder may hold the row of an earlier plan.
         if row is not None and (row.cell, row.trial) == (step.labels["cell"], step.labels["trial"]):
@@ -88,16 +88,11 @@ def _row(run: Run, record: StepRecord) -> Trial:
     # A command that takes its node down has failed, though only the scheduler can report it.
     if outcome is not None and NODE_DOWN in outcome.reason:
         verdict = "fail"
-    return Trial(
-        cell=str(step.labels["cell"]),
-        trial=int(step.labels["trial"]),
-        verdict=verdict,
+    return msgspec.structs.replace(
+        row_of(step, verdict),
         reason=unreadable or (outcome.reason or outcome.status.value if outcome else "did not run"),
-        order=int(step.labels["order"]),
-        seed=int(step.labels["seed"]),
-        step=step.name,
         attempts=record.attempts,
-        log=f"{step.folder}/run_output.log",
+        log=f"{step.folder}/{LOG}",
     )
 
 

@@ -13,20 +13,22 @@ from statistics import NormalDist
 
 import numpy as np
 
+from lab.rooms.trials.config import ALPHA
 from lab.stats.means import beta_cdf, turning_point
 
+POWER = 0.8
 MOST_TRIALS = 400  # `trials_per_cell` says None beyond
 # log of the factor of a block in which one failed; rows: shares of the baseline, columns: it or the cell.
 _SHARES = np.log(2 * np.array([[share, 1 - share] for share in (*(np.arange(11, 20) / 20), 0.998)]))
 
 
-def exact_interval(fail: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Two-sided Clopper-Pearson interval of a rate, the number of trials fixed beforehand; (0, 1) for n = 0.
+def exact_interval(fail: int, n: int) -> tuple[float, float]:
+    """Two-sided 95 % interval of a rate (Clopper-Pearson), the number of trials fixed beforehand.
 
     Source: Clopper and Pearson, Biometrika 26 (1934) 404-413.
     """
     _check(fail, n)
-    tail = (1 - level) / 2
+    tail = ALPHA / 2
     low, high = 0.0, 1.0
     if fail > 0:
         low = turning_point(lambda p: beta_cdf(p, fail, n - fail + 1) < tail, 0.0, fail / n)
@@ -35,16 +37,16 @@ def exact_interval(fail: int, n: int, *, level: float = 0.95) -> tuple[float, fl
     return low, high
 
 
-def anytime_interval(fail: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
-    """An interval that covers the rate at every look at once, so that trials may stop at any time.
+def anytime_interval(fail: int, n: int) -> tuple[float, float]:
+    """An interval (95 %) that covers the rate at every look at once, so that trials may stop at any time.
 
-    It holds each p whose likelihood is not 1 / (1 - level) times below Robbins' mixture with a Beta(1/2, 1/2)
+    It holds each p whose likelihood is not 1 / ALPHA times below Robbins' mixture with a Beta(1/2, 1/2)
     prior. Source: Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409; Ville's inequality.
     """
     _check(fail, n)
     if n == 0:
         return 0.0, 1.0
-    limit = _log_beta(fail + 0.5, n - fail + 0.5) - _log_beta(0.5, 0.5) + math.log(1 - level)
+    limit = _log_beta(fail + 0.5, n - fail + 0.5) - _log_beta(0.5, 0.5) + math.log(ALPHA)
 
     def holds(p: float) -> bool:
         passed = (n - fail) * math.log1p(-p) if fail < n else 0.0
@@ -105,15 +107,15 @@ def e_path(pairs: Sequence[tuple[bool, bool]]) -> list[float]:
     return path
 
 
-def trials_per_cell(base: float, cell: float, *, alpha: float = 0.05, power: float = 0.8) -> int | None:
-    """About how many trials of each cell a one-sided Fisher test needs to see `cell` below `base`.
+def trials_per_cell(base: float, cell: float) -> int | None:
+    """About how many trials of each cell a one-sided Fisher test needs to see `cell` below `base` in 80 %.
 
     None where it is more than MOST_TRIALS, or where `cell` is not below `base`. Source: Casagrande, Pike and
     Smith, Biometrics 34 (1978) 483-486: the normal limit, corrected for counts being whole.
     """
     if not 0 <= cell < base <= 1:
         return None
-    za, zb = NormalDist().inv_cdf(1 - alpha), NormalDist().inv_cdf(power)
+    za, zb = NormalDist().inv_cdf(1 - ALPHA), NormalDist().inv_cdf(POWER)
     mean, apart = (base + cell) / 2, base - cell
     spread = za * math.sqrt(2 * mean * (1 - mean)) + zb * math.sqrt(base * (1 - base) + cell * (1 - cell))
     n = math.ceil((spread * (1 + math.sqrt(1 + 4 * apart / spread**2)) / (2 * apart)) ** 2)

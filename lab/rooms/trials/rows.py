@@ -7,18 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from lab.core.files import write_atomic
+from lab.core.files import read_json, write_atomic
 from lab.core.run import Run
-from lab.errors import BadDataError
+from lab.core.step import Step
+from lab.errors import LabError
 from lab.rooms.trials.config import NOT_RUN, RESULT, Trial, TrialsConfig
 
 
 def read_settings(path: Path) -> TrialsConfig:
-    """Raises BadDataError."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=TrialsConfig)
-    except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"not the settings of a trials run: {error}", location=path) from error
+    """Raises MissingError, BadDataError."""
+    return read_json(path, TrialsConfig, "the settings of a trials run")
 
 
 def write_trial(folder: Path, row: Trial) -> None:
@@ -29,7 +27,7 @@ def read_trials(steps: Path) -> list[Trial]:
     """The rows so far. One that cannot be read is for the analysis to name, and ends no trial after it."""
     rows = []
     for folder in sorted(steps.iterdir()) if steps.is_dir() else ():
-        with contextlib.suppress(BadDataError):
+        with contextlib.suppress(LabError):
             if (row := read_trial(folder)) is not None:
                 rows.append(row)
     return rows
@@ -47,18 +45,18 @@ def ended_rows(run: Run) -> list[Trial]:
     }
     rows = [row for row in read_trials(run.root / "steps") if row.step in ended and ended[row.step][1].ok]
     lost = [ended[name][0] for name in sorted(ended.keys() - {row.step for row in rows})]
-    return rows + [
-        Trial(cell=str(step.labels["cell"]), trial=int(step.labels["trial"]), verdict=NOT_RUN, step=step.name)
-        for step in lost
-    ]
+    return rows + [row_of(step, NOT_RUN) for step in lost]
+
+
+def row_of(step: Step, verdict: str) -> Trial:
+    """The row of a trial that left none itself."""
+    cell, trial, order, seed = (step.labels[name] for name in ("cell", "trial", "order", "seed"))
+    return Trial(
+        cell=str(cell), trial=int(trial), order=int(order), seed=int(seed), verdict=verdict, step=step.name
+    )
 
 
 def read_trial(folder: Path) -> Trial | None:
     """The row in a step's folder; None where it has none. Raises BadDataError."""
     path = folder / RESULT
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Trial)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"not the row of a trial: {error}", location=path) from error
+    return read_json(path, Trial, "the row of a trial") if path.is_file() else None

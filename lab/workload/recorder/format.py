@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from lab.core.words import printable
+from lab.core.words import first_few, printable
 from lab.errors import BadDataError, MissingError, not_here
 
 FORMAT = 2
@@ -146,7 +146,7 @@ def read(path: Path) -> Recording:
         ) from error
     if not number:
         raise BadDataError("the recording is empty", location=path, fix=WRITE)
-    return Recording(path, meta, tuple(rows), _lacks(meta, end, len(rows), is_cut), end or {})
+    return Recording(path, meta, tuple(rows), _lacks(path, meta, end, len(rows), is_cut), end or {})
 
 
 def _checked_meta(meta: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -180,7 +180,9 @@ def _counts(value: object, path: Path) -> dict[str, int]:
     return {printable(str(name)): count for name, count in table.items()}
 
 
-def _lacks(meta: dict[str, Any], end: dict[str, Any] | None, rows: int, is_cut: bool) -> tuple[str, ...]:
+def _lacks(
+    path: Path, meta: dict[str, Any], end: dict[str, Any] | None, rows: int, is_cut: bool
+) -> tuple[str, ...]:
     if "format" not in meta:
         return ("it is cut off",) if is_cut else ()  # a recording of another program, which writes no end
     if meta["format"] not in (1, FORMAT):
@@ -190,6 +192,10 @@ def _lacks(meta: dict[str, Any], end: dict[str, Any] | None, rows: int, is_cut: 
     problems = [f"the recorded program ended with {printable(str(end['error']))}"] if end.get("error") else []
     if end.get("rows") != rows:
         problems.append(f"it has {rows:,} rows, its end mark says {printable(str(end.get('rows')))}")
+    if end.get("left_out"):
+        problems.append(f"{printable(str(end['left_out']))} rows left out")
+    if unseen := _counts(end.get("unseen"), path):
+        problems.append(f"tensors without readable bits: {first_few(list(unseen))}")
     return tuple(problems)
 
 

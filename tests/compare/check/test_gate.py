@@ -57,7 +57,7 @@ def test_counts_that_changed_in_every_process_are_said_exactly(tmp_path):
     assert json.loads(run(base, head, "--json").stdout)["exact"] == ["cudaDeviceSynchronize: 0 -> 1 per step"]
 
 
-@pytest.mark.parametrize("word", ["nan", "inf", "-1%", "-0.01", "two"])
+@pytest.mark.parametrize("word", ["nan", "inf", "-1%", "-0.01", "two", "2"])
 def test_a_limit_that_is_no_share_is_refused(tmp_path, word):
     base = processes(tmp_path / "base", 1)
     assert run(base, base, "--max-slowdown", word).exit_code == 2

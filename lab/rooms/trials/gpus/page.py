@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from lab.core.files import read_json
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.step import Status as StepStatus
 from lab.core.words import plural, printable
-from lab.errors import BadDataError
+from lab.errors import BadDataError, LabError
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Section, Status, Table
 from lab.report.provenance import provenance
@@ -79,10 +80,10 @@ def gather(run: Run) -> tuple[list[Visit], list[str]]:
             problems.append(f"{step.name} did not run to its end")
         elif outcome.ok:
             try:
-                read = msgspec.json.decode((run.folder(step) / VISIT).read_bytes(), type=Visit)
+                read = read_json(run.folder(step) / VISIT, Visit, "the visit")
                 visits.append(msgspec.structs.replace(read, uuid=visit.uuid))  # torch may have no UUID for it
-            except (OSError, msgspec.DecodeError) as error:
-                problems.append(f"{step.name}: cannot be read: {error}")
+            except LabError as error:
+                problems.append(f"{step.name}: {error.problem}")
         else:  # a GPU that hangs or falls off the bus is what is looked for
             visits.append(msgspec.structs.replace(visit, error=outcome.reason or outcome.status.value))
     if not visits:

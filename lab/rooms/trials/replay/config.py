@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from lab.core.files import read_json
 from lab.core.plan import Plan, Site
 from lab.core.step import SOURCE, Step
-from lab.errors import BadDataError
 from lab.workload.recorder.format import OF_STEPS
 
 CONFIG = "replay.json"
@@ -32,11 +32,8 @@ class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_replay(path: Path) -> ReplayConfig:
-    """Raises BadDataError."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ReplayConfig)
-    except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"not the settings of a replay: {error}", location=path) from error
+    """Raises MissingError, BadDataError."""
+    return read_json(path, ReplayConfig, "the settings of a replay")
 
 
 def plan(config: ReplayConfig, site: Site) -> Plan:

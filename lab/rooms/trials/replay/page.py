@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.core.plan import Findings
 from lab.core.run import Run
-from lab.core.words import plural, printable
+from lab.core.words import first_few, plural, printable, ranks_text
 from lab.errors import BadDataError
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Points, Section, Status, Table
@@ -115,7 +115,7 @@ def gather(folder: Path, run: Run | None) -> tuple[list[Record], list[str]]:
             continue
         absent = sorted({*range(max(r.recording.world for r in of_run))} - {r.rank for r in of_run})
         if absent:
-            numbers = ", ".join(map(str, absent[:16]))
+            numbers = first_few([str(rank) for rank in absent], 16)
             problems.append(f"{name}: no record of {plural(len(absent), 'rank')}: {numbers}")
         records += of_run
     if not records:
@@ -148,16 +148,14 @@ def missing(finding: Finding, records: Sequence[Record], config: ReplayConfig | 
         lines.append(f"{finding.steps} of {plural(config.steps, 'step')} recorded in every run")
     if config is not None and config.repeats and finding.verdict != "nothing seen" and not finding.repeats:
         lines.append("no step was run again inside its process (see Notes)")
-    for record in records:
-        end = record.recording.end
-        if end.get("left_out"):
-            lines.append(f"{name_of(record)}: {printable(str(end['left_out']))} rows left out")
-        if unseen := end.get("unseen"):
-            kinds = ", ".join(printable(str(kind)) for kind in [*unseen][:4])
-            lines.append(f"{name_of(record)}: tensors without readable bits: {kinds}")
     runs = {record.run for record in records}
     if len(runs) < 2 and (config is None or config.runs > 1):
         lines.append("only one run has a record: nothing to compare it with")
+    recorded = sorted({int(record.recording.end.get("steps", 0)) for record in records})
+    if len(recorded) > 1:  # a run that ended early is equal as far as it went
+        lines.append(
+            f"from {recorded[0]} to {plural(recorded[-1], 'step')} recorded: not compared beyond the fewest"
+        )
     if len({max(r.recording.world for r in records if r.run == run) for run in runs}) > 1:
         lines.append("the runs have different numbers of ranks")
     return lines
@@ -169,7 +167,7 @@ def notes_of(record: Record) -> list[str]:
     lines = []
     if unwritten:
         outputs = plural(sum(unwritten.values()), "output")
-        names = ", ".join(f"{count:,} of {name}" for name, count in list(unwritten.items())[:10])
+        names = first_few([f"{count:,} of {name}" for name, count in unwritten.items()], 10)
         lines = [f"{outputs} that need not be written were not compared: {names}"]
     return [*lines, *(printable(str(note)) for note in (notes if isinstance(notes, list) else ()))]
 
@@ -301,8 +299,7 @@ def _on(ranks: Sequence[int], of: int) -> str:
     """`rank 1 alone`, `ranks 0, 2` or `all 4 ranks`."""
     if len(ranks) == of:
         return f"all {of} ranks"
-    few = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
-    return f"rank {few} alone" if len(ranks) == 1 else f"ranks {few}"
+    return f"{ranks_text(ranks, 16)}{' alone' if len(ranks) == 1 else ''}"
 
 
 def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import msgspec
 
 import lab
 from lab.core.content import EXPECTED, REPORT
-from lab.core.files import write_atomic
+from lab.core.files import read_or_none, write_atomic
 from lab.core.gpu import GIVEN, HOST
 from lab.core.run import LOG
 from lab.errors import LabError
@@ -129,21 +129,14 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     # As cells name it; a container has a name of its own.
     host = env.get("SLURMD_NODENAME") or env.get(HOST) or platform.node()
     attempt, died = begin_attempt(args.out, host, env)
-    step = args.out.name
-    row = Trial(
-        cell=cell.name,
-        trial=args.trial,
-        verdict="fail",
-        reason=died,
-        order=args.order,
-        seed=seed_of(config, args.trial, cell),
+    row = msgspec.structs.replace(
+        _row(config, cell, args, "fail", died),
         started_utc=started,
         host=host,
         gpus=env.get(GIVEN) or next((env[m] for m in MASKS if env.get(m) not in (None, "", "-1")), ""),
         image=env.get("LAB_IMAGE", ""),
         attempts=attempt.number,
-        step=step,
-        log=f"steps/{step}/{LOG}",
+        log=f"steps/{args.out.name}/{LOG}",
     )
     if died:
         return row
@@ -182,8 +175,7 @@ def begin_attempt(folder: Path, host: str, env: dict[str, str]) -> tuple[Attempt
     requeues = env.get("SLURM_RESTART_COUNT", "")
     attempt = Attempt(1, host, _boot(), int(requeues) if requeues.isdecimal() else 0)
     died = ""
-    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-        earlier = msgspec.json.decode((folder / ATTEMPT).read_bytes(), type=Attempt)
+    if earlier := read_or_none(folder / ATTEMPT, Attempt):
         attempt = msgspec.structs.replace(attempt, number=earlier.number + 1)
         rebooted = earlier.host == host and earlier.boot and attempt.boot and earlier.boot != attempt.boot
         if not earlier.ended and (rebooted or attempt.requeues > earlier.requeues):
@@ -291,12 +283,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _not_wanted(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial | None:
     """A row that says why this trial need not run; where the driver starts steps itself, it asks before."""
     reason = why_not(config, cell.name, read_trials(args.out.parent))
-    if not reason:
-        return None
+    return _row(config, cell, args, NOT_RUN, reason) if reason else None
+
+
+def _row(config: TrialsConfig, cell: Cell, args: argparse.Namespace, verdict: str, reason: str) -> Trial:
+    """What is known of this trial before it runs."""
     return Trial(
         cell=cell.name,
         trial=args.trial,
-        verdict=NOT_RUN,
+        verdict=verdict,
         reason=reason,
         order=args.order,
         seed=seed_of(config, args.trial, cell),

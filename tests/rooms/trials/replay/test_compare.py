@@ -190,6 +190,17 @@ def test_a_record_that_is_cut_off_or_lacks_a_rank_is_said(tmp_path):
     assert any("run-1" in text and "cut off" in text for text in problems)
 
 
+def test_a_run_that_ended_early_is_said(tmp_path):
+    whole = write(tmp_path / "a.jsonl")
+    short = [text for text in whole.read_text().splitlines() if '"step": 2' not in text]
+    end = json.dumps({"end": {"rows": len(short) - 2, "steps": 1}})
+    (tmp_path / "b.jsonl").write_text("\n".join([*short[:-1], end, ""]))
+    records = [record(tmp_path / f"{name}.jsonl", name) for name in "ab"]
+    finding = compare(records)
+    assert finding.verdict == "bitwise"
+    assert "from 1 to 2 steps recorded" in " ".join(missing(finding, records, None))
+
+
 def test_hostile_names_neither_command_the_terminal_nor_become_html(tmp_path):
     path = write(tmp_path / "steps/run-0/bits_rank0.jsonl")
     text = path.read_text().replace("blocks.0", "=1+1<script>alert(1)</script>\\u001b[31m")
