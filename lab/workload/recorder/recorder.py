@@ -46,6 +46,9 @@ _dispatch: Any = torch.utils._python_dispatch
 _next_node: Any = getattr(torch.autograd, "_get_sequence_nr", lambda: None)
 _current_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
 is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+# What dynamo calls for each new Python frame, while compiled code runs; no function otherwise.
+_frame_callback: Any = getattr(_eval_frame, "get_eval_frame_callback", lambda: None)
 
 
 class Thread(threading.local):
@@ -84,8 +87,10 @@ class Recorder:
         original, recorder = nn.Module.__call__, self
 
         def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            # A forked data loader inherits the patch; its rows would mix into those of its parent.
-            if is_compiling() or recorder.thread.busy or os.getpid() != recorder._pid:
+            # A forked data loader inherits the patch; its rows would mix into those of its parent. Once dynamo
+            # has given up this frame, it would compile the recorder's own frames below it.
+            is_compiled = is_compiling() or callable(_frame_callback())
+            if is_compiled or recorder.thread.busy or os.getpid() != recorder._pid:
                 return original(self, *args, **kwargs)
             return recorder.call(original, self, args, kwargs)
 

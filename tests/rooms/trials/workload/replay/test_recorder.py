@@ -19,6 +19,7 @@ from lab.rooms.trials.workload.replay.training import Training  # noqa: E402
 from lab.workload.recorder.bits import dense, host_sum  # noqa: E402
 from lab.workload.recorder.format import files_of, read  # noqa: E402
 from lab.workload.recorder.recorder import Recorder  # noqa: E402
+from tests.workload.recorder.test_record import network, step  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -144,6 +145,14 @@ def test_equal_runs_agree_and_every_step_repeats(job, tmp_path):
         records[0].recording.end,
     )
     assert finding.repeats_agree and finding.steps == 2
+
+
+def test_two_recordings_of_compiled_models_in_one_process_do_not_disturb_each_other(tmp_path):
+    """Dynamo had given up the frame of the first's patch, and compiled the second recorder's own code."""
+    twice(tmp_path, compiled)
+    model = network()
+    step(model, tmp_path / "eager.gz")
+    assert step(torch.compile(model, backend="eager"), tmp_path / "compiled.gz", level="ends").lacks == ()
 
 
 def two_models():
