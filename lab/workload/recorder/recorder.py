@@ -87,7 +87,7 @@ class Recorder:
         original, recorder = nn.Module.__call__, self
 
         def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            # A forked data loader inherits the patch; its rows would mix into those of its parent. Once dynamo
+            # A forked data loader inherits the patch; its rows would mix into its parent's. When dynamo
             # has given up this frame, it would compile the recorder's own frames below it.
             is_compiled = is_compiling() or callable(_frame_callback())
             if is_compiled or recorder.thread.busy or os.getpid() != recorder._pid:
