@@ -39,17 +39,7 @@ _MODULES = {
     "kbest": "model.api",
     "lint_objective": "workload.probes.linter",
 }
-__all__ = [
-    "SegmentDistribution",
-    "SemiCRF",
-    "entropy",
-    "kbest",
-    "lint_objective",
-    "log_partition",
-    "marginals",
-    "sample",
-    "viterbi",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
