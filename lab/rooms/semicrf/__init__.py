@@ -39,17 +39,7 @@ _MODULES = {
     "kbest": "model.api",
     "lint_objective": "workload.probes.linter",
 }
-__all__ = [
-    "SegmentDistribution",
-    "SemiCRF",
-    "entropy",
-    "kbest",
-    "lint_objective",
-    "log_partition",
-    "marginals",
-    "sample",
-    "viterbi",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
@@ -79,5 +69,5 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
 
     assert run is not None, "this room reads only runs of its own"
     with needs("analysis"):
-        from lab.rooms.semicrf.findings import analyse_semicrf
-    return analyse_semicrf(folder, out, run, progress)
+        from lab.rooms.semicrf.report import analyse_semicrf
+    return analyse_semicrf(out, run, progress)

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from lab.core.files import read_json
+from lab.core.manifest import StepRecord
 from lab.core.run import Run
 from lab.core.step import Status
 from lab.errors import BadDataError
@@ -20,21 +22,12 @@ from lab.errors import BadDataError
 HEADS = {"pytorch_crf": "pytorch-crf", "linear_crf_triton": "linear", "semi_crf": "semicrf"}
 
 
-def read_json(path: Path) -> Any:
-    """Raises BadDataError naming the file."""
-    try:
-        return msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"cannot be read as JSON: {error}", location=path) from error
-
-
-def outcome_of(record: Any) -> tuple[str, str]:
+def outcome_of(record: StepRecord) -> tuple[str, str]:
     """(status, reason) of a step's record in the manifest."""
     if record.outcome is None:
         return "missing", "did not run"
-    return {Status.ok: "ok", Status.skipped: "skipped"}.get(
-        record.outcome.status, "failed"
-    ), record.outcome.reason
+    status = record.outcome.status
+    return "failed" if status not in (Status.ok, Status.skipped) else status.value, record.outcome.reason
 
 
 RESULT_COLUMNS = [
@@ -83,7 +76,7 @@ def read_trainings(run: Run) -> Trainings:
         folder = run.folder(step)
         epochs += [{**case, **epoch} for epoch in read_epochs(folder / "epochs.jsonl", missing)]
         if status == "ok":
-            result = read_json(folder / "result.json")
+            result = read_json(folder / "result.json", dict, "the training's result")
             raw[step.name] = result
             test = result["test"]
             row |= {name: test[name] for name in ("phone_error_rate", "boundary_f1", "segment_f1")}
@@ -165,7 +158,7 @@ def read_examination(run: Run) -> Examination:
             rows.missing.append(f"{record.step.name}: {reason}")
             continue
         part = str(record.step.labels["part"])
-        content = read_json(run.folder(record.step) / f"{part}.json")
+        content = read_json(run.folder(record.step) / f"{part}.json", dict, "this part of the diagnosis")
         rows.tested = content.get("tested", rows.tested)
         rows.reference = content.get("reference", rows.reference)
         rows.device = content.get("device", rows.device)
@@ -189,7 +182,7 @@ def read_checks(run: Run) -> tuple[pd.DataFrame, list[str]]:
             nothing = {"shape": "", "dtype": "", "value": None, "limit": None, "verdict": "fail"}
             rows.append({"backend": backend, "check": "the step itself", **nothing, "text": reason})
             continue
-        content = read_json(run.folder(record.step) / "checks.json")
+        content = read_json(run.folder(record.step) / "checks.json", dict, "the checks")
         ran = content.get("backend", backend)  # files of before this was noted name what was asked for
         label = backend if ran == backend else f"{backend} ({ran})"
         rows += [{"backend": label, **row} for row in content["checks"]]

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.rooms.semicrf.config import BACKENDS, MODELS
-from lab.rooms.semicrf.options import (
-    LOOP,
-    TRAINING,
-    Names,
-    absolute,
-    train_config,
-    with_corpus_path,
-)
+from lab.rooms.semicrf.options import LOOP, TRAINING, absolute, names, train_config, with_corpus_path
 from lab.terminal.group import Group
 from lab.terminal.options import ONE_OR_MORE, choice, option, options_of, seed, with_options
 
@@ -39,12 +32,7 @@ def run_semicrf() -> None:
 
 
 @run_semicrf.command("train")
-@option(
-    *("--model", "models"),
-    type=Names(MODELS),
-    default="linear,semicrf",
-    help="Heads, comma separated.",
-)
+@names("--model", MODELS, "linear,semicrf", "Heads")
 @with_options(*TRAINING, *LOOP)
 @click.pass_context
 def train(ctx: click.Context, /, **values: Any) -> Experiment:
@@ -103,9 +91,7 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
 
 
 @run_semicrf.command("check")
-@option(
-    "--backend", "backends", type=Names(BACKENDS), default="auto", help="Backends to check, comma separated."
-)
+@names("--backend", BACKENDS, "auto", "Backends to check")
 @option("--batches", type=ONE_OR_MORE, default=200, help="Random hostile batches.")
 @seed(2025, "Seed of the batches.")
 @click.pass_context

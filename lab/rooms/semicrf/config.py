@@ -11,6 +11,7 @@ MODELS = ("pytorch-crf", "linear", "semicrf")
 BACKENDS = ("auto", "naive", "torch", "native")
 # The backend that a diagnosis holds each one against; what `auto` means only the device can say.
 PLAINER = {"native": "torch", "torch": "naive", "naive": "naive"}
+DRIFT = 20.0  # the guide's threshold for the magnitude of a transition or duration parameter
 # Names of the guide -> ours. Its `exact` held all edges in memory; every backend here is exact.
 GUIDE_BACKENDS = {"exact": "torch", "streaming": "auto"}
 

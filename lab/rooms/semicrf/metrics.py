@@ -11,38 +11,36 @@ A segment is (start, end_exclusive, label); frames are 0-based.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 Segment = tuple[int, int, int]
+Split = Sequence[Sequence[Segment]]
+"""The segments of each utterance."""
 TOLERANCES = (0, 1, 2)
 
 
-def score(
-    reference: Sequence[Sequence[Segment]],
-    predicted: Sequence[Sequence[Segment]],
-    names: Sequence[str],
-    max_duration: int,
-) -> dict[str, Any]:
-    """All metrics of a test set, from one list of segments per utterance; `names` are the labels' names."""
+def score(reference: Split, predicted: Split, names: Sequence[str], max_duration: int) -> dict[str, Any]:
+    """All metrics of a test set; `names` are the labels' names."""
     pairs = list(zip(reference, predicted, strict=True))
-    edits = sum(edit_distance(collapsed(ref), collapsed(got)) for ref, got in pairs)
-    length = sum(len(collapsed(ref)) for ref in reference)
+    phones = [(collapsed(ref), collapsed(got)) for ref, got in pairs]
+    length = sum(len(ref) for ref, _ in phones)
+    starts = [([s[0] for s in ref[1:]], [s[0] for s in got[1:]]) for ref, got in pairs]
     bounds = {
-        tolerance: _precision_recall_f1(*_boundary_counts(pairs, tolerance)) for tolerance in TOLERANCES
+        tolerance: _precision_recall_f1(starts, [matched(*pair, tolerance) for pair in starts])
+        for tolerance in TOLERANCES
     }
-    precision, recall, f1 = bounds[0]
-    segment = _precision_recall_f1(*_segment_counts(pairs))
+    segment = _precision_recall_f1(
+        pairs, [len(set(map(tuple, ref)) & set(map(tuple, got))) for ref, got in pairs]
+    )
+    ratios = ("precision", "recall", "f1")
     return {
-        "phone_error_rate": edits / length if length else 0.0,
-        "boundary_precision": precision,
-        "boundary_recall": recall,
-        "boundary_f1": f1,
+        "phone_error_rate": sum(edit_distance(*pair) for pair in phones) / length if length else 0.0,
+        **{f"boundary_{ratio}": value for ratio, value in zip(ratios, bounds[0], strict=True)},
         "boundary_f1_tolerances": {str(tolerance): bound[2] for tolerance, bound in bounds.items()},
-        "segment_precision": segment[0],
-        "segment_recall": segment[1],
-        "segment_f1": segment[2],
+        **{f"segment_{ratio}": value for ratio, value in zip(ratios, segment, strict=True)},
         "duration_stats": duration_stats(reference, predicted, names),
         "duration_kl": duration_kl(reference, predicted, max_duration),
     }
@@ -64,19 +62,13 @@ def edit_distance(reference: Sequence[int], predicted: Sequence[int]) -> int:
 
 def collapsed(segments: Sequence[Segment]) -> list[int]:
     """Labels in order, equal neighbours merged."""
-    labels = [label for _, _, label in segments]
-    return [c for i, c in enumerate(labels) if i == 0 or labels[i - 1] != c]
+    return [label for label, _ in groupby(label for _, _, label in segments)]
 
 
 def merged(segments: Sequence[Segment]) -> list[Segment]:
     """Equal neighbours as one segment, so that a split over-long run counts once."""
-    joined: list[Segment] = []
-    for start, end, label in segments:
-        if joined and joined[-1][2] == label and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], end, label)
-        else:
-            joined.append((start, end, label))
-    return joined
+    runs = (list(run) for _, run in groupby(segments, key=lambda segment: segment[2]))
+    return [(run[0][0], run[-1][1], run[0][2]) for run in runs]
 
 
 def matched(reference: Sequence[int], predicted: Sequence[int], tolerance: int) -> int:
@@ -93,46 +85,35 @@ def matched(reference: Sequence[int], predicted: Sequence[int], tolerance: int) 
     return count
 
 
-def duration_stats(
-    reference: Sequence[Sequence[Segment]], predicted: Sequence[Sequence[Segment]], names: Sequence[str]
-) -> dict[str, Any]:
+def duration_stats(reference: Split, predicted: Split, names: Sequence[str]) -> dict[str, Any]:
     """Mean and deviation of durations per phone; `mae` is null where a phone is missing on either side."""
-    ref, got = _durations(reference, len(names)), _durations(predicted, len(names))
-    per_phone, means = {}, []
+    durations = [_durations(reference), _durations(predicted)]
+    per_phone = {}
     for label, name in enumerate(names):
-        comparable = len(ref[label]) > 0 and len(got[label]) > 0
-        if not len(ref[label]) and not len(got[label]):
-            continue
-        if comparable:
-            means.append((float(np.mean(ref[label])), float(np.mean(got[label]))))
-        per_phone[name] = {
-            **_moments("pred", got[label]),
-            **_moments("ref", ref[label]),
-            "mae": abs(means[-1][1] - means[-1][0]) if comparable else None,
-        }
-    pairs = np.array(means) if means else np.zeros((0, 2))
-    varied = len(pairs) > 1 and bool((pairs.std(axis=0) > 0).all())
+        ref, got = (np.array([k for k, c in split if c == label], dtype=float) for split in durations)
+        if len(ref) or len(got):
+            gap = abs(float(got.mean()) - float(ref.mean())) if len(ref) and len(got) else None
+            per_phone[name] = {**_moments("pred", got), **_moments("ref", ref), "mae": gap}
+    compared = [phone for phone in per_phone.values() if phone["mae"] is not None]
+    means = np.array([(phone["ref_mean"], phone["pred_mean"]) for phone in compared]).reshape(-1, 2)
+    varied = len(means) > 1 and bool((means.std(axis=0) > 0).all())
     return {
         "per_phone": per_phone,
         "overall": {
-            "mean_absolute_error": float(np.abs(pairs[:, 0] - pairs[:, 1]).mean()) if len(pairs) else None,
-            "duration_correlation": float(np.corrcoef(pairs.T)[0, 1]) if varied else None,
+            "mean_absolute_error": float(np.mean([phone["mae"] for phone in compared])) if compared else None,
+            "duration_correlation": float(np.corrcoef(means.T)[0, 1]) if varied else None,
         },
     }
 
 
-def duration_kl(
-    reference: Sequence[Sequence[Segment]], predicted: Sequence[Sequence[Segment]], max_duration: int
-) -> float:
+def duration_kl(reference: Split, predicted: Split, max_duration: int) -> float:
     """KL divergence, nats, of the predicted from the reference distribution of durations over all phones.
 
     Bins are 1..max_duration and longer; half a count in each bin keeps an empty one from being infinite.
     """
     histograms = []
-    for utterances in (reference, predicted):
-        durations = np.array(
-            [end - start for segments in utterances for start, end, _ in segments], dtype=int
-        )
+    for split in (reference, predicted):
+        durations = np.array([k for k, _ in _durations(split)], dtype=int)
         counts = np.bincount(np.minimum(durations, max_duration + 1), minlength=max_duration + 2)[1:] + 0.5
         histograms.append(counts / counts.sum())
     ref, got = histograms
@@ -141,50 +122,28 @@ def duration_kl(
 
 def segments_of(labels: Sequence[int] | np.ndarray) -> list[Segment]:
     """Maximal runs of equal labels."""
-    values = np.asarray(labels)
-    if not len(values):
-        return []
-    starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()]
-    return [
-        (start, end, int(values[start]))
-        for start, end in zip(starts, [*starts[1:], len(values)], strict=True)
-    ]
+    return merged([(t, t + 1, int(label)) for t, label in enumerate(labels)])
 
 
-def _boundary_counts(
-    pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]], tolerance: int
-) -> tuple[int, int, int]:
-    right = expected = predicted = 0
-    for ref, got in pairs:
-        wanted, boundaries = [s[0] for s in ref[1:]], [s[0] for s in got[1:]]
-        right += matched(wanted, boundaries, tolerance)
-        expected, predicted = expected + len(wanted), predicted + len(boundaries)
-    return right, expected, predicted
+def _precision_recall_f1(
+    pairs: Sequence[tuple[Any, Any]], right: Sequence[int]
+) -> tuple[float, float, float]:
+    """Of (reference, predicted) lists, and how many entries of each pair are the same."""
+    hits, expected, predicted = (
+        sum(right),
+        sum(len(ref) for ref, _ in pairs),
+        sum(len(got) for _, got in pairs),
+    )
+    precision = hits / predicted if predicted else 0.0
+    recall = hits / expected if expected else 0.0
+    return precision, recall, 2 * hits / (expected + predicted) if expected + predicted else 0.0
 
 
-def _segment_counts(pairs: Sequence[tuple[Sequence[Segment], Sequence[Segment]]]) -> tuple[int, int, int]:
-    right = sum(len(set(map(tuple, ref)) & set(map(tuple, got))) for ref, got in pairs)
-    return right, sum(len(ref) for ref, _ in pairs), sum(len(got) for _, got in pairs)
-
-
-def _precision_recall_f1(right: int, expected: int, predicted: int) -> tuple[float, float, float]:
-    precision = right / predicted if predicted else 0.0
-    recall = right / expected if expected else 0.0
-    return precision, recall, 2 * right / (expected + predicted) if expected + predicted else 0.0
-
-
-def _durations(utterances: Sequence[Sequence[Segment]], classes: int) -> list[np.ndarray]:
-    durations: list[list[int]] = [[] for _ in range(classes)]
-    for segments in utterances:
-        for start, end, label in segments:
-            durations[label].append(end - start)
-    return [np.array(values, dtype=float) for values in durations]
+def _durations(split: Split) -> list[tuple[int, int]]:
+    """(frames, label) of every segment."""
+    return [(end - start, label) for segments in split for start, end, label in segments]
 
 
 def _moments(prefix: str, values: np.ndarray) -> dict[str, Any]:
-    any_values = len(values) > 0
-    return {
-        f"{prefix}_mean": float(values.mean()) if any_values else None,
-        f"{prefix}_std": float(values.std()) if any_values else None,
-        f"{prefix}_count": len(values),
-    }
+    moments = (float(values.mean()), float(values.std())) if len(values) else (None, None)
+    return {f"{prefix}_mean": moments[0], f"{prefix}_std": moments[1], f"{prefix}_count": len(values)}

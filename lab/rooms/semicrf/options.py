@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.rooms.semicrf.config import BACKENDS, GUIDE_BACKENDS, PRESETS
-from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, Finite, option, options_of, seed
+from lab.terminal.options import (
+    ABOVE_ZERO,
+    ONE_OR_MORE,
+    Decorator,
+    Finite,
+    WordList,
+    option,
+    options_of,
+    seed,
+)
 
 if TYPE_CHECKING:
-    _NamesParam = click.ParamType[list[str]]
-else:
-    _NamesParam = click.ParamType  # generic only in newer click
+    from lab.rooms.semicrf.config import TrainConfig
 
 
-class Names(_NamesParam):
-    """`torch,native`: a list of known names, each at most once; `aliases` are accepted for some of them."""
-
-    def __init__(self, names: tuple[str, ...], aliases: dict[str, str] | None = None) -> None:
-        self.names, self.aliases = names, aliases or {}
-        self.name = ",".join((*names, *self.aliases))
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        if isinstance(value, list):
-            return value
-        names = [self.aliases.get(word.strip(), word.strip()) for word in value.split(",")]
-        for name in names:
-            if name not in self.names:
-                self.fail(f"{name!r} is none of {', '.join((*self.names, *self.aliases))}", param, ctx)
-        if len(set(names)) != len(names):
-            self.fail("a name is given twice", param, ctx)
-        return names
+def names(flag: str, words: Sequence[str], default: str, text: str) -> Decorator:
+    """Some of `words`, comma separated; the help lists them all."""
+    kind, metavar = WordList(words), ",".join(words)
+    return option(
+        flag, f"{flag[2:]}s", type=kind, metavar=metavar, default=default, help=f"{text}, comma separated."
+    )
 
 
 HELP = {
@@ -42,16 +39,10 @@ HELP = {
     "over_long": "Gold segments longer than --max-duration. [default: split]",
     "objective": "guide: the published gold score, which is not of the partition's model.",
 }
-BACKEND = option(
-    *("--backend", "backends"),
-    type=Names(BACKENDS, GUIDE_BACKENDS),
-    default="auto",
-    help="Backends of the CRF, comma separated.",
-)
 TRAINING = (
     click.option("--preset", type=click.Choice(list(PRESETS)), help=HELP["preset"]),
     option("--data", "--data-dir", default="synthetic", help=HELP["data"]),
-    BACKEND,
+    names("--backend", (*BACKENDS, *GUIDE_BACKENDS), "auto", "Backends of the CRF"),
     click.option("--no-triton", is_flag=True, help="The guide's flag: the torch backend for auto."),
     click.option("--max-duration", type=ONE_OR_MORE, help="Longest segment K, frames."),
     click.option("--hidden-dim", type=click.IntRange(min=2), help="Width of the encoder's output."),
@@ -73,7 +64,7 @@ LOOP = (
 )
 
 
-def train_config(values: dict[str, Any], *, gpus: bool) -> Any:
+def train_config(values: dict[str, Any], *, gpus: bool) -> TrainConfig:
     """The preset, then what was set by a flag; `gpus` chooses the preset where none is named."""
     import msgspec
 
@@ -81,8 +72,8 @@ def train_config(values: dict[str, Any], *, gpus: bool) -> Any:
 
     values = dict(values)
     preset = PRESETS[values.pop("preset") or ("timit" if gpus else "tiny")]
-    if values.pop("no_triton"):
-        values["backends"] = ["torch" if name == "auto" else name for name in values["backends"]]
+    words = {**GUIDE_BACKENDS, **({"auto": "torch", "streaming": "torch"} if values.pop("no_triton") else {})}
+    values["backends"] = [words.get(name, name) for name in values["backends"]]
     settings = {name: value for name, value in values.items() if value is not None}
     return msgspec.convert({**preset, **settings}, TrainConfig)
 

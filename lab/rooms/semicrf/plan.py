@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
@@ -13,28 +13,19 @@ from lab.errors import UsageError
 from lab.rooms.semicrf.config import CheckConfig, DiagnoseConfig, TrainConfig
 
 IN_CONTAINER = "/corpus"  # where the image's tool `corpus` mounts what LAB_CORPUS names
+FILES = {"train": ("result.json", "epochs.jsonl"), "diagnose": ("{part}.json",), "check": ("checks.json",)}
+"""What a step of each workload leaves."""
 
 
 def plan_train(
     config: TrainConfig, site: Site, *, command: str = "train", skipped: tuple[str, ...] = ()
 ) -> Plan:
     """One step per (head, backend); `skipped` heads become rows with their reason."""
-    steps = tuple(
-        _step("train", f"{model}-{name}", "result", config, site, {"model": model, "backend": name})
-        for model, name in cases(config)
-    )
-    absent = {
-        step.name: "the package torchcrf (PyPI: pytorch-crf) is not installed"
-        for step in steps
-        if step.labels["model"] in skipped
-    }
-    return Plan(
-        steps=steps,
-        inputs={"train.json": _json(config)},
-        skipped=absent,
-        notes=_notes(config, site),
-        config={"command": command, **msgspec.to_builtins(config)},
-    )
+    steps = {f"{model}-{name}": {"model": model, "backend": name} for model, name in cases(config)}
+    reason = "the package torchcrf (PyPI: pytorch-crf) is not installed"
+    absent = {name: reason for name, options in steps.items() if options["model"] in skipped}
+    plan = plan_of("train", config, site, steps, config)
+    return replace(plan, skipped=absent, config={**plan.config, "command": command})
 
 
 def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
@@ -46,15 +37,11 @@ def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
     # A case has no corpus to train on: only the probes can use it.
     trained = [] if config.case else ["cells"] if tested == "naive" else ["cells", "reference"]
     parts = ["partition"] if config.partition else [*trained, "probes"]
-    corpus = None if config.case or config.partition else config.train
+    steps = {part: {"part": part, "backend": tested} for part in parts}
+    plan = plan_of("diagnose", config, site, steps, None if config.case or config.partition else config.train)
     word = f"kernel under test: {config.partition}" if config.partition else f"backend under test: {tested}"
-    return Plan(
-        steps=tuple(
-            _step("diagnose", part, part, config, site, {"part": part, "backend": tested}) for part in parts
-        ),
-        inputs={"diagnose.json": _json(config)},
-        notes=(word, *_notes(corpus, site)),
-        config={"command": "diagnose", "tested": config.partition or tested, **msgspec.to_builtins(config)},
+    return replace(
+        plan, notes=(word, *plan.notes), config={**plan.config, "tested": config.partition or tested}
     )
 
 
@@ -65,14 +52,7 @@ def plan_check(config: CheckConfig, site: Site) -> Plan:
     `auto`, and torch beside it.
     """
     backends = ["auto", "torch"] if config.backends == ["auto"] else config.backends
-    return Plan(
-        steps=tuple(
-            _step("check", f"check-{name}", "checks", config, site, {"backend": name}) for name in backends
-        ),
-        inputs={"check.json": _json(config)},
-        notes=_notes(None, site),
-        config={"command": "check", **msgspec.to_builtins(config)},
-    )
+    return plan_of("check", config, site, {f"check-{name}": {"backend": name} for name in backends})
 
 
 def cases(config: TrainConfig) -> list[tuple[str, str]]:
@@ -89,34 +69,45 @@ def have_torchcrf() -> bool:
     return importlib.util.find_spec("torchcrf") is not None
 
 
-def _step(workload: str, name: str, result: str, config: Any, site: Site, options: dict[str, str]) -> Step:
-    """A step that runs one of the room's workloads with these options, by which the analysis knows it."""
-    folder = f"steps/{name}"
-    flags = [word for option, value in options.items() for word in (f"--{option}", value)]
-    command = ("python", "-m", f"lab.rooms.semicrf.workload.{workload}", "--config", f"{workload}.json")
-    corpus = getattr(config, "train", config)
-    return Step(
-        name=name,
-        folder=folder,
-        num_gpus=1 if site.gpus else 0,
-        argv=(*command, *flags, "--out", folder),
-        env={"OMP_NUM_THREADS": "1"} if site.vendor == "none" else {},
-        # A hostile batch of a check takes 0.1 to 0.4 s on a CPU.
-        timeout_s=config.step_timeout_s + getattr(config, "batches", 0),
-        tools=("corpus",) if getattr(corpus, "data", "") == IN_CONTAINER else (),
-        expects=(f"{folder}/{result}.json", *([f"{folder}/epochs.jsonl"] if workload == "train" else [])),
-        labels={**options},
-    )
-
-
-def _notes(config: TrainConfig | None, site: Site) -> tuple[str, ...]:
+def plan_of(
+    workload: str,
+    config: TrainConfig | DiagnoseConfig | CheckConfig,
+    site: Site,
+    steps: dict[str, dict[str, str]],
+    corpus: TrainConfig | None = None,
+) -> Plan:
+    """One of the room's workloads with the options of each step, by which the analysis knows it; `corpus`
+    says what is trained on.
+    """
     notes = []
-    if config is not None and config.data == "synthetic":
+    if corpus is not None and corpus.data == "synthetic":
         notes.append("synthetic corpus: it exercises the code and says nothing about speech")
     if site.vendor == "none":
         notes.append("no GPU: these numbers are from this machine's CPU")
-    return tuple(notes)
+    command = ("python", "-m", f"lab.rooms.semicrf.workload.{workload}", "--config", f"{workload}.json")
+    # A hostile batch of a check takes 0.1 to 0.4 s on a CPU.
+    batches_s = config.batches if isinstance(config, CheckConfig) else 0
 
+    def step(name: str, options: dict[str, str]) -> Step:
+        folder = f"steps/{name}"
+        flags = (word for option, value in options.items() for word in (f"--{option}", value))
+        return Step(
+            name=name,
+            folder=folder,
+            num_gpus=1 if site.gpus else 0,
+            argv=(*command, *flags, "--out", folder),
+            env={"OMP_NUM_THREADS": "1"} if site.vendor == "none" else {},
+            timeout_s=config.step_timeout_s + batches_s,
+            tools=("corpus",) if corpus is not None and corpus.data == IN_CONTAINER else (),
+            expects=tuple(f"{folder}/{file.format(**options)}" for file in FILES[workload]),
+            labels={**options},
+        )
 
-def _json(config: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"
+    return Plan(
+        steps=tuple(step(name, options) for name, options in steps.items()),
+        inputs={
+            f"{workload}.json": msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n"
+        },
+        notes=tuple(notes),
+        config={"command": workload, **msgspec.to_builtins(config)},
+    )

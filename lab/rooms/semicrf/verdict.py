@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lab.core.words import plural
+from lab.rooms.semicrf.config import DRIFT
 
 Row = dict[str, Any]
 CAUSES = {
@@ -45,8 +47,8 @@ ADVICE = {
 IN_KERNEL = ("race", "boundary", "kernel")
 AXES = {"backend": "", "lengths": "lengths ", "reg": "regularisation "}
 """Keys of a cell, by their names in a sentence."""
-DRIFT = 20.0  # the guide's threshold for a parameter's magnitude
 DIVERGED = 1000.0  # scores this large make every choice certain, and no gradient leads back
+RISEN = 10.0  # a loss this many times its lowest has left it for good
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,12 @@ def by_matrix(cells: Sequence[Row], probes: Sequence[Row], tested: str, referenc
     """The guide's reading, where every probe is clean: which half of the matrix fails."""
     if not cells and not probes:
         return Diagnosis("unseen", ["Nothing was looked at: no part of this run finished."])
-    diverged = outgrown(cells, DIVERGED)
-    if diverged:  # a failed training is its consequence
-        return Diagnosis("optimiser", sentences_of("optimiser", f"the training diverged{diverged}", []))
     failed = [cell for cell in cells if cell["outcome"] == "failed"]
+    # A failed training is the consequence of one that diverged.
+    grown = outgrown(cells, "diverged") or ("" if failed else outgrown(cells, "drifting"))
+    if grown:
+        return Diagnosis("optimiser", sentences_of("optimiser", f"the training {grown}", []))
     if not failed:
-        drifting = outgrown(cells, DRIFT)
-        if drifting:
-            evidence = f"the training is drifting, a parameter passed the guide's threshold of 20{drifting}"
-            return Diagnosis("optimiser", sentences_of("optimiser", evidence, []))
         return Diagnosis(
             "none", [_all_clear(cells, probes), *([] if probes else ["The probes did not run."])]
         )
@@ -189,19 +188,28 @@ def repeat_sentences(cells: Sequence[Row]) -> list[str]:
     ]
 
 
-def outgrown(cells: Sequence[Row], limit: float) -> str:
-    """The training whose parameters passed a limit by most, as the end of a clause; "" if none did."""
-    sizes = {
-        max(cell["transition_max"], cell["duration_max"]): cell
-        for cell in cells
-        if cell.get("transition_max") is not None and cell.get("duration_max") is not None
-    }
+def outgrown(cells: Sequence[Row], word: str) -> str:
+    """The clause of the training that grew most of those that "diverged" or are "drifting"; "" if none."""
+    clauses = {}
+    for cell in cells:
+        sizes = [cell[name] for name in ("transition_max", "duration_max") if cell.get(name) is not None]
+        losses = [step["loss"] for step in cell.get("trail", ()) if "loss" in step]
+        kind, clause = growth(sizes, losses, cell.get("lr", math.nan))
+        if kind == word:
+            clauses[max(sizes, default=0.0)] = clause
+    return clauses[max(clauses)] if clauses else ""
+
+
+def growth(sizes: Sequence[float], losses: Sequence[float], lr: float) -> tuple[str, str]:
+    """Whether a training "diverged" or is "drifting", by its parameters' largest sizes and its losses, and
+    the clause that says so; "" and "" else.
+    """
     largest = max(sizes, default=0.0)
-    if largest <= limit:
-        return ""
-    cell = sizes[largest]
-    trail = [step["loss"] for step in cell.get("trail", ()) if "loss" in step]
-    losses = f", the loss went from {trail[0]:.4g} to {trail[-1]:.4g}" if trail else ""
-    rate = f" at the learning rate {cell['lr']:g}" if cell.get("lr") else ""
-    steps = plural(cell["step"], "step")
-    return f"{rate}: after {steps} the largest parameter is {largest:.4g}{losses}"
+    rose = len(losses) > 1 and losses[-1] > RISEN * max(min(losses), 1.0)
+    if not (largest > DRIFT or rose):
+        return "", ""
+    diverged = largest > DIVERGED or rose
+    went = f", the loss went from {losses[0]:.4g} to {losses[-1]:.4g}" if losses else ""
+    head = "diverged" if diverged else "is drifting"
+    clause = f"{head} at the learning rate {lr:g}: its largest parameter reached {largest:.4g}{went}"
+    return "diverged" if diverged else "drifting", clause

@@ -22,7 +22,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("command", CONFIGS)
 def test_a_run_that_was_played_back_says_so_on_its_page(tmp_path, command):
-    from lab.rooms.semicrf.findings import analyse_semicrf
+    from lab.rooms.semicrf.report import analyse_semicrf
 
     labels = {"backend": "torch", "model": "linear", "part": "probes"}
     step = Step(name="one", argv=("python",), folder="steps/one", labels=labels)
@@ -31,14 +31,14 @@ def test_a_run_that_was_played_back_says_so_on_its_page(tmp_path, command):
     run = Run.create(tmp_path / "run", manifest)
     run.begin(step)
     run.finish(step, Outcome(status=Status.failed, reason="planted"))
-    analyse_semicrf(run.root, run.root, run, lambda _: None)
+    analyse_semicrf(run.root, run, lambda _: None)
     page = (tmp_path / "run/report.html").read_text()
     assert '<span class="kind made">replayed<' in page and '<span class="kind">measured<' not in page
 
 
 def checked(tmp_path, **ran):
     """The verdict of a check: per backend asked for, the one that ran and passed; None was killed."""
-    from lab.rooms.semicrf.findings import analyse_semicrf
+    from lab.rooms.semicrf.report import analyse_semicrf
 
     steps = [
         Step(name=f"check-{asked}", argv=("python",), folder=f"steps/{asked}", labels={"backend": asked})
@@ -63,7 +63,7 @@ def checked(tmp_path, **ran):
             (run.folder(step) / "checks.json").write_text(json.dumps({"backend": backend, "checks": [row]}))
         status = Status.ok if backend else Status.failed
         run.finish(step, Outcome(status=status, reason="" if backend else "killed"))
-    return analyse_semicrf(run.root, run.root, run, lambda _: None).verdict
+    return analyse_semicrf(run.root, run, lambda _: None).verdict
 
 
 def test_a_check_names_the_backend_that_was_the_default_and_what_it_left_out(tmp_path):
@@ -84,7 +84,7 @@ def test_a_default_that_fell_to_torch_or_was_killed_does_not_pass_for_covered(tm
 
 def diagnosed(tmp_path, **ran):
     """The verdict of a diagnosis that ran `ran` ("tested", "reference", "device") and found nothing."""
-    from lab.rooms.semicrf.findings import analyse_semicrf
+    from lab.rooms.semicrf.report import analyse_semicrf
 
     steps = [Step(name=p, argv=("python",), folder=f"steps/{p}", labels={"part": p}) for p in ("probes",)]
     manifest = a_manifest(*steps)
@@ -97,7 +97,7 @@ def diagnosed(tmp_path, **ran):
         found = {"probes": probes, "reproducer": None}
         (run.folder(step) / f"{step.name}.json").write_text(json.dumps({**ran, **found}))
         run.finish(step, Outcome(status=Status.ok))
-    return analyse_semicrf(run.root, run.root, run, lambda _: None).verdict
+    return analyse_semicrf(run.root, run, lambda _: None).verdict
 
 
 def test_a_diagnosis_says_what_ran_and_what_it_did_not_cover(tmp_path):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,11 @@ from lab.rooms.semicrf.model import autograd, log_domain, naive, native, paths
 from lab.rooms.semicrf.model.autograd import Alarm, uncompiled
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import (
+    FAR_BELOW,
     MAX_LABELS,
     Posteriors,
     Problem,
+    levelled,
     make_problem,
     transforming,
 )
@@ -175,8 +178,15 @@ def entropy(*model: Any, backend: str = "auto", **terms: Any) -> Tensor:
     """H (B,) in nats of the distribution over segmentations, float64, differentiable; 0 where nothing is
     feasible.
     """
-    problem = doubled(make_problem(*model, **terms))
+    problem = doubled(level(make_problem(*model, **terms)))
     return entropy_of(problem, posteriors(**problem.arguments(), backend=backend))
+
+
+def level(problem: Problem) -> Problem:
+    """Without what is common to all labels of a frame and far below 0: a mask, which cancels in every
+    probability and costs sums their digits.
+    """
+    return replace(problem, score_BTC=levelled(problem.score_BTC, FAR_BELOW))
 
 
 def doubled(problem: Problem) -> Problem:

@@ -11,7 +11,6 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -20,21 +19,13 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.naive import Segment
-from lab.rooms.semicrf.model.problem import (
-    FAR_BELOW,
-    Posteriors,
-    Problem,
-    inside,
-    levelled,
-    make_problem,
-)
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, inside, make_problem
 from lab.rooms.semicrf.model.segments import (
     Segmentation,
     gold_score,
     index_in_segment,
     marked,
     reject_labels,
-    reject_two_labels,
     run_starts,
 )
 
@@ -65,9 +56,9 @@ class SegmentDistribution:
         self.problem: Problem = make_problem(score_BTC, transition, duration_KC, lengths_B, **terms)
         self.backend = backend
 
-    def _by(self, function: Callable[..., Value], **options: Any) -> Value:
-        """Call a function of api.py on this model."""
-        return function(**self.problem.arguments(), backend=self.backend, **options)
+    def _by(self, function: Callable[..., Value], problem: Problem | None = None, **options: Any) -> Value:
+        """Call a function of api.py on this model, or on what is the same distribution."""
+        return function(**(problem or self.problem).arguments(), backend=self.backend, **options)
 
     def __repr__(self) -> str:
         batch, frames, longest, labels = self.problem.shape
@@ -95,9 +86,8 @@ class SegmentDistribution:
         mean maximal runs, or what begins where `starts_BT` is True. A segment of more than K frames has
         log p = -inf. Raises UsageError for what does not tile a sequence, or labels out of range.
         """
-        # A number common to all labels of a frame, far below 0, would cost both terms their digits.
-        level = replace(self.problem, score_BTC=levelled(self.problem.score_BTC, FAR_BELOW)).arguments()
-        log_z_B = api.log_partition(**level, backend=self.backend)
+        level = api.level(self.problem)
+        log_z_B = self._by(api.log_partition, level)
         infeasible_B = torch.isneginf(log_z_B.detach())
         lengths_B, (_, frames, longest, labels) = self.problem.lengths_B, self.problem.shape
         if isinstance(value, Tensor):
@@ -105,16 +95,15 @@ class SegmentDistribution:
             for name, marks in (("labels", value), ("starts", starts_BT)):
                 if marks is not None and (tuple(marks.shape) != shape or marks.is_floating_point()):
                     raise UsageError(f"{name} must be {shape}, got {marks.dtype} {tuple(marks.shape)}")
-            labels_BT = value.cpu().long()
-            starts_BT = run_starts(labels_BT) if starts_BT is None else starts_BT.cpu().bool()
-            reject_labels(labels_BT, lengths_B.cpu(), labels)
-            reject_two_labels(labels_BT, starts_BT, lengths_B.cpu())
+            labels_BT = value.to(lengths_B.device).long()
+            starts_BT = run_starts(labels_BT) if starts_BT is None else starts_BT.to(lengths_B.device).bool()
+            reject_labels(labels_BT, lengths_B, labels, starts_BT)
         elif starts_BT is None:
             labels_BT, starts_BT = marked(value, self.problem, infeasible_B.tolist())
         else:
             raise UsageError("starts belong to labels: segments have their own")
         labels_BT, starts_BT = labels_BT.to(lengths_B.device), starts_BT.to(lengths_B.device)
-        score_B = gold_score(labels_BT=labels_BT, starts_BT=starts_BT, **level)
+        score_B = gold_score(labels_BT=labels_BT, starts_BT=starts_BT, **level.arguments())
         over_BT = (index_in_segment(starts_BT) >= longest) & inside(frames, lengths_B)
         score_B = score_B.masked_fill(over_BT.any(1), -torch.inf)
         impossible_B = infeasible_B | torch.isneginf(score_B.detach())
@@ -133,7 +122,10 @@ class SegmentDistribution:
         """The k most probable segmentations of each sequence, (log p, segments), best first."""
         if k < 1:
             raise UsageError(f"k must be 1 or more, got {k}")
-        pairs = zip(self._by(api.kbest, count=k), self.partition.tolist(), strict=True)
+        level = api.level(self.problem)
+        pairs = zip(
+            self._by(api.kbest, level, count=k), self._by(api.log_partition, level).tolist(), strict=True
+        )
         return [[(score - log_z, path) for score, path in paths] for paths, log_z in pairs]
 
     def sample(self, n: int = 1, generator: torch.Generator | None = None) -> list[list[list[Segment]]]:

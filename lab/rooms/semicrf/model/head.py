@@ -29,13 +29,7 @@ from lab.rooms.semicrf.model.problem import (
     transforming,
     whole_lengths,
 )
-from lab.rooms.semicrf.model.segments import (
-    gold_score,
-    index_in_segment,
-    reject_labels,
-    reject_two_labels,
-    run_starts,
-)
+from lab.rooms.semicrf.model.segments import gold_score, index_in_segment, reject_labels, run_starts
 from lab.rooms.semicrf.model.validation.points import Validator, backend_name
 from lab.rooms.semicrf.model.validation.watch import CRFWatch
 
@@ -167,7 +161,9 @@ class SemiCRF(nn.Module):
         score_BTC = self.scores(hidden_BTH, lengths_B)
         score_BTC = levelled(score_BTC, max(FAR_BELOW, highest_forbidden(score_BTC.dtype)))
         log_z_B = self.log_partition(score_BTC, lengths_B, **terms)
-        reject_labels(labels_BT, lengths_B, len(self.transition_CC))  # the partition has waited for the GPU
+        starts_BT = None if starts_BT is None else starts_BT.bool()
+        # Reads values, and the partition has waited for the GPU.
+        reject_labels(labels_BT, lengths_B, len(self.transition_CC), starts_BT)
         starts_BT, used_B = self.pieces(labels_BT, starts_BT, lengths_B)
         model = self.model(**terms)
         gold_B = self.gold(score_BTC, labels_BT=labels_BT, starts_BT=starts_BT, lengths_B=lengths_B, **model)
@@ -314,13 +310,8 @@ class SemiCRF(nn.Module):
         self, labels_BT: Tensor, starts_BT: Tensor | None, lengths_B: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(starts of pieces no longer than K, which sequences stay in the loss)."""
-        if starts_BT is None:
-            starts_BT = run_starts(labels_BT)
-        else:
-            starts_BT = starts_BT.bool()
-            reject_two_labels(labels_BT, starts_BT, lengths_B)
         longest = self.duration_KC.shape[0]
-        index_BT = index_in_segment(starts_BT)
+        index_BT = index_in_segment(run_starts(labels_BT) if starts_BT is None else starts_BT)
         over_BT = index_BT >= longest
         if lengths_B is not None:
             over_BT = over_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)

@@ -204,9 +204,8 @@ def make_problem(
         raise UsageError(f"transition must be ({labels}, {labels}), got {tuple(transition_CC.shape)}")
     if not score_BTC.is_floating_point():
         raise UsageError(f"score must be floating point, got {score_BTC.dtype}")
-    if start_C is None or end_C is None:
-        zero_C = default(score_BTC, labels)
-        start_C, end_C = zero_C if start_C is None else start_C, zero_C if end_C is None else end_C
+    start_C = score_BTC.new_zeros(labels) if start_C is None else start_C
+    end_C = score_BTC.new_zeros(labels) if end_C is None else end_C
     per_frame = (batch, frames, labels)
     shapes = ((labels,), (labels,), per_frame, per_frame, (batch, frames, longest, labels))
     for name, value, shape in zip(NAMES[3:], (start_C, end_C, *extras), shapes, strict=True):
@@ -285,28 +284,6 @@ def read(problem: Problem, name: str) -> Tensor:
     return masked(problem, value)
 
 
-def default(score_BTC: Tensor, labels: int) -> Tensor:
-    """Zeros (C,) for a start or an end."""
-    if score_BTC.device.type != "cuda" or is_recorded():
-        return score_BTC.new_zeros(labels)
-    return constant(score_BTC.device, score_BTC.dtype, labels, 0)
-
-
-def is_recorded() -> bool:
-    """Whether a tensor made now may not outlive the call: it would be traced, or belong to a CUDA graph."""
-    modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-    return bool(modes() or transforming() or torch.cuda.is_current_stream_capturing())
-
-
-@functools.lru_cache(maxsize=64)
-def constant(device: torch.device, dtype: torch.dtype, size: int, value: int) -> Tensor:
-    """One tensor for all calls, never written to: a kernel and an allocation less in each on a GPU."""
-    with torch.inference_mode(False):
-        filled = torch.full((size,), value, dtype=dtype, device=device)
-    torch.cuda.current_stream(device).synchronize()  # once: other streams will read it
-    return filled
-
-
 def checked_lengths(
     lengths_B: Tensor | None, batch: int, frames: int, device: torch.device, *, look: bool = True
 ) -> Tensor:
@@ -314,8 +291,6 @@ def checked_lengths(
     GPU and `look` is false, or under vmap.
     """
     if lengths_B is None:
-        if device.type == "cuda" and not is_recorded():
-            return constant(device, torch.int64, batch, frames)
         return torch.full((batch,), frames, dtype=torch.int64, device=device)
     lengths_B = whole_lengths(lengths_B, batch)
     if (look or lengths_B.device.type == "cpu") and not hidden(lengths_B):

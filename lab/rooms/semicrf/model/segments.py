@@ -41,37 +41,33 @@ def marked(value: Sequence[Segmentation], problem: Problem, infeasible: list[boo
     return labels_BT, starts_BT
 
 
-def reject_labels(labels_BT: Tensor, lengths_B: Tensor | None, classes: int) -> None:
-    """Raise ValueError for the first label of a sequence that is out of range."""
+def reject_labels(
+    labels_BT: Tensor, lengths_B: Tensor | None, classes: int, starts_BT: Tensor | None = None
+) -> None:
+    """Raise ValueError for the first label of a sequence that is out of range, or that changes inside a
+    segment, where starts are given. torch.func, which takes no branch, refuses nothing.
+    """
     if transforming():
         return
-    wrong_BT = (labels_BT < 0) | (labels_BT >= classes)
+    outside_BT = (labels_BT < 0) | (labels_BT >= classes)
+    changed_BT = torch.zeros_like(outside_BT)
+    if starts_BT is not None:
+        changed_BT[:, 1:] = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:]
+    wrong_BT = outside_BT | changed_BT
     if lengths_B is not None:
         wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)
-    if bool(wrong_BT.any()):
-        b, t = wrong_BT.nonzero()[0].tolist()
-        raise ValueError(
-            f"label {int(labels_BT[b, t])} at b={b} t={t} is not in [0, {classes}): frames without a label "
-            "can only be left out at the end of a sequence"
-        )
-
-
-def reject_two_labels(labels_BT: Tensor, starts_BT: Tensor, lengths_B: Tensor | None) -> None:
-    """Raises ValueError where a label changes inside a segment.
-
-    Nothing is read on a GPU, which would wait, nor in torch.func, which takes no branch.
-    """
-    if starts_BT.is_cuda or transforming():
+    if not bool(wrong_BT.any()):
         return
-    wrong_BT = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:]
-    if lengths_B is not None:
-        wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)[:, 1:]
-    if bool(wrong_BT.any()):
-        b, t = wrong_BT.nonzero()[0].tolist()
+    b, t = wrong_BT.nonzero()[0].tolist()
+    if not outside_BT[b, t]:
         raise ValueError(
-            f"labels change inside a gold segment [first b={b} t={t + 1}]: mark that frame in starts, "
+            f"labels change inside a gold segment [first b={b} t={t}]: mark that frame in starts, "
             "or leave starts out, and segments are maximal runs of labels"
         )
+    raise ValueError(
+        f"label {int(labels_BT[b, t])} at b={b} t={t} is not in [0, {classes}): frames without a label "
+        "can only be left out at the end of a sequence"
+    )
 
 
 def gold_score(
@@ -98,7 +94,7 @@ def gold_score(
     frame_T = torch.arange(labels_BT.shape[1], device=labels_BT.device)
     inside_BT, last_BT = frame_T < lengths_B[:, None], frame_T == lengths_B[:, None] - 1
     labels_BT = torch.where(inside_BT, labels_BT, torch.zeros_like(labels_BT))
-    starts_BT = starts_BT & inside_BT
+    starts_BT = (starts_BT | (frame_T == 0)) & inside_BT  # the first segment starts, marked or not
     ends_BT = last_BT | (torch.cat([starts_BT[:, 1:], torch.zeros_like(starts_BT[:, :1])], 1) & inside_BT)
     # Whether a longer segment is allowed is the caller's matter: here its index has to stay in the table.
     index_BT = index_in_segment(starts_BT).clamp(max=duration_KC.shape[0] - 1)

@@ -9,7 +9,7 @@ import pandas as pd
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural
-from lab.report.parts import Card, Page, Section, Table
+from lab.report.parts import Card, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf.report.common import FOUND, PILLS, finish, short_numbers
 
@@ -26,34 +26,23 @@ NEVER = (
 SHOWN = 8  # failed checks in the verdict; the table has all
 
 
-def checks(
-    frame: pd.DataFrame,
-    missing: list[str],
-    out: Path,
-    title: str,
-    sources: dict[str, dict[str, str]],
-    run: Run,
-) -> Findings:
+def checks(frame: pd.DataFrame, missing: list[str], out: Path, run: Run) -> Findings:
     """Write the page and its table."""
     files = [write_csv(frame, out / "tables" / "checks.csv")]
     failed = frame[frame["verdict"] == "fail"]
     backends = ", ".join(sorted(frame["backend"].unique()))
     passed = f"{len(frame) - len(failed)} of {len(frame)}"
-    page = Page(
-        title=title,
+    summary = frame.groupby(["backend", "verdict"]).size().reset_index(name="checks")
+    return finish(
+        *(run, out, files, summary, missing),
         question=QUESTION,
         verdict=[*_sentences(frame, failed, backends), *_not_covered(frame)],
         status="fail" if len(failed) else "ok",
         cards=[Card("Checks", passed, "tables/checks.csv", note=backends)],
         sections=[Section("Checks", [_table(frame)])],
-        provenance=sources,
         footnotes=FOOTNOTES,
         badge=FOUND if len(failed) else "",
-        room="semicrf",
-        kind=run.manifest.kind.value,
     )
-    summary = frame.groupby(["backend", "verdict"]).size().reset_index(name="checks")
-    return finish(page, out, files, summary, missing)
 
 
 def _sentences(frame: pd.DataFrame, failed: pd.DataFrame, backends: str) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from lab.core.plan import Findings
+from lab.core.run import Run
 from lab.report.page import write_page
 from lab.report.parts import Page
+from lab.report.provenance import provenance
 from lab.report.tables import terminal_table
 
 FOUND = "✕ a fault was found"  # the badge of a diagnosis or check that is complete and not clean
@@ -19,8 +22,13 @@ PILLS = {
 }
 
 
-def finish(page: Page, out: Path, files: list[Path], table: pd.DataFrame, missing: list[str]) -> Findings:
-    """Write the page; `table` is shown on the terminal below the verdict."""
+def finish(
+    run: Run, out: Path, files: list[Path], table: pd.DataFrame, missing: list[str], **parts: Any
+) -> Findings:
+    """Write the page of these parts; `table` is shown on the terminal below the verdict."""
+    manifest = run.manifest
+    run_parts = {"provenance": provenance(run.root, manifest), "room": "semicrf", "kind": manifest.kind.value}
+    page = Page(f"Semi-CRF {manifest.config.get('command')} {manifest.id}", **{**run_parts, **parts})
     files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
     verdict = [page.verdict[0], *(f"- {sentence}" for sentence in page.verdict[1:])]

@@ -13,7 +13,7 @@ from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.figures import Cell, cell_grid, save
-from lab.report.parts import Block, Card, Figure, Files, Page, Points, Section, Table
+from lab.report.parts import Block, Card, Figure, Files, Points, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf import verdict as verdicts
 from lab.rooms.semicrf.analyze import Examination
@@ -36,40 +36,31 @@ COLUMNS = (
 LEGEND = {"passed": "ok", "failed": "fail", "different bits": "warn"}
 
 
-def examination(
-    examined: Examination, out: Path, title: str, sources: dict[str, dict[str, str]], run: Run
-) -> Findings:
+def examination(examined: Examination, out: Path, run: Run) -> Findings:
     """Write the page and its tables."""
-    config = run.manifest.config
-    pair = (examined.tested, examined.reference)
-    named = config.get("partition")
-    verdict = (
-        verdicts.of_kernel(examined.probes, named)
-        if named
-        else verdicts.diagnose(examined.cells, examined.probes, *pair)
-    )
+    named = run.manifest.config.get("partition")
+    if named:
+        verdict = verdicts.of_kernel(examined.probes, named)
+    else:
+        verdict = verdicts.diagnose(examined.cells, examined.probes, examined.tested, examined.reference)
     matrix = pd.DataFrame(examined.cells).reindex(columns=list(COLUMNS))
     tables = {"matrix": matrix, "probes": _probe_frame(examined.probes)}
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
     sentences = [*verdict.sentences, *_reproducer_sentences(examined)]
     sentences += [KERNEL_ALONE] if named else [_not_covered(examined)]
     sentences += [] if examined.cells and examined.probes else [f"{reason}." for reason in examined.missing]
-    page = Page(
-        title=title,
+    probes = tables["probes"]
+    dirty = probes.loc[probes["verdict"] == "dirty", ["probe", "backend", "text"]]
+    return finish(
+        *(run, out, files, dirty, examined.missing),
         question=QUESTION,
         verdict=sentences,
         status="fail" if examined.missing and not examined.cells else verdict.status,
         cards=_cards(examined, verdict),
         sections=_sections(examined, verdict, tables, out),
-        provenance=sources,
         footnotes=FOOTNOTES,
-        room="semicrf",
-        kind=run.manifest.kind.value,
         badge=FOUND if verdict.status == "fail" else "",
     )
-    probes = tables["probes"]
-    dirty = probes.loc[probes["verdict"] == "dirty", ["probe", "backend", "text"]]
-    return finish(page, out, files, dirty, examined.missing)
 
 
 def _sections(

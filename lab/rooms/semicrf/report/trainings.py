@@ -14,13 +14,13 @@ from lab.core.manifest import Kind
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.report.figures import lines, save
-from lab.report.parts import Block, Card, Figure, Files, Page, Section, Status, Table
+from lab.report.parts import Block, Card, Figure, Files, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.semicrf.analyze import Trainings, comparison
 from lab.rooms.semicrf.config import COMPARISON
 from lab.rooms.semicrf.report.common import PILLS, finish
-from lab.rooms.semicrf.verdict import DIVERGED, DRIFT
+from lab.rooms.semicrf.verdict import growth
 
 QUESTION = "Does a semi-Markov CRF segment better than a linear one, and what do its backends cost?"
 FOOTNOTES = (
@@ -51,16 +51,13 @@ DURATION_HEADINGS = {
     "ref_mean": Heading("reference mean", "frames"),
     "pred_mean": Heading("predicted mean", "frames"),
 }
-RISEN = 10.0  # a loss this many times its lowest has left it for good
 SHOWN = [
     *("model", "backend", "status", "phone_error_rate", "boundary_f1", "segment_f1"),
     *("epoch_time_s", "peak_mem_bytes"),
 ]
 
 
-def trainings(
-    tables: Trainings, out: Path, title: str, sources: dict[str, dict[str, str]], run: Run
-) -> Findings:
+def trainings(tables: Trainings, out: Path, run: Run) -> Findings:
     """Write the page and its tables."""
     sections, files = _sections(tables, out)
     if tables.raw:
@@ -72,19 +69,16 @@ def trainings(
     words = {judgement(tables.epochs, row)[0] for _, row in tables.results[finished].iterrows()}
     doubtful = tables.missing or any(suspect for suspect, _ in notes(tables))
     status: Status = "fail" if not finished.any() or any(words) else "warn" if doubtful else "ok"
-    page = Page(
-        title=title,
+    return finish(
+        *(run, out, files, tables.results[SHOWN], tables.missing),
         question=QUESTION,
         verdict=_sentences(tables, synthetic=synthetic),
         status=status,
         cards=_cards(tables.results),
         sections=sections,
-        provenance=sources,
         footnotes=FOOTNOTES,
-        room="semicrf",
         kind="synthetic" if synthetic and kind is Kind.measured else kind.value,
     )
-    return finish(page, out, files, tables.results[SHOWN], tables.missing)
 
 
 def _sections(tables: Trainings, out: Path) -> tuple[list[Section], list[Path]]:
@@ -134,18 +128,10 @@ def _sentences(tables: Trainings, *, synthetic: bool) -> list[str]:
 
 
 def judgement(epochs: pd.DataFrame, case: Any) -> tuple[str, str]:
-    """Whether a training "diverged" or was "drifting", and a clause that says by what; "" and "" else."""
+    """`verdict.growth` of a head on a backend."""
     rows = epochs[(epochs["model"] == case["model"]) & (epochs["backend"] == case["backend"])]
-    largest = float(rows[["transition_max", "duration_max"]].max().max()) if len(rows) else 0.0
-    losses = rows["loss"].dropna()
-    rose = len(losses) > 1 and losses.iloc[-1] > RISEN * max(losses.min(), 1.0)
-    if not (largest > DRIFT or rose):
-        return "", ""
-    went = f"the loss went from {losses.iloc[0]:.4g} to {losses.iloc[-1]:.4g}"
-    rate = f"at the learning rate {rows['lr'].max():g}"
-    if largest > DIVERGED or rose:
-        return "diverged", f"diverged {rate}: its largest parameter reached {largest:.4g}, {went}"
-    return "drifting", f"is drifting {rate}: its largest parameter reached {largest:.1f}, {went}"
+    sizes = rows[["transition_max", "duration_max"]].max().dropna()
+    return growth(sizes.tolist(), rows["loss"].dropna().tolist(), rows["lr"].max())
 
 
 def notes(tables: Trainings) -> list[tuple[bool, str]]:

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.core.files import write_atomic
 from lab.errors import BadDataError
 from lab.rooms.semicrf.model import api
 from lab.rooms.semicrf.model.autograd import MendedCounts
+from lab.rooms.semicrf.model.problem import inside
 
 Partition = Callable[..., Tensor]
 MOST_BYTES = 1 << 30
@@ -66,13 +67,9 @@ class Case:
 
     def padded(self, frames: int, value: float) -> Case:
         """`frames` more frames, and `value` wherever no sequence is."""
-        size, length, classes = self.score_BTC.shape
-        rows_added = self.score_BTC.new_zeros(size, frames, classes)
-        score = torch.cat([self.score_BTC, rows_added], dim=1)
-        inside = torch.arange(length + frames) < self.lengths_B[:, None]
-        return replace(
-            self, score_BTC=torch.where(inside[..., None].to(score.device), score, score.new_full((), value))
-        )
+        score = nn.functional.pad(self.score_BTC, (0, 0, 0, frames))
+        within = inside(score.shape[1], self.lengths_B, score.device)[..., None]
+        return replace(self, score_BTC=score.masked_fill(~within, value))
 
     def save(self, path: Path) -> None:
         data = io.BytesIO()
@@ -204,7 +201,7 @@ def mass_error(case: Case, solution: Solution) -> float:
     labels from 1, and a number from 0 to 1; 0 is perfect. Infeasible sequences have no mass.
     """
     alive_B = torch.isfinite(solution.logZ_B).cpu()
-    inside_BT = torch.arange(case.score_BTC.shape[1]) < (case.lengths_B * alive_B)[:, None]
+    inside_BT = inside(case.score_BTC.shape[1], case.lengths_B * alive_B)
     label_BTC = solution.score_BTC.double().cpu()
     beyond = torch.maximum(label_BTC - 1, -label_BTC).max()
     return float(torch.maximum((label_BTC.sum(2) - inside_BT.double()).abs().max(), beyond))

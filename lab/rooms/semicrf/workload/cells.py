@@ -90,7 +90,6 @@ def one_step(
     try:
         loss, norm = train_step(tagger, optimizer, to_batch(chosen, device), clip)
         validator.settle(wait=True)  # type: ignore[union-attr, operator]
-        validator.settle(wait=True)  # type: ignore[union-attr, operator]
     except (ValueError, RuntimeError, LabError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     trail.append({"loss": float(loss), "grad_norm": float(norm)})

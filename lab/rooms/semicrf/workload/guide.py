@@ -41,8 +41,7 @@ def guide_gold(
 ) -> Tensor:
     """(B,) float64: content, transitions between maximal runs, and bias min(d, K - 1) of each run."""
     frames = labels_BT.shape[1]
-    if lengths_B is None:
-        lengths_B = labels_BT.new_full((len(labels_BT),), frames)
+    lengths_B = labels_BT.new_full((len(labels_BT),), frames) if lengths_B is None else lengths_B
     lengths_B = lengths_B.to(labels_BT.device)
     starts_BT, within_BT = run_starts(labels_BT), inside(frames, lengths_B)
     plain_B = gold_score(

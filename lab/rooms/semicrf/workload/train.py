@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.errors import BadDataError, StepFailed, writing
 from lab.rooms.semicrf import metrics
 from lab.rooms.semicrf.config import TrainConfig
@@ -42,8 +42,6 @@ from lab.rooms.semicrf.workload.training import (
     validator_of,
 )
 from lab.workload.start import read_config, write_json
-
-SHOWN = 4  # utterances that an error names
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -126,8 +124,7 @@ def train_epoch(task: TrainingTask, optimizer: torch.optim.Optimizer, epoch: int
             break
     synchronize(task.device)
     seconds = time.perf_counter() - started
-    if validator:  # twice: what was noted in the last step is sent by the first
-        validator.settle(wait=True)
+    if validator:
         validator.settle(wait=True)
     refuse_nonfinite(norms, losses, names, epoch)
     mean = float(torch.stack(losses).mean())
@@ -156,8 +153,7 @@ def refuse_nonfinite(norms: list[Tensor], losses: list[Tensor], names: list[list
 
 def step_of(epoch: int, step: int, names: list[str]) -> str:
     """Where a training failed: its epoch, its step and the first utterances of the batch."""
-    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-    return f"epoch {epoch}, step {step + 1}, utterances {shown}"
+    return f"epoch {epoch}, step {step + 1}, utterances {first_few(names)}"
 
 
 def evaluated(task: TrainingTask, utterances: list[Utterance]) -> dict[str, Any]:

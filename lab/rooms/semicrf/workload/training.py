@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from lab.errors import MissingError
 from lab.rooms.semicrf.config import TrainConfig
 from lab.rooms.semicrf.model.head import SemiCRF
+from lab.rooms.semicrf.model.problem import inside
 from lab.rooms.semicrf.model.validation.points import Validator
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, collate
 from lab.rooms.semicrf.workload.guide import plant_objective
@@ -104,7 +105,7 @@ class TorchCRF(nn.Module):
         return float(self.crf.transitions.detach().abs().max()), 0.0
 
     def _mask(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        return torch.arange(hidden.shape[1], device=hidden.device) < lengths.to(hidden.device)[:, None]
+        return inside(hidden.shape[1], lengths, hidden.device)
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,18 @@ def test_no_entropy_is_less_than_0_where_a_segmentation_is_all_but_certain():
         assert bool(torch.isfinite(gradient).all())
 
 
+def test_what_is_common_to_all_labels_of_a_frame_costs_no_digits():
+    problem = random_problem(1, 60, 4, 3, seed=2)
+    problem.score_BTC[:, 20:40] = 0.0
+    plain = of(problem)
+    masked = replace(problem, score_BTC=problem.score_BTC.clone())
+    masked.score_BTC[:, 20:40] = -9e11
+    p = of(masked)
+    assert p.entropy().item() == pytest.approx(plain.entropy().item(), abs=1e-9)
+    assert p.topk(2)[0][0] == (pytest.approx(plain.topk(1)[0][0][0], abs=1e-9), plain.argmax()[0])
+    assert p.log_prob(plain.argmax()).item() == pytest.approx(plain.topk(1)[0][0][0], abs=1e-9)
+
+
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_log_prob_and_topk_of_hostile_problems_are_those_of_the_list(kind):
     for seed in range(25):
@@ -149,10 +161,11 @@ def test_log_prob_and_topk_of_hostile_problems_are_those_of_the_list(kind):
 
 
 def test_labels_mean_their_maximal_runs_or_what_starts_say():
-    problem = random_problem(2, 5, 3, 2, seed=1)
+    """The first segment starts, and pays for it, whether it is marked or not."""
+    problem = extended_problem(2, 5, 3, 2, terms=("start",), seed=1)
     problem = replace(problem, lengths_B=torch.tensor([5, 3]))
     labels = torch.tensor([[0, 0, 1, 1, 0], [1, 0, 0, 7, -3]])
-    starts = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
+    starts = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
     p = of(problem)
     runs = [[(0, 2, 0), (2, 4, 1), (4, 5, 0)], [(0, 1, 1), (1, 3, 0)]]
     split = [[(0, 2, 0), (2, 3, 1), (3, 4, 1), (4, 5, 0)], [(0, 1, 1), (1, 2, 0), (2, 3, 0)]]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 compiled = pytest.mark.skipif(
     choose.missing_reason("cpu") is not None, reason="no C++ compiler for the native form"
 )
-BACKENDS = ("auto", "torch", pytest.param("native", marks=compiled))
+BACKENDS = ("torch", pytest.param("native", marks=compiled))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -19,7 +19,7 @@ from tests.rooms.semicrf.problems import extended_problem, inputs_of, random_pro
 
 pytestmark = pytest.mark.torch
 NAMES = ("score_BTC", "transition", "duration_KC", "start_C", "end_C")
-BACKENDS = ("torch", "native", "auto")
+BACKENDS = ("torch", "native")
 SHAPES = ((3, 6, 3, 3), (2, 9, 4, 1), (3, 5, 1, 4), (4, 2, 7, 2), (1, 1, 1, 1), (2, 20, 5, 9))
 
 

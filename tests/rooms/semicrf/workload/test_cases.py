@@ -22,8 +22,6 @@ from lab.rooms.semicrf.workload.cases import (  # noqa: E402
     shrunk,
     solve,
 )
-from lab.rooms.semicrf.workload.probes.kernel import Kernel, kernel_probes  # noqa: E402
-from tests.rooms.semicrf.workload.probes.planted import faulty  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -31,11 +29,6 @@ CPU = torch.device("cpu")
 
 def case(seed=0, shape=(3, 14, 4, 3), dtype=torch.float32):
     return random_case(torch.Generator().manual_seed(seed), *shape, dtype=dtype)
-
-
-def dirty(fault):
-    rows = kernel_probes(Kernel("torch", faulty(fault), CPU))
-    return {row["probe"] for row in rows if not row["clean"]}
 
 
 def test_mass_that_is_missing_or_beyond_certainty_is_seen():
@@ -46,18 +39,6 @@ def test_mass_that_is_missing_or_beyond_certainty_is_seen():
     moved = solution.score_BTC.clone()
     moved[0, 2] += torch.tensor([2.0, -2.0, 0.0])
     assert mass_error(problem, replace(solution, score_BTC=moved)) > 0.3
-
-
-def test_sound_backends_pass_every_probe():
-    assert dirty(None) == set()
-
-
-def test_a_kernel_that_reads_beyond_the_mask_is_caught_by_poison_and_by_its_lengths():
-    assert {"padding and poisoned memory", "lengths"} <= dirty("overread")
-
-
-def test_a_kernel_with_a_stale_message_gives_other_bits():
-    assert "same input, same bits" in dirty("race")
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from lab.core.words import plural
+from lab.rooms.semicrf.config import DRIFT
 from lab.rooms.semicrf.model.problem import LIMIT, inside
 
-DRIFT = 20.0  # the guide's threshold for transition and duration parameters
 NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native"}
 Range = tuple[float, float]
 """From the smallest allowed number to the largest; NaN is in none."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lab.core.words import plural
+from lab.rooms.semicrf.model.problem import inside
 from lab.rooms.semicrf.workload.cases import (
     Case,
     bits_equal,
@@ -172,8 +173,8 @@ def poison(subject: Subject) -> Iterator[Row]:
         plain = subject.solve(case)
         poison_free_memory(subject.device)
         dirty = subject.solve(case.padded(3, math.nan))
-        inside = (torch.arange(shape[1]) < case.lengths_B[:, None])[..., None].to(subject.device)
-        unpadded = torch.where(inside, dirty.score_BTC[:, : shape[1]], plain.score_BTC)
+        within = inside(shape[1], case.lengths_B, subject.device)[..., None]
+        unpadded = torch.where(within, dirty.score_BTC[:, : shape[1]], plain.score_BTC)
         good = bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(unpadded, plain.score_BTC)
         wild = dirty.first_nonfinite(case.lengths_B)
         text = f"not finite: {wild}" if wild else "no bit changes" if good else "bits change"

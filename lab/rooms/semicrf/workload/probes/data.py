@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from lab.core.words import first_few
+from lab.rooms.semicrf.model.problem import inside
 from lab.rooms.semicrf.workload.cases import Case
 from lab.rooms.semicrf.workload.corpus.utterances import Corpus
 from lab.rooms.semicrf.workload.probes import Row, row
@@ -15,10 +17,10 @@ from lab.rooms.semicrf.workload.probes import Row, row
 def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
     """What the reader noted of the corpus; it refuses what cannot be trained on."""
     suspects = [note.text for note in corpus.notes if note.suspect]
-    text = some_of(suspects) or "no utterance and no speaker is in both"
+    text = first_few(suspects, 3, between="; ") or "no utterance and no speaker is in both"
     yield row("test data is apart from training data", "input", not suspects, len(suspects), 0, text)
     mended = [note.text for note in corpus.notes if not note.suspect]
-    text = some_of(mended) or "nothing had to be mended"
+    text = first_few(mended, 3, between="; ") or "nothing had to be mended"
     yield row("what was mended", "input", True, len(mended), 0, text)
     over = sum(e - s > longest for u in corpus.train for s, e, _ in u.segments)
     text = f"{over} gold segments are longer than {longest} frames and are split"
@@ -29,12 +31,12 @@ def data_probes(corpus: Corpus, longest: int) -> Iterator[Row]:
 
 def score_probes(case: Case) -> Iterator[Row]:
     """The scores: -inf is a mask and legal, but not for every label of a frame."""
-    inside = torch.arange(case.score_BTC.shape[1]) < case.lengths_B[:, None]
     score = case.score_BTC.cpu()
-    wild = (torch.isnan(score) | (score == math.inf)).any(2) & inside
+    within = inside(score.shape[1], case.lengths_B)
+    wild = (torch.isnan(score) | (score == math.inf)).any(2) & within
     text = f"first at sequence {first_place(wild)}" if bool(wild.any()) else "no NaN, no +inf"
     yield row("scores are finite or -inf", "input", not bool(wild.any()), int(wild.sum()), 0, text)
-    closed = (score == -math.inf).all(2) & inside
+    closed = (score == -math.inf).all(2) & within
     text = "no frame has -inf for every label"
     if bool(closed.any()):
         text = f"all labels are -inf at sequence {first_place(closed)}: no segmentation is possible"
@@ -44,7 +46,3 @@ def score_probes(case: Case) -> Iterator[Row]:
 def first_place(marked: torch.Tensor) -> str:
     b, t = marked.nonzero()[0].tolist()
     return f"{b}, frame {t}"
-
-
-def some_of(texts: list[str], limit: int = 3) -> str:
-    return "; ".join(texts[:limit]) + (f" and {len(texts) - limit} more" if len(texts) > limit else "")

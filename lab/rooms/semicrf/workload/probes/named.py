@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.problem import inside
 from lab.rooms.semicrf.model.segments import gold_score
 from lab.rooms.semicrf.workload.cases import Partition
 from lab.rooms.semicrf.workload.probes.kernel import Kernel
@@ -82,8 +83,7 @@ def checked(log_z_B: Any, score_BTC: Tensor) -> Tensor:
 
 def finite_padding(score_BTC: Tensor, lengths_B: Tensor) -> Tensor:
     """The scores, with 100 past the ends: these packages multiply by a mask, where NaN would stay."""
-    inside_BT = torch.arange(score_BTC.shape[1], device=score_BTC.device) < lengths_B[:, None]
-    return torch.where(inside_BT[..., None], score_BTC, torch.full_like(score_BTC, 100.0))
+    return score_BTC.masked_fill(~inside(score_BTC.shape[1], lengths_B)[..., None], 100.0)
 
 
 def with_first_transition(partition: Partition) -> Partition:
@@ -182,7 +182,7 @@ def chain(name: str, target: Any, device: torch.device, *, make: Any, call: Any,
     ) -> Tensor:
         model = {"transition_CC": transition_CC, **ends}
         lengths_B = lengths_B.to(device)
-        mask_BT = torch.arange(score_BTC.shape[1], device=device) < lengths_B[:, None]
+        mask_BT = inside(score_BTC.shape[1], lengths_B)
         labels_BT = torch.zeros_like(mask_BT, dtype=torch.int64)
         scores = {"score_BTC": score_BTC, "duration_KC": duration_KC, **model}
         plain = {key: value.detach() for key, value in scores.items()}

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import BadDataError, UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, autograd, ledger, log_domain, naive  # noqa: E402
+from lab.rooms.semicrf.model import autograd, ledger, log_domain, naive  # noqa: E402
 from lab.rooms.semicrf.model import native as choose  # noqa: E402
 from lab.rooms.semicrf.model.autograd import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
@@ -149,8 +149,8 @@ def test_bits_do_not_depend_on_the_order_of_threads(run, dtype):
 
 
 @compiler
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_bits_do_not_depend_on_the_number_of_threads(run, monkeypatch, tmp_path, dtype):
+def test_bits_do_not_depend_on_the_number_of_threads(run, monkeypatch, tmp_path):
+    dtype = torch.float32
     problem = random_problem(3, 41, 33, 3, dtype=dtype, seed=5, scale=0.4)
     first = run(problem)[1]
     monkeypatch.setattr(native_cuda, "SIZES", replace(SMALL, threads=8))
@@ -268,7 +268,7 @@ def test_a_label_that_no_minus_infinity_forbids_is_reachable_though_float32_cann
 def soft_problems(dtype):
     """Penalties that a scaled float can lose between two messages, on some of each kind of score."""
     generator = torch.Generator().manual_seed(4)
-    for penalty in (40.0, 80.0, 200.0, 450.0, 660.0):
+    for penalty in (40.0, 80.0, 660.0):
         for kind in ("duration", "transition", "start", "end", "score"):
             problem = random_problem(2, 30, 3, 4, dtype=dtype, scale=0.5, seed=int(penalty))
             names = {"duration": "duration_KC", "start": "start_C", "end": "end_C", "score": "score_BTC"}
@@ -293,7 +293,7 @@ def test_soft_penalties_lose_no_mass_between_the_messages(run, dtype):
         unflagged += len(problem.lengths_B)
         assert worst(expected, found) <= limit, (penalty, kind)
         assert float(found.imbalance_B.max()) <= ledger.tolerance_of(dtype, 30), (penalty, kind)
-    assert unflagged >= (40 if dtype == torch.float64 else 10)
+    assert unflagged >= (24 if dtype == torch.float64 else 10)
 
 
 @compiler
@@ -320,11 +320,12 @@ def test_a_weight_that_underflows_beside_a_large_message_marks_its_sequence(run)
 
 
 @compiler
-@pytest.mark.parametrize("size", [60, 350, 700])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype, size", [(torch.float64, 700), (torch.float32, 60), (torch.float32, 350)], ids=str
+)
 def test_soft_scores_of_any_sign_on_any_input_lose_nothing(run, dtype, size):
     limit = 1e-9 if dtype == torch.float64 else 1e-4
-    for seed in range(30):
+    for seed in range(20):
         problem = random_problem(4, 1 + seed % 9, 1 + seed % 6, 1 + seed % 4, dtype=dtype, seed=seed)
         generator = torch.Generator().manual_seed(seed)
         for value in problem.floats():
@@ -431,7 +432,7 @@ def test_a_length_that_nobody_looked_at_is_refused_if_it_is_out_of_range(run):
 @compiler
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ["score_BTC", "transition", "duration_KC", "start_C", "end_C"])
-@pytest.mark.parametrize("value", [-1e12, -1e20, -3e38])
+@pytest.mark.parametrize("value", [-1e12, -3e38])
 def test_a_large_negative_score_is_minus_inf_to_the_last_bit(run, name, value, dtype):
     """The kernels look at numbers on their way: all of an input, or a part."""
     for seed, share in ((1, 0.3), (2, 0.3), (3, 1.0)):
@@ -486,9 +487,7 @@ def test_without_the_counts_one_pass_runs_and_log_z_has_the_same_bits(run):
 
 
 @compiler
-@pytest.mark.parametrize(
-    "labels, dtype", [(24, torch.float32), (39, torch.float64), (100, torch.float32)], ids=str
-)
+@pytest.mark.parametrize("labels, dtype", [(24, torch.float64), (100, torch.float32)], ids=str)
 def test_at_the_sizes_of_a_gpu_the_kernels_equal_torch(monkeypatch, tmp_path, labels, dtype):
     monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
     sizes = native_cuda.SIZES
@@ -546,25 +545,6 @@ def test_on_a_gpu_twenty_repeats_have_the_same_bits():
     problem = on_the_gpu(random_problem(5, 90, 40, 24, dtype=torch.float32))
     first = native_cuda.backward(native_cuda.forward(problem))
     assert all(same_bits(first, native_cuda.backward(native_cuda.forward(problem))) for _ in range(20))
-
-
-@pytest.mark.gpu
-@NEEDS_NVIDIA
-def test_what_is_not_given_can_be_trained_after_an_inference():
-    """The defaults are shared between calls: none may belong to the mode of the call that came first."""
-    shape = (3, 11, 4, 7)  # sizes that no other test has
-    problem = on_the_gpu(random_problem(*shape, dtype=torch.float32))
-    score, transition, duration = problem.floats()[:3]
-    with torch.inference_mode():
-        inferred_B = api.log_partition(score, transition, duration)
-    trained = score.clone().requires_grad_()
-    log_z_B = api.log_partition(trained, transition, duration)
-    log_z_B.sum().backward()
-    assert torch.equal(log_z_B, inferred_B) and torch.allclose(
-        trained.grad.sum(-1), torch.ones(3, 11, device="cuda"), atol=1e-5
-    )
-    wide = api.log_partition(score.double(), transition.double(), duration.double())
-    assert torch.allclose(wide, log_z_B, atol=1e-4)
 
 
 @compiler

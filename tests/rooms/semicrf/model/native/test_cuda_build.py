@@ -154,8 +154,9 @@ def nvrtc():
     return ctypes.CDLL(str(found[-1]))
 
 
-@pytest.mark.parametrize("labels, dtype", [(24, torch.float32), (128, torch.float64)], ids=str)
-@pytest.mark.parametrize("target", ["compute_61", "compute_90"], ids=["Pascal", "Hopper"])
+@pytest.mark.parametrize(
+    "target, labels, dtype", [("compute_61", 24, torch.float32), ("compute_90", 128, torch.float64)], ids=str
+)
 def test_the_kernels_compile_without_a_gpu_and_have_no_atomics(target, labels, dtype):
     library, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     text = native_cuda.source_text(dtype, SIZES.padded(labels), SIZES).encode()

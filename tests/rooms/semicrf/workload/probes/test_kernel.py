@@ -63,8 +63,6 @@ SOUND = {
     "float32": scan,
     "module": Module(),
     "float64": in_float64,
-    "torch": lambda *model, **ends: api.log_partition(*model, backend="torch", **ends),
-    "definition": lambda *model: api.log_partition(*model, backend="naive"),
 }
 
 
