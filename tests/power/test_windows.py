@@ -16,7 +16,7 @@ from lab.power.windows import (
     update_period_s,
     window,
 )
-from tests.rooms.kernels.energy.made import NAN, FakeMeter, sampled
+from tests.power.made import NAN, FakeMeter, sampled
 
 
 def test_a_window_runs_from_one_step_of_the_counter_to_another():

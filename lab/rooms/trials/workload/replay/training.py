@@ -14,6 +14,7 @@ import functools
 import os
 import platform
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,6 +74,7 @@ class Training(Recorder):
         self._roots: list[nn.Module] = []
         self._in_backward = 0
         self._open = False
+        self._begins = threading.RLock()
         self._versions: dict[int, int] = {}  # of the weights of each root when the step began
         self._updated: dict[int, int] = {}  # the same after the last update
         self._saved: Saved | None = None
@@ -165,7 +167,8 @@ class Training(Recorder):
             finally:
                 thread.depth -= 1
         if self.attempt == 0:
-            self._begin(module, args, kwargs)
+            with self._begins:  # threads may call the model at once: one begins the step, the others join it
+                self._begin(module, args, kwargs)
         thread.depth += 1
         try:
             self.phase = "fwd"

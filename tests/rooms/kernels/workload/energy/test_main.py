@@ -7,7 +7,8 @@ import pytest
 
 from lab.errors import GpuError
 from lab.rooms.kernels.energy.choice import EnergyConfig
-from tests.rooms.kernels.energy.made import FakeMeter, a_plan, a_raw, a_window
+from tests.power.made import FakeMeter
+from tests.rooms.kernels.energy.made import a_plan, a_raw, a_window
 
 
 @pytest.mark.torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -203,9 +204,12 @@ def test_a_step_that_cannot_run_again_alone_is_not_repeated_and_that_is_said(job
     assert any(why in text for text in notes_of(records[0]))
 
 
-def test_a_program_that_calls_its_model_from_threads_is_not_disturbed(tmp_path):
+def test_a_program_that_calls_its_model_from_threads_is_not_disturbed(tmp_path, monkeypatch):
+    """A step that one thread had begun by half was ended by another, with its record."""
     from concurrent.futures import ThreadPoolExecutor
 
+    digests = recorder_module.digests
+    monkeypatch.setattr(recorder_module, "digests", lambda state: time.sleep(0.05) or digests(state))
     model = nn.Linear(6, 2)
 
     def loss():
@@ -214,6 +218,7 @@ def test_a_program_that_calls_its_model_from_threads_is_not_disturbed(tmp_path):
 
     _, records = twice(tmp_path, lambda: loop(model, loss), runs=1)
     assert records[0].recording.end["steps"] == 2 and not records[0].recording.lacks
+    assert not any("no optimizer" in note for note in records[0].recording.end["notes"])
 
 
 def test_gradients_without_dense_bits_are_counted_and_the_verdict_is_incomplete(tmp_path):
