@@ -263,8 +263,9 @@ class Wire:
                 threading.Thread(target=_carry, args=(source, target), daemon=True).start()
 
     def cut(self) -> None:
+        """Once or again: a line of lab's own about the loss may come while the engine is lost."""
         self._server.close()
-        os.unlink(self.path)
+        self.path.unlink(missing_ok=True)
         for one in self._pairs:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
