@@ -68,6 +68,7 @@ def reference_cells(config: DiagnoseConfig, tested: str, device: torch.device, o
 def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path) -> dict[str, Any]:
     """All probes, the input's first; if the input is broken the kernels are probed with sound input."""
     rows: list[Row] = []
+    torch.manual_seed(config.train.seed)
     head = SemiCRF(4, 6, backend=backend)
     if config.train.objective == "guide":
         plant_objective(head)
