@@ -15,10 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lab.core.files import replacing
+from lab.core.files import replacing, write_atomic
 from lab.errors import BadDataError, MissingError
 from lab.rooms.semicrf.workload.corpus.sound import HOP, log_mel, mfcc, read_sound
-from lab.workload.start import write_json
 
 _NAMES = (
     "aa ae ah aw ay b ch d dh dx eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh sil t th uh uw v w y z"
@@ -181,5 +180,5 @@ def _stats(values: np.ndarray) -> dict[str, float]:
 
 
 def _write(path: Path, content: Any) -> str:
-    write_json(path, content)
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     return str(path)
