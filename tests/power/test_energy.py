@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import BadDataError
-from lab.power.energy import coverage_problems, energy_of, published_energy, sensor_problems, stale_j
+from lab.power.energy import (
+    coverage_problems,
+    energy_of,
+    may_average,
+    published_energy,
+    sensor_problems,
+    stale_j,
+)
 from lab.power.readings import Readings, read_power_log, seconds_of, select_gpu, window_of
 from tests.command import lab
 
@@ -277,6 +284,27 @@ def test_a_column_in_an_unknown_unit_and_gpus_that_are_not_told_apart_are_refuse
     path.write_text(smi(*rows, header="timestamp, power.draw [W]"))
     with pytest.raises(BadDataError, match="several rows per sample"):
         read_power_log(path)
+
+
+@pytest.mark.parametrize(
+    ("short_s", "count", "refused"), [(0.24, 4, True), (0.24, 3, False), (0.26, 4, False)]
+)
+def test_a_third_of_short_gaps_are_several_gpus_in_one_sample(tmp_path, short_s, count, refused):
+    """Of 10 gaps `count` are short, the others a second long; times are seconds since the epoch."""
+    times, path = [1772615730.5], tmp_path / "power.csv"
+    for number in range(10):
+        times.append(times[-1] + (short_s if number < count else 1.0))
+    path.write_text("timestamp,power_w\n" + "".join(f"{t:.2f},{100 + i}\n" for i, t in enumerate(times)))
+    if refused:
+        with pytest.raises(BadDataError, match="several rows per sample"):
+            read_power_log(path)
+    else:
+        assert len(read_power_log(path)[""].t_s) == 11
+
+
+@pytest.mark.parametrize(("jump_w", "possible"), [(14.5, True), (15.5, False)])
+def test_a_mean_of_a_second_moves_by_at_most_one_and_a_half_ranges_per_second(jump_w, possible):
+    assert may_average([0.0, 0.1, 1.1], [100.0, 100.0 + jump_w, 200.0]) is possible
 
 
 def test_a_window_is_read_on_the_logs_clock(tmp_path):
