@@ -144,9 +144,10 @@ def _stream_waits(trace: Capture, call_begin: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _call_times(trace: Capture, correlation: np.ndarray) -> np.ndarray:
-    """When each call (n,) began, -1 where it was not recorded."""
-    call = first_index(np.where(correlation > 0, correlation, -1), trace.api.corr)
-    times: np.ndarray = np.append(trace.api.start_ns, -1)[call]
+    """When each call (n,) began, the earliest of equal numbers; -1 where it was not recorded."""
+    order = np.argsort(trace.api.start_ns, kind="stable")
+    call = first_index(np.where(correlation > 0, correlation, -1), trace.api.corr[order])
+    times: np.ndarray = np.append(trace.api.start_ns[order], -1)[call]
     return times
 
 
