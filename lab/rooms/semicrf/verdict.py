@@ -211,5 +211,6 @@ def growth(sizes: Sequence[float], losses: Sequence[float], lr: float) -> tuple[
     diverged = largest > DIVERGED or rose
     went = f", the loss went from {losses[0]:.4g} to {losses[-1]:.4g}" if losses else ""
     head = "diverged" if diverged else "is drifting"
-    clause = f"{head} at the learning rate {lr:g}: its largest parameter reached {largest:.4g}{went}"
+    rate = f" at the learning rate {lr:g}" if math.isfinite(lr) else ""  # older runs did not note it
+    clause = f"{head}{rate}: its largest parameter reached {largest:.4g}{went}"
     return "diverged" if diverged else "drifting", clause
