@@ -97,7 +97,10 @@ def write_record(path: Path, record: Record | Mark) -> None:
 
 def _plain(value: Any) -> str | int | float:
     """A number of numpy's, or another subclass, as Python's own type."""
-    return next(kind(value) for kind in (str, int, float) if isinstance(value, kind))
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise NotImplementedError(f"a record holds no {type(value).__name__}")
 
 
 class Guard:

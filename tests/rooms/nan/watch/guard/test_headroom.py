@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from lab import nan  # noqa: E402
+from lab.rooms.nan.guarded.read import read  # noqa: E402
 from lab.rooms.nan.watch.guard.step import Headroom  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
@@ -50,3 +51,29 @@ def test_a_cast_that_saturates_is_visible():
 def test_magnitudes_are_known_in_the_first_steps_and_then_in_every_eighth():
     due = [step for step in range(64) if Headroom(16).is_due(step)]
     assert due == [*range(32), 32, 40, 48, 56] and not Headroom(0).is_due(0)
+
+
+class AbsorbsOne(torch.nn.Module):
+    """Puts one value into its layer's output, and a finite number in place of it."""
+
+    def __init__(self, value, dtype):
+        super().__init__()
+        self.layer, self.value = torch.nn.Linear(4, 4).to(dtype), value
+
+    def forward(self, values):
+        spoilt = self.layer(values).index_fill(0, torch.tensor(0), self.value)
+        return torch.nn.Identity()(spoilt).nan_to_num(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("counter", ["bits", "norm", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_record_has_finite_figures_whatever_passed(tmp_path, counter, dtype):
+    """JSON has no NaN and no infinity: a record with one cannot be read, and with it goes the verdict."""
+    for value in (float("inf"), float("-inf"), float("nan"), torch.finfo(dtype).max):
+        model = AbsorbsOne(value, dtype)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        with nan.guard(model, optimizer, counter=counter, out=str(tmp_path)):
+            model(torch.randn(3, 4).to(dtype)).float().mean().backward()
+            optimizer.step()
+    job = read([tmp_path])
+    assert len(job.records) == 4 and not job.problems
