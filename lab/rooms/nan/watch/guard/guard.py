@@ -100,7 +100,7 @@ def _plain(value: Any) -> str | int | float:
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
-    raise NotImplementedError(f"a record holds no {type(value).__name__}")
+    raise NotImplementedError(f"not a plain value for a record: {type(value).__name__}")
 
 
 class Guard:
