@@ -1,7 +1,8 @@
 """Recordings with known truth, damaged or not: how often lab's commands are silently different (bar: never).
 
 LAB_BENCH_DRAWS says how many (10,000; every tenth is a job of several ranks, every tenth a file of two
-processes); LAB_TEST_CHANCE=1 draws other ones each time. The table goes to docs/integrity.md.
+processes). They are drawn in 20 shares with a seed each, on all cores: the same draws on every machine.
+LAB_BENCH_SEED=1000 draws other ones. The table goes to docs/integrity.md.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from bench.table import PAGE, Row, measured
@@ -21,6 +24,8 @@ from tests.simulator.draws import merged, recordings
 from tests.simulator.ranks import jobs
 
 DRAWS = int(os.environ.get("LAB_BENCH_DRAWS", "10000"))
+SEED = int(os.environ.get("LAB_BENCH_SEED", "0"))
+SHARES = 20
 TABLE = PAGE.with_name("integrity.md")
 START = "| recording | draws | complete | lossy | unknown | silently different |\n"
 SHOWN = 20  # silent differences
@@ -31,12 +36,16 @@ class Counts:
 
     def __init__(self) -> None:
         self.verdicts: Counter[tuple[str, str]] = Counter()
-        self.silent: list[tuple[str, Any, list[str]]] = []
+        self.silent: list[tuple[str, str, list[str]]] = []
 
     def add(self, group: str, drawn: Any, verdict: str, sentences: list[str]) -> None:
         self.verdicts[group, verdict] += 1
         if sentences:
-            self.silent.append((group, drawn, sentences))
+            self.silent.append((group, repr(drawn), sentences))
+
+    def join(self, share: Counts) -> None:
+        self.verdicts += share.verdicts
+        self.silent += share.silent
 
     def table(self) -> str:
         lines = [START, "|---|--:|--:|--:|--:|--:|\n"]
@@ -57,17 +66,27 @@ class Counts:
 
 def main() -> None:
     counts = Counts()
-    draw(recordings(), DRAWS * 8 // 10, lambda drawn: counts.add(drawn.format, drawn, *_answer(drawn)))
-    draw(merged(), DRAWS // 10, lambda drawn: counts.add("kineto, two processes", drawn, *_answer(drawn)))
-    draw(jobs(), DRAWS // 10, lambda drawn: counts.add("kineto, file per rank", drawn, *_answer(drawn)))
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for share in pool.map(share_of_draws, range(SEED, SEED + SHARES)):
+            counts.join(share)
     for group, drawn, sentences in counts.silent[:SHOWN]:
-        print(f"{group}: {drawn!r}", *sentences, sep="\n   ")
+        print(f"{group}: {drawn}", *sentences, sep="\n   ")
     table = counts.table()
     print(table)
     write(table)
     silent = len(counts.silent)
     limit = "0 silently different"
     measured(Row("recordings with known truth", cost=f"{DRAWS:,} draws", limit=limit, met=not silent))
+
+
+def share_of_draws(number: int) -> Counts:
+    """One twentieth of all draws, by the seed `number`."""
+    counts = Counts()
+    tenth = round(DRAWS / (SHARES * 10))
+    draw(number, recordings(), tenth * 8, lambda drawn: counts.add(drawn.format, drawn, *_answer(drawn)))
+    draw(number, merged(), tenth, lambda drawn: counts.add("kineto, two processes", drawn, *_answer(drawn)))
+    draw(number, jobs(), tenth, lambda drawn: counts.add("kineto, file per rank", drawn, *_answer(drawn)))
+    return counts
 
 
 def _answer(drawn: Any) -> tuple[str, list[str]]:
@@ -77,17 +96,12 @@ def _answer(drawn: Any) -> tuple[str, list[str]]:
     return verdict, sentences
 
 
-def draw(strategy: st.SearchStrategy[Any], count: int, take: Callable[[Any], None]) -> None:
-    """Call `take` with `count` draws, the same ones each time unless LAB_TEST_CHANCE asks for chance."""
-    chance = bool(os.environ.get("LAB_TEST_CHANCE"))
+def draw(number: int, strategy: st.SearchStrategy[Any], count: int, take: Callable[[Any], None]) -> None:
+    """Call `take` with `count` draws of the seed `number`."""
     settled = settings(
-        max_examples=max(count, 1),
-        deadline=None,
-        database=None,
-        derandomize=not chance,
-        suppress_health_check=list(HealthCheck),
+        max_examples=max(count, 1), deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
-    settled(given(strategy)(take))()
+    seed(number)(settled(given(strategy)(take)))()
 
 
 def write(table: str) -> None:
