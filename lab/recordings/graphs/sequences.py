@@ -14,7 +14,7 @@ from lab.recordings import calls
 from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture, Strings
 from lab.recordings.graphs.frames import Frames, layers_of
 from lab.recordings.graphs.sources import Source
-from lab.recordings.integrity.evidence import FOREVER, of_capture
+from lab.recordings.integrity.evidence import FOREVER, capture_of_call, capture_windows, has_row
 from lab.recordings.names import kernel_class
 from lab.recordings.owners import operators_of_launches
 
@@ -161,20 +161,20 @@ def captured(
     capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
-    of = of_capture(capture)
-    if not len(of.windows):  # the usual recording: spare it the join below
+    windows = capture_windows(capture)
+    if not len(windows):  # the usual recording: spare it the join below
         return [], []
-    launches = np.isin(of.call_kinds, (calls.LAUNCH, calls.COPY, calls.FILL)) & ~of.has_row
+    launches = np.isin(calls.call_kinds(capture), (calls.LAUNCH, calls.COPY, calls.FILL)) & ~has_row(capture)
     order = np.argsort(capture.api.start_ns, kind="stable")
     graphs: list[Sequence] = []
     problems: list[str] = []
-    for window in np.argsort(of.windows[:, 2], kind="stable").tolist():
-        process, _, start_ns, end_ns = of.windows[window].tolist()
+    for window in np.argsort(windows[:, 2], kind="stable").tolist():
+        process, _, start_ns, end_ns = windows[window].tolist()
         if -start_ns == FOREVER or end_ns == FOREVER:
             edge = "end" if end_ns == FOREVER else "begin"
             problems.append(f"a stream capture has no {edge} in the recording: the graph is not used")
             continue
-        rows = order[(launches & (of.captured == window))[order]]
+        rows = order[(launches & (capture_of_call(capture) == window))[order]]
         if len(rows):
             size = _labelled_batch(capture, process, start_ns) if batch is None else batch
             graphs.append(_sequence(capture, source, len(graphs), size, rows, words))

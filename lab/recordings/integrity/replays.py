@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.calls import COPY, FILL, LAUNCH
-from lab.recordings.capture import GRAPH
-from lab.recordings.integrity.evidence import Evidence
+from lab.recordings.calls import COPY, FILL, LAUNCH, call_kinds, launch_calls
+from lab.recordings.capture import GRAPH, Capture
+from lab.recordings.integrity.evidence import capture_of_call, capture_windows, replayed
 from lab.recordings.lacks import Lack, Place
 from lab.stats.columns import distinct, distinct_rows
 
@@ -70,22 +70,22 @@ class _Class:
         return self.names.total()
 
 
-def windows_of(of: Evidence) -> Windows:
+def windows_of(of: Capture) -> Windows:
     """The stream captures of a recording; those without any call are left out."""
-    inside = of.captured
-    count = len(of.windows)
-    nodes = np.isin(of.call_kinds, (LAUNCH, COPY)) & (inside >= 0)
+    inside = capture_of_call(of)
+    count = len(capture_windows(of))
+    nodes = np.isin(call_kinds(of), (LAUNCH, COPY)) & (inside >= 0)
     # 616 of 2,284 memset calls in public traces have no GPU row (zero bytes): fills only raise the maximum.
-    fills = (of.call_kinds == FILL) & (inside >= 0)
+    fills = (call_kinds(of) == FILL) & (inside >= 0)
     num_launches = np.bincount(inside[nodes], minlength=count)
     num_calls = num_launches + np.bincount(inside[fills], minlength=count)
     used = num_calls > 0
     hip = any(of.strings[i].startswith("hip") for i in distinct(of.api.name_id[nodes]).tolist())
-    return Windows(num_launches[used], num_calls[used], of.windows[used, 0], exact=hip)
+    return Windows(num_launches[used], num_calls[used], capture_windows(of)[used, 0], exact=hip)
 
 
 def replay_lacks(
-    of: Evidence, captures: Sequence[Windows] = (), judged: np.ndarray | None = None
+    of: Capture, captures: Sequence[Windows] = (), judged: np.ndarray | None = None
 ) -> list[Lack]:
     """The findings of rule R, one per process and place. judged: GPU rows (n,) that are left out."""
     lacks = _summed_up(of)
@@ -105,7 +105,7 @@ def replay_lacks(
     return lacks
 
 
-def cut_launches(of: Evidence) -> tuple[np.ndarray, np.ndarray]:
+def cut_launches(of: Capture) -> tuple[np.ndarray, np.ndarray]:
     """The calls (k,) of the replays that lost rows by rule R, and of those that may have."""
     replay = _replay_of(of)
     rows = np.flatnonzero(replay >= 0)
@@ -117,13 +117,13 @@ def cut_launches(of: Evidence) -> tuple[np.ndarray, np.ndarray]:
     return _calls_of(of, replay, replays["lost"]), _calls_of(of, replay, replays["perhaps"])
 
 
-def _calls_of(of: Evidence, replay: np.ndarray, replays: list[int]) -> np.ndarray:
-    calls = distinct(of.call_of[np.isin(replay, replays)])
+def _calls_of(of: Capture, replay: np.ndarray, replays: list[int]) -> np.ndarray:
+    calls = distinct(launch_calls(of)[np.isin(replay, replays)])
     launches: np.ndarray = calls[calls >= 0]
     return launches
 
 
-def _summed_up(of: Evidence) -> list[Lack]:
+def _summed_up(of: Capture) -> list[Lack]:
     """Replays recorded as one row each: what ran in them is unknown."""
     rows = np.flatnonzero(of.ops.kind == GRAPH)
     if not len(rows):
@@ -131,7 +131,7 @@ def _summed_up(of: Evidence) -> list[Lack]:
     return [_unknown(of, -1, rows, f"{plural(len(rows), 'graph replay')} recorded as one row each")]
 
 
-def _unknown(of: Evidence, process: int, rows: np.ndarray, reason: str) -> Lack:
+def _unknown(of: Capture, process: int, rows: np.ndarray, reason: str) -> Lack:
     time_ns = of.ops.end_ns - of.ops.start_ns
     process_ns = time_ns if process < 0 else time_ns[of.ops.process == process]
     total_ns = int(process_ns.sum())
@@ -141,9 +141,9 @@ def _unknown(of: Evidence, process: int, rows: np.ndarray, reason: str) -> Lack:
     return Lack("gpu", "all", "R", process, len(rows), len(process_ns), share, text, unknown=True)
 
 
-def _replay_of(of: Evidence, judged: np.ndarray | None = None) -> np.ndarray:
+def _replay_of(of: Capture, judged: np.ndarray | None = None) -> np.ndarray:
     """The replay (n,) of each GPU row, as an index over process and correlation; -1: of none."""
-    in_graph = of.replayed & (of.ops.corr > 0) & (of.ops.kind != GRAPH)
+    in_graph = replayed(of) & (of.ops.corr > 0) & (of.ops.kind != GRAPH)
     if judged is not None:
         in_graph &= ~judged
     rows = np.flatnonzero(in_graph)
@@ -154,7 +154,7 @@ def _replay_of(of: Evidence, judged: np.ndarray | None = None) -> np.ndarray:
     return replay
 
 
-def _classes(of: Evidence, replay: np.ndarray, rows: np.ndarray) -> list[_Class] | None:
+def _classes(of: Capture, replay: np.ndarray, rows: np.ndarray) -> list[_Class] | None:
     """Replays by equal rows; None for too many kinds."""
     ids = _identities(of, rows)
     replay_of_row = replay[rows]
@@ -195,13 +195,13 @@ def _by_stream(streams: np.ndarray, ids: np.ndarray) -> dict[int, np.ndarray]:
     return {0: ids} if len(used) == 1 else {name: ids[streams == name] for name in used}
 
 
-def bounds_ns(of: Evidence, process: int) -> tuple[int, int]:
+def bounds_ns(of: Capture, process: int) -> tuple[int, int]:
     """Begin and end of a process' GPU work."""
     of_process = of.ops.process == process
     return int(of.ops.start_ns[of_process].min()), int(of.ops.end_ns[of_process].max())
 
 
-def edges_at(of: Evidence, rows: np.ndarray, bounds: tuple[int, int]) -> frozenset[Place]:
+def edges_at(of: Capture, rows: np.ndarray, bounds: tuple[int, int]) -> frozenset[Place]:
     """`head` for rows that begin the GPU work of their process, `tail` for rows that end it."""
     is_first = of.ops.start_ns[rows].min() <= bounds[0]
     is_last = of.ops.end_ns[rows].max() >= bounds[1]
@@ -209,7 +209,7 @@ def edges_at(of: Evidence, rows: np.ndarray, bounds: tuple[int, int]) -> frozens
     return frozenset(place for place, is_there in places if is_there)
 
 
-def _identities(of: Evidence, rows: np.ndarray) -> np.ndarray:
+def _identities(of: Capture, rows: np.ndarray) -> np.ndarray:
     """Identify each row for comparison: by its node within its graph if all have one, else its name."""
     nodes = of.ops.graph_node[rows]
     of_node = bool((nodes > 0).all())
@@ -265,7 +265,7 @@ def _judgement(
 
 
 def _lacks_of_process(
-    of: Evidence, process: int, judgements: list[_Judgement], replay: np.ndarray
+    of: Capture, process: int, judgements: list[_Judgement], replay: np.ndarray
 ) -> list[Lack]:
     lost: dict[Place, int] = {}
     expected = 0
@@ -294,7 +294,7 @@ def _lacks_of_process(
     return lacks
 
 
-def _open(of: Evidence, process: int, replay: np.ndarray, classes: list[_Class], reason: str) -> Lack:
+def _open(of: Capture, process: int, replay: np.ndarray, classes: list[_Class], reason: str) -> Lack:
     """The finding for replays of which nothing says whether they lost rows."""
     replays = np.concatenate([replay_class.replays for replay_class in classes])
     rows = np.flatnonzero(np.isin(replay, replays))
@@ -415,7 +415,7 @@ def _stands_at(shorter: _Class, longer: _Class, lost: Place) -> bool:
     return True
 
 
-def _place(of: Evidence, replay: np.ndarray, index: int, process: int, like: _Class | None) -> Place:
+def _place(of: Capture, replay: np.ndarray, index: int, process: int, like: _Class | None) -> Place:
     """Where a replay lost rows; like: a longer one of its graph."""
     rows = np.flatnonzero(replay == index)
     part = _in_time(of, rows)
@@ -433,7 +433,7 @@ def place_of_loss(part: np.ndarray, complete: np.ndarray, edges: frozenset[Place
     return "hole"
 
 
-def _in_time(of: Evidence, rows: np.ndarray) -> np.ndarray:
+def _in_time(of: Capture, rows: np.ndarray) -> np.ndarray:
     """The names (or nodes) of rows by time."""
     rows = rows[np.argsort(of.ops.start_ns[rows], kind="stable")]
     nodes = of.ops.graph_node[rows]

@@ -126,8 +126,9 @@ for _table in ("collectives", "comm_ops"):
 class Columns:
     """Bytes in, columns out: `feed` takes texts of whole events, `finish` returns the tables."""
 
-    def __init__(self, pieces: EventPieces) -> None:
+    def __init__(self, pieces: EventPieces, *, frames: bool) -> None:
         self.problems: Counter[str] = Counter()
+        self._frames = frames
         self._pieces = pieces
         self._decoder = EventDecoder(pieces, self.problems, Event)
         self._ids = Ids(self.problems)
@@ -146,13 +147,15 @@ class Columns:
         rows: dict[str, list[Any]] = defaultdict(list)
         for event in self._decoder.decode(piece):
             rows[self._table_of[event.cat]].append(event)
-        modules = [event for event in rows["functions"] if event.name.startswith(MODULE)]
+        calls = rows["functions"]
+        rows["modules"] = calls if self._frames else [one for one in calls if one.name.startswith(MODULE)]
         for table in TIMED:
-            self._add_slices(table, modules if table == "modules" else rows[table])
+            self._add_slices(table, rows[table])
         self._add_names(event for event in rows["names"] if event.ph == "M")
         self._num_unread.update(event.cat for event in rows[""] if event.ph == "X")
         self._add_flows([event for event in rows["flows"] if event.ph in ("s", "f")])
         self._add_waits([event for event in rows["waits"] if event.ph == "X" and event.name == STREAM_WAIT])
+        del rows["modules"]  # they are among the functions
         self._indices.add(rows)
 
     def finish(self, frame: dict[str, Any]) -> Capture:
@@ -367,15 +370,18 @@ def _int32(values: np.ndarray) -> np.ndarray:
     return clipped
 
 
-def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int = PIECE_BYTES) -> Capture:
+def read_kineto(
+    path: Path | str, *, salvage: bool = False, frames: bool = False, piece_bytes: int = PIECE_BYTES
+) -> Capture:
     """Read one trace; all times become absolute integer nanoseconds.
 
-    salvage keeps the readable part of a truncated or damaged file; `problems` says what is missing.
+    salvage keeps the readable part of a truncated or damaged file; `problems` says what is missing. frames:
+    `modules` holds all Python calls, which are ten times as many as all other events.
     Raises MissingError without the file; BadDataError, with the byte, if it is truncated, damaged or not a
     trace.
     """
     pieces = EventPieces(Path(path), salvage=salvage, piece_bytes=piece_bytes)
-    columns = Columns(pieces)
+    columns = Columns(pieces, frames=frames)
     for piece in pieces:
         columns.feed(piece)
     if pieces.cut:

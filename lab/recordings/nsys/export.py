@@ -11,48 +11,21 @@ import numpy as np
 
 from lab.errors import BadDataError
 from lab.recordings.capture import Strings
-from lab.recordings.sqlite import Database, lookup, opened, quoted
-from lab.recordings.tables import Table
+from lab.recordings.sqlite import Database, opened, quoted
+from lab.stats.columns import per_distinct
 
 
-class StringIds:
-    """Translates ids of the table StringIds into indices of `strings`, which holds only those in use."""
+class StringIds(Strings):
+    """The texts in use by number; of the table StringIds none else is kept."""
 
     def __init__(self, export: Export) -> None:
-        self.strings = Strings()
+        super().__init__()
         self._export = export
-        self._used: list[np.ndarray] = []
-        self._indices: dict[int, int] = {}  # by id of StringIds
 
-    def use(self, ids: np.ndarray) -> np.ndarray:
-        """Mark these ids of StringIds as in use; returns them."""
-        self._used.append(np.unique(ids))
-        return ids
-
-    def add(self, text: str) -> int:
-        """An id below -1 for a text that is not in StringIds."""
-        return -2 - self.strings.id(text)
-
-    def named(self, table: Table, columns: tuple[str, ...]) -> Table:
-        """The table with indices of `strings` in place of ids of StringIds."""
-        self._read_used()
-        keys = np.array(sorted(self._indices), dtype=np.int64)
-        indices = np.array([self._indices[key] for key in keys.tolist()], dtype=np.int64)
-        translated = {}
-        for name in columns:
-            ids = getattr(table, name)
-            translated[name] = np.where(ids < -1, -2 - ids, lookup(keys, indices, ids)).astype(np.int32)
-        return Table({name: translated.get(name, getattr(table, name)) for name in table})
-
-    def _read_used(self) -> None:
-        """Read the texts that are in use and have not been read."""
-        used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *self._used]))
-        missing = set(used[used >= 0].tolist()) - self._indices.keys()
-        self._used = [used]
-        if missing and {"id", "value"} <= self._export.tables.get("StringIds", set()):
-            for key, value in self._export.rows("StringIds", ("id", "value")):
-                if key in missing:
-                    self._indices[key] = self.strings.id(str(value))
+    def indices(self, ids: np.ndarray) -> np.ndarray:
+        """The numbers (n,) of ids of StringIds (n,), -1 for one that it has no text of."""
+        texts = self._export.texts("StringIds", "id", "value", only=set(ids.tolist()))
+        return per_distinct(ids, lambda key: self.id(texts[key]) if key in texts else -1)
 
 
 SCHEMA_MAJOR = 3  # of the exports that were read so far: 3.20.3, 3.24.14, 3.25.0

@@ -123,27 +123,24 @@ def capture_of(export: Export) -> Capture:
         read_graph_nodes(export),
     ]
     (ops, api, ranges, sync, osrt, nodes), processes = _by_process(read)
-    ranges = strings.named(ranges, ("text_id", "domain"))
     meta = export.pairs("META_DATA_EXPORT")
     capture = Capture(
         source=export.path,
         collector="nsys",
         version=meta.get("EXPORT_PRODUCT_VERSION"),
         schema=meta.get("EXPORT_SCHEMA_VERSION"),
-        ops=strings.named(ops, ("name_id",)),
-        api=strings.named(api, ("name_id",)),
+        ops=ops,
+        api=api,
         ranges=with_bare_names(ranges, strings),
         sync=sync,
-        osrt=strings.named(osrt, ("name_id",)),
+        osrt=osrt,
         nodes=nodes,
-        strings=strings.strings.texts,
+        strings=strings.texts,
         devices=read_devices(export),
         problems=export.problems,
         info=read_info(export),
         processes=processes,
-        lacks=lacks
-        + never_closed(ranges, strings.strings.texts)
-        + untraced_lacks(export, strings.strings.texts),
+        lacks=lacks + never_closed(ranges, strings.texts) + untraced_lacks(export, strings.texts),
         device_events=read_device_events(export),
     )
     check_presence(capture)

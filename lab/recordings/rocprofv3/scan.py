@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import msgspec
 import numpy as np
 
 from lab.errors import BadDataError
-from lab.recordings.pieces import elements, last_boundary, read_whole
+from lab.recordings.pieces import read_whole
 
 # A number beyond it is an error of the decoder rather than of a column.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -159,7 +158,6 @@ _DOMAINS = {
     "dispatch": ("kernel_dispatch",),
     "copy": ("memory_copy",),
 }
-PIECE_BYTES = 1 << 20
 MOST_BYTES = 2 << 30
 _FIX = "record or copy the file again"
 
@@ -182,48 +180,17 @@ def read_document(path: Path) -> list[Element]:
 def read_columns(element: Element, record: str, path: Path) -> Columns:
     """Columns (n,) of int64 of an element's rows; record is `call`, `dispatch` or `copy`.
 
-    Lists are decoded in pieces: all rows at once would take several times the memory of their text.
     Raises BadDataError for rows that are not what the tool writes.
     """
-    pieces = [{name: np.empty(0, dtype=np.int64) for name in _PATHS[record]}]
-    decoder = _DECODERS[record]
+    rows: list[Any] = []
     for domain, text in element.buffer_records.items():
         if domain in _DOMAINS[record]:
             try:
-                pieces += [_columns_of(record, rows) for rows in _rows(memoryview(text)[1:-1], decoder)]
+                rows += _DECODERS[record].decode(text)
             except (ValueError, RecursionError) as error:
                 problem = f"rows of {domain} that rocprofv3 does not write: {error}"
                 raise BadDataError(problem, location=path, fix=_FIX) from error
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in _PATHS[record]}
-
-
-def _rows(text: memoryview, decoder: msgspec.json.Decoder[list[Any]]) -> Iterator[list[Any]]:
-    """The objects of a list, without its brackets, piece by piece."""
-    start, size = 0, PIECE_BYTES
-    while start < len(text):
-        piece = bytes(text[start : start + size])
-        is_rest = start + size >= len(text)
-        end = len(piece) if is_rest else last_boundary(piece)
-        try:
-            rows = decoder.decode(_list_of(piece[:end]))
-        except ValueError:
-            # The place lay inside an object; where it did not, the rows are odd, and are so again.
-            spans = elements(piece).spans
-            end = len(piece) if is_rest else spans[-1][1] if spans else 0
-            rows = decoder.decode(_list_of(piece[:end]))
-        if not end:
-            size *= 2
-            continue
-        yield rows
-        start, size = start + end, PIECE_BYTES
-
-
-def _list_of(objects: bytes) -> bytes:
-    return b"[" + objects.lstrip(b", \t\r\n") + b"]"
-
-
-def _columns_of(record: str, rows: Sequence[Any]) -> Columns:
     return {
-        name: np.fromiter(map(attrgetter(path), rows), dtype=np.int64, count=len(rows))
-        for name, path in _PATHS[record].items()
+        name: np.fromiter(map(attrgetter(path_in_row), rows), dtype=np.int64, count=len(rows))
+        for name, path_in_row in _PATHS[record].items()
     }
