@@ -16,7 +16,6 @@ from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.calls import GRAPH_LAUNCH, call_kinds
 from lab.recordings.capture import Capture
-from lab.recordings.integrity.evidence import of_capture
 from lab.recordings.integrity.rules import lost_at_edges
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
@@ -179,7 +178,7 @@ class Work:
         is_cut = np.zeros(len(edges), dtype=bool)
         calls = [self._cut_replays[0], self.perhaps_cut]
         if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.trace.lacks):
-            calls.append(lost_at_edges(of_capture(self.trace)))
+            calls.append(lost_at_edges(self.trace))
         step = step_at(edges, self.trace.api.start_ns[np.concatenate(calls)])
         is_cut[step[step >= 0]] = True
         return is_cut
@@ -191,7 +190,7 @@ class Work:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         from lab.recordings.integrity.replays import cut_launches
 
-        return cut_launches(of_capture(self.trace))
+        return cut_launches(self.trace)
 
     @cached_property
     def perhaps_cut(self) -> np.ndarray:

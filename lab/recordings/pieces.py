@@ -47,11 +47,10 @@ class Piece:
 class Elements:
     """Where the objects of an array lie in a text.
 
-    closed: the byte of the array's `]`; stray: the first byte outside objects, commas and spaces; or -1.
+    stray: the first byte outside objects, commas and spaces, or -1.
     """
 
     spans: list[tuple[int, int]]
-    closed: int
     stray: int
 
 
@@ -82,7 +81,6 @@ class EventPieces:
         self._offset = 0
         self._piece = Piece(b"", 0)
         self._gap = b""
-        self._careful = False
         self._chunks = self._inflated(piece_bytes)
 
     def __iter__(self) -> Iterator[Piece]:
@@ -90,7 +88,7 @@ class EventPieces:
         while not self._buffer.startswith(b"]"):
             has_more = self._fill()
             room = has_more and len(self._buffer) < LIMIT_BYTES
-            end = last_boundary(self._buffer, careful=self._careful) if room else 0
+            end = last_boundary(self._buffer) if room else 0
             if room and not end:
                 continue
             if not end:
@@ -109,17 +107,6 @@ class EventPieces:
         self._buffer = self._piece.text + self._gap + self._buffer
         self._offset = self._piece.offset
         self._take(end)
-
-    def cut_with_care(self, piece: Piece) -> bool:
-        """Take back the last piece, which ended inside a string, and check every boundary from here on.
-
-        False if that has been done already.
-        """
-        if self._careful:
-            return False
-        self._careful = True
-        self.give_back(0)
-        return True
 
     def bad(self, fault: str, offset: int) -> BadDataError:
         """The error for this file at byte `offset` of its text."""
@@ -214,12 +201,11 @@ class EventPieces:
             self.cut = "the gzip stream ends before its end mark"
 
 
-def last_boundary(text: bytes, *, careful: bool = True) -> int:
-    """Byte after the last `}` that a comma and a `{` follow; 0 if there is none.
+def last_boundary(text: bytes) -> int:
+    """Byte after the last `}` outside strings that a comma and a `{` follow; 0 if there is none.
 
     `text` must begin outside a string. Such a place separates two events, unless an event holds a list of
     objects or the array has ended before it; then decoding fails, and `elements` finds the exact places.
-    careful also rules out places inside a string, which takes a look at all of the text.
     """
     brace = text.rfind(b"{")
     while brace > 0:
@@ -227,7 +213,7 @@ def last_boundary(text: bytes, *, careful: bool = True) -> int:
         if head.endswith(b","):
             head = head[:-1].rstrip(_SPACE)
             end = max(0, brace - 4096) + len(head)
-            if head.endswith(b"}") and not (careful and inside_string(text[:end])):
+            if head.endswith(b"}") and not _inside_string(text[:end]):
                 return end
         brace = text.rfind(b"{", 0, brace)
     return 0
@@ -243,7 +229,7 @@ def elements(text: bytes) -> Elements:
             if stray < 0 and (text[end : token.start()].strip(_SPACE + b",") or mark not in (b"{", b"]")):
                 stray = end
             if mark == b"]":
-                return Elements(spans, token.start(), stray)
+                return Elements(spans, stray)
             start = token.start()
         if mark in (b"{", b"["):
             depth += 1
@@ -254,7 +240,7 @@ def elements(text: bytes) -> Elements:
                 spans.append((start, end))
         elif depth == 0:
             end = token.end()
-    return Elements(spans, -1, stray)
+    return Elements(spans, stray)
 
 
 def _events_start(text: bytes) -> int:
@@ -274,7 +260,7 @@ def _depth(text: bytes) -> int:
     return sum(mark in (b"{", b"[") for mark in marks) - sum(mark in (b"}", b"]") for mark in marks)
 
 
-def inside_string(text: bytes) -> bool:
+def _inside_string(text: bytes) -> bool:
     """Whether a string is open at the end of `text`, which begins outside of any."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -52,6 +52,7 @@ class Parts:
     ops: list[Table] = field(default_factory=list)
     api: list[Table] = field(default_factory=list)
     ranges: list[Table] = field(default_factory=list)
+    sync: list[Table] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     lacks: list[Lack] = field(default_factory=list)
@@ -69,12 +70,11 @@ class Parts:
         return Capture(
             source=path,
             collector=collector,
-            version=None,
             schema=schema,
             ops=joined(self.ops, OPS_COLUMNS),
             api=joined(self.api, API_COLUMNS),
             ranges=joined(self.ranges, RANGE_COLUMNS),
-            sync=joined([], SYNC_COLUMNS),
+            sync=joined(self.sync, SYNC_COLUMNS),
             strings=strings.texts,
             devices=tuple(self.devices),
             problems=self.problems,

@@ -7,7 +7,6 @@ recordings in which a module or a line is asked for.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings.capture import MODULE, Capture
-from lab.recordings.kineto.decode import Event, EventDecoder, clean_text, decode_frame, integer_of
-from lab.recordings.kineto.values import durations_ns, times_ns
+from lab.recordings.kineto import read_kineto
+from lab.recordings.kineto.decode import clean_text
 from lab.recordings.owners import innermost, parents
-from lab.recordings.pieces import EventPieces
 from lab.recordings.tables import Table
 
 _NUMBER = re.compile(r"_\d+\Z")
@@ -131,42 +129,5 @@ def modules_of(trace: Capture) -> Frames:
 
 def read_frames(path: Path) -> Frames:
     """The Python calls of a Kineto file, times in absolute ns. Raises what `read_kineto` raises."""
-    problems: Counter[str] = Counter()
     # The trace was read before, and its damage reported then.
-    pieces = EventPieces(path, salvage=True)
-    decoder = EventDecoder(pieces, problems, Event)
-    names: dict[str, int] = {}
-    chunks = []
-    for piece in pieces:
-        events = [
-            event
-            for event in decoder.decode(piece)
-            if event.cat == "python_function" and _is_id(event.pid) and _is_id(event.tid)
-        ]
-        if events:
-            chunks.append(_columns(events, names))
-    base_ns = integer_of(decode_frame(pieces, problems).get("baseTimeNanoseconds")) or 0
-    columns = {
-        name: np.concatenate([np.empty(0, dtype=np.int64), *(chunk[name] for chunk in chunks)])
-        for name in ("start_ns", "end_ns", "pid", "tid", "name_id")
-    }
-    for name in ("start_ns", "end_ns"):
-        columns[name] += base_ns if 0 <= base_ns < 2**62 else 0
-    return Frames(Table(columns), list(names))
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and abs(value) < 2**62
-
-
-def _columns(events: list[Event], names: dict[str, int]) -> dict[str, np.ndarray]:
-    ts_ns, is_time = times_ns([bytes(event.ts) for event in events])
-    dur_ns, _ = durations_ns(np.array([event.dur for event in events]))
-    columns = {
-        "start_ns": ts_ns,
-        "end_ns": ts_ns + dur_ns,
-        "pid": np.array([event.pid for event in events], dtype=np.int64),
-        "tid": np.array([event.tid for event in events], dtype=np.int64),
-        "name_id": np.array([names.setdefault(event.name, len(names)) for event in events], dtype=np.int64),
-    }
-    return {name: column[is_time] for name, column in columns.items()}
+    return modules_of(read_kineto(path, salvage=True, frames=True))

@@ -15,7 +15,6 @@ from lab.recordings.graphs.frames import Nested, class_of
 from lab.recordings.graphs.join import Join, join
 from lab.recordings.graphs.rows import NONE, RULES
 from lab.recordings.graphs.sources import Source
-from lab.recordings.integrity.evidence import of_capture
 from lab.recordings.integrity.replays import bounds_ns, edges_at, place_of_loss, replay_lacks
 from lab.recordings.lacks import Lack, Place
 from lab.recordings.owners import first_index
@@ -30,7 +29,6 @@ def lacks_of(joined: Join) -> tuple[Lack, ...]:
     A replay that fits a capture is judged by it, the others by each other, as in `lab.recordings.integrity`.
     """
     capture = joined.sources[0].capture
-    of = of_capture(capture)
     lost: dict[tuple[int, Place], int] = defaultdict(int)
     due: dict[int, int] = defaultdict(int)
     against: dict[int, str] = {}
@@ -45,12 +43,12 @@ def lacks_of(joined: Join) -> tuple[Lack, ...]:
         due[process] += len(match.sequence)
         if match.num_missing:
             if process not in bounds:  # a look over all rows
-                bounds[process] = bounds_ns(of, process)
-            edges = edges_at(of, rows, bounds[process])
+                bounds[process] = bounds_ns(capture, process)
+            edges = edges_at(capture, rows, bounds[process])
             place = place_of_loss(joined.patterns[index].words, match.sequence.words, edges)
             lost[process, place] += match.num_missing
             against[process] = joined.sources[match.sequence.source].path.name
-    return (*_lossy(lost, due, against), *replay_lacks(of, judged=judged))
+    return (*_lossy(lost, due, against), *replay_lacks(capture, judged=judged))
 
 
 def _lossy(lost: dict[tuple[int, Place], int], due: dict[int, int], against: dict[int, str]) -> list[Lack]:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.recordings import calls
+from lab.recordings.calls import FOREVER, capture_of_call, capture_windows, has_row
 from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture, Strings
 from lab.recordings.graphs.frames import Frames, layers_of
 from lab.recordings.graphs.sources import Source
-from lab.recordings.integrity.evidence import FOREVER, of_capture
 from lab.recordings.names import kernel_class
 from lab.recordings.owners import operators_of_launches
+from lab.stats.columns import per_distinct
 
 # ROCm fills and copies with kernels, CUDA with rows of their own: on both sides one word.
 COPY, FILL = "[copy]", "[fill]"
@@ -31,11 +32,7 @@ class Words(Strings):
 
     def of(self, texts: Many[str], ids: np.ndarray) -> np.ndarray:
         """Words (n,) of string ids (n,): of a kernel's name."""
-        used, index_of_id = np.unique(ids, return_inverse=True)
-        numbers = np.array(
-            [self[plain(texts[index]) if index >= 0 else ""] for index in used], dtype=np.int64
-        )
-        return numbers[index_of_id.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+        return per_distinct(ids, lambda index: self[plain(texts[index]) if index >= 0 else ""])
 
 
 def plain(name: str) -> str:
@@ -49,42 +46,6 @@ def words_of_rows(capture: Capture, words: Words) -> np.ndarray:
     named = words.of(capture.strings, capture.ops.name_id)
     named_copies = np.where(capture.ops.kind == MEMCPY, words[COPY], named)
     return np.where(capture.ops.kind == MEMSET, words[FILL], named_copies)
-
-
-@dataclass(frozen=True)
-class Replays:
-    """Graph launches in order of their first row: rows of replay r are rows[bounds[r]:bounds[r + 1]].
-
-    rows (k,) of `ops`, by stream, then start; call (r,) of `api`, or -1.
-    """
-
-    rows: np.ndarray
-    bounds: np.ndarray
-    call: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.call)
-
-    def of(self, index: int) -> np.ndarray:
-        return self.rows[self.bounds[index] : self.bounds[index + 1]]
-
-
-def replays_of(capture: Capture, call: np.ndarray, inside: np.ndarray) -> Replays:
-    """The replays of a recording; a replay is one (process, correlation)."""
-    rows = np.flatnonzero(inside)
-    ops = capture.ops.take(rows)
-    keys = np.stack([ops.process.astype(np.int64), ops.corr], axis=1)
-    _, replay = np.unique(keys, axis=0, return_inverse=True)
-    replay = replay.ravel()
-    began = np.full(replay.max(initial=-1) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(began, replay, ops.start_ns)
-    rank = np.empty(len(began), dtype=np.int64)
-    rank[np.argsort(began, kind="stable")] = np.arange(len(began))
-    replay = rank[replay]
-    order = np.lexsort((ops.end_ns, ops.start_ns, ops.stream, replay))
-    bounds = np.searchsorted(replay[order], np.arange(len(began) + 1))
-    rows = rows[order]
-    return Replays(rows, bounds, call[rows[bounds[:-1]]] if len(began) else np.empty(0, dtype=np.int64))
 
 
 def with_inferred_names(
@@ -161,20 +122,20 @@ def captured(
     capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
-    of = of_capture(capture)
-    if not len(of.windows):  # the usual recording: spare it the join below
+    windows = capture_windows(capture)
+    if not len(windows):  # the usual recording: spare it the join below
         return [], []
-    launches = np.isin(of.call_kinds, (calls.LAUNCH, calls.COPY, calls.FILL)) & ~of.has_row
+    launches = np.isin(calls.call_kinds(capture), (calls.LAUNCH, calls.COPY, calls.FILL)) & ~has_row(capture)
     order = np.argsort(capture.api.start_ns, kind="stable")
     graphs: list[Sequence] = []
     problems: list[str] = []
-    for window in np.argsort(of.windows[:, 2], kind="stable").tolist():
-        process, _, start_ns, end_ns = of.windows[window].tolist()
+    for window in np.argsort(windows[:, 2], kind="stable").tolist():
+        process, _, start_ns, end_ns = windows[window].tolist()
         if -start_ns == FOREVER or end_ns == FOREVER:
             edge = "end" if end_ns == FOREVER else "begin"
             problems.append(f"a stream capture has no {edge} in the recording: the graph is not used")
             continue
-        rows = order[(launches & (of.captured == window))[order]]
+        rows = order[(launches & (capture_of_call(capture) == window))[order]]
         if len(rows):
             size = _labelled_batch(capture, process, start_ns) if batch is None else batch
             graphs.append(_sequence(capture, source, len(graphs), size, rows, words))

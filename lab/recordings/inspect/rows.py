@@ -15,7 +15,6 @@ from lab.core.words import plural, printable, ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.capture import Capture
 from lab.recordings.inspect.walk import Item, Other, items_of, other_of
-from lab.recordings.integrity.evidence import Evidence, of_capture
 from lab.recordings.integrity.replays import NO_WINDOWS, Windows, replay_lacks, windows_of
 from lab.recordings.integrity.rules import Shape, lacks_over_ranks, shape_of
 from lab.recordings.lacks import Lack, counted, holes, verdict_of
@@ -69,7 +68,7 @@ class _Read:
     row: Row
     path: Path
     windows: Windows = NO_WINDOWS
-    open_replays: Evidence | None = None
+    open_replays: Capture | None = None
     shape: Shape | None = None
 
 
@@ -146,7 +145,6 @@ def _unreadable(path: Path, error: LabError, kind: str | None) -> _Read:
 
 
 def _recording(path: Path, capture: Capture, title: str) -> _Read:
-    of = of_capture(capture)
     is_open = any(lack.rule == "R" and lack.unknown for lack in capture.lacks)
     tool = TOOLS.get(capture.collector, capture.collector)
     row = Row(
@@ -166,7 +164,7 @@ def _recording(path: Path, capture: Capture, title: str) -> _Read:
     )
     ranked = len(capture.processes) == 1 and capture.processes[0].rank is not None
     shape = shape_of(capture) if ranked and _RANK.search(str(path)) else None
-    return _Read(row, path, windows_of(of), of if is_open else None, shape)
+    return _Read(row, path, windows_of(capture), capture if is_open else None, shape)
 
 
 def _with_captures_beside(entries: Sequence[_Read]) -> None:

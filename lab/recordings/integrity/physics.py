@@ -1,6 +1,6 @@
 """What a GPU cannot have done: rules K, P, U, W and Z of each process, and B against its board.
 
-Each rule of PHYSICS takes the evidence and one process' rows of `ops` and of `api`, and yields faults.
+Each rule of PHYSICS takes the recording and one process' rows of `ops` and of `api`, and yields faults.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ from lab.core.words import plural
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.dtypes import rate_name
 from lab.perfmodel.products import is_product
-from lab.recordings.calls import WAIT
+from lab.recordings.calls import (
+    WAIT,
+    call_kinds,
+    launch_calls,
+    replayed,
+    uncalled,
+)
 from lab.recordings.capture import Capture
-from lab.recordings.integrity.evidence import Evidence
 from lab.recordings.lacks import Axis, Lack
 from lab.recordings.names import is_matmul
 from lab.recordings.owners import first_index
@@ -140,7 +145,7 @@ class Fault(NamedTuple):
     nouns: str | None = None
 
 
-def _stream_order(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
+def _stream_order(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule P: rows that end after a later row of their stream has ended, or after the fourth has begun.
 
     A stream runs one row after the other: rows may begin before their predecessor ended (programmatic
@@ -148,7 +153,7 @@ def _stream_order(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fa
     (a recorded duration of 1.6 s for 2 ms of work: AMD-AGI/TraceLens#669). The rows of one graph replay may
     run beside each other, so a replay counts as one row.
     """
-    rows = ops[(of.ops.kind[ops] != GRAPH) & ~of.uncalled[ops]]
+    rows = ops[(of.ops.kind[ops] != GRAPH) & ~uncalled(of)[ops]]
     if len(rows) < 2:
         return
     begin_ns, end_ns, stream, members = _units(of, rows)
@@ -171,7 +176,7 @@ def _stream_order(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fa
     )
 
 
-def _units(of: Evidence, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _units(of: Capture, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Begin, end, stream and number of rows of what runs as one: a row, or all rows of one graph replay."""
     lanes = distinct_rows(np.stack([of.ops.device[rows], of.ops.context[rows], of.ops.stream[rows]], axis=1))[
         1
@@ -193,12 +198,12 @@ def _units(of: Evidence, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     )
 
 
-def _clocks(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
+def _clocks(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule K: rows that begin before their call, or later than a queue explains: two clocks, or two units."""
-    ops_known = ops[of.call_of[ops] >= 0]
+    ops_known = ops[launch_calls(of)[ops] >= 0]
     if not len(ops_known):
         return
-    delay_ns = of.ops.start_ns[ops_known] - of.api.start_ns[of.call_of[ops_known]]
+    delay_ns = of.ops.start_ns[ops_known] - of.api.start_ns[launch_calls(of)[ops_known]]
     calls_ns = of.api.start_ns[api]
     # A kernel is not queued longer than the program ran; ten times that allows for a short window.
     most_ns = max(LATEST_NS, 10 * int(calls_ns.max() - calls_ns.min()))
@@ -211,18 +216,18 @@ def _clocks(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
         yield Fault(int(rows.sum()), len(ops), "GPU row", f"{words} {_DIFFER}")
 
 
-def _waits(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
+def _waits(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule K: rows that end after a wait for the whole device that began when they were launched already.
 
     A wait covers the current device only, so a process with several is not judged. Nor is a wait of 0 ns,
     which is how readers give a call without an end: its return was not recorded.
     """
-    waits = api[(of.call_kinds[api] == WAIT) & (of.api.end_ns[api] > of.api.start_ns[api])]
-    called = ops[of.call_of[ops] >= 0]
+    waits = api[(call_kinds(of)[api] == WAIT) & (of.api.end_ns[api] > of.api.start_ns[api])]
+    called = ops[launch_calls(of)[ops] >= 0]
     if not len(waits) or not len(called) or len(distinct(of.ops.device[ops])) > 1:
         return
     waits = waits[np.argsort(of.api.start_ns[waits], kind="stable")]
-    launched_ns = of.api.end_ns[of.call_of[called]]
+    launched_ns = of.api.end_ns[launch_calls(of)[called]]
     position = np.searchsorted(of.api.start_ns[waits], launched_ns, side="left")
     covered = position < len(waits)
     # Of the waits for a row, the one that begins first.
@@ -233,10 +238,10 @@ def _waits(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     yield Fault(len(late_ns), len(ops), "GPU row", f"{words}: clocks of GPU and host {_DIFFER}")
 
 
-def _rows_twice(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
+def _rows_twice(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule W: equal rows. A stream runs one row at a time, so the second is a copy, whatever its number; not
     of rows of graphs, whose branches may begin together."""
-    is_single = ~of.replayed[ops]
+    is_single = ~replayed(of)[ops]
     if not _is_fine(of, ops):  # two short rows may begin in the same microsecond
         is_single[:] = False
     is_single &= durations_ns(of, ops) > 0
@@ -245,7 +250,7 @@ def _rows_twice(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Faul
     yield Fault(n, len(ops), "GPU row", words)
 
 
-def _calls_twice(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
+def _calls_twice(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule W: a correlation is one call's, so the second equal call is a copy."""
     numbered = api[of.api.corr[api] > 0]
     n = _written_twice(of.api, numbered, _CALL_IDENTITY)
@@ -253,7 +258,7 @@ def _calls_twice(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fau
     yield Fault(n, len(api), "API call", words)
 
 
-def _numbers_twice(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
+def _numbers_twice(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule K: different calls of one name with one number, as where the processes 1 of two containers stand
     in one file: their rows cannot be told apart."""
     numbered = api[of.api.corr[api] > 0]
@@ -281,7 +286,7 @@ def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> i
     return len(alike) - len(distinct_rows(keys)[0])
 
 
-def _unmeasured(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
+def _unmeasured(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule Z: kernels, copies and fills that took no time, in a recording that resolves less than a µs; of
     any resolution if no kernel took time."""
     fine = _is_fine(of, ops)
@@ -295,12 +300,12 @@ def _unmeasured(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Faul
             yield Fault(n, len(rows), noun, "took 0 ns: their times were not measured", nouns)
 
 
-def _is_fine(of: Evidence, ops: np.ndarray) -> bool:
+def _is_fine(of: Capture, ops: np.ndarray) -> bool:
     """Whether the recording resolves less than a microsecond."""
     return bool((durations_ns(of, ops) % 1000).any())
 
 
-def _unnamed(of: Evidence, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
+def _unnamed(of: Capture, ops: np.ndarray, api: np.ndarray) -> Iterator[Fault]:
     """Rule U: kernels whose name is not in the recording; no table can tell them apart."""
     kernels = ops[of.ops.kind[ops] == KERNEL]
     blank = [index for index in distinct(of.ops.name_id[kernels]) if index < 0 or is_blank(of.strings[index])]
@@ -316,13 +321,13 @@ def is_blank(name: str) -> bool:
     return not name.strip() or name.endswith(NO_SYMBOL)
 
 
-def durations_ns(of: Evidence, rows: np.ndarray) -> np.ndarray:
+def durations_ns(of: Capture, rows: np.ndarray) -> np.ndarray:
     dur: np.ndarray = of.ops.end_ns[rows] - of.ops.start_ns[rows]
     return dur
 
 
 # The rule, the axis that it speaks of, and what finds its faults.
-PHYSICS: tuple[tuple[str, Axis, Callable[[Evidence, np.ndarray, np.ndarray], Iterator[Fault]]], ...] = (
+PHYSICS: tuple[tuple[str, Axis, Callable[[Capture, np.ndarray, np.ndarray], Iterator[Fault]]], ...] = (
     ("P", "gpu", _stream_order),
     ("K", "gpu", _clocks),
     ("K", "gpu", _waits),
@@ -334,7 +339,7 @@ PHYSICS: tuple[tuple[str, Axis, Callable[[Evidence, np.ndarray, np.ndarray], Ite
 )
 
 
-def impossible(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> Iterator[Lack]:
+def impossible(of: Capture, process: int, ops: np.ndarray, api: np.ndarray) -> Iterator[Lack]:
     """What a process cannot have done, by every rule: ops and api are its rows of these tables."""
     for rule, axis, faults in PHYSICS:
         for fault in faults(of, ops, api):

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.calls import COPY, GRAPH_LAUNCH, LAUNCH
-from lab.recordings.integrity.evidence import FOREVER, Evidence, of_capture
+from lab.recordings.calls import (
+    COPY,
+    FOREVER,
+    GRAPH_LAUNCH,
+    LAUNCH,
+    call_kinds,
+    capture_of_call,
+    capture_windows,
+    has_row,
+    launch_calls,
+    replays_graphs,
+    uncalled,
+)
+from lab.recordings.capture import UNCLAIMED, Capture
 from lab.recordings.integrity.physics import durations_ns, impossible
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.owners import AMBIGUOUS
 from lab.recordings.phase_names import is_step
 from lab.recordings.tables import GRAPH, MEMCPY
 from lab.stats import robust
-
-if TYPE_CHECKING:
-    from lab.recordings.capture import Capture
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
@@ -43,19 +51,18 @@ NOTHING = tuple(
 )
 
 
-def integrity_of(capture: Capture) -> tuple[Lack, ...]:
-    """Judge what `capture` lacks by its own tables, process by process: what joins prove, then what a GPU
+def integrity_of(of: Capture) -> tuple[Lack, ...]:
+    """Judge what a recording lacks by its own tables, process by process: what joins prove, then what a GPU
     cannot have done."""
-    if not len(capture.ops) and not len(capture.api):
-        return () if len(capture.ranges) else NOTHING
-    of = of_capture(capture)
+    if not len(of.ops) and not len(of.api):
+        return () if len(of.ranges) else NOTHING
     # What owes nothing cannot be lost, and a domain that was never asked for is named once for all.
-    due, not_traced = _due(of)
+    due, not_traced = _due(of, copies_optional=_copies_are_optional(of))
     lacks = list(not_traced)
-    for process in range(of.num_processes):
-        ops = _rows_of(of.ops.process, process, of.num_processes)
-        api = _rows_of(of.api.process, process, of.num_processes)
-        if process == of.unclaimed:
+    for process in range(len(of.processes)):
+        ops = _rows_of(of.ops.process, process, len(of.processes))
+        api = _rows_of(of.api.process, process, len(of.processes))
+        if of.processes[process] == UNCLAIMED:
             lacks += _unclaimed(of, process, ops)
         elif len(ops) and not len(api):
             lacks += _no_calls(process, len(ops))
@@ -63,7 +70,7 @@ def integrity_of(capture: Capture) -> tuple[Lack, ...]:
             lacks += _gpu_rows(of, process, api[due[api]], len(ops))
             lacks += _host_rows(of, process, ops, api)
         lacks += impossible(of, process, ops, api)
-    if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
+    if replays_graphs(of) or (of.ops.kind == GRAPH).any():
         from lab.recordings.integrity.replays import replay_lacks
 
         lacks += replay_lacks(of)
@@ -74,17 +81,27 @@ def _rows_of(processes: np.ndarray, process: int, count: int) -> np.ndarray:
     return np.arange(len(processes)) if count == 1 else np.flatnonzero(processes == process)
 
 
-def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
+# Of these tools every domain is a flag of its own; CUPTI's activities come together. XLA leaves out copies of
+# AMD's GPUs, whose stream it does not know (xla/backends/profiler/gpu/rocm_collector.cc).
+_BY_DOMAIN = ("rocpd", "rpd", "rocprofv3", "xplane amd")
+
+
+def _copies_are_optional(of: Capture) -> bool:
+    """Whether the recorder traces copies only if asked (rule T)."""
+    return not {of.collector, f"{of.collector} {of.info.get('vendor')}"}.isdisjoint(_BY_DOMAIN)
+
+
+def _due(of: Capture, *, copies_optional: bool) -> tuple[np.ndarray, list[Lack]]:
     """Which calls (n,) owe the GPU timeline a row, and the finding if copies were not traced at all."""
-    kinds = of.call_kinds
+    kinds = call_kinds(of)
     # Not fills: a memset of zero bytes, or inside a library, leaves no GPU row (616 of 2,284 in real traces).
     owed = (kinds == LAUNCH) | (kinds == GRAPH_LAUNCH) | (kinds == COPY)
     # An ambiguous call may own a row of another process: that proves no loss.
     owed &= of.api.corr != AMBIGUOUS
-    if len(of.windows):
-        owed &= of.captured < 0
+    if len(capture_windows(of)):
+        owed &= capture_of_call(of) < 0
     copies = owed & (kinds == COPY)
-    if not of.optional_copies or not copies.any() or of.has_row[copies].any():
+    if not copies_optional or not copies.any() or has_row(of)[copies].any():
         return owed, []
     # A single row of a copy shows that the domain was traced.
     if (of.ops.kind == MEMCPY).any():
@@ -92,22 +109,22 @@ def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
     n = int(copies.sum())
     text = f"copies were not recorded: {plural(n, 'call')} that copy, and no row of a copy anywhere"
     # Few copies, or copies at one end alone, where rows get lost, may be a loss as well.
-    with_row, copied = of.api.start_ns[owed & of.has_row], of.api.start_ns[copies]
+    with_row, copied = of.api.start_ns[owed & has_row(of)], of.api.start_ns[copies]
     one_end = bool((copied > with_row.max(initial=0)).all() or (copied < with_row.min(initial=FOREVER)).all())
     untraced = n >= FEWEST_UNTRACED and not one_end
     text += "" if untraced else "; they were not asked for, or lost"
     return owed & ~copies, [Lack("gpu", "all", "T", -1, n, n, None, text, unknown=True, untraced=untraced)]
 
 
-def lost_at_edges(of: Evidence) -> np.ndarray:
+def lost_at_edges(of: Capture) -> np.ndarray:
     """The calls (m,) that owe a row on the GPU and have none, before the first or after the last that has one
     in its process: the recorder began late, or ended early. Copies that were never traced owe nothing."""
-    due, _ = _due(replace(of, optional_copies=True))
+    due, _ = _due(of, copies_optional=True)
     parts = []
-    for process in range(of.num_processes):
+    for process in range(len(of.processes)):
         calls = np.flatnonzero(due & (of.api.process == process))
         calls = calls[np.argsort(of.api.start_ns[calls], kind="stable")]
-        hit = np.flatnonzero(of.has_row[calls])
+        hit = np.flatnonzero(has_row(of)[calls])
         if len(hit):
             parts += [calls[: hit[0]], calls[hit[-1] + 1 :]]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
@@ -121,21 +138,21 @@ def _no_calls(process: int, rows: int) -> list[Lack]:
     ]
 
 
-def _unclaimed(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
+def _unclaimed(of: Capture, process: int, ops: np.ndarray) -> list[Lack]:
     """Rule H in a file of several processes: GPU rows whose call is in none of them. Those that could be of
     several are a doubt, which the reader told. Ids mean nothing here: only rows before all calls are edge."""
-    lost = ops[(of.ops.corr[ops] != AMBIGUOUS) & ~of.uncalled[ops]]
+    lost = ops[(of.ops.corr[ops] != AMBIGUOUS) & ~uncalled(of)[ops]]
     early = of.ops.end_ns[lost] < of.api.start_ns.min(initial=FOREVER)
     parts: tuple[tuple[Place, np.ndarray], ...] = (("head", lost[early]), ("hole", lost[~early]))
     return [_orphans(of, process, place, rows, np.arange(len(of.ops))) for place, rows in parts if len(rows)]
 
 
-def _gpu_rows(of: Evidence, process: int, due: np.ndarray, rows: int) -> list[Lack]:
+def _gpu_rows(of: Capture, process: int, due: np.ndarray, rows: int) -> list[Lack]:
     """Rule G: calls that owe a row and have none, by where they stand among those that have one."""
     if not len(due):
         return []
     due = due[np.argsort(of.api.start_ns[due], kind="stable")]
-    hit = of.has_row[due]
+    hit = has_row(of)[due]
     if hit.all():
         return []
     if not hit.any():
@@ -171,10 +188,10 @@ def _runs(lost: np.ndarray, place: Place) -> str:
     return f", at {plural(runs, 'place')}" if place == "hole" else ""
 
 
-def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+def _host_rows(of: Capture, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
     """Rule H: GPU rows whose call is not here. Older than every recorded call: launched before the window;
     newer than every one: the calls end before the GPU rows do."""
-    orphans = ops[~of.has_call[ops] & ~of.uncalled[ops] & (of.ops.corr[ops] != AMBIGUOUS)]
+    orphans = ops[(launch_calls(of)[ops] < 0) & ~uncalled(of)[ops] & (of.ops.corr[ops] != AMBIGUOUS)]
     if not len(orphans):
         return []
     calls = of.api.corr[api]
@@ -191,7 +208,7 @@ def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> 
     return [_orphans(of, process, place, rows, ops) for place, rows in parts if len(rows)]
 
 
-def _orphans(of: Evidence, process: int, place: Place, rows: np.ndarray, ops: np.ndarray) -> Lack:
+def _orphans(of: Capture, process: int, place: Place, rows: np.ndarray, ops: np.ndarray) -> Lack:
     """The finding for `rows` of the GPU rows `ops` that have no call."""
     whole_ns = int(durations_ns(of, ops).sum())
     share = int(durations_ns(of, rows).sum()) / whole_ns if whole_ns else len(rows) / len(ops)

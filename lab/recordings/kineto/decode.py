@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from lab.recordings.capture import Meta
-from lab.recordings.pieces import EventPieces, Piece, elements, inside_string, once
+from lab.recordings.pieces import EventPieces, Piece, elements, once
 
 
 def decode_frame(pieces: EventPieces, problems: Counter[str]) -> dict[str, Any]:
@@ -186,8 +186,6 @@ class EventDecoder(Generic[_S]):
 
     def _decode_one_by_one(self, piece: Piece) -> list[_S]:
         """Find the events one by one, keep those that decode, and give back what is not part of the list."""
-        if inside_string(piece.text) and self._pieces.cut_with_care(piece):
-            return []
         parts = elements(piece.text)
         end = parts.spans[-1][1] if parts.spans else 0
         # What follows the last whole event begins one of the next piece.

@@ -25,24 +25,24 @@ from lab.recordings.capture import (
     filled,
 )
 from lab.recordings.lacks import Lack
-from lab.recordings.nsys.export import PREFIX, Export, StringIds, host_pid_of, ids_of, tid_of
-from lab.recordings.tables import Schema, Table, joined
+from lab.recordings.nsys.export import PREFIX, Export, StringIds, among, host_pid_of, ids_of, tid_of
+from lab.recordings.tables import Table, joined
 from lab.stats.columns import per_distinct
 
 # Values of NVTX_EVENTS.eventType.
 _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 75
 _SIZES = re.compile(r", sizes = (\[[\[\]\d, ]*\])")
 _OPERATOR = re.compile(r"::|^(detach_?|record_param_comms)$|Backward\d*$")
-_RANGES = ("eventType", (_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END))
+_RANGES = among("eventType", (_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END))
 Columns = dict[str, np.ndarray]
 
 
 def read_ranges(export: Export, strings: StringIds) -> Table:
-    """Push/pop and start/end ranges; text_id and domain are ids of StringIds, or below -1."""
-    schema = RANGE_COLUMNS | {"text_id": np.int64, "domain": np.int64, "still_open": np.int8}
+    """Push/pop and start/end ranges, and which were `still_open` at the end."""
+    schema = RANGE_COLUMNS | {"still_open": np.int8}
     if "NVTX_EVENTS" not in export.tables:
         return filled(schema, 0, {})
-    rows = export.numbers(
+    rows = export.integers(
         "NVTX_EVENTS",
         {
             "start_ns": "start",
@@ -72,7 +72,7 @@ def _end_the_unfinished(export: Export, rows: Columns) -> None:
     if not still_open.any():
         return
     tables = [PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")]
-    ends = [export.numbers(table, {"end": "end"})["end"] for table in tables if table in export.tables]
+    ends = [export.integers(table, {"end": "end"})["end"] for table in tables]
     end = max(int(times.max(initial=0)) for times in (rows["end_ns"], rows["start_ns"], *ends))
     rows["end_ns"] = np.where(still_open, end, rows["end_ns"])
     export.problems.append(f"{plural(int(still_open.sum()), 'range')} still open at the end of the recording")
@@ -80,21 +80,15 @@ def _end_the_unfinished(export: Export, rows: Columns) -> None:
 
 def _texts(export: Export, strings: StringIds, rows: Columns) -> np.ndarray:
     """The range's own text where it has one, otherwise its entry in StringIds."""
-    ids = rows["text_id"].copy()
+    ids = strings.indices(rows["text_id"])
     if "text" in export.tables["NVTX_EVENTS"]:
-        cache: dict[object, int] = {}
-        numbers, text_ids = [], []
-        for number, text in export.rows("NVTX_EVENTS", ("rowid", "text"), _RANGES):
-            if text is None:
-                continue
-            if (text_id := cache.get(text)) is None:
-                text_id = cache[text] = strings.add(str(text))
-            numbers.append(number)
-            text_ids.append(text_id)
-        ids[np.searchsorted(rows["row"], np.array(numbers, dtype=np.int64))] = np.array(
-            text_ids, dtype=np.int64
+        texts = export.rows("NVTX_EVENTS", ("rowid", "text"), _RANGES)
+        own_texts = np.array(
+            [(row, strings.id(str(text))) for row, text in texts if text is not None], dtype=np.int64
         )
-    return strings.use(ids)
+        numbers, text_ids = own_texts.reshape(-1, 2).T
+        ids[np.searchsorted(rows["row"], numbers)] = text_ids
+    return ids
 
 
 def _domains(export: Export, strings: StringIds, rows: Columns) -> np.ndarray:
@@ -105,13 +99,13 @@ def _domains(export: Export, strings: StringIds, rows: Columns) -> np.ndarray:
     # Domain ids repeat between processes.
     named = {
         (global_tid >> 24, domain): str(text)
-        for global_tid, domain, text in export.rows("NVTX_EVENTS", columns, ("eventType", (_DOMAIN,)))
+        for global_tid, domain, text in export.rows("NVTX_EVENTS", columns, among("eventType", (_DOMAIN,)))
         if text is not None and global_tid is not None
     }
 
     def id_of(key: list[int]) -> int:
         process, domain = key
-        return -1 if domain <= 0 else strings.add(named.get((process, domain), f"domain {domain}"))
+        return -1 if domain <= 0 else strings.id(named.get((process, domain), f"domain {domain}"))
 
     return per_distinct(np.stack([rows["global_tid"] >> 24, rows["domain_id"]], axis=1), id_of)
 
@@ -155,12 +149,12 @@ def _name(texts: Sequence[str], ranges: Table, rows: np.ndarray, lost: np.ndarra
 
 def with_bare_names(ranges: Table, strings: StringIds) -> Table:
     """The ranges with names without numbers and sizes; those of PyTorch's operators get the kind OP."""
-    names, seqs = strings.strings.stripped(ranges.text_id)
-    texts = strings.strings.texts
+    names, seqs = strings.stripped(ranges.text_id)
+    texts = strings.texts
 
     def dims_of(text_id: int) -> int:
         match = _SIZES.search(texts[text_id]) if text_id >= 0 else None
-        return strings.strings.id(match[1].replace(" ", "")) if match else -1  # as Kineto's `Input Dims`
+        return strings.id(match[1].replace(" ", "")) if match else -1  # as Kineto's `Input Dims`
 
     library = np.array([*(_OPERATOR.search(text) is not None for text in texts), False])[names]
     # emit_nvtx numbers operators and a program's own ranges alike; only operators have a sequence number
@@ -208,19 +202,17 @@ _MEMSET = {"bytes": "bytes", "src_kind": "memKind"}
 
 
 def read_operations(export: Export, strings: StringIds) -> Table:
-    """Kernels, copies, fills and graph replays; name_id is an id of StringIds, or below -1."""
-    schema = OPS_COLUMNS | {"name_id": np.int64}
+    """Kernels, copies, fills and graph replays."""
     parts = [
-        _ops_of_kind(export, strings, PREFIX + name, kind, optional, schema)
+        _ops_of_kind(export, strings, PREFIX + name, kind, optional)
         for name, kind, optional in (
             ("KERNEL", KERNEL, _KERNEL),
             ("MEMCPY", MEMCPY, _MEMCPY),
             ("MEMSET", MEMSET, _MEMSET),
             ("GRAPH_TRACE", GRAPH, {}),
         )
-        if PREFIX + name in export.tables
     ]
-    ops = joined(parts, schema)
+    ops = joined(parts, OPS_COLUMNS)
     if (ops.kind == GRAPH).any():
         export.problems.append(
             "graph replays were recorded as one row each, without their kernels: "
@@ -230,23 +222,23 @@ def read_operations(export: Export, strings: StringIds) -> Table:
 
 
 def _ops_of_kind(
-    export: Export, strings: StringIds, table: str, kind: int, optional: dict[str, str], schema: Schema
+    export: Export, strings: StringIds, table: str, kind: int, optional: dict[str, str]
 ) -> Table:
-    rows = export.numbers(table, _DEVICE_SIDE, _OPTIONAL | optional)
+    rows = export.integers(table, _DEVICE_SIDE, _OPTIONAL | optional)
     end_in_time(export, table, rows)
     rows["pid"] = host_pid_of(rows["global_pid"])
     if kind == KERNEL:
         # Some kernels have a short name only.
-        rows["name_id"] = strings.use(np.where(rows["name_id"] < 0, rows["short_id"], rows["name_id"]))
+        rows["name_id"] = strings.indices(np.where(rows["name_id"] < 0, rows["short_id"], rows["name_id"]))
     elif kind == MEMCPY:
         rows["name_id"] = per_distinct(
             rows["copy_kind"],
-            lambda copy: strings.add(f"[CUDA memcpy {COPY_KINDS.get(copy, f'kind {copy}')}]"),
+            lambda copy: strings.id(f"[CUDA memcpy {COPY_KINDS.get(copy, f'kind {copy}')}]"),
         )
     else:
         name = "[CUDA memset]" if kind == MEMSET else "[CUDA graph]"
-        rows["name_id"] = np.full(len(rows["pid"]), strings.add(name))
-    return filled(schema, len(rows["pid"]), rows | {"kind": np.full(len(rows["pid"]), kind)})
+        rows["name_id"] = np.full(len(rows["pid"]), strings.id(name))
+    return filled(OPS_COLUMNS, len(rows["pid"]), rows | {"kind": np.full(len(rows["pid"]), kind)})
 
 
 def end_in_time(export: Export, table: str, rows: dict[str, np.ndarray]) -> None:
@@ -270,21 +262,15 @@ def read_os_calls(export: Export, strings: StringIds) -> Table:
 
 
 def _calls_of(export: Export, strings: StringIds, table: str, needed: dict[str, str]) -> Table:
-    schema = API_COLUMNS | {"name_id": np.int64}
-    if table not in export.tables:
-        return filled(schema, 0, {})
     needed = {"start_ns": "start", "end_ns": "end", "global_tid": "globalTid", **needed}
-    rows = export.numbers(table, needed, {"name_id": "nameId"})
+    rows = export.integers(table, needed, {"name_id": "nameId"})
     end_in_time(export, table, rows)
-    rows |= ids_of(rows["global_tid"]) | {"name_id": strings.use(rows["name_id"])}
-    return filled(schema, len(rows["pid"]), rows)
+    rows |= ids_of(rows["global_tid"]) | {"name_id": strings.indices(rows["name_id"])}
+    return filled(API_COLUMNS, len(rows["pid"]), rows)
 
 
 def read_waits(export: Export) -> Table:
-    table = PREFIX + "SYNCHRONIZATION"
-    if table not in export.tables:
-        return filled(SYNC_COLUMNS, 0, {})
-    rows = export.numbers(table, _DEVICE_SIDE)
+    rows = export.integers(PREFIX + "SYNCHRONIZATION", _DEVICE_SIDE)
     return filled(SYNC_COLUMNS, len(rows["corr"]), rows | {"pid": host_pid_of(rows["global_pid"])})
 
 
@@ -294,5 +280,5 @@ def read_graph_nodes(export: Export) -> Table:
     needed = {"start_ns": "start", "global_tid": "globalTid", "node": "graphNodeId"}
     if not set(needed.values()) <= export.tables.get(table, set()):
         return filled(NODE_COLUMNS, 0, {})
-    rows = export.numbers(table, needed, {"original": "originalGraphNodeId"})
+    rows = export.integers(table, needed, {"original": "originalGraphNodeId"})
     return filled(NODE_COLUMNS, len(rows["node"]), rows | ids_of(rows["global_tid"]))

@@ -14,8 +14,18 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, DeviceEvents, Process, by_process
-from lab.recordings.nsys.export import Export, StringIds, host_pid_of, pid_of
-from lab.recordings.nsys.info import check_presence, read_devices, read_info, stated_lacks, untraced_lacks
+from lab.recordings.nsys.export import (
+    Export,
+    StringIds,
+    among,
+    check_presence,
+    host_pid_of,
+    pid_of,
+    read_devices,
+    read_info,
+    stated_lacks,
+    untraced_lacks,
+)
 from lab.recordings.nsys.operations import (
     never_closed,
     read_api_calls,
@@ -58,7 +68,7 @@ def _samples(export: Export) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarr
     metric_of = {text: metric for metric, text in METRICS.items()}
     described = export.rows("TARGET_INFO_GPU_METRICS", ("metricId", "metricName"))
     metrics = {int(number): metric_of[text] for number, text in described if text in metric_of}
-    rows = export.numbers("GPU_METRICS", _SAMPLED, None, ("metricId", tuple(metrics)))
+    rows = export.integers("GPU_METRICS", _SAMPLED, None, among("metricId", tuple(metrics)))
     valid = (rows["percent"] >= 0) & (rows["percent"] <= 100)
     if invalid := int((~valid).sum()):
         export.problems.append(f"GPU_METRICS: {plural(invalid, 'sample')} outside 0 to 100 %, left out")
@@ -90,7 +100,7 @@ def _gpus(export: Export) -> dict[tuple[int, int], int]:
 
 def _faults(export: Export, table: str) -> dict[str, np.ndarray]:
     optional = {"global_pid": "globalPid", "pages": "numberOfPageFaults"}
-    rows = export.numbers(table, {"start_ns": "start"}, optional)
+    rows = export.integers(table, {"start_ns": "start"}, optional)
     pid = pid_of(host_pid_of(rows["global_pid"]))
     return {"pid": pid, "start_ns": rows["start_ns"], "pages": np.maximum(rows["pages"], 1)}
 
@@ -123,27 +133,24 @@ def capture_of(export: Export) -> Capture:
         read_graph_nodes(export),
     ]
     (ops, api, ranges, sync, osrt, nodes), processes = _by_process(read)
-    ranges = strings.named(ranges, ("text_id", "domain"))
     meta = export.pairs("META_DATA_EXPORT")
     capture = Capture(
         source=export.path,
         collector="nsys",
         version=meta.get("EXPORT_PRODUCT_VERSION"),
         schema=meta.get("EXPORT_SCHEMA_VERSION"),
-        ops=strings.named(ops, ("name_id",)),
-        api=strings.named(api, ("name_id",)),
+        ops=ops,
+        api=api,
         ranges=with_bare_names(ranges, strings),
         sync=sync,
-        osrt=strings.named(osrt, ("name_id",)),
+        osrt=osrt,
         nodes=nodes,
-        strings=strings.strings.texts,
+        strings=strings.texts,
         devices=read_devices(export),
         problems=export.problems,
         info=read_info(export),
         processes=processes,
-        lacks=lacks
-        + never_closed(ranges, strings.strings.texts)
-        + untraced_lacks(export, strings.strings.texts),
+        lacks=lacks + never_closed(ranges, strings.texts) + untraced_lacks(export, strings.texts),
         device_events=read_device_events(export),
     )
     check_presence(capture)

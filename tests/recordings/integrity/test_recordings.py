@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.recordings.calls import COPY, GRAPH_LAUNCH, LAUNCH
+from lab.recordings.calls import COPY, GRAPH_LAUNCH, LAUNCH, call_kinds
 from lab.recordings.integrity import integrity_of
-from lab.recordings.integrity.evidence import of_capture
 from lab.recordings.lacks import verdict_of
 from lab.recordings.load import load_capture
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Table
@@ -134,8 +133,7 @@ def test_lost_gpu_rows_are_counted_to_the_row(shared_data, name, how):
         pytest.skip("nothing of that kind in this recording")
     damaged = keep(capture, ops=~lost)
     found = [one for one in integrity_of(damaged) if one.axis == "gpu"]
-    owed = of_capture(capture)
-    due = np.isin(owed.call_kinds, (LAUNCH, COPY, GRAPH_LAUNCH))
+    due = np.isin(call_kinds(capture), (LAUNCH, COPY, GRAPH_LAUNCH))
     owing = (lost & (capture.ops.kind != MEMSET)).sum()
     assert verdict_of(found) == "lossy"
     assert sum(one.n for one in found) == owing
@@ -177,8 +175,7 @@ def test_lost_api_rows_leave_gpu_rows_without_a_call(shared_data, name):
 @pytest.mark.parametrize("lost", [5, 60, 128])
 def test_a_replay_that_lost_one_of_its_rows_is_found_though_every_launch_has_rows(shared_data, lost):
     capture = loaded(shared_data / "captures/h200_decoder/infer_graph.json.gz")
-    of = of_capture(capture)
-    graph = np.isin(capture.ops.corr, capture.api.corr[of.call_kinds == GRAPH_LAUNCH])
+    graph = np.isin(capture.ops.corr, capture.api.corr[call_kinds(capture) == GRAPH_LAUNCH])
     rows = np.flatnonzero(graph)
     assert len(rows) == 141 and capture.kernels[rows].sum() == 129
     rows = rows[np.argsort(capture.ops.start_ns[rows], kind="stable")]

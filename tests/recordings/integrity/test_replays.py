@@ -9,7 +9,6 @@ import pytest
 
 from lab.recordings.capture import Capture
 from lab.recordings.integrity import integrity_of
-from lab.recordings.integrity.evidence import of_capture
 from lab.recordings.integrity.replays import Windows, cut_launches, replay_lacks
 from lab.recordings.lacks import Lack
 from lab.recordings.tables import Table
@@ -77,7 +76,7 @@ def test_captures_beside_prove_a_replay_and_exact_ones_accuse_it():
         return Windows(np.array(sizes), np.array(sizes), np.zeros(len(sizes), dtype=int), exact)
 
     def found(captures: Windows) -> list[Lack]:
-        return replay_lacks(of_capture(replays(GRAPH)), [captures])
+        return replay_lacks(replays(GRAPH), [captures])
 
     assert found(beside(40, 41, exact=False)) == []
     (lossy,) = found(beside(41, exact=True))
@@ -124,7 +123,7 @@ def test_what_an_edge_left_of_a_replay_is_lossy_however_little_it_is(left, edge)
     )
     one = judged(capture)["gpu", edge, "R"]
     assert (one.n, one.of, one.share, one.unknown) == (47 - left, 141, (47 - left) / 141, False)
-    assert [one.tolist() for one in cut_launches(of_capture(capture))] == [[2 if edge == "tail" else 0], []]
+    assert [one.tolist() for one in cut_launches(capture)] == [[2 if edge == "tail" else 0], []]
 
 
 @pytest.mark.parametrize("cut", [slice(0, 4), slice(0, 20), slice(30, 47), slice(0, 47, 2), slice(1, 47, 3)])
@@ -133,7 +132,7 @@ def test_a_replay_in_the_middle_that_lost_many_rows_in_one_place_or_all_over_is_
     capture = replays(whole, whole[cut], whole)
     one = judged(capture)["gpu", "hole", "R"]
     assert one.n == 47 - len(whole[cut])
-    assert cut_launches(of_capture(capture))[0].tolist() == [2]  # after the eager call and the first replay
+    assert cut_launches(capture)[0].tolist() == [2]  # after the eager call and the first replay
 
 
 def test_a_graph_that_is_another_one_lost_nothing():
@@ -143,7 +142,7 @@ def test_a_graph_that_is_another_one_lost_nothing():
     other = ["new", *whole[:3]]
     (one,) = integrity_of(replays(whole, whole, other))
     assert one.unknown and one.n == 2 * len(whole) + len(other) and one.place == "all"
-    assert not any(map(len, cut_launches(of_capture(replays(whole, whole, other)))))
+    assert not any(map(len, cut_launches(replays(whole, whole, other))))
 
 
 @pytest.mark.parametrize(
@@ -156,10 +155,10 @@ def test_a_replay_in_the_middle_that_may_be_the_rest_of_a_longer_one_is_said_to_
     left = len(whole[cut])
     assert (one.unknown, one.place, one.n, one.of) == (True, "hole", 47 - left, 141)
     assert "another graph, or " in one.text
-    assert [one.tolist() for one in cut_launches(of_capture(capture))] == [[], [2]]
+    assert [one.tolist() for one in cut_launches(capture)] == [[], [2]]
     equal = replays(whole, whole[cut], whole, whole[cut])
     assert all(one.unknown and one.place == "all" for one in integrity_of(equal))
-    assert not any(map(len, cut_launches(of_capture(equal))))
+    assert not any(map(len, cut_launches(equal)))
 
 
 def test_a_graph_of_another_id_is_another_graph_even_at_the_edge():
