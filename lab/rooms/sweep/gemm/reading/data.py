@@ -13,8 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lab.errors import LabError, MissingError
 from lab.recordings.integrity.words import sentences
 from lab.recordings.pairing import Pairs, pair_collectives
@@ -237,40 +235,3 @@ def _by_rank(tables: RankTables) -> tuple[int, str]:
 
 def _name(row: Mapping[Any, Any]) -> str:
     return run_name(Key(*(row[name] for name in KEY)))
-
-
-def of_rank(pairs: Pairs, rank: int) -> Table:
-    """The rank's instances in order of time, which is the order of its own table of collectives."""
-    rows = pairs.instances.where(pairs.instances.rank == rank)
-    return rows.take(np.argsort(rows.ts_ns, kind="stable"))
-
-
-def times_by_rank(pairs: Pairs) -> dict[int, dict[str, np.ndarray]]:
-    """Tabulate by rank ts, dur and wait in µs of every matched collective (n,), NaN where it is missing."""
-    columns = {}
-    for rank in sorted(set(pairs.instances.rank.tolist())):
-        rows = pairs.instances.where((pairs.instances.rank == rank) & (pairs.instances.collective_id >= 0))
-        position = index_of(pairs, rows.collective_id)
-        values = {
-            "ts": (rows.ts_ns - origin_ns(pairs)) / 1000,
-            "dur": rows.dur_ns / 1000,
-            "wait": rows.wait_us,
-        }
-        columns[rank] = {name: np.full(len(pairs.collectives), np.nan) for name in values}
-        for name, value in values.items():
-            columns[rank][name][position] = value
-    return columns
-
-
-def index_of(pairs: Pairs, collective_id: np.ndarray) -> np.ndarray:
-    """Row of `collectives` (n,) of each id (n,), -1 for none."""
-    ids = pairs.collectives.collective_id
-    if not len(ids):
-        return np.full(len(collective_id), -1, dtype=np.int64)
-    order = np.argsort(ids)
-    position = order[np.minimum(np.searchsorted(ids[order], collective_id), len(ids) - 1)]
-    return np.where(ids[position] == collective_id, position, -1)
-
-
-def origin_ns(pairs: Pairs) -> int:
-    return int(pairs.instances.ts_ns.min()) if len(pairs.instances) else 0

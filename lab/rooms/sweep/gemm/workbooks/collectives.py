@@ -1,168 +1,207 @@
-"""The collective workbook of one configuration: what moved, and who waited."""
+"""The collective workbook of one configuration: what moved, who waited, and who keeps the others waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 
 from lab.recordings.pairing import Pairs
-from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.reading.data import index_of, of_rank, origin_ns, times_by_rank
 from lab.rooms.sweep.gemm.reading.rank import RankTables
-from lab.rooms.sweep.gemm.sheets.launches import dtype_bytes, most_first, sheet
+from lab.rooms.sweep.gemm.sheets.launches import dtype_bytes
 from lab.rooms.sweep.gemm.sheets.workbook import splits
-from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
-from lab.stats.columns import grouped_rows
-from lab.stats.robust import grouped
 
+# Our columns of a call -> TraceLens' titles.
 GROUP_NAMES = {
-    "Process Group Name": "pg_name",
-    "Process Group Ranks": "pg_ranks",
-    "Collective name": "collective",
-    "Group size": "group_size",
+    "pg_name": "Process Group Name",
+    "pg_ranks": "Process Group Ranks",
+    "collective": "Collective name",
+    "group_size": "Group size",
     "dtype": "dtype",
+}
+COUNTS = {"in_nelems": "In msg nelems", "out_nelems": "Out msg nelems"}
+BYTES = {"in_nelems": "In msg size (MB)", "out_nelems": "Out msg size (MB)"}
+FIGURES = {
+    "latency_us": "comm_latency",
+    "start_skew_us": "skew in start time",
+    "first_rank": "earliest arrival rank",
+    "end_skew_us": "skew in end time",
+    "algbw_gb_s": "algo bw (GB/s)",
+    "busbw_gb_s": "bus bw (GB/s)",
+    "straggler_rank": "last arrival rank",
 }
 SUMMED = ["comm_latency", "skew in start time", "skew in end time", "algo bw (GB/s)", "bus bw (GB/s)"]
 
 
-def collective_sheets(pairs: Pairs, ranks: Mapping[int, RankTables]) -> dict[str, Table]:
+class Nodes:
+    """The host of each rank, derived from the number of GPUs that its trace lists."""
+
+    def __init__(self, ranks: Mapping[int, RankTables]) -> None:
+        self._size = max((rank.num_devices for rank in ranks.values()), default=0)
+
+    def of(self, rank: int) -> int:
+        return rank // self._size if self._size else 0
+
+    def spans(self, pg_ranks: pd.Series) -> pd.Series:
+        """Number of hosts (n,) that each group of ranks, a text like `[0, 1]`, lies on."""
+        num_hosts = {
+            text: len({self.of(int(rank)) for rank in re.findall(r"\d+", text)}) or 1
+            for text in set(pg_ranks)
+        }
+        return pg_ranks.map(num_hosts)
+
+
+def collective_sheets(pairs: Pairs, ranks: Mapping[int, RankTables]) -> dict[str, pd.DataFrame]:
     """The sheets of one configuration's collective workbook."""
     nodes = Nodes(ranks)
-    long = nccl_long(pairs, ranks, nodes)
     sync = nccl_implicit_sync(pairs, nodes)
     return {
         "nccl_summary_long": _summary_long(ranks, nodes),
-        "nccl_long": long,
+        "nccl_long": nccl_long(pairs, nodes),
         "nccl_implicit_sync": sync,
         "nccl_summary_implicit_sync": _summary_sync(sync),
         "straggler_summary": straggler_summary(pairs, ranks, nodes),
     }
 
 
-def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> Table:
+def nccl_long(pairs: Pairs, nodes: Nodes) -> pd.DataFrame:
     """One row per rank and collective, in order of time; collective_id is -1 where no other rank matches.
 
     ts in µs of the aligned clock, since the first collective of the configuration; sizes in MiB.
     """
-    tables = []
-    for rank, rank_tables in ranks.items():
-        if rank_tables.collectives is None:
-            continue
-        table, matched = rank_tables.collectives, of_rank(pairs, rank)
-        size = dtype_bytes(table.dtype) / 2**20
-        position = index_of(pairs, matched.collective_id)
-        tables.append(
-            sheet(
-                {
-                    "collective_id": matched.collective_id,
-                    "index_in_group": np.where(position >= 0, pairs.collectives.index_in_group[position], -1)
-                    if len(pairs.collectives)
-                    else position,
-                    "rank": rank,
-                    **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
-                    "In msg nelems": table.in_nelems,
-                    "In msg size (MB)": table.in_nelems * size,
-                    "Out msg nelems": table.out_nelems,
-                    "Out msg size (MB)": table.out_nelems * size,
-                    "In split size": splits(table, "in"),
-                    "Out split size": splits(table, "out"),
-                    "stream": table.stream,
-                    "ts": matched.ts_ns,
-                    "dur": matched.dur_ns / 1000,
-                    "node_id": nodes.of(rank),
-                    "node_span": nodes.spans(table.pg_ranks),
-                    "wait_us": matched.wait_us,
-                    "step": table.step,
-                    "correlation": table.correlation,
-                    "grid_x": table.grid_x,
-                    "block_x": table.block_x,
-                }
-            )
-        )
-    all_ranks = below(tables, list(tables[0]))
-    all_ranks = Table({**all_ranks.as_dict(), "ts": (all_ranks.ts - origin_ns(pairs)) / 1000})
-    return all_ranks.take(np.lexsort((all_ranks.rank, all_ranks.ts)))
-
-
-def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> Table:
-    """One row per matched collective: latency (shortest rank), skews, waits, bandwidths, and every rank."""
-    table, size = pairs.collectives, dtype_bytes(pairs.collectives.dtype) / 2**20
-    by_rank = times_by_rank(pairs)
-    waits = [columns["wait"] for columns in by_rank.values()]
-    wait_us = np.stack(waits) if waits else np.empty((0, len(table)))
-    # A rank that recorded the call alone has no known wait: the mean is over the others.
-    num_measured = np.isfinite(wait_us).sum(axis=0) if len(wait_us) else np.zeros(len(table))
-    return sheet(
+    calls = _calls(pairs).sort_values(["ts_ns", "rank"], kind="stable", ignore_index=True)
+    index_in_group = dict(zip(pairs.collectives.collective_id, pairs.collectives.index_in_group, strict=True))
+    columns = {
+        "collective_id": calls["collective_id"],
+        "index_in_group": [index_in_group.get(number, -1) for number in calls["collective_id"]],
+        "rank": calls["rank"],
+        **{title: calls[name] for name, title in GROUP_NAMES.items()},
+    }
+    for name, title in COUNTS.items():
+        columns |= {title: calls[name], BYTES[name]: calls[name] * _item_mib(calls)}
+    return pd.DataFrame(
         {
-            "collective_id": table.collective_id,
-            **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
-            "In msg nelems": table.in_nelems,
-            "Out msg nelems": table.out_nelems,
-            "In msg size (MB)": table.in_nelems * size,
-            "Out msg size (MB)": table.out_nelems * size,
-            "Full msg size (MB)": np.where(table.msg_bytes >= 0, table.msg_bytes, np.nan) / 2**20,
-            "comm_latency": table.latency_us,
-            "skew in start time": table.start_skew_us,
-            "earliest arrival rank": table.first_rank,
-            "avg_wait_time": np.nansum(wait_us, axis=0) / np.maximum(num_measured, 1),
-            "skew in end time": table.end_skew_us,
-            "algo bw (GB/s)": table.algbw_gb_s,
-            "bus bw (GB/s)": table.busbw_gb_s,
-            **{f"rank_{rank}_{name}": by_rank[rank][name] for rank in by_rank for name in ("ts", "dur")},
-            **{f"rank_{rank}_wait_time": by_rank[rank]["wait"] for rank in by_rank},
-            "node_span": nodes.spans(table.pg_ranks),
-            "last arrival rank": table.straggler_rank,
-            "complete": table.complete.astype(bool),
-            "missing_ranks": table.missing_ranks,
-            "confidence": table.confidence,
+            **columns,
+            "In split size": splits(calls["in_split"]),
+            "Out split size": splits(calls["out_split"]),
+            "stream": calls["stream"],
+            "ts": (calls["ts_ns"] - calls["ts_ns"].min()) / 1000,
+            "dur": calls["dur_ns"] / 1000,
+            "node_id": calls["rank"].map(nodes.of),
+            "node_span": nodes.spans(calls["pg_ranks"]),
+            **{name: calls[name] for name in ("wait_us", "step", "correlation", "grid_x", "block_x")},
         }
     )
 
 
-def _summary_long(ranks: Mapping[int, RankTables], nodes: Nodes) -> Table:
-    tables = []
-    for rank, rank_tables in ranks.items():
-        table = rank_tables.sheets["coll_analysis"]
-        spans = nodes.spans(getattr(table, "Process Group Ranks"))
-        tables.append(
-            sheet({**table.as_dict(), "node_id": np.full(len(table), nodes.of(rank)), "node_span": spans})
-        )
-    return below([table for table in tables if len(table)] or tables[:1], list(tables[0]))
-
-
-def _summary_sync(sync: Table) -> Table:
-    """One row per kind and size, over its collectives; latency in µs, its total in ms."""
-    key = ["Collective name", "dtype", "In msg nelems", "Process Group Name", "Group size"]
-    first_rows, group = grouped_rows([getattr(sync, name) for name in key])
-    count = np.bincount(group, minlength=len(first_rows))
-    summary = {name: getattr(sync, name)[first_rows] for name in key}
-    summary["Full msg size (MB)"] = _first_known(getattr(sync, "Full msg size (MB)"), group, len(first_rows))
-    for figure in SUMMED:
-        stats = _known_stats(getattr(sync, figure), group, len(first_rows))
-        summary |= {f"{figure}_{name}": stats[name] for name in ("mean", "median", "min", "max")}
-    total_ms = summary["comm_latency_mean"] * count / 1000
-    return most_first(
-        sheet({**summary, "count": count, "Total comm latency (ms)": total_ms}), "Total comm latency (ms)"
+def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> pd.DataFrame:
+    """One row per matched collective: latency (shortest rank), skews, waits, bandwidths, and every rank."""
+    table = pd.DataFrame(pairs.collectives.as_dict())
+    times = _times_by_rank(pairs)
+    titles = {**FIGURES, **GROUP_NAMES, **COUNTS}
+    sizes = {title: table[name] * _item_mib(table) for name, title in BYTES.items()}
+    by_rank = {f"rank_{rank}_{name}": times[name, rank].to_numpy() for name, rank in times}
+    ranks = sorted({rank for _, rank in times})
+    sync = table.rename(columns=titles).assign(
+        **sizes,
+        **{"Full msg size (MB)": table["msg_bytes"].where(table["msg_bytes"] >= 0) / 2**20},
+        # A rank that recorded the call alone has no known wait: the mean is over the others.
+        avg_wait_time=times["wait_time"].mean(axis=1).fillna(0).to_numpy() if ranks else 0.0,
+        **by_rank,
+        node_span=nodes.spans(table["pg_ranks"]),
     )
+    return sync[
+        [
+            *("collective_id", *GROUP_NAMES.values(), *COUNTS.values(), *sizes, "Full msg size (MB)"),
+            *("comm_latency", "skew in start time", "earliest arrival rank", "avg_wait_time"),
+            *("skew in end time", "algo bw (GB/s)", "bus bw (GB/s)"),
+            *(f"rank_{rank}_{name}" for rank in ranks for name in ("ts", "dur")),
+            *(f"rank_{rank}_wait_time" for rank in ranks),
+            *("node_span", "last arrival rank", "complete", "missing_ranks", "confidence"),
+        ]
+    ]
 
 
-def below(tables: Sequence[Table], columns: Sequence[str]) -> Table:
-    """Tables one below the other, in these columns."""
-    if not tables:
-        return Table({name: np.empty(0, dtype=object) for name in columns})
-    return Table({name: np.concatenate([getattr(table, name) for table in tables]) for name in columns})
+def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame:
+    """One row per rank: how often it arrived last or first, how long it waited itself, and the others for it.
+
+    Incomplete collectives do not count there: the missing rank may have been the last. end_deviation_us: its
+    median end relative to the median rank.
+    """
+    table = pd.DataFrame(pairs.collectives.as_dict())
+    complete = table[table["complete"].astype(bool)]
+    calls = _calls(pairs).assign(wait_us=lambda frame: frame["wait_us"].fillna(0.0))
+    counted = calls[calls["collective_id"].isin(complete["collective_id"])]
+    waits = counted.groupby("rank")["wait_us"]
+    last_rank = counted["collective_id"].map(complete.set_index("collective_id")["straggler_rank"])
+    matched = calls[calls["collective_id"] >= 0]
+    # Since the first call: a median is a float, which keeps 256 ns of a unix time.
+    end_ns = matched["ts_ns"] - calls["ts_ns"].min() + matched["dur_ns"]
+    deviation_ns = end_ns - end_ns.groupby(matched["collective_id"]).transform("median")
+    figures = {
+        "total_wait_time_us": waits.sum(),
+        "mean_wait_time_us": waits.mean(),
+        "times_arrived_last": complete["straggler_rank"].value_counts(),
+        "times_arrived_first": complete["first_rank"].value_counts(),
+        "pct_arrived_last": np.nan,
+        "num_collectives": waits.size(),
+        "total_nccl_dur_us": calls.groupby("rank")["dur_ns"].sum() / 1000,
+        "node_id": 0,
+        "caused_wait_time_us": counted.groupby(last_rank)["wait_us"].sum(),
+        "end_deviation_us": deviation_ns.groupby(matched["rank"]).median() / 1000,
+    }
+    rows = pd.DataFrame(figures, index=pd.Index(list(ranks), name="rank"))
+    counts = ["times_arrived_last", "times_arrived_first", "num_collectives"]
+    sums = ["total_wait_time_us", "total_nccl_dur_us", "caused_wait_time_us", "end_deviation_us"]
+    rows[[*counts, *sums]] = rows[[*counts, *sums]].fillna(0.0)
+    rows = rows.astype(dict.fromkeys(counts, int))
+    rows["pct_arrived_last"] = 100 * rows["times_arrived_last"] / rows["num_collectives"]
+    rows["node_id"] = [nodes.of(rank) for rank in ranks]
+    return rows.reset_index()
 
 
-def _first_known(values: np.ndarray, group: np.ndarray, num_groups: int) -> np.ndarray:
-    """The first value of each group (num_groups,) that is not NaN."""
-    values_of_group = np.full(num_groups, np.nan)
-    measured = np.flatnonzero(~np.isnan(values))[::-1]
-    values_of_group[group[measured]] = values[measured]
-    return values_of_group
+def _calls(pairs: Pairs) -> pd.DataFrame:
+    calls: pd.DataFrame = pd.DataFrame(pairs.instances.as_dict())
+    return calls
 
 
-def _known_stats(values: np.ndarray, group: np.ndarray, num_groups: int) -> dict[str, np.ndarray]:
-    """Statistics of each group's values that are not NaN, arrays (num_groups,)."""
-    measured = ~np.isnan(values)
-    return grouped(values[measured], group[measured], num_groups)
+def _item_mib(calls: pd.DataFrame) -> np.ndarray:
+    return dtype_bytes(calls["dtype"]) / 2**20
+
+
+def _times_by_rank(pairs: Pairs) -> pd.DataFrame:
+    """µs of every matched collective (n,): columns (ts, dur or wait_time; rank), NaN where it is missing."""
+    calls = _calls(pairs)
+    columns = pd.MultiIndex.from_product([("ts", "dur", "wait_time"), sorted(set(calls["rank"]))])
+    times = calls.assign(
+        ts=(calls["ts_ns"] - calls["ts_ns"].min()) / 1000,
+        dur=calls["dur_ns"] / 1000,
+        wait_time=calls["wait_us"],
+    ).set_index(["collective_id", "rank"])[["ts", "dur", "wait_time"]]
+    by_rank = times[times.index.get_level_values(0) >= 0].unstack()
+    return by_rank.reindex(index=pairs.collectives.collective_id, columns=columns)
+
+
+def _summary_long(ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame:
+    frames = []
+    for rank, rank_tables in ranks.items():
+        frame = pd.DataFrame(rank_tables.sheets["coll_analysis"].as_dict())
+        frames.append(
+            frame.assign(node_id=nodes.of(rank), node_span=nodes.spans(frame["Process Group Ranks"]))
+        )
+    return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
+
+
+def _summary_sync(sync: pd.DataFrame) -> pd.DataFrame:
+    """One row per kind and size, over its collectives; latency in µs, its total in ms."""
+    groups = sync.groupby(["Collective name", "dtype", "In msg nelems", "Process Group Name", "Group size"])
+    summary = groups[["Full msg size (MB)"]].first()
+    for figure in SUMMED:
+        stats = groups[figure].agg(["mean", "median", "min", "max"])
+        summary = summary.join(stats.add_prefix(f"{figure}_"))
+    summary["count"] = groups.size()
+    total_ms = summary["comm_latency_mean"] * summary["count"] / 1000
+    summary = summary.assign(**{"Total comm latency (ms)": total_ms}).reset_index()
+    return summary.sort_values("Total comm latency (ms)", ascending=False, kind="stable", ignore_index=True)

@@ -158,7 +158,7 @@ def test_the_summary_over_ranks_is_a_groupby_that_skips_what_is_not_known(tmp_pa
         sheet = coll_analysis(calls, rank)
         ranks[rank] = RankTables(figures, collectives=calls, num_devices=8, sheets={"coll_analysis": sheet})
     pairs = pair_collectives({rank: one.collectives for rank, one in ranks.items()})
-    sheets = {name: frame(sheet) for name, sheet in collective_sheets(pairs, ranks).items()}
+    sheets = collective_sheets(pairs, ranks)
     sync, summary = sheets["nccl_implicit_sync"], sheets["nccl_summary_implicit_sync"]
     plain = sync.groupby(SYNC_KEY)
     found = summary.set_index(SYNC_KEY).sort_index()

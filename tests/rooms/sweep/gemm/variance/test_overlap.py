@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.reading.data import of_rank, read_sweep
+from lab.rooms.sweep.gemm.reading.data import read_sweep
 from lab.rooms.sweep.gemm.variance.overlap import COLUMNS, MORE
 from lab.rooms.sweep.gemm.variance.top import write_variance
 from lab.rooms.sweep.knobs import Key
@@ -46,7 +46,8 @@ def test_the_longest_collective_beside_h200_gemms_is_that_of_a_plain_loop(shared
     table = pd.read_csv(write_variance(data, tmp_path).files[2])
     assert len(table) == 40
     for _, row in table.iterrows():
-        matched = of_rank(data.pairs[Key(512, 28)], row["rank"])
+        calls = data.pairs[Key(512, 28)].instances
+        matched = calls.where(calls.rank == row["rank"])
         shared_ns = [
             min(row["max_end_ns"], ts + dur) - max(row["max_ts_ns"], ts)
             for ts, dur in zip(matched.ts_ns.tolist(), matched.dur_ns.tolist(), strict=True)

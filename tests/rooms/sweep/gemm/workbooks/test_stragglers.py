@@ -5,13 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from lab.recordings.pairing import Pairs
 from lab.recordings.ranks.explained import Finding
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
+from lab.rooms.sweep.gemm.workbooks.collectives import Nodes, straggler_summary
 from lab.rooms.sweep.gemm.workbooks.write import STRAGGLERS, stragglers
 from lab.rooms.sweep.knobs import Key
 
@@ -56,13 +55,9 @@ TORN = {0: (1600, 100), 1: (1690, 10)}
 ALONE = {0: (1800, 7)}
 
 
-def frame(table):
-    return pd.DataFrame(table.as_dict())
-
-
 def summary(*calls, ranks=(0, 1, 2), num_devices=2, **more):
     tables = {rank: SimpleNamespace(num_devices=num_devices) for rank in ranks}
-    found = frame(straggler_summary(matched(*calls, **more), tables, Nodes(tables)))
+    found = straggler_summary(matched(*calls, **more), tables, Nodes(tables))
     return dict(zip(ranks, found.to_dict("records"), strict=True))
 
 
@@ -125,7 +120,7 @@ def test_calls_that_could_not_be_matched_and_matches_without_calls_say_nothing_o
     )
     tables = {n: SimpleNamespace(num_devices=8) for n in range(4)}
     mended = Pairs(pairs.ranks, pairs.collectives, lost, {}, {}, ())
-    found = frame(straggler_summary(mended, tables, Nodes(tables)))
+    found = straggler_summary(mended, tables, Nodes(tables))
     assert found["end_deviation_us"].tolist() == [0, 0, 20, 0]
     assert found["num_collectives"].tolist() == [1, 1, 1, 0] and found["total_nccl_dur_us"].iloc[3] == 10
 
@@ -144,7 +139,7 @@ def test_the_table_has_a_row_per_configuration_and_rank_with_the_evidence_from_i
     pairs = {setting: matched(FIRST, SECOND, THIRD, TORN) for setting in settings}
     late_host = Finding(1, "host_late", True, 4.0, (5,), 3.5, "rank 1: its host launches late")
     explained = {Key(256, 28): SimpleNamespace(findings=(late_host,))}
-    table = frame(stragglers(SimpleNamespace(ranks=settings), pairs, explained))
+    table = stragglers(SimpleNamespace(ranks=settings), pairs, explained)
     assert list(table) == STRAGGLERS and len(table) == 6
     assert table["threads"].tolist() == [256] * 3 + [512] * 3
     assert table["channel"].tolist() == [28] * 6 and table["repeat"].tolist() == [1] * 3 + [2] * 3
@@ -158,6 +153,6 @@ def test_a_configuration_without_collectives_names_nobody():
     nothing = matched(FIRST)
     none = Pairs((), nothing.collectives.take([]), nothing.instances.take([]), {}, {}, ())
     ranks = {Key(256, 28): {0: rank(None)}}
-    table = frame(stragglers(SimpleNamespace(ranks=ranks), {Key(256, 28): none}, {}))
+    table = stragglers(SimpleNamespace(ranks=ranks), {Key(256, 28): none}, {})
     assert table["verdict"].tolist() == [""] and table["num_collectives"].tolist() == [0]
     assert table["caused_wait_time_us"].tolist() == table["end_deviation_us"].tolist() == [0]
