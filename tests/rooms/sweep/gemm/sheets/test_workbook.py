@@ -151,13 +151,13 @@ def test_a_ranks_figures_are_a_groupby_of_its_calls_and_gemms(tmp_path):
 
 @pytest.mark.data
 def test_the_summary_over_ranks_is_a_groupby_that_skips_what_is_not_known(tmp_path):
-    ranks = {}
+    ranks, instances = {}, {}
     for rank, trace in enumerate(traces()):
-        calls = views.collective_instances(trace)
+        calls = instances[rank] = views.collective_instances(trace)
         figures = figures_of(TraceFile(rank, tmp_path / "t.json", None), trace)
         sheet = coll_analysis(calls, rank)
-        ranks[rank] = RankTables(figures, collectives=calls, num_devices=8, sheets={"coll_analysis": sheet})
-    pairs = pair_collectives({rank: one.collectives for rank, one in ranks.items()})
+        ranks[rank] = RankTables(figures, num_devices=8, sheets={"coll_analysis": sheet})
+    pairs = pair_collectives(instances)
     sheets = collective_sheets(pairs, ranks)
     sync, summary = sheets["nccl_implicit_sync"], sheets["nccl_summary_implicit_sync"]
     plain = sync.groupby(SYNC_KEY)
@@ -169,5 +169,5 @@ def test_the_summary_over_ranks_is_a_groupby_that_skips_what_is_not_known(tmp_pa
     np.testing.assert_array_equal(found["Full msg size (MB)"], plain["Full msg size (MB)"].first())
     assert summary["Total comm latency (ms)"].is_monotonic_decreasing
     long = sheets["nccl_long"]
-    assert len(long) == sum(len(one.collectives) for one in ranks.values())
+    assert len(long) == sum(map(len, instances.values()))
     assert long.sort_values(["ts", "rank"], kind="stable").index.tolist() == list(range(len(long)))
