@@ -10,11 +10,9 @@ import pytest
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.recordings.pairing import pair_collectives
-from lab.rooms.sweep.gemm.reading.rank import RankTables, gemm_table
+from lab.rooms.sweep.gemm.reading.rank import gemm_table
 from lab.rooms.sweep.gemm.sheets.launches import launches
 from lab.rooms.sweep.gemm.sheets.workbook import coll_analysis, gemm_sheet, perf_sheets
-from lab.rooms.sweep.gemm.workbooks.collectives import collective_sheets
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.rank import figures_of
 from lab.rooms.sweep.tables import GEMM_KEY
@@ -114,13 +112,6 @@ def test_the_difference_to_tracelens_timeline_is_the_kernels_launched_before_the
 
 
 CONFIG = "sweep_h200/256thread/nccl_28channels"
-SYNC_KEY = ["Collective name", "dtype", "In msg nelems", "Process Group Name", "Group size"]
-
-
-@cache
-def traces():
-    paths = sorted((SHARED / CONFIG).rglob("*.json.gz"))[:2]
-    return [read_kineto(path) for path in paths]
 
 
 def frame(table) -> pd.DataFrame:
@@ -129,7 +120,7 @@ def frame(table) -> pd.DataFrame:
 
 @pytest.mark.data
 def test_a_ranks_figures_are_a_groupby_of_its_calls_and_gemms(tmp_path):
-    trace = traces()[0]
+    trace = read_kineto(min((SHARED / CONFIG).rglob("*.json.gz")))
     figures = figures_of(TraceFile(0, tmp_path / "t.json", None), trace)
     calls = frame(views.collective_instances(trace))
     keys = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
@@ -147,27 +138,3 @@ def test_a_ranks_figures_are_a_groupby_of_its_calls_and_gemms(tmp_path):
     assert rows["max_us"].tolist() == (gemms.max() / 1000).tolist()
     np.testing.assert_allclose(rows["median_us"], gemms.median() / 1000, rtol=1e-12)
     np.testing.assert_allclose(rows["sum_us"], gemms.sum() / 1000, rtol=1e-12)
-
-
-@pytest.mark.data
-def test_the_summary_over_ranks_is_a_groupby_that_skips_what_is_not_known(tmp_path):
-    ranks, instances = {}, {}
-    for rank, trace in enumerate(traces()):
-        calls = instances[rank] = views.collective_instances(trace)
-        figures = figures_of(TraceFile(rank, tmp_path / "t.json", None), trace)
-        sheet = coll_analysis(calls, rank)
-        ranks[rank] = RankTables(figures, num_devices=8, sheets={"coll_analysis": sheet})
-    pairs = pair_collectives(instances)
-    sheets = collective_sheets(pairs, ranks)
-    sync, summary = sheets["nccl_implicit_sync"], sheets["nccl_summary_implicit_sync"]
-    plain = sync.groupby(SYNC_KEY)
-    found = summary.set_index(SYNC_KEY).sort_index()
-    assert found["count"].tolist() == plain.size().tolist()
-    for what in ("comm_latency", "skew in start time", "bus bw (GB/s)"):
-        for how in ("mean", "median", "min", "max"):
-            np.testing.assert_allclose(found[f"{what}_{how}"], plain[what].agg(how), rtol=1e-12)
-    np.testing.assert_array_equal(found["Full msg size (MB)"], plain["Full msg size (MB)"].first())
-    assert summary["Total comm latency (ms)"].is_monotonic_decreasing
-    long = sheets["nccl_long"]
-    assert len(long) == sum(map(len, instances.values()))
-    assert long.sort_values(["ts", "rank"], kind="stable").index.tolist() == list(range(len(long)))

@@ -162,14 +162,6 @@ def test_a_missing_rank_leaves_incomplete_collectives_and_is_said(tmp_path):
     assert pd.read_csv(tmp_path / "out/stragglers.csv")["num_collectives"].tolist() == [0]
 
 
-def test_a_sweep_read_already_is_not_read_again(tmp_path):
-    root = write_sweep(tmp_path / "sweep", threads=(256,))
-    data = read_sweep(root, workers=1, workbooks=tmp_path / "out")
-    for path in root.rglob("*.json.gz"):
-        path.unlink()
-    assert len(write_reports(data, tmp_path / "out").files) == 2 + 1 + 4
-
-
 @pytest.mark.data
 def test_the_h200_sweep_gives_its_golden_stragglers(shared_data, tmp_path):
     sweep = shared_data / "sweep_h200"
