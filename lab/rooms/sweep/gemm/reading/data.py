@@ -118,12 +118,13 @@ def read_sweep(
     planned: Planned = MappingProxyType({}),
     progress: Progress | None = None,
     only: Selection | None = None,
+    gpu_only: bool = False,
 ) -> SweepData:
     """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once; only: some of them.
 
-    workbooks: folder for the Excel report of each rank, None for none. planned: the steps of the run's
-    manifest. progress is called with (done, total, path). Raises MissingError without traces, and
-    BadDataError where none can be read and no such row is given.
+    workbooks: folder for the Excel report of each rank, None for none; gpu_only: only of ranks with a GPU.
+    planned: the steps of the run's manifest. progress is called with (done, total, path). Raises MissingError
+    without traces, and BadDataError where none can be read and no such row is given.
     """
     only = only or Selection()
     configs = [
@@ -142,7 +143,7 @@ def read_sweep(
             fix="leave out --threads, --channels or --ranks to see what is there",
         )
     jobs = [
-        RankJob(trace, number, config.key, workbooks, salvage)
+        RankJob(trace, number, config.key, workbooks, salvage, gpu_only)
         for number, config in enumerate(configs)
         for trace in config.traces
     ]

@@ -32,13 +32,17 @@ FOUND_BY_KERNEL = ("GEMM", "triton", "other", "")
 
 @dataclass(frozen=True)
 class RankJob:
-    """One trace to read: number and setting of its configuration, and the folder for its workbook, if any."""
+    """One trace to read: number and setting of its configuration, and the folder for its workbook, if any.
+
+    gpu_only: no workbook of a rank that recorded no GPU.
+    """
 
     trace: TraceFile
     config: int
     setting: Key
     workbooks: Path | None = None
     salvage: bool = False
+    gpu_only: bool = False
 
     @property
     def path(self) -> Path:
@@ -79,7 +83,7 @@ def _tables_of(job: RankJob, trace: Capture) -> RankTables:
     groups = gemm_sheet(launched, gemm)
     sheets = perf_sheets(launched, groups, coll_analysis(collectives, figures.rank))
     file = None
-    if job.workbooks:
+    if job.workbooks and not (job.gpu_only and views.device_of(trace) == "cpu"):
         from lab.report.excel import write_workbook
 
         ending = f"rank{max(figures.rank, 0)}"
