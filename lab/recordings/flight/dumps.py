@@ -25,7 +25,7 @@ _VALUES = {
 }
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
-# So many values from the stack, -1 for all since the mark. A tuple is read as a list, so that it is no key:
+# So many values from the stack, -1 for all since the mark. A tuple is read as a list, which cannot be a key:
 # nested ones in a few bytes would take for ever to hash.
 _LISTS = {"EMPTY_LIST": 0, "EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": -1, "LIST": -1}
 _DICTS = {"EMPTY_DICT": 0, "DICT": -1}
@@ -214,10 +214,10 @@ def _unpickled(data: bytes, path: Path) -> Any:
             stack.append(_CONSTANTS.get(name, argument))
 
     fix = "only dumps of plain values are read: texts, numbers, lists and dicts"
-    known = {*_VALUES, *_CONSTANTS, *_COUNTS, *_PUTS, *_GETS, "MARK"}
+    plain_opcodes = {*_VALUES, *_CONSTANTS, *_COUNTS, *_PUTS, *_GETS, "MARK"}
     try:
         for opcode, argument, position in pickletools.genops(data):
-            if opcode.name in known:
+            if opcode.name in plain_opcodes:
                 run(opcode.name, argument)
             elif opcode.name not in _SKIPPED:
                 problem = (

@@ -20,9 +20,9 @@ from lab.report.figures import save
 from lab.report.parts import Block, Figure, Files, Points, Section, Status, Table, title_of
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm.data import SweepData, read_sweep
 from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.places import Places, Report, within
-from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
 from lab.rooms.sweep.gemm.session import num_workers, show_progress
 from lab.rooms.sweep.gemm.steps import run_all
 from lab.rooms.sweep.journal import expected_runs

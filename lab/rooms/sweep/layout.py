@@ -341,5 +341,5 @@ def _setting_above(path: Path) -> tuple[int | None, int | None, str, str]:
         next((match for name in names if (match := level.fullmatch(name))), None)
         for level in (_THREADS, _CHANNELS)
     )
-    how = how_in(channels[0]) if channels else ("", "")
-    return int(threads[1]) if threads else None, int(channels[1]) if channels else None, *how
+    algorithm, protocol = how_in(channels[0]) if channels else ("", "")
+    return int(threads[1]) if threads else None, int(channels[1]) if channels else None, algorithm, protocol

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.core.plan import Findings
-from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.report import report
 from lab.rooms.sweep.tables import SweepTables
 from tests.rooms.sweep.made import sweep

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.core.plan import Findings
-from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.report import report
 from lab.rooms.sweep.tables import SweepTables
 from tests.rooms.sweep.gemm.recorded import read_tables

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lab.errors import MissingError
-from lab.rooms.sweep.gemm.reading import data
-from lab.rooms.sweep.gemm.reading.rank import read_rank_tables
+from lab.rooms.sweep.gemm import data
+from lab.rooms.sweep.gemm.rank import read_rank_tables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import CONFIGS, EFFECTIVE, GEMM, TIMELINE, TIMELINE_MS
 from tests.rooms.sweep.gemm.recorded import read_tables

@@ -95,7 +95,7 @@ class Session:
         """The sweep in memory; a configuration that is only in the manifest has a row too, unless only some
         are wanted."""
         with needs("analysis"):
-            from lab.rooms.sweep.gemm.reading.data import read_sweep
+            from lab.rooms.sweep.gemm.data import read_sweep
             from lab.rooms.sweep.journal import expected_runs
 
         sweep = self.places.sweep

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lab.core.words import plural
-from lab.rooms.sweep.gemm.reading.data import SweepData
+from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import KEY, column_names
 from lab.stats.intervals import meetings, spans, total

@@ -11,12 +11,13 @@ import pytest
 
 from lab.rooms.sweep.gemm.compare.changes import (
     Sweep,
+    compared_in_words,
     config_changes,
     environments,
     least_p,
+    not_compared,
     repeats_needed,
 )
-from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
 from tests.rooms.sweep.made import sweep as made
 
 _SAME = pd.DataFrame(columns=["what", "state"])

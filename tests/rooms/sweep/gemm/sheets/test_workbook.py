@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.rooms.sweep.gemm.reading.rank import gemm_table
+from lab.rooms.sweep.gemm.rank import gemm_table
 from lab.rooms.sweep.gemm.sheets.launches import launches
 from lab.rooms.sweep.gemm.sheets.workbook import coll_analysis, gemm_sheet, perf_sheets
-from lab.rooms.sweep.layout import TraceFile
-from lab.rooms.sweep.rank import figures_of
-from lab.rooms.sweep.tables import GEMM_KEY
 from tests.conftest import SHARED
 
 MI300 = SHARED / "rocm"
@@ -116,25 +112,3 @@ CONFIG = "sweep_h200/256thread/nccl_28channels"
 
 def frame(table) -> pd.DataFrame:
     return pd.DataFrame(table.as_dict())
-
-
-@pytest.mark.data
-def test_a_ranks_figures_are_a_groupby_of_its_calls_and_gemms(tmp_path):
-    trace = read_kineto(min((SHARED / CONFIG).rglob("*.json.gz")))
-    figures = figures_of(TraceFile(0, tmp_path / "t.json", None), trace)
-    calls = frame(views.collective_instances(trace))
-    keys = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
-    plain = calls.groupby(keys).agg(
-        count=("kernel", "size"), kernel=("kernel", "first"), group_size=("group_size", "max")
-    )
-    found = pd.DataFrame(figures.collectives)
-    assert found[["count", "kernel", "group_size"]].to_numpy().tolist() == plain.to_numpy().tolist()
-    names = ["in_nelems", "dtype", "msg_bytes", "effective_channels", "effective_threads"]
-    assert found[names].to_numpy().tolist() == plain.reset_index()[keys[1:]].to_numpy().tolist()
-    gemms = frame(views.gemm_instances(trace)).groupby([*GEMM_KEY, "strides"])["dur_ns"]
-    rows = pd.DataFrame(figures.gemm)
-    assert list(map(tuple, rows[[*GEMM_KEY, "strides"]].to_numpy())) == list(gemms.groups)
-    assert rows["n"].tolist() == gemms.size().tolist()
-    assert rows["max_us"].tolist() == (gemms.max() / 1000).tolist()
-    np.testing.assert_allclose(rows["median_us"], gemms.median() / 1000, rtol=1e-12)
-    np.testing.assert_allclose(rows["sum_us"], gemms.sum() / 1000, rtol=1e-12)

@@ -16,10 +16,10 @@ import pandas as pd
 from lab.recordings.pairing import Pairs
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm.collectives import Nodes, collective_sheets, straggler_summary
+from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.places import Report, report_name
-from lab.rooms.sweep.gemm.reading.data import SweepData
-from lab.rooms.sweep.gemm.reading.rank import RankTables
-from lab.rooms.sweep.gemm.workbooks.collectives import Nodes, collective_sheets, straggler_summary
+from lab.rooms.sweep.gemm.rank import RankTables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.ranks.read import not_told
 from lab.rooms.sweep.tables import column_names, run_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import MissingError
-from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.data import read_sweep
 from tests.rooms.sweep.gemm.recorded import read, write_rank, write_sweep
 from tests.tracegen import TraceWriter
 

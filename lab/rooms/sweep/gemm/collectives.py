@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lab.recordings.pairing import Pairs
-from lab.rooms.sweep.gemm.reading.rank import RankTables
+from lab.rooms.sweep.gemm.rank import RankTables
 from lab.rooms.sweep.gemm.sheets.launches import dtype_bytes
 from lab.rooms.sweep.gemm.sheets.workbook import splits
 

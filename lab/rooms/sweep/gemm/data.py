@@ -24,7 +24,7 @@ from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.tables import Table
 from lab.rooms.sweep.assemble import sweep_tables
-from lab.rooms.sweep.gemm.reading.rank import RankJob, RankTables, read_rank_tables
+from lab.rooms.sweep.gemm.rank import RankJob, RankTables, read_rank_tables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, Selection, find_configs
 from lab.rooms.sweep.rank import unread

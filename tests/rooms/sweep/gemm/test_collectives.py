@@ -10,8 +10,8 @@ import pytest
 from lab.recordings.pairing import Pairs
 from lab.recordings.ranks.explained import Finding
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.workbooks.collectives import Nodes, straggler_summary
-from lab.rooms.sweep.gemm.workbooks.write import STRAGGLERS, stragglers
+from lab.rooms.sweep.gemm.collectives import Nodes, straggler_summary
+from lab.rooms.sweep.gemm.reports import STRAGGLERS, stragglers
 from lab.rooms.sweep.knobs import Key
 
 pytestmark = pytest.mark.filterwarnings("error")  # an empty mean would warn on every page
