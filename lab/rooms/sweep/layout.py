@@ -209,7 +209,9 @@ def _by_node(folder: Path) -> list[ConfigDir]:
     of_nodes = [_by_rank(path) for path in _subfolders(folder, _NODE)]
     if len(of_nodes) < 2 or not all(of_nodes) or any(None in by_rank for by_rank in of_nodes):
         return []
-    files = {(node, rank or 0): paths for node, ranks in enumerate(of_nodes) for rank, paths in ranks.items()}
+    files: dict[tuple[int, ...], list[Path]] = {
+        (node, rank or 0): paths for node, ranks in enumerate(of_nodes) for rank, paths in ranks.items()
+    }
     if len({rank for _, rank in files}) == len(files):
         return [_config(folder, {rank: paths for (_, rank), paths in files.items()})]
     num_local = 1 + max(rank for _, rank in files)

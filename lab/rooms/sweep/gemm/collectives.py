@@ -81,7 +81,7 @@ def nccl_long(pairs: Pairs, nodes: Nodes) -> pd.DataFrame:
     }
     for name, title in COUNTS.items():
         columns |= {title: calls[name], BYTES[name]: calls[name] * _item_mib(calls)}
-    return pd.DataFrame(
+    sheet: pd.DataFrame = pd.DataFrame(
         {
             **columns,
             "In split size": splits(calls["in_split"]),
@@ -94,34 +94,38 @@ def nccl_long(pairs: Pairs, nodes: Nodes) -> pd.DataFrame:
             **{name: calls[name] for name in ("wait_us", "step", "correlation", "grid_x", "block_x")},
         }
     )
+    return sheet
 
 
 def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> pd.DataFrame:
     """One row per matched collective: latency (shortest rank), skews, waits, bandwidths, and every rank."""
     table = pd.DataFrame(pairs.collectives.as_dict())
     times = _times_by_rank(pairs)
-    titles = {**FIGURES, **GROUP_NAMES, **COUNTS}
     sizes = {title: table[name] * _item_mib(table) for name, title in BYTES.items()}
-    by_rank = {f"rank_{rank}_{name}": times[name, rank].to_numpy() for name, rank in times}
-    ranks = sorted({rank for _, rank in times})
-    sync = table.rename(columns=titles).assign(
+    by_rank = {
+        f"rank_{rank}_{name}": of_rank[name].to_numpy()
+        for names in (("ts", "dur"), ("wait_time",))
+        for rank, of_rank in times.items()
+        for name in names
+    }
+    waits_us = np.array([of_rank["wait_time"] for of_rank in times.values()]).reshape(len(times), len(table))
+    # A rank that recorded the call alone has no known wait: the mean is over the others.
+    num_measured = np.isfinite(waits_us).sum(axis=0)
+    sync: pd.DataFrame = table.rename(columns={**FIGURES, **GROUP_NAMES, **COUNTS}).assign(
         **sizes,
         **{"Full msg size (MB)": table["msg_bytes"].where(table["msg_bytes"] >= 0) / 2**20},
-        # A rank that recorded the call alone has no known wait: the mean is over the others.
-        avg_wait_time=times["wait_time"].mean(axis=1).fillna(0).to_numpy() if ranks else 0.0,
+        avg_wait_time=np.nansum(waits_us, axis=0) / np.maximum(num_measured, 1),
         **by_rank,
         node_span=nodes.spans(table["pg_ranks"]),
-    )
-    return sync[
+    )[
         [
             *("collective_id", *GROUP_NAMES.values(), *COUNTS.values(), *sizes, "Full msg size (MB)"),
             *("comm_latency", "skew in start time", "earliest arrival rank", "avg_wait_time"),
-            *("skew in end time", "algo bw (GB/s)", "bus bw (GB/s)"),
-            *(f"rank_{rank}_{name}" for rank in ranks for name in ("ts", "dur")),
-            *(f"rank_{rank}_wait_time" for rank in ranks),
+            *("skew in end time", "algo bw (GB/s)", "bus bw (GB/s)", *by_rank),
             *("node_span", "last arrival rank", "complete", "missing_ranks", "confidence"),
         ]
     ]
+    return sync
 
 
 def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame:
@@ -152,14 +156,15 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Node
         "caused_wait_time_us": counted.groupby(last_rank)["wait_us"].sum(),
         "end_deviation_us": deviation_ns.groupby(matched["rank"]).median() / 1000,
     }
-    rows = pd.DataFrame(figures, index=pd.Index(list(ranks), name="rank"))
+    rows: pd.DataFrame = pd.DataFrame(figures, index=pd.Index(list(ranks), name="rank"))
     counts = ["times_arrived_last", "times_arrived_first", "num_collectives"]
     sums = ["total_wait_time_us", "total_nccl_dur_us", "caused_wait_time_us", "end_deviation_us"]
     rows[[*counts, *sums]] = rows[[*counts, *sums]].fillna(0.0)
     rows = rows.astype(dict.fromkeys(counts, int))
     rows["pct_arrived_last"] = 100 * rows["times_arrived_last"] / rows["num_collectives"]
     rows["node_id"] = [nodes.of(rank) for rank in ranks]
-    return rows.reset_index()
+    summary: pd.DataFrame = rows.reset_index()
+    return summary
 
 
 def _calls(pairs: Pairs) -> pd.DataFrame:
@@ -168,20 +173,23 @@ def _calls(pairs: Pairs) -> pd.DataFrame:
 
 
 def _item_mib(calls: pd.DataFrame) -> np.ndarray:
-    return dtype_bytes(calls["dtype"]) / 2**20
+    return dtype_bytes(calls["dtype"].to_numpy()) / 2**20
 
 
-def _times_by_rank(pairs: Pairs) -> pd.DataFrame:
-    """µs of every matched collective (n,): columns (ts, dur or wait_time; rank), NaN where it is missing."""
+def _times_by_rank(pairs: Pairs) -> dict[int, pd.DataFrame]:
+    """By rank: ts, dur and wait_time in µs of every matched collective (n,), NaN where it is missing."""
     calls = _calls(pairs)
-    columns = pd.MultiIndex.from_product([("ts", "dur", "wait_time"), sorted(set(calls["rank"]))])
     times = calls.assign(
         ts=(calls["ts_ns"] - calls["ts_ns"].min()) / 1000,
         dur=calls["dur_ns"] / 1000,
         wait_time=calls["wait_us"],
-    ).set_index(["collective_id", "rank"])[["ts", "dur", "wait_time"]]
-    by_rank = times[times.index.get_level_values(0) >= 0].unstack()
-    return by_rank.reindex(index=pairs.collectives.collective_id, columns=columns)
+    )
+    return {
+        rank: times[(times["rank"] == rank) & (times["collective_id"] >= 0)]
+        .set_index("collective_id")[["ts", "dur", "wait_time"]]
+        .reindex(pairs.collectives.collective_id)
+        for rank in sorted(set(pairs.instances.rank.tolist()))
+    }
 
 
 def _summary_long(ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame:
@@ -191,7 +199,9 @@ def _summary_long(ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame
         frames.append(
             frame.assign(node_id=nodes.of(rank), node_span=nodes.spans(frame["Process Group Ranks"]))
         )
-    return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
+    filled = [frame for frame in frames if len(frame)] or frames[:1]
+    sheet: pd.DataFrame = pd.concat(filled, ignore_index=True)
+    return sheet
 
 
 def _summary_sync(sync: pd.DataFrame) -> pd.DataFrame:
@@ -204,4 +214,7 @@ def _summary_sync(sync: pd.DataFrame) -> pd.DataFrame:
     summary["count"] = groups.size()
     total_ms = summary["comm_latency_mean"] * summary["count"] / 1000
     summary = summary.assign(**{"Total comm latency (ms)": total_ms}).reset_index()
-    return summary.sort_values("Total comm latency (ms)", ascending=False, kind="stable", ignore_index=True)
+    by_total: pd.DataFrame = summary.sort_values(
+        "Total comm latency (ms)", ascending=False, kind="stable", ignore_index=True
+    )
+    return by_total

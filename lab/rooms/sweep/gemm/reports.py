@@ -92,7 +92,8 @@ def stragglers(data: SweepData, paired: Mapping[Key, Pairs], explained: Settings
 def _over_settings(tables: Mapping[Key, pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     """The tables of all configurations one below the other, with their settings, in these columns."""
     filled = [table.assign(**setting._asdict()) for setting, table in tables.items() if len(table)]
-    return pd.concat(filled, ignore_index=True)[columns] if filled else pd.DataFrame(columns=columns)
+    empty: pd.DataFrame = pd.DataFrame(columns=columns)
+    return pd.concat(filled, ignore_index=True)[columns] if filled else empty
 
 
 def write_comparisons(data: SweepData, out: Path) -> list[Path]:
