@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lab.recordings.pairing import Pairs
+from lab.recordings.pairing import Pairs, pair_collectives
 from lab.recordings.ranks.explained import Finding
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.collectives import Nodes, straggler_summary
 from lab.rooms.sweep.gemm.reports import STRAGGLERS, stragglers
 from lab.rooms.sweep.knobs import Key
+from tests.recordings.pairing.made import call, table
 
 pytestmark = pytest.mark.filterwarnings("error")  # an empty mean would warn on every page
 
 
-def matched(*calls, latencies_us=(), complete=()):
-    """Pairs of calls, each rank -> (start, duration) in µs; complete are those of the ranks of the first."""
-    collectives, instances = [], []
-    for at, call in enumerate(calls):
-        starts = {rank: start for rank, (start, _) in call.items()}
-        alone = len(call) == 1
-        collectives.append(
-            {
-                "collective_id": at,
-                "complete": set(call) == set(calls[0]) or at in complete,
-                "straggler_rank": -1 if alone else max(starts, key=starts.get),
-                "first_rank": -1 if alone else min(starts, key=starts.get),
-                "latency_us": latencies_us[at] if latencies_us else 300.0,
-            }
-        )
-        instances += [
-            {
-                "rank": rank,
-                "collective_id": at,
-                "ts_ns": 1000 * start,
-                "dur_ns": 1000 * dur,
-                "wait_us": np.nan if alone else float(max(starts.values()) - start),
-            }
-            for rank, (start, dur) in call.items()
+def matched(*calls: dict[int, tuple[int, int]]) -> Pairs:
+    """Pairs of calls, each rank -> (start, duration) in µs: of a group of three, or of one rank alone."""
+
+    def of_rank(rank: int) -> list[dict[str, Any]]:
+        return [
+            call(n, *of_call[rank], seq=n, pg_ranks=str([0, 1, 2] if len(of_call) > 1 else [*of_call]))
+            | {"group_size": 3 if len(of_call) > 1 else 1}
+            for n, of_call in enumerate(calls)
+            if rank in of_call
         ]
-    columns = [
-        {name: np.array([row[name] for row in rows]) for name in rows[0]} for rows in (collectives, instances)
-    ]
-    return Pairs(tuple(calls[0]), *map(Table, columns), {}, {}, ())
+
+    ranks = sorted({rank for of_call in calls for rank in of_call})
+    return pair_collectives({rank: table(of_rank(rank)) for rank in ranks})
 
 
 FIRST = {0: (1000, 100), 1: (1040, 60), 2: (1010, 110)}  # rank 2 ends 20 us late
@@ -55,9 +41,9 @@ TORN = {0: (1600, 100), 1: (1690, 10)}
 ALONE = {0: (1800, 7)}
 
 
-def summary(*calls, ranks=(0, 1, 2), num_devices=2, **more):
-    tables = {rank: SimpleNamespace(num_devices=num_devices) for rank in ranks}
-    found = straggler_summary(matched(*calls, **more), tables, Nodes(tables))
+def summary(*calls, ranks=(0, 1, 2)):
+    tables = {rank: SimpleNamespace(num_devices=2) for rank in ranks}
+    found = straggler_summary(matched(*calls), tables, Nodes(tables))
     return dict(zip(ranks, found.to_dict("records"), strict=True))
 
 
@@ -83,7 +69,7 @@ def test_an_end_is_measured_against_the_median_rank_and_its_median_counts():
 
 
 def test_a_collective_of_one_rank_alone_has_no_wait_and_no_straggler():
-    rows = summary(FIRST, SECOND, THIRD, ALONE, complete=(3,))
+    rows = summary(FIRST, SECOND, THIRD, ALONE)
     assert [one["num_collectives"] for one in rows.values()] == [4, 3, 3]
     assert rows[0]["total_wait_time_us"] == 100 and rows[0]["mean_wait_time_us"] == 25
     assert [one["end_deviation_us"] for one in rows.values()] == [0, 0, 30]
