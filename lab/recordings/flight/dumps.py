@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import pickletools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,15 +16,21 @@ from lab.recordings.pieces import files_in, read_whole
 MOST_BYTES, MOST_ENTRIES = 256 << 20, 1_000_000
 # No real job has groups and texts beyond these.
 MOST_GROUPS, LONGEST_INT = 65_536, 1 << 63
-# All that a dump of texts, numbers, lists and dicts needs; none of these calls or imports anything.
-_FORBIDDEN = {
-    *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"),
-    *("EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"),
+# The opcodes of a pickle of plain values, by what they do: none of these calls or imports anything.
+_SKIPPED = {"PROTO", "FRAME", "STOP"}
+_VALUES = {
+    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "STRING", "BINSTRING", "SHORT_BINSTRING"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "FLOAT", "BINFLOAT"),
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"),
 }
-# No pickler writes these into a dump; with them a few bytes could build a key that takes for ever to hash.
-_NEEDLESS = {"DUP", "POP", "POP_MARK", "FROZENSET", "EMPTY_SET", "ADDITEMS"}
-_TUPLES, _PUTS = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}, {"PUT", "BINPUT", "LONG_BINPUT"}
-_GETS, _STORES = {"GET", "BINGET", "LONG_BINGET"}, {"SETITEM", "SETITEMS", "APPEND", "APPENDS"}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
+# So many values from the stack, -1 for all since the mark. A tuple is read as a list, which cannot be a key:
+# nested ones in a few bytes would take for ever to hash.
+_LISTS = {"EMPTY_LIST": 0, "EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": -1, "LIST": -1}
+_DICTS = {"EMPTY_DICT": 0, "DICT": -1}
+_STORES = {"APPEND": 1, "APPENDS": -1, "SETITEM": 2, "SETITEMS": -1}
+_COUNTS = {**_LISTS, **_DICTS, **_STORES}
 _RANK = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 BATCH = "coalesced"  # the call that stands for several sends and receives, or collectives
@@ -180,55 +184,50 @@ def _json(data: bytes, path: Path) -> Any:
         raise BadDataError(f"no flight-recorder dump: not JSON ({error})", location=path) from error
 
 
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
-
-
-class _NestedTuples:
-    """Finds a tuple that is built from references to earlier tuples: n of these double its hash n times."""
-
-    def __init__(self) -> None:
-        self._tuples: set[int] = set()  # their numbers in the memo
-        self._memo_size = 0
-        self._previous_opcode, self._pending = "", False
-
-    def by_reference(self, opcode: str, argument: object) -> bool:
-        """Take the next opcode of the program; whether it builds such a tuple."""
-        if opcode == "MEMOIZE" or opcode in _PUTS:
-            number = self._memo_size if opcode == "MEMOIZE" else int(str(argument))
-            self._memo_size += 1
-            if self._previous_opcode in _TUPLES:
-                self._tuples.add(number)
-        elif opcode in _GETS:
-            self._pending |= int(str(argument)) in self._tuples
-        elif opcode in _STORES:
-            self._pending = False
-        self._previous_opcode = opcode
-        return self._pending and opcode in _TUPLES - {"EMPTY_TUPLE"}
-
-
 def _unpickled(data: bytes, path: Path) -> Any:
-    """The plain values of a pickle. Its program is checked first: it may neither import nor call."""
+    """The plain values of a pickle, by its opcodes; any other opcode is refused."""
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
 
-    def bad(problem: str) -> BadDataError:
-        fix = "only dumps of plain values are read: texts, numbers, lists and dicts"
-        return BadDataError(problem, location=path, fix=fix)
+    def run(name: str, argument: Any) -> None:
+        if name in _COUNTS:
+            count = _COUNTS[name]
+            start = marks.pop() if count < 0 else len(stack) - count
+            items = stack[start:]
+            del stack[start:]
+            if name in _LISTS:
+                stack.append(items)
+            elif name in _DICTS:
+                stack.append(dict(zip(items[::2], items[1::2], strict=True)))
+            elif isinstance(stack[-1], list):
+                stack[-1].extend(items)
+            else:
+                stack[-1].update(zip(items[::2], items[1::2], strict=True))
+        elif name == "MARK":
+            marks.append(len(stack))
+        elif name in _PUTS:
+            memo[len(memo) if argument is None else int(argument)] = stack[-1]
+        elif name in _GETS:
+            stack.append(memo[int(argument)])
+        else:
+            stack.append(_CONSTANTS.get(name, argument))
 
+    fix = "only dumps of plain values are read: texts, numbers, lists and dicts"
+    plain_opcodes = {*_VALUES, *_CONSTANTS, *_COUNTS, *_PUTS, *_GETS, "MARK"}
     try:
-        nests = _NestedTuples()
         for opcode, argument, position in pickletools.genops(data):
-            if opcode.name in _NEEDLESS or nests.by_reference(opcode.name, argument):
-                raise bad(f"the pickle is not a plain dump ({opcode.name} at byte {position}): refused")
-            if opcode.name in _FORBIDDEN:
-                raise bad(f"the pickle wants to run code ({opcode.name} at byte {position}): refused")
-            if opcode.name in ("LONG_BINPUT", "PUT") and int(str(argument)) > len(data):
-                raise bad(f"the pickle asks for too much memory at byte {position}")
-        return _Plain(io.BytesIO(data)).load()
-    except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError) as error:
-        raise bad(f"no flight-recorder dump: not a whole pickle ({error})") from error
-    except (AttributeError, MemoryError, RecursionError, OverflowError) as error:
-        raise bad(f"no flight-recorder dump: {type(error).__name__}") from error
+            if opcode.name in plain_opcodes:
+                run(opcode.name, argument)
+            elif opcode.name not in _SKIPPED:
+                problem = (
+                    f"not a plain dump: its pickle may run code ({opcode.name} at byte {position}): refused"
+                )
+                raise BadDataError(problem, location=path, fix=fix)
+        return stack[-1]
+    except (ValueError, LookupError, TypeError, AttributeError, MemoryError, OverflowError) as error:
+        problem = f"not a plain dump, or not a whole one ({type(error).__name__}: {error})"
+        raise BadDataError(problem, location=path, fix=fix) from error
 
 
 def _distinct(entries: Sequence[Any]) -> Iterator[tuple[Entry, int]]:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 
 from lab.core.words import first_few, printable, ranks_text
 from lab.recordings.flight.dumps import BATCH, Dump, Entry
@@ -280,16 +281,11 @@ def _cycle(stalls: Sequence[_Stall]) -> tuple[int, ...]:
         for rank in stall.waiting:
             waits.setdefault(rank, set()).update(set(stall.awaited) - {rank})
 
-    def reached(start: int) -> set[int]:
-        ranks, todo = set[int](), [start]
-        while todo:
-            fresh = waits.get(todo.pop(), set()) - ranks
-            ranks |= fresh
-            todo += fresh
-        return ranks
-
-    start = next((rank for rank in sorted(waits) if rank in reached(rank)), None)
-    return () if start is None else tuple(sorted(rank for rank in reached(start) if start in reached(rank)))
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:
+        return tuple(sorted({*error.args[1]}))
+    return ()
 
 
 def _deadlock(stalls: Sequence[_Stall], cycle: tuple[int, ...]) -> Verdict:

@@ -178,7 +178,7 @@ class CallSummary:
 
     def __init__(self, rows: CallRows, call: np.ndarray, start: np.ndarray) -> None:
         self._rows, self._call = rows, call
-        order = np.lexsort((rows.rank, start, call))
+        order, from_last = (np.lexsort((rows.rank, key, call)) for key in (start, -start))
         self._index = order[call[order] >= 0]
         call_of_row = call[self._index]
         self._num = int(call_of_row[-1]) + 1 if len(call_of_row) else 0
@@ -186,7 +186,9 @@ class CallSummary:
         self._size = np.diff(np.append(self._offset, len(call_of_row)))
         self._start = start
         self._ends = start + rows.dur
-        self.last_start = start[self._last_rows()]
+        # The row that started last in each call; the lowest rank among equals.
+        self._last_rows = from_last[call[from_last] >= 0][self._offset]
+        self.last_start = start[self._last_rows]
 
     def all_in(self) -> np.ndarray:
         """When the last that each row (n,) waits for had come; its own start where that is unknown."""
@@ -243,7 +245,7 @@ class CallSummary:
 
     def _times(self) -> dict[str, np.ndarray]:
         alone = self._size < 2
-        first_row, last_row = self._index[self._offset], self._last_rows()
+        first_row, last_row = self._index[self._offset], self._last_rows
         end_first, end_last = self._reduce(np.minimum, self._ends), self._reduce(np.maximum, self._ends)
         return {
             "ts_ns": self._start[first_row],
@@ -264,18 +266,6 @@ class CallSummary:
             [bus_factor(*pair) for pair in zip(kinds, sizes.tolist(), strict=True)], dtype=float
         )
         return {"algbw_gb_s": algbw, "busbw_gb_s": algbw * factor}
-
-    def _last_rows(self) -> np.ndarray:
-        """The row that started last in each call; the lowest rank among equals."""
-        starts = self._start[self._index]
-        end = self._offset + self._size - 1
-        # Even keys lie before the latest start of a call, odd ones from it on: one search finds all first
-        # rows.
-        latest = np.searchsorted(
-            np.repeat(np.arange(self._num), self._size) * 2 + (starts >= np.repeat(starts[end], self._size)),
-            np.arange(self._num) * 2 + 1,
-        )
-        return self._index[latest]
 
     def _reduce(self, operation: Any, values: np.ndarray) -> np.ndarray:
         if not self._num:

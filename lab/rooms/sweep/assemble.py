@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lab.core.words import first_few, plural
 from lab.recordings.integrity.words import sentences
@@ -40,7 +41,6 @@ from lab.rooms.sweep.tables import (
 )
 from lab.stats import robust
 
-Rows = Mapping[str, list[dict[str, Any]]]  # of each table of SweepTables, in its order
 _BY_RANK = [*KEY, "rank"]
 # Columns and order of each table.
 _TABLES = {
@@ -52,36 +52,25 @@ _TABLES = {
 }
 
 
-def tables_of(rows: Rows) -> SweepTables:
-    """The rows as DataFrames."""
-    # pandas takes 0.3 s to load; a report on one rank does without it.
-    import pandas as pd
-
-    return SweepTables(
-        **{name: pd.DataFrame(rows[name], columns=columns) for name, (columns, _) in _TABLES.items()}
-    )
-
-
-def sweep_rows(
+def sweep_tables(
     folder: Path,
     configs: Sequence[ConfigDir],
     read: Sequence[Sequence[RankFigures]],
     planned: Planned,
-) -> Rows:
-    """The rows of the sweep's tables from each configuration's ranks; files are relative to `folder`.
+) -> SweepTables:
+    """The sweep's tables from each configuration's ranks; files are relative to `folder`.
 
     planned: the steps in a run's manifest, so that a step that failed or never ran has a row too.
     """
     parts = [_of_config(config, ranks, planned) for config, ranks in zip(configs, read, strict=True)]
     parts += _never_seen(configs, planned)
-    rows = {
-        name: sorted(
-            (row for part in parts for row in part.get(name, [])),
-            key=lambda row, order=order: [row[key] for key in order],  # type: ignore[misc]
-        )
-        for name, (_, order) in _TABLES.items()
+    rows = {name: [row for part in parts for row in part.get(name, [])] for name in _TABLES}
+    _make_relative(rows, folder)
+    frames = {
+        name: pd.DataFrame(rows[name], columns=columns).sort_values(order, kind="stable", ignore_index=True)
+        for name, (columns, order) in _TABLES.items()
     }
-    return _relative(rows, folder)
+    return SweepTables(**frames)
 
 
 def _of_config(
@@ -253,11 +242,10 @@ def _reason(status: str, reason: str) -> str:
     return reason if status == "failed" and reason else f"{status}: {reason}".removesuffix(": ")
 
 
-def _relative(rows: Rows, folder: Path) -> Rows:
+def _make_relative(rows: Mapping[str, list[dict[str, Any]]], folder: Path) -> None:
     """Make file names relative to `folder`, so that a recording gives the same tables wherever it lies."""
     # At the start of a text, or in the brackets of an error.
     prefix = re.compile(rf"(^|(?<=\()){re.escape(str(folder))}/")
     for name, columns in (("timeline", ["file"]), ("problems", ["file", "what"])):
         for row in rows[name]:
             row.update({column: prefix.sub("", row[column]) for column in columns})
-    return rows

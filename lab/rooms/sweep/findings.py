@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,17 +13,16 @@ import pandas as pd
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural, printable
-from lab.errors import LabError, MissingError
+from lab.errors import MissingError
 from lab.recordings.gpu_state import GpuState, read_state
-from lab.recordings.load import load_torch_trace, named_as_recording
-from lab.recordings.views import device_of
+from lab.recordings.load import named_as_recording
 from lab.report.figures import save
 from lab.report.parts import Block, Figure, Files, Points, Section, Status, Table, title_of
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm.data import SweepData, read_sweep
 from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.places import Places, Report, within
-from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
 from lab.rooms.sweep.gemm.session import num_workers, show_progress
 from lab.rooms.sweep.gemm.steps import run_all
 from lab.rooms.sweep.journal import expected_runs
@@ -45,9 +43,8 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     Traces of GPUs go through the whole GEMM pipeline, as in `lab gemm all`; its main findings join the page.
     """
     places = within(folder, out)
-    has_gpu = bool(on_gpu(places))
-    data = _read(places, run, progress, has_gpu=has_gpu)
-    pipeline = _run_pipeline(places, data, progress) if has_gpu else None
+    data = _read(places, run, progress)
+    pipeline = _run_pipeline(places, data, progress) if _on_gpu(data) else None
     explained = data.explained if pipeline else {}
     manifest = run.manifest if run else None
     steps = unprofiled_table(find_configs(folder, may_be_empty=True))
@@ -73,15 +70,21 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     return msgspec.structs.replace(findings, files=files, lacking=lacking)
 
 
-def _read(places: Places, run: Run | None, progress: Callable[[str], None], *, has_gpu: bool) -> SweepData:
+def _read(places: Places, run: Run | None, progress: Callable[[str], None]) -> SweepData:
     """Read every trace; of GPUs with the workbook of each rank."""
     return read_sweep(
         places.sweep,
         workers=num_workers(),
-        workbooks=places.analysis if has_gpu else None,
+        workbooks=places.analysis,
+        gpu_only=True,
         planned=expected_runs(run),
         progress=show_progress(progress),
     )
+
+
+def _on_gpu(data: SweepData) -> bool:
+    """Whether a readable trace has GPU rows: one rank may lack them."""
+    return "gpu" in set(data.tables.timeline["device"])
 
 
 def _run_pipeline(places: Places, data: SweepData, progress: Callable[[str], None]) -> Report:
@@ -92,16 +95,13 @@ def _run_pipeline(places: Places, data: SweepData, progress: Callable[[str], Non
 def gemm_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """Run the GEMM pipeline alone. Raises MissingError where no trace has a GEMM on a GPU."""
     places = within(folder, out)
-    has_gpu = on_gpu(places)
-    if has_gpu is None:  # says what keeps every trace from being read
-        _read(places, run, progress, has_gpu=False)
-    if not has_gpu:
+    data = _read(places, run, progress)
+    if not _on_gpu(data):
         raise MissingError(
             "no trace here has GPU work, so it has no GEMMs to look at",
             location=folder,
             fix="record on a GPU, with its kernels traced and record_shapes=True",
         )
-    data = _read(places, run, progress, has_gpu=True)
     pipeline = _run_pipeline(places, data, progress)
     folders = [path for path in (places.analysis, places.merged) if path.exists()]
     return _section_findings(pipeline, folders, data.incomplete)
@@ -138,18 +138,6 @@ def not_looked_at(folder: Path) -> list[str]:
         for path in foreign
         if not path.name.endswith((".json", ".json.gz"))
     ]
-
-
-def on_gpu(places: Places) -> bool | None:
-    """Whether a readable trace has GPU rows: one rank may lack them; None where no trace can be read."""
-    has_gpu = None
-    for config in find_configs(places.sweep, may_be_empty=True):
-        for trace in config.traces:
-            with suppress(LabError):
-                has_gpu = device_of(load_torch_trace(trace.path)) == "gpu"
-            if has_gpu:
-                return True
-    return has_gpu
 
 
 def states_of(folder: Path) -> dict[Key, GpuState]:

@@ -7,7 +7,7 @@ original sweep (ROCm/aorta), and single folders of ranks. Names decide, not date
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from lab.rooms.sweep.knobs import Key, how_in
 _THREADS = re.compile(r"(\d+)threads?")
 _CHANNELS = re.compile(r"nccl_(\d+)channels?(?:[_-].*)?")
 _REPEAT = re.compile(r"repeat_?(\d+)")
+_LEVEL = re.compile(rf"{_THREADS.pattern}|{_CHANNELS.pattern}|{_REPEAT.pattern}")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE)
 _NODE = re.compile(r"(?:node|host|machine)[_-]?(\d+)", re.IGNORECASE)
@@ -141,8 +142,9 @@ def find_configs(
     if ranks is not None:
         configs = _by_pattern(sweep, ranks)
     else:
-        configs = [_config(path) for config in _config_dirs(sweep) for path in _repeat_dirs(config)]
-        configs = _numbered_apart(configs) or _by_node(sweep) or _numbered_apart(_folders_of_ranks(sweep))
+        runs = [_config(path) for path in _runs(sweep)]
+        settings = [config for config in runs if config.channels is not None]
+        configs = list(_numbered_apart(settings)) or _by_node(sweep) or list(_numbered_apart(runs))
     if not configs and not may_be_empty:
         raise MissingError(
             "neither configurations nor traces here",
@@ -156,8 +158,9 @@ def find_configs(
 def sweep_beside(analysis: Path) -> Path | None:
     """The sweep whose analysis folder this is, if its traces lie where a sweep keeps them."""
     parent = analysis.resolve().parent
-    configs = (config for folder in _config_dirs(parent) for config in _repeat_dirs(folder))
-    return parent if any(_config(config).traces for config in configs) else None
+    folders = [config.path for config in find_configs(parent, may_be_empty=True) if config.traces]
+    levels = [folder.relative_to(parent).parts[:1] for folder in folders]
+    return parent if any(not level or _LEVEL.fullmatch(level[0]) for level in levels) else None
 
 
 def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
@@ -174,20 +177,23 @@ def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
     return [(path, None if dates[path][0] < 0 else dates[path][0]) for path in dated or traces[-1:]]
 
 
-def _config_dirs(folder: Path) -> list[Path]:
-    threads = _subfolders(folder, _THREADS)
-    channels = [path for thread in threads for path in _subfolders(thread, _CHANNELS)]
-    channels = channels or _subfolders(folder, _CHANNELS)
-    if channels:
-        return channels
-    is_config = bool(_CHANNELS.fullmatch(folder.resolve().name))
-    return [folder] if is_config or _subfolders(folder, _REPEAT) or _by_rank(folder) else []
+def _runs(folder: Path, depth: int = 0) -> Iterator[Path]:
+    """Folders named as settings, or that hold the traces of one run: the topmost of each branch."""
+    repeats = _subfolders(folder, _REPEAT)
+    if _CHANNELS.fullmatch(folder.resolve().name) or repeats or _by_rank(folder):
+        # The first repeat lies in the folder itself, unless it has a folder of its own.
+        has_first = any(_number(_REPEAT, path) < 2 for path in repeats)
+        yield from repeats if has_first else [folder, *repeats]
+    elif depth < _DEEPEST:
+        for path in sorted(folder.iterdir()):
+            # Other links are not followed: they may lead out of the folder, or in circles.
+            if path.is_dir() and (_LEVEL.fullmatch(path.name) or not path.is_symlink()):
+                yield from _runs(path, depth + 1)
 
 
-def _numbered_apart(configs: Sequence[ConfigDir]) -> list[ConfigDir]:
+def _numbered_apart(configs: Iterable[ConfigDir]) -> Iterator[ConfigDir]:
     """The configurations, where two of one setting (`nccl_28channels_slow5`) are told apart."""
     taken: set[Key] = set()
-    numbered = []
     for config in configs:
         repeat = config.repeat
         while config.key._replace(repeat=repeat) in taken:
@@ -195,72 +201,52 @@ def _numbered_apart(configs: Sequence[ConfigDir]) -> list[ConfigDir]:
         taken.add(config.key._replace(repeat=repeat))
         note = f"{config.path.name}: counted as repeat {repeat} of its setting"
         notes = config.notes if repeat == config.repeat else (*config.notes, note)
-        numbered.append(replace(config, repeat=repeat, notes=notes))
-    return numbered
+        yield replace(config, repeat=repeat, notes=notes)
 
 
 def _by_node(folder: Path) -> list[ConfigDir]:
-    """One run of several nodes, whose folders (node0, node1) hold ranks that each node numbers from 0."""
-    nodes = _subfolders(folder, _NODE)
-    of_nodes = [_by_rank(path) for path in nodes]
-    if len(nodes) < 2 or not all(of_nodes) or any(None in by_rank for by_rank in of_nodes):
+    """One run of several nodes, whose folders (node0, node1) hold ranks that each node may number from 0."""
+    of_nodes = [_by_rank(path) for path in _subfolders(folder, _NODE)]
+    if len(of_nodes) < 2 or not all(of_nodes) or any(None in by_rank for by_rank in of_nodes):
         return []
-    num_local = 1 + max(rank for by_rank in of_nodes for rank in by_rank if rank is not None)
-    numbers = [{*by_rank} for by_rank in of_nodes]
-    repeats = any(numbers[0] & ranks for ranks in numbers[1:])
-    by_rank: dict[int | None, list[Path]] = {}
-    for node, files in enumerate(of_nodes):
-        for rank, paths in files.items():
-            by_rank[(rank or 0) + (node * num_local if repeats else 0)] = paths
-    note = f"{plural(len(nodes), 'node')} of {plural(num_local, 'rank')}: numbered node by node"
-    return [_config(folder, by_rank, (note,) if repeats else ())]
-
-
-def _folders_of_ranks(folder: Path) -> list[ConfigDir]:
-    """Folders below `folder` that hold the traces of one run, the topmost of each branch."""
-    runs: list[Path] = []
-    todo = [(folder, 0)]
-    while todo:
-        path, depth = todo.pop()
-        if _by_rank(path):
-            runs.append(path)
-        elif depth < _DEEPEST:
-            todo += [(sub, depth + 1) for sub in path.iterdir() if sub.is_dir() and not sub.is_symlink()]
-    return [replace(_config(path), repeat=1) for path in sorted(runs)]
+    files: dict[tuple[int, ...], list[Path]] = {
+        (node, rank or 0): paths for node, ranks in enumerate(of_nodes) for rank, paths in ranks.items()
+    }
+    if len({rank for _, rank in files}) == len(files):
+        return [_config(folder, {rank: paths for (_, rank), paths in files.items()})]
+    num_local = 1 + max(rank for _, rank in files)
+    note = f"{plural(len(of_nodes), 'node')} of {plural(num_local, 'rank')}: numbered node by node"
+    return [_config(folder, {_rank_of(parts, files): paths for parts, paths in files.items()}, (note,))]
 
 
 def _by_pattern(folder: Path, pattern: re.Pattern[str]) -> list[ConfigDir]:
     """One configuration for each way in which paths differ beside the rank that the pattern's groups give."""
     runs: dict[str, dict[tuple[int, ...], list[Path]]] = {}
     unmatched: list[str] = []
-    for path in islice(_below(folder), _MOST_FILES):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    for path in sorted(islice(files, _MOST_FILES)):
         name = path.relative_to(folder).as_posix()
         match = pattern.search(name)
         if match is None:
             unmatched += [name] if _is_trace(path.name) else []
         elif not _BESIDE_NAME.search(path.name) or _JSON.fullmatch(path.name):
-            try:
-                number = tuple(int(group) for group in match.groups()[:2])
-            except (TypeError, ValueError):
-                number = ()
-            if not number:
+            groups = match.groups()[:2]
+            if not groups or not all(group and group.isdecimal() for group in groups):
                 raise UsageError(
                     f"--ranks {pattern.pattern!r} has no group that is a rank in {name}",
                     fix=r"put digits in brackets: 'gpu(\d+)/', or node and local rank: 'host(\d+)/gpu(\d+)/'",
                 )
             run = name
-            for group in reversed(range(1, len(number) + 1)):
+            for group in reversed(range(1, len(groups) + 1)):
                 run = run[: match.start(group)] + "*" + run[match.end(group) :]
-            runs.setdefault(str(Path(run).parent), {}).setdefault(number, []).append(path)
+            by_rank = runs.setdefault(str(Path(run).parent), {})
+            by_rank.setdefault(tuple(map(int, groups)), []).append(path)
     configs = []
     for repeat, (run, paths) in enumerate(sorted(runs.items()), start=1):
         label = f"run {run}" if len(runs) > 1 else ""
-        by_rank: dict[int | None, list[Path]] = {
-            _rank_of(parts, paths): files for parts, files in sorted(paths.items())
-        }
-        config = _config(folder, by_rank, (label,) if label else (), is_named=True)
-        example = paths[min(paths)][0].parent
-        threads, channels = _number_above(example, _THREADS), _number_above(example, _CHANNELS)
+        numbered = {_rank_of(parts, paths): files for parts, files in sorted(paths.items())}
+        config = _config(folder, numbered, (label,) if label else (), is_named=True)
+        threads, channels, *_ = _setting_above(paths[min(paths)][0].parent)
         config = replace(config, threads=threads, channels=channels, repeat=repeat, nccl_logs=(), run=label)
         configs.append(replace(config, unmatched=tuple(unmatched)))
     return configs
@@ -274,30 +260,14 @@ def _rank_of(parts: tuple[int, ...], paths: Mapping[tuple[int, ...], object]) ->
     return sorted({key[0] for key in paths}).index(parts[0]) * num_local + parts[1]
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        # Links are not followed: they may lead out of the folder, or in circles.
-        if path.is_dir() and not path.is_symlink():
-            yield from _below(path)
-        elif path.is_file():
-            yield path
-
-
-def _repeat_dirs(folder: Path) -> list[Path]:
-    """The first repeat lies in the folder itself, unless it has a folder of its own."""
-    repeats = _subfolders(folder, _REPEAT)
-    numbers = [_number(_REPEAT, path) for path in repeats]
-    return repeats if min(numbers, default=2) < 2 else [folder, *repeats]
-
-
 def _config(
     path: Path,
-    by_rank: Mapping[int | None, list[Path]] | None = None,
+    by_rank: Mapping[int, list[Path]] | Mapping[int | None, list[Path]] | None = None,
     notes: tuple[str, ...] = (),
     *,
     is_named: bool = False,
 ) -> ConfigDir:
-    threads, channels = _number_above(path, _THREADS), _number_above(path, _CHANNELS)
+    threads, channels, algorithm, protocol = _setting_above(path)
     by_rank = _by_rank(path) if by_rank is None else by_rank
     traces: list[TraceFile] = []
     earlier: list[tuple[TraceFile, ...]] = []
@@ -312,10 +282,6 @@ def _config(
         notes = (*notes, "no traces here")
     if not is_named and (threads is None or channels is None):
         notes = (*notes, "the folder's name gives no threads and channels")
-    parts = (path.resolve(), *path.resolve().parents)
-    algorithm_protocol = next(
-        (how_in(part.name) for part in parts if _CHANNELS.fullmatch(part.name)), ("", "")
-    )
     return ConfigDir(
         path=path,
         threads=threads,
@@ -324,8 +290,8 @@ def _config(
         traces=tuple(traces),
         nccl_logs=tuple(sorted(path.glob("*.log"))),
         notes=notes,
-        algorithm=algorithm_protocol[0],
-        protocol=algorithm_protocol[1],
+        algorithm=algorithm,
+        protocol=protocol,
         earlier=tuple(earlier),
     )
 
@@ -336,23 +302,22 @@ def _by_rank(config: Path) -> dict[int | None, list[Path]]:
     home = recorded if recorded.is_dir() else config
     by_rank: dict[int | None, list[Path]] = {}
     for folder in _subfolders(home, _RANK):
-        if files := [
-            file for file in _files(folder) if not _BESIDE_NAME.search(file.name) or _is_trace(file.name)
-        ]:
+        if files := _recordings(folder):
             by_rank.setdefault(_number(_RANK, folder), []).extend(files)
     if by_rank:
         return by_rank
-    for path in _files(home):
-        if not _is_trace(path.name) and _BESIDE_NAME.search(path.name):
-            continue
-        named = _RANK_IN_NAME.search(path.name)
-        worker = _WORKER.match(path.name)  # of several, each is a rank
-        rank = int(named.group(1)) if named else None
-        if rank is None and worker and path.name.endswith(_PT_TRACE):
-            rank = int(worker.group(1))
-        if rank is not None or path.name.endswith(_PT_TRACE):
-            by_rank.setdefault(rank, []).append(path)
+    for path in _recordings(home):
+        is_torch = path.name.endswith(_PT_TRACE)
+        # Of several workers each is a rank.
+        named = _RANK_IN_NAME.search(path.name) or (_WORKER.match(path.name) if is_torch else None)
+        if named or is_torch:
+            by_rank.setdefault(int(named[1]) if named else None, []).append(path)
     return by_rank
+
+
+def _recordings(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return [path for path in files if not _BESIDE_NAME.search(path.name) or _is_trace(path.name)]
 
 
 def _is_trace(name: str) -> bool:
@@ -371,11 +336,12 @@ def _number(name: re.Pattern[str], path: Path, absent: int = 0) -> int:
     return int(match.group(1)) if match else absent
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file())
-
-
-def _number_above(path: Path, name: re.Pattern[str]) -> int | None:
-    parts = (path.resolve(), *path.resolve().parents)
-    matches = (name.fullmatch(part.name) for part in parts)
-    return next((int(match.group(1)) for match in matches if match), None)
+def _setting_above(path: Path) -> tuple[int | None, int | None, str, str]:
+    """Threads, channels, algorithm and protocol by the names of a folder and of those around it."""
+    names = [part.name for part in (path.resolve(), *path.resolve().parents)]
+    threads, channels = (
+        next((match for name in names if (match := level.fullmatch(name))), None)
+        for level in (_THREADS, _CHANNELS)
+    )
+    algorithm, protocol = how_in(channels[0]) if channels else ("", "")
+    return int(threads[1]) if threads else None, int(channels[1]) if channels else None, algorithm, protocol

@@ -15,19 +15,23 @@ from lab.report.tables import terminal_table, write_csv
 from lab.rooms.sweep.blocks import PILLS, effective_blocks, gemm_blocks, time_blocks
 from lab.rooms.sweep.tables import PARTS, SETTING, SweepTables, shown
 from lab.rooms.sweep.unprofiled import sentences as unprofiled_sentences
-from lab.rooms.sweep.verdict.fastest import UNPROFILED, StepTimes, headline, step_times, uneven_steps
 from lab.rooms.sweep.verdict.honoured import honoured, knobs_of, unproven
 from lab.rooms.sweep.verdict.ranks import Settings, bound_by_hosts, ranking, stragglers, who_wins
 from lab.rooms.sweep.verdict.time import (
     ON_CPU,
     ORIGIN,
+    UNPROFILED,
+    StepTimes,
     exposed_share,
     exposed_shares,
     gemm_change,
     gemm_totals_ms,
+    headline,
     left_out,
     on_cpu,
     starved,
+    step_times,
+    uneven_steps,
 )
 
 QUESTION = "Which NCCL or RCCL setting starves the GEMMs, why, and did the setting take effect at all?"

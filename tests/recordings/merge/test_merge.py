@@ -107,12 +107,6 @@ def test_slices_of_one_lane_nest_and_no_lane_is_needless(drawn: list[tuple[int, 
     assert bool(crossing) == (max(lane, default=0) > 0)
 
 
-def test_gpu_rows_have_pids_from_1000r_and_cpu_rows_from_1000r_plus_500(merged) -> None:
-    for event in slices(merged):
-        on_gpu = event["cat"] in ("kernel", "gpu_memcpy")
-        assert event["pid"] == 1000 * event["args"]["rank"] + (0 if on_gpu else 500)
-
-
 def test_names_say_the_rank_keep_thread_names_and_come_once(merged) -> None:
     records = [event for event in merged["traceEvents"] if event["ph"] == "M"]
     assert len({(r["name"], r["pid"], r["tid"]) for r in records}) == len(records)

@@ -158,14 +158,6 @@ def test_values_replaced_at_random_end_in_words_and_never_in_another_error(tmp_p
             pass
 
 
-def test_more_files_than_are_read_are_an_error_and_not_left_out(tmp_path, monkeypatch):
-    for name in ("a.json", "b.json"):
-        (tmp_path / name).write_text("{}")
-    monkeypatch.setattr("lab.recordings.pieces.MOST_FILES", 1)
-    with pytest.raises(BadDataError, match="2 files in one folder"):
-        read_evidence([tmp_path])
-
-
 PRINTED = """nThread 1 nGpus 2 minBytes 8 maxBytes 16 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
 #
 # Using devices

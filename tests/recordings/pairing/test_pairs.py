@@ -15,44 +15,7 @@ from lab.recordings import views
 from lab.recordings.kineto import read_kineto
 from lab.recordings.pairing import Pairs, pair_collectives
 from lab.recordings.tables import Table
-
-TEXTS = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "kernel")
-WORLD = "[0, 1, 2, 3]"
-US = 1000
-
-
-def call(truth: int, ts_us: float, dur_us: float, **more: Any) -> dict[str, Any]:
-    """A row of `views.collective_instances`; `correlation` is the truth that pairing must find again."""
-    row = {
-        "collective": "allreduce",
-        "in_nelems": 1024,
-        "out_nelems": 1024,
-        "dtype": "Float",
-        "group_size": 4,
-        "msg_bytes": 4096,
-        "pg_name": "0",
-        "pg_desc": "default_pg",
-        "pg_ranks": WORLD,
-        "seq": -1,
-        "ts_ns": round(ts_us * US),
-        "dur_ns": round(dur_us * US),
-        "stream": 28,
-        "correlation": truth,
-        "grid_x": 28,
-        "block_x": 288,
-        "step": -1,
-        "kernel": "ncclDevKernel_AllReduce",
-        "row": truth,
-    }
-    return {**row, **more}
-
-
-def table(rows: list[dict[str, Any]]) -> Table:
-    columns = {}
-    for name in call(0, 0, 0):
-        kind: Any = object if name in TEXTS else np.int64
-        columns[name] = np.array([row[name] for row in rows], dtype=kind)
-    return Table(columns)
+from tests.recordings.pairing.made import US, call, table
 
 
 def meeting(
@@ -152,17 +115,6 @@ def test_sequence_numbers_pair_whatever_the_times_say(run, shuffled):
     pairs = pair_collectives(as_tables(calls, drop))
     assert all(len({row for _, row in members}) == 1 for members in sets(pairs))
     assert set(pairs.collectives.confidence) <= {"seq"}
-
-
-def test_a_clock_that_is_clearly_off_is_measured_corrected_and_said():
-    calls = [meeting([at, at + 30, at + 10, at + 20], n) for n, at in enumerate(range(0, 20_000, 1000))]
-    for one in calls:
-        one[2]["ts_ns"] += 7_000_000_000
-    pairs = pair_collectives(as_tables(calls))
-    assert pairs.offsets_ns == {0: 0, 1: 0, 2: 7_000_000_000, 3: 0}
-    assert set(pairs.collectives.start_skew_us) == {30.0} and set(pairs.collectives.confidence) == {"order"}
-    assert "clock of rank 2" in pairs.problems[0]
-    assert set(by_rank(pairs, "wait_us")[:, 2]) == {20.0}
 
 
 def test_deviations_of_one_host_are_shown_and_not_corrected():

@@ -8,7 +8,8 @@ import numpy as np
 
 from lab.recordings.ranks import RankWork
 from lab.recordings.ranks.work import COMM, COMP, COPY
-from lab.recordings.tables import Table
+from tests.recordings.pairing.made import call as call_row
+from tests.recordings.pairing.made import table
 
 MS, US = 1_000_000, 1_000
 ORIGIN = 1_700_000_000_000_000_000
@@ -107,6 +108,11 @@ class Job:
         known = ("gemm", "beside", "collective", "copy")
         key = np.array([known.index(name) for name in names])
         steps = np.array(lane.steps, dtype=np.int64)
+        of_call = np.flatnonzero(kind == COMM)
+        calls = of_call.tolist(), clocked(start)[of_call].tolist(), clocked(end)[of_call].tolist()
+        kernel = "ncclDevKernel_AllReduce" if self.collective == "allreduce" else "ncclDevKernel_SendRecv"
+        what = {"collective": self.collective, "kernel": kernel, "group_size": self.ranks}
+        what["pg_ranks"] = str(list(range(self.ranks)))
         return RankWork(
             rank=lane.rank,
             device="gpu",
@@ -123,8 +129,11 @@ class Job:
             blocking_calls=clocked(np.array(lane.blocked, dtype=np.int64).reshape(-1, 2)),
             calls=np.column_stack([clocked(call - LAUNCH_US * US // 4), clocked(call)]),
             host_ops=np.empty((0, 2), dtype=np.int64),
-            collectives=_collectives(
-                np.flatnonzero(kind == COMM), clocked(start), end - start, self.ranks, self.collective
+            collectives=table(
+                [
+                    call_row(n, 0, 0, row=row, ts_ns=begin, dur_ns=stop - begin, **what)
+                    for n, (row, begin, stop) in enumerate(zip(*calls, strict=True))
+                ]
             ),
         )
 
@@ -169,37 +178,3 @@ class _Rank:
             self.run("copy", COPY, 7, start, start + int(copy_ms * MS))
         self.host = max(self.host, *self.ends.values()) + 20 * US + int(tail_ms * MS)
         self.steps.append((5 + len(self.steps), self._begin, self.host))
-
-
-def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: int, name: str) -> Table:
-    def text(value: str) -> np.ndarray:
-        column = np.empty(len(rows), dtype=object)
-        column[:] = value
-        return column
-
-    def number(value: int) -> np.ndarray:
-        return np.full(len(rows), value, dtype=np.int64)
-
-    return Table(
-        {
-            "collective": text(name),
-            "in_nelems": number(1024),
-            "out_nelems": number(1024),
-            "dtype": text("Float"),
-            "group_size": number(ranks),
-            "msg_bytes": number(4096),
-            "pg_name": text("0"),
-            "pg_desc": text("default_pg"),
-            "pg_ranks": text(str(list(range(ranks)))),
-            "seq": number(-1),
-            "ts_ns": start[rows],
-            "dur_ns": dur[rows],
-            "stream": number(28),
-            "correlation": np.arange(len(rows)),
-            "grid_x": number(28),
-            "block_x": number(288),
-            "step": number(-1),
-            "kernel": text("ncclDevKernel_AllReduce" if name == "allreduce" else "ncclDevKernel_SendRecv"),
-            "row": rows,
-        }
-    )

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from lab.recordings.ranks import RankWork, account_of
-from lab.recordings.ranks.common import launched_in
-from lab.recordings.ranks.hosts import host_lateness_ns, host_waits
+from lab.recordings.ranks.hosts import host_lateness_ns
 from tests.recordings.ranks.made import MS, Job
 
 
@@ -34,12 +33,3 @@ def test_a_wait_in_which_the_others_catch_up_takes_nothing_back():
     assert works[0].call_begin[-1] >= works[1].call_begin[-1]  # in the end nobody launches later than they
     found = host_lateness_ns(account_of(works).together, 5)
     assert found[1] / MS == pytest.approx(5, rel=0.05) and max(found[0], found[2]) < 0.1 * MS
-
-
-def test_waits_of_the_host_are_seen_with_the_operation_that_ends_them():
-    works = waiting(Job(ranks=2).play(), patient=(0,))
-    rows = launched_in(account_of(works).together, 0, 5)
-    (wait,) = host_waits(works[0], rows)
-    assert wait.place == len(works[0]) // 6 and wait.lag_ns == 10_000
-    assert works[0].end[rows[wait.on]] == works[0].end[rows[: wait.place]].max()
-    assert host_waits(works[1], rows) == []

@@ -71,15 +71,6 @@ def test_a_link_is_named_where_late_leaves_are_most_of_the_excess(clearly_late, 
     assert named(explained(Job(link=20, leaves_late=late_us))) == names
 
 
-def test_a_slower_link_of_all_names_no_rank_and_shows_in_the_transfer():
-    usual, slow = explained(Job()), explained(Job(link=3.0))
-    assert slow.findings == ()
-    ratio = sum(r.parts["transfer_ns"] for r in slow.account.rows) / sum(
-        r.parts["transfer_ns"] for r in usual.account.rows
-    )
-    assert ratio > 2
-
-
 def test_more_copies_are_named():
     one = explained(Job(copies={4: 3.0}))
     assert named(one) == {(4, "copies")} and cost_ms(one, 4, "copies") == pytest.approx(3.0, rel=0.1)
@@ -148,11 +139,6 @@ def test_a_host_that_lingers_after_a_step_enters_the_next_one_late():
     (finding,) = one.findings
     assert finding.steps == (6,) and finding.binding and finding.cost_ms == pytest.approx(20, rel=0.1)
     assert finding.saves_ms == pytest.approx(20, rel=0.1) and "enters step 6 late" in finding.text
-
-
-def test_a_slower_rank_makes_no_host_late_of_two():
-    one = explained(Job(ranks=2, slower={0: 2.0}))
-    assert named(one) == {(0, "slow_kernels")}
 
 
 def lengths_ms(one: Explained, step: int) -> dict[str, float]:

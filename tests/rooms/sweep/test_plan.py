@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from lab.core.gpu import Gpu
@@ -101,11 +100,6 @@ def test_existing_results_are_skipped_only_when_every_rank_is_there(tmp_path):
         trace.write_bytes(b"x")
     assert plan(config, HERE, tmp_path, skip_existing=True).skipped.keys() == {"256t_28ch"}
     assert plan(config, HERE, tmp_path).skipped == {}
-
-
-def test_an_encoded_config_comes_back():
-    config = SweepConfig(channels=[1], repeats=2)
-    assert msgspec.convert(msgspec.to_builtins(config), SweepConfig) == config
 
 
 def test_a_run_under_a_tuners_file_requests_no_channels_and_has_the_file_as_input(tmp_path):

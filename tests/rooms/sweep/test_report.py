@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.core.plan import Findings
-from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.report import report
 from lab.rooms.sweep.tables import SweepTables
 from tests.rooms.sweep.made import sweep
@@ -67,13 +67,6 @@ def test_a_clamped_channel_count_shows_what_was_asked_and_what_came(tmp_path: Pa
     assert "70 → 64" in (tmp_path / "report.html").read_text()
 
 
-def test_threads_that_small_messages_ignore_are_told_by_message_size(tmp_path: Path) -> None:
-    found = write(sweep({A: [100.0], C: [110.0]}), tmp_path)
-    assert (
-        "Threads 256, 512: honoured for >= 96 MiB, ignored below (256 -> 640, 512 -> 640)." in found.verdict
-    )
-
-
 def test_on_a_cpu_no_setting_wins_because_gloo_has_none(tmp_path: Path) -> None:
     found = write(sweep({A: [100.0, 101.0], B: [110.0, 111.0]}, device="cpu"), tmp_path)
     assert "gloo, which has no channels and no GPU threads" in found.verdict[0]
@@ -99,18 +92,6 @@ def test_windows_of_different_length_are_not_compared(tmp_path: Path) -> None:
     found = write(tables, tmp_path)
     assert "1 and 2 profiled steps" in found.verdict[0]
     assert "is fastest" not in said(found)
-
-
-def test_each_knob_says_how_many_gemm_shapes_it_slows_with_the_other_knob_equal(tmp_path: Path) -> None:
-    tables = sweep({A: [100.0], B: [100.0], C: [100.0], (512, 42): [100.0]})
-    worse = tables.gemm["channel"].eq(42) & tables.gemm["N"].eq(8192)
-    tables.gemm.loc[worse, "median_us"] *= 1.2
-    found = write(tables, tmp_path)
-    assert (
-        "With 42 instead of 28 channels, 1 of 2 GEMM shapes takes over 5 % longer (at most 20 %)."
-        in found.verdict
-    )
-    assert "With 512 instead of 256 threads, none of 2 GEMM shapes changes by over 5 %." in found.verdict
 
 
 @pytest.mark.parametrize("kind", ["replayed", "synthetic"])

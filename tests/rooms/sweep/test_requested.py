@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from lab.core.plan import Findings
-from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.report import report
 from lab.rooms.sweep.tables import SweepTables
 from tests.rooms.sweep.gemm.recorded import read_tables
@@ -105,11 +104,3 @@ def test_settings_that_differ_in_the_algorithm_alone_are_two_in_every_ranking(tm
     assert found.verdict[0].startswith("256 threads, 28 channels, ring is fastest: ")
     kept = pd.read_csv(tmp_path / "out/tables/configs.csv")
     assert kept.groupby("algorithm").size().to_dict() == {"ring": 3, "tree": 3}
-
-
-@pytest.mark.parametrize("how", ["_slow5", "_ring_of_old"])
-def test_a_foreign_suffix_is_another_run_of_the_setting_and_requests_nothing(tmp_path, how):
-    _record(tmp_path, "")
-    _record(tmp_path, how)
-    tables = read_tables(tmp_path, workers=1)
-    assert tables.configs["algorithm"].tolist() == ["", ""] and tables.configs["repeat"].tolist() == [1, 2]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
 import shutil
 import signal
@@ -11,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from lab.errors import MissingError
-from lab.rooms.sweep.gemm.reading import data
-from lab.rooms.sweep.gemm.reading.rank import read_rank_tables
+from lab.rooms.sweep.gemm import data
+from lab.rooms.sweep.gemm.rank import read_rank_tables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import CONFIGS, EFFECTIVE, GEMM, TIMELINE, TIMELINE_MS
 from tests.rooms.sweep.gemm.recorded import read_tables
-from tests.tracegen import TraceWriter, cpu_step, training_step
+from tests.tracegen import TraceWriter, training_step
 
 
 def record(
@@ -76,13 +75,6 @@ def test_requested_stands_beside_effective_and_the_log(tmp_path):
     assert tables.configs.log_channels.tolist() == [28, -1]
 
 
-def test_gemms_are_grouped_with_robust_figures(tmp_path):
-    gemm = read_tables(small_sweep(tmp_path), workers=1).gemm.iloc[0]
-    assert (gemm.op, gemm.M, gemm.N, gemm.K, gemm.n, gemm["transpose"]) == ("aten::mm", 64, 32, 128, 2, "NN")
-    assert (gemm.median_us, gemm.mad_us, gemm.cv, gemm.sum_us) == (10, 0, 0, 20)
-    assert gemm.tflops_median == pytest.approx(2 * 64 * 32 * 128 / 10e-6 / 1e12)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_one_broken_trace_is_a_row_and_the_rest_goes_on(tmp_path, workers):
     small_sweep(tmp_path)
@@ -119,14 +111,6 @@ def test_a_rank_that_lost_rows_makes_the_setting_incomplete_whichever_it_is(tmp_
     row = read_tables(tmp_path, workers=1).configs.iloc[0]
     assert (row.status, row.ranks_found) == ("incomplete", 2)
     assert row.reason.startswith(f"rank {torn}: ")
-
-
-def test_a_setting_of_which_nothing_can_be_read_is_broken(tmp_path):
-    small_sweep(tmp_path)
-    for trace in (tmp_path / "256thread/nccl_28channels").rglob("*.json.gz"):
-        trace.write_text("no trace")
-    first = read_tables(tmp_path, workers=1).configs.iloc[0]
-    assert first.status == "broken" and math.isnan(first.total_time_ms)
 
 
 def test_missing_ranks_are_counted_against_the_world_of_the_trace(tmp_path):
@@ -185,19 +169,6 @@ def test_a_trace_without_events_is_no_readable_rank(tmp_path):
     tables = read_tables(tmp_path, workers=1)
     assert tables.configs.status.tolist() == ["incomplete"]
     assert tables.problems.what.str.contains("has no events").sum() == 1
-
-
-def test_a_cpu_run_says_that_it_is_one(tmp_path):
-    for rank in (0, 1):
-        writer = TraceWriter(rank=rank, world_size=2, vendor="none")
-        cpu_step(writer, 1, 1000)
-        cpu_step(writer, 2, 1050)
-        writer.write(tmp_path / f"256thread/nccl_2channels/torch_profiler/rank{rank}/t_step2.json.gz")
-    tables = read_tables(tmp_path, workers=1)
-    assert tables.timeline.device.tolist() == ["cpu", "cpu"] and tables.timeline.steps.tolist() == [2, 2]
-    assert tables.effective.channels_verdict.tolist() == ["unknown"] * 2
-    assert tables.configs.threads_verdict.tolist() == ["unknown"]
-    assert tables.gemm.n.tolist() == [2, 2]
 
 
 def killed(job):

@@ -20,6 +20,7 @@ def run(root: Path, channels: int, ms: list[float], *, profiled: list[float], re
         lines = [
             {
                 "global_step": at + 1,
+                "world_size": 2,
                 "profile": {"total_ms": total + rank, "markers": [{"name": f"profiler_{phase}"}]},
             }
             for at, (total, phase) in enumerate(zip([*ms, *profiled], phases, strict=True))
@@ -71,3 +72,14 @@ def test_a_run_with_too_few_steps_is_named_where_others_have_enough(tmp_path, st
 def test_runs_that_all_have_few_steps_lack_nothing_more(tmp_path):
     table = unprofiled_table([run(tmp_path, c, [9, 9, 9, 40], profiled=[50]) for c in (28, 42)])
     assert left_out(table) == [] and left_out(unprofiled_table([])) == []
+
+
+def test_steps_of_which_a_rank_left_no_metrics_are_not_compared_and_said(tmp_path):
+    """The rank that is absent may be the slowest: with the profiler off nothing else tells of it."""
+    configs = [run(tmp_path, c, [40.0] * 12, profiled=[]) for c in (28, 42)]
+    (configs[1].path / "rank_01_metrics.jsonl").unlink()
+    table = unprofiled_table(configs)
+    assert table["unprofiled_steps"].tolist() == [9, 0]
+    (text,) = left_out(table)
+    assert text.startswith("256t 42ch, repeat 1: metrics of 1 of 2 ranks, and an absent rank")
+    assert left_out(table[1:]) == [text] and text in sentences(table[1:])

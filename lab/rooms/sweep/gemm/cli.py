@@ -42,9 +42,9 @@ def everything(sweep: Path, top_k: int, salvage: bool, **shared: Any) -> None:
         from lab.rooms.sweep.gemm.merge import MergeOptions
         from lab.rooms.sweep.gemm.steps import run_all
 
-    session = Session(sweep, **shared)
-    data = session.read(salvage=salvage, workbooks=True)
-    merging = MergeOptions(salvage=salvage, workers=session.workers)
+    session = Session(sweep, salvage=salvage, **shared)
+    data = session.read(workbooks=True)
+    merging = MergeOptions(salvage=salvage, workers=session.workers or num_workers())
     session.finish(run_all(session.places, data, merging, top_k=top_k))
 
 
@@ -53,10 +53,10 @@ def everything(sweep: Path, top_k: int, salvage: bool, **shared: Any) -> None:
 def report(sweep: Path, salvage: bool, **shared: Any) -> None:
     """Excel reports per rank and configuration, and timeline, collectives, effective, stragglers as CSV."""
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.workbooks.write import write_reports
+        from lab.rooms.sweep.gemm.reports import write_reports
 
-    session = Session(sweep, **shared)
-    data = session.read(salvage=salvage, workbooks=True)
+    session = Session(sweep, salvage=salvage, **shared)
+    data = session.read(workbooks=True)
     session.finish(write_reports(data, session.places.analysis))
 
 
@@ -118,10 +118,11 @@ def merge(
     with needs("analysis"):
         from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
 
-    session = Session(sweep, **shared)
+    session = Session(sweep, salvage=salvage, **shared)
     if shared["require"]:
-        session.read(salvage=salvage)
-    options = MergeOptions(form, num_ranks, trace_name, cpu_ops, salvage, session.workers)
+        session.read()
+    workers = session.workers or num_workers()
+    options = MergeOptions(form, num_ranks, trace_name, cpu_ops, salvage, workers)
     session.finish(merge_ranks(session.places, options, progress=session.progress))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,39 +66,44 @@ SHOW_EVERY = 8  # traces
 
 
 class Session:
-    """One `lab gemm` command on one sweep: where it writes, how it reads, what the recordings lack."""
+    """One `lab gemm` or `lab ranks` command: where it writes, how it reads, what the recordings lack."""
 
     def __init__(
         self,
-        sweep: Path,
+        folder: Path,
         *,
         out: Path | None,
         in_place: bool,
         quiet: bool,
         as_json: bool,
         workers: int | None = None,
+        salvage: bool = False,
         require: str | None = None,
     ) -> None:
-        self.places = places(sweep, out, in_place=in_place)
-        self.workers = workers or num_workers()
+        self.out, self.as_json, self.salvage, self.workers = out, as_json, salvage, workers
+        self.places = places(folder, out, in_place=in_place)
         self.progress = show_progress(Console(quiet=quiet).detail)
-        self._as_json = as_json
         self._require = require
         self._incomplete: list[str] = []
 
-    def read(self, *, salvage: bool = False, workbooks: bool = False, only: Selection | None = None) -> Any:
+    @property
+    def rank_folder(self) -> Path:
+        """Where files about ranks go."""
+        return self.out or self.places.home / "ranks"
+
+    def read(self, *, workbooks: bool = False, only: Selection | None = None) -> Any:
         """The sweep in memory; a configuration that is only in the manifest has a row too, unless only some
         are wanted."""
         with needs("analysis"):
-            from lab.rooms.sweep.gemm.reading.data import read_sweep
+            from lab.rooms.sweep.gemm.data import read_sweep
             from lab.rooms.sweep.journal import expected_runs
 
         sweep = self.places.sweep
         data = read_sweep(
             sweep,
-            workers=self.workers,
+            workers=self.workers or num_workers(),
             workbooks=self.places.analysis if workbooks else None,
-            salvage=salvage,
+            salvage=self.salvage,
             planned=expected_runs(Run.open(sweep) if Run.is_run(sweep) and not only else None),
             progress=self.progress,
             only=only,
@@ -106,43 +111,25 @@ class Session:
         self._incomplete = data.incomplete
         return data
 
+    def settings(self, folder: Path, *, ranks: re.Pattern[str] | None = None) -> list[Setting]:
+        """The account of every setting below a folder."""
+        with needs("analysis"):
+            from lab.rooms.sweep.ranks.read import read_settings
+
+        workers = self.workers or min(2, num_workers())
+        return read_settings(
+            folder, ranks=ranks, workers=workers, salvage=self.salvage, progress=self.progress
+        )
+
     def finish(self, report: Report) -> None:
         """Show the result and, once each, what the recordings lack.
 
         Raises StepFailed for what is missing; with --require for any lossy recording.
         """
         problems = list(dict.fromkeys([*report.problems, *self._incomplete]))
-        finish(replace(report, problems=problems), self.places.analysis, as_json=self._as_json)
+        finish(replace(report, problems=problems), self.places.analysis, as_json=self.as_json)
         if self._require == "complete":
             raise_unless_complete(self._incomplete, self.places.sweep)
-
-
-@dataclass(frozen=True)
-class RankOptions:
-    """What one `lab ranks` command was given of RANKS."""
-
-    out: Path | None
-    in_place: bool
-    salvage: bool
-    workers: int | None
-    quiet: bool
-    as_json: bool
-
-    def target(self, folder: Path) -> Path:
-        """Where the files about a recording go. Raises MissingError if there is none."""
-        return self.out or places(folder, in_place=self.in_place).home / "ranks"
-
-    def settings(self, folder: Path, *, ranks: re.Pattern[str] | None = None) -> list[Setting]:
-        with needs("analysis"):
-            from lab.rooms.sweep.ranks.read import read_settings
-
-        return read_settings(
-            folder,
-            ranks=ranks,
-            workers=self.workers or min(2, num_workers()),
-            salvage=self.salvage,
-            progress=show_progress(Console(quiet=self.quiet).detail),
-        )
 
 
 def finish(result: Report, folder: Path, *, as_json: bool) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
+from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
 from lab.rooms.sweep.gemm.places import Places, Report
-from lab.rooms.sweep.gemm.reading.data import SweepData
+from lab.rooms.sweep.gemm.reports import write_reports
 from lab.rooms.sweep.gemm.variance.cause import write_causes
 from lab.rooms.sweep.gemm.variance.top import usable, write_variance
-from lab.rooms.sweep.gemm.workbooks.write import write_reports
 
 
 def run_all(places: Places, data: SweepData, merging: MergeOptions, *, top_k: int = 5) -> Report:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.errors import BadDataError, LabError, StepFailed, UsageError, needs
-from lab.rooms.sweep.gemm.session import JSON, RANKS, RankOptions, raise_for_missing
+from lab.rooms.sweep.gemm.session import JSON, RANKS, Session, raise_for_missing
 from lab.rooms.sweep.tuner.cli import tuner
 from lab.terminal.group import Group
 from lab.terminal.options import PATH, out, print_json
@@ -59,19 +59,18 @@ def account(folder: Path, pattern: str | None, **options: Any) -> None:
 
     With --json nothing is written, unless --out is given.
     """
-    asked = RankOptions(**options)
-    target = asked.target(folder)
+    session = Session(folder, **options)
     try:
         regex = None if pattern is None else re.compile(pattern)
     except re.error as error:
         raise UsageError(f"--ranks {pattern!r} is not a valid regular expression: {error}") from error
-    settings = asked.settings(folder, ranks=regex)
+    settings = session.settings(folder, ranks=regex)
     files: list[Path] = []
-    if asked.out is not None or not asked.as_json:
+    if session.out is not None or not session.as_json:
         from lab.rooms.sweep.ranks.page import write_account
 
-        files = write_account(settings, target, source=folder).files
-    if asked.as_json:
+        files = write_account(settings, session.rank_folder, source=folder).files
+    if session.as_json:
         documents = [_document(setting) for setting in settings]
         document = documents[0] if len(documents) == 1 else {"settings": documents}
         print_json({**document, "files": [str(path) for path in files]})
@@ -202,16 +201,13 @@ def import_evidence(files: tuple[Path, ...], folder: Path | None, out: Path | No
 
 def alone_us(speeds: Mapping[tuple[str, int, int], float], kind: str, num_bytes: int, ranks: int) -> float:
     """The measured time of a size, between neighbouring sizes by powers; NaN outside of them."""
-    sizes = sorted(size for name, size, count in speeds if (name, count) == (kind, ranks))
-    above = next((size for size in sizes if size >= num_bytes), None)
-    if above is None or num_bytes < sizes[0]:
+    import numpy as np
+
+    times = sorted((size, us) for (name, size, count), us in speeds.items() if (name, count) == (kind, ranks))
+    if not times or not times[0][0] <= num_bytes <= times[-1][0]:
         return math.nan
-    if above == num_bytes:
-        return speeds[kind, above, ranks]
-    below = sizes[sizes.index(above) - 1]
-    low, high = speeds[kind, below, ranks], speeds[kind, above, ranks]
-    share = math.log(num_bytes / below) / math.log(above / below)
-    return float(low * (high / low) ** share) if low > 0 and high > 0 else math.nan
+    sizes, times_us = np.log(np.array(times, dtype=float)).T
+    return float(np.exp(np.interp(math.log(num_bytes), sizes, times_us)))
 
 
 def _beside(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.errors import StepFailed
-from lab.rooms.sweep.gemm.session import RANKS, RankOptions
+from lab.rooms.sweep.gemm.session import RANKS, Session
 from lab.terminal.options import PATH, print_json
 
 if TYPE_CHECKING:
@@ -40,18 +40,18 @@ def tuner(sweep: Path, library: str, run: Path | None, own_file: Path | None, **
     default, and said. Exit code 1: something that the judgement needs was not recorded, or an effect is not
     proven.
     """
-    asked = RankOptions(**options)
-    settings = asked.settings(sweep)
+    session = Session(sweep, **options)
+    settings = session.settings(sweep)
     from lab.rooms.sweep.tuner.file import read_rows
     from lab.rooms.sweep.tuner.judge import judge, observe
     from lab.rooms.sweep.tuner.write import write_tuner
 
     runs = observe(settings)
     judged = judge(runs)
-    files = write_tuner(runs, judged, library, asked.target(sweep), source=sweep.resolve().name)
+    files = write_tuner(runs, judged, library, session.rank_folder, source=sweep.resolve().name)
     missing = [f"{setting.name}: {text}" for setting in settings for text in setting.missing]
-    proofs = _proofs(read_rows(own_file or files[0]), run, asked) if run else None
-    if asked.as_json:
+    proofs = _proofs(read_rows(own_file or files[0]), run, session) if run else None
+    if session.as_json:
         print_json(_document(judged, files, proofs))
     else:
         _print(judged, files, proofs)
@@ -62,14 +62,14 @@ def tuner(sweep: Path, library: str, run: Path | None, own_file: Path | None, **
         )
 
 
-def _proofs(rows: list[Row], run: Path, asked: RankOptions) -> list[Proof]:
+def _proofs(rows: list[Row], run: Path, session: Session) -> list[Proof]:
     """Prove the rows of a file by a run."""
     from lab.recordings.ranks.costs import classes_of
     from lab.rooms.sweep.effective import read_logs
     from lab.rooms.sweep.tuner.write import prove
 
     grids: dict[Class, Counter[int]] = {}
-    for setting in asked.settings(run):
+    for setting in session.settings(run):
         pairs = setting.account.together.pairs
         paired = pairs.instances.where(pairs.instances.collective_id >= 0)
         names = classes_of(pairs.collectives)

@@ -8,7 +8,7 @@ import pandas as pd
 from lab.rooms.sweep.tables import FREE, FULL
 
 
-def instances(dur_us, beside, *, rank=0, step=None, other_share=0.0, cold=False) -> pd.DataFrame:
+def instances(dur_us, beside, *, rank=0, step=None) -> pd.DataFrame:
     n = len(dur_us)
     dur_ns = (np.asarray(dur_us) * 1000).astype(np.int64)
     beside = np.asarray(beside, dtype=bool)
@@ -28,11 +28,7 @@ def instances(dur_us, beside, *, rank=0, step=None, other_share=0.0, cold=False)
             "comm_share": beside.astype(float),
             "overlap": np.where(beside, FULL, FREE),
             "family": "nvjet",
-            "cold": cold,
-            "other_ns": (dur_ns * other_share).astype(np.int64),
-            "collective": np.where(beside, "allreduce", ""),
-            "msg_bytes": np.where(beside, 4096, -1),
-            "channels": np.where(beside, 28, -1),
-            "phase": np.where(beside, "waiting", ""),
+            "cold": False,
+            "other_ns": 0,
         }
     )

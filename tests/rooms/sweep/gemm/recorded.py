@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
+from lab.rooms.sweep.gemm.data import SweepData, read_sweep
 from lab.rooms.sweep.tables import SweepTables
 from tests.tracegen import TraceWriter
 

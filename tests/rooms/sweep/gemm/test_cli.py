@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import json
 import shutil
@@ -92,20 +91,6 @@ def test_a_broken_trace_is_said_the_rest_is_done_and_the_command_fails(sweep: Pa
     assert "256thread_28ch_merged.json.gz: without rank 1" in str(error.value)
     assert "512thread" not in str(error.value)
     assert (tmp_path / "out" / "512thread/individual_reports/perf_28ch_rank1.xlsx").exists()
-
-
-def test_one_trace_and_a_folder_of_ranks_work_too(sweep: Path, tmp_path: Path) -> None:
-    ranks = sweep / "256thread" / "nccl_28channels" / "torch_profiler"
-    gemm("all", ranks, "-o", tmp_path / "ranks", "-w", "1", "-q")
-    assert (tmp_path / "ranks" / "merged_traces" / "256thread_28ch_merged.json.gz").exists()
-    trace = tmp_path / "alone.json"
-    trace.write_bytes(
-        gzip.decompress(next(ranks.rglob("rank0/*.gz")).read_bytes()).replace(
-            b'"world_size":2', b'"world_size":1'
-        )
-    )
-    gemm("merge", trace, "-o", tmp_path / "one", "-w", "1", "-q")
-    assert (tmp_path / "one" / "merged_traces" / "merged.json.gz").exists()
 
 
 def test_report_and_variance_write_the_same_as_all(analysed: tuple[Path, Path], tmp_path: Path) -> None:

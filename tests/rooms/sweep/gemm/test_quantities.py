@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.rooms.sweep.gemm.reading.rank import RankJob, read_rank_tables
+from lab.rooms.sweep.gemm.rank import RankJob, read_rank_tables
 from lab.rooms.sweep.layout import find_configs
 from tests.conftest import SHARED
 from tests.simulator.figures import Figure, ask

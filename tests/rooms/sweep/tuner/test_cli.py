@@ -76,26 +76,3 @@ def test_nothing_set_is_nothing_proven(tmp_path):
     sweep = write_sweep(tmp_path / "s", {28: 150.0, 42: 150.0}, scatter_us=8.0, log=tuning(SIZE))
     done = call(sweep, "--for", "rccl", "--out", tmp_path / "out", "--run", sweep, ok=False)
     assert isinstance(done.exception, StepFailed) and "nothing to prove" in str(done.exception)
-
-
-def test_the_planted_best_algorithm_and_protocol_are_written_with_the_channels_kept(tmp_path):
-    planted = {
-        "_ring_simple": (150.0, "RING", 288),
-        "_ring_ll128": (120.0, "RING", 640),
-        "": (160.0, "RING", 288),
-    }
-    for how, (transfer_us, algorithm, block) in planted.items():
-        for repeat in (1, 2):
-            folder = tmp_path / "s/0thread" / f"nccl_0channels{how}"
-            folder = folder / "repeat2" if repeat == 2 else folder
-            protocol = "LL128" if block == 640 else "SIMPLE"
-            log = tuning(SIZE, algorithm, protocol)
-            write_run(folder, transfer_us + 20 * repeat + len(how) % 3, block=block, log=log)
-    call(tmp_path / "s", "--for", "nccl", "--out", tmp_path / "out")
-    (row,) = read_rows(tmp_path / "out/nccl_tuner.conf")
-    assert row.text() == f"allreduce,{SIZE // 2},{2 * SIZE},ring,ll128,-1,-1,2"
-    evidence = list(csv.DictReader((tmp_path / "out/tuner.csv").open()))
-    requested = [(row["requested_algorithm"], row["requested_protocol"]) for row in evidence]
-    assert requested == [("", ""), ("ring", "ll128"), ("ring", "simple")]
-    text = (tmp_path / "out/nccl_tuner.conf").read_text()
-    assert "NCCL_ALGO" in text and "did not vary" not in text

@@ -87,14 +87,6 @@ def test_the_settings_whose_hosts_set_the_pace_are_named():
     assert alone is not None and "in every setting" in alone and "Comparing settings" not in alone
 
 
-def test_repeats_of_a_setting_are_told_apart_where_ranks_are_late():
-    late = Finding(1, "host_late", True, 2.7, (5,), 0.9, "rank 1: its host launches late")
-    one = setting(1, 1, findings=(late,))
-    assert stragglers({Key(256, 28, repeat=n): one for n in (1, 2)}) == [
-        f"The others wait in 256t 28ch (repeat {n}): rank 1: its host launches late." for n in (1, 2)
-    ]
-
-
 @pytest.mark.parametrize(
     ("late", "who"), [((1,), "The hosts of rank 1 set"), ((1, 2), "The hosts of ranks 1, 2 set")]
 )

@@ -172,30 +172,6 @@ def test_each_knobs_highest_value_is_held_against_its_lowest():
     assert text.startswith("With 512 instead of 256 threads") and "at most 10 %" in text
 
 
-def test_both_knobs_are_told_if_both_were_changed():
-    settings = [(256, 28), (512, 28), (256, 42), (512, 42)]
-    rows = [row(8, setting, us) for setting, us in zip(settings, (100, 110, 200, 220), strict=True)]
-    threads, channels = starved(pd.DataFrame(rows), configs(*settings))
-    assert threads.startswith("With 512 instead of 256 threads") and "at most 10 %" in threads
-    assert channels.startswith("With 42 instead of 28 channels") and "at most 100 %" in channels
-
-
 def test_the_other_knob_stays_equal_within_a_comparison():
     rows = [row(8, (256, 28), 100), row(8, (512, 42), 300)]
     assert starved(pd.DataFrame(rows), configs((256, 28), (512, 42))) == []
-
-
-def test_repeats_and_settings_of_the_other_knob_give_one_ratio_per_shape():
-    settings = [(t, c) for t in (256, 512) for c in (28, 42, 56)]
-    times = {28: (100, 110), 42: (100, 120), 56: (100, 400)}
-    rows = [row(8, (t, c), times[c][t == 512]) for t, c in settings]
-    assert (
-        "1 of 1 GEMM shape takes over 5 % longer (at most 20 %)"
-        in starved(pd.DataFrame(rows), configs(*settings))[0]
-    )
-
-
-def test_an_incomplete_configuration_starves_nothing():
-    rows = [row(8, FEW, 100), row(8, MANY, 110), row(8, (1024, 28), 900)]
-    (text,) = starved(pd.DataFrame(rows), configs(FEW, MANY, failed=[(1024, 28)]))
-    assert text.startswith("With 512 instead of 256")

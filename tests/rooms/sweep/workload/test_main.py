@@ -17,7 +17,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
-from lab.rooms.sweep.workload.__main__ import report_step  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -170,16 +169,3 @@ def test_a_rank_that_waits_for_its_peers_stops_within_two_seconds(tmp_path: Path
         finally:
             process.kill()
         assert f"stopped by {number.name}" in (out / "rank0.log").read_text()
-
-
-def test_a_loss_that_is_not_finite_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    line = {
-        "global_step": 3,
-        "loss": math.nan,
-        "grad_norm": math.inf,
-        "lr": 0.1,
-        "profile": {"total_ms": 1.0},
-    }
-    report_step(line, log_interval=100, total_steps=100)
-    assert line["nonfinite"] == {"loss": "nan", "grad_norm": "inf"}
-    assert "step 3: not finite" in caplog.text

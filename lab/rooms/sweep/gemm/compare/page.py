@@ -27,11 +27,12 @@ from lab.rooms.sweep.gemm.compare.changes import (
     TOO_FEW,
     UNEVEN,
     Sweep,
+    compared_in_words,
     config_changes,
     environments,
+    not_compared,
     read_for_comparison,
 )
-from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
 from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
 from lab.rooms.sweep.gemm.variance.top import groups, sheet_columns, top_rows

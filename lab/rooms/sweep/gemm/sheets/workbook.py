@@ -83,7 +83,8 @@ def coll_analysis(collectives: Table, rank: int) -> Table:
         "dtype": collectives.dtype,
         "In msg nelems": collectives.in_nelems,
         "Out msg nelems": collectives.out_nelems,
-        **{f"{side} split size": splits(collectives, side.lower()) for side in ("In", "Out")},
+        "In split size": splits(collectives.in_split),
+        "Out split size": splits(collectives.out_split),
         "stream": collectives.stream,
     }
     first_rows, group = grouped_rows(list(key.values()))
@@ -103,9 +104,9 @@ def coll_analysis(collectives: Table, rank: int) -> Table:
     )
 
 
-def splits(table: Table, side: str) -> np.ndarray:
-    """The split sizes of one side, `in` or `out`, as text (n,), without the quotes of some profilers."""
-    return objects([text.strip('"') for text in getattr(table, f"{side}_split").tolist()])
+def splits(texts: Sequence[str] | np.ndarray) -> np.ndarray:
+    """The split sizes of one side as text (n,), without the quotes of some profilers."""
+    return objects([text.strip('"') for text in texts])
 
 
 def gemm_sheet(launched: Launches, gemm: Table) -> Table:

@@ -15,8 +15,8 @@ import pandas as pd
 
 from lab.core.words import plural
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.places import Report
-from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.variance.top import slowdown, usable
 from lab.rooms.sweep.tables import FREE, FULL, GROUP, PARTIAL, SETTING, column_names, grouped, long_name
 from lab.stats.effects import permutation_p

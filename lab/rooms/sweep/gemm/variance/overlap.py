@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lab.core.words import plural
-from lab.rooms.sweep.gemm.reading.data import SweepData, of_rank
+from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import KEY, column_names
 from lab.stats.intervals import meetings, spans, total
@@ -45,7 +45,8 @@ class RankCollectives(NamedTuple):
 
 def rank_collectives(data: SweepData, setting: Key, rank: int) -> RankCollectives:
     pairs = data.pairs[setting]
-    matched = of_rank(pairs, rank)
+    matched = pairs.instances.where(pairs.instances.rank == rank)
+    matched = matched.take(np.argsort(matched.ts_ns, kind="stable"))
     # Matched collectives are on the common clock.
     start = matched.ts_ns + pairs.offsets_ns.get(rank, 0)
     # A call that one rank alone recorded has no known wait: all of it counts as transfer.

@@ -18,8 +18,8 @@ from lab.core.files import write_atomic
 from lab.core.words import plural
 from lab.errors import MissingError
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.places import Report
-from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.sheets.workbook import EXTRAS
 from lab.rooms.sweep.gemm.variance.overlap import overlap_findings, with_overlap
 from lab.rooms.sweep.knobs import Key

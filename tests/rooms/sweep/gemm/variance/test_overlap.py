@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.reading.data import of_rank, read_sweep
 from lab.rooms.sweep.gemm.variance.overlap import COLUMNS, MORE
 from lab.rooms.sweep.gemm.variance.top import write_variance
-from lab.rooms.sweep.knobs import Key
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 from tests.tracegen import TraceWriter
 
@@ -38,19 +35,3 @@ def test_several_collectives_count_once_where_they_overlap_each_other(tmp_path):
     row = pd.read_csv(write_variance(read(tmp_path), tmp_path / "out").files[2]).iloc[0]
     assert row["overlapping_collective_names"] == "allreduce;allreduce"
     assert (row["max_overlap_percentage"], row["total_overlap_duration_ms"]) == (50, pytest.approx(0.07))
-
-
-@pytest.mark.data
-def test_the_longest_collective_beside_h200_gemms_is_that_of_a_plain_loop(shared_data, tmp_path):
-    data = read_sweep(shared_data / "sweep_h200/512thread/nccl_28channels", workers=2)
-    table = pd.read_csv(write_variance(data, tmp_path).files[2])
-    assert len(table) == 40
-    for _, row in table.iterrows():
-        matched = of_rank(data.pairs[Key(512, 28)], row["rank"])
-        shared_ns = [
-            min(row["max_end_ns"], ts + dur) - max(row["max_ts_ns"], ts)
-            for ts, dur in zip(matched.ts_ns.tolist(), matched.dur_ns.tolist(), strict=True)
-        ]
-        longest = int(np.argmax(shared_ns))
-        expected = int(matched.collective_id[longest]) if shared_ns[longest] > 0 else -1
-        assert row["max_overlap_collective_id"] == expected

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 
 from lab.errors import MissingError
-from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.data import read_sweep
 from tests.rooms.sweep.gemm.recorded import read, write_rank, write_sweep
 from tests.tracegen import TraceWriter
 
@@ -43,9 +42,3 @@ def test_a_cpu_sweep_has_instances_and_no_collective_without_gloo(tmp_path):
     row = found.gemm.iloc[0]
     assert (len(found.gemm), row["op"], row["overlap"], row["comm_ns"]) == (1, "aten::mm", "partial", 2000)
     assert len(found.groups) == 1
-
-
-def test_two_workers_read_the_same_as_one(tmp_path):
-    root = write_sweep(tmp_path, threads=(256,))
-    two = read_sweep(root, workers=2)
-    pd.testing.assert_frame_equal(two.gemm, read(root).gemm)

@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from lab.recordings.pairing import Pairs
+from lab.recordings.pairing import Pairs, pair_collectives
 from lab.recordings.ranks.explained import Finding
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
-from lab.rooms.sweep.gemm.workbooks.write import STRAGGLERS, stragglers
+from lab.rooms.sweep.gemm.collectives import Nodes, straggler_summary
+from lab.rooms.sweep.gemm.reports import STRAGGLERS, stragglers
 from lab.rooms.sweep.knobs import Key
+from tests.recordings.pairing.made import call, table
 
 pytestmark = pytest.mark.filterwarnings("error")  # an empty mean would warn on every page
 
 
-def matched(*calls, latencies_us=(), complete=()):
-    """Pairs of calls, each rank -> (start, duration) in µs; complete are those of the ranks of the first."""
-    collectives, instances = [], []
-    for at, call in enumerate(calls):
-        starts = {rank: start for rank, (start, _) in call.items()}
-        alone = len(call) == 1
-        collectives.append(
-            {
-                "collective_id": at,
-                "complete": set(call) == set(calls[0]) or at in complete,
-                "straggler_rank": -1 if alone else max(starts, key=starts.get),
-                "first_rank": -1 if alone else min(starts, key=starts.get),
-                "latency_us": latencies_us[at] if latencies_us else 300.0,
-            }
-        )
-        instances += [
-            {
-                "rank": rank,
-                "collective_id": at,
-                "ts_ns": 1000 * start,
-                "dur_ns": 1000 * dur,
-                "wait_us": np.nan if alone else float(max(starts.values()) - start),
-            }
-            for rank, (start, dur) in call.items()
+def matched(*calls: dict[int, tuple[int, int]]) -> Pairs:
+    """Pairs of calls, each rank -> (start, duration) in µs: of a group of three, or of one rank alone."""
+
+    def of_rank(rank: int) -> list[dict[str, Any]]:
+        return [
+            call(n, *of_call[rank], seq=n, pg_ranks=str([0, 1, 2] if len(of_call) > 1 else [*of_call]))
+            | {"group_size": 3 if len(of_call) > 1 else 1}
+            for n, of_call in enumerate(calls)
+            if rank in of_call
         ]
-    columns = [
-        {name: np.array([row[name] for row in rows]) for name in rows[0]} for rows in (collectives, instances)
-    ]
-    return Pairs(tuple(calls[0]), *map(Table, columns), {}, {}, ())
+
+    ranks = sorted({rank for of_call in calls for rank in of_call})
+    return pair_collectives({rank: table(of_rank(rank)) for rank in ranks})
 
 
 FIRST = {0: (1000, 100), 1: (1040, 60), 2: (1010, 110)}  # rank 2 ends 20 us late
@@ -56,13 +41,9 @@ TORN = {0: (1600, 100), 1: (1690, 10)}
 ALONE = {0: (1800, 7)}
 
 
-def frame(table):
-    return pd.DataFrame(table.as_dict())
-
-
-def summary(*calls, ranks=(0, 1, 2), num_devices=2, **more):
-    tables = {rank: SimpleNamespace(num_devices=num_devices) for rank in ranks}
-    found = frame(straggler_summary(matched(*calls, **more), tables, Nodes(tables)))
+def summary(*calls, ranks=(0, 1, 2)):
+    tables = {rank: SimpleNamespace(num_devices=2) for rank in ranks}
+    found = straggler_summary(matched(*calls), tables, Nodes(tables))
     return dict(zip(ranks, found.to_dict("records"), strict=True))
 
 
@@ -82,22 +63,13 @@ def test_the_wait_that_a_rank_causes_is_that_of_the_others_in_the_complete_colle
     assert [one["caused_wait_time_us"] for one in rows.values()] == [90, 160, 0]
 
 
-def test_the_time_in_collectives_includes_the_incomplete_ones():
-    rows = summary(FIRST, SECOND, THIRD, TORN)
-    assert [one["total_nccl_dur_us"] for one in rows.values()] == [350, 210, 370]
-
-
 def test_an_end_is_measured_against_the_median_rank_and_its_median_counts():
     rows = summary(FIRST, SECOND, THIRD, TORN)
     assert [one["end_deviation_us"] for one in rows.values()] == [0, 0, 30]
 
 
-def test_ranks_lie_on_hosts_by_their_number_of_gpus():
-    assert [one["node_id"] for one in summary(FIRST).values()] == [0, 0, 1]
-
-
 def test_a_collective_of_one_rank_alone_has_no_wait_and_no_straggler():
-    rows = summary(FIRST, SECOND, THIRD, ALONE, complete=(3,))
+    rows = summary(FIRST, SECOND, THIRD, ALONE)
     assert [one["num_collectives"] for one in rows.values()] == [4, 3, 3]
     assert rows[0]["total_wait_time_us"] == 100 and rows[0]["mean_wait_time_us"] == 25
     assert [one["end_deviation_us"] for one in rows.values()] == [0, 0, 30]
@@ -110,13 +82,6 @@ def test_a_rank_that_took_part_in_nothing_has_no_share():
     assert row["total_wait_time_us"] == row["caused_wait_time_us"] == row["end_deviation_us"] == 0
 
 
-def test_a_rank_that_only_met_incomplete_collectives_causes_and_counts_nothing():
-    calls = (FIRST, {1: (1300, 10), 3: (1390, 10)})
-    row = summary(*calls, ranks=(0, 1, 2, 3))[3]
-    assert row["num_collectives"] == 0 and row["total_nccl_dur_us"] == 10
-    assert row["caused_wait_time_us"] == 0 and row["times_arrived_last"] == 0
-
-
 def test_calls_that_could_not_be_matched_and_matches_without_calls_say_nothing_of_an_end():
     pairs = matched(FIRST, {3: (1300, 10)}, {0: (1500, 10), 1: (1500, 10)})
     calls = pairs.instances.as_dict()
@@ -125,7 +90,7 @@ def test_calls_that_could_not_be_matched_and_matches_without_calls_say_nothing_o
     )
     tables = {n: SimpleNamespace(num_devices=8) for n in range(4)}
     mended = Pairs(pairs.ranks, pairs.collectives, lost, {}, {}, ())
-    found = frame(straggler_summary(mended, tables, Nodes(tables)))
+    found = straggler_summary(mended, tables, Nodes(tables))
     assert found["end_deviation_us"].tolist() == [0, 0, 20, 0]
     assert found["num_collectives"].tolist() == [1, 1, 1, 0] and found["total_nccl_dur_us"].iloc[3] == 10
 
@@ -144,7 +109,7 @@ def test_the_table_has_a_row_per_configuration_and_rank_with_the_evidence_from_i
     pairs = {setting: matched(FIRST, SECOND, THIRD, TORN) for setting in settings}
     late_host = Finding(1, "host_late", True, 4.0, (5,), 3.5, "rank 1: its host launches late")
     explained = {Key(256, 28): SimpleNamespace(findings=(late_host,))}
-    table = frame(stragglers(SimpleNamespace(ranks=settings), pairs, explained))
+    table = stragglers(SimpleNamespace(ranks=settings), pairs, explained)
     assert list(table) == STRAGGLERS and len(table) == 6
     assert table["threads"].tolist() == [256] * 3 + [512] * 3
     assert table["channel"].tolist() == [28] * 6 and table["repeat"].tolist() == [1] * 3 + [2] * 3
@@ -158,6 +123,6 @@ def test_a_configuration_without_collectives_names_nobody():
     nothing = matched(FIRST)
     none = Pairs((), nothing.collectives.take([]), nothing.instances.take([]), {}, {}, ())
     ranks = {Key(256, 28): {0: rank(None)}}
-    table = frame(stragglers(SimpleNamespace(ranks=ranks), {Key(256, 28): none}, {}))
+    table = stragglers(SimpleNamespace(ranks=ranks), {Key(256, 28): none}, {})
     assert table["verdict"].tolist() == [""] and table["num_collectives"].tolist() == [0]
     assert table["caused_wait_time_us"].tolist() == table["end_deviation_us"].tolist() == [0]

@@ -6,7 +6,7 @@ import pytest
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.rooms.sweep.gemm.reading.rank import gemm_table
+from lab.rooms.sweep.gemm.rank import gemm_table
 from lab.rooms.sweep.gemm.sheets.launches import launches
 from lab.rooms.sweep.tables import NO_LAUNCH
 from tests.conftest import SHARED

@@ -10,27 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from lab.recordings.pairing import Pairs
-from lab.recordings.tables import Table
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm.collectives import Nodes, collective_sheets, straggler_summary
+from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.places import Report, report_name
-from lab.rooms.sweep.gemm.reading.data import SweepData
-from lab.rooms.sweep.gemm.reading.rank import RankTables
-from lab.rooms.sweep.gemm.sheets.launches import sheet
-from lab.rooms.sweep.gemm.workbooks.collectives import below, collective_sheets
-from lab.rooms.sweep.gemm.workbooks.stragglers import Nodes, straggler_summary
+from lab.rooms.sweep.gemm.rank import RankTables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.ranks.read import not_told
-from lab.rooms.sweep.tables import EFFECTIVE, TIMELINE, column_names, run_name
-from lab.stats.columns import columns_of_rows, objects
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from lab.rooms.sweep.verdict.ranks import Settings
+from lab.rooms.sweep.tables import column_names, run_name
+from lab.rooms.sweep.verdict.ranks import Settings
 
 COLLECTIVES = column_names(
     "threads channel collective_id pg_name pg_ranks collective dtype in_nelems out_nelems group_size "
@@ -60,10 +53,10 @@ def write_reports(data: SweepData, out: Path) -> Report:
     files += write_comparisons(data, out)
     explained = data.explained
     tables = {
-        "timeline": Table(columns_of_rows(data.rows["timeline"], TIMELINE)),
-        "effective": Table(columns_of_rows(data.rows["effective"], EFFECTIVE)),
-        "collectives": over_settings(
-            {setting: pairs.collectives for setting, pairs in paired.items()}, COLLECTIVES
+        "timeline": data.tables.timeline,
+        "effective": data.tables.effective,
+        "collectives": _over_settings(
+            {key: pd.DataFrame(pairs.collectives.as_dict()) for key, pairs in paired.items()}, COLLECTIVES
         ),
         "stragglers": stragglers(data, paired, explained),
     }
@@ -81,32 +74,26 @@ def write_reports(data: SweepData, out: Path) -> Report:
     return Report(files, missing, [*data.problems, *problems], findings)
 
 
-def stragglers(data: SweepData, paired: Mapping[Key, Pairs], explained: Settings) -> Table:
+def stragglers(data: SweepData, paired: Mapping[Key, Pairs], explained: Settings) -> pd.DataFrame:
     """One row per configuration and rank: who waited and who caused it, and what the account finds on it."""
     tables = {}
     for setting, pairs in paired.items():
-        summary = straggler_summary(pairs, data.ranks[setting], Nodes(data.ranks[setting]))
-        ranks = summary.rank.tolist()
-        times = [data.ranks[setting][rank].figures.timeline or {} for rank in ranks]
+        ranks = data.ranks[setting]
+        summary = straggler_summary(pairs, ranks, Nodes(ranks))
+        times = [rank.figures.timeline or {} for rank in ranks.values()]
         causes = explained[setting].findings if setting in explained else ()
-        tables[setting] = Table(
-            {
-                **summary.as_dict(),
-                **columns_of_rows(times, ["computation_time_ms", "idle_time_ms"]),
-                "verdict": objects(
-                    ["; ".join(cause.text for cause in causes if cause.rank == rank) for rank in ranks]
-                ),
-            }
-        )
-    return over_settings(tables, STRAGGLERS)
+        verdicts = ["; ".join(cause.text for cause in causes if cause.rank == rank) for rank in ranks]
+        tables[setting] = summary.join(
+            pd.DataFrame(times, columns=["computation_time_ms", "idle_time_ms"])
+        ).assign(verdict=verdicts)
+    return _over_settings(tables, STRAGGLERS)
 
 
-def over_settings(tables: Mapping[Key, Table], columns: list[str]) -> Table:
+def _over_settings(tables: Mapping[Key, pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     """The tables of all configurations one below the other, with their settings, in these columns."""
-    filled = [
-        sheet({**table.as_dict(), **setting._asdict()}) for setting, table in tables.items() if len(table)
-    ]
-    return below(filled, columns)
+    filled = [table.assign(**setting._asdict()) for setting, table in tables.items() if len(table)]
+    empty: pd.DataFrame = pd.DataFrame(columns=columns)
+    return pd.concat(filled, ignore_index=True)[columns] if filled else empty
 
 
 def write_comparisons(data: SweepData, out: Path) -> list[Path]:
@@ -139,8 +126,6 @@ def comparison(by_threads: Mapping[int, RankTables]) -> dict[str, pd.DataFrame]:
 
 
 def _beside(by_threads: Mapping[int, RankTables], sheet: str, key: str, values: list[str]) -> pd.DataFrame:
-    import pandas as pd
-
     order = sorted(by_threads)
     parts = [
         pd.DataFrame(by_threads[threads].sheets[sheet].as_dict()).set_index(key)[values] for threads in order

@@ -32,13 +32,17 @@ FOUND_BY_KERNEL = ("GEMM", "triton", "other", "")
 
 @dataclass(frozen=True)
 class RankJob:
-    """One trace to read: number and setting of its configuration, and the folder for its workbook, if any."""
+    """One trace to read: number and setting of its configuration, and the folder for its workbook, if any.
+
+    gpu_only: no workbook of a rank that recorded no GPU.
+    """
 
     trace: TraceFile
     config: int
     setting: Key
     workbooks: Path | None = None
     salvage: bool = False
+    gpu_only: bool = False
 
     @property
     def path(self) -> Path:
@@ -56,7 +60,6 @@ class RankTables:
     figures: RankFigures
     gemm: Table | None = None
     groups: Table | None = None
-    collectives: Table | None = None
     base_ns: int = 0
     num_devices: int = 0
     sheets: dict[str, Table] = field(default_factory=dict)
@@ -80,7 +83,7 @@ def _tables_of(job: RankJob, trace: Capture) -> RankTables:
     groups = gemm_sheet(launched, gemm)
     sheets = perf_sheets(launched, groups, coll_analysis(collectives, figures.rank))
     file = None
-    if job.workbooks:
+    if job.workbooks and not (job.gpu_only and views.device_of(trace) == "cpu"):
         from lab.report.excel import write_workbook
 
         ending = f"rank{max(figures.rank, 0)}"
@@ -89,7 +92,6 @@ def _tables_of(job: RankJob, trace: Capture) -> RankTables:
         figures=figures,
         gemm=gemm,
         groups=groups,
-        collectives=with_columns(collectives, rank=np.full(len(collectives), figures.rank)),
         base_ns=trace.meta.base_ns,
         num_devices=len(trace.meta.devices),
         sheets={name: sheets[name] for name in ("gpu_timeline", "ops_summary", "coll_analysis")},
@@ -111,7 +113,7 @@ def gemm_table(launched: Launches, collectives: Table) -> Table:
     trace = launched.trace
     instances = views.gemm_instances(trace)
     end_ns, own_ns = _windows(launched, instances)
-    instances = with_columns(instances, end_ns=end_ns, own_ns=own_ns, dims=_unknown_dims(trace, instances))
+    instances = instances.with_columns(end_ns=end_ns, own_ns=own_ns, dims=_unknown_dims(trace, instances))
     table = _concat(instances, _by_kernel(launched, instances))
     window = np.stack([table.ts_ns, table.end_ns], axis=1)
     comm_ns = overlap(window, spans(collectives.ts_ns, collectives.dur_ns))
@@ -121,8 +123,7 @@ def gemm_table(launched: Launches, collectives: Table) -> Table:
     other_ns = load(window, spans(kernels.start_ns, kernels.dur_ns)) - table.own_ns if len(kernels) else 0
     classes = np.where(comm_ns == 0, FREE, np.where(share >= FULL_SHARE, FULL, PARTIAL)).astype(object)
     cold, unfinished = _odd_steps(table.step)
-    return with_columns(
-        table,
+    return table.with_columns(
         comm_ns=comm_ns,
         comm_share=share,
         other_ns=np.zeros(len(table), dtype=np.int64) + np.maximum(other_ns, 0),
@@ -213,10 +214,6 @@ def _odd_steps(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _concat(top: Table, second: Table) -> Table:
     joined = Table({name: np.concatenate([getattr(top, name), getattr(second, name)]) for name in top})
     return joined.take(np.argsort(joined.ts_ns, kind="stable"))
-
-
-def with_columns(table: Table, **columns: np.ndarray) -> Table:
-    return Table({**{name: getattr(table, name) for name in table}, **columns})
 
 
 def _texts(values: list[str]) -> np.ndarray:

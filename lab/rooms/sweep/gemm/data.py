@@ -11,20 +11,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from lab.errors import LabError, MissingError
 from lab.recordings.integrity.words import sentences
-from lab.recordings.pairing import Pairs, pair_collectives
+from lab.recordings.pairing import Pairs
 from lab.recordings.pool import map_traces, raise_if_none_read
-from lab.recordings.ranks import account_of
+from lab.recordings.ranks import Account, account_of
 from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.tables import Table
-from lab.rooms.sweep.assemble import Rows, sweep_rows, tables_of
-from lab.rooms.sweep.gemm.reading.rank import RankJob, RankTables, read_rank_tables
+from lab.rooms.sweep.assemble import sweep_tables
+from lab.rooms.sweep.gemm.rank import RankJob, RankTables, read_rank_tables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, Selection, find_configs
 from lab.rooms.sweep.rank import unread
@@ -40,10 +40,6 @@ from lab.rooms.sweep.tables import (
 )
 from lab.rooms.sweep.verdict.honoured import unproven
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
 _TEXTS = column_names("op strides dtype dims transpose overlap family kernels file algorithm protocol")
 
 
@@ -51,12 +47,12 @@ _TEXTS = column_names("op strides dtype dims transpose overlap family kernels fi
 class SweepData:
     """A sweep in memory.
 
-    rows are those of the tables of the sweep's page, ranks maps each run to what each readable rank gave.
-    missing says what is not there.
+    tables are those of the sweep's page, ranks maps each run to what each readable rank gave. missing says
+    what is not there.
     """
 
     folder: Path
-    rows: Rows
+    tables: SweepTables
     ranks: dict[Key, dict[int, RankTables]]
     files: list[Path]
     missing: list[str]
@@ -64,42 +60,28 @@ class SweepData:
     incomplete: list[str] = field(default_factory=list)  # one sentence per thing that a recording lacks
 
     @cached_property
-    def pairs(self) -> dict[Key, Pairs]:
-        """The collectives of each configuration, matched over its readable ranks."""
-        collectives = {
-            key: {
-                rank: tables.collectives for rank, tables in ranks.items() if tables.collectives is not None
-            }
-            for key, ranks in self.ranks.items()
-        }
-        return {key: pair_collectives(tables) for key, tables in collectives.items() if self.ranks[key]}
-
-    @cached_property
-    def explained(self) -> dict[Key, Explained]:
-        """The account of every configuration with a readable rank.
-
-        All of them at once, because what crosses streams is learnt over all.
-        """
+    def accounts(self) -> dict[Key, Account]:
+        """The account of every configuration with a rank that did something."""
         works = {
             key: {rank: tables.work for rank, tables in ranks.items() if tables.work is not None}
             for key, ranks in self.ranks.items()
         }
-        filled = {key: ranks for key, ranks in works.items() if any(map(len, ranks.values()))}
-        return dict(zip(filled, explain([account_of(ranks) for ranks in filled.values()]), strict=True))
+        return {key: account_of(ranks) for key, ranks in works.items() if any(map(len, ranks.values()))}
 
-    # As DataFrames, made when they are asked for: a report does without them, and without loading pandas.
-
-    @cached_property
-    def tables(self) -> SweepTables:
-        """The tables of the sweep's page."""
-        return tables_of(self.rows)
+    @property
+    def pairs(self) -> dict[Key, Pairs]:
+        """The collectives of each configuration, matched over its readable ranks."""
+        return {key: account.together.pairs for key, account in self.accounts.items()}
 
     @cached_property
+    def explained(self) -> dict[Key, Explained]:
+        """What each account means; all of them at once, because what crosses streams is learnt over all."""
+        return dict(zip(self.accounts, explain([*self.accounts.values()]), strict=True))
+
+    @property
     def traces(self) -> pd.DataFrame:
         """Setting and rank of each trace that was read."""
-        import pandas as pd
-
-        traces: pd.DataFrame = pd.DataFrame(self.rows["timeline"], columns=[*SETTING, "rank"])
+        traces: pd.DataFrame = self.tables.timeline[[*SETTING, "rank"]]
         return traces
 
     @cached_property
@@ -116,8 +98,6 @@ class SweepData:
 
     def _joined(self, table_of: Callable[[RankTables], Table | None]) -> pd.DataFrame:
         """A table of all ranks with setting, rank and the trace's file."""
-        import pandas as pd
-
         frames = []
         for setting, ranks in self.ranks.items():
             for rank, tables in ranks.items():
@@ -138,12 +118,13 @@ def read_sweep(
     planned: Planned = MappingProxyType({}),
     progress: Progress | None = None,
     only: Selection | None = None,
+    gpu_only: bool = False,
 ) -> SweepData:
     """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once; only: some of them.
 
-    workbooks: folder for the Excel report of each rank, None for none. planned: the steps of the run's
-    manifest. progress is called with (done, total, path). Raises MissingError without traces, and
-    BadDataError where none can be read and no such row is given.
+    workbooks: folder for the Excel report of each rank, None for none; gpu_only: only of ranks with a GPU.
+    planned: the steps of the run's manifest. progress is called with (done, total, path). Raises MissingError
+    without traces, and BadDataError where none can be read and no such row is given.
     """
     only = only or Selection()
     configs = [
@@ -162,7 +143,7 @@ def read_sweep(
             fix="leave out --threads, --channels or --ranks to see what is there",
         )
     jobs = [
-        RankJob(trace, number, config.key, workbooks, salvage)
+        RankJob(trace, number, config.key, workbooks, salvage, gpu_only)
         for number, config in enumerate(configs)
         for trace in config.traces
     ]
@@ -184,93 +165,45 @@ def _together(
     planned: Planned,
 ) -> SweepData:
     folder = sweep.parent if sweep.is_file() else sweep
-    figures = [
-        sorted((tables.figures for tables in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read
-    ]
-    rows = sweep_rows(folder, configs, figures, planned)
-    ranks_of: dict[Key, dict[int, RankTables]] = {}
-    for config, ranks in zip(configs, read, strict=True):
-        good = [tables for tables in ranks if tables.gemm is not None]
-        ranks_of[config.key] = {tables.figures.rank: tables for tables in sorted(good, key=_by_rank)}
+    read = [sorted(ranks, key=lambda rank: (rank.figures.rank, str(rank.figures.path))) for ranks in read]
+    figures = [[rank.figures for rank in ranks] for ranks in read]
+    tables = sweep_tables(folder, configs, figures, planned)
     return SweepData(
         folder=folder,
-        rows=rows,
-        ranks=ranks_of,
-        files=[tables.file for ranks in read for tables in ranks if tables.file],
-        missing=[*_missing(rows), *(text for config in configs for text in config.left_out())],
-        problems=_problems(rows),
+        tables=tables,
+        ranks={
+            config.key: {rank.figures.rank: rank for rank in ranks if rank.gemm is not None}
+            for config, ranks in zip(configs, read, strict=True)
+        },
+        files=[rank.file for ranks in read for rank in ranks if rank.file],
+        missing=[*_missing(tables), *(text for config in configs for text in config.left_out())],
+        problems=_problems(tables.problems),
         incomplete=[
-            f"{tables.figures.path.name} of rank {tables.figures.rank}: {text}"
+            f"{rank.figures.path.name} of rank {rank.figures.rank}: {text}"
             for ranks in read
-            for tables in ranks
-            for text in sentences(tables.figures.lacks)
+            for rank in ranks
+            for text in sentences(rank.figures.lacks)
         ],
     )
 
 
-def _missing(rows: Rows) -> list[str]:
-    return [
+def _missing(tables: SweepTables) -> list[str]:
+    """Which configurations are not complete, and what of the requested is not proven to have been used."""
+    incomplete = [
         f"{_name(row)}: {row['reason']}"
         + (f" (missing ranks: {row['missing_ranks']})" if row["missing_ranks"] else "")
-        for row in rows["configs"]
+        for row in tables.configs.to_dict("records")
         if row["status"] != "ok"
-    ] + _unproven(rows)
+    ]
+    return [*incomplete, *unproven(tables.effective, tables.configs)]
 
 
-def _unproven(rows: Rows) -> list[str]:
-    if not any(row["algorithm"] or row["protocol"] for row in rows["configs"]):
-        return []  # nothing was requested
-    tables = tables_of(rows)
-    return unproven(tables.effective, tables.configs)
-
-
-def _problems(rows: Rows) -> list[str]:
+def _problems(problems: pd.DataFrame) -> list[str]:
     return [
         f"{_name(row)}{'' if row['rank'] < 0 else ', rank ' + str(row['rank'])}: {row['what']}"
-        for row in rows["problems"]
+        for row in problems.to_dict("records")
     ]
-
-
-def _by_rank(tables: RankTables) -> tuple[int, str]:
-    return tables.figures.rank, str(tables.figures.path)
 
 
 def _name(row: Mapping[Any, Any]) -> str:
     return run_name(Key(*(row[name] for name in KEY)))
-
-
-def of_rank(pairs: Pairs, rank: int) -> Table:
-    """The rank's instances in order of time, which is the order of its own table of collectives."""
-    rows = pairs.instances.where(pairs.instances.rank == rank)
-    return rows.take(np.argsort(rows.ts_ns, kind="stable"))
-
-
-def times_by_rank(pairs: Pairs) -> dict[int, dict[str, np.ndarray]]:
-    """Tabulate by rank ts, dur and wait in µs of every matched collective (n,), NaN where it is missing."""
-    columns = {}
-    for rank in sorted(set(pairs.instances.rank.tolist())):
-        rows = pairs.instances.where((pairs.instances.rank == rank) & (pairs.instances.collective_id >= 0))
-        position = index_of(pairs, rows.collective_id)
-        values = {
-            "ts": (rows.ts_ns - origin_ns(pairs)) / 1000,
-            "dur": rows.dur_ns / 1000,
-            "wait": rows.wait_us,
-        }
-        columns[rank] = {name: np.full(len(pairs.collectives), np.nan) for name in values}
-        for name, value in values.items():
-            columns[rank][name][position] = value
-    return columns
-
-
-def index_of(pairs: Pairs, collective_id: np.ndarray) -> np.ndarray:
-    """Row of `collectives` (n,) of each id (n,), -1 for none."""
-    ids = pairs.collectives.collective_id
-    if not len(ids):
-        return np.full(len(collective_id), -1, dtype=np.int64)
-    order = np.argsort(ids)
-    position = order[np.minimum(np.searchsorted(ids[order], collective_id), len(ids) - 1)]
-    return np.where(ids[position] == collective_id, position, -1)
-
-
-def origin_ns(pairs: Pairs) -> int:
-    return int(pairs.instances.ts_ns.min()) if len(pairs.instances) else 0

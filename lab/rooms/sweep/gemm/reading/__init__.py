@@ -1,1 +1,0 @@
-"""Every trace of a sweep read once: its GEMMs, its collectives, and tables over all of them."""

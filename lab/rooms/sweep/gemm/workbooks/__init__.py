@@ -1,1 +1,0 @@
-"""The Excel and CSV reports over ranks and settings."""
