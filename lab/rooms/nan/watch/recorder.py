@@ -39,13 +39,10 @@ from lab.rooms.nan.watch.forward import (
     AT_ONCE,
     COLLECT,
     RECOMPUTE,
-    VERSION,
-    Batch,
     Forward,
     Lane,
     Lanes,
     Pattern,
-    Seen,
     blind,
     phase_of,
     recomputing,
@@ -99,8 +96,8 @@ class Recorder(ABC):
         self._ended = False
 
     @abstractmethod
-    def take(self, forward: Forward, counted: Seen) -> None:
-        """A forward has ended, by an exception too."""
+    def take(self, forward: Forward) -> None:
+        """A forward has ended, by an exception too, and its counts are there."""
 
     @abstractmethod
     def react(self, forward: Forward) -> None:
@@ -108,7 +105,7 @@ class Recorder(ABC):
 
     # Hooks for the guard.
 
-    def take_clean(self, forward: Forward, batch: Batch) -> bool:
+    def take_clean(self, forward: Forward) -> bool:
         """All of the forward was counted at once, and nothing is bad; whether that is all that is to know."""
         return False
 
@@ -117,8 +114,8 @@ class Recorder(ABC):
         """A forward begins."""
         return None
 
-    def passing(self, forward: Forward, batch: Batch) -> None:
-        """Tensors of a forward were read and can still be reached."""
+    def passing(self, forward: Forward) -> None:
+        """A part of a forward was read, and its tensors can still be reached."""
         return None
 
     def ends(self, forward: Forward) -> None:
@@ -370,27 +367,29 @@ class Recorder(ABC):
         forward, at_once = lane.forward, lane.mode == AT_ONCE
         is_whole = is_last and not at_once and forward.is_new()
         pattern = self._patterns.get(forward.phase) if is_whole else None
-        batch = _read_by(pattern, lane) if pattern is not None else None
-        if batch is None:
-            batch = Batch(at_once)
-            forward.read(lane.heads, lane.values, batch)
-            # A pattern of what was written before it passed would be refused at each read, and built anew.
-            if is_whole and not forward.stack and batch.is_plain() and not any(map(VERSION, batch.tensors)):
-                self._patterns[forward.phase] = Pattern(lane.heads, lane.values, forward, batch)
-        forward.take(batch, self._begin_or_apart(batch.tensors))
-        self.passing(forward, batch)
+        try:
+            if pattern is None or not _read_by(pattern, lane):
+                forward.read(lane.heads, lane.values, at_once=at_once)
+                # One of what was written before it passed would be refused at each read, and built anew.
+                if is_whole and not forward.stack and forward.is_plain():
+                    self._patterns[forward.phase] = Pattern(lane.heads, lane.values, forward)
+            forward.take(self._begin_or_apart(forward.tensors))
+        except Exception:
+            forward.forget_last_part()
+            raise
+        self.passing(forward)
         if at_once:
-            lane.counted_versions += [(t, t._version) for t in batch.tensors if not t.is_inference()]
-        elif batch.overwritten and not self._at_once:
+            lane.counted_versions += [(t, t._version) for t in forward.tensors if not t.is_inference()]
+        elif forward.overwritten and not self._at_once:
             self._at_once = True
             self.note(
-                f"{plural(batch.overwritten, 'tensor')} overwritten in place before the end of a "
+                f"{plural(forward.overwritten, 'tensor')} overwritten in place before the end of a "
                 f"{forward.phase}; from then on each tensor is counted at once"
             )
         if is_whole and pattern is None:
-            self._light[forward.phase] = batch.num_bytes() * 16 < self.budget_bytes
+            self._light[forward.phase] = forward.num_bytes() * 16 < self.budget_bytes
         if not is_last:
-            batch.let_go()
+            forward.let_go()
 
     def _begin(self, tensors: Sequence[Tensor]) -> Counted:
         return quiet(self._begin_count, tensors, reads_only=self._reads_only)
@@ -438,7 +437,7 @@ class Recorder(ABC):
                 forward.failed = f"{type(error).__name__}: {error}"
         self._absorb_safely(lane, is_last=True)
         self._learn(lane)
-        if forward.untracked() and not (self._at_once or torch.is_inference_mode_enabled()):
+        if forward.untracked and not (self._at_once or torch.is_inference_mode_enabled()):
             self._at_once = True
             self.note(
                 "some tensors were made in inference mode, where torch counts no writes; "
@@ -466,35 +465,32 @@ class Recorder(ABC):
 
     def _take_one(self, forward: Forward) -> None:
         try:
-            if (batch := forward.known_clean()) is None or not self.take_clean(forward, batch):
-                counted = forward.read_out()
-                self._tally(forward, counted.batches)
-                self.unknown += counted.unknown()
-                self.take(forward, counted)
-            else:
-                self._tally(forward, (batch,))
+            self._tally(forward)
+            if not (forward.known_clean() and self.take_clean(forward)):
+                forward.read_out()
+                self.unknown += forward.unknown()
+                self.take(forward)
         except Exception as error:
             forward.failed = forward.failed or f"{type(error).__name__}: {error}"
-        forward.let_go()
+        forward.tensors = ()  # their shapes are not asked for any more
         if forward.failed:
             self.failed += 1
             self.note(f"a {forward.phase} could not be counted: {forward.failed[:300]}")
 
-    def _tally(self, forward: Forward, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            for (number, _, leaf, reason), times in batch.unseen.items():
-                self.unseen[self.modules.names[number], leaf, reason] += times
+    def _tally(self, forward: Forward) -> None:
+        for (number, _, leaf, reason), times in forward.unseen.items():
+            self.unseen[self.modules.names[number], leaf, reason] += times
         if forward.calls is not self._last_calls:  # equal forwards share theirs
             self._last_calls = forward.calls
             self.called.update(number for number, _, _ in forward.calls)
             self.callers.update(forward.calls[parent][0] for _, parent, _ in forward.calls if parent >= 0)
 
 
-def _read_by(pattern: Pattern, lane: Lane) -> Batch | None:
+def _read_by(pattern: Pattern, lane: Lane) -> bool:
     try:
         return pattern.read(lane.heads, lane.values, lane.forward)
     except Exception:  # what fails again when it is read one by one is noted there
-        return None
+        return False
 
 
 def _dense(value: Any) -> list[Tensor]:

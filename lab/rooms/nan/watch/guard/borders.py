@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.forward import Batch, Forward
+from lab.rooms.nan.watch.forward import Forward, Label
 from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken
 from lab.rooms.nan.watch.guard.step import StepState, named
@@ -81,11 +81,10 @@ class Borders:
         self.num_taken = 0  # backwards that made gradients of this model
         self._given_up = 0  # of those beyond MOST_PASSAGES, without backward and not asked about
 
-    def enter(self, forward: Forward, batch: Batch) -> None:
-        """Hook the nodes of what modules put out in these tensors."""
-        tensors, plan = batch.tensors, self._plan(forward, batch)
-        for u, border in plan:
-            self._hook(tensors[u], border, forward)
+    def enter(self, forward: Forward) -> None:
+        """Hook the nodes of what modules put out in the tensors that were read last."""
+        for u, border in self._plan(forward):
+            self._hook(forward.tensors[u], border, forward)
 
     def _hook(self, tensor: Tensor, border: Border, forward: Forward) -> None:
         """Take the gradients of this tensor."""
@@ -146,43 +145,41 @@ class Borders:
             todo += [target for target, _ in node.next_functions if target is not None and target not in met]
         return None
 
-    def _plan(self, forward: Forward, batch: Batch) -> list[Planned]:
+    def _plan(self, forward: Forward) -> list[Planned]:
         """One border per output; a forward equal to the last one of its phase has the same."""
-        key = batch.labels, batch.index, forward.calls
-        plan = self._plans.get(forward.phase)
+        labels, calls, index = forward.last_part()
+        key, plan = (labels, index, forward.calls), self._plans.get(forward.phase)
         shared = forward.saved is None and torch.is_grad_enabled()
         if shared and plan is not None and plan[0] == key:
             return plan[1]
-        users: dict[int, list[int]] = {}
-        for leaf, u in enumerate(batch.index):  # what is frozen in this forward may not be in the next one
-            if u >= 0 and (shared or batch.tensors[u].requires_grad):
-                users.setdefault(u, []).append(leaf)
-        borders: list[Planned] = []
-        for u, leaves in users.items():
-            outs = [leaf for leaf in leaves if batch.labels[leaf][1] == OUT]
-            if outs:
-                takers = [leaf for leaf in leaves if batch.labels[leaf][1] == IN]
-                borders.append((u, self._border(forward, batch, outs, takers, batch.tensors[u])))
+        users: dict[int, list[tuple[Label, int]]] = {}
+        for label, call, u in zip(labels, calls, index, strict=True):
+            # What is frozen in this forward may not be in the next one.
+            if u >= 0 and (shared or forward.tensors[u].requires_grad):
+                users.setdefault(u, []).append((label, call))
+        borders = [
+            (u, self._border(forward, leaves, forward.tensors[u].output_nr))
+            for u, leaves in users.items()
+            if any(label[1] == OUT for label, _ in leaves)
+        ]
         if shared:
             self._plans[forward.phase] = key, borders
         return borders
 
-    def _border(
-        self, forward: Forward, batch: Batch, outs: list[int], takers: list[int], tensor: Tensor
-    ) -> Border:
-        gave = tuple(batch.leaf_call[leaf] for leaf in outs)
-        took = tuple(batch.leaf_call[leaf] for leaf in takers if batch.leaf_call[leaf] not in gave)
-        module, parent = forward.calls[gave[0]][0], forward.calls[gave[-1]][1]
-        again = forward.phase == "recompute"
-        roots = [leaf for leaf in outs if forward.calls[batch.leaf_call[leaf]][1] < 0 and not again]
+    def _border(self, forward: Forward, leaves: list[tuple[Label, int]], output_nr: int) -> Border:
+        calls, again = forward.calls, forward.phase == "recompute"
+        gave = tuple(call for label, call in leaves if label[1] == OUT)
+        took = tuple(call for label, call in leaves if label[1] == IN and call not in gave)
+        module, parent = calls[gave[0]][0], calls[gave[-1]][1]
+        roots = [label[2] for label, call in leaves if label[1] == OUT and calls[call][1] < 0 and not again]
         return Border(
             module,
-            forward.calls[parent][0] if parent >= 0 else module,
-            tuple(forward.calls[call][0] for call in took),
-            batch.labels[roots[0]][2] if roots else None,
-            tensor.output_nr,
+            calls[parent][0] if parent >= 0 else module,
+            tuple(calls[call][0] for call in took),
+            roots[0] if roots else None,
+            output_nr,
             forward.saved if roots else None,
-            forward.calls,
+            calls,
             gave,
             took,
             forward.is_one_part(),

@@ -14,7 +14,7 @@ from lab.rooms.nan.guarded.read import Event
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import all_clean
 from lab.rooms.nan.watch.explain import Judged, Step
-from lab.rooms.nan.watch.forward import RECOMPUTE, Batch, Forward, Lane, Seen
+from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Lane
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken, Unhooked
 from lab.rooms.nan.watch.guard.reactions import Reactions
@@ -70,50 +70,48 @@ class Forwards(Watch):
             self.lost[self._state.step] = reason
         return super()._aside(lane, reason, inner, module, args, kwargs)
 
-    def take_clean(self, forward: Forward, batch: Batch) -> bool:
-        if batch.fp8:
+    def take_clean(self, forward: Forward) -> bool:
+        if forward.fp8:
             return False
         self.forwards += forward.phase != RECOMPUTE
         self.recomputed += forward.phase == RECOMPUTE
         return True
 
-    def take(self, forward: Forward, counted: Seen) -> None:
-        clean = all_clean(counted.counts)
+    def take(self, forward: Forward) -> None:
+        rows, clean = forward.rows, all_clean(forward.rows)
         if (
             not clean
-            and (counted.counts[:, :3] > 0).any()
-            and not (self.has_loss(forward) and self._explainer.all_absorbed(counted))
+            and (rows[:, :3] > 0).any()
+            and not (self.has_loss(forward) and self._explainer.all_absorbed(forward))
         ):
             self.name_anew()  # torch does not tell of all that leave the model or move in it
-            super().take(forward, counted)
-        else:
+            super().take(forward)
+        elif not self.take_clean(forward):
             self.forwards += forward.phase != RECOMPUTE
             self.recomputed += forward.phase == RECOMPUTE
-            if any(batch.fp8 for batch in counted.batches):
-                self._note_saturated(counted)
-        if not clean and len(counted.counts) and counted.counts[:, 4].max() > 0:
-            dtypes = [dtype for _, dtype in counted.shapes()]
-            self._state.within(self._headroom.met, "forward", dtypes, counted.counts[:, 4])
+            self._note_saturated(forward)
+        if not clean and len(rows) and rows[:, 4].max() > 0:
+            dtypes = [dtype for _, dtype in forward.shapes()]
+            self._state.within(self._headroom.met, "forward", dtypes, rows[:, 4])
 
     def has_loss(self, forward: Forward) -> bool:
         return forward.passage is not None
 
-    def wait_for_loss(self, forward: Forward, counted: Seen, judged: Judged) -> None:
+    def wait_for_loss(self, forward: Forward, judged: Judged) -> None:
         def reached(nan: bool) -> None:
             bad = judged.bad
             if (bad is None or not bad.any()) and not nan:
                 bad = judged.masks
             if bad is not None and bad.any():
                 step = Step(forward.number, forward.phase, forward.query_length, int(bad.sum()))
-                self._explainer.explain(step, forward, counted, bad, self._count)
+                self._explainer.explain(step, forward, bad, self._count)
                 self._training.forward_was_bad(step, forward)
 
-        for batch in counted.batches:
-            batch.let_go()  # shapes stay: they are asked for when the loss is known
+        forward.let_go()  # shapes stay: they are asked for when the loss is known
         self._state.waits_for_loss(forward.update, reached, partial(self.absorb, judged))
 
-    def passing(self, forward: Forward, batch: Batch) -> None:
-        self._state.within(self._borders.enter, forward, batch)
+    def passing(self, forward: Forward) -> None:
+        self._state.within(self._borders.enter, forward)
 
     def ends(self, forward: Forward) -> None:
         self._state.within(self._training.forward_ends, forward)
