@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lab.rooms.nan.watch.count import FORMATS, KINDS, Counted, plain_counts, refuse_freed
+from lab.rooms.nan.watch.count import FORMATS, KINDS, LOW, Counted, plain_counts, refuse_freed
 
 LANES = 512  # words of 32 bits that a program reads at a time: 16 bytes for each of its threads
 BLOCK = 8 * LANES  # words between two looks at whether a piece goes on
@@ -228,7 +228,7 @@ def decode(counts: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return rows
 
 
-DTYPE, SHAPE = attrgetter("dtype"), attrgetter("shape")
+DTYPE = attrgetter("dtype")
 MOST_LAYOUTS = 1024
 
 
@@ -247,13 +247,15 @@ class KernelCounter:
 
     def begin(self, tensors: Sequence[Tensor]) -> Counted:
         """Launch all counts; wait only for tensors that the kernel cannot read."""
-        refuse_freed(tensors)
         # Counting does not care for order, but gaps need a copy, and so does the imaginary part of a
         # conjugate, which has other signs.
         if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
+            refuse_freed(tensors)
             tensors = [tensor.resolve_neg().contiguous() for tensor in tensors]
         pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
-        layout = (*map(SHAPE, tensors), *map(DTYPE, tensors), *map(Tensor.get_device, tensors))
+        if pointers.min(initial=LOW) < LOW:
+            refuse_freed(tensors)
+        layout = (*map(Tensor.numel, tensors), *map(DTYPE, tensors), *map(Tensor.get_device, tensors))
         aligned = not np.bitwise_or.reduce(pointers, initial=0) & 15
         worked_out = self._layouts.get(layout) if aligned else None
         groups, remaining = worked_out or _groups(tensors, pointers)

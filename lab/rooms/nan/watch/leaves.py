@@ -297,14 +297,8 @@ def as_passed(value: Any, name: str, is_input: bool) -> Any:
             version = UNTRACKED
         if not version:
             return value
-    elif kind in ATOMS:
+    elif kind in ATOMS or (kind is tuple and all(map(_stays, value))):
         return value
-    elif kind is tuple:
-        for inner in value:
-            if not _stays(inner):
-                break
-        else:
-            return value
     return _passed(value, name, is_input)
 
 
