@@ -205,14 +205,13 @@ class Borders:
             except RuntimeError:  # made in inference mode
                 version = -1
             key = self._forgotten + len(entered) - 1
-            collector.add(("act_grads", key, grad, version, -1))
+            collector.add("act_grads", key, grad, version)
             if collector.weighs:
                 collector.weigh(grad)
             if border.saved is not None:
                 border.saved.gradients[border.root_leaf] = grad.detach()
         except Exception as error:  # a note, never an exception inside autograd
-            reason = f"{type(error).__name__}: {error}"[:200]
-            self._collector.unread[reason] = self._collector.unread.get(reason, 0) + 1
+            self._collector.could_not_read(f"{type(error).__name__}: {error}"[:200])
 
     @passes_on
     def leave(self) -> None:

@@ -114,8 +114,6 @@ class Training:
     @passes_on
     def forward_ends(self, forward: Forward) -> None:
         """It returned or raised; its tensors are not counted yet."""
-        if self.collector.waits:
-            self.collector.mark()
         forward.time, forward.update = self.state.now(), self.state.step
         if self._unbuilt:
             self._hook_what_is_built()
