@@ -33,7 +33,7 @@ from lab.rooms.nan.watch.leaves import (
     is_tensor,
 )
 from lab.rooms.nan.watch.roles import IN, OUT
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 Label = tuple[int, int, str]  # module, side, leaf
 Shapes = list[tuple[torch.Size, torch.dtype]]
@@ -69,7 +69,6 @@ class Forward:
     # these; its sizes may be others, which nobody asks for while it is clean.
     _like: Shapes | None = None
 
-    @passes_on
     def __init__(self, number: int = 0, phase: str = "forward", query_length: int = 0) -> None:
         self.number, self.phase, self.query_length = number, phase, query_length
         self.calls: list[list[Any]] = []  # [module, parent call, returned]
@@ -413,7 +412,6 @@ class Lane:
         self.values.clear()
         self.forward.weighed = self.forward.bytes = 0
 
-    @passes_on
     def close(self) -> None:
         """The forward is over, whoever has it."""
         self.heads.clear()
@@ -454,7 +452,6 @@ def is_capturing() -> bool:
 RECOMPUTE = "recompute"  # of a checkpoint, inside backward
 
 
-@passes_on
 def phase_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:
     """(phase, query length): prefill or decode by the length; `forward` and 0 for a model without a query."""
     for name in ("input_ids", "inputs_embeds", "decoder_input_ids") if kwargs else ():
@@ -465,7 +462,6 @@ def phase_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:
     return "forward", 0
 
 
-@passes_on
 def _by_length(tensor: Tensor) -> tuple[str, int]:
     length = int(tensor.shape[1]) if tensor.dim() > 1 else 1
     return ("prefill" if length > 1 else "decode"), length

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 _FUNCTORCH = getattr(torch._C, "_functorch", None)
 _WRAPPED = getattr(_FUNCTORCH, "is_functorch_wrapped_tensor", None)
@@ -286,7 +286,6 @@ def writes_to(tensor: Tensor) -> int:
         return UNTRACKED
 
 
-@passes_on
 def as_passed(value: Any, name: str, is_input: bool) -> Any:
     """The value itself while nothing can change what it holds, else a `Passed` (None: without numbers)."""
     kind = type(value)
@@ -302,7 +301,6 @@ def as_passed(value: Any, name: str, is_input: bool) -> Any:
     return _passed(value, name, is_input)
 
 
-@passes_on
 def _stays(value: Any) -> bool:
     kind = type(value)
     if kind is Tensor:
@@ -329,12 +327,10 @@ def _passed(value: Any, name: str, is_input: bool) -> Any:
     return Passed(passed) if passed else None
 
 
-@passes_on
 def args_as_passed(args: tuple[Any, ...]) -> list[Any]:
     return [as_passed(value, f"args[{index}]", True) for index, value in enumerate(args)]
 
 
-@passes_on
 def kwargs_as_passed(kwargs: dict[str, Any]) -> list[Any]:
     return [
         Passed([(name, Unseen(CACHE), 0)], value)

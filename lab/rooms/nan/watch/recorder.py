@@ -58,7 +58,7 @@ from lab.rooms.nan.watch.leaves import (
 )
 from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.shared import new_module, new_parameter
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 WEIGH_EVERY = 128  # values that passed between two looks at the memory that references hold
 MOST_NOTES = 50
@@ -109,7 +109,6 @@ class Recorder(ABC):
         """All of the forward was counted at once, and nothing is bad; whether that is all that is to know."""
         return False
 
-    @passes_on
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward begins."""
         return None
@@ -178,7 +177,6 @@ class Recorder(ABC):
             while self._waiting:
                 self._take_one(self._waiting.popleft())
 
-    @passes_on
     def _something_was_registered(self, module: nn.Module, *_: Any) -> None:
         """torch calls this for every module and parameter that becomes part of a module, of any model."""
         self._grown = self._grown or module in self.modules
@@ -215,7 +213,6 @@ class Recorder(ABC):
         lanes = self._lanes
 
         def make(inner: seam.Call) -> seam.Call:
-            @passes_on
             def watched(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 lane = lanes.lane
                 if self._ended or lane.mode == ASIDE:
@@ -257,7 +254,6 @@ class Recorder(ABC):
         elif len(lane.values) > lane.weigh_at:
             self._weigh(lane)
 
-    @passes_on
     def _outermost(
         self, lane: Lane, number: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
@@ -287,7 +283,6 @@ class Recorder(ABC):
             self.react(forward)
         return output
 
-    @passes_on
     def _open(self, lane: Lane, number: int, module: nn.Module, args: Any, kwargs: Any) -> str:
         """Begin a forward in this lane with its first call; why it cannot be seen, if so."""
         reason, phase, length, mode = self._way_of(number, args, kwargs)
@@ -323,7 +318,6 @@ class Recorder(ABC):
             self.direct[direct] += 1
         return "", phase, length, mode
 
-    @passes_on
     def _aside(
         self, lane: Lane, reason: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
@@ -500,7 +494,6 @@ def _dense(value: Any) -> list[Tensor]:
     return [leaf for leaf in inside if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
 
 
-@passes_on
 def _on_path(lane: Lane, number: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
     """A call of a forward that is run again: only the stack of modules is kept."""
     assert lane.path is not None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import OWN, hidden, not_traced
 
 Call = Callable[..., Any]
 
@@ -44,7 +44,6 @@ class Shared:
                 self._handle = None
 
     @not_traced
-    @passes_on
     def call(self, *args: Any) -> None:
         for call in self._calls:
             call(*args)
@@ -99,7 +98,6 @@ class Backwards:
     def _make(self, plain: Call) -> Call:
         @functools.wraps(plain)
         @not_traced
-        @passes_on
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             around, tokens = self._around, []
             self.count += 1
@@ -139,7 +137,6 @@ class Surrounded:
 
     def _make(self, plain: Call) -> Call:
         @functools.wraps(plain)
-        @passes_on
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._enter(optimizer)
             self.running += 1
@@ -154,7 +151,6 @@ class Surrounded:
 
 
 Listener = Callable[[Tensor, Any], None]  # what was asked about, and its value where that is known
-OWN = "lab.rooms.nan.watch."  # whose own calls are not the program's
 FUNCTIONS = ("isnan", "isinf", "isfinite")
 METHODS = ("item", "detach", "tolist", "__float__", "isnan", "isinf", "isfinite")
 _register_builtin = getattr(torch.jit._builtins, "_register_builtin", lambda function, name: None)
@@ -194,7 +190,6 @@ class Asked:
 
     def _around(self, plain: Any) -> Any:
         @functools.wraps(plain)
-        @passes_on
         def asked(*args: Any, **kwargs: Any) -> Any:
             answer = plain(*args, **kwargs)
             if _is_compiling():

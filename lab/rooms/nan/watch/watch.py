@@ -25,7 +25,6 @@ from lab.rooms.nan.watch.leaves import CACHE, FP8
 from lab.rooms.nan.watch.recorder import Recorder
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.seam import Modules
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
 MOST_STEPS = 20_000  # forwards in `steps`; `forwards` and `totals` count all
@@ -275,7 +274,6 @@ class Watch(Recorder):
     def stepped(self, step: Step, forward: Forward) -> None:
         """A hook for those who want each step as it is counted."""
 
-    @passes_on
     def react(self, forward: Forward) -> None:
         """The model's call has ended without an exception: stop or call back if it went bad."""
         step = forward.step

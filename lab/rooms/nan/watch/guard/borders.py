@@ -22,7 +22,7 @@ from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken
 from lab.rooms.nan.watch.guard.step import StepState, named
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.shared import backwards
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 _PREHOOKS = hasattr(getattr(torch.autograd.graph, "Node", None), "register_prehook")  # since torch 2.0
 _current_node = getattr(torch._C, "_current_autograd_node", None)
@@ -189,7 +189,6 @@ class Borders:
         """For torch before 2.0."""
         tensor.register_hook(lambda grad: self.look(border, 0, passage, (grad,)))  # type: ignore[no-untyped-call]
 
-    @passes_on
     def look(self, border: Border, number: int, passage: Passage | None, grads: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
         grad = grads[number]
@@ -213,7 +212,6 @@ class Borders:
         except Exception as error:  # a note, never an exception inside autograd
             self._collector.could_not_read(f"{type(error).__name__}: {error}"[:200])
 
-    @passes_on
     def leave(self) -> None:
         """All counts of the step are in: let go of its nodes, which backward has already emptied."""
         self._forgotten += len(self.entered)
@@ -330,7 +328,6 @@ class Losses:
         self._borders = borders
         self.asked_waits = False  # a number that the program asked about is bad, or was not read yet
 
-    @passes_on
     def enter(self, tensors: Any) -> Begun | None:
         """What `leave` needs to know; None inside of a backward, as a checkpoint runs one."""
         if self._state.ended or (_in_backward is not None and _in_backward() != -1):
@@ -342,7 +339,6 @@ class Losses:
             self._state.failure("a backward begins", error)
             return None
 
-    @passes_on
     def leave(self, tensors: Any, start: Begun | None) -> None:
         """The loss belongs to this model if gradients of it passed; and then all of them are counted."""
         if start is None or self._state.ended:

@@ -21,7 +21,6 @@ from lab.rooms.nan.watch.guard.reactions import Reactions
 from lab.rooms.nan.watch.guard.step import FROM_WEIGHTS, WORDS, StepState, named
 from lab.rooms.nan.watch.guard.weights import Weights
 from lab.rooms.nan.watch.roles import Birth
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
 from lab.rooms.nan.watch.watch import Watch
 
 FIRST_ASKED, ASK_EVERY = 2, 64  # updates, before and between looks at a GPU's free memory
@@ -48,7 +47,6 @@ class Forwards(Watch):
         super().meet_new_modules()
         self._state.safely(self._training.new_modules)
 
-    @passes_on
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._state.step >= self._ask_at and self._device.type == "cuda":
             self._ask_at = self._state.step + ASK_EVERY
@@ -62,7 +60,6 @@ class Forwards(Watch):
         if reason and len(self.lost) < MOST_LOST:
             self.lost[forward.update] = reason[:200]
 
-    @passes_on
     def _aside(
         self, lane: Lane, reason: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
@@ -130,7 +127,6 @@ class Forwards(Watch):
         else:
             self._steps.clear()  # a training job has no end of forwards
 
-    @passes_on
     def react(self, forward: Forward) -> None:
         if not self._waiting:  # else it is clean
             self._training.react_if_bad()

@@ -26,7 +26,7 @@ from lab.rooms.nan.watch.count import Counted, beginning, reads_only
 from lab.rooms.nan.watch.guard.step import StepState
 from lab.rooms.nan.watch.guard.weights import Weights, versions_of
 from lab.rooms.nan.watch.leaves import all_plain, as_counted, is_odd, is_unbuilt, quiet, version
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 LEAST_BUDGET, MOST_BUDGET = 64 << 20, 1 << 30  # bytes of gradients that are held for one count
 FREE_PART = 64  # of a GPU's free memory one part in so many may be held
@@ -88,7 +88,6 @@ class Collector:
         self.unread: dict[str, int] = {}  # why -> tensors
         self.waits = False  # whether tensors may have been taken whose rows were not asked for
 
-    @passes_on
     def add(self, stage: str, key: Any, tensor: Tensor, version: int, time: int = -1) -> None:
         """A tensor has passed in this thread, now or at that time."""
         self._entries.append((time if time >= 0 else self._now(), stage, key, tensor, version))
@@ -114,7 +113,6 @@ class Collector:
         if self._bytes > self._budget or len(self._entries) > MOST_HELD:
             self.flush()
 
-    @passes_on
     def here(self) -> int:
         """How many tensors this thread has taken so far."""
         return self._taken[get_ident()]
@@ -246,7 +244,6 @@ class ParameterHooks:
         self._handles.clear()
         self._kept_nodes.clear()
 
-    @passes_on
     def leave(self) -> None:
         """A new step's first forward begins: no backward has touched the gradients that lie there."""
         self.counted.clear()
@@ -263,7 +260,6 @@ class ParameterHooks:
         self._kept_nodes.append(node)
         self._handles.append(node.register_hook(lambda *_: self.look(parameter)))
 
-    @passes_on
     def look(self, parameter: Tensor) -> None:
         """A gradient has been added to a parameter's: this rank's own, before any reduction."""
         try:

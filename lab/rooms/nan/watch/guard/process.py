@@ -31,7 +31,7 @@ from lab.rooms.nan.watch.guard.step import rank, world
 from lab.rooms.nan.watch.guard.weights import parameters_of
 from lab.rooms.nan.watch.leaves import as_counted, quiet
 from lab.rooms.nan.watch.shared import after_update, backwards
-from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced
 
 MOST_GUARDS = 64  # at a time: the one that was met first is recorded, and watched anew if it is called again
 BY_BACKWARDS = "its step is counted by calls of backward"
@@ -70,7 +70,6 @@ class OwnTensors:
         ]
         self.event: Event | None = None
 
-    @passes_on
     def updated(self) -> None:
         self.updates += 1
         if self.updates <= READ_FIRST or self.updates % READ_EVERY == 0:
@@ -204,7 +203,6 @@ class Process:
 
     # Optimizers and losses
 
-    @passes_on
     def updated(self, optimizer: Any, *_: Any) -> None:
         """An optimizer made an update."""
         reference = self._optimizers.get(id(optimizer))
@@ -226,16 +224,13 @@ class Process:
     def _is_watched(self, tensor: Tensor) -> bool:
         return any(guard.training.weights.is_one_of(tensor) for guard in self.guards)
 
-    @passes_on
     def _losses_taken(self) -> int:
         """Backwards that made gradients of watched models."""
         return sum([guard.training.borders.num_taken for guard in self.guards])
 
-    @passes_on
     def backward_begins(self, tensors: Any) -> int | None:
         return None if recomputing() else self._losses_taken()
 
-    @passes_on
     def backward_ended(self, tensors: Any, taken: int | None) -> None:
         """A loss that no guard took is looked at here."""
         if taken is None:

@@ -19,7 +19,7 @@ import torch
 
 from lab.rooms.nan.watch.leaves import quiet
 from lab.rooms.nan.watch.shared import Patch
-from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced
 
 LEAST_SCALE = 1.0
 MOST_SKIPPED = 0.05
@@ -47,12 +47,10 @@ class Scaling:
         self._has_succeeded = False  # an update was made under a scaler
 
     @property
-    @passes_on
     def active(self) -> bool:
         """Whether a scaler may leave out what is bad now."""
         return self._scaled or (self.scaler is not None and is_enabled(self.scaler))
 
-    @passes_on
     def scales(self) -> None:
         """Some scaler scales a loss, perhaps one of this model."""
         self._scaled = True
@@ -61,12 +59,10 @@ class Scaling:
         """Whether a scaler may still leave out this step, or a part of it."""
         return self.active and step >= self.decided
 
-    @passes_on
     def decides(self, step: int) -> None:
         """No more is left out of the steps before this one."""
         self.decided = max(self.decided, step)
 
-    @passes_on
     def enter(self, scaler: Any, optimizer: Any, step: int) -> None:
         """A scaler runs an optimizer of this model in this step."""
         self._reported.discard(id(optimizer))
@@ -74,13 +70,11 @@ class Scaling:
         self._updated, self._last_step = False, step
         self._first_step = step if self._first_step < 0 else self._first_step
 
-    @passes_on
     def update_was_made(self, optimizer: Any) -> None:
         """An optimizer of this model made its update."""
         self._updated, self._scaled = True, False
         self._reported.add(id(optimizer))
 
-    @passes_on
     def leave(self, scaler: Any, optimizer: Any) -> bool:
         """Whether the scaler left out this optimizer's update, and that was not known before."""
         if id(optimizer) in self._reported and not self._updated:
@@ -95,7 +89,6 @@ class Scaling:
             return isinstance(optimizer, torch.optim.Optimizer)
         return found_infinity(states.get(id(optimizer)))
 
-    @passes_on
     def forgotten(self, scaler: Any) -> list[int]:
         """Optimizers, by id, that the program did not run because of what the scaler is about to forget.
 
@@ -140,13 +133,11 @@ class Scaling:
         return max(MOST_SKIPPED, 1.5 / (interval + 1)) if interval else MOST_SKIPPED
 
 
-@passes_on
 def _states_of(scaler: Any) -> Any:
     """What a scaler of torch's notes of optimizers, by their ids, until its `update`."""
     return getattr(scaler, "_per_optimizer_states", None)
 
 
-@passes_on
 def is_enabled(scaler: Any) -> bool:
     enabled = getattr(scaler, "is_enabled", None)
     return not callable(enabled) or bool(enabled())
@@ -159,13 +150,11 @@ def found_infinity(state: Any) -> bool:
     return any(quiet(bool, flag) for flag in flags.values())
 
 
-@passes_on
 def found_infinity_of(scaler: Any, optimizer: Any) -> bool:
     """Whether a scaler met infinities in the gradients of this optimizer, and has not forgotten it."""
     return found_infinity((_states_of(scaler) or {}).get(id(optimizer)))
 
 
-@passes_on
 def leaves_out(optimizer: Any) -> bool:
     """Whether this optimizer, which a scaler runs in any case, was asked to leave its update out."""
     flag = getattr(optimizer, "found_inf", None)
@@ -222,7 +211,6 @@ class Scalers:
     def _scale(self, plain: Call) -> Call:
         @functools.wraps(plain)
         @not_traced
-        @passes_on
         def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             self._each("scaler_scales", scaler)
             return plain(scaler, *args, **kwargs)
@@ -232,7 +220,6 @@ class Scalers:
     def _step(self, plain: Call) -> Call:
         @functools.wraps(plain)
         @not_traced
-        @passes_on
         def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             optimizer, returned = args[0] if args else kwargs.get("optimizer"), False
             if type(scaler) not in self._met:  # its class came after the guard
@@ -251,7 +238,6 @@ class Scalers:
     def _update(self, plain: Call) -> Call:
         @functools.wraps(plain)
         @not_traced
-        @passes_on
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             self._each("scaler_updates", scaler)
             return plain(scaler, *args, **kwargs)

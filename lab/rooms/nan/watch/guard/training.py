@@ -26,7 +26,7 @@ from lab.rooms.nan.watch.guard.step import StepState
 from lab.rooms.nan.watch.guard.weights import Weights, parameters_of
 from lab.rooms.nan.watch.leaves import is_unbuilt
 from lab.rooms.nan.watch.shared import Surrounded, after_update, asked, backwards, before_update
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 WRITE_EVERY = 50  # updates between two records
 
@@ -87,7 +87,6 @@ class Training:
 
     # Batch and forward
 
-    @passes_on
     def forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The outermost module is called."""
         forward.update = self.state.step
@@ -111,14 +110,12 @@ class Training:
         if self._replays:
             forward.saved = self.reactions.save(module, args, kwargs)
 
-    @passes_on
     def forward_ends(self, forward: Forward) -> None:
         """It returned or raised; its tensors are not counted yet."""
         forward.time, forward.update = self.state.now(), self.state.step
         if self._unbuilt:
             self._hook_what_is_built()
 
-    @passes_on
     def forward_over(self) -> None:
         """The program goes on behind a forward that returned: of what it does now a loss is made."""
         if self._replays and self.state.model.training and torch.is_grad_enabled():
@@ -151,16 +148,13 @@ class Training:
 
     # Scaling
 
-    @passes_on
     def scaler_scales(self, scaler: Any) -> None:
         self.scaling.scales()
 
-    @passes_on
     def scaler_begins(self, scaler: Any, optimizer: Any) -> None:
         if not self.state.ended and self._is_ours(optimizer, parameters_of(optimizer)):
             self.scaling.enter(scaler, optimizer, self.state.step)
 
-    @passes_on
     def scaler_ended(self, scaler: Any, optimizer: Any, returned: bool) -> None:
         is_ours = self._is_ours(optimizer, parameters_of(optimizer))
         try:
@@ -170,7 +164,6 @@ class Training:
             if is_ours:
                 self.scaling.running = None
 
-    @passes_on
     def scaler_updates(self, scaler: Any) -> None:
         if not self.state.ended:
             self.state.within(self._scaler_updates, scaler)
@@ -201,7 +194,6 @@ class Training:
         self.borders.leave()
         self.reactions.leave_out(self.scaling.left_out(optimizer, scaler, number))
 
-    @passes_on
     def decide(self) -> None:
         """A forward begins, or the block ends: the steps before are left out by no scaler."""
         self.scaling.decides(self.state.step)
@@ -219,7 +211,6 @@ class Training:
 
     # Clipping: gradients before the update
 
-    @passes_on
     def update_begins(self, optimizer: Any, *_: Any) -> None:
         if not self.state.ended:
             self._update_begins(optimizer)
@@ -258,7 +249,6 @@ class Training:
 
     # State and weights: after the update
 
-    @passes_on
     def update_ends(self, optimizer: Any, *_: Any) -> None:
         if self.state.ended:
             return
@@ -275,7 +265,6 @@ class Training:
         if self.state.began(id(optimizer)) or self._is_ours(optimizer, parameters):
             self.state.within(self._look_after_update, optimizer, parameters)
 
-    @passes_on
     def _look_after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
         self.state.update_returns(id(optimizer))
         if self.state.on_gpu and self.collector.turned_out_clean():
@@ -297,7 +286,6 @@ class Training:
             self.reactions.forget()
             self._end_step(optimizer)
 
-    @passes_on
     def _end_step(self, optimizer: Any) -> None:
         self.state.step_ends()
         self.state.infinities_are_gone(self.state.step)

@@ -36,7 +36,7 @@ from lab.rooms.nan.watch.leaves import (
     version,
 )
 from lab.rooms.nan.watch.shared import new_module
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 READ_FIRST, READ_EVERY = 8, 8  # updates
 UNEXPLAINED = "its settings do not explain it: other code may have written the weight, or its gradient"
@@ -146,7 +146,6 @@ class Weights:
             if versions_after.get(id(parameter), versions) != versions:
                 self._written_before_update.setdefault(id(parameter), self._state.step)
 
-    @passes_on
     def leave(self, optimizer: Any, parameters: list[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
         read_already = self._state.step == self._counted_in and not self._since_read
@@ -160,7 +159,6 @@ class Weights:
         versions = versions_of(parameters)
         self.versions_after.update(zip(map(id, parameters), versions, strict=True))
 
-    @passes_on
     def updated_by(self, *optimizers: Any) -> None:
         step = self._updated_step = self._state.step
         if step != self._counted_in:  # several optimizers may update in one step
