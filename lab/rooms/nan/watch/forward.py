@@ -387,7 +387,7 @@ COLLECT, AT_ONCE, ASIDE = range(3)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
 # What it asks, without two frames of Python.
 _HAS_FLAG = hasattr(getattr(torch, "compiler", None), "_is_compiling_flag")
-_in_backward = getattr(torch._C, "_current_graph_task_id", None)
+IN_BACKWARD = getattr(torch._C, "_current_graph_task_id", None)
 
 
 class Lane:
@@ -428,8 +428,11 @@ class Lanes(threading.local):
 
 
 def recomputing() -> bool:
-    """Whether autograd runs backward in this thread: a forward now repeats a checkpointed one."""
-    return _in_backward is not None and bool(_in_backward() != -1)
+    """Whether autograd runs backward in this thread: a forward now repeats a checkpointed one.
+
+    Torch before 2.0 does not tell.
+    """
+    return IN_BACKWARD is not None and bool(IN_BACKWARD() != -1)
 
 
 def blind() -> str:

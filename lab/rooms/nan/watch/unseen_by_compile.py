@@ -20,6 +20,7 @@ OWN = __name__.rpartition(".")[0] + "."
 F = TypeVar("F", bound=Callable[..., Any])
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _set_eval_frame = getattr(_eval_frame, "set_eval_frame", None)
+is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
 _marked: set[str] = set()  # modules
 
 

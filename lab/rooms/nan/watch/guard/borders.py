@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.forward import Forward, Label
+from lab.rooms.nan.watch.forward import IN_BACKWARD, Forward, Label, recomputing
 from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken
 from lab.rooms.nan.watch.guard.step import StepState, named
@@ -312,8 +312,6 @@ class Borders:
         return entered[1] not in roots and entered[1] in self._reached(self.losses, stop=roots)
 
 
-_in_backward = getattr(torch._C, "_current_graph_task_id", None)
-_OLD = _in_backward is None  # such a torch may run backward in another thread
 MOST_LOSSES = 1000  # of one step whose graphs are kept: without what these saved, which backward let go
 Begun = tuple[int, int]  # when a backward began, and how many gradients had passed then
 
@@ -323,14 +321,14 @@ class Losses:
 
     def __init__(self, state: StepState, collector: Collector, borders: Borders) -> None:
         self._state, self._collector = state, collector
-        # On a GPU gradients come in autograd's own threads.
-        self._passed = collector.anywhere if state.on_gpu or _OLD else collector.here
+        # On a GPU gradients come in autograd's own threads; before torch 2.0 backward may run in another one.
+        self._passed = collector.anywhere if state.on_gpu or IN_BACKWARD is None else collector.here
         self._borders = borders
         self.asked_waits = False  # a number that the program asked about is bad, or was not read yet
 
     def enter(self, tensors: Any) -> Begun | None:
         """What `leave` needs to know; None inside of a backward, as a checkpoint runs one."""
-        if self._state.ended or (_in_backward is not None and _in_backward() != -1):
+        if self._state.ended or recomputing():
             return None
         try:
             local.between.end()
@@ -369,7 +367,7 @@ class Losses:
 
     def look(self, tensor: Tensor, value: float | None) -> None:
         """The program asks about a single number that still has a graph; its value, where that is known."""
-        if self._state.ended or (_in_backward is not None and _in_backward() != -1):
+        if self._state.ended or recomputing():
             return
         try:
             passage = self._borders.passage_to(tensor.grad_fn)

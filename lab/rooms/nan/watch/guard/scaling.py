@@ -7,26 +7,25 @@ returns. The classes are patched, not the scalers, so that copies and pickles ca
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from types import FunctionType
 from typing import Any, Protocol
 
 import torch
 
 from lab.rooms.nan.watch.leaves import quiet
-from lab.rooms.nan.watch.shared import Patch
-from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced
+from lab.rooms.nan.watch.shared import Patch, surrounded
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 LEAST_SCALE = 1.0
 MOST_SKIPPED = 0.05
 ENOUGH_STEPS = 200
 MOST_IN_A_ROW = 6  # from 65536 that is below 1024; a new run finds its scale in two or three
 LEAST_BITS_LEFT = 10  # a scale that begins higher may be halved down to 1024 before it has found its place
-Call = Callable[..., Any]
 
 
 class Scaling:
@@ -201,48 +200,33 @@ class Scalers:
                 self._met.clear()
 
     def _meet(self, kinds: Iterable[type[Any]]) -> None:
-        make = {"scale": self._scale, "step": self._step, "update": self._update}
+        make = {
+            "scale": partial(surrounded, enter=self._scales),
+            "step": partial(surrounded, enter=self._begins, leave=self._ended),
+            "update": partial(surrounded, enter=self._updates),
+        }
         for kind in [base for scaler_class in kinds for base in scaler_class.__mro__]:
             for name, around in make.items() if kind not in self._met else ():
                 if isinstance(vars(kind).get(name), FunctionType):
                     self._patches.append(Patch(kind, name, around).put())
             self._met.add(kind)
 
-    def _scale(self, plain: Call) -> Call:
-        @functools.wraps(plain)
-        @not_traced
-        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._each("scaler_scales", scaler)
-            return plain(scaler, *args, **kwargs)
+    def _scales(self, scaler: Any, *_: Any, **__: Any) -> None:
+        self._each("scaler_scales", scaler)
 
-        return scale
+    def _updates(self, scaler: Any, *_: Any, **__: Any) -> None:
+        self._each("scaler_updates", scaler)
 
-    def _step(self, plain: Call) -> Call:
-        @functools.wraps(plain)
-        @not_traced
-        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            optimizer, returned = args[0] if args else kwargs.get("optimizer"), False
-            if type(scaler) not in self._met:  # its class came after the guard
-                with self._lock:
-                    self._meet([type(scaler)])
-            self._each("scaler_begins", scaler, optimizer)
-            try:
-                result = plain(scaler, *args, **kwargs)
-                returned = True
-            finally:
-                self._each("scaler_ended", scaler, optimizer, returned)
-            return result
+    def _begins(self, scaler: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        optimizer = args[0] if args else kwargs.get("optimizer")
+        if type(scaler) not in self._met:  # its class came after the guard
+            with self._lock:
+                self._meet([type(scaler)])
+        self._each("scaler_begins", scaler, optimizer)
+        return scaler, optimizer
 
-        return step
-
-    def _update(self, plain: Call) -> Call:
-        @functools.wraps(plain)
-        @not_traced
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._each("scaler_updates", scaler)
-            return plain(scaler, *args, **kwargs)
-
-        return update
+    def _ended(self, begun: tuple[Any, Any], returned: bool) -> None:
+        self._each("scaler_ended", *begun, returned)
 
     @hidden
     def _each(self, name: str, scaler: Any, *args: Any) -> None:
