@@ -19,7 +19,7 @@ from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken, Unhooked
 from lab.rooms.nan.watch.guard.reactions import Reactions
 from lab.rooms.nan.watch.guard.step import FROM_WEIGHTS, WORDS, StepState, named
-from lab.rooms.nan.watch.guard.weights import Weights
+from lab.rooms.nan.watch.guard.weights import Weights, row_of
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.watch import Watch
 
@@ -158,8 +158,7 @@ def bad_forward(
     weights.read_what_was_updated(moment=moment)
     again = watch.read_weights_again if birth.kind == "weights" else watch.weights_of_others
     for weight in again():
-        inf = weight["posinf"] + weight["neginf"]
-        weights.was_bad(weight["name"], weight["nan"], inf, from_start=False, moment=moment - 0.25)
+        weights.was_bad(weight["name"], row_of(weight), moment=moment - 0.25)
     outside = OUTSIDE if birth.kind == "given" and birth.module else ""
     unsure = birth.unsure or outside or _maybe_another_rank(birth, state, watch)
     number = forward.update if forward.update >= 0 else state.step

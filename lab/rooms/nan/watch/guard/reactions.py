@@ -57,6 +57,7 @@ class Reactions:
         self._saved.clear()
         self._named.clear()
 
+    @hidden
     def keep(self) -> None:
         """Steps with something bad become part of the result, as soon as no scaler may leave them out."""
         for number in sorted(self._state.open):

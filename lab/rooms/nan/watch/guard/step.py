@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.guarded.read import STAGES, Event
-from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
-from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.count import Counter, NativeCounts, choose_counter, counter_named
 from lab.rooms.nan.watch.guard.scaling import Scaling
+from lab.rooms.nan.watch.native import library
 from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.unseen_by_compile import hidden
 from lab.rooms.nan.watch.watch import NonFiniteError
@@ -141,12 +141,12 @@ class StepState:
     def _chosen(self, device: torch.device, counter: str | None) -> tuple[str, Counter]:
         """On a CPU, unless a way of counting was asked for, magnitudes are counted only where due."""
         name = counter or choose_counter(device)[0]
-        if counter is not None or name != "bits":
+        if counter is not None or name != "bits" or (loaded := library()) is None:
             return name, counter_named(name)
-        magnitudes, screen = cpu_counters()
+        native = NativeCounts(loaded)
 
         def count(tensors: Sequence[Tensor]) -> np.ndarray:
-            return (magnitudes if self.headroom.is_due(self.step) else screen)(tensors)
+            return (native.magnitudes if self.headroom.is_due(self.step) else native.screen)(tensors)
 
         count.reads_only = True  # type: ignore[attr-defined]
         return name, count
@@ -238,7 +238,7 @@ class StepState:
         stage: str,
         module: str,
         name: str,
-        row: np.ndarray | None,
+        row: Sequence[float] | np.ndarray | None,
         tensor: Any,
         *,
         unsure: str = "",
@@ -303,7 +303,7 @@ def owner(name: str) -> str:
 
 
 WORDS = {
-    "weights_before": "in the weights",
+    "weights_before": "in the weights:",
     "batch": "in the batch",
     "forward": "in forward of",
     "loss": "in the loss",

@@ -155,6 +155,7 @@ class Training:
         if not self.state.ended and self._is_ours(optimizer, parameters_of(optimizer)):
             self.scaling.enter(scaler, optimizer, self.state.step)
 
+    @hidden
     def scaler_ended(self, scaler: Any, optimizer: Any, returned: bool) -> None:
         is_ours = self._is_ours(optimizer, parameters_of(optimizer))
         try:
@@ -164,11 +165,6 @@ class Training:
             if is_ours:
                 self.scaling.running = None
 
-    def scaler_updates(self, scaler: Any) -> None:
-        if not self.state.ended:
-            self.state.within(self._scaler_updates, scaler)
-
-    @hidden
     def _scaler_ended(self, scaler: Any, optimizer: Any, is_ours: bool) -> None:
         if is_ours:
             if self.scaling.leave(scaler, optimizer):
@@ -179,6 +175,10 @@ class Training:
             self.reactions.expect_since(self.scaling.decided)
 
     @hidden
+    def scaler_updates(self, scaler: Any) -> None:
+        if not self.state.ended:
+            self.state.within(self._scaler_updates, scaler)
+
     def _scaler_updates(self, scaler: Any) -> None:
         """The program, and not the scaler, may have left out what the scaler had found infinities in."""
         optimizers = self.scaling.forgotten(scaler)
@@ -198,9 +198,8 @@ class Training:
         """A forward begins, or the block ends: the steps before are left out by no scaler."""
         self.scaling.decides(self.state.step)
         if self.state.open:
-            self._keep()
+            self.reactions.keep()
 
-    @hidden
     def _decide_by(self, optimizer: Any, step: int) -> None:
         """An optimizer updates, or has, in this step: what is bad and it takes is left out by no scaler."""
         if step not in self.state.open or not self.scaling.active:
@@ -211,12 +210,10 @@ class Training:
 
     # Clipping: gradients before the update
 
-    def update_begins(self, optimizer: Any, *_: Any) -> None:
-        if not self.state.ended:
-            self._update_begins(optimizer)
-
     @hidden
-    def _update_begins(self, optimizer: Any) -> None:
+    def update_begins(self, optimizer: Any, *_: Any) -> None:
+        if self.state.ended:
+            return
         parameters, state = parameters_of(optimizer), self.state
         local.between.end()
         if not self._is_ours(optimizer, parameters):
@@ -249,21 +246,18 @@ class Training:
 
     # State and weights: after the update
 
-    def update_ends(self, optimizer: Any, *_: Any) -> None:
-        if self.state.ended:
-            return
-        updating, parameters = self.state.updating, self.state.updating_weights
-        self.state.updating, self.state.updating_weights = None, []
-        if updating is optimizer:
-            self.state.within(self._look_after_update, optimizer, parameters)
-        else:
-            self._after_another(optimizer)
-
     @hidden
-    def _after_another(self, optimizer: Any) -> None:
-        parameters = parameters_of(optimizer)
-        if self.state.began(id(optimizer)) or self._is_ours(optimizer, parameters):
-            self.state.within(self._look_after_update, optimizer, parameters)
+    def update_ends(self, optimizer: Any, *_: Any) -> None:
+        state = self.state
+        if state.ended:
+            return
+        updating, parameters = state.updating, state.updating_weights
+        state.updating, state.updating_weights = None, []
+        if updating is not optimizer:  # another one ran inside of its update
+            parameters = parameters_of(optimizer)
+            if not (state.began(id(optimizer)) or self._is_ours(optimizer, parameters)):
+                return
+        state.within(self._look_after_update, optimizer, parameters)
 
     def _look_after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
         self.state.update_returns(id(optimizer))
@@ -293,7 +287,7 @@ class Training:
         self.scaling.update_was_made(optimizer)
         if self.state.open:
             self.state.within(self._decide_by, optimizer, self.state.step - 1)
-            self._keep()
+            self.reactions.keep()
         if self.state.step % WRITE_EVERY == 0:
             self._write()
 
@@ -341,10 +335,6 @@ class Training:
 
     def _settle_safely(self) -> None:
         self.state.within(self.settle)
-
-    @hidden
-    def _keep(self) -> None:
-        self.reactions.keep()
 
     @hidden
     def react_if_bad(self) -> None:
