@@ -3,8 +3,9 @@
  *
  * Above the sign bit, an IEEE number's bits order like its magnitude: infinity is the exponent alone, what is
  * greater is NaN. So one look at each number finds the largest magnitude, and only a tensor in which that is no
- * finite number is looked at again.
+ * finite number is looked at again. This file includes itself for each width of numbers.
  */
+#ifndef T
 #include <stdint.h>
 #include <string.h>
 
@@ -12,107 +13,31 @@
 #define VECTOR 32 /* bytes */
 #define TOGETHER 4 /* vectors, so that none waits for the other */
 #define MOST_ROUNDS 8192 /* of a sum in 16 bits */
+#define JOINED(name, bits) name##_##bits
+#define WITH(name, bits) JOINED(name, bits)
+#define NAMED(name) WITH(name, BITS)
+#ifdef __x86_64__
+#define WIDE __builtin_cpu_supports("avx2")
+#define FOR_WIDE __attribute__((target("avx2")))
+#else
+#define WIDE 0
+#define FOR_WIDE
+#endif
 
 typedef struct {
     int64_t kinds[4];
     int64_t largest; /* bits of the largest finite magnitude */
 } Found;
 
-/* Everything for numbers of one width: the first look in vectors, then what is left, then the bad ones. */
-#define FOR_WIDTH(T, NAME)                                                                                          \
-    typedef T V##NAME __attribute__((vector_size(VECTOR)));                                                         \
-    static inline __attribute__((always_inline)) void look_##NAME(const char *bytes, int64_t count, T infinity,     \
-                                                                  T normal, int subnormals, Found *found)           \
-    {                                                                                                               \
-        const T mask = (T)~((T)1 << (sizeof(T) * 8 - 1));                                                           \
-        const int64_t lanes = VECTOR / sizeof(T), step = lanes * TOGETHER;                                          \
-        V##NAME most[TOGETHER] = {{0}}, few[TOGETHER];                                                              \
-        T largest = 0, lane[VECTOR / sizeof(T)];                                                                    \
-        int64_t at = 0, tiny = 0;                                                                                   \
-        while (at + step <= count) {                                                                                \
-            memset(few, 0, sizeof few);                                                                             \
-            for (int64_t round = 0; round < MOST_ROUNDS && at + step <= count; round++, at += step)                 \
-                for (int one = 0; one < TOGETHER; one++) {                                                          \
-                    V##NAME size, more;                                                                             \
-                    memcpy(&size, bytes + (at + one * lanes) * sizeof(T), VECTOR);                                  \
-                    size &= mask;                                                                                   \
-                    more = size > most[one];                                                                        \
-                    most[one] = (size & more) | (most[one] & ~more);                                                \
-                    if (subnormals)                                                                                 \
-                        few[one] -= (size > 0) & (size < normal);                                                   \
-                }                                                                                                   \
-            for (int one = 0; subnormals && one < TOGETHER; one++) {                                                \
-                memcpy(lane, &few[one], VECTOR);                                                                    \
-                for (int64_t n = 0; n < lanes; n++)                                                                 \
-                    tiny += lane[n];                                                                                \
-            }                                                                                                       \
-        }                                                                                                           \
-        for (int one = 0; one < TOGETHER; one++) {                                                                  \
-            memcpy(lane, &most[one], VECTOR);                                                                       \
-            for (int64_t n = 0; n < lanes; n++)                                                                     \
-                largest = lane[n] > largest ? lane[n] : largest;                                                    \
-        }                                                                                                           \
-        for (; at < count; at++) {                                                                                  \
-            T size;                                                                                                 \
-            memcpy(&size, bytes + at * sizeof(T), sizeof(T));                                                       \
-            size &= mask;                                                                                           \
-            largest = size > largest ? size : largest;                                                              \
-            tiny += size > 0 && size < normal;                                                                      \
-        }                                                                                                           \
-        found->kinds[3] = tiny;                                                                                     \
-        found->largest = largest;                                                                                   \
-    }                                                                                                               \
-    static void bad_##NAME(const char *bytes, int64_t count, T infinity, Found *found)                              \
-    {                                                                                                               \
-        const T mask = (T)~((T)1 << (sizeof(T) * 8 - 1));                                                           \
-        T largest = 0;                                                                                              \
-        for (int64_t at = 0; at < count; at++) {                                                                    \
-            T number, size;                                                                                         \
-            memcpy(&number, bytes + at * sizeof(T), sizeof(T));                                                     \
-            size = number & mask;                                                                                   \
-            if (size > infinity)                                                                                    \
-                found->kinds[0]++;                                                                                  \
-            else if (size == infinity)                                                                              \
-                found->kinds[number > 0 ? 1 : 2]++;                                                                 \
-            else                                                                                                    \
-                largest = size > largest ? size : largest;                                                          \
-        }                                                                                                           \
-        found->largest = largest;                                                                                   \
-    }                                                                                                               \
-    PLAIN_AND_WIDE(T, NAME)                                                                                         \
-    static int count_##NAME(const char *bytes, int64_t count, T infinity, T normal, int subnormals, Found *found)   \
-    {                                                                                                               \
-        if (WIDE)                                                                                                   \
-            wide_##NAME(bytes, count, infinity, normal, subnormals, found);                                         \
-        else                                                                                                        \
-            plain_##NAME(bytes, count, infinity, normal, subnormals, found);                                        \
-        if (found->largest < infinity)                                                                              \
-            return 0;                                                                                               \
-        bad_##NAME(bytes, count, infinity, found);                                                                  \
-        return 1;                                                                                                   \
-    }
-
-/* The same code for any processor of this kind and, on x86-64, for those with wider vectors. */
-#define COMPILED(T, NAME, WAY, TARGET)                                                                              \
-    TARGET static void WAY##_##NAME(const char *bytes, int64_t count, T infinity, T normal, int subnormals,         \
-                                    Found *found)                                                                   \
-    {                                                                                                               \
-        if (subnormals)                                                                                             \
-            look_##NAME(bytes, count, infinity, normal, 1, found);                                                  \
-        else                                                                                                        \
-            look_##NAME(bytes, count, infinity, normal, 0, found);                                                  \
-    }
-#ifdef __x86_64__
-#define WIDE __builtin_cpu_supports("avx2")
-#define PLAIN_AND_WIDE(T, NAME) COMPILED(T, NAME, plain, ) COMPILED(T, NAME, wide, __attribute__((target("avx2"))))
-#else
-#define WIDE 0
-#define PLAIN_AND_WIDE(T, NAME) COMPILED(T, NAME, plain, ) COMPILED(T, NAME, wide, )
-#endif
-
-FOR_WIDTH(int16_t, 16)
-FOR_WIDTH(int32_t, 32)
-FOR_WIDTH(int64_t, 64)
+#define T int16_t
+#define BITS 16
+#include "counts.c"
+#define T int32_t
+#define BITS 32
+#include "counts.c"
+#define T int64_t
+#define BITS 64
+#include "counts.c"
 
 /* A number from its bits. */
 static double number_16(int64_t bits)
@@ -182,3 +107,94 @@ int64_t count_tensors(int64_t tensors, const uint64_t *addresses, const int64_t 
     }
     return bad;
 }
+
+#else
+
+typedef T NAMED(vector) __attribute__((vector_size(VECTOR)));
+
+/* The first look: in vectors, then at what is left. */
+static inline __attribute__((always_inline)) void NAMED(look)(const char *bytes, int64_t count, T normal,
+                                                              int subnormals, Found *found)
+{
+    const T mask = (T)~((T)1 << (BITS - 1));
+    const int64_t lanes = VECTOR / sizeof(T), step = lanes * TOGETHER;
+    NAMED(vector) most[TOGETHER] = {{0}}, few[TOGETHER];
+    T largest = 0, lane[VECTOR / sizeof(T)];
+    int64_t at = 0, tiny = 0;
+    while (at + step <= count) {
+        memset(few, 0, sizeof few);
+        for (int64_t round = 0; round < MOST_ROUNDS && at + step <= count; round++, at += step)
+            for (int one = 0; one < TOGETHER; one++) {
+                NAMED(vector) size, more;
+                memcpy(&size, bytes + (at + one * lanes) * sizeof(T), VECTOR);
+                size &= mask;
+                more = size > most[one];
+                most[one] = (size & more) | (most[one] & ~more);
+                if (subnormals)
+                    few[one] -= (size > 0) & (size < normal);
+            }
+        for (int one = 0; subnormals && one < TOGETHER; one++) {
+            memcpy(lane, &few[one], VECTOR);
+            for (int64_t n = 0; n < lanes; n++)
+                tiny += lane[n];
+        }
+    }
+    for (int one = 0; one < TOGETHER; one++) {
+        memcpy(lane, &most[one], VECTOR);
+        for (int64_t n = 0; n < lanes; n++)
+            largest = lane[n] > largest ? lane[n] : largest;
+    }
+    for (; at < count; at++) {
+        T size;
+        memcpy(&size, bytes + at * sizeof(T), sizeof(T));
+        size &= mask;
+        largest = size > largest ? size : largest;
+        tiny += size > 0 && size < normal;
+    }
+    found->kinds[3] = tiny;
+    found->largest = largest;
+}
+
+/* The same code for any processor of this kind and, on x86-64, for those with wider vectors. */
+static void NAMED(plain)(const char *bytes, int64_t count, T normal, int subnormals, Found *found)
+{
+    if (subnormals)
+        NAMED(look)(bytes, count, normal, 1, found);
+    else
+        NAMED(look)(bytes, count, normal, 0, found);
+}
+
+FOR_WIDE static void NAMED(wide)(const char *bytes, int64_t count, T normal, int subnormals, Found *found)
+{
+    if (subnormals)
+        NAMED(look)(bytes, count, normal, 1, found);
+    else
+        NAMED(look)(bytes, count, normal, 0, found);
+}
+
+/* Whether anything is bad. */
+static int NAMED(count)(const char *bytes, int64_t count, T infinity, T normal, int subnormals, Found *found)
+{
+    const T mask = (T)~((T)1 << (BITS - 1));
+    T largest = 0;
+    (WIDE ? NAMED(wide) : NAMED(plain))(bytes, count, normal, subnormals, found);
+    if (found->largest < infinity)
+        return 0;
+    for (int64_t at = 0; at < count; at++) {
+        T number, size;
+        memcpy(&number, bytes + at * sizeof(T), sizeof(T));
+        size = number & mask;
+        if (size > infinity)
+            found->kinds[0]++;
+        else if (size == infinity)
+            found->kinds[number > 0 ? 1 : 2]++;
+        else
+            largest = size > largest ? size : largest;
+    }
+    found->largest = largest;
+    return 1;
+}
+
+#undef T
+#undef BITS
+#endif

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.watch.count import KINDS, Counter, plain_counts
-from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label, Seen
+from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label
 from lab.rooms.nan.watch.leaves import (
     CACHE,
     as_counted,
@@ -77,24 +77,24 @@ NOT_COUNTED = np.full((1, len(KINDS)), -1.0)
 class RunningTotals:
     """Sums of forwards that made the same calls."""
 
-    def __init__(self, phase: str, counted: Seen) -> None:
-        self.phase, self.labels = phase, counted.labels
-        self.dtypes, self.sizes = counted.leaf_dtypes(), counted.leaf_numel()
+    def __init__(self, phase: str, forward: Forward) -> None:
+        self.phase, self.labels = phase, forward.labels
+        self.dtypes, self.sizes = forward.leaf_dtypes(), forward.leaf_numel()
         self.calls = 0
         self.first_bad = np.full(len(self.labels), -1)
         self._counts = np.zeros((len(self.labels), len(KINDS)))
         self._counts[:, 3:] = -1
         self._index, self._sums = np.zeros(len(self.labels), np.int64), NOT_COUNTED
 
-    def add(self, step: Step, counted: Seen, bad: np.ndarray | None) -> None:
+    def add(self, step: Step, forward: Forward, bad: np.ndarray | None) -> None:
         """`bad` says for each leaf whether it is bad; None if none is."""
         self.calls += 1
-        step.totals = _totals_of(counted.counts, counted.put_out)
-        if counted.index is self._index:  # equal forwards share theirs: add tensors, and not leaves
-            add_counts(self._sums, counted.counts)
+        step.totals = _totals_of(forward.rows, forward.put_out())
+        if forward.leaf_rows is self._index:  # equal forwards share theirs: add tensors, and not leaves
+            add_counts(self._sums, forward.rows)
         else:
             self._settle()
-            self._index, self._sums = counted.index, counted.counts.copy()
+            self._index, self._sums = forward.leaf_rows, forward.rows.copy()
         if bad is not None:
             self.first_bad[(self.first_bad < 0) & bad] = step.number
 
@@ -202,42 +202,38 @@ class Explainer:
                 bad_weights.append({"name": path, "shape": _sizes(tensor.shape), **kinds})
         return bad_weights
 
-    def judge(self, counted: Seen, forward: Forward, *, has_loss: bool) -> Judged:
+    def judge(self, forward: Forward, *, has_loss: bool) -> Judged:
         """What is bad in a forward: NaN, and the infinities that are not gone before its output.
 
         With a loss behind it, that decides: infinities that reach the output wait for it. Beside a NaN, those
         count that may have become it: plus infinity and what overflowed, at a place where it was never gone
         before. Minus infinity of any other kind is a mask, and the NaN was made of it later.
         """
-        rows = counted.counts
-        if counted.clean or not (rows[:, :3] > 0).any():
+        rows, labels = forward.rows, forward.labels
+        if forward.clean or not (rows[:, :3] > 0).any():
             return Judged(None)
-        flags = np.concatenate([rows[:, :3] > 0, _overflowed(rows, counted.shapes())[:, None]], axis=1)
-        flags = np.concatenate([flags, np.zeros((1, 4), bool)])[counted.index]  # -1 takes the added row
+        flags = np.concatenate([rows[:, :3] > 0, _overflowed(rows, forward.shapes())[:, None]], axis=1)
+        flags = np.append(flags, np.zeros((1, 4), bool), axis=0)[forward.leaf_rows]  # UNKNOWN: the added row
         nan, plus, minus, overflowed = flags.T
-        plus, minus = (
-            self._not_allowed(counted.labels, plus, POS),
-            self._not_allowed(counted.labels, minus, NEG),
-        )
+        plus, minus = self._not_allowed(labels, plus, POS), self._not_allowed(labels, minus, NEG)
         if self._weights_bad:  # what a bad weight gives is not a mask
-            from_weights = [module in self._weights_bad and side == OUT for module, side, _ in counted.labels]
+            from_weights = [module in self._weights_bad and side == OUT for module, side, _ in labels]
             nan = nan | ((plus | minus) & np.array(from_weights, bool))
         infinities = [
-            (counted.labels[leaf], sign)
+            (labels[leaf], sign)
             for sign, leaves_of in ((POS, plus & ~nan), (NEG, minus & ~nan))
             for leaf in np.flatnonzero(leaves_of)
         ]
-        new_plus = plus & ~self._was_absorbed(counted.labels, plus, POS)
-        new_any_minus = minus & ~self._was_absorbed(counted.labels, minus, NEG)
+        new_plus = plus & ~self._was_absorbed(labels, plus, POS)
+        new_any_minus = minus & ~self._was_absorbed(labels, minus, NEG)
         new_minus = new_any_minus & overflowed
         if nan.any():
             return Judged(nan | new_plus | new_minus)
         if forward.phase == RECOMPUTE or not all(back for _, parent, back in forward.calls if parent < 0):
             bad = new_plus | new_minus  # it has no end that could tell what became of them
             return Judged(bad if bad.any() else None, infinities)
-        outer = np.array(
-            [side == OUT and forward.calls[call][1] < 0 for (_, side, _), call in _sides(counted)], bool
-        )
+        sides = zip(labels, forward.leaf_call, strict=True)
+        outer = np.array([side == OUT and forward.calls[call][1] < 0 for (_, side, _), call in sides], bool)
         plus_out, minus_out = bool((plus & outer).any()), bool((minus & outer).any())
         if not (plus_out or minus_out):
             return Judged(None, infinities)
@@ -255,14 +251,14 @@ class Explainer:
             for (module, _, leaf), sign in infinities
         ]
 
-    def all_absorbed(self, counted: Seen) -> bool:
+    def all_absorbed(self, forward: Forward) -> bool:
         """Whether NaN is absent, and infinities only where they were gone before."""
-        rows = counted.counts
+        rows, labels = forward.rows, forward.labels
         if (rows[:, 0] > 0).any():
             return False
         for column, sign in ((1, POS), (2, NEG)):
-            leaves_of = np.append(rows[:, column] > 0, False)[counted.index]
-            if not all((counted.labels[leaf], sign) in self._absorbed for leaf in np.flatnonzero(leaves_of)):
+            leaves_of = np.append(rows[:, column] > 0, False)[forward.leaf_rows]
+            if not all((labels[leaf], sign) in self._absorbed for leaf in np.flatnonzero(leaves_of)):
                 return False
         return True
 
@@ -291,36 +287,29 @@ class Explainer:
                 self._parameters[number] = []
         return self._parameters[number]
 
-    def explain(
-        self,
-        step: Step,
-        forward: Forward,
-        counted: Seen,
-        bad: np.ndarray,
-        count: Counter,
-    ) -> None:
+    def explain(self, step: Step, forward: Forward, bad: np.ndarray, count: Counter) -> None:
         """Fill in the step's births, and whether bad numbers reached the model's output."""
-        calls, leaves = self._story(forward, counted, bad)
+        calls, leaves = self._story(forward, bad)
         step.births = births(calls, leaves)
         if self._weights_went_bad(step.births, count):
-            calls, leaves = self._story(forward, counted, bad)
+            calls, leaves = self._story(forward, bad)
             step.births = births(calls, leaves)
         if step.births and step.births[0].kind in IN_CODE:
             self._read_other_weights(count)
             step.births[0] = self._doubted(step.births[0])
         if forward.failed:
             step.births = [after_failure(birth, forward.failed) for birth in step.births]
-        step.extremes = self._extremes(counted, bad)
+        step.extremes = self._extremes(forward, bad)
         outer = {index for index, call in enumerate(calls) if call.parent < 0}
         step.reached_output = any(leaf.bad and leaf.side == OUT and leaf.call in outer for leaf in leaves)
 
-    def _extremes(self, counted: Seen, bad: np.ndarray) -> list[str]:
+    def _extremes(self, forward: Forward, bad: np.ndarray) -> list[str]:
         """The largest magnitudes that the last modules put out before the first bad number."""
-        shapes, extremes = counted.shapes(), dict[str, str]()
+        shapes, extremes = forward.shapes(), dict[str, str]()
         for leaf in reversed(range(int(np.flatnonzero(bad)[0]))):
-            (number, side, _), u = counted.labels[leaf], int(counted.index[leaf])
-            if side == OUT and u >= 0 and counted.counts[u, 4] >= 0 and len(extremes) < MOST_EXTREMES:
-                name, largest = self._names[number] or "the model itself", counted.counts[u, 4]
+            (number, side, _), u = forward.labels[leaf], int(forward.leaf_rows[leaf])
+            if side == OUT and u >= 0 and forward.rows[u, 4] >= 0 and len(extremes) < MOST_EXTREMES:
+                name, largest = self._names[number] or "the model itself", forward.rows[u, 4]
                 share = largest / _largest(shapes[u][1])
                 extremes.setdefault(
                     name, f"{name}: largest {largest:.4g} ({share:.1%} of {_dtype(shapes[u][1])})"
@@ -388,33 +377,27 @@ class Explainer:
                 return name
         return ""
 
-    def rows(self, forward: Forward, counted: Seen, bad: np.ndarray | None) -> list[Row]:
+    def rows(self, forward: Forward, bad: np.ndarray | None) -> list[Row]:
         """The forward call by call."""
-        calls, leaves = self._story(forward, counted, bad)
-        of_call, shapes, rows = roles(calls, leaves), counted.shapes(), []
-        for seq, (number, side, leaf) in enumerate(counted.labels):
+        calls, leaves = self._story(forward, bad)
+        of_call, shapes, rows = roles(calls, leaves), forward.shapes(), []
+        for seq, (number, side, leaf) in enumerate(forward.labels):
             module, kind = self._names[number], type(self._modules[number]).__name__
-            u = int(counted.index[seq])
+            u = int(forward.leaf_rows[seq])
             shape, dtype = (_sizes(shapes[u][0]), _dtype(shapes[u][1])) if u >= 0 else ("", "")
-            values = tuple(counted.counts[u].tolist()) if u >= 0 else (-1.0,) * len(KINDS)
-            role = of_call[counted.leaf_call[seq]]
+            values = tuple(forward.rows[u].tolist()) if u >= 0 else (-1.0,) * len(KINDS)
+            role = of_call[forward.leaf_call[seq]]
             rows.append(Row(seq, module, kind, ("in", "out")[side], leaf, shape, dtype, values, role))
         return rows
 
-    def _story(
-        self, forward: Forward, counted: Seen, bad: np.ndarray | None
-    ) -> tuple[list[Call], list[Leaf]]:
+    def _story(self, forward: Forward, bad: np.ndarray | None) -> tuple[list[Call], list[Leaf]]:
         calls = []
-        cache_doubts = self._cache_doubts(forward, counted) if bad is not None else {}
-        gaps: dict[tuple[int, int], str] = {
-            (
-                module,
-                side,
-            ): f"{leaf} of {self._names[module] or 'the model itself'} ({reason}) was not looked into"
-            for batch in counted.batches
-            for module, side, leaf, reason in batch.unseen
-            if reason != CACHE
-        }
+        cache_doubts = self._cache_doubts(forward) if bad is not None else {}
+        gaps = dict[tuple[int, int], str]()
+        for module, side, leaf, reason in forward.unseen:
+            if reason != CACHE:
+                of = self._names[module] or "the model itself"
+                gaps[module, side] = f"{leaf} of {of} ({reason}) was not looked into"
         for number, (module, parent, returned) in enumerate(forward.calls):
             gone = not returned and forward.phase != "recompute"  # which may stop early by design
             doubt = gaps.get((module, IN)) or cache_doubts.get(number, "")
@@ -423,17 +406,15 @@ class Explainer:
             if parent >= 0:
                 calls[parent].children.append(number)
         leaves = []
-        for seq, (_, side, name) in enumerate(counted.labels):
-            unknown = counted.index[seq] < 0
+        for seq, (_, side, name) in enumerate(forward.labels):
+            unknown = forward.leaf_rows[seq] < 0
             is_bad = None if unknown else bad is not None and bool(bad[seq])
-            leaves.append(Leaf(seq, counted.leaf_call[seq], side, name, is_bad))
+            leaves.append(Leaf(seq, forward.leaf_call[seq], side, name, is_bad))
         return calls, leaves
 
-    def _cache_doubts(self, forward: Forward, counted: Seen) -> dict[int, str]:
+    def _cache_doubts(self, forward: Forward) -> dict[int, str]:
         """Why what a call takes for its key/value cache may have been bad before, by call."""
-        takers = {
-            number for batch in counted.batches for number, _, _, reason in batch.unseen if reason == CACHE
-        }
+        takers = {number for number, _, _, reason in forward.unseen if reason == CACHE}
         hand_on = {parent for number, parent, _ in forward.calls if number in takers}  # to a child
         doubts = {}
         for call, (number, _, _) in enumerate(forward.calls):
@@ -464,10 +445,6 @@ def _doubt_of_cache(module: str, held: Sequence[Any]) -> str:
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-
-
-def _sides(counted: Seen) -> Iterator[tuple[Label, int]]:
-    return zip(counted.labels, counted.leaf_call, strict=True)
 
 
 def _overflowed(rows: np.ndarray, shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> np.ndarray:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -34,43 +33,115 @@ from lab.rooms.nan.watch.leaves import (
     is_tensor,
 )
 from lab.rooms.nan.watch.roles import IN, OUT
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 Label = tuple[int, int, str]  # module, side, leaf
-Shapes = Sequence[tuple[torch.Size, torch.dtype]]
+Shapes = list[tuple[torch.Size, torch.dtype]]
 DTYPE, LAYOUT, SHAPE, VERSION = map(attrgetter, ("dtype", "layout", "shape", "_version"))
 UNKNOWN, NO_NUMBERS = -1, -2  # in place of an index among the tensors
+NO_ROWS = np.zeros((0, len(KINDS)))
 
 
-class Batch:
-    """Distinct tensors of some events, and leaves that point into them.
+class Forward:
+    """One forward: its calls, its leaves as labels, and the counts of the distinct tensors behind these.
 
-    at_once: they are counted before the program goes on, so nothing can have written to them.
+    It is read as a whole when it ends or, where memory or writes in place forbid that, part by part.
     """
 
-    def __init__(self, at_once: bool) -> None:
-        self.tensors: Any = []
+    # Most forwards never change these.
+    # (call, value) of the first key/value cache, and of each call that takes another one.
+    caches: Sequence[tuple[int, Any]] = ()
+    weighed = bytes = 0
+    collecting = False  # the garbage collector, which is off while the forward lasts, was on before
+    failed = ""  # why it could not be counted, if so
+    step: Any = None  # what `take` made of it
+    time, update = 0, -1  # for the guard: when it ended, and in which step
+    saved: Any = None  # for the guard: what it takes to run it again
+    passage: Any = None  # for the guard: what became of its output
+    overwritten = 0  # tensors, before they were counted
+    untracked = False  # something was made in inference mode: torch counts no writes to it
+    fp8 = False  # something is float8, in which a cast may have saturated
+    clean = False  # known to be: all was counted, and nothing is bad
+    places: np.ndarray | None = None  # `index` as an array, which equal forwards share
+    _at_once, _is_plain, _first_leaf = False, True, 0  # of the part that was read last
+    _put_out: np.ndarray | None = None
+    # Of an equal forward: asking each tensor is a tenth of what watching a decode step costs. Its types are
+    # these; its sizes may be others, which nobody asks for while it is clean.
+    _like: Shapes | None = None
+
+    def __init__(self, number: int = 0, phase: str = "forward", query_length: int = 0) -> None:
+        self.number, self.phase, self.query_length = number, phase, query_length
+        self.calls: list[list[Any]] = []  # [module, parent call, returned]
+        self.stack: list[int] = []
+        # Of each leaf in order of time: its label, its call, and its tensor among the distinct ones (UNKNOWN:
+        # it was overwritten before it could be counted).
         self.labels: list[Label] = []
         self.leaf_call: list[int] = []
         self.index: list[int] = []
-        self.places: np.ndarray | None = None  # the index as an array, where a forward shares it
         self.unseen: Tally[tuple[int, int, str, str]] = Tally()  # (module, side, leaf, why)
-        self.overwritten = 0
-        self.untracked = False  # something here was made in inference mode: torch counts no writes to it
-        self.fp8 = False  # something here is float8, in which a cast may have saturated
-        self._at_once, self._is_plain = at_once, True
+        self.tensors: Any = []  # the distinct ones of the last part
+        self.rows = NO_ROWS  # (distinct tensors, kinds)
         self._indices: dict[Any, int] = {}
-        self._shapes: Shapes | None = None  # once the tensors are gone
-        self._put_out: np.ndarray | None = None
+        self._shapes: Shapes = []  # of tensors that are gone
+        self._counted: list[Counted] = []
 
-    def add(self, value: Any, label: Label, call: int) -> None:
+    # Reading
+
+    def enter(self, module: int) -> int:
+        self.calls.append([module, self.stack[-1] if self.stack else -1, False])
+        self.stack.append(len(self.calls) - 1)
+        return self.stack[-1]
+
+    def leave(self, module: int) -> int:
+        """A call returned; calls above it on the stack ended by an exception that was caught."""
+        while self.calls[self.stack[-1]][0] != module:
+            self.stack.pop()
+        self.calls[self.stack[-1]][2] = True
+        return self.stack.pop()
+
+    def read(self, heads: list[Any], values: list[Any], *, at_once: bool) -> None:
+        """Take further events apart into calls and leaves.
+
+        at_once: they are counted before the program goes on, so nothing can have written to them.
+        """
+        self._at_once, self._first_leaf = at_once, len(self.labels)
+        self._indices.clear()
+        position = iter(values)
+        for head in heads:
+            if type(head) is tuple:
+                module, count, *names = head
+                call = self.enter(module)
+                for name in (*(f"args[{number}]" for number in range(count)), *names):
+                    self._input(next(position), (module, IN, name), call)
+            elif head >= 0:
+                self.calls.append([head, self.stack[-1] if self.stack else -1, True])
+                call = len(self.calls) - 1
+                self._input(next(position), (head, IN, "args[0]"), call)
+                self._add(next(position), (head, OUT, "output"), call)
+            else:
+                self._add(next(position), (~head, OUT, "output"), self.leave(~head))
+        self._is_plain = not self.tensors or all_plain(self.tensors)
+        if not self._is_plain:
+            self._read_odd()
+
+    def _input(self, value: Any, label: Label, call: int) -> None:
+        if type(value) is Passed and value.cache is not None and value.cache is not self.cache:
+            self.caches = [*self.caches, (call, value.cache)]
+        self._add(value, label, call)
+
+    @property
+    def cache(self) -> Any:
+        """What the whole model takes for its key/value cache."""
+        return self.caches[0][1] if self.caches else None
+
+    def _add(self, value: Any, label: Label, call: int) -> None:
         """A value that passed: a tensor that was never written, a tuple of these, or what passed."""
         kind = type(value)
         if kind is Tensor:
             self._tensor(value, 0, label, call)
         elif kind is tuple:
             for number, inner in enumerate(value):
-                self.add(inner, (label[0], label[1], f"{label[2]}[{number}]"), call)
+                self._add(inner, (label[0], label[1], f"{label[2]}[{number}]"), call)
         elif kind is Passed:
             for name, leaf, version in value.leaves:
                 if isinstance(leaf, Unseen):
@@ -84,9 +155,12 @@ class Batch:
         if u is None:
             u = self._indices[key] = self._index_of(tensor, version)
         if u != NO_NUMBERS:
-            self.labels.append(label)
-            self.leaf_call.append(call)
-            self.index.append(u)
+            self._leaf(label, call, u)
+
+    def _leaf(self, label: Label, call: int, u: int) -> None:
+        self.labels.append(label)
+        self.leaf_call.append(call)
+        self.index.append(u)
 
     def _index_of(self, tensor: Tensor, version: int) -> int:
         """The place of a new tensor among the distinct ones."""
@@ -101,54 +175,133 @@ class Batch:
             self.overwritten += 1
             return UNKNOWN
         self.tensors.append(tensor)
-        return len(self.tensors) - 1
+        return len(self._shapes) + len(self.tensors) - 1
 
-    def read_odd(self) -> None:
+    def _read_odd(self) -> None:
         """A sparse, distributed, wrapped... tensor: each dense part of it is a leaf."""
-        self._is_plain = all_plain(self.tensors) if self.tensors else True
-        if self._is_plain:
-            return
-        leaves, parts_of = [*zip(self.labels, self.leaf_call, self.index, strict=True)], list[list[int]]()
-        tensors, self.tensors, reasons = self.tensors, [], list[str]()
-        for tensor in tensors:
-            parts, reason = as_counted(tensor) if is_odd(tensor) else ([tensor], "")
-            parts_of.append([*range(len(self.tensors), len(self.tensors) + len(parts))])
+        begin, first = len(self._shapes), self._first_leaf
+        leaves = [*zip(self.labels[first:], self.leaf_call[first:], self.index[first:], strict=True)]
+        for kept in (self.labels, self.leaf_call, self.index):
+            del kept[first:]
+        tensors, self.tensors = self.tensors, []
+        parts_of, reasons = {UNKNOWN: [UNKNOWN]}, {UNKNOWN: ""}
+        for u, tensor in enumerate(tensors, begin):
+            parts, reasons[u] = as_counted(tensor) if is_odd(tensor) else ([tensor], "")
+            parts_of[u] = [begin + len(self.tensors) + number for number in range(len(parts))]
             self.tensors += parts
-            reasons.append(reason)
-        self.labels, self.leaf_call, self.index = [], [], []
         for label, call, u in leaves:
-            if u >= 0 and reasons[u]:
+            if reasons[u]:
                 self.unseen[label[0], label[1], label[2], reasons[u]] += 1
-            parts_here = parts_of[u] if u >= 0 else [UNKNOWN]
-            for number, part in enumerate(parts_here):
-                name = label[2] if len(parts_here) == 1 else f"{label[2]}/{number}"
-                self.labels.append((label[0], label[1], name))
-                self.leaf_call.append(call)
-                self.index.append(part)
+            for number, part in enumerate(parts_of[u]):
+                name = label[2] if len(parts_of[u]) == 1 else f"{label[2]}/{number}"
+                self._leaf((label[0], label[1], name), call, part)
+
+    def last_part(self) -> tuple[Sequence[Label], Sequence[int], Sequence[int]]:
+        """(labels, calls, places in `tensors`) of the leaves that were read last."""
+        first, begin = self._first_leaf, len(self._shapes)
+        if not first and not begin:
+            return self.labels, self.leaf_call, self.index
+        index = [u - begin if u >= 0 else u for u in self.index[first:]]
+        return self.labels[first:], self.leaf_call[first:], index
+
+    def forget_last_part(self) -> None:
+        """It could not be read or counted: only its calls are known."""
+        first, self.tensors = self._first_leaf, []
+        self.labels, self.leaf_call = self.labels[:first], self.leaf_call[:first]
+        self.index, self.places = self.index[:first], None
+
+    def is_new(self) -> bool:
+        """Whether nothing of it was read so far."""
+        return not self._counted
+
+    def is_one_part(self) -> bool:
+        """Whether all of it was read at once."""
+        return len(self._counted) == 1 and not self.stack
 
     def is_plain(self) -> bool:
-        """Whether all tensors were dense, and nothing was written before it was read."""
-        return self._is_plain and not self.overwritten and not self.untracked
+        """Whether all tensors were dense, and none was written before or after it passed."""
+        missed = not self._is_plain or self.overwritten or self.untracked
+        return not (missed or any(map(VERSION, self.tensors)))
 
-    def outputs(self) -> np.ndarray:
-        """For each distinct tensor whether some module put it out."""
+    # Its tensors
+
+    def num_bytes(self) -> int:
+        """Of the last part."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def shapes(self) -> Shapes:
+        """Of each row."""
+        here = zip(map(SHAPE, self.tensors), map(DTYPE, self.tensors), strict=True)
+        return [*self._shapes, *here] if self.tensors else self._shapes
+
+    def let_go(self) -> None:
+        """Drop the tensors, but keep their shapes and types."""
+        self._shapes = self.shapes()
+        self.tensors = []
+
+    def leaf_dtypes(self) -> list[str]:
+        shapes = self.shapes()
+        return [str(shapes[u][1]).replace("torch.", "") if u >= 0 else "" for u in self.leaf_rows]
+
+    def leaf_numel(self) -> np.ndarray:
+        sizes = np.asarray([*(shape.numel() for shape, _ in self.shapes()), 0])
+        numel: np.ndarray = sizes[self.leaf_rows]  # UNKNOWN takes the added zero
+        return numel
+
+    def put_out(self) -> np.ndarray:
+        """For each row whether some module put it out."""
         if self._put_out is None:
-            flags = np.zeros(len(self.tensors) + 1, dtype=bool)  # UNKNOWN marks the added one
+            flags = np.zeros(len(self.shapes()) + 1, dtype=bool)  # UNKNOWN marks the added one
             flags[[u for u, label in zip(self.index, self.labels, strict=True) if label[1] == OUT]] = True
             self._put_out = flags[:-1]
         return self._put_out
 
-    def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+    # Its counts
 
-    def shapes(self) -> Shapes:
-        return self._shapes or [*zip(map(SHAPE, self.tensors), map(DTYPE, self.tensors), strict=True)]
+    def take(self, counted: Counted) -> None:
+        """`counted` will have one row per tensor of the last part."""
+        self._counted.append(counted)
 
-    def let_go(self) -> None:
-        """Drop the tensors, but keep their shapes and types."""
-        self.outputs()
-        self._shapes = self.shapes()
-        self.tensors = []
+    def turned_out_clean(self) -> bool:
+        """Whether a GPU has found nothing bad in it, after the wait for that; False if no GPU counted it.
+
+        The work that its tensors need here is done before the wait.
+        """
+        if self.failed or not all(counted.by_gpu for counted in self._counted):
+            return False
+        if self._like is None:
+            self.let_go()
+        if self.collecting and 0 < gc.get_threshold()[0] < gc.get_count()[0]:
+            gc.collect(0)  # which would come as soon as it is on again, while the GPU waits
+        clean = not any(counted.bad() for counted in self._counted)
+        if clean and self._like is not None:
+            self.tensors, self._shapes = (), self._like
+        return clean
+
+    def known_clean(self) -> bool:
+        """Whether it was read at once, is known to be clean, and nothing of it was missed."""
+        one = len(self._counted) == 1 and not self.failed and not self.overwritten
+        return one and self._counted[0].known_clean()
+
+    @property
+    def leaf_rows(self) -> np.ndarray:
+        """Of each leaf its row (UNKNOWN: not counted in time)."""
+        if self.places is None:
+            self.places = np.asarray(self.index, np.int64)
+        return self.places
+
+    def read_out(self) -> None:
+        """Wait for all counts."""
+        parts = [counted.rows() for counted in self._counted]
+        self.rows = rows = parts[0] if len(parts) == 1 else np.concatenate([NO_ROWS, *parts])
+        self.clean = not self.overwritten and not rows[:, :3].any()  # -1 stands for what is not known
+        if not self.clean and not all_clean(rows) and len(rows) and rows[:, 0].min() < 0:
+            missing = np.append(rows[:, 0] < 0, True)  # UNKNOWN takes the added one
+            self.places = np.where(missing[self.leaf_rows], UNKNOWN, self.leaf_rows)
+
+    def unknown(self) -> int:
+        """How many leaves were overwritten before they could be counted."""
+        return 0 if self.clean else int((self.leaf_rows < 0).sum())
 
 
 class Pattern:
@@ -157,61 +310,61 @@ class Pattern:
     Reading calls one by one costs a microsecond or two each, a tenth of a decode step of a 7B model.
     """
 
-    def __init__(self, heads: list[Any], values: list[Any], forward: Forward, batch: Batch) -> None:
+    def __init__(self, heads: list[Any], values: list[Any], forward: Forward) -> None:
         self._heads, self._kinds = [*heads], [*map(type, values)]
         self._rows = _picker([n for n, kind in enumerate(self._kinds) if kind in (tuple, Passed)])
         inside, self._inner = _opened(self._rows(values))
         flat = [*values, *inside]
         self._tensors = _picker([n for n, value in enumerate(flat) if isinstance(value, Tensor)])
         tensors = self._tensors(flat)
-        self._dtypes, self._same = [*map(DTYPE, tensors)], _same(tensors)
-        place = {id(tensor): n for n, tensor in enumerate(tensors)}
-        self._distinct = _picker([place[id(tensor)] for tensor in batch.tensors])
-        self._calls = forward.calls
+        self._dtypes = [*map(DTYPE, tensors)]
+        first: dict[int, int] = {}  # the first place of each object
+        self._firsts = _picker([first.setdefault(id(tensor), n) for n, tensor in enumerate(tensors)])
+        self._once, self._num_objects = _picker([*first.values()]), len(first)
+        self._distinct = _picker([first[id(tensor)] for tensor in forward.tensors])
         caches = [id(value.cache) if type(value) is Passed else 0 for value in values]
         self._caches = [(call, caches.index(id(cache))) for call, cache in forward.caches]
-        self._batch = {name: value for name, value in vars(batch).items() if name != "tensors"}
-        self._batch["places"], self._batch["_put_out"] = np.asarray(batch.index, np.int64), batch.outputs()
+        shared = ("calls", "labels", "leaf_call", "index", "unseen", "fp8")
+        self._shared = {name: getattr(forward, name) for name in shared}
+        self._shared |= {
+            "places": forward.leaf_rows,
+            "_put_out": forward.put_out(),
+            "_like": forward.shapes(),
+        }
 
-    def read(self, heads: list[Any], values: list[Any], forward: Forward) -> Batch | None:
-        """The tensors of an equal forward; None if it differs, or if a tensor was ever written."""
+    def read(self, heads: list[Any], values: list[Any], forward: Forward) -> bool:
+        """Fill in an equal forward; False if it differs, or if a tensor was ever written."""
         if heads != self._heads or [*map(type, values)] != self._kinds:
-            return None
+            return False
         inside, inner = _opened(self._rows(values))
         if inner != self._inner:
-            return None
+            return False
         tensors = self._tensors([*values, *inside])
-        if [*map(DTYPE, tensors)] != self._dtypes or _same(tensors) != self._same:
-            return None
+        keys = [*map(id, tensors)]
+        same = self._firsts(keys) == tuple(keys) and len({*self._once(keys)}) == self._num_objects
+        if not same or [*map(DTYPE, tensors)] != self._dtypes:
+            return False
         distinct = self._distinct(tensors)
         if any(map(VERSION, distinct)) or {*map(LAYOUT, distinct)} != {torch.strided}:
-            return None
-        batch = Batch.__new__(Batch)
-        vars(batch).update(self._batch, tensors=distinct)
-        forward.calls = self._calls
+            return False
+        vars(forward).update(self._shared, tensors=distinct)
         forward.caches = [(call, values[n].cache) for call, n in self._caches]
-        return batch
+        return True
 
 
 def _opened(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """(what lies in tuples and what passed, one by one; its lengths, names and types)"""
     inside, inner = list[Any](), list[Any]()
     for row in rows:
-        inner.append(len(row) if type(row) is tuple else len(row.leaves))
         if type(row) is tuple:
             inside += row
-            inner += map(type, row)
+            inner += (len(row), *map(type, row))
         else:
+            inner.append(len(row.leaves))
             for name, leaf, _ in row.leaves:
                 inside.append(leaf)
                 inner.append((name, leaf.reason if isinstance(leaf, Unseen) else type(leaf)))
     return inside, inner
-
-
-def _same(tensors: Sequence[Tensor]) -> list[int]:
-    """For each the first one that is the same object."""
-    first: dict[int, int] = {}
-    return [first.setdefault(key, n) for n, key in enumerate(map(id, tensors))]
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -228,187 +381,13 @@ def versions_are_missing(args: Any, kwargs: Any) -> bool:
     return any(is_tensor(value) and Tensor.is_inference(value) for value in (*args, *kwargs.values()))
 
 
-class Forward:
-    """What is known of a forward: its calls, its leaves as labels, its counts."""
-
-    # Most forwards never change these.
-    # (call, value) of the first key/value cache, and of each call that takes another one.
-    caches: Sequence[tuple[int, Any]] = ()
-    weighed = bytes = 0
-    collecting = False  # the garbage collector, which is off while the forward lasts, was on before
-    failed = ""  # why it could not be counted, if so
-    step: Any = None  # what `take` made of it
-    time, update = 0, -1  # for the guard: when it ended, and in which step
-    saved: Any = None  # for the guard: what it takes to run it again
-    passage: Any = None  # for the guard: what became of its output
-
-    @passes_on
-    def __init__(self, number: int = 0, phase: str = "forward", query_length: int = 0) -> None:
-        self.number, self.phase, self.query_length = number, phase, query_length
-        self.calls: list[list[Any]] = []  # [module, parent call, returned]
-        self.stack: list[int] = []
-        self._parts: list[tuple[Batch, Counted]] = []
-
-    def enter(self, module: int) -> int:
-        self.calls.append([module, self.stack[-1] if self.stack else -1, False])
-        self.stack.append(len(self.calls) - 1)
-        return self.stack[-1]
-
-    def read(self, heads: list[Any], values: list[Any], batch: Batch) -> None:
-        """Take events apart into calls and leaves."""
-        position = iter(values)
-        for head in heads:
-            if type(head) is tuple:
-                module, count, *names = head
-                call = self.enter(module)
-                for name in (*(f"args[{number}]" for number in range(count)), *names):
-                    self._input(next(position), (module, IN, name), batch, call)
-            elif head >= 0:
-                self.calls.append([head, self.stack[-1] if self.stack else -1, True])
-                call = len(self.calls) - 1
-                self._input(next(position), (head, IN, "args[0]"), batch, call)
-                batch.add(next(position), (head, OUT, "output"), call)
-            else:
-                batch.add(next(position), (~head, OUT, "output"), self.leave(~head))
-        batch.read_odd()
-
-    def _input(self, value: Any, label: Label, batch: Batch, call: int) -> None:
-        if type(value) is Passed and value.cache is not None and value.cache is not self.cache:
-            self.caches = [*self.caches, (call, value.cache)]
-        batch.add(value, label, call)
-
-    @property
-    def cache(self) -> Any:
-        """What the whole model takes for its key/value cache."""
-        return self.caches[0][1] if self.caches else None
-
-    def leave(self, module: int) -> int:
-        """A call returned; calls above it on the stack ended by an exception that was caught."""
-        while self.calls[self.stack[-1]][0] != module:
-            self.stack.pop()
-        self.calls[self.stack[-1]][2] = True
-        return self.stack.pop()
-
-    def is_new(self) -> bool:
-        """Whether nothing of it was taken so far."""
-        return not self._parts
-
-    def is_one_part(self) -> bool:
-        """Whether all of it was read at once."""
-        return len(self._parts) == 1 and not self.stack
-
-    def untracked(self) -> bool:
-        return any(batch.untracked for batch, _ in self._parts)
-
-    def take(self, batch: Batch, counted: Counted) -> None:
-        """Append the batch's leaves; `counted` will have one row per tensor of the batch."""
-        self._parts.append((batch, counted))
-
-    def turned_out_clean(self) -> bool:
-        """Whether a GPU has found nothing bad in it, after the wait for that; False if no GPU counted it.
-
-        The work that its tensors need here is done before the wait.
-        """
-        if self.failed or not all(counted.by_gpu for _, counted in self._parts):
-            return False
-        for batch, _ in self._parts:
-            batch.let_go()
-        if self.collecting and 0 < gc.get_threshold()[0] < gc.get_count()[0]:
-            gc.collect(0)  # which would come as soon as it is on again, while the GPU waits
-        return not any(counted.bad() for _, counted in self._parts)
-
-    def known_clean(self) -> Batch | None:
-        """Its one batch, if that is known to be clean and nothing of it was missed; None if not known."""
-        if len(self._parts) != 1 or self.failed:
-            return None
-        batch, counted = self._parts[0]
-        return batch if not batch.overwritten and counted.known_clean() else None
-
-    def let_go(self) -> None:
-        """Drop the tensors; their shapes are not asked for any more."""
-        for batch, _ in self._parts:
-            batch.tensors = []
-
-    def read_out(self) -> Seen:
-        """All parts as one, after the wait for their counts."""
-        if len(self._parts) == 1:
-            batch, counted = self._parts[0]
-            rows = counted.rows()
-            places = np.asarray(batch.index, np.int64) if batch.places is None else batch.places
-            clean = not batch.overwritten and not rows[:, :3].any()  # -1 stands for what is not known
-            only = places if clean else _known(places, rows)
-            return Seen(batch.labels, batch.leaf_call, only, rows, batch.outputs(), [batch], clean)
-        batches = [batch for batch, _ in self._parts]
-        parts = [counted.rows() for _, counted in self._parts]
-        if not parts:
-            return Seen([], [], np.zeros(0, np.int64), np.zeros((0, len(KINDS))), np.zeros(0, bool), [])
-        begins = np.cumsum([0, *map(len, parts)])
-        index = [
-            _known(np.asarray(batch.index, np.int64), part)
-            for batch, part in zip(batches, parts, strict=True)
-        ]
-        moved = [np.where(part >= 0, part + begin, -1) for part, begin in zip(index, begins, strict=False)]
-        return Seen(
-            [label for batch in batches for label in batch.labels],
-            [call for batch in batches for call in batch.leaf_call],
-            np.concatenate(moved),
-            np.concatenate(parts),
-            np.concatenate([batch.outputs() for batch in batches]),
-            batches,
-        )
-
-
-def _known(index: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The index with -1 for rows that were not counted in time."""
-    if all_clean(rows) or not len(rows) or rows[:, 0].min() >= 0:
-        return index
-    missing = np.append(rows[:, 0] < 0, True)  # -1 takes the added one
-    masked_index: np.ndarray = np.where(missing[index], -1, index)
-    return masked_index
-
-
-@dataclass
-class Seen:
-    """A whole forward: its leaves in the order of time, and the index of each leaf's row in `counts`.
-
-    Index -1: the tensor was overwritten before it could be counted.
-    """
-
-    labels: list[Label]
-    leaf_call: list[int]
-    index: np.ndarray
-    counts: np.ndarray  # (distinct tensors, kinds)
-    put_out: np.ndarray  # which of these some module put out
-    batches: list[Batch]
-    clean: bool = False  # known to be: all was counted, and nothing is bad
-
-    def unknown(self) -> int:
-        """How many leaves were overwritten before they could be counted."""
-        if self.clean:
-            return 0
-        return int((self.index < 0).sum())
-
-    def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
-        """Of each row of counts."""
-        return [shape for batch in self.batches for shape in batch.shapes()]
-
-    def leaf_dtypes(self) -> list[str]:
-        shapes = self.shapes()
-        return [str(shapes[u][1]).replace("torch.", "") if u >= 0 else "" for u in self.index]
-
-    def leaf_numel(self) -> np.ndarray:
-        sizes = np.asarray([*(shape.numel() for shape, _ in self.shapes()), 0])
-        numel: np.ndarray = sizes[self.index]  # -1 takes the added zero
-        return numel
-
-
 # What a call does beside appending: nothing, count at once (the mode outside of a forward too), or pass
 # everything on because this whole forward cannot be seen.
 COLLECT, AT_ONCE, ASIDE = range(3)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
 # What it asks, without two frames of Python.
 _HAS_FLAG = hasattr(getattr(torch, "compiler", None), "_is_compiling_flag")
-_in_backward = getattr(torch._C, "_current_graph_task_id", None)
+IN_BACKWARD = getattr(torch._C, "_current_graph_task_id", None)
 
 
 class Lane:
@@ -433,7 +412,6 @@ class Lane:
         self.values.clear()
         self.forward.weighed = self.forward.bytes = 0
 
-    @passes_on
     def close(self) -> None:
         """The forward is over, whoever has it."""
         self.heads.clear()
@@ -450,8 +428,11 @@ class Lanes(threading.local):
 
 
 def recomputing() -> bool:
-    """Whether autograd runs backward in this thread: a forward now repeats a checkpointed one."""
-    return _in_backward is not None and bool(_in_backward() != -1)
+    """Whether autograd runs backward in this thread: a forward now repeats a checkpointed one.
+
+    Torch before 2.0 does not tell.
+    """
+    return IN_BACKWARD is not None and bool(IN_BACKWARD() != -1)
 
 
 def blind() -> str:
@@ -474,7 +455,6 @@ def is_capturing() -> bool:
 RECOMPUTE = "recompute"  # of a checkpoint, inside backward
 
 
-@passes_on
 def phase_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:
     """(phase, query length): prefill or decode by the length; `forward` and 0 for a model without a query."""
     for name in ("input_ids", "inputs_embeds", "decoder_input_ids") if kwargs else ():
@@ -485,7 +465,6 @@ def phase_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:
     return "forward", 0
 
 
-@passes_on
 def _by_length(tensor: Tensor) -> tuple[str, int]:
     length = int(tensor.shape[1]) if tensor.dim() > 1 else 1
     return ("prefill" if length > 1 else "decode"), length

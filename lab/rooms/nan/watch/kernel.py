@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lab.rooms.nan.watch.count import FORMATS, KINDS, Counted, plain_counts, refuse_freed
+from lab.rooms.nan.watch.count import FORMATS, KINDS, LOW, Counted, plain_counts, refuse_freed
 
 LANES = 512  # words of 32 bits that a program reads at a time: 16 bytes for each of its threads
 BLOCK = 8 * LANES  # words between two looks at whether a piece goes on
@@ -88,10 +88,9 @@ def _look_at_words(words, largest, ordinary, NORMAL: tl.constexpr, PACKED: tl.co
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _count_bad(  # type: ignore[no-untyped-def]
+def _add_bad(  # type: ignore[no-untyped-def]
     words, keep, nan, posinf, neginf, finite, SIGN: tl.constexpr, MASK: tl.constexpr, INFINITY: tl.constexpr
 ):
-    """The extra work for pieces that hold something bad."""
     magnitude = words & MASK
     infinite = keep & (magnitude == INFINITY)
     negative = (words & SIGN) != 0
@@ -103,28 +102,43 @@ def _count_bad(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _count(  # type: ignore[no-untyped-def]
-    pointers,
-    sizes,
-    firsts,
-    owners,
-    total,
-    piece,
-    SIGN: tl.constexpr,
-    INFINITY: tl.constexpr,
-    NORMAL: tl.constexpr,
-    PACKED: tl.constexpr,
-    PAIRS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
+def _count_bad(  # type: ignore[no-untyped-def]
+    base, size, row, SIGN: tl.constexpr, INFINITY: tl.constexpr, PACKED: tl.constexpr, LANES: tl.constexpr
 ):
+    """The extra work for a piece that holds something bad: it is read again."""
+    MASK: tl.constexpr = 0x7FFF if PACKED else 0x7FFFFFFF
+    lane = tl.arange(0, LANES)
+    nan = tl.zeros([LANES], tl.int32)
+    posinf = tl.zeros([LANES], tl.int32)
+    neginf = tl.zeros([LANES], tl.int32)
+    finite = tl.zeros([LANES], tl.int32)
+    for offset in range(0, size, LANES):
+        keep = offset + lane < size
+        words = tl.load(base + offset + lane, mask=keep, other=0)
+        nan, posinf, neginf, finite = _add_bad(words, keep, nan, posinf, neginf, finite, SIGN, MASK, INFINITY)
+        if PACKED:
+            words = words >> 16
+            nan, posinf, neginf, finite = _add_bad(
+                words, keep, nan, posinf, neginf, finite, SIGN, MASK, INFINITY
+            )
+    nans, posinfs, neginfs = tl.sum(nan, 0), tl.sum(posinf, 0), tl.sum(neginf, 0)
+    tl.atomic_add(row, nans, mask=nans > 0)
+    tl.atomic_add(row + 1, posinfs, mask=posinfs > 0)
+    tl.atomic_add(row + 2, neginfs, mask=neginfs > 0)
+    tl.atomic_max(row + 4, tl.max(finite, 0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _count(  # type: ignore[no-untyped-def]
+    pointers, sizes, firsts, owners, total, piece, SIGN: tl.constexpr, INFINITY: tl.constexpr,
+    NORMAL: tl.constexpr, PACKED: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
     """found[tensor] += (nan, posinf, neginf, subnormal), and absmax by its bits; a program per piece.
 
     A piece lies in the tensor that `owners` names, whose first one is `firsts[tensor]`. `piece` and `sizes`
     are in 32-bit words, with two numbers each if PACKED. Everything is read once without a mask where a
     block is full, so that loads are wide; what is bad is counted by reading again.
     """
-    MASK: tl.constexpr = 0x7FFF if PACKED else 0x7FFFFFFF
     tensor = tl.load(owners + tl.program_id(0))
     begin = (tl.program_id(0) - tl.load(firsts + tensor)) * piece
     size = tl.minimum(tl.load(sizes + tensor).to(tl.int32) - begin, piece)
@@ -155,25 +169,7 @@ def _count(  # type: ignore[no-untyped-def]
     if absmax < INFINITY:
         tl.atomic_max(row + 4, absmax)
     else:
-        nan = tl.zeros([LANES], tl.int32)
-        posinf = tl.zeros([LANES], tl.int32)
-        neginf = tl.zeros([LANES], tl.int32)
-        finite = tl.zeros([LANES], tl.int32)
-        for offset in range(0, size, LANES):
-            keep = offset + lane < size
-            words = tl.load(base + offset + lane, mask=keep, other=0)
-            nan, posinf, neginf, finite = _count_bad(
-                words, keep, nan, posinf, neginf, finite, SIGN, MASK, INFINITY
-            )
-            if PACKED:
-                nan, posinf, neginf, finite = _count_bad(
-                    words >> 16, keep, nan, posinf, neginf, finite, SIGN, MASK, INFINITY
-                )
-        nans, posinfs, neginfs = tl.sum(nan, 0), tl.sum(posinf, 0), tl.sum(neginf, 0)
-        tl.atomic_add(row, nans, mask=nans > 0)
-        tl.atomic_add(row + 1, posinfs, mask=posinfs > 0)
-        tl.atomic_add(row + 2, neginfs, mask=neginfs > 0)
-        tl.atomic_max(row + 4, tl.max(finite, 0))
+        _count_bad(base, size, row, SIGN, INFINITY, PACKED, LANES)
 
 
 def piece_for(words: Sequence[int]) -> int:
@@ -228,7 +224,7 @@ def decode(counts: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return rows
 
 
-DTYPE, SHAPE = attrgetter("dtype"), attrgetter("shape")
+DTYPE = attrgetter("dtype")
 MOST_LAYOUTS = 1024
 
 
@@ -247,13 +243,15 @@ class KernelCounter:
 
     def begin(self, tensors: Sequence[Tensor]) -> Counted:
         """Launch all counts; wait only for tensors that the kernel cannot read."""
-        refuse_freed(tensors)
         # Counting does not care for order, but gaps need a copy, and so does the imaginary part of a
         # conjugate, which has other signs.
         if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
+            refuse_freed(tensors)
             tensors = [tensor.resolve_neg().contiguous() for tensor in tensors]
         pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
-        layout = (*map(SHAPE, tensors), *map(DTYPE, tensors), *map(Tensor.get_device, tensors))
+        if pointers.min(initial=LOW) < LOW:
+            refuse_freed(tensors)
+        layout = (*map(Tensor.numel, tensors), *map(DTYPE, tensors), *map(Tensor.get_device, tensors))
         aligned = not np.bitwise_or.reduce(pointers, initial=0) & 15
         worked_out = self._layouts.get(layout) if aligned else None
         groups, remaining = worked_out or _groups(tensors, pointers)
@@ -261,7 +259,7 @@ class KernelCounter:
             self._layouts[layout] = groups, remaining
             if len(self._layouts) > MOST_LAYOUTS:
                 self._layouts.popitem(last=False)
-        launches = [group.launch(pointers[group.members]) for group in groups]
+        launches = [(group, *group.launch(pointers[group.members])) for group in groups]
         rest_rows = plain_counts([tensors[index] for index in remaining])
         return Launched(len(tensors), launches, remaining, rest_rows)
 
@@ -305,8 +303,8 @@ class Group:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # other streams read these, too
 
-    def launch(self, pointers: np.ndarray) -> Launch:
-        """Counts of the tensors at these addresses, not waited for.
+    def launch(self, pointers: np.ndarray) -> tuple[Tensor, Any]:
+        """(counts of the tensors at these addresses, an event to wait for before they are there)
 
         Addresses and zeroed counts go up in one copy. The memory is new for each launch: torch's allocators
         know when the last copy that uses it is over.
@@ -328,21 +326,7 @@ class Group:
             event: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
             if event is not None:
                 event.record()
-        return Launch(self, rows, event)
-
-
-class Launch:
-    """One group's counts on their way."""
-
-    def __init__(self, group: Group, rows: Tensor, event: Any) -> None:
-        self.group, self._rows, self._event = group, rows, event
-
-    def counts(self) -> np.ndarray:
-        """(tensors, kinds) int32, after the wait."""
-        if self._event is not None:
-            self._event.synchronize()
-        counts: np.ndarray = self._rows.numpy().reshape(-1, len(KINDS))
-        return counts
+        return rows, event
 
 
 class Launched(Counted):
@@ -351,20 +335,31 @@ class Launched(Counted):
     by_gpu = True
 
     def __init__(
-        self, count: int, launches: list[Launch], remaining: list[int], rest_rows: np.ndarray
+        self,
+        count: int,
+        launches: list[tuple[Group, Tensor, Any]],
+        remaining: list[int],
+        rest_rows: np.ndarray,
     ) -> None:
         self._count, self._launches, self._remaining, self._rest_rows = count, launches, remaining, rest_rows
+
+    def _counts(self) -> Iterator[tuple[Group, np.ndarray]]:
+        """(group, its rows of int32), after the wait."""
+        for group, rows, event in self._launches:
+            if event is not None:
+                event.synchronize()
+            yield group, rows.numpy().reshape(-1, len(KINDS))
 
     def bad(self) -> bool:
         """As little as can be done while the GPU has no other work."""
         remaining_bad = bool(self._remaining) and bool((self._rest_rows[:, :3] > 0).any())
-        return remaining_bad or any(np.count_nonzero(launch.counts()[:, :3]) for launch in self._launches)
+        return remaining_bad or any(np.count_nonzero(counts[:, :3]) for _, counts in self._counts())
 
     def rows(self) -> np.ndarray:
         rows = np.empty((self._count, len(KINDS)))
         rows[self._remaining] = self._rest_rows
-        for launch in self._launches:
-            rows[launch.group.members] = decode(launch.counts(), launch.group.dtype)
+        for group, counts in self._counts():
+            rows[group.members] = decode(counts, group.dtype)
         return rows
 
 

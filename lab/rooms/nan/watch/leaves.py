@@ -17,7 +17,7 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 _FUNCTORCH = getattr(torch._C, "_functorch", None)
 _WRAPPED = getattr(_FUNCTORCH, "is_functorch_wrapped_tensor", None)
@@ -98,85 +98,63 @@ def all_plain(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def plain(tensor: Tensor, depth: int = 0) -> Found:
-    """Dense tensors with all numbers of `tensor` that are here. Raises nothing."""
-    try:
-        return _plain(tensor, depth)
-    except (
-        Exception
-    ) as error:  # any subclass may refuse anything: that is a note, never the program's problem
-        return [], f"{type(tensor).__name__} ({tensor.dtype}) cannot be read: {type(error).__name__}"
-
-
-def _plain(tensor: Tensor, depth: int) -> Found:
-    if not is_odd(tensor):
-        return [tensor], ""
-    if depth > 4:
-        return [], f"{type(tensor).__name__} inside {type(tensor).__name__}, too deep"
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+def as_counted(tensor: Any, depth: int = 0) -> Found:
+    """Dense tensors with all floating or complex numbers of `tensor` that are here. Raises nothing."""
+    if is_unbuilt(tensor):
         return [], ""
+    try:
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return [], ""
+        if not is_odd(tensor):
+            return [tensor] if tensor.numel() else [], ""
+        inside = (
+            _made_of(tensor) if depth <= MOST_WRAPPED else "a tensor inside of too many"
+        )
+    except Exception as error:  # any subclass may refuse anything: a note, never the program's problem
+        return [], f"{type(tensor).__name__} ({tensor.dtype}) cannot be read: {type(error).__name__}"
+    if isinstance(inside, str):
+        return [], inside
+    found = [as_counted(part, depth + 1) for part in inside]
+    reasons = sorted({reason for _, reason in found if reason})
+    return [dense for parts, _ in found for dense in parts], "; ".join(reasons)
+
+
+@torch.no_grad()  # type: ignore[no-untyped-call,untyped-decorator,unused-ignore]
+def _made_of(tensor: Tensor) -> Sequence[Tensor] | str:
+    """What an odd tensor is made of here; why that cannot be told, if so."""
     if _WRAPPED is not None and _WRAPPED(tensor):
-        return plain(_UNWRAP(tensor), depth + 1)  # type: ignore[misc]
+        return [_UNWRAP(tensor)]  # type: ignore[misc]
     if getattr(tensor, "is_nested", False):
-        with torch.no_grad():
-            jagged = str(tensor.layout) == "torch.jagged"
-            return plain(
-                tensor.detach().values() if jagged else tensor.detach().to_padded_tensor(0.0), depth + 1
-            )
+        jagged = str(tensor.layout) == "torch.jagged"
+        return [tensor.detach().values() if jagged else tensor.detach().to_padded_tensor(0.0)]
     if type(tensor) not in ORDINARY:
-        return _of_subclass(tensor, depth)
-    return _of_layout(tensor, depth)
-
-
-def _of_layout(tensor: Tensor, depth: int) -> Found:
+        return _of_subclass(tensor)
     if tensor.device.type == "meta":
-        return [], "a meta tensor has no numbers"
-    with torch.no_grad():
-        if tensor.layout is torch.sparse_coo:
-            # Duplicates add up: only the sum is the tensor. `_values` alone would miss an overflow.
-            values = tensor.detach() if tensor.is_coalesced() else tensor.detach().coalesce()
-            return plain(values.values(), depth + 1)
-        if tensor.layout is not torch.strided:
-            if hasattr(tensor, "values") and "sparse" in str(tensor.layout):
-                return plain(tensor.detach().values(), depth + 1)
-            return [], f"a tensor of layout {tensor.layout}"
-        if tensor.is_conj() or tensor.is_neg():
-            return plain(tensor.detach().resolve_conj().resolve_neg(), depth + 1)
-    return [], f"a tensor of type {tensor.dtype}"
+        return "a meta tensor has no numbers"
+    if tensor.layout is torch.sparse_coo:
+        # Duplicates add up: only the sum is the tensor. `_values` alone would miss an overflow.
+        return [(tensor if tensor.is_coalesced() else tensor.detach().coalesce()).detach().values()]
+    if tensor.layout is not torch.strided:
+        is_sparse = hasattr(tensor, "values") and "sparse" in str(tensor.layout)
+        return [tensor.detach().values()] if is_sparse else f"a tensor of layout {tensor.layout}"
+    if tensor.is_conj() or tensor.is_neg():
+        return [tensor.detach().resolve_conj().resolve_neg()]
+    return f"a tensor of type {tensor.dtype}"
 
 
-def _of_subclass(tensor: Tensor, depth: int) -> Found:
+def _of_subclass(tensor: Any) -> Sequence[Tensor] | str:
     kind = type(tensor).__name__
     if kind in ("FakeTensor", "FunctionalTensor"):
-        return [], f"a {kind} has no numbers"
+        return f"a {kind} has no numbers"
     if kind == "AsyncCollectiveTensor":
-        return plain(tensor.wait() if hasattr(tensor, "wait") else tensor.elem, depth + 1)  # type: ignore[attr-defined]
+        return [tensor.wait() if hasattr(tensor, "wait") else tensor.elem]
     if hasattr(tensor, "to_local") and hasattr(tensor, "placements"):
-        with torch.no_grad():  # `to_local` is this rank's part; `full_tensor` would be a collective
-            return plain(
-                tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor.to_local(), depth + 1
-            )
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if callable(flatten):
-        names, _ = flatten()
-        return _together([plain(getattr(tensor, name), depth + 1) for name in names if name != "_offsets"])
-    with torch.no_grad(), torch._C.DisableTorchFunction():
-        return plain(tensor.detach().as_subclass(Tensor), depth + 1)
-
-
-def _together(parts: Sequence[Found]) -> Found:
-    tensors = [tensor for some, _ in parts for tensor in some]
-    return tensors, "; ".join(sorted({reason for _, reason in parts if reason}))
-
-
-def as_counted(value: Any) -> Found:
-    """`plain` of a tensor that may be empty or of whole numbers: nothing to count needs no reason."""
-    if is_unbuilt(value):
-        return [], ""
-    tensors, reason = plain(value)
-    return [
-        tensor for tensor in tensors if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex())
-    ], reason
+        # `to_local` is this rank's part; `full_tensor` would be a collective.
+        return [tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor.to_local()]
+    if callable(flatten := getattr(tensor, "__tensor_flatten__", None)):
+        return [getattr(tensor, name) for name in flatten()[0] if name != "_offsets"]
+    with torch._C.DisableTorchFunction():
+        return [tensor.detach().as_subclass(Tensor)]
 
 
 T = TypeVar("T")
@@ -234,7 +212,7 @@ CACHES = frozenset(
     )
 )
 CACHE = "a key/value cache"
-MOST_DEPTH = 6
+MOST_DEPTH, MOST_WRAPPED = 6, 4
 SCALARS = (
     bool,
     int,
@@ -286,7 +264,6 @@ def writes_to(tensor: Tensor) -> int:
         return UNTRACKED
 
 
-@passes_on
 def as_passed(value: Any, name: str, is_input: bool) -> Any:
     """The value itself while nothing can change what it holds, else a `Passed` (None: without numbers)."""
     kind = type(value)
@@ -297,18 +274,11 @@ def as_passed(value: Any, name: str, is_input: bool) -> Any:
             version = UNTRACKED
         if not version:
             return value
-    elif kind in ATOMS:
+    elif kind in ATOMS or (kind is tuple and all(map(_stays, value))):
         return value
-    elif kind is tuple:
-        for inner in value:
-            if not _stays(inner):
-                break
-        else:
-            return value
     return _passed(value, name, is_input)
 
 
-@passes_on
 def _stays(value: Any) -> bool:
     kind = type(value)
     if kind is Tensor:
@@ -335,12 +305,10 @@ def _passed(value: Any, name: str, is_input: bool) -> Any:
     return Passed(passed) if passed else None
 
 
-@passes_on
 def args_as_passed(args: tuple[Any, ...]) -> list[Any]:
     return [as_passed(value, f"args[{index}]", True) for index, value in enumerate(args)]
 
 
-@passes_on
 def kwargs_as_passed(kwargs: dict[str, Any]) -> list[Any]:
     return [
         Passed([(name, Unseen(CACHE), 0)], value)

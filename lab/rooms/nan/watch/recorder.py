@@ -39,13 +39,10 @@ from lab.rooms.nan.watch.forward import (
     AT_ONCE,
     COLLECT,
     RECOMPUTE,
-    VERSION,
-    Batch,
     Forward,
     Lane,
     Lanes,
     Pattern,
-    Seen,
     blind,
     phase_of,
     recomputing,
@@ -61,7 +58,7 @@ from lab.rooms.nan.watch.leaves import (
 )
 from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.shared import new_module, new_parameter
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 WEIGH_EVERY = 128  # values that passed between two looks at the memory that references hold
 MOST_NOTES = 50
@@ -99,8 +96,8 @@ class Recorder(ABC):
         self._ended = False
 
     @abstractmethod
-    def take(self, forward: Forward, counted: Seen) -> None:
-        """A forward has ended, by an exception too."""
+    def take(self, forward: Forward) -> None:
+        """A forward has ended, by an exception too, and its counts are there."""
 
     @abstractmethod
     def react(self, forward: Forward) -> None:
@@ -108,17 +105,16 @@ class Recorder(ABC):
 
     # Hooks for the guard.
 
-    def take_clean(self, forward: Forward, batch: Batch) -> bool:
+    def take_clean(self, forward: Forward) -> bool:
         """All of the forward was counted at once, and nothing is bad; whether that is all that is to know."""
         return False
 
-    @passes_on
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward begins."""
         return None
 
-    def passing(self, forward: Forward, batch: Batch) -> None:
-        """Tensors of a forward were read and can still be reached."""
+    def passing(self, forward: Forward) -> None:
+        """A part of a forward was read, and its tensors can still be reached."""
         return None
 
     def ends(self, forward: Forward) -> None:
@@ -181,7 +177,6 @@ class Recorder(ABC):
             while self._waiting:
                 self._take_one(self._waiting.popleft())
 
-    @passes_on
     def _something_was_registered(self, module: nn.Module, *_: Any) -> None:
         """torch calls this for every module and parameter that becomes part of a module, of any model."""
         self._grown = self._grown or module in self.modules
@@ -218,7 +213,6 @@ class Recorder(ABC):
         lanes = self._lanes
 
         def make(inner: seam.Call) -> seam.Call:
-            @passes_on
             def watched(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 lane = lanes.lane
                 if self._ended or lane.mode == ASIDE:
@@ -260,7 +254,6 @@ class Recorder(ABC):
         elif len(lane.values) > lane.weigh_at:
             self._weigh(lane)
 
-    @passes_on
     def _outermost(
         self, lane: Lane, number: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
@@ -290,7 +283,6 @@ class Recorder(ABC):
             self.react(forward)
         return output
 
-    @passes_on
     def _open(self, lane: Lane, number: int, module: nn.Module, args: Any, kwargs: Any) -> str:
         """Begin a forward in this lane with its first call; why it cannot be seen, if so."""
         reason, phase, length, mode = self._way_of(number, args, kwargs)
@@ -326,7 +318,6 @@ class Recorder(ABC):
             self.direct[direct] += 1
         return "", phase, length, mode
 
-    @passes_on
     def _aside(
         self, lane: Lane, reason: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
@@ -370,27 +361,29 @@ class Recorder(ABC):
         forward, at_once = lane.forward, lane.mode == AT_ONCE
         is_whole = is_last and not at_once and forward.is_new()
         pattern = self._patterns.get(forward.phase) if is_whole else None
-        batch = _read_by(pattern, lane) if pattern is not None else None
-        if batch is None:
-            batch = Batch(at_once)
-            forward.read(lane.heads, lane.values, batch)
-            # A pattern of what was written before it passed would be refused at each read, and built anew.
-            if is_whole and not forward.stack and batch.is_plain() and not any(map(VERSION, batch.tensors)):
-                self._patterns[forward.phase] = Pattern(lane.heads, lane.values, forward, batch)
-        forward.take(batch, self._begin_or_apart(batch.tensors))
-        self.passing(forward, batch)
+        try:
+            if pattern is None or not _read_by(pattern, lane):
+                forward.read(lane.heads, lane.values, at_once=at_once)
+                # One of what was written before it passed would be refused at each read, and built anew.
+                if is_whole and not forward.stack and forward.is_plain():
+                    self._patterns[forward.phase] = Pattern(lane.heads, lane.values, forward)
+            forward.take(self._begin_or_apart(forward.tensors))
+        except Exception:
+            forward.forget_last_part()
+            raise
+        self.passing(forward)
         if at_once:
-            lane.counted_versions += [(t, t._version) for t in batch.tensors if not t.is_inference()]
-        elif batch.overwritten and not self._at_once:
+            lane.counted_versions += [(t, t._version) for t in forward.tensors if not t.is_inference()]
+        elif forward.overwritten and not self._at_once:
             self._at_once = True
             self.note(
-                f"{plural(batch.overwritten, 'tensor')} overwritten in place before the end of a "
+                f"{plural(forward.overwritten, 'tensor')} overwritten in place before the end of a "
                 f"{forward.phase}; from then on each tensor is counted at once"
             )
         if is_whole and pattern is None:
-            self._light[forward.phase] = batch.num_bytes() * 16 < self.budget_bytes
+            self._light[forward.phase] = forward.num_bytes() * 16 < self.budget_bytes
         if not is_last:
-            batch.let_go()
+            forward.let_go()
 
     def _begin(self, tensors: Sequence[Tensor]) -> Counted:
         return quiet(self._begin_count, tensors, reads_only=self._reads_only)
@@ -438,7 +431,7 @@ class Recorder(ABC):
                 forward.failed = f"{type(error).__name__}: {error}"
         self._absorb_safely(lane, is_last=True)
         self._learn(lane)
-        if forward.untracked() and not (self._at_once or torch.is_inference_mode_enabled()):
+        if forward.untracked and not (self._at_once or torch.is_inference_mode_enabled()):
             self._at_once = True
             self.note(
                 "some tensors were made in inference mode, where torch counts no writes; "
@@ -466,35 +459,32 @@ class Recorder(ABC):
 
     def _take_one(self, forward: Forward) -> None:
         try:
-            if (batch := forward.known_clean()) is None or not self.take_clean(forward, batch):
-                counted = forward.read_out()
-                self._tally(forward, counted.batches)
-                self.unknown += counted.unknown()
-                self.take(forward, counted)
-            else:
-                self._tally(forward, (batch,))
+            self._tally(forward)
+            if not (forward.known_clean() and self.take_clean(forward)):
+                forward.read_out()
+                self.unknown += forward.unknown()
+                self.take(forward)
         except Exception as error:
             forward.failed = forward.failed or f"{type(error).__name__}: {error}"
-        forward.let_go()
+        forward.tensors = ()  # their shapes are not asked for any more
         if forward.failed:
             self.failed += 1
             self.note(f"a {forward.phase} could not be counted: {forward.failed[:300]}")
 
-    def _tally(self, forward: Forward, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            for (number, _, leaf, reason), times in batch.unseen.items():
-                self.unseen[self.modules.names[number], leaf, reason] += times
+    def _tally(self, forward: Forward) -> None:
+        for (number, _, leaf, reason), times in forward.unseen.items():
+            self.unseen[self.modules.names[number], leaf, reason] += times
         if forward.calls is not self._last_calls:  # equal forwards share theirs
             self._last_calls = forward.calls
             self.called.update(number for number, _, _ in forward.calls)
             self.callers.update(forward.calls[parent][0] for _, parent, _ in forward.calls if parent >= 0)
 
 
-def _read_by(pattern: Pattern, lane: Lane) -> Batch | None:
+def _read_by(pattern: Pattern, lane: Lane) -> bool:
     try:
         return pattern.read(lane.heads, lane.values, lane.forward)
     except Exception:  # what fails again when it is read one by one is noted there
-        return None
+        return False
 
 
 def _dense(value: Any) -> list[Tensor]:
@@ -504,7 +494,6 @@ def _dense(value: Any) -> list[Tensor]:
     return [leaf for leaf in inside if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
 
 
-@passes_on
 def _on_path(lane: Lane, number: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any) -> Any:
     """A call of a forward that is run again: only the stack of modules is kept."""
     assert lane.path is not None

@@ -13,17 +13,15 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-import torch
 from torch import nn
 
 from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, kwargs_as_passed
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
+from lab.rooms.nan.watch.unseen_by_compile import is_compiling, leave_alone
 
 Call = Callable[..., Any]  # (module, *args, **kwargs)
 Make = Callable[[Call], Call]  # from the call inside to the call with a watch around it
 Direct = tuple[Any, int, bool]  # a watch's lanes; the module's number, and whether it has no children
 
-_is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
 _table: dict[int, Call] = {}
 _direct: dict[int, Direct] = {}  # modules that one watch sees: no second frame of Python around each call
 _makers: dict[int, list[Make]] = {}
@@ -33,15 +31,13 @@ _lock = threading.RLock()
 _state: dict[str, Any] = {"strangers": None}
 
 
-@passes_on
 def _pass_on(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     return _state["original"](module, *args, **kwargs)
 
 
-@passes_on
 def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What `nn.Module.__call__` is while a watch lasts. It runs for every call of every module."""
-    if _is_compiling():  # dynamo reads this as True: no watch in a program that it traces
+    if is_compiling():  # dynamo reads this as True: no watch in a program that it traces
         return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     key = id(self)
     direct = _direct.get(key)
@@ -121,6 +117,7 @@ def is_open() -> bool:
 
 
 def _open() -> None:
+    leave_alone()
     if not is_open():
         _state["original"] = nn.Module.__call__
         setattr(nn.Module, "__call__", _patched)  # noqa: B010 - for mypy

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import OWN, hidden, is_compiling, not_traced
 
 Call = Callable[..., Any]
 
@@ -44,7 +44,6 @@ class Shared:
                 self._handle = None
 
     @not_traced
-    @passes_on
     def call(self, *args: Any) -> None:
         for call in self._calls:
             call(*args)
@@ -72,6 +71,24 @@ class Patch:
             delattr(self._owner, self._name)
 
 
+def surrounded(plain: Call, enter: Call, leave: Call | None = None) -> Call:
+    """The function with `enter(*args)` before and `leave(what that gave, whether it returned)` after it."""
+
+    @functools.wraps(plain)
+    @not_traced
+    def around(*args: Any, **kwargs: Any) -> Any:
+        token, returned = enter(*args, **kwargs), False
+        try:
+            result = plain(*args, **kwargs)
+            returned = True
+        finally:
+            if leave is not None:
+                leave(token, returned)
+        return result
+
+    return around
+
+
 class Backwards:
     """`torch.autograd.backward` with something before and after it, for several guards at once."""
 
@@ -86,7 +103,8 @@ class Backwards:
         with self._lock:
             self._around = (*self._around, (enter, leave))
             if self._patch is None:
-                self._patch = Patch(torch.autograd, "backward", self._make).put()
+                make = functools.partial(surrounded, enter=self._enter, leave=self._leave)
+                self._patch = Patch(torch.autograd, "backward", make).put()
 
     def remove(self, enter: Call, leave: Call) -> None:
         """Take these out again, in any order."""
@@ -96,22 +114,13 @@ class Backwards:
                 self._patch.remove()
                 self._patch = None
 
-    def _make(self, plain: Call) -> Call:
-        @functools.wraps(plain)
-        @not_traced
-        @passes_on
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            around, tokens = self._around, []
-            self.count += 1
-            for enter, _ in around:  # a comprehension would be another frame
-                tokens.append(enter(tensors))
-            try:
-                return plain(tensors, *args, **kwargs)
-            finally:
-                for (_, leave), token in zip(reversed(around), reversed(tokens), strict=True):
-                    leave(tensors, token)
+    def _enter(self, tensors: Any, *_: Any, **__: Any) -> tuple[Any, list[tuple[Call, Any]]]:
+        self.count += 1
+        return tensors, [(leave, enter(tensors)) for enter, leave in self._around]
 
-        return backward
+    def _leave(self, begun: tuple[Any, list[tuple[Call, Any]]], _: bool) -> None:
+        for leave, token in reversed(begun[1]):
+            leave(begun[0], token)
 
 
 def _torchs(module: str, name: str) -> Any:
@@ -133,32 +142,26 @@ class Surrounded:
     """
 
     def __init__(self, kind: type[Any], enter: Callable[[Any], None], leave: Callable[[Any], None]) -> None:
-        self._enter, self._leave = enter, leave
+        self._before, self._after = enter, leave
         self.running = 0  # steps that have begun and not ended, with an exception either
-        self.remove = Patch(kind, "step", self._make).put().remove
+        make = functools.partial(surrounded, enter=self._enter, leave=self._leave)
+        self.remove = Patch(kind, "step", make).put().remove
 
-    def _make(self, plain: Call) -> Call:
-        @functools.wraps(plain)
-        @passes_on
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._enter(optimizer)
-            self.running += 1
-            try:
-                result = plain(optimizer, *args, **kwargs)
-            finally:
-                self.running -= 1
-            self._leave(optimizer)
-            return result
+    def _enter(self, optimizer: Any, *_: Any, **__: Any) -> Any:
+        self._before(optimizer)
+        self.running += 1
+        return optimizer
 
-        return step
+    def _leave(self, optimizer: Any, returned: bool) -> None:
+        self.running -= 1
+        if returned:
+            self._after(optimizer)
 
 
 Listener = Callable[[Tensor, Any], None]  # what was asked about, and its value where that is known
-OWN = "lab.rooms.nan.watch."  # whose own calls are not the program's
 FUNCTIONS = ("isnan", "isinf", "isfinite")
 METHODS = ("item", "detach", "tolist", "__float__", "isnan", "isinf", "isfinite")
 _register_builtin = getattr(torch.jit._builtins, "_register_builtin", lambda function, name: None)
-_is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
 
 
 class Asked:
@@ -194,10 +197,9 @@ class Asked:
 
     def _around(self, plain: Any) -> Any:
         @functools.wraps(plain)
-        @passes_on
         def asked(*args: Any, **kwargs: Any) -> Any:
             answer = plain(*args, **kwargs)
-            if _is_compiling():
+            if is_compiling():
                 return answer
             tensor = args[0] if args else None
             if type(tensor) is not Tensor or tensor.grad_fn is None or tensor.numel() != 1:

@@ -1,8 +1,9 @@
 """Keep torch.compile away from the watch's own code.
 
 While a compiled function runs, dynamo tries to compile every Python frame below it, a watch's too: it would
-turn counts into graphs and compile anew for every length of a list. `passes_on` marks code that only calls
-on, so that what it calls is still compiled; `hidden` runs the watch's own work with dynamo off.
+turn counts into graphs and compile anew for every length of a list. `leave_alone` marks all code of the
+watch, of which some only calls on, so that what it calls is still compiled; `hidden` runs the watch's own
+work, and what that calls, with dynamo off.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
 
+OWN = __name__.rpartition(".")[0] + "."
 F = TypeVar("F", bound=Callable[..., Any])
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _set_eval_frame = getattr(_eval_frame, "set_eval_frame", None)
+is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
+_marked: set[str] = set()  # modules
 
 
 def _skips() -> Callable[[CodeType], None]:
@@ -32,10 +36,27 @@ def _skips() -> Callable[[CodeType], None]:
 _skip_code = _skips()
 
 
-def passes_on(function: F) -> F:
-    """Mark a function whose frame dynamo must leave alone."""
-    _skip_code(function.__code__)
-    return function
+def leave_alone() -> None:
+    """Mark the code of the watch's modules that are loaded and not marked yet."""
+    for name in [name for name in sys.modules if name.startswith(OWN) and name not in _marked]:
+        _marked.add(name)
+        for value in [*vars(sys.modules[name]).values()]:
+            _mark(value)
+
+
+def _mark(value: Any) -> None:
+    if isinstance(value, CodeType):
+        _skip_code(value)
+        for constant in value.co_consts:  # functions inside of functions
+            _mark(constant)
+    elif isinstance(value, FunctionType) and value.__module__.startswith(OWN):
+        _mark(value.__code__)
+        _mark(getattr(value, "__wrapped__", None))
+    elif isinstance(value, property):
+        _mark(value.fget)
+    elif isinstance(value, type) and value.__module__.startswith(OWN):
+        for held in [*vars(value).values()]:
+            _mark(held)
 
 
 def hidden(function: F) -> F:
@@ -53,7 +74,7 @@ def hidden(function: F) -> F:
         finally:
             _set_eval_frame(callback)
 
-    return not_traced(passes_on(run))  # type: ignore[return-value]
+    return not_traced(run)  # type: ignore[return-value]
 
 
 def not_traced(function: F) -> F:

@@ -17,15 +17,13 @@ from torch import nn
 
 from lab.core.words import plural
 from lab.errors import LabError, UsageError
-from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.count import Counter, choose_counter, counter_named
 from lab.rooms.nan.watch.explain import Explainer, Judged, RunningTotals, Step, Total, add_counts
-from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label, Seen
+from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label
 from lab.rooms.nan.watch.leaves import CACHE, FP8
 from lab.rooms.nan.watch.recorder import Recorder
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.seam import Modules
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
 MOST_STEPS = 20_000  # forwards in `steps`; `forwards` and `totals` count all
@@ -208,14 +206,14 @@ class Watch(Recorder):
                     total.first_bad_step = bad_step
         return list(totals.values())
 
-    def take(self, forward: Forward, counted: Seen) -> None:
+    def take(self, forward: Forward) -> None:
         """Turn a forward into the next step; a clean recomputation is none."""
         step = Step(forward.number, forward.phase, forward.query_length)
         forward.step = step
-        judged = self._explainer.judge(counted, forward, has_loss=self.has_loss(forward))
+        judged = self._explainer.judge(forward, has_loss=self.has_loss(forward))
         bad = judged.bad
-        if any(batch.fp8 for batch in counted.batches):
-            self._note_saturated(counted)
+        if forward.fp8:
+            self._note_saturated(forward)
         if bad is None and not judged.waits:
             self.absorb(judged)
         self.forwards += forward.phase != RECOMPUTE
@@ -224,16 +222,16 @@ class Watch(Recorder):
             if bad is None:
                 return
         if judged.waits:
-            self.wait_for_loss(forward, counted, judged)
+            self.wait_for_loss(forward, judged)
             bad = None
         elif bad is not None:
             step.bad_leaves = int(bad.sum())
-            self._explainer.explain(step, forward, counted, bad, self._count)
+            self._explainer.explain(step, forward, bad, self._count)
         first_of_phase = forward.phase not in self._latest_totals
-        self._sum_up(step, counted, bad)
+        self._sum_up(step, forward, bad)
         if (bad is not None and self._num_kept < MOST_KEPT) or (self.keep_rows and first_of_phase):
             self._num_kept += 1
-            step.rows = self._explainer.rows(forward, counted, bad)
+            step.rows = self._explainer.rows(forward, bad)
         self._steps.append(step)
         if len(self._steps) > MOST_STEPS:  # a server has no end of forwards: the older clean ones go
             older, newer = self._steps[: MOST_STEPS // 2], self._steps[MOST_STEPS // 2 :]
@@ -248,15 +246,15 @@ class Watch(Recorder):
         """Whether a loss decides on infinities in the output, and not the output itself."""
         return False
 
-    def wait_for_loss(self, forward: Forward, counted: Seen, judged: Judged) -> None:
+    def wait_for_loss(self, forward: Forward, judged: Judged) -> None:
         """A hook for those who look at losses."""
 
-    def _note_saturated(self, counted: Seen) -> None:
+    def _note_saturated(self, forward: Forward) -> None:
         """A float8 tensor that holds its largest number: since torch 2.12 a cast of infinity gives it."""
         limits = {dtype: torch.finfo(dtype).max for dtype in FP8}
-        for u, (_, dtype) in enumerate(counted.shapes()):
-            if dtype in limits and counted.counts[u, 4] == limits[dtype]:
-                number, _, leaf = counted.labels[int(np.flatnonzero(counted.index == u)[0])]
+        for u, (_, dtype) in enumerate(forward.shapes()):
+            if dtype in limits and forward.rows[u, 4] == limits[dtype]:
+                number, _, leaf = forward.labels[int(np.flatnonzero(forward.leaf_rows == u)[0])]
                 name, kind = self.modules.names[number] or "the model itself", str(dtype)[6:]
                 self.note(
                     f"{leaf} of {name} holds {kind}'s largest number, {limits[dtype]:g}: a cast may saturate"
@@ -275,7 +273,6 @@ class Watch(Recorder):
     def stepped(self, step: Step, forward: Forward) -> None:
         """A hook for those who want each step as it is counted."""
 
-    @passes_on
     def react(self, forward: Forward) -> None:
         """The model's call has ended without an exception: stop or call back if it went bad."""
         step = forward.step
@@ -289,15 +286,15 @@ class Watch(Recorder):
         if callable(self.on_bad):
             self.on_bad(step)
 
-    def _sum_up(self, step: Step, counted: Seen, bad: np.ndarray | None) -> None:
+    def _sum_up(self, step: Step, forward: Forward, bad: np.ndarray | None) -> None:
         """Add this forward to the running totals of forwards with the same calls."""
         part = self._latest_totals.get(step.phase)
-        if part is None or (part.labels is not counted.labels and part.labels != counted.labels):
-            key = (step.phase, tuple(counted.labels))
+        if part is None or (part.labels is not forward.labels and part.labels != forward.labels):
+            key = (step.phase, tuple(forward.labels))
             if key not in self._totals:
-                self._totals[key] = RunningTotals(step.phase, counted)
+                self._totals[key] = RunningTotals(step.phase, forward)
             part = self._latest_totals[step.phase] = self._totals[key]
-        part.add(step, counted, bad)
+        part.add(step, forward, bad)
 
 
 def _budget(device: torch.device) -> int:

@@ -58,10 +58,10 @@ def leaf_counts(model, scripts, **states):
         setattr(w, name, value)
     counted, real = [], w._sum_up
 
-    def spied(step, seen, bad):
-        known = [seen.counts[u].tolist() if u >= 0 else None for u in seen.index]
-        counted.append(list(zip(seen.labels, known, strict=True)))
-        return real(step, seen, bad)
+    def spied(step, forward, bad):
+        known = [forward.rows[u].tolist() if u >= 0 else None for u in forward.leaf_rows]
+        counted.append(list(zip(forward.labels, known, strict=True)))
+        return real(step, forward, bad)
 
     w._sum_up = spied
     with torch.no_grad(), w:

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.forward import Batch, Forward
+from lab.rooms.nan.watch.forward import IN_BACKWARD, Forward, Label, recomputing
 from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken
 from lab.rooms.nan.watch.guard.step import StepState, named
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.shared import backwards
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 _PREHOOKS = hasattr(getattr(torch.autograd.graph, "Node", None), "register_prehook")  # since torch 2.0
 _current_node = getattr(torch._C, "_current_autograd_node", None)
@@ -81,11 +81,10 @@ class Borders:
         self.num_taken = 0  # backwards that made gradients of this model
         self._given_up = 0  # of those beyond MOST_PASSAGES, without backward and not asked about
 
-    def enter(self, forward: Forward, batch: Batch) -> None:
-        """Hook the nodes of what modules put out in these tensors."""
-        tensors, plan = batch.tensors, self._plan(forward, batch)
-        for u, border in plan:
-            self._hook(tensors[u], border, forward)
+    def enter(self, forward: Forward) -> None:
+        """Hook the nodes of what modules put out in the tensors that were read last."""
+        for u, border in self._plan(forward):
+            self._hook(forward.tensors[u], border, forward)
 
     def _hook(self, tensor: Tensor, border: Border, forward: Forward) -> None:
         """Take the gradients of this tensor."""
@@ -146,43 +145,41 @@ class Borders:
             todo += [target for target, _ in node.next_functions if target is not None and target not in met]
         return None
 
-    def _plan(self, forward: Forward, batch: Batch) -> list[Planned]:
+    def _plan(self, forward: Forward) -> list[Planned]:
         """One border per output; a forward equal to the last one of its phase has the same."""
-        key = batch.labels, batch.index, forward.calls
-        plan = self._plans.get(forward.phase)
+        labels, calls, index = forward.last_part()
+        key, plan = (labels, index, forward.calls), self._plans.get(forward.phase)
         shared = forward.saved is None and torch.is_grad_enabled()
         if shared and plan is not None and plan[0] == key:
             return plan[1]
-        users: dict[int, list[int]] = {}
-        for leaf, u in enumerate(batch.index):  # what is frozen in this forward may not be in the next one
-            if u >= 0 and (shared or batch.tensors[u].requires_grad):
-                users.setdefault(u, []).append(leaf)
-        borders: list[Planned] = []
-        for u, leaves in users.items():
-            outs = [leaf for leaf in leaves if batch.labels[leaf][1] == OUT]
-            if outs:
-                takers = [leaf for leaf in leaves if batch.labels[leaf][1] == IN]
-                borders.append((u, self._border(forward, batch, outs, takers, batch.tensors[u])))
+        users: dict[int, list[tuple[Label, int]]] = {}
+        for label, call, u in zip(labels, calls, index, strict=True):
+            # What is frozen in this forward may not be in the next one.
+            if u >= 0 and (shared or forward.tensors[u].requires_grad):
+                users.setdefault(u, []).append((label, call))
+        borders = [
+            (u, self._border(forward, leaves, forward.tensors[u].output_nr))
+            for u, leaves in users.items()
+            if any(label[1] == OUT for label, _ in leaves)
+        ]
         if shared:
             self._plans[forward.phase] = key, borders
         return borders
 
-    def _border(
-        self, forward: Forward, batch: Batch, outs: list[int], takers: list[int], tensor: Tensor
-    ) -> Border:
-        gave = tuple(batch.leaf_call[leaf] for leaf in outs)
-        took = tuple(batch.leaf_call[leaf] for leaf in takers if batch.leaf_call[leaf] not in gave)
-        module, parent = forward.calls[gave[0]][0], forward.calls[gave[-1]][1]
-        again = forward.phase == "recompute"
-        roots = [leaf for leaf in outs if forward.calls[batch.leaf_call[leaf]][1] < 0 and not again]
+    def _border(self, forward: Forward, leaves: list[tuple[Label, int]], output_nr: int) -> Border:
+        calls, again = forward.calls, forward.phase == "recompute"
+        gave = tuple(call for label, call in leaves if label[1] == OUT)
+        took = tuple(call for label, call in leaves if label[1] == IN and call not in gave)
+        module, parent = calls[gave[0]][0], calls[gave[-1]][1]
+        roots = [label[2] for label, call in leaves if label[1] == OUT and calls[call][1] < 0 and not again]
         return Border(
             module,
-            forward.calls[parent][0] if parent >= 0 else module,
-            tuple(forward.calls[call][0] for call in took),
-            batch.labels[roots[0]][2] if roots else None,
-            tensor.output_nr,
+            calls[parent][0] if parent >= 0 else module,
+            tuple(calls[call][0] for call in took),
+            roots[0] if roots else None,
+            output_nr,
             forward.saved if roots else None,
-            forward.calls,
+            calls,
             gave,
             took,
             forward.is_one_part(),
@@ -192,7 +189,6 @@ class Borders:
         """For torch before 2.0."""
         tensor.register_hook(lambda grad: self.look(border, 0, passage, (grad,)))  # type: ignore[no-untyped-call]
 
-    @passes_on
     def look(self, border: Border, number: int, passage: Passage | None, grads: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
         grad = grads[number]
@@ -208,16 +204,14 @@ class Borders:
             except RuntimeError:  # made in inference mode
                 version = -1
             key = self._forgotten + len(entered) - 1
-            collector.add(("act_grads", key, grad, version, -1))
+            collector.add("act_grads", key, grad, version)
             if collector.weighs:
                 collector.weigh(grad)
             if border.saved is not None:
                 border.saved.gradients[border.root_leaf] = grad.detach()
         except Exception as error:  # a note, never an exception inside autograd
-            reason = f"{type(error).__name__}: {error}"[:200]
-            self._collector.unread[reason] = self._collector.unread.get(reason, 0) + 1
+            self._collector.could_not_read(f"{type(error).__name__}: {error}"[:200])
 
-    @passes_on
     def leave(self) -> None:
         """All counts of the step are in: let go of its nodes, which backward has already emptied."""
         self._forgotten += len(self.entered)
@@ -318,8 +312,6 @@ class Borders:
         return entered[1] not in roots and entered[1] in self._reached(self.losses, stop=roots)
 
 
-_in_backward = getattr(torch._C, "_current_graph_task_id", None)
-_OLD = _in_backward is None  # such a torch may run backward in another thread
 MOST_LOSSES = 1000  # of one step whose graphs are kept: without what these saved, which backward let go
 Begun = tuple[int, int]  # when a backward began, and how many gradients had passed then
 
@@ -329,15 +321,14 @@ class Losses:
 
     def __init__(self, state: StepState, collector: Collector, borders: Borders) -> None:
         self._state, self._collector = state, collector
-        # On a GPU gradients come in autograd's own threads.
-        self._passed = collector.anywhere if state.on_gpu or _OLD else collector.here
+        # On a GPU gradients come in autograd's own threads; before torch 2.0 backward may run in another one.
+        self._passed = collector.anywhere if state.on_gpu or IN_BACKWARD is None else collector.here
         self._borders = borders
         self.asked_waits = False  # a number that the program asked about is bad, or was not read yet
 
-    @passes_on
     def enter(self, tensors: Any) -> Begun | None:
         """What `leave` needs to know; None inside of a backward, as a checkpoint runs one."""
-        if self._state.ended or (_in_backward is not None and _in_backward() != -1):
+        if self._state.ended or recomputing():
             return None
         try:
             local.between.end()
@@ -346,7 +337,6 @@ class Losses:
             self._state.failure("a backward begins", error)
             return None
 
-    @passes_on
     def leave(self, tensors: Any, start: Begun | None) -> None:
         """The loss belongs to this model if gradients of it passed; and then all of them are counted."""
         if start is None or self._state.ended:
@@ -377,7 +367,7 @@ class Losses:
 
     def look(self, tensor: Tensor, value: float | None) -> None:
         """The program asks about a single number that still has a graph; its value, where that is known."""
-        if self._state.ended or (_in_backward is not None and _in_backward() != -1):
+        if self._state.ended or recomputing():
             return
         try:
             passage = self._borders.passage_to(tensor.grad_fn)

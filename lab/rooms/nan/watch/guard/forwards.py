@@ -14,14 +14,13 @@ from lab.rooms.nan.guarded.read import Event
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import all_clean
 from lab.rooms.nan.watch.explain import Judged, Step
-from lab.rooms.nan.watch.forward import RECOMPUTE, Batch, Forward, Lane, Seen
+from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Lane
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken, Unhooked
 from lab.rooms.nan.watch.guard.reactions import Reactions
 from lab.rooms.nan.watch.guard.step import FROM_WEIGHTS, WORDS, StepState, named
-from lab.rooms.nan.watch.guard.weights import Weights
+from lab.rooms.nan.watch.guard.weights import Weights, row_of
 from lab.rooms.nan.watch.roles import Birth
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
 from lab.rooms.nan.watch.watch import Watch
 
 FIRST_ASKED, ASK_EVERY = 2, 64  # updates, before and between looks at a GPU's free memory
@@ -48,7 +47,6 @@ class Forwards(Watch):
         super().meet_new_modules()
         self._state.safely(self._training.new_modules)
 
-    @passes_on
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._state.step >= self._ask_at and self._device.type == "cuda":
             self._ask_at = self._state.step + ASK_EVERY
@@ -62,7 +60,6 @@ class Forwards(Watch):
         if reason and len(self.lost) < MOST_LOST:
             self.lost[forward.update] = reason[:200]
 
-    @passes_on
     def _aside(
         self, lane: Lane, reason: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
@@ -70,50 +67,48 @@ class Forwards(Watch):
             self.lost[self._state.step] = reason
         return super()._aside(lane, reason, inner, module, args, kwargs)
 
-    def take_clean(self, forward: Forward, batch: Batch) -> bool:
-        if batch.fp8:
+    def take_clean(self, forward: Forward) -> bool:
+        if forward.fp8:
             return False
         self.forwards += forward.phase != RECOMPUTE
         self.recomputed += forward.phase == RECOMPUTE
         return True
 
-    def take(self, forward: Forward, counted: Seen) -> None:
-        clean = all_clean(counted.counts)
+    def take(self, forward: Forward) -> None:
+        rows, clean = forward.rows, all_clean(forward.rows)
         if (
             not clean
-            and (counted.counts[:, :3] > 0).any()
-            and not (self.has_loss(forward) and self._explainer.all_absorbed(counted))
+            and (rows[:, :3] > 0).any()
+            and not (self.has_loss(forward) and self._explainer.all_absorbed(forward))
         ):
             self.name_anew()  # torch does not tell of all that leave the model or move in it
-            super().take(forward, counted)
-        else:
+            super().take(forward)
+        elif not self.take_clean(forward):
             self.forwards += forward.phase != RECOMPUTE
             self.recomputed += forward.phase == RECOMPUTE
-            if any(batch.fp8 for batch in counted.batches):
-                self._note_saturated(counted)
-        if not clean and len(counted.counts) and counted.counts[:, 4].max() > 0:
-            dtypes = [dtype for _, dtype in counted.shapes()]
-            self._state.within(self._headroom.met, "forward", dtypes, counted.counts[:, 4])
+            self._note_saturated(forward)
+        if not clean and len(rows) and rows[:, 4].max() > 0:
+            dtypes = [dtype for _, dtype in forward.shapes()]
+            self._state.within(self._headroom.met, "forward", dtypes, rows[:, 4])
 
     def has_loss(self, forward: Forward) -> bool:
         return forward.passage is not None
 
-    def wait_for_loss(self, forward: Forward, counted: Seen, judged: Judged) -> None:
+    def wait_for_loss(self, forward: Forward, judged: Judged) -> None:
         def reached(nan: bool) -> None:
             bad = judged.bad
             if (bad is None or not bad.any()) and not nan:
                 bad = judged.masks
             if bad is not None and bad.any():
                 step = Step(forward.number, forward.phase, forward.query_length, int(bad.sum()))
-                self._explainer.explain(step, forward, counted, bad, self._count)
+                self._explainer.explain(step, forward, bad, self._count)
                 self._training.forward_was_bad(step, forward)
 
-        for batch in counted.batches:
-            batch.let_go()  # shapes stay: they are asked for when the loss is known
+        forward.let_go()  # shapes stay: they are asked for when the loss is known
         self._state.waits_for_loss(forward.update, reached, partial(self.absorb, judged))
 
-    def passing(self, forward: Forward, batch: Batch) -> None:
-        self._state.within(self._borders.enter, forward, batch)
+    def passing(self, forward: Forward) -> None:
+        self._state.within(self._borders.enter, forward)
 
     def ends(self, forward: Forward) -> None:
         self._state.within(self._training.forward_ends, forward)
@@ -132,7 +127,6 @@ class Forwards(Watch):
         else:
             self._steps.clear()  # a training job has no end of forwards
 
-    @passes_on
     def react(self, forward: Forward) -> None:
         if not self._waiting:  # else it is clean
             self._training.react_if_bad()
@@ -164,8 +158,7 @@ def bad_forward(
     weights.read_what_was_updated(moment=moment)
     again = watch.read_weights_again if birth.kind == "weights" else watch.weights_of_others
     for weight in again():
-        inf = weight["posinf"] + weight["neginf"]
-        weights.was_bad(weight["name"], weight["nan"], inf, from_start=False, moment=moment - 0.25)
+        weights.was_bad(weight["name"], row_of(weight), moment=moment - 0.25)
     outside = OUTSIDE if birth.kind == "given" and birth.module else ""
     unsure = birth.unsure or outside or _maybe_another_rank(birth, state, watch)
     number = forward.update if forward.update >= 0 else state.step

@@ -11,8 +11,10 @@ A hook runs inside the program's backward, so it only appends to a list of its t
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -24,19 +26,18 @@ from lab.rooms.nan.watch.count import Counted, beginning, reads_only
 from lab.rooms.nan.watch.guard.step import StepState
 from lab.rooms.nan.watch.guard.weights import Weights, versions_of
 from lab.rooms.nan.watch.leaves import all_plain, as_counted, is_odd, is_unbuilt, quiet, version
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 LEAST_BUDGET, MOST_BUDGET = 64 << 20, 1 << 30  # bytes of gradients that are held for one count
 FREE_PART = 64  # of a GPU's free memory one part in so many may be held
 ASK_EVERY = 64  # counts, between two looks at a GPU's free memory
 MOST_HELD = 4096
 LOOK_EVERY = 16  # counts, between two looks at what a light backward holds
-TICK = 0.2  # what is collected between two ticks of the clock is ordered within this part of one
 
 
-# A tensor that passed, as hooks note it: stage, key (whatever the caller knows it by), tensor, version then
-# (-1: torch does not count its writes), time (-1: in the order of the list). Plain, because a hook makes one.
-Passed = tuple[str, Any, Tensor, int, float]
+# A tensor that passed, as hooks note it: time, stage, key (whatever the caller knows it by), tensor, version
+# then (-1: torch does not count its writes). Plain, because a hook makes one.
+Passed = tuple[int, str, Any, Tensor, int]
 
 
 class AskedLoss(str):
@@ -46,7 +47,7 @@ class AskedLoss(str):
 class Taken(NamedTuple):
     """A tensor that was counted."""
 
-    time: float
+    time: int
     stage: str
     key: Any
     step: int
@@ -71,31 +72,15 @@ class Group:
     late: list[int]  # which of them had been written to before the count began
 
 
-class _List:
-    """What one thread has taken and is not drained yet, and how many it ever took."""
-
-    def __init__(self) -> None:
-        self.entries: list[Passed] = []
-        self.taken = 0
-
-
-class _Lists(threading.local):
-    """The calling thread's own list."""
-
-    def __init__(self, lists: list[_List]) -> None:
-        self.local = _List()
-        lists.append(self.local)
-
-
 class Collector:
     """Collects tensors and counts them in groups; `settled` gives the finished groups' rows."""
 
     def __init__(self, state: StepState) -> None:
         self._state, self._lock = state, threading.RLock()
         self._begin, self._reads_only = beginning(state.count), reads_only(state.count)
-        self._thread_lists: list[_List] = []
-        self.lists = _Lists(self._thread_lists)
-        self._held: list[tuple[int, list[Passed]]] = []  # in order of time, with the tick they came before
+        self._now = state.now
+        self._entries: list[Passed] = []  # not counted yet
+        self._taken: defaultdict[int, int] = defaultdict(int)  # tensors so far, by thread
         self._groups: list[Group] = []
         self.weighs = True  # whether each tensor is weighed as it comes: not while backwards are light
         self._bytes = self._flushes = 0
@@ -103,22 +88,19 @@ class Collector:
         self.unread: dict[str, int] = {}  # why -> tensors
         self.waits = False  # whether tensors may have been taken whose rows were not asked for
 
-    @passes_on
-    def add(self, passed: Passed) -> None:
-        """A tensor has passed in this thread."""
-        local = self.lists.local
-        local.entries.append(passed)
-        local.taken += 1
+    def add(self, stage: str, key: Any, tensor: Tensor, version: int, time: int = -1) -> None:
+        """A tensor has passed in this thread, now or at that time."""
+        self._entries.append((time if time >= 0 else self._now(), stage, key, tensor, version))
+        self._taken[get_ident()] += 1
         self.waits = True  # after it is there: `settled` takes this back before it looks
 
-    @passes_on
-    def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1, *, stays: bool = False) -> None:
+    def take(self, stage: str, key: Any, tensor: Tensor, time: int = -1, *, stays: bool = False) -> None:
         """Remember a tensor to be counted; one that `stays` in memory without us is held for nothing."""
         try:
             version = tensor._version
         except RuntimeError:  # made in inference mode
             version = -1
-        self.add((stage, key, tensor, version, time))
+        self.add(stage, key, tensor, version, time)
         if self.weighs:
             self.weigh(tensor, stays)
 
@@ -128,75 +110,50 @@ class Collector:
         self._bytes += 0 if stays else tensor.numel() * tensor.element_size()
         if self._bytes > LEAST_BUDGET and self._flushes - self._asked >= ASK_EVERY:
             self._asked, self._budget = self._flushes, _budget(tensor.device)
-        if self._bytes > self._budget or len(self.lists.local.entries) > MOST_HELD:
+        if self._bytes > self._budget or len(self._entries) > MOST_HELD:
             self.flush()
 
-    @passes_on
     def here(self) -> int:
         """How many tensors this thread has taken so far."""
-        return self.lists.local.taken
+        return self._taken[get_ident()]
 
     @hidden
     def anywhere(self) -> int:
         """How many tensors all threads have taken so far."""
-        return sum(thread_list.taken for thread_list in self._thread_lists)
-
-    @hidden
-    def mark(self) -> None:
-        """What was taken so far came before everything that the clock is asked for from now on."""
-        with self._lock:
-            for thread_list in self._thread_lists:
-                if not thread_list.entries:
-                    continue
-                entries = thread_list.entries[:]
-                del thread_list.entries[: len(entries)]  # its own thread may have appended more meanwhile
-                self._held.append((self._state.now(), entries))
+        return sum(self._taken.values())
 
     @hidden
     def flush(self) -> None:
         """Begin the count of everything held."""
-        self.mark()
         with self._lock:
-            chunks, self._held, self._bytes = self._held, [], 0
-        if not chunks:
-            return
-        held = chunks[0][1] if len(chunks) == 1 else [one for _, chunk in chunks for one in chunk]
-        tensors: Sequence[Tensor] = [one[2] for one in held]
-        owners: Sequence[int] | None = None
-        if not all_plain(tensors):
-            owners, tensors = self._dense(tensors)
+            held = self._entries[:]
+            del self._entries[: len(held)]  # another thread may have appended more meanwhile
+            self._bytes = 0
+        tensors = [passed[3] for passed in held]
+        if tensors and not all_plain(tensors):
+            parts = [(passed, part) for passed in held for part in self._parts(passed[3])]
+            held, tensors = [passed for passed, _ in parts], [part for _, part in parts]
         if not tensors:
             return
         try:
             counted = quiet(self._begin, tensors, reads_only=self._reads_only)
         except Exception as error:  # a count that fails is a note, never the program's problem
-            reason = f"{type(error).__name__}: {error}"[:200]
-            self.unread[reason] = self.unread.get(reason, 0) + len(tensors)
+            self.could_not_read(f"{type(error).__name__}: {error}"[:200], len(tensors))
             return
-        self._note(chunks, held, owners, tensors, counted)
+        self._note(held, tensors, counted)
 
-    def _note(
-        self,
-        chunks: Sequence[tuple[int, list[Passed]]],
-        held: list[Passed],
-        owners: Sequence[int] | None,
-        tensors: Sequence[Tensor],
-        counted: Counted,
-    ) -> None:
+    def could_not_read(self, reason: str, times: int = 1) -> None:
+        self.unread[reason] = self.unread.get(reason, 0) + times
+
+    def _note(self, held: Sequence[Passed], tensors: Sequence[Tensor], counted: Counted) -> None:
         """A count has begun, one row per tensor; a clean one that is over leaves only its stages."""
-        of_rows = held if owners is None else [held[owner] for owner in owners]
-        self._state.looked_at.update([passed[0] for passed in of_rows])
-        late = [
-            index
-            for index, passed in enumerate(of_rows)
-            if passed[3] >= 0 and passed[2]._version != passed[3]
-        ]
+        self._state.looked_at.update([stage for _, stage, *_ in held])
+        late = [n for n, (*_, one, version) in enumerate(held) if version >= 0 and one._version != version]
         if late or not counted.known_clean():
-            step, times = self._state.step, _times(chunks)
-            times = times if owners is None else [times[owner] for owner in owners]
+            step = self._state.step
             taken = [
-                Taken(time, passed[0], passed[1], step, tensor.shape, tensor.dtype)
-                for passed, time, tensor in zip(of_rows, times, tensors, strict=True)
+                Taken(time, stage, key, step, tensor.shape, tensor.dtype)
+                for (time, stage, key, _, _), tensor in zip(held, tensors, strict=True)
             ]
             with self._lock:
                 self._groups.append(Group(taken, counted, late))
@@ -205,22 +162,13 @@ class Collector:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             self.weighs = size * LOOK_EVERY > LEAST_BUDGET or len(tensors) * LOOK_EVERY > MOST_HELD
 
-    def _dense(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """(which tensor each part belongs to, all parts that can be counted)"""
-        parts = [(index, part) for index, tensor in enumerate(tensors) for part in self._parts(tensor)]
-        return [at for at, _ in parts], [part for _, part in parts]
-
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         if not is_odd(tensor):
             return [tensor] if tensor.numel() else []
         parts, reason = quiet(as_counted, tensor)
         if reason:
-            self.unread[reason] = self.unread.get(reason, 0) + 1
+            self.could_not_read(reason)
         return parts
-
-    def all_clean(self) -> bool:
-        """Whether all that was counted and not asked for is known to be clean, without a wait."""
-        return all(not group.late and group.counted.known_clean() for group in self._groups)
 
     def turned_out_clean(self) -> bool:
         """Whether a GPU has found nothing bad in all that was taken, after the wait for that."""
@@ -244,15 +192,6 @@ class Collector:
                 rows[group.late] = -1
             results.append((group.taken, rows))
         return results
-
-
-def _times(chunks: Sequence[tuple[int, list[Passed]]]) -> list[float]:
-    """When each came: what was drained together is ordered within a part of one tick."""
-    return [
-        passed[4] if passed[4] >= 0 else begin + index * TICK / len(chunk)
-        for begin, chunk in chunks
-        for index, passed in enumerate(chunk)
-    ]
 
 
 def _budget(device: torch.device) -> int:
@@ -305,7 +244,6 @@ class ParameterHooks:
         self._handles.clear()
         self._kept_nodes.clear()
 
-    @passes_on
     def leave(self) -> None:
         """A new step's first forward begins: no backward has touched the gradients that lie there."""
         self.counted.clear()
@@ -322,7 +260,6 @@ class ParameterHooks:
         self._kept_nodes.append(node)
         self._handles.append(node.register_hook(lambda *_: self.look(parameter)))
 
-    @passes_on
     def look(self, parameter: Tensor) -> None:
         """A gradient has been added to a parameter's: this rank's own, before any reduction."""
         try:
@@ -335,7 +272,7 @@ class ParameterHooks:
                 address = grad.data_ptr()
             else:
                 number, own_version, address = *_versions_of_other(grad), _address(grad)
-            collector.add((self.stage, key, grad, own_version, -1))
+            collector.add(self.stage, key, grad, own_version)
             self.counted[key] = ref(grad), number, address
             if collector.weighs:
                 self._weigh(parameter, grad)

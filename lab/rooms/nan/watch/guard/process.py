@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -30,8 +29,8 @@ from lab.rooms.nan.watch.guard.guard import EndsByRaising, identity, write_recor
 from lab.rooms.nan.watch.guard.step import rank, world
 from lab.rooms.nan.watch.guard.weights import parameters_of
 from lab.rooms.nan.watch.leaves import as_counted, quiet
-from lab.rooms.nan.watch.shared import after_update, backwards
-from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
+from lab.rooms.nan.watch.shared import after_update, backwards, surrounded
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 MOST_GUARDS = 64  # at a time: the one that was met first is recorded, and watched anew if it is called again
 BY_BACKWARDS = "its step is counted by calls of backward"
@@ -70,7 +69,6 @@ class OwnTensors:
         ]
         self.event: Event | None = None
 
-    @passes_on
     def updated(self) -> None:
         self.updates += 1
         if self.updates <= READ_FIRST or self.updates % READ_EVERY == 0:
@@ -204,7 +202,6 @@ class Process:
 
     # Optimizers and losses
 
-    @passes_on
     def updated(self, optimizer: Any, *_: Any) -> None:
         """An optimizer made an update."""
         reference = self._optimizers.get(id(optimizer))
@@ -226,16 +223,13 @@ class Process:
     def _is_watched(self, tensor: Tensor) -> bool:
         return any(guard.training.weights.is_one_of(tensor) for guard in self.guards)
 
-    @passes_on
     def _losses_taken(self) -> int:
         """Backwards that made gradients of watched models."""
         return sum([guard.training.borders.num_taken for guard in self.guards])
 
-    @passes_on
     def backward_begins(self, tensors: Any) -> int | None:
         return None if recomputing() else self._losses_taken()
 
-    @passes_on
     def backward_ended(self, tensors: Any, taken: int | None) -> None:
         """A loss that no guard took is looked at here."""
         if taken is None:
@@ -313,22 +307,19 @@ def _forked() -> None:
 
 def _leaving(name: str) -> None:
     """Surround a function of `os` after which this program has ended, with the writing of all records."""
-    plain = getattr(os, name)
 
-    @functools.wraps(plain)
-    @not_traced
-    def leave(*args: Any, **kwargs: Any) -> Any:
-        process = _processes[-1] if _processes else None
-        if process is None or process._ended:
-            return plain(*args, **kwargs)
-        with contextlib.suppress(Exception):
-            process.leave(name)
-        try:
-            return plain(*args, **kwargs)
-        finally:  # only if it failed
+    def leave(*_: Any) -> Process | None:
+        process = _processes[-1] if _processes and not _processes[-1]._ended else None
+        if process is not None:
+            with contextlib.suppress(Exception):
+                process.leave(name)
+        return process
+
+    def stay(process: Process | None, _: bool) -> None:  # only if it failed
+        if process is not None:
             process.stay()
 
-    setattr(os, name, leave)
+    setattr(os, name, surrounded(getattr(os, name), leave, stay))
 
 
 def _start(out: Path, on_bad: str, *, forked: bool) -> Process:

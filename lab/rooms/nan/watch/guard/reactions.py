@@ -13,7 +13,7 @@ from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save, stop_at
 from lab.rooms.nan.watch.guard.step import GRADIENT_STAGES, GuardStep, StepState, named
 from lab.rooms.nan.watch.roles import Birth
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 from lab.rooms.nan.watch.watch import NonFiniteError, Watch
 
 MOST_STEPS = 64  # with something bad that are kept
@@ -52,12 +52,12 @@ class Reactions:
         self._saved = [*self._saved, saved][-MOST_SAVED:]
         return saved
 
-    @passes_on
     def forget(self) -> None:
         """The step is over: its weights have changed since its forwards."""
         self._saved.clear()
         self._named.clear()
 
+    @hidden
     def keep(self) -> None:
         """Steps with something bad become part of the result, as soon as no scaler may leave them out."""
         for number in sorted(self._state.open):

@@ -7,26 +7,25 @@ returns. The classes are patched, not the scalers, so that copies and pickles ca
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from types import FunctionType
 from typing import Any, Protocol
 
 import torch
 
 from lab.rooms.nan.watch.leaves import quiet
-from lab.rooms.nan.watch.shared import Patch
-from lab.rooms.nan.watch.unseen_by_compile import hidden, not_traced, passes_on
+from lab.rooms.nan.watch.shared import Patch, surrounded
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 LEAST_SCALE = 1.0
 MOST_SKIPPED = 0.05
 ENOUGH_STEPS = 200
 MOST_IN_A_ROW = 6  # from 65536 that is below 1024; a new run finds its scale in two or three
 LEAST_BITS_LEFT = 10  # a scale that begins higher may be halved down to 1024 before it has found its place
-Call = Callable[..., Any]
 
 
 class Scaling:
@@ -47,12 +46,10 @@ class Scaling:
         self._has_succeeded = False  # an update was made under a scaler
 
     @property
-    @passes_on
     def active(self) -> bool:
         """Whether a scaler may leave out what is bad now."""
         return self._scaled or (self.scaler is not None and is_enabled(self.scaler))
 
-    @passes_on
     def scales(self) -> None:
         """Some scaler scales a loss, perhaps one of this model."""
         self._scaled = True
@@ -61,12 +58,10 @@ class Scaling:
         """Whether a scaler may still leave out this step, or a part of it."""
         return self.active and step >= self.decided
 
-    @passes_on
     def decides(self, step: int) -> None:
         """No more is left out of the steps before this one."""
         self.decided = max(self.decided, step)
 
-    @passes_on
     def enter(self, scaler: Any, optimizer: Any, step: int) -> None:
         """A scaler runs an optimizer of this model in this step."""
         self._reported.discard(id(optimizer))
@@ -74,13 +69,11 @@ class Scaling:
         self._updated, self._last_step = False, step
         self._first_step = step if self._first_step < 0 else self._first_step
 
-    @passes_on
     def update_was_made(self, optimizer: Any) -> None:
         """An optimizer of this model made its update."""
         self._updated, self._scaled = True, False
         self._reported.add(id(optimizer))
 
-    @passes_on
     def leave(self, scaler: Any, optimizer: Any) -> bool:
         """Whether the scaler left out this optimizer's update, and that was not known before."""
         if id(optimizer) in self._reported and not self._updated:
@@ -95,7 +88,6 @@ class Scaling:
             return isinstance(optimizer, torch.optim.Optimizer)
         return found_infinity(states.get(id(optimizer)))
 
-    @passes_on
     def forgotten(self, scaler: Any) -> list[int]:
         """Optimizers, by id, that the program did not run because of what the scaler is about to forget.
 
@@ -140,13 +132,11 @@ class Scaling:
         return max(MOST_SKIPPED, 1.5 / (interval + 1)) if interval else MOST_SKIPPED
 
 
-@passes_on
 def _states_of(scaler: Any) -> Any:
     """What a scaler of torch's notes of optimizers, by their ids, until its `update`."""
     return getattr(scaler, "_per_optimizer_states", None)
 
 
-@passes_on
 def is_enabled(scaler: Any) -> bool:
     enabled = getattr(scaler, "is_enabled", None)
     return not callable(enabled) or bool(enabled())
@@ -159,13 +149,11 @@ def found_infinity(state: Any) -> bool:
     return any(quiet(bool, flag) for flag in flags.values())
 
 
-@passes_on
 def found_infinity_of(scaler: Any, optimizer: Any) -> bool:
     """Whether a scaler met infinities in the gradients of this optimizer, and has not forgotten it."""
     return found_infinity((_states_of(scaler) or {}).get(id(optimizer)))
 
 
-@passes_on
 def leaves_out(optimizer: Any) -> bool:
     """Whether this optimizer, which a scaler runs in any case, was asked to leave its update out."""
     flag = getattr(optimizer, "found_inf", None)
@@ -212,51 +200,33 @@ class Scalers:
                 self._met.clear()
 
     def _meet(self, kinds: Iterable[type[Any]]) -> None:
-        make = {"scale": self._scale, "step": self._step, "update": self._update}
+        make = {
+            "scale": partial(surrounded, enter=self._scales),
+            "step": partial(surrounded, enter=self._begins, leave=self._ended),
+            "update": partial(surrounded, enter=self._updates),
+        }
         for kind in [base for scaler_class in kinds for base in scaler_class.__mro__]:
             for name, around in make.items() if kind not in self._met else ():
                 if isinstance(vars(kind).get(name), FunctionType):
                     self._patches.append(Patch(kind, name, around).put())
             self._met.add(kind)
 
-    def _scale(self, plain: Call) -> Call:
-        @functools.wraps(plain)
-        @not_traced
-        @passes_on
-        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._each("scaler_scales", scaler)
-            return plain(scaler, *args, **kwargs)
+    def _scales(self, scaler: Any, *_: Any, **__: Any) -> None:
+        self._each("scaler_scales", scaler)
 
-        return scale
+    def _updates(self, scaler: Any, *_: Any, **__: Any) -> None:
+        self._each("scaler_updates", scaler)
 
-    def _step(self, plain: Call) -> Call:
-        @functools.wraps(plain)
-        @not_traced
-        @passes_on
-        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            optimizer, returned = args[0] if args else kwargs.get("optimizer"), False
-            if type(scaler) not in self._met:  # its class came after the guard
-                with self._lock:
-                    self._meet([type(scaler)])
-            self._each("scaler_begins", scaler, optimizer)
-            try:
-                result = plain(scaler, *args, **kwargs)
-                returned = True
-            finally:
-                self._each("scaler_ended", scaler, optimizer, returned)
-            return result
+    def _begins(self, scaler: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        optimizer = args[0] if args else kwargs.get("optimizer")
+        if type(scaler) not in self._met:  # its class came after the guard
+            with self._lock:
+                self._meet([type(scaler)])
+        self._each("scaler_begins", scaler, optimizer)
+        return scaler, optimizer
 
-        return step
-
-    def _update(self, plain: Call) -> Call:
-        @functools.wraps(plain)
-        @not_traced
-        @passes_on
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._each("scaler_updates", scaler)
-            return plain(scaler, *args, **kwargs)
-
-        return update
+    def _ended(self, begun: tuple[Any, Any], returned: bool) -> None:
+        self._each("scaler_ended", *begun, returned)
 
     @hidden
     def _each(self, name: str, scaler: Any, *args: Any) -> None:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.guarded.read import STAGES, Event
-from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
-from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.count import Counter, NativeCounts, choose_counter, counter_named
 from lab.rooms.nan.watch.guard.scaling import Scaling
+from lab.rooms.nan.watch.native import library
 from lab.rooms.nan.watch.seam import Modules
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 from lab.rooms.nan.watch.watch import NonFiniteError
 
 CLASS = {
@@ -141,12 +141,12 @@ class StepState:
     def _chosen(self, device: torch.device, counter: str | None) -> tuple[str, Counter]:
         """On a CPU, unless a way of counting was asked for, magnitudes are counted only where due."""
         name = counter or choose_counter(device)[0]
-        if counter is not None or name != "bits":
+        if counter is not None or name != "bits" or (loaded := library()) is None:
             return name, counter_named(name)
-        magnitudes, screen = cpu_counters()
+        native = NativeCounts(loaded)
 
         def count(tensors: Sequence[Tensor]) -> np.ndarray:
-            return (magnitudes if self.headroom.is_due(self.step) else screen)(tensors)
+            return (native.magnitudes if self.headroom.is_due(self.step) else native.screen)(tensors)
 
         count.reads_only = True  # type: ignore[attr-defined]
         return name, count
@@ -167,7 +167,6 @@ class StepState:
                 self.steps = [merged] if self.steps else []
         self.counted_by = "optimizer"
 
-    @passes_on
     def update_begins(self, optimizer: int) -> bool:
         """Begin an optimizer's update; whether no forward of its step was seen.
 
@@ -177,7 +176,6 @@ class StepState:
         self._begun_at[optimizer] = self.step
         return not joined and not self.forward_since_update
 
-    @passes_on
     def update_returns(self, optimizer: int) -> None:
         """Go back to the step that this update began, if another one inside of it has ended that."""
         begun_at = self._begun_at.pop(optimizer, self.step)
@@ -198,12 +196,10 @@ class StepState:
         self.step_ends()
         return self.step - 1
 
-    @passes_on
     def step_ends(self) -> None:
         self.step += 1
         self.forward_since_update = False
 
-    @passes_on
     def _joins(self, optimizer: int) -> bool:
         """Count an update to the step that has ended, if only other optimizers ran in it; whether so."""
         joins = bool(self._updated_by) and not self.forward_since_update
@@ -242,7 +238,7 @@ class StepState:
         stage: str,
         module: str,
         name: str,
-        row: np.ndarray | None,
+        row: Sequence[float] | np.ndarray | None,
         tensor: Any,
         *,
         unsure: str = "",
@@ -278,7 +274,6 @@ class StepState:
         """Run it; a failure is a note, never an exception in the program. Reactions do pass."""
         return self.within(work, *args)
 
-    @passes_on
     def within(self, work: Callable[..., Any], *args: Any) -> Any:
         """`safely`, where torch.compile is kept away already, or need not be."""
         try:
@@ -308,7 +303,7 @@ def owner(name: str) -> str:
 
 
 WORDS = {
-    "weights_before": "in the weights",
+    "weights_before": "in the weights:",
     "batch": "in the batch",
     "forward": "in forward of",
     "loss": "in the loss",

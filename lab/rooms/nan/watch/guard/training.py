@@ -26,7 +26,7 @@ from lab.rooms.nan.watch.guard.step import StepState
 from lab.rooms.nan.watch.guard.weights import Weights, parameters_of
 from lab.rooms.nan.watch.leaves import is_unbuilt
 from lab.rooms.nan.watch.shared import Surrounded, after_update, asked, backwards, before_update
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 WRITE_EVERY = 50  # updates between two records
 
@@ -87,7 +87,6 @@ class Training:
 
     # Batch and forward
 
-    @passes_on
     def forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The outermost module is called."""
         forward.update = self.state.step
@@ -111,16 +110,12 @@ class Training:
         if self._replays:
             forward.saved = self.reactions.save(module, args, kwargs)
 
-    @passes_on
     def forward_ends(self, forward: Forward) -> None:
         """It returned or raised; its tensors are not counted yet."""
-        if self.collector.waits:
-            self.collector.mark()
         forward.time, forward.update = self.state.now(), self.state.step
         if self._unbuilt:
             self._hook_what_is_built()
 
-    @passes_on
     def forward_over(self) -> None:
         """The program goes on behind a forward that returned: of what it does now a loss is made."""
         if self._replays and self.state.model.training and torch.is_grad_enabled():
@@ -153,16 +148,14 @@ class Training:
 
     # Scaling
 
-    @passes_on
     def scaler_scales(self, scaler: Any) -> None:
         self.scaling.scales()
 
-    @passes_on
     def scaler_begins(self, scaler: Any, optimizer: Any) -> None:
         if not self.state.ended and self._is_ours(optimizer, parameters_of(optimizer)):
             self.scaling.enter(scaler, optimizer, self.state.step)
 
-    @passes_on
+    @hidden
     def scaler_ended(self, scaler: Any, optimizer: Any, returned: bool) -> None:
         is_ours = self._is_ours(optimizer, parameters_of(optimizer))
         try:
@@ -172,12 +165,6 @@ class Training:
             if is_ours:
                 self.scaling.running = None
 
-    @passes_on
-    def scaler_updates(self, scaler: Any) -> None:
-        if not self.state.ended:
-            self.state.within(self._scaler_updates, scaler)
-
-    @hidden
     def _scaler_ended(self, scaler: Any, optimizer: Any, is_ours: bool) -> None:
         if is_ours:
             if self.scaling.leave(scaler, optimizer):
@@ -188,6 +175,10 @@ class Training:
             self.reactions.expect_since(self.scaling.decided)
 
     @hidden
+    def scaler_updates(self, scaler: Any) -> None:
+        if not self.state.ended:
+            self.state.within(self._scaler_updates, scaler)
+
     def _scaler_updates(self, scaler: Any) -> None:
         """The program, and not the scaler, may have left out what the scaler had found infinities in."""
         optimizers = self.scaling.forgotten(scaler)
@@ -203,14 +194,12 @@ class Training:
         self.borders.leave()
         self.reactions.leave_out(self.scaling.left_out(optimizer, scaler, number))
 
-    @passes_on
     def decide(self) -> None:
         """A forward begins, or the block ends: the steps before are left out by no scaler."""
         self.scaling.decides(self.state.step)
         if self.state.open:
-            self._keep()
+            self.reactions.keep()
 
-    @hidden
     def _decide_by(self, optimizer: Any, step: int) -> None:
         """An optimizer updates, or has, in this step: what is bad and it takes is left out by no scaler."""
         if step not in self.state.open or not self.scaling.active:
@@ -221,13 +210,10 @@ class Training:
 
     # Clipping: gradients before the update
 
-    @passes_on
-    def update_begins(self, optimizer: Any, *_: Any) -> None:
-        if not self.state.ended:
-            self._update_begins(optimizer)
-
     @hidden
-    def _update_begins(self, optimizer: Any) -> None:
+    def update_begins(self, optimizer: Any, *_: Any) -> None:
+        if self.state.ended:
+            return
         parameters, state = parameters_of(optimizer), self.state
         local.between.end()
         if not self._is_ours(optimizer, parameters):
@@ -260,24 +246,19 @@ class Training:
 
     # State and weights: after the update
 
-    @passes_on
-    def update_ends(self, optimizer: Any, *_: Any) -> None:
-        if self.state.ended:
-            return
-        updating, parameters = self.state.updating, self.state.updating_weights
-        self.state.updating, self.state.updating_weights = None, []
-        if updating is optimizer:
-            self.state.within(self._look_after_update, optimizer, parameters)
-        else:
-            self._after_another(optimizer)
-
     @hidden
-    def _after_another(self, optimizer: Any) -> None:
-        parameters = parameters_of(optimizer)
-        if self.state.began(id(optimizer)) or self._is_ours(optimizer, parameters):
-            self.state.within(self._look_after_update, optimizer, parameters)
+    def update_ends(self, optimizer: Any, *_: Any) -> None:
+        state = self.state
+        if state.ended:
+            return
+        updating, parameters = state.updating, state.updating_weights
+        state.updating, state.updating_weights = None, []
+        if updating is not optimizer:  # another one ran inside of its update
+            parameters = parameters_of(optimizer)
+            if not (state.began(id(optimizer)) or self._is_ours(optimizer, parameters)):
+                return
+        state.within(self._look_after_update, optimizer, parameters)
 
-    @passes_on
     def _look_after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
         self.state.update_returns(id(optimizer))
         if self.state.on_gpu and self.collector.turned_out_clean():
@@ -299,7 +280,6 @@ class Training:
             self.reactions.forget()
             self._end_step(optimizer)
 
-    @passes_on
     def _end_step(self, optimizer: Any) -> None:
         self.state.step_ends()
         self.state.infinities_are_gone(self.state.step)
@@ -307,7 +287,7 @@ class Training:
         self.scaling.update_was_made(optimizer)
         if self.state.open:
             self.state.within(self._decide_by, optimizer, self.state.step - 1)
-            self._keep()
+            self.reactions.keep()
         if self.state.step % WRITE_EVERY == 0:
             self._write()
 
@@ -355,10 +335,6 @@ class Training:
 
     def _settle_safely(self) -> None:
         self.state.within(self.settle)
-
-    @hidden
-    def _keep(self) -> None:
-        self.reactions.keep()
 
     @hidden
     def react_if_bad(self) -> None:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS
 
-from lab.rooms.nan.guarded.read import Event
+from lab.rooms.nan.watch.count import KINDS
 from lab.rooms.nan.watch.explain import any_bad
-from lab.rooms.nan.watch.guard.step import WORDS, StepState, owner
+from lab.rooms.nan.watch.guard.step import StepState, owner
 from lab.rooms.nan.watch.leaves import (
     ORDINARY,
     REAL,
@@ -36,14 +36,17 @@ from lab.rooms.nan.watch.leaves import (
     version,
 )
 from lab.rooms.nan.watch.shared import new_module
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 READ_FIRST, READ_EVERY = 8, 8  # updates
 UNEXPLAINED = "its settings do not explain it: other code may have written the weight, or its gradient"
 CHANGED = "changed by something other than the optimizer since they were read last"
+WRITTEN = "written by other code than the optimizer, before the update"
+BY_PROGRAM = "written by the program: no optimizer of torch has updated weights since they were read"
 UNUSED = "a forward or other code wrote it since it was read last, and no module has used it yet"
 VERSION = attrgetter("_version")
 Named = tuple[str, Tensor]
+Row = Sequence[float]  # counts by KINDS
 State = tuple[int, str]  # the id of a weight, and what of it the optimizer keeps
 Label = TypeVar("Label")
 SHARED = 0  # in place of a weight's id: a state of all weights
@@ -104,7 +107,7 @@ class Weights:
         self._versions = sum(self.versions_after.values())
         self._infinite_buffers = set(sentinels)
         for weight in bad:
-            self.was_bad(weight["name"], weight["nan"], weight["posinf"] + weight["neginf"], from_start=True)
+            self.was_bad(weight["name"], row_of(weight), from_start=True)
 
     def is_one_of(self, parameter: Tensor) -> bool:
         return id(parameter) in self.names
@@ -146,7 +149,6 @@ class Weights:
             if versions_after.get(id(parameter), versions) != versions:
                 self._written_before_update.setdefault(id(parameter), self._state.step)
 
-    @passes_on
     def leave(self, optimizer: Any, parameters: list[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
         read_already = self._state.step == self._counted_in and not self._since_read
@@ -160,7 +162,6 @@ class Weights:
         versions = versions_of(parameters)
         self.versions_after.update(zip(map(id, parameters), versions, strict=True))
 
-    @passes_on
     def updated_by(self, *optimizers: Any) -> None:
         step = self._updated_step = self._state.step
         if step != self._counted_in:  # several optimizers may update in one step
@@ -273,10 +274,11 @@ class Weights:
                     moment = late if late >= 0 else self._updated_at
                     self._event("weights_before", name, row, tensor, moment=moment, unsure=UNUSED)
             elif late >= 0 and (self._written_since_update(name) or not self._may_be_updated(name)):
-                self.was_bad(name, row[0], row[1] + row[2], from_start=False, moment=late)
+                self.was_bad(name, row, tensor, moment=late)
             else:
                 self._bad.add(name)
-                self._update_was_bad(name, row, tensor)
+                stage, reason, unsure = self._after_update(name)
+                self._event(stage, name, row, tensor, reason=reason, unsure=unsure)
 
     def _event(
         self,
@@ -297,19 +299,16 @@ class Weights:
 
     # Who made it
 
-    def _update_was_bad(self, name: str, row: np.ndarray, tensor: Tensor) -> None:
-        """A weight is bad after an update: by the update, or by code that wrote it before."""
-        reason, stage, unsure = self._why(name), "weights_after", ""
+    def _after_update(self, name: str) -> tuple[str, str, str]:
+        """(stage, reason, why unsure) of a weight that is bad after an update: made by that, or before it."""
+        reason = self._why(name)
         if not self._may_be_updated(name):
-            stage, reason = "weights_before", CHANGED
-        elif not reason and self._was_written_before_update(name):
-            stage, reason = "weights_before", "written by other code than the optimizer, before the update"
-        elif not self._since_read:
-            stage = "weights_before"
-            reason = "written by the program: no optimizer of torch has updated weights since they were read"
-        elif not reason:
-            reason, unsure = self._span(), UNEXPLAINED
-        self._event(stage, name, row, tensor, reason=reason, unsure=unsure)
+            return "weights_before", CHANGED, ""
+        if not reason and self._written_in(name) is not None:
+            return "weights_before", WRITTEN, ""
+        if not self._since_read:
+            return "weights_before", BY_PROGRAM, ""
+        return "weights_after", reason or self._span(), "" if reason else UNEXPLAINED
 
     def _may_be_updated(self, name: str) -> bool:
         """Whether an optimizer that has updated since weights were read has this one, as far as is known."""
@@ -331,28 +330,29 @@ class Weights:
         reasons = (why_not_finite(one, parameter) for one in (*self._updated_by.values(), *self.optimizers))
         return next((reason for reason in reasons if reason), "")
 
-    def was_bad(self, name: str, nan: float, inf: float, *, from_start: bool, moment: float = 0) -> None:
+    def was_bad(
+        self, name: str, row: Row, tensor: Any = None, *, moment: float = 0, from_start: bool = False
+    ) -> None:
         """Bad weights that no update left so, or that were there at the start."""
         if name in self._bad:
             return
         self._bad.add(name)
-        place = f"{WORDS['weights_before']}: {name}"
-        step = self._state.step
-        event = Event(step, "weights_before", place, moment, owner(name), name, float(nan), float(inf))
+        stage, reason, unsure, step = "weights_before", CHANGED, "", self._written_in(name)
         updating = self._state.updating  # with a closure, in which this is found
-        if not from_start and any(one is self.parameter(name) for one in parameters_of(updating)):
-            event.stage, event.place = "weights_after", f"{WORDS['weights_after']} {name}"
-            event.reason = why_not_finite(updating, self.parameter(name))
-            event.unsure = "" if event.reason else UNEXPLAINED
-        elif not from_start and self._was_written_before_update(name):
-            event.step = self._written_before_update[id(self.parameter(name))]
-            event.reason = "written by other code than the optimizer, before the update"
-        elif not from_start:
-            event.reason = CHANGED
-        self._state.add(event)
+        if from_start:
+            reason, step = "", None
+        elif any(one is self.parameter(name) for one in parameters_of(updating)):
+            stage, reason, step = "weights_after", why_not_finite(updating, self.parameter(name)), None
+            unsure = "" if reason else UNEXPLAINED
+        elif step is not None:
+            reason = WRITTEN
+        self._state.event(
+            moment, stage, owner(name), name, row, tensor, step=step, reason=reason, unsure=unsure
+        )
 
-    def _was_written_before_update(self, name: str) -> bool:
-        return id(self.parameter(name)) in self._written_before_update
+    def _written_in(self, name: str) -> int | None:
+        """The step in which other code wrote this weight before the update, if it did."""
+        return self._written_before_update.get(id(self.parameter(name)))
 
     def _written_since_update(self, name: str) -> bool:
         """Whether a weight was written to after the last update, as far as torch counts."""
@@ -367,6 +367,11 @@ class Weights:
 
     def parameter(self, name: str) -> nn.Parameter | None:
         return dict(self._model.named_parameters()).get(name)
+
+
+def row_of(weight: dict[str, Any]) -> Row:
+    """The counts of a weight that a watch found bad."""
+    return [weight[kind] for kind in KINDS]
 
 
 def _bad(rows: np.ndarray) -> list[int]:
