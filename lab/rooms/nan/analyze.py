@@ -184,7 +184,7 @@ def _functions_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
             continue
         sites = nan_sites(experiment.log)
         for name, lines in sorted(experiment.log.functions.items(), key=lambda item: -item[1]):
-            nan_lines = experiment.log.function_kinds.get(name, {}).get("NaN", 0)
+            nan_lines = experiment.log.function_kinds[name, "NaN"]
             twin = experiment.log.twins.get(name, "")
             twin_of = shown(twin) if twin else ""
             cells = (shown(name), category(name), lines, nan_lines, sites.get(name, 0), twin_of)

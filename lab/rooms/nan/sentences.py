@@ -110,7 +110,7 @@ def instructions(tables: NanTables) -> list[str]:
     experiment = tables.baseline if tables.baseline in logs else logs[0]
     assert experiment is not None and experiment.log is not None
     lines = plural(experiment.log.error_lines, "line")
-    nans = {name: kinds["NaN"] for name, kinds in experiment.log.function_kinds.items() if kinds.get("NaN")}
+    nans = {name: count for (name, kind), count in experiment.log.function_kinds.items() if kind == "NaN"}
     if not nans:
         return [f"{experiment.label}: {lines} of nixnan, none of them NaN."]
     sites = nan_sites(experiment.log)

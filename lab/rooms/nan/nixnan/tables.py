@@ -149,17 +149,17 @@ def _differences(logged: Sequence[Evidence]) -> tuple[list[dict[str, Any]], list
 
 
 def _instructions(label: str, log: Log) -> list[dict[str, Any]]:
-    cells = sorted(log.cells, key=lambda cell: -cell.lines)
+    cells = sorted(log.cells.items(), key=lambda item: -item[1])
     return [
         {
             "experiment": label,
-            "opcode": cell.opcode,
-            "operand": cell.operand,
-            "type": cell.label,
-            "kinds": ", ".join(cell.kinds),
-            "lines": cell.lines,
+            "opcode": opcode,
+            "operand": operand,
+            "type": label_of_type,
+            "kinds": ", ".join(kinds),
+            "lines": lines,
         }
-        for cell in cells
+        for (opcode, operand, label_of_type, kinds), lines in cells
     ]
 
 

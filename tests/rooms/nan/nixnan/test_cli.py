@@ -146,6 +146,8 @@ def test_a_comparison_of_logs_and_of_folders(tmp_path):
     )
     result = json.loads(run("diff", "--json", tmp_path / "a", tmp_path / "b").stdout)
     assert result["beyond_noise"] is None and result["sites_a"] == 200
+    nixgen.write(tmp_path / "a" / "child.nixnan", nixgen.BANNER[:1])
+    assert run("diff", tmp_path / "a", tmp_path / "b").exception.exit_code == 2, "which of the two is meant?"
 
 
 def test_a_folder_without_logs_beside_a_log_is_a_clear_error(tmp_path, lab):

@@ -219,7 +219,7 @@ def execution_sum(projection: Projection) -> Report:
     groups = {
         "T": grouped(np.maximum(ops.end_ns, api.end_ns) - api.start_ns, *keys),
         "A": grouped(api.dur_ns, *keys),
-        "Q": grouped(queued_ns, *keys, where=queued_ns > 0),
+        "Q": grouped(queued_ns, *keys, mask=queued_ns > 0),
         "K": grouped(ops.dur_ns, *keys),
     }
     order = np.lexsort((groups["T"].first_row, -groups["T"].figures["mean"]))

@@ -71,10 +71,10 @@ class Groups:
         return columns
 
 
-def grouped(values: np.ndarray, *keys: np.ndarray, where: np.ndarray | None = None) -> Groups:
-    """Group integers (n,) by the columns of `keys`; where (n,): the rows whose values count."""
+def grouped(values: np.ndarray, *keys: np.ndarray, mask: np.ndarray | None = None) -> Groups:
+    """Group integers (n,) by the columns of `keys`; mask (n,): the rows whose values count."""
     first_row, of_row = grouped_rows(keys)
-    rows = slice(None) if where is None else where
+    rows = slice(None) if mask is None else mask
     return Groups(first_row, of_row, robust.grouped(values[rows], of_row[rows], len(first_row)))
 
 
