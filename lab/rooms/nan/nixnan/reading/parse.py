@@ -22,7 +22,7 @@ Entry = tuple[str, int | None]  # SASS, operand
 def parse(path: str | Path, *, progress: Progress | None = None) -> Log:
     """Read a log; progress is called with (bytes read, bytes in all).
 
-    Raises MissingError if there is no file, BadDataError for a broken one.
+    Raises MissingError without a file, BadDataError for a broken one.
     """
     collects = gc.isenabled()
     gc.disable()  # hundreds of thousands of tuples and no cycle: looking for garbage took half of the time
