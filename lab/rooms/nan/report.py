@@ -133,8 +133,7 @@ def _cards(tables: NanTables) -> list[Card]:
         names = ", ".join(reached["experiment"])
         cards.append(Card("Experiments with bad module outputs", str(len(reached)), source, note=names))
     for experiment in tables.evidence:
-        birth = (experiment.watch or {}).get("first")
-        if birth and len(cards) < 6:
+        if (birth := experiment.birth) and len(cards) < 6:
             cause = tables.causes[experiment.label].text if experiment.label in tables.causes else ""
             note = "; ".join(filter(None, [birth["place"], cause, f"{birth['phase']}, step {birth['step']}"]))
             module = birth["module"].rsplit(".", 1)[-1] or "the model"
@@ -207,11 +206,9 @@ def _births(tables: NanTables) -> list[Block]:
         return [Prose(none)] if watched else []
     steps = tables.births.groupby(["experiment", "place", "phase"], sort=False)["step"]
     frame = steps.agg(["min", "count"]).reset_index().rename(columns={"min": "first step", "count": "steps"})
-    first_births = {
-        experiment.label: (experiment.watch or {}).get("first", {}) for experiment in tables.evidence
-    }
+    first_places = {experiment.label: experiment.birth.get("place") for experiment in tables.evidence}
     causes = [
-        tables.causes.get(label) if first_births[label]["place"] == place else None
+        tables.causes.get(label) if first_places[label] == place else None
         for label, place in zip(frame["experiment"], frame["place"], strict=True)
     ]
     for index, name in enumerate(("cause", "confidence", "evidence")):

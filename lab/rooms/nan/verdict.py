@@ -139,24 +139,22 @@ def _module(experiment: Evidence) -> Link:
             if bad
             else _none_in(experiment.watch["modules"], "module")
         )
-    if published := (experiment.result or {}).get("published"):
+    if published := experiment.counts:
         bad = len(published["bad_modules"])
         return ("yes", plural(bad, "module")) if bad else _none_in(published["modules"], "module")
     return "?", "not watched" if experiment.result else "no result"
 
 
 def _logits(experiment: Evidence) -> Link:
-    logits = (experiment.result or {}).get("logits")
-    if logits:
+    if logits := experiment.logits:
         bad = len(logits["bad_steps"])
         return (
             ("yes", f"{bad} of {plural(logits['steps'], 'step')}")
             if bad
             else _none_in(logits["steps"], "step")
         )
-    published = (experiment.result or {}).get("published")
-    if published and "lm_head" in published["rows"]:
-        bad = sum(published["rows"]["lm_head"])
+    if head := experiment.counts.get("rows", {}).get("lm_head"):
+        bad = sum(head)
         return ("yes", f"{bad} in lm_head") if bad else ("no", "0 in lm_head, last call")
     return "?", "no result"
 

@@ -197,7 +197,10 @@ def _passing(instruction: Instruction) -> Cause | None:
     if _base(instruction) in _SUMS and nan_class == "transit" and _opposite(instruction):
         return _perhaps_infinite_sum(instruction)
     if nan_class in ("transit", "source_only"):
-        reason = "NaN in a source: born by another instruction, or by one that nixnan does not look at."
+        reason = (
+            "NaN in a source: born by another instruction of the list, or by one that nixnan does not look "
+            "at."
+        )
         return Cause("NaN passing", "low", reason)
     if "-infinity" in kinds and not kinds & {"NaN", "infinity"} and _may_be_softmax(instruction):
         reason = "-inf passes through a softmax and becomes exp(-inf) = 0: how attention masks work."
