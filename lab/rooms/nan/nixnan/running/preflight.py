@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lab.errors import GpuError, MissingError, UsageError
+from lab.rooms.nan.config import FLAGS
 from lab.secrets import expanded
 
 LEAST_CAPABILITY = 8.6
@@ -25,16 +26,7 @@ KNOWN_PATHS = (
     "/opt/nixnan/nixnan.so",
     "/usr/local/lib/nixnan.so",
 )
-FLAGS = (
-    "SAMPLING",
-    "LINE_INFO",
-    "MAX_ERRORS",
-    "HISTOGRAM",
-    "BIN_SPEC_FILE",
-    "ENABLE_FUN_DETAIL",
-    "LOG_KERNELS",
-    "LOGFILE",
-)
+OWNED = {*FLAGS, "BIN_SPEC_FILE", "LOG_KERNELS", "LOGFILE", "CUDA_INJECTION64_PATH"}
 
 
 def check_shared_object(path: Path) -> None:
@@ -160,6 +152,6 @@ def check_gpu(env: Mapping[str, str]) -> None:
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without the tool and its flags."""
-    clean_env = {name: value for name, value in env.items() if name not in (*FLAGS, "CUDA_INJECTION64_PATH")}
+    clean_env = {name: value for name, value in env.items() if name not in OWNED}
     preload = [word for word in clean_env.pop("LD_PRELOAD", "").split(":") if word and "nixnan" not in word]
     return {**clean_env, **({"LD_PRELOAD": ":".join(preload)} if preload else {})}
