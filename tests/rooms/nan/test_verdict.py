@@ -41,11 +41,6 @@ def test_what_crashed_was_skipped_or_changed_nothing_has_no_rank(tmp_path):
     )
 
 
-def test_a_nan_that_stays_in_a_module_is_told_apart_from_one_in_the_logits(tmp_path):
-    found = rows(tables(tmp_path / "r", {"baseline": result("baseline", first=birth())}))
-    assert found["baseline"]["verdict"] == "reached-module"
-
-
 def evidence(name="one", **more):
     return Evidence(experiment=name, label=name, **more)
 
