@@ -75,11 +75,10 @@ def compared(result: dict[str, Any]) -> str:
 
 
 def _cause_lines(cause: dict[str, Any]) -> list[str]:
-    evidence_line = cause["evidence"][0]
     confidence = f"{cause['confidence']} confidence{', harmless' if cause['benign'] else ''}"
     return [
         f"{cause['what']} ({confidence}): {plural(cause['sites'], 'instruction')}. {cause['why']}",
-        f"    line {evidence_line['line']}: {evidence_line['raw']}",
+        f"    line {cause['line']}: {cause['raw']}",
     ]
 
 

@@ -9,7 +9,6 @@ too large give an infinity; 1/0 is infinite. An instruction whose text stands fo
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ _LITERAL = re.compile(r"(?P<sign>[+-]?)\s*INF\b", re.IGNORECASE)
 # Where softmax's code is found under cut names.
 _MAY_BE_SOFTMAX = ("attention", "softmax", "unnamed", "reduce")
 LEVELS = ("low", "medium", "high")
-MOST_EVIDENCE = 6
 # Name -> what a page calls it; most serious first.
 CAUSES = {
     "stored NaN": "NaN written to memory",
@@ -232,25 +230,23 @@ def _perhaps_infinite_sum(instruction: Instruction) -> Cause:
 def causes(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:
     """One row per cause, confidence and benign; for each instruction the first rule that fits counts.
 
-    Keys: cause, what, confidence, benign, why, sites, lines, functions, evidence (raw lines). Most serious
-    first.
+    Keys: cause, what, confidence, benign, why, sites, lines, functions; file, line and raw: where it shows.
+    Most serious first.
     """
     rows: dict[Cause, dict[str, Any]] = {}
     for instruction in instructions:
-        if cause := cause_of(instruction):
-            cause = _less_sure(cause) if instruction.merged else cause
-            row = rows.setdefault(cause, {"sites": 0, "lines": 0, "functions": Counter(), "evidence": []})
-            row["sites"] += 1
-            row["lines"] += instruction.lines
-            row["functions"][instruction.function] += 1
-            if len(row["evidence"]) < MOST_EVIDENCE:
-                nan_first = sorted(
-                    instruction.sites.values(), key=lambda site: ("NaN" not in site.kinds, site.operand or 0)
-                )
-                row["evidence"] += [
-                    {"file": site.file, "line": site.line, "raw": site.raw} for site in nan_first
-                ]
-                del row["evidence"][MOST_EVIDENCE:]
+        if not (cause := cause_of(instruction)):
+            continue
+        cause = _less_sure(cause) if instruction.merged else cause
+        if not (row := rows.get(cause)):
+            first = min(
+                instruction.sites.values(), key=lambda site: ("NaN" not in site.kinds, site.operand or 0)
+            )
+            shows = {"file": first.file, "line": first.line, "raw": first.raw}
+            row = rows[cause] = {"sites": 0, "lines": 0, "functions": {}, **shows}
+        row["sites"] += 1
+        row["lines"] += instruction.lines
+        row["functions"].setdefault(instruction.function)
     order = list(CAUSES)
     ranked = sorted(rows, key=lambda c: (c.benign, order.index(c.name), -LEVELS.index(c.confidence)))
     return [
