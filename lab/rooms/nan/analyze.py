@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from lab.rooms.nan.evidence import (
     Evidence,
     bad_leaves,
     baseline_of,
-    python_totals,
     reported,
     text_of,
 )
@@ -28,6 +27,7 @@ from lab.rooms.nan.verdict import Chain, chain_of, ranks, verdict_of
 LINKS = ("instruction", "stored", "module", "logits", "text")
 CHAIN = ["experiment", *(f"{link}{part}" for link in LINKS for part in ("", "_evidence"))]
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)(?:\.|$)")
+INFINITE = ("posinf", "neginf")
 COUNTED = ("nan", "posinf", "neginf", "subnormal")
 
 
@@ -42,10 +42,9 @@ EXPERIMENTS = _names("""
     same_text characters
     reason result_file log_files
 """)
-WHOLE_NUMBERS = _names("""
-    rank nan inf bad_leaves bad_logit_steps characters sass_lines sass_sites sass_nan_lines
-    half_nan_unique half_nan_repeats float_nan_unique float_nan_repeats
-    half_subnormal_unique half_subnormal_repeats memory_nan_lines
+TEXTS = _names("""
+    experiment status verdict first_producer cause confidence sass_integrity same_text reason result_file
+    log_files
 """)
 APPLIED = _names("""
     experiment status what expected count values_changed logits_moved
@@ -105,8 +104,7 @@ def analyze(evidence: Sequence[Evidence]) -> NanTables:
     verdicts = {experiment.label: verdict_of(experiment, chains[experiment.label]) for experiment in evidence}
     causes = {}
     for experiment in evidence:
-        calls = read(experiment, "calls.csv") if (experiment.watch or {}).get("first") else None
-        if cause := cause_of(experiment, calls):
+        if experiment.birth and (cause := cause_of(experiment, read(experiment, "calls.csv"))):
             causes[experiment.label] = cause
     return NanTables(
         experiments=experiments_table(evidence, verdicts, causes),
@@ -131,66 +129,59 @@ def _csv(experiment: Evidence, name: str, problems: list[str]) -> pd.DataFrame |
         return None
 
 
+def _frame(rows: Iterable[Any], columns: Sequence[str]) -> pd.DataFrame:
+    frame: pd.DataFrame = pd.DataFrame(list(rows), columns=list(columns))
+    return frame
+
+
 def _chain_table(chains: Mapping[str, Chain]) -> pd.DataFrame:
-    rows = []
-    for label, chain in chains.items():
-        row = {"experiment": label}
-        for link in LINKS:
-            row[link], row[f"{link}_evidence"] = getattr(chain, link)
-        rows.append(row)
-    table: pd.DataFrame = pd.DataFrame(rows, columns=CHAIN)
-    return table
+    return _frame(
+        (
+            [label, *(word for link in LINKS for word in getattr(chain, link))]
+            for label, chain in chains.items()
+        ),
+        CHAIN,
+    )
 
 
 def _applied_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
     """What was asked of the model beside what it shows: requested is not effective."""
     rows = []
     for experiment in evidence:
-        result = experiment.result or {}
-        effective, proof = result.get("effective") or {}, result.get("applied") or {}
-        if not effective:
+        if not (effective := experiment.effective):
             continue
-        as_loaded = "twin" if result.get("skipped_quant") else "loaded as asked"
+        result = experiment.result or {}
+        proof = result.get("applied") or {"what": result["asked"]}
         row = {
+            **{name: proof.get(name) for name in APPLIED},
             "experiment": experiment.label,
-            "status": proof.get("status") or as_loaded,
-            "what": proof.get("what", result["asked"]),
+            "status": proof.get("status") or ("twin" if result.get("skipped_quant") else "loaded as asked"),
             "dtypes": ", ".join(effective["dtypes"]),
             "attention": effective["attention"],
             "quant": effective["quant"],
             "device": f"{effective['device']} ({effective['device_name']})",
             "skipped_quant": result.get("skipped_quant", ""),
         }
-        rows.append({**{name: proof.get(name) for name in APPLIED}, **row})
-    frame = pd.DataFrame(rows, columns=APPLIED)
-    table: pd.DataFrame = frame.astype({"expected": "Int64", "count": "Int64", "values_changed": "Int64"})
-    return table
+        rows.append(row)
+    return _frame(rows, APPLIED).astype(dict.fromkeys(("expected", "count", "values_changed"), "Int64"))
 
 
 def _births_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
-    rows = [
-        {"experiment": experiment.label, **{name: birth[name] for name in BIRTHS[1:]}}
-        for experiment in evidence
-        for birth in (experiment.watch or {}).get("births", ())
-    ]
-    table: pd.DataFrame = pd.DataFrame(rows, columns=BIRTHS)
-    return table
+    births = ((experiment, birth) for experiment in evidence for birth in experiment.watch.get("births", ()))
+    return _frame(
+        ((experiment.label, *(birth[name] for name in BIRTHS[1:])) for experiment, birth in births), BIRTHS
+    )
 
 
 def _functions_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
     rows = []
-    for experiment in evidence:
-        if experiment.log is None:
-            continue
-        sites = nan_sites(experiment.log)
-        for name, lines in sorted(experiment.log.functions.items(), key=lambda item: -item[1]):
-            nan_lines = experiment.log.function_kinds.get(name, {}).get("NaN", 0)
-            twin = experiment.log.twins.get(name, "")
-            twin_of = shown(twin) if twin else ""
-            cells = (shown(name), category(name), lines, nan_lines, sites.get(name, 0), twin_of)
-            rows.append((experiment.label, *cells))
-    table: pd.DataFrame = pd.DataFrame(rows, columns=FUNCTIONS)
-    return table
+    for label, log in ((experiment.label, experiment.log) for experiment in evidence if experiment.log):
+        sites = nan_sites(log)
+        for name, lines in sorted(log.functions.items(), key=lambda item: -item[1]):
+            twin = shown(log.twins[name]) if name in log.twins else ""
+            counts = lines, log.function_kinds[name, "NaN"], sites.get(name, 0)
+            rows.append((label, shown(name), category(name), *counts, twin))
+    return _frame(rows, FUNCTIONS)
 
 
 def experiments_table(
@@ -213,21 +204,22 @@ def experiments_table(
         }
         for experiment in evidence
     ]
-    frame = pd.DataFrame(rows, columns=EXPERIMENTS)
-    frame[WHOLE_NUMBERS] = frame[WHOLE_NUMBERS].astype("Int64")
-    table: pd.DataFrame = frame.sort_values("rank", kind="stable", na_position="last").reset_index(drop=True)
-    return table
+    numbers = dict.fromkeys([name for name in EXPERIMENTS if name not in TEXTS], "Int64")
+    frame = _frame(rows, EXPERIMENTS).astype(numbers)
+    return frame.sort_values("rank", kind="stable", na_position="last").reset_index(drop=True)
 
 
 def _modules(experiment: Evidence, cause: Cause | None) -> dict[str, Any]:
-    totals, birth = python_totals(experiment), (experiment.watch or {}).get("first")
-    logits = (experiment.result or {}).get("logits")
+    """NaN and infinities over distinct output tensors of all forwards, and where the first was born."""
+    steps, published, logits = experiment.watch.get("steps"), experiment.counts, experiment.logits
+    sums = {"nan": published.get("nan"), "inf": published.get("inf")}
+    if steps is not None:
+        nan, inf = (sum(step[kind] for step in steps for kind in kinds) for kinds in (("nan",), INFINITE))
+        sums = {"nan": int(nan), "inf": int(inf), "bad_leaves": bad_leaves(experiment)}
     return {
-        "nan": int(totals["nan"]) if totals else None,
-        "inf": int(totals["posinf"] + totals["neginf"]) if totals else None,
-        "bad_leaves": bad_leaves(experiment) if experiment.watch else None,
+        **sums,
         "bad_logit_steps": len(logits["bad_steps"]) if logits else None,
-        "first_producer": birth["place"] if birth else "",
+        "first_producer": experiment.birth.get("place", ""),
         "cause": cause.text if cause else "",
         "confidence": cause.confidence if cause else "",
     }
@@ -237,21 +229,18 @@ def _instructions(experiment: Evidence) -> dict[str, Any]:
     """nixnan's numbers. Half is f16 and bf16 together: the tool prints bf16 apart only since August 2025."""
     if experiment.log is None:
         return {"sass_integrity": "unreadable" if experiment.log_files else ""}
-    return {
+    row: dict[str, Any] = {
         "sass_integrity": experiment.log.integrity,
         "sass_lines": experiment.log.error_lines,
         "sass_sites": experiment.log.site_count,
         "sass_nan_lines": totals(experiment.log)["NaN"],
         "memory_nan_lines": memory_nan_lines(experiment.log),
-        **_unique_and_repeats("half_nan", reported(experiment, ("f16", "bf16"), "NaN")),
-        **_unique_and_repeats("float_nan", reported(experiment, ("f32",), "NaN")),
-        **_unique_and_repeats("half_subnormal", reported(experiment, ("f16", "bf16"), "subnormal")),
     }
-
-
-def _unique_and_repeats(name: str, counts: tuple[int, int] | None) -> dict[str, int | None]:
-    unique, repeats = counts or (None, None)
-    return {f"{name}_unique": unique, f"{name}_repeats": repeats}
+    for name, types in {"half": ("f16", "bf16"), "float": ("f32",)}.items():
+        for kind in ("nan", "subnormal"):
+            counts = reported(experiment, types, {"nan": "NaN"}.get(kind, kind)) or (None, None)
+            row |= {f"{name}_{kind}_unique": counts[0], f"{name}_{kind}_repeats": counts[1]}
+    return row
 
 
 def _text(experiment: Evidence, base: Evidence | None) -> dict[str, Any]:
@@ -272,10 +261,7 @@ def layers_table(evidence: Sequence[Evidence], read: ReadTable) -> pd.DataFrame:
         modules = _module_rows(experiment, read)
         if modules is not None and not modules.empty:
             parts.append(_by_layer(modules).assign(experiment=experiment.label))
-    table: pd.DataFrame = pd.DataFrame([], columns=LAYERS)
-    if parts:
-        table = pd.concat(parts)[LAYERS].reset_index(drop=True)
-    return table
+    return pd.concat(parts)[LAYERS].reset_index(drop=True) if parts else _frame([], LAYERS)
 
 
 def layer_of(module: str) -> str:
@@ -288,37 +274,21 @@ def _by_layer(modules: pd.DataFrame) -> pd.DataFrame:
     out = modules[modules["side"] == "out"].assign(layer=modules["module"].map(layer_of))
     limit = out["dtype"].map(LARGEST).astype(float)
     out["headroom"] = (out["absmax"] / limit).where(out["absmax"] > 0)  # unknown where nothing is finite
-    for kind in COUNTED:
-        out[kind] = out[kind].clip(lower=0)
-    aggregations: dict[str, Any] = {
-        **dict.fromkeys(COUNTED, "sum"),
-        "absmax": "max",
-        "numel": "sum",
-        "dtype": "first",
-    }
-    grouped = out.groupby(["layer", "phase"], sort=False)
-    table: pd.DataFrame = grouped.agg(
-        {**aggregations, "headroom": "max", "first_bad_step": _first_bad}
-    ).reset_index()
+    out[list(COUNTED)] = out[list(COUNTED)].clip(lower=0)
+    figures: dict[str, Any] = dict.fromkeys((*COUNTED, "numel"), "sum")
+    figures |= {"absmax": "max", "headroom": "max", "dtype": "first", "first_bad_step": _first_bad}
+    table: pd.DataFrame = out.groupby(["layer", "phase"], sort=False).agg(figures).reset_index()
     return table
 
 
 def _module_rows(experiment: Evidence, read: ReadTable) -> pd.DataFrame | None:
-    published = (experiment.result or {}).get("published")
-    if not published:
+    if not experiment.counts:
         return read(experiment, "modules.csv") if experiment.watch else None
-    rows = [{"module": name, "nan": nans, "posinf": infs} for name, (nans, infs) in published["rows"].items()]
-    table: pd.DataFrame = pd.DataFrame(rows, columns=["module", "nan", "posinf"]).assign(
-        side="out",
-        phase="last call",
-        dtype="",
-        numel=0,
-        neginf=0,
-        subnormal=0,
-        absmax=float("nan"),
-        first_bad_step=-1,
+    rows = [(name, *counts) for name, counts in experiment.counts["rows"].items()]
+    unknown = dict.fromkeys(("numel", "neginf", "subnormal"), 0)
+    return _frame(rows, ["module", "nan", "posinf"]).assign(
+        side="out", phase="last call", dtype="", absmax=float("nan"), first_bad_step=-1, **unknown
     )
-    return table
 
 
 def _first_bad(steps: pd.Series) -> int:

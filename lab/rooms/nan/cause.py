@@ -26,10 +26,9 @@ NOT_KEPT = Cause("unknown", "possible", "the forward was not kept call by call")
 
 def cause_of(experiment: Evidence, calls: pd.DataFrame | None) -> Cause | None:
     """The cause of the first birth; None where nothing was born."""
-    watch = experiment.watch
-    if not watch or not watch.get("first"):
+    watch, birth = experiment.watch, experiment.birth
+    if not birth:
         return None
-    birth = watch["first"]
     if birth["how"] == "weights":
         bad = [
             _bad_weight(weight) for weight in watch["weights"] if weight["name"].startswith(birth["module"])

@@ -67,22 +67,14 @@ WATCH = with_options(
     ),
 )
 NIXNAN = with_options(
-    option(
-        "--sampling",
-        type=ZERO_OR_MORE,
-        default=0,
-        help="Instrument 1 in N launches of a kernel; 0: all.",
-    ),
-    option(
-        "--line-info/--no-line-info",
-        default=False,
-        help="Report source lines; needs code built with them.",
-    ),
-    option("--max-errors", type=ZERO_OR_MORE, default=0, help="Stop after N lines; 0: never."),
     click.option(
-        "--histogram", is_flag=True, help="Log ranges of exponents. It tears lines: needs a run of its own."
+        "--flag",
+        "flags",
+        multiple=True,
+        metavar="NAME=N",
+        help="A variable of nixnan: SAMPLING=N (1 in N launches), MAX_ERRORS=N, LINE_INFO=1, HISTOGRAM=1 "
+        "(tears lines), ENABLE_FUN_DETAIL=1; repeatable.",
     ),
-    click.option("--bin-spec", type=click.Path(path_type=Path), help="JSON file of exponent bins."),
     click.option(
         "--only-kernel",
         "only_kernels",
@@ -90,22 +82,9 @@ NIXNAN = with_options(
         help="Instrument only this exact short name; repeatable.",
     ),
     click.option(
-        "--not-kernel",
-        "not_kernels",
-        multiple=True,
-        help="Do not instrument this exact short name; repeatable.",
-    ),
-    click.option(
         "--inventory",
         is_flag=True,
         help="Only list the kernels, as options for --only-kernel. Fast; checks nothing.",
-    ),
-    click.option("--fun-detail", is_flag=True, help="Write full names of kernels on repeats too."),
-    choice(
-        "--attach",
-        "auto inject preload",
-        "inject: CUDA_INJECTION64_PATH. preload: LD_PRELOAD. auto: inject, then preload if it never "
-        "attached.",
     ),
 )
 
@@ -154,11 +133,10 @@ def run_nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: A
 
     NIXNAN_SO is the path of the nixnan.so that you built.
     """
-    from lab.rooms.nan.config import NixnanConfig
-    from lab.rooms.nan.nixnan.running.preflight import read_bin_spec
+    from lab.rooms.nan.config import parse_flags
 
-    tool = {name: settings.pop(name) for name in NixnanConfig.__struct_fields__ if name in settings}
-    tool["bin_spec"] = read_bin_spec(tool["bin_spec"]) if tool["bin_spec"] else None
+    tool = {name: settings.pop(name) for name in ("flags", "only_kernels", "inventory")}
+    tool["flags"] = parse_flags(tool["flags"])
     return _experiment(ctx, experiment, {**settings, "sass": True, "nixnan": tool})
 
 

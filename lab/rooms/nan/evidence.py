@@ -46,11 +46,34 @@ class Evidence:
     published: bool = False
     inventory: bool = False  # nixnan only listed the kernels
     only_kernels: tuple[str, ...] = ()  # all that it was told to look at, by short names
-    not_kernels: tuple[str, ...] = ()  # what it was told to leave alone
 
     @property
-    def watch(self) -> dict[str, Any] | None:
-        return (self.result or {}).get("watch")
+    def watch(self) -> dict[str, Any]:
+        """What the modules did; {} where nothing was watched."""
+        return self._part("watch")
+
+    @property
+    def birth(self) -> dict[str, Any]:
+        """The first birth of a bad number that the watch saw; {} without one."""
+        return self.watch.get("first") or {}
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What a published result holds; {} for one of lab."""
+        return self._part("published")
+
+    @property
+    def logits(self) -> dict[str, Any]:
+        return self._part("logits")
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        """What ran, read off the model."""
+        return self._part("effective")
+
+    def _part(self, name: str) -> dict[str, Any]:
+        part: dict[str, Any] = (self.result or {}).get(name) or {}
+        return part
 
     @property
     def compared(self) -> bool:
@@ -100,20 +123,11 @@ def reported(experiment: Evidence, types: Sequence[str], kind: str) -> tuple[int
 
 
 def bad_leaves(experiment: Evidence) -> int:
-    return sum(step["bad_leaves"] for step in (experiment.watch or {}).get("steps", ()))
-
-
-def python_totals(experiment: Evidence) -> dict[str, float]:
-    """NaN and infinities over distinct output tensors of all forwards."""
-    if experiment.watch:
-        steps = experiment.watch["steps"]
-        return {kind: sum(step[kind] for step in steps) for kind in ("nan", "posinf", "neginf")}
-    published = (experiment.result or {}).get("published")
-    return {"nan": published["nan"], "posinf": published["inf"], "neginf": 0} if published else {}
+    return sum(step["bad_leaves"] for step in experiment.watch.get("steps", ()))
 
 
 def subnormals(experiment: Evidence) -> bool:
-    any_subnormal = any(step["subnormal"] > 0 for step in (experiment.watch or {}).get("steps", ()))
+    any_subnormal = any(step["subnormal"] > 0 for step in experiment.watch.get("steps", ()))
     in_log = experiment.log is not None and totals(experiment.log)["subnormal"] > 0
     return any_subnormal or in_log
 

@@ -133,8 +133,7 @@ def _cards(tables: NanTables) -> list[Card]:
         names = ", ".join(reached["experiment"])
         cards.append(Card("Experiments with bad module outputs", str(len(reached)), source, note=names))
     for experiment in tables.evidence:
-        birth = (experiment.watch or {}).get("first")
-        if birth and len(cards) < 6:
+        if (birth := experiment.birth) and len(cards) < 6:
             cause = tables.causes[experiment.label].text if experiment.label in tables.causes else ""
             note = "; ".join(filter(None, [birth["place"], cause, f"{birth['phase']}, step {birth['step']}"]))
             module = birth["module"].rsplit(".", 1)[-1] or "the model"
@@ -143,40 +142,46 @@ def _cards(tables: NanTables) -> list[Card]:
 
 
 def _sections(tables: NanTables, sass: SassTables, folder: Path) -> list[Section]:
-    blocks: dict[str, list[Block]] = {
-        "Ranking": _ranking(tables),
+    experiments, layers = tables.experiments, tables.layers.drop(columns=["numel"])
+    bad_step = layers["first_bad_step"]
+    layers = layers.assign(first_bad_step=bad_step.where(bad_step >= 0).astype("Int64"))
+    further = "What the outputs held, how sure the cause is, and the text against the baseline's"
+    proof = (
+        "What each experiment changed, and the proof: modules that took the change, values altered, how "
+        "far the first logits moved"
+    )
+    worst = "The worst line of each site, as it stands in its log; sites with NaN first, then by lines"
+    blocks: dict[str, Sequence[Block]] = {
+        "Ranking": [
+            *_table(
+                experiments[RANKING],
+                "experiments",
+                "Every experiment that was asked for or found; only what ran and took effect is compared",
+            ),
+            *_table(experiments[OUTPUTS], "experiments", further),
+        ],
         "How far bad numbers got": _chain(tables, folder),
         "First producers": _births(tables),
-        "Layers": _layers(tables),
+        "Layers": _table(layers, "layers", "Every layer of every experiment", open_rows=24),
         "Instructions and kernels": _instructions(tables, sass, folder),
-        "What ran: requested and effective": _applied(tables),
-        "Evidence: nixnan's own lines": _evidence(sass),
+        "What ran: requested and effective": _table(tables.applied, "applied", proof),
+        "Evidence: nixnan's own lines": _table(
+            sass.frames["sass_evidence"], "sass_evidence", worst, open_rows=12, limit=300
+        ),
         "What nixnan cannot see": [Points(sass.coverage)] if sass.coverage else [],
         "Problems": [Points(tables.problems)] if tables.problems else [],
     }
-    return [Section(title, parts) for title, parts in blocks.items() if parts]
+    return [Section(title, list(parts)) for title, parts in blocks.items() if parts]
 
 
-def _experiments(frame: pd.DataFrame, caption: str) -> Table:
-    """Columns of the table of experiments, without those that are empty."""
-    return Table(
-        _without_empty_columns(frame), caption, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40
-    )
-
-
-def _without_empty_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    is_empty = frame.isna() | (frame == "")
-    shown: pd.DataFrame = frame.loc[:, ~is_empty.all()]
-    return shown
-
-
-def _ranking(tables: NanTables) -> list[Block]:
-    caption = "Every experiment that was asked for or found; only what ran and took effect is compared"
-    further = "What the outputs held, how sure the cause is, and the text against the baseline's"
-    return [
-        _experiments(tables.experiments[RANKING], caption),
-        _experiments(tables.experiments[OUTPUTS], further),
-    ]
+def _table(
+    frame: pd.DataFrame, name: str, caption: str, *, open_rows: int = 40, limit: int = 400
+) -> list[Block]:
+    """The columns with something in them, of tables/{name}.csv; no block without rows."""
+    if frame.empty:
+        return []
+    shown: pd.DataFrame = frame.loc[:, ~(frame.isna() | (frame == "")).all()]
+    return [Table(shown, caption, f"tables/{name}.csv", HEADINGS, PILLS, open_rows, limit)]
 
 
 def _chain(tables: NanTables, folder: Path) -> list[Block]:
@@ -207,11 +212,9 @@ def _births(tables: NanTables) -> list[Block]:
         return [Prose(none)] if watched else []
     steps = tables.births.groupby(["experiment", "place", "phase"], sort=False)["step"]
     frame = steps.agg(["min", "count"]).reset_index().rename(columns={"min": "first step", "count": "steps"})
-    first_births = {
-        experiment.label: (experiment.watch or {}).get("first", {}) for experiment in tables.evidence
-    }
+    first_places = {experiment.label: experiment.birth.get("place") for experiment in tables.evidence}
     causes = [
-        tables.causes.get(label) if first_births[label]["place"] == place else None
+        tables.causes.get(label) if first_places[label] == place else None
         for label, place in zip(frame["experiment"], frame["place"], strict=True)
     ]
     for index, name in enumerate(("cause", "confidence", "evidence")):
@@ -220,30 +223,15 @@ def _births(tables: NanTables) -> list[Block]:
     return [Table(frame, caption, "tables/births.csv", open_rows=30)]
 
 
-def _layers(tables: NanTables) -> list[Block]:
-    """The largest magnitudes and the bad numbers of every layer; no step where there was no bad one."""
-    if tables.layers.empty:
-        return []
-    bad = tables.layers["first_bad_step"]
-    frame = tables.layers.drop(columns=["numel"]).assign(first_bad_step=bad.where(bad >= 0).astype("Int64"))
-    return [Table(frame, "Every layer of every experiment", "tables/layers.csv")]
-
-
 def _instructions(tables: NanTables, sass: SassTables, folder: Path) -> list[Block]:
     """nixnan's counts, one row per logged experiment, the functions behind them, and what each log says."""
-    blocks: list[Block] = []
     counted = tables.experiments[tables.experiments["sass_integrity"].fillna("") != ""][SASS]
-    if len(counted):
-        caption = (
-            "nixnan's counts by experiment; they only compare between experiments that generate the same "
-            "length"
-        )
-        blocks.append(Table(counted, caption, "tables/experiments.csv", HEADINGS, PILLS, open_rows=40))
-    blocks += _functions(tables, folder)
+    caption = (
+        "nixnan's counts by experiment; they only compare between experiments that generate the same length"
+    )
+    blocks = [*_table(counted, "experiments", caption), *_functions(tables, folder)]
     for name, caption in SASS_CAPTIONS.items():
-        frame = sass.frames[name]
-        if len(frame):
-            blocks.append(Table(frame, caption, f"tables/{name}.csv", open_rows=30))
+        blocks += _table(sass.frames[name], name, caption, open_rows=30)
     return blocks
 
 
@@ -268,23 +256,3 @@ def _functions(tables: NanTables, folder: Path) -> list[Block]:
         Figure(png, caption, "figures/categories.png", "tables/functions.csv"),
         Table(tables.functions, "Functions as nixnan names them", "tables/functions.csv"),
     ]
-
-
-def _applied(tables: NanTables) -> list[Block]:
-    """What each experiment changed, with the proof."""
-    if tables.applied.empty:
-        return []
-    caption = (
-        "What each experiment changed, and the proof: modules that took the change, values altered, how "
-        "far the first logits moved"
-    )
-    frame = _without_empty_columns(tables.applied)
-    return [Table(frame, caption, "tables/applied.csv", pills=PILLS, open_rows=40)]
-
-
-def _evidence(sass: SassTables) -> list[Block]:
-    frame = sass.frames["sass_evidence"]
-    if frame.empty:
-        return []
-    caption = "The worst line of each site, as it stands in its log; sites with NaN first, then by lines"
-    return [Table(frame, caption, "tables/sass_evidence.csv", open_rows=12, limit=300)]

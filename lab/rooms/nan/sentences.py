@@ -55,8 +55,7 @@ def births(tables: NanTables) -> list[str]:
     """The first producer of each experiment that has one; experiments that agree share a sentence."""
     shared: dict[str, list[str]] = {}
     for experiment in tables.evidence:
-        birth = (experiment.watch or {}).get("first")
-        if not birth:
+        if not (birth := experiment.birth):
             continue
         sentence = f"first born {birth['place']} ({birth['phase']}, step {birth['step']})"
         if cause := tables.causes.get(experiment.label):
@@ -85,15 +84,15 @@ def cures(tables: NanTables) -> list[str]:
         listed([experiment.label for experiment in experiments]) for experiments in (bad, good)
     )
     sentence = f"The same weights stay finite in {kept_text}; what breaks them is {names}."
-    attention = ((base.result or {}).get("effective") or {}).get("attention", "")
-    if attention == "sdpa" and any(experiment.experiment == "eager" for experiment in bad):
+    if base.effective.get("attention") == "sdpa" and any(
+        experiment.experiment == "eager" for experiment in bad
+    ):
         sentence += " Fused attention (sdpa) never writes the scores in half: sdpa cures it."
     return [sentence]
 
 
 def _with_types(experiment: Evidence) -> str:
-    effective = (experiment.result or {}).get("effective")
-    if not effective:
+    if not (effective := experiment.effective):
         return experiment.label
     return f"{experiment.label} ({', '.join(effective.get('dtypes', []))}, {effective.get('attention', '')})"
 
@@ -110,7 +109,7 @@ def instructions(tables: NanTables) -> list[str]:
     experiment = tables.baseline if tables.baseline in logs else logs[0]
     assert experiment is not None and experiment.log is not None
     lines = plural(experiment.log.error_lines, "line")
-    nans = {name: kinds["NaN"] for name, kinds in experiment.log.function_kinds.items() if kinds.get("NaN")}
+    nans = {name: count for (name, kind), count in experiment.log.function_kinds.items() if kind == "NaN"}
     if not nans:
         return [f"{experiment.label}: {lines} of nixnan, none of them NaN."]
     sites = nan_sites(experiment.log)

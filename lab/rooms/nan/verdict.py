@@ -122,9 +122,8 @@ def _nothing_instrumented(experiment: Evidence) -> str:
 
 def _of_chosen(experiment: Evidence) -> str:
     """What the options left to look at, if they left something out."""
-    if experiment.only_kernels:
-        return f" of {plural(len(experiment.only_kernels), 'kernel')} that --only-kernel names"
-    return f" but for {plural(len(experiment.not_kernels), 'kernel')}" if experiment.not_kernels else ""
+    chosen = plural(len(experiment.only_kernels), "kernel")
+    return f" of {chosen} that --only-kernel names" if experiment.only_kernels else ""
 
 
 def _attached(experiment: Evidence) -> bool:
@@ -139,24 +138,22 @@ def _module(experiment: Evidence) -> Link:
             if bad
             else _none_in(experiment.watch["modules"], "module")
         )
-    if published := (experiment.result or {}).get("published"):
+    if published := experiment.counts:
         bad = len(published["bad_modules"])
         return ("yes", plural(bad, "module")) if bad else _none_in(published["modules"], "module")
     return "?", "not watched" if experiment.result else "no result"
 
 
 def _logits(experiment: Evidence) -> Link:
-    logits = (experiment.result or {}).get("logits")
-    if logits:
+    if logits := experiment.logits:
         bad = len(logits["bad_steps"])
         return (
             ("yes", f"{bad} of {plural(logits['steps'], 'step')}")
             if bad
             else _none_in(logits["steps"], "step")
         )
-    published = (experiment.result or {}).get("published")
-    if published and "lm_head" in published["rows"]:
-        bad = sum(published["rows"]["lm_head"])
+    if head := experiment.counts.get("rows", {}).get("lm_head"):
+        bad = sum(head)
         return ("yes", f"{bad} in lm_head") if bad else ("no", "0 in lm_head, last call")
     return "?", "no result"
 

@@ -41,11 +41,6 @@ def test_what_crashed_was_skipped_or_changed_nothing_has_no_rank(tmp_path):
     )
 
 
-def test_a_nan_that_stays_in_a_module_is_told_apart_from_one_in_the_logits(tmp_path):
-    found = rows(tables(tmp_path / "r", {"baseline": result("baseline", first=birth())}))
-    assert found["baseline"]["verdict"] == "reached-module"
-
-
 def evidence(name="one", **more):
     return Evidence(experiment=name, label=name, **more)
 
@@ -233,4 +228,3 @@ def test_kernels_that_were_chosen_bound_what_no_line_means():
     log.kernels = ["void softmax"]
     some = chain_of(evidence(log=log, only_kernels=("void softmax",)), None)
     assert some.instruction == ("no", "no line, in what nixnan can see of 1 kernel that --only-kernel names")
-    assert chain_of(evidence(log=log, not_kernels=("k",)), None).stored[1].endswith("but for 1 kernel")

@@ -30,22 +30,11 @@ def test_sizes_have_the_published_parameters_products_and_flops(size):
     assert flops.least_memory_bytes(spec, "training") / 1e9 == pytest.approx(training_gb, abs=0.06)
 
 
-def test_fused_qkv_makes_two_products_fewer_a_layer():
-    from lab.rooms.nsys.config import spec_of
-
-    assert spec_of("small", fused_qkv=True).forward_gemms == 85
-
-
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 128), (4, 512), (3, 77)])
 def test_qk_does_two_fifths_of_the_heads_width_more_flops_than_softmax(batch, tokens):
     for spec in SIZES.values():
         ratio = flops.scores_flop(spec, batch, tokens) / flops.softmax_flop(spec, batch, tokens)
         assert ratio == pytest.approx(2 * spec.d_head / 5)
-
-
-def test_one_layers_scores_are_counted_once():
-    # The original counted 25 times too much, or half.
-    assert flops.scores_flop(SIZES["small"], 4, 512) == pytest.approx(1.611e9, rel=1e-3)
 
 
 def test_the_products_of_a_plain_loop_over_all_weights_are_the_linear_flops():
@@ -98,17 +87,3 @@ def test_weights_gradients_and_two_moments_are_the_least_memory(kind, copies):
 def test_backward_multiplies_twice_as_much_as_forward_and_the_optimizer_nothing(phase, passes):
     forward = flops.linear_flop(TWO, BATCH, TOKENS) + 2 * 3 * 600
     assert flops.phase_flop(TWO, BATCH, TOKENS, phase) == passes * forward
-
-
-def test_the_sizes_have_their_published_shapes_and_names():
-    shapes = {name: (one.d_model, one.d_ff, one.layers, one.heads) for name, one in SIZES.items()}
-    assert shapes == {
-        "small": (768, 3072, 12, 12),
-        "medium": (1024, 4096, 24, 16),
-        "large": (1280, 5120, 36, 20),
-        "xl": (1600, 6400, 48, 25),
-        "2.7B": (2560, 10240, 32, 32),
-        "tiny": (64, 256, 2, 4),
-    }
-    assert all(name == one.name and one.vocab == 10_000 and not one.fused_qkv for name, one in SIZES.items())
-    assert {"tiny", *flops.PUBLISHED} == set(SIZES)

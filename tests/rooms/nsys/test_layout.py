@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+
 from lab.rooms.nsys.config import Cell
 from lab.rooms.nsys.layout import cell_of_name, published_name
 
@@ -25,3 +29,19 @@ def test_published_names_and_back():
         cell = cell_of_name(name)
         assert (cell.size, cell.context, cell.type) == (size, context, kind)
     assert cell_of_name("report1") is None and cell_of_name("huge_training_step") is None
+
+
+TYPES_OF_PART = {
+    "a": ("forward",),
+    "b": ("forward", "forward_backward", "training"),
+    "d": ("training", "forward_backward", "forward"),
+    "e": ("forward",),
+}
+
+
+@pytest.mark.parametrize("part", TYPES_OF_PART)
+def test_every_name_that_lab_writes_is_read_back(part):
+    for kind, context in itertools.product(TYPES_OF_PART[part], (128, 512, 1024)):
+        cell = Cell(size="small", context=context, type=kind)
+        _, base = published_name(cell, part)
+        assert cell_of_name(base) == cell, base

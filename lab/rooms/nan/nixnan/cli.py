@@ -103,10 +103,10 @@ def _begins_as_log(path: Path) -> bool:
 
 
 def diff(a: Path, b: Path, *, repeat_a: Path | None, as_json: bool) -> None:
-    """Compare the sites of two logs, or of two folders with the logs of one run each.
+    """Compare the sites of two logs, or of two folders with one log each.
 
     A site is (function, SASS, operand). Without a repeat of A the difference is shown and not judged. Raises
-    StepFailed unless the logs are complete.
+    UsageError for a folder of several logs, StepFailed unless the logs are complete.
     """
     import msgspec
 
@@ -114,14 +114,25 @@ def diff(a: Path, b: Path, *, repeat_a: Path | None, as_json: bool) -> None:
     from lab.rooms.nan.nixnan.reading import parse as reader
     from lab.rooms.nan.nixnan.terminal import compared
 
-    logs = [
-        reader.parse(logs_at(path), progress=_progress(path, as_json))
-        for path in (a, b, *([repeat_a] if repeat_a else []))
-    ]
+    paths = [_only_log(path) for path in (a, b, repeat_a) if path]
+    logs = [reader.parse(path, progress=_progress(path, as_json)) for path in paths]
     _refuse_foreign(logs)
     difference = compare(logs[0], logs[1], logs[2] if repeat_a else None)
     click.echo(msgspec.json.encode(difference) if as_json else compared(difference))
     _raise_unless_complete(logs)
+
+
+def _only_log(path: Path) -> Path:
+    from lab.errors import UsageError
+
+    paths = logs_at(path)
+    if len(paths) > 1:
+        raise UsageError(
+            f"{len(paths)} nixnan logs in this folder: which one is compared?",
+            location=path,
+            fix=f"name the file, such as {paths[0]}",
+        )
+    return paths[0]
 
 
 def logs_at(path: Path, skipped: list[tuple[Path, str]] | None = None) -> list[Path]:

@@ -8,7 +8,6 @@ greedily.
 from __future__ import annotations
 
 import re
-from itertools import combinations
 from typing import NamedTuple
 
 PREFIX = b"#nixnan"
@@ -23,12 +22,12 @@ REPORT_KINDS = {
     "Division by 0": "div0",
 }
 _K = r"(?:NaN|-?infinity|subnormal|div0)"
-_PLACE = r"(?: at (?:line (?P<oldline>\d+)|(?P<path>\S.*?):(?P<line>\d+)))?"
+# The function's name is taken greedily, with the place behind it: most lines have none.
 ERROR = re.compile(
-    rf"#nixnan: error \[(?P<kinds>{_K}(?:,{_K})*)\] detected in "
-    r"(?:operand (?P<operand>\d{1,3}) of )?"
-    rf"instruction (?P<sass>.+?) *; in function (?P<function>.*?){_PLACE} of type (?P<type>{'|'.join(TYPES)})"
+    rf"#nixnan: error \[({_K}(?:,{_K})*)\] detected in (?:operand (\d{{1,3}}) of )?"
+    rf"instruction ([^;]+); in function (.*) of type ({'|'.join(TYPES)})"
 )
+_PLACE = re.compile(r"(.*?) at (?:line \d+|(\S.*?:\d+))")
 RUNNING = re.compile(r"#nixnan: running kernel \[(.*)\] \.\.\.")
 LOGGED = re.compile(r"#nixnan: kernel \[(.*)\] \.\.\.")
 TIMED = re.compile(r"#nixnan: Kernel \[(.*)\] execution time: (\d+) microseconds")
@@ -115,8 +114,6 @@ class Foreign(NamedTuple):
 
 
 _ERROR_HEAD = "#nixnan: error ["
-_KIND_LISTS = {",".join(kinds): kinds for size in range(1, 5) for kinds in combinations(KINDS, size)}
-_OPERANDS = {str(operand): operand for operand in range(4)}
 TORN, FOREIGN = Torn(), Foreign()
 Line = Event | Other | Torn | Foreign
 
@@ -140,8 +137,6 @@ def read_line(raw: bytes) -> Line:
         return FOREIGN
     text = raw.rstrip().decode("utf-8", "backslashreplace")
     if text.startswith(_ERROR_HEAD) and text.find("#nixnan", 1) < 0:  # most lines are of events
-        if event := _usual_event(text):
-            return event
         return _event(match) if (match := ERROR.fullmatch(text)) else _other(text)
     twice = text.find("#nixnan", 1) > 0
     if match := IMMEDIATE.fullmatch(text):
@@ -158,20 +153,10 @@ def _other(text: str) -> Line:
     return Other("verbose", ()) if VERBOSE.match(text) else TORN
 
 
-def _usual_event(text: str) -> Event | None:
-    """What ERROR reads of the usual line, by its fixed words: a third of the time. None: ask the pattern."""
-    kind_list, _, tail = text[len(_ERROR_HEAD) :].partition("] detected in operand ")
-    operand, _, tail = tail.partition(" of instruction ")
-    sass, _, tail = tail.partition("; in function ")
-    function, _, label = tail.rpartition(" of type ")
-    kinds, sass = _KIND_LISTS.get(kind_list), sass.rstrip(" ")
-    # A source line may follow ` at `; where that begins, the pattern decides.
-    if kinds is None or operand not in _OPERANDS or not sass or label not in TYPES or " at " in function:
-        return None
-    return Event(kinds, _OPERANDS[operand], sass, function, None, label)
-
-
 def _event(match: re.Match[str]) -> Event:
-    kinds, operand, sass, function, _, path, line, label = match.groups()
-    place = f"{path}:{line}" if path else None
-    return Event(tuple(kinds.split(",")), int(operand) if operand else None, sass, function, place, label)
+    kind_list, operand, sass, function, label = match.groups()
+    place = None
+    if " at " in function and (placed := _PLACE.fullmatch(function)):
+        function, place = placed.groups()
+    kinds = tuple(kind_list.split(","))
+    return Event(kinds, int(operand) if operand else None, sass.rstrip(" "), function, place, label)

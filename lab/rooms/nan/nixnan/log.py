@@ -19,50 +19,78 @@ from typing import Any
 
 import msgspec
 
-from lab.rooms.nan.nixnan.grammar import KINDS
-from lab.rooms.nan.nixnan.names import is_store
+from lab.rooms.nan.nixnan.grammar import KINDS, Event
+from lab.rooms.nan.nixnan.names import is_store, opcode_of, type_of
 
 CLASSES = ("birth", "transit", "source_only", "unknown")
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+_WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a line stand in this order
+_PLACES = 8
+
+
+@dataclass
+class Site:
     """One operand of one instruction of one function, and what came there."""
 
     function: str  # as nixnan writes it: cut at the first `<` or `(`, `void ` kept
     sass: str
     operand: int | None  # 0: the result; 1-3: the sources; None: an old build that does not say
-    opcode: str
-    type: str  # from the opcode where it tells, else as nixnan printed it
-    lines: int
-    masks: int  # distinct (kinds, printed type); fewer than lines: several instructions share this text
-    kinds: dict[str, int]  # kind -> lines
-    labels: dict[str, int]  # type as printed -> lines
-    places: tuple[str, ...] = ()  # `path:line` of the source, where the build knew it
     file: str = ""
-    first_of: dict[str, int]  # kind -> number of its first line in `file`
-    line: int  # number of the line `raw`
-    raw: str  # the worst of its lines: the first with NaN, else with an infinity, else its first
+    # (kinds, printed type) -> lines; more lines than masks: several instructions share this text
+    masks: dict[tuple[tuple[str, ...], str], int] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)  # kind -> lines
+    places: dict[str, None] = field(
+        default_factory=dict
+    )  # `path:line` of the source, where the build knew it
+    first_of: dict[str, int] = field(default_factory=dict)  # kind -> number of its first line in `file`
+    line: int = 0  # number of the line `raw`
+    raw: str = ""  # the worst of its lines: the first with NaN, else with an infinity, else its first
+    _rank: int = len(_WORST)
+
+    def see(self, event: Event, number: int, raw: bytes) -> None:
+        """Take a new line of this site; the worst one is kept to be shown."""
+        for kind in event.kinds:
+            self.first_of.setdefault(kind, number)
+        if (rank := _WORST.get(event.kinds[0], len(_WORST) - 1)) < self._rank:
+            self.line, self.raw, self._rank = number, raw.decode("utf-8", "backslashreplace").strip(), rank
+        if event.place and len(self.places) < _PLACES:
+            self.places[event.place] = None
+
+    def add(self, kinds: tuple[str, ...], label: str, lines: int) -> None:
+        self.masks[kinds, label] = self.masks.get((kinds, label), 0) + lines
+        for kind in kinds:
+            self.kinds[kind] = self.kinds.get(kind, 0) + lines
 
     @property
     def key(self) -> tuple[str, str, int | None]:
         return self.function, self.sass, self.operand
 
+    @property
+    def opcode(self) -> str:
+        return opcode_of(self.sass)
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines that share opcode, operand, printed type and kinds: exact even if not all sites are listed."""
+    @property
+    def lines(self) -> int:
+        return sum(self.masks.values())
 
-    opcode: str
-    operand: int | None
-    label: str
-    kinds: tuple[str, ...]
-    lines: int
+    @property
+    def type(self) -> str:
+        """From the opcode where it tells, else as nixnan printed it most often."""
+        labels: Counter[str] = Counter()
+        for (_, label), lines in self.masks.items():
+            labels[label] += lines
+        return type_of(self.opcode, self.operand) or max(labels, key=labels.__getitem__, default="unknown")
+
+
+# What lines share: opcode, operand, printed type, kinds. Exact even if not all sites are listed.
+Cell = tuple[str, int | None, str, tuple[str, ...]]
 
 
 class Log(msgspec.Struct, kw_only=True):
-    """One log, or the logs of one run's processes taken together."""
+    """One log."""
 
     file: str
-    files: list[str]
     size_bytes: int
     lines: int
     error_lines: int
@@ -76,10 +104,10 @@ class Log(msgspec.Struct, kw_only=True):
     report: dict[str, Any] | None  # the same shape with {"unique", "repeats"} in place of lines
     report_blocks: int
     differences: list[dict[str, Any]]  # cells where lines and report disagree
-    functions: dict[str, int]  # name -> lines
-    function_kinds: Mapping[str, Mapping[str, int]]  # name -> kind -> lines
+    functions: Mapping[str, int]  # name -> lines
+    function_kinds: Counter[tuple[str, str]]  # name, kind -> lines
     unlisted_function_lines: int
-    cells: list[Cell]
+    cells: Mapping[Cell, int]  # -> lines
     categories: dict[str, int]  # category -> lines; they add up to error_lines but for unlisted functions
     twins: dict[str, str]  # device function -> the kernel whose entries it repeats
     contexts: int  # how often nixnan began on a GPU
@@ -140,7 +168,7 @@ class Instruction:
 
         If so, some operand has more lines than masks.
         """
-        return any(site.lines > site.masks for site in self.sites.values())
+        return any(site.lines > len(site.masks) for site in self.sites.values())
 
     @property
     def lines(self) -> int:

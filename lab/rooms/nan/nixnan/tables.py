@@ -52,7 +52,16 @@ def sass_tables(evidence: Sequence[Evidence]) -> SassTables:
         rows["sass_instructions"] += _instructions(label, log)
         rows["sass_evidence"] += _evidence(label, log)
         rows["sass_integrity"].append(_integrity(experiment))
-        rows["sass_causes"] += _causes(label, causes(instruction_list))
+        rows["sass_causes"] += [
+            {
+                **row,
+                "experiment": label,
+                "benign": "yes" if row["benign"] else "no",
+                "functions": ", ".join(map(shown, row["functions"])),
+                "file": Path(row["file"]).name,
+            }
+            for row in causes(instruction_list)
+        ]
         rows["sass_classes"] += [
             {"experiment": label, "kind": kind, **row} for kind, row in class_table(instruction_list).items()
         ]
@@ -78,27 +87,6 @@ def _capability(experiment: Evidence) -> str | None:
         return None
     capability: str | None = read_json(experiment.folder / "environment.json").get("compute_capability")
     return capability
-
-
-def _causes(label: str, cause_rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each cause with the first line that shows it."""
-    rows = []
-    for cause in cause_rows:
-        shows: dict[str, Any] = (
-            cause["evidence"][0] if cause["evidence"] else {"file": "", "line": None, "raw": ""}
-        )
-        rows.append(
-            {
-                "experiment": label,
-                **{name: cause[name] for name in ("cause", "what", "confidence", "sites", "lines", "why")},
-                "benign": "yes" if cause["benign"] else "no",
-                "functions": ", ".join(shown(name) for name in cause["functions"]),
-                "file": Path(shows["file"]).name,
-                "line": shows["line"],
-                "raw": shows["raw"],
-            }
-        )
-    return rows
 
 
 def _harmful(cause_rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -149,17 +137,17 @@ def _differences(logged: Sequence[Evidence]) -> tuple[list[dict[str, Any]], list
 
 
 def _instructions(label: str, log: Log) -> list[dict[str, Any]]:
-    cells = sorted(log.cells, key=lambda cell: -cell.lines)
+    cells = sorted(log.cells.items(), key=lambda item: -item[1])
     return [
         {
             "experiment": label,
-            "opcode": cell.opcode,
-            "operand": cell.operand,
-            "type": cell.label,
-            "kinds": ", ".join(cell.kinds),
-            "lines": cell.lines,
+            "opcode": opcode,
+            "operand": operand,
+            "type": label_of_type,
+            "kinds": ", ".join(kinds),
+            "lines": lines,
         }
-        for cell in cells
+        for (opcode, operand, label_of_type, kinds), lines in cells
     ]
 
 

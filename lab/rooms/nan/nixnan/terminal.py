@@ -75,11 +75,10 @@ def compared(result: dict[str, Any]) -> str:
 
 
 def _cause_lines(cause: dict[str, Any]) -> list[str]:
-    evidence_line = cause["evidence"][0]
     confidence = f"{cause['confidence']} confidence{', harmless' if cause['benign'] else ''}"
     return [
         f"{cause['what']} ({confidence}): {plural(cause['sites'], 'instruction')}. {cause['why']}",
-        f"    line {evidence_line['line']}: {evidence_line['raw']}",
+        f"    line {cause['line']}: {cause['raw']}",
     ]
 
 
@@ -127,11 +126,11 @@ def opcode_rows(log: Log, instruction_list: list[Instruction]) -> list[dict[str,
     Lines and kinds are exact; sites and classes are of listed sites.
     """
     rows: dict[str, Counter[str]] = {}
-    for cell in log.cells:
-        row = rows.setdefault(cell.opcode, Counter())
-        row["lines"] += cell.lines
-        for kind in cell.kinds:
-            row[kind] += cell.lines
+    for (opcode, _, _, kinds), lines in log.cells.items():
+        row = rows.setdefault(opcode, Counter())
+        row["lines"] += lines
+        for kind in kinds:
+            row[kind] += lines
     for instruction in instruction_list:
         row = rows.setdefault(instruction.opcode, Counter())
         row["sites"] += len(instruction.sites)
@@ -165,7 +164,7 @@ def function_rows(log: Log, instruction_list: list[Instruction]) -> list[dict[st
             "category": category(name),
             "lines": lines,
             "sites": sites[name],
-            **{kind: log.function_kinds[name].get(kind, 0) for kind in KINDS},
+            **{kind: log.function_kinds[name, kind] for kind in KINDS},
             "nan_sites": with_nan.get(name, 0),
             "nan_births": births[name],
         }

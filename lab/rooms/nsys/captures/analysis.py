@@ -12,8 +12,6 @@ from lab.core.plan import Findings
 from lab.core.words import plural, printable
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.capture import Capture
-from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import counted, holes
 from lab.recordings.load import format_of, is_recording, load_capture, named_as_recording
 from lab.recordings.pool import raise_if_none_read
 from lab.recordings.processes import with_processes
@@ -21,8 +19,7 @@ from lab.report.page import write_page
 from lab.report.parts import Block, Files, Page, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.rooms.nsys.captures.page import write_recording
-from lab.rooms.nsys.captures.summary import NO_KERNELS, Summary, summaries
-from lab.rooms.nsys.captures.summary_text import summaries_text
+from lab.rooms.nsys.captures.summary import Summary, summaries
 from lab.terminal.part import PartOptions, phase_names, projections
 
 MAX_FILES = 256  # of a folder
@@ -103,29 +100,15 @@ def _analyse_recording(path: Path, out: Path, *, need_phases: bool) -> Findings:
             fix="record while the program works, and stop the profiler before it ends",
         )
     per_process = _summaries(capture)
-    if (
-        need_phases
-        and per_process
-        and not any(process.steps or len(process.phases) > 1 for process in per_process)
-    ):
+    has_phases = any(summary.steps or len(summary.phases) > 1 for summary in per_process)
+    if need_phases and per_process and not has_phases:
         raise MissingError(
             "no step and no range of the program is recorded, so phases are unknown",
             location=path,
             fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
     make_folder(out)
-    written = write_recording(capture, per_process, out)
-    processes = len(capture.processes)
-    lacking = sentences(holes(capture.lacks), processes=processes)
-    text = summaries_text(per_process) if per_process else "\n".join(written.verdict) + "\n"
-    return Findings(
-        verdict=written.verdict,
-        status=written.status,
-        files=written.files,
-        terminal=f"{printable(text)}{written.files[0]}",
-        lacking=lacking + [NO_KERNELS] * (NO_KERNELS in written.unknown),
-        incomplete=sentences(counted(capture.lacks), processes=processes),
-    )
+    return write_recording(capture, per_process, out)
 
 
 def _summaries(capture: Capture) -> list[Summary]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
-from lab.core.words import plural
+from lab.core.plan import Findings
+from lab.core.words import plural, printable
 from lab.recordings.capture import Capture
 from lab.recordings.gantt.bars import Bars, busy_table, packed
 from lab.recordings.gantt.capture import bars_of_capture
 from lab.recordings.integrity.words import bound, marked, sentences
-from lab.recordings.lacks import AXES, verdict_of
+from lab.recordings.lacks import AXES, counted, holes, verdict_of
 from lab.recordings.projection import project
 from lab.recordings.projection.project import with_origins
 from lab.recordings.tables import Table as Columns
@@ -23,10 +23,9 @@ from lab.report.page import write_page
 from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, Timeline
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
-from lab.report.terminal import Heading, number
-from lab.rooms.nsys.captures.hardware import TRAFFIC
-from lab.rooms.nsys.captures.summary import TOP, Summary, unknowns
-from lab.rooms.nsys.captures.summary_text import TOOLS
+from lab.report.terminal import number
+from lab.rooms.nsys.captures.summary import NO_KERNELS, TOP, Summary, unknowns
+from lab.rooms.nsys.captures.summary_text import TOOLS, summaries_text
 from lab.rooms.nsys.captures.tables import bar_table, recording_tables
 
 CAPTION = (
@@ -36,17 +35,7 @@ CAPTION = (
 )
 
 
-@dataclass(frozen=True)
-class Written:
-    """What was written of one recording; `unknown` are the sentences about what cannot be known."""
-
-    files: list[Path]
-    verdict: list[str]
-    status: Status
-    unknown: list[str] = field(default_factory=list)
-
-
-def write_recording(capture: Capture, per_process: Sequence[Summary], out: Path) -> Written:
+def write_recording(capture: Capture, per_process: Sequence[Summary], out: Path) -> Findings:
     """report.html and tables/*.csv of one recording in `out`. Raises StorageError where it cannot write."""
     bars = bars_of_capture(project(capture, origins=with_origins(capture)[1])) if len(capture.ops) else None
     tables = recording_tables(capture, per_process)
@@ -74,7 +63,17 @@ def write_recording(capture: Capture, per_process: Sequence[Summary], out: Path)
         footnotes=[*offers, *capture.problems[:20]],
         room="recording",
     )
-    return Written([write_page(page, out / "report.html"), *files], verdict, status, unknown)
+    files.insert(0, write_page(page, out / "report.html"))
+    text = summaries_text(per_process) if per_process else "\n".join([*verdict, ""])
+    processes = len(capture.processes)
+    return Findings(
+        verdict=verdict,
+        status=status,
+        files=files,
+        terminal=f"{printable(text)}{files[0]}",
+        lacking=sentences(holes(capture.lacks), processes=processes) + [NO_KERNELS] * (NO_KERNELS in unknown),
+        incomplete=sentences(counted(capture.lacks), processes=processes),
+    )
 
 
 def _tool(capture: Capture) -> str:
@@ -128,14 +127,11 @@ def _sections(
         else frame.drop(columns="process", errors="ignore")
         for name, frame in tables.items()
     }
-    metrics = "Mean percent of the peak of the samples inside the GPU work of a range or kernel"
     blocks: dict[str, list[Block]] = {
         "Integrity": _integrity_blocks(capture, tables["integrity"]),
         "Phases": _table_of(shown, "phases", phases),
         "Kernel classes": _table_of(shown, "classes", f"Kernel time by class, over {over}"),
         "Costliest kernels": _table_of(shown, "kernels", kernels, top=TOP, open_rows=60),
-        "GPU metrics": _table_of(shown, "gpu_metrics", metrics),
-        "Unified memory": _table_of(shown, "unified_memory", "MB that migrated, and page faults"),
     }
     if bars is not None:
         chart = Timeline("gantt", packed(bars), CAPTION, "tables/gantt.csv")
@@ -175,5 +171,4 @@ def _table_of(
         frame = frame.groupby("process", sort=False).head(top) if "process" in frame else frame.head(top)
     if name == "kernels":
         frame = frame.drop(columns="name")
-    headings = {column: Heading(*f"{words}, ".split(", ")[:2]) for column, words in TRAFFIC.items()}
-    return [Table(frame, caption, f"tables/{name}.csv", headings, open_rows=open_rows, limit=300)]
+    return [Table(frame, caption, f"tables/{name}.csv", open_rows=open_rows, limit=300)]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.recordings.capture import Capture
 from lab.recordings.gantt.bars import FAMILIES, LABELS, Bars
-from lab.recordings.integrity.words import bound, busy_and_idle
+from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import AXES, Axis
 from lab.recordings.names import CLASSES, short_name
 from lab.recordings.processes import process_label
@@ -21,14 +21,7 @@ from lab.rooms.nsys.captures.summary import Summary
 def recording_tables(capture: Capture, per_process: Sequence[Summary]) -> dict[str, pd.DataFrame]:
     """Tables by the name of their CSV; every row names its process."""
     tables = {}
-    makers = {
-        "phases": _phase_rows,
-        "classes": _class_rows,
-        "gpus": _gpu_rows,
-        "gpu_metrics": _metric_rows,
-        "unified_memory": _traffic_rows,
-    }
-    for name, rows_of in makers.items():
+    for name, rows_of in (("phases", _phase_rows), ("classes", _class_rows)):
         rows = [{"process": process.label, **row} for process in per_process for row in rows_of(process)]
         if rows:
             tables[name] = pd.DataFrame(rows)
@@ -64,65 +57,22 @@ def _phase_rows(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _class_rows(summary: Summary) -> list[dict[str, Any]]:
+    lost = bound(summary.lacks, "gpu")
+    names = ("class", "kernels", "kernel_ms", "share_percent", "bound")
     return [
-        {
-            "class": kind.name,
-            "kernels": kind.kernels,
-            "kernel_ms": kind.kernel_ms,
-            "share_percent": 100 * kind.share,
-            "bound": bound(summary.lacks, "gpu"),
-        }
+        dict(zip(names, (kind.name, kind.kernels, kind.kernel_ms, 100 * kind.share, lost), strict=True))
         for kind in summary.classes
     ]
 
 
-def _gpu_rows(summary: Summary) -> list[dict[str, Any]]:
-    return [
-        {
-            "gpu": gpu.device,
-            "name": gpu.name,
-            "busy_ms": gpu.busy_ms,
-            "idle_ms": gpu.idle_ms,
-            "longest_gap_ms": gpu.longest_gap_ms,
-            "warmup_left_out": gpu.warmup,
-            "bound": busy_and_idle(summary.lacks),
-        }
-        for gpu in summary.gpus
-    ]
-
-
-def _metric_rows(summary: Summary) -> list[dict[str, Any]]:
-    metrics = summary.gpu_metrics or {"ranges": [], "kernels": []}
-    rows = [
-        *({"of": "range", "name": _path_text(summary, row["path"]), **row} for row in metrics["ranges"]),
-        *({"of": "kernel", **row} for row in metrics["kernels"]),
-    ]
-    return [{name: value for name, value in row.items() if name != "path"} for row in rows]
-
-
-def _traffic_rows(summary: Summary) -> list[dict[str, Any]]:
-    memory = summary.unified_memory
-    if memory is None:
-        return []
-    rows = [
-        {"phase": _path_text(summary, row["path"]), "per": "step" if summary.steps else "recording", **row}
-        for row in memory["ranges"]
-    ]
-    rows.append({"phase": "the whole recording", "per": "recording", **memory["in_all"]})
-    return [{name: value for name, value in row.items() if name != "path"} for row in rows]
-
-
 def _integrity_table(capture: Capture) -> pd.DataFrame:
     """What the recording lacks; with its columns also where that is nothing."""
-    rows = [
-        (
-            *(lack.axis, lack.place, lack.rule, _process_of(capture, lack.process), lack.n, lack.of),
-            None if lack.share is None else 100 * lack.share,
-            *(not lack.unknown, lack.text),
-        )
-        for lack in capture.lacks
-    ]
     columns = ["axis", "place", "rule", "process", "missing", "of", "share_percent", "proven", "what"]
+    rows = []
+    for lack in capture.lacks:
+        process, share = _process_of(capture, lack.process), None if lack.share is None else 100 * lack.share
+        counts = process, lack.n, lack.of, share
+        rows.append((lack.axis, lack.place, lack.rule, *counts, not lack.unknown, lack.text))
     table: pd.DataFrame = pd.DataFrame(rows, columns=columns)
     return table
 

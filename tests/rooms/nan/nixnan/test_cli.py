@@ -55,14 +55,6 @@ def test_json_is_one_object_a_log(tmp_path):
     assert rows[1]["functions"] == {"void pytorch_flash::flash_fwd_kernel": 20}
 
 
-def test_a_folder_stands_for_the_logs_in_it(tmp_path):
-    (tmp_path / "steps").mkdir()
-    nixgen.write(tmp_path / "steps" / "nixnan.log", log(error()))
-    nixgen.write(tmp_path / "steps" / "other.log", ["hello"])
-    rows = run("nan parse", "--json", tmp_path).stdout.splitlines()
-    assert ["skipped" in row for row in rows] == [True, False]
-
-
 def test_what_is_shown_holds_verdict_counts_causes_and_coverage(tmp_path):
     done = run(
         "nan parse",
@@ -146,6 +138,8 @@ def test_a_comparison_of_logs_and_of_folders(tmp_path):
     )
     result = json.loads(run("diff", "--json", tmp_path / "a", tmp_path / "b").stdout)
     assert result["beyond_noise"] is None and result["sites_a"] == 200
+    nixgen.write(tmp_path / "a" / "child.nixnan", nixgen.BANNER[:1])
+    assert run("diff", tmp_path / "a", tmp_path / "b").exception.exit_code == 2, "which of the two is meant?"
 
 
 def test_a_folder_without_logs_beside_a_log_is_a_clear_error(tmp_path, lab):
@@ -175,16 +169,3 @@ def test_a_folder_is_read_by_first_lines_too_and_what_is_left_out_is_named(tmp_p
     rows = [json.loads(line) for line in run("nan parse", "--json", tmp_path).stdout.splitlines()]
     assert [row["error_lines"] for row in rows if "error_lines" in row] == [2, 3, 1]
     assert [row["file"] for row in rows if "skipped" in row] == [str(tmp_path / "notes.txt")]
-
-
-def test_lines_of_a_verbose_histogram_run_are_not_torn(tmp_path):
-    lines = ["#nixnan: Histogram instrumenting: HADD2 R4, R4, R2 ;", *log(error("NaN"))]
-    row = json.loads(run("nan parse", "--json", nixgen.write(tmp_path / "a.nixnan", lines)).stdout)
-    assert row["torn_lines"] == 0 and row["integrity"] == "complete"
-
-
-def test_a_report_with_more_of_minus_infinity_is_not_called_equal(tmp_path):
-    events = [error("infinity"), error("-infinity")]
-    lines = [*log(*events, end=False), nixgen.END, *nixgen.report(events, extra={("f32", "-infinity"): 1})]
-    row = json.loads(run("nan parse", "--json", nixgen.write(tmp_path / "a.nixnan", lines)).stdout)
-    assert row["integrity"] == "complete" and "the report has 1 of f32 more" in row["reasons"][0]

@@ -75,6 +75,7 @@ OTHERS = [
     ("Caught SIGSEGV; try LINE_INFO=0", "crashed"),
     ("Inspecting function f at address 0x10", "verbose"),
     ("Found memory instruction STG.E [R2.64], R3 ;", "verbose"),
+    ("Histogram instrumenting: HADD2 R4, R4, R2 ;", "verbose"),
 ]
 
 

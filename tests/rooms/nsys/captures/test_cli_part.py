@@ -8,7 +8,6 @@ import json
 
 import pytest
 
-from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from lab.rooms.nsys.captures.summary import summarise
 from lab.rooms.nsys.captures.summary_text import summary_text
@@ -132,14 +131,3 @@ def test_names_cannot_move_the_terminal_or_run_as_formulas(tmp_path):
     assert "\x1b" not in text and "\x07" not in text and "evil\\nline" in text
     rows = list(csv.reader(io.StringIO(call("stats", path).stdout)))
     assert rows[1][-1].startswith("'=cmd")
-
-
-def test_an_instance_of_every_kind_of_range_survives_a_window(tmp_path):
-    """A window that begins inside a range keeps the operations, and their path."""
-    export = Export()
-    export.range("outer", (1, 1), 0, 1000)
-    export.launch("a", (1, 1), (10, 20), (30, 40))
-    export.launch("b", (1, 1), (510, 520), (530, 540))
-    found = found_of(export.write(tmp_path / "a.sqlite"), "--from", "500ns")
-    assert kernels_of(found) == {"": [1], "outer": [1]}
-    assert project(load_capture(tmp_path / "a.sqlite")).part is None

@@ -9,6 +9,7 @@ from lab.recordings.projection import project
 from lab.rooms.nsys.captures.summary import summarise
 from lab.rooms.nsys.captures.summary_text import summary_text
 from tests.recordings.sqlgen import Export, training_step
+from tests.recordings.test_cases import TRUTH, capture_of
 from tests.tracegen import TraceWriter
 
 
@@ -78,3 +79,12 @@ def test_launches_that_differ_between_steps_are_listed(tmp_path):
     text = summary_text(summarise(project(load_capture(export.write(tmp_path / "a.sqlite")))))
     assert "launches of the step differ between steps: 1, 2" in text
     assert "1-2" in text
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", TRUTH.get("idle", ["none"]))
+def test_busy_and_idle_cover_the_whole_gpu(name):
+    truth = TRUTH["idle"][name]
+    summary = summarise(project(capture_of(name)))
+    assert summary.gpus[0].busy_ms == pytest.approx(truth["busy_ms"], abs=1e-6)
+    assert summary.gpus[0].idle_ms == pytest.approx(truth["idle_ms"], abs=1e-6)

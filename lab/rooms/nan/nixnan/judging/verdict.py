@@ -65,7 +65,7 @@ def coverage(log: Log, *, compute_capability: str | None = None) -> list[str]:
 
     compute_capability, such as `9.0`: of the GPU, None if it is not known.
     """
-    opcodes = sorted({cell.opcode for cell in log.cells})
+    opcodes = sorted({opcode for opcode, *_ in log.cells})
     major = (compute_capability or "").partition(".")[0]
     return [_statement(log, opcodes), *_warnings(log, opcodes, major.isdigit() and int(major) >= 9)]
 

@@ -9,13 +9,14 @@ published reports; the others were torn or edited.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from lab.core.words import plural
 from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.names import is_store
-from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, Cell, Scan
+from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, ReportCell, Scan
 
 # Lines that nixnan writes only where it attached to a GPU's context.
 _ATTACHED = {"running", "logged", "timed", "function of", "bin", "immediate", "exponents"}
@@ -24,7 +25,7 @@ _ATTACHED = {"running", "logged", "timed", "function of", "bin", "immediate", "e
 class Verdict(NamedTuple):
     integrity: str  # complete | truncated | torn | inconsistent | empty
     reasons: list[str]  # sentences; the first is why
-    differences: list[tuple[Cell, int, int]]  # cell, lines, unique events of the report
+    differences: list[tuple[ReportCell, int, int]]  # cell, lines, unique events of the report
 
 
 def judge(scan: Scan) -> Verdict:
@@ -34,30 +35,29 @@ def judge(scan: Scan) -> Verdict:
     return Verdict(integrity, [reason, *_remarks(scan)], differences)
 
 
-def cell_lines(scan: Scan) -> dict[Cell, int]:
+def cell_lines(scan: Scan) -> Counter[ReportCell]:
     """Lines of each (type as printed, memory, kind); a line of two kinds counts for both."""
-    lines: dict[Cell, int] = {}
+    lines: Counter[ReportCell] = Counter()
     for (opcode, _, label, kinds), count in scan.cells.items():
         for kind in kinds:
-            cell = label, is_store(opcode), kind
-            lines[cell] = lines.get(cell, 0) + count
+            lines[label, is_store(opcode), kind] += count
     return lines
 
 
-def reconcile(scan: Scan) -> list[tuple[Cell, int, int]]:
+def reconcile(scan: Scan) -> list[tuple[ReportCell, int, int]]:
     """The cells of the report whose unique events the log's lines do not explain, worst first."""
     lines = cell_lines(scan)
     differing = []
     for cell, unique in scan.report.unique.items():
         label, memory, kind = cell
-        have = lines.get(cell, 0)
-        with_both = lines.get((label, memory, "infinity"), 0) if kind == "-infinity" else 0
+        have = lines[cell]
+        with_both = lines[label, memory, "infinity"] if kind == "-infinity" else 0
         if not have <= unique <= have + with_both:
             differing.append((cell, have, unique))
     return sorted(differing, key=lambda row: -abs(row[1] - row[2]))
 
 
-def _verdict(scan: Scan, differences: list[tuple[Cell, int, int]]) -> tuple[str, str]:
+def _verdict(scan: Scan, differences: list[tuple[ReportCell, int, int]]) -> tuple[str, str]:
     contexts = scan.contexts()
     if not scan.lines:
         return (
@@ -99,9 +99,9 @@ def _both(scan: Scan) -> str:
     """How many events of -infinity the report has beyond the lines: nixnan prints such a mask as infinity."""
     lines = cell_lines(scan)
     surplus = {
-        label: unique - lines.get((label, memory, kind), 0)
-        for (label, memory, kind), unique in scan.report.unique.items()
-        if kind == "-infinity" and unique > lines.get((label, memory, kind), 0)
+        cell[0]: unique - lines[cell]
+        for cell, unique in scan.report.unique.items()
+        if cell[2] == "-infinity" and unique > lines[cell]
     }
     if not surplus:
         return ""
@@ -109,7 +109,7 @@ def _both(scan: Scan) -> str:
     return f", but for -infinity: the report has {counts} more, of masks with both infinities"
 
 
-def _difference(differences: list[tuple[Cell, int, int]]) -> str:
+def _difference(differences: list[tuple[ReportCell, int, int]]) -> str:
     (label, memory, kind), have, unique = differences[0]
     place = f"{label} {'memory ' if memory else ''}{kind}"
     others_text = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
@@ -119,7 +119,7 @@ def _difference(differences: list[tuple[Cell, int, int]]) -> str:
 
 
 def _nothing(scan: Scan) -> str:
-    if scan.count("template"):
+    if "template" in scan.other_lines:
         return "nixnan wrote a template of bins and ended without running: name an existing specification."
     if scan.other_lines:
         return (
@@ -136,8 +136,8 @@ def _remarks(scan: Scan) -> list[str]:
         remarks.append(f"The end is missing too: {scan.cut}.")
     if not scan.report.blocks and scan.error_lines and scan.torn_lines > (1 if scan.cut else 0):
         remarks.append("The report to check the lines against is missing.")
-    remarks += [f"nixnan stopped early: {words[0]}" for words in scan.other_lines.get("stopped", {}) if words]
-    remarks += [f"nixnan crashed: {words[0]}" for words in scan.other_lines.get("crashed", {}) if words]
+    remarks += [f"nixnan stopped early: {reason}" for reason in scan.first_words("stopped")]
+    remarks += [f"nixnan crashed: {reason}" for reason in scan.first_words("crashed")]
     if scan.report.strays:
         remarks.append(
             f"{plural(scan.report.strays, 'count')} of the report outside any section: not added up."
@@ -163,7 +163,7 @@ def _remarks(scan: Scan) -> list[str]:
     return remarks
 
 
-def by_type(cells: Mapping[Cell, object]) -> dict[str, dict[str, object]]:
+def by_type(cells: Mapping[ReportCell, object]) -> dict[str, dict[str, object]]:
     """Cells as {type: {kind: value}}, those of the memory check under `memory` in the same shape."""
     shaped: dict[str, dict[str, object]] = {}
     memory: dict[str, dict[str, object]] = {}

@@ -1,20 +1,22 @@
 """One nixnan log, streamed: its lines added up, in memory that does not grow with the file.
 
-Lines of real logs repeat, so most are only counted: a line is read by its pattern once, when it is new. Sites
+Lines of real logs repeat, so a line is read by its pattern once, when it is new, and then only counted. Sites
 beyond those that the table holds are counted by their hashes, and the log says what is not listed.
 """
 
 from __future__ import annotations
 
-import re
+import gzip
+import io
+import zlib
 from collections import Counter
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lab.errors import MissingError, not_here
+from lab.errors import BadDataError, MissingError, not_here
 from lab.rooms.nan.nixnan.grammar import (
     FOREIGN,
+    PREFIX,
     REPORT_KINDS,
     SECTION_TYPES,
     TORN,
@@ -23,11 +25,12 @@ from lab.rooms.nan.nixnan.grammar import (
     Other,
     read_line,
 )
+from lab.rooms.nan.nixnan.log import Cell, Site
 from lab.rooms.nan.nixnan.names import opcode_of
-from lab.rooms.nan.nixnan.reading.blocks import Blocks
 
-Cell = tuple[str, bool, str]  # type, memory, kind
-_MAYBE = re.compile(rb".*#nixnan: (?:-|N|I|S|D)")
+ReportCell = tuple[str, bool, str]  # type, memory, kind
+BLOCK_BYTES = 128 << 10  # small enough that a block and its lines stay in the processor's cache
+LINE_BYTES = 1 << 20  # a longer line is not nixnan's; it is dropped piece by piece
 SITE_LIMIT = 32_768  # nixnan itself stops at 131,072 instructions; real logs have some thousand sites
 FURTHER_LIMIT = 1 << 20  # sites that are counted beyond these
 FUNCTION_LIMIT = 50_000
@@ -35,9 +38,7 @@ CELL_LIMIT = 65_536  # nixnan knows some hundred opcodes
 OTHER_OPCODES = "other opcodes"
 _MEMO_LINES, _MEMO_BYTES = 32_768, 16 << 20
 _SAMPLES = 50
-_PLACES = 8
 _NAMES = 10_000
-_WORST = {"NaN": 0, "infinity": 1, "-infinity": 1, "subnormal": 2}  # kinds of a line stand in this order
 Progress = Callable[[int, int], None]
 
 
@@ -52,23 +53,20 @@ class ReportReader:
 
     def __init__(self) -> None:
         self.blocks = self.partial = self.strays = 0
-        self.unique: dict[Cell, int] = {}
-        self.repeats: dict[Cell, int | None] = {}  # None: a build that did not count them
+        self.unique: dict[ReportCell, int] = {}
+        self.repeats: dict[ReportCell, int | None] = {}  # None: a build that did not count them
         self._section: tuple[str, bool] | None = None
-        self._block: set[Cell] | None = None  # the cells of the block that is being read
+        self._block: set[ReportCell] | None = None  # the cells of the block that is being read
 
-    def take(self, lines: list[bytes]) -> None:
-        for raw in lines:
-            if not _MAYBE.match(raw) or not isinstance(line := read_line(raw), Other):
-                continue
-            if line.name == "report":
+    def take(self, line: Other) -> None:
+        if line.name == "report":
+            self._begin()
+        elif line.name == "section":
+            if self._block is None:
                 self._begin()
-            elif line.name == "section":
-                if self._block is None:
-                    self._begin()
-                self._section = SECTION_TYPES[str(line.groups[0])], line.groups[1] is not None
-            elif line.name == "count":
-                self._count(*line.groups)
+            self._section = SECTION_TYPES[str(line.groups[0])], line.groups[1] is not None
+        else:
+            self._count(*line.groups)
 
     def finish(self) -> None:
         """Count the block as partial unless its last section is there.
@@ -94,61 +92,32 @@ class ReportReader:
         self.repeats[cell] = None if repeats is None else (self.repeats.get(cell) or 0) + int(repeats)
 
 
-class SiteTally:
-    """The lines of one site: (function, SASS, operand)."""
-
-    __slots__ = ("by", "first_of", "line", "lines", "places", "rank", "raw")
-
-    def __init__(self) -> None:
-        self.lines, self.line, self.raw, self.rank = 0, 0, "", len(_WORST)
-        self.by: dict[tuple[tuple[str, ...], str], int] = {}  # (kinds, label) -> lines
-        self.first_of: dict[str, int] = {}  # kind -> its first line
-        self.places: dict[str, None] = {}
-
-    def see(self, event: Event, number: int, raw: bytes) -> None:
-        """Take a new line of this site; the worst one is kept to be shown."""
-        for kind in event.kinds:
-            self.first_of.setdefault(kind, number)
-        if (rank := _WORST.get(event.kinds[0], len(_WORST) - 1)) < self.rank:
-            self.line, self.raw, self.rank = number, raw.decode("utf-8", "backslashreplace").strip(), rank
-
-    def add(self, kinds: tuple[str, ...], label: str, lines: int) -> None:
-        self.lines += lines
-        self.by[kinds, label] = self.by.get((kinds, label), 0) + lines
-
-
 class Scan:
     """Everything read from one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.bytes = self.lines = self.error_lines = self.torn_lines = self.foreign_lines = 0
-        self.sites: dict[tuple[str, str, int | None], SiteTally] = {}
+        self.lines = self.error_lines = self.torn_lines = self.foreign_lines = 0
+        self.sites: dict[tuple[str, str, int | None], Site] = {}
         self.further_sites = self.unlisted_function_lines = 0  # that the tables had no room for
         self.functions: dict[str, dict[tuple[str, ...], int]] = {}  # name -> kinds -> lines
-        # (opcode, operand, label, kinds) -> lines
-        self.cells: Counter[tuple[str, int | None, str, tuple[str, ...]]] = Counter()
+        self.cells: Counter[Cell] = Counter()
         self.other_lines: dict[str, Counter[tuple[str | None, ...]]] = {}  # what -> its words -> lines
         self.torn: list[tuple[int, str]] = []
         self.report = ReportReader()
         self.cut: str | None = None  # why the end is missing; None: it is not seen to be
 
-    def add_to_function(self, name: str, kinds: tuple[str, ...], lines: int) -> None:
-        """Count lines of a function; they are unlisted if it is new and the table is full."""
-        listed = self.functions.get(name)
-        if listed is None and len(self.functions) < FUNCTION_LIMIT:
-            listed = self.functions[name] = {}
-        if listed is None:
-            self.unlisted_function_lines += lines
-        else:
-            listed[kinds] = listed.get(kinds, 0) + lines
+    def words(self, name: str) -> list[tuple[tuple[str, ...], int]]:
+        """(words, lines) of each distinct line of this name; "" for a word that its build omits."""
+        counts = self.other_lines.get(name, {})
+        return [(tuple(word or "" for word in words), lines) for words, lines in counts.items() if words]
 
-    def count(self, name: str) -> int:
-        return sum(self.other_lines.get(name, Counter()).values())
+    def first_words(self, *names: str) -> list[str]:
+        return [words[0] for name in names for words, _ in self.words(name)]
 
     def contexts(self) -> int:
         """How often nixnan began on a GPU."""
-        return self.other_lines.get("context", Counter())[("Initializing",)]
+        return sum(lines for words, lines in self.words("context") if words == ("Initializing",))
 
 
 def gather(path: Path, progress: Progress | None = None) -> Scan:
@@ -170,105 +139,129 @@ class _Reader:
         self.scan = Scan(path)
         self._progress, self._size = progress, path.stat().st_size
         self._counts: Counter[bytes] = Counter()  # lines since the last fold
-        self._read: dict[bytes, tuple[Line, SiteTally | None]] = {}
-        self._memo_bytes = 0
+        self._read: dict[bytes, tuple[Line, Site | None]] = {}  # what they are
+        self._read_bytes = 0
         self._further = set[int]()  # hashes of the sites that the table had no room for
 
     def read(self) -> Scan:
         with self.scan.path.open("rb") as file:
-            blocks = Blocks(file, self.scan.path)
-            for text in blocks:
-                self._take(text)
+            is_compressed = file.peek(2)[:2] == b"\x1f\x8b"
+            for lines in self._lines(gzip.GzipFile(fileobj=file) if is_compressed else file):
+                self._take(lines)
                 if self._progress:
                     self._progress(file.tell(), self._size)
-        self.scan.bytes = self._size
         self._fold()
         self.scan.further_sites = len(self._further)
         self.scan.report.finish()
-        self._ending(blocks)
         return self.scan
 
-    def _take(self, text: bytes) -> None:
-        """Count the lines of `text`, which ends with a line's end, and read those that are new."""
-        lines = text.split(b"\n")[:-1]
-        self._count(lines)
+    def _lines(self, file: io.BufferedReader | gzip.GzipFile) -> Iterator[list[bytes]]:
+        """All lines, block by block; of those too long for nixnan only whether its prefix was in them."""
+        unfinished, skipping, is_nixnan = b"", False, False
+        while chunk := self._chunk(file):
+            *lines, unfinished = (unfinished + chunk).split(b"\n")
+            if skipping:
+                is_nixnan = is_nixnan or PREFIX in (lines[0] if lines else unfinished)
+                if not lines:
+                    unfinished = unfinished[-len(PREFIX) :]
+                    continue
+                self._drop(is_nixnan)
+                skipping = False
+                del lines[0]  # the end of the long line
+            yield lines
+            if len(unfinished) > LINE_BYTES // 2:
+                # A hole of NULs stands where another process cut the file.
+                unfinished = unfinished.replace(b"\0", b"")
+                if len(unfinished) > LINE_BYTES:
+                    skipping, is_nixnan, unfinished = True, PREFIX in unfinished, unfinished[-len(PREFIX) :]
+        if skipping:
+            self._drop(is_nixnan)
+        elif unfinished:
+            if not self.scan.cut and read_line(unfinished) is TORN:
+                self.scan.cut = "the last line is cut"
+            yield [unfinished]
+
+    def _chunk(self, file: io.BufferedReader | gzip.GzipFile) -> bytes:
+        """Some bytes; of a cut .gz what can be read. Raises BadDataError for a broken one."""
+        try:
+            return file.read1(BLOCK_BYTES)
+        except EOFError:
+            self.scan.cut = "the compressed file is cut"
+            return b""
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise BadDataError(
+                f"the compressed log is broken: {error}",
+                location=self.scan.path,
+                fix="copy it again, or inflate what can be with zcat",
+            ) from error
+
+    def _drop(self, is_nixnan: bool) -> None:
+        self.scan.lines += 1
+        self.scan.torn_lines += is_nixnan
+        self.scan.foreign_lines += not is_nixnan
+
+    def _take(self, lines: list[bytes]) -> None:
+        num_distinct = len(self._counts)
+        self._counts.update(lines)
+        if len(self._counts) > num_distinct:
+            for number, raw in enumerate(lines, start=self.scan.lines + 1):
+                if raw not in self._read:
+                    self._take_new(raw, number)
         self.scan.lines += len(lines)
-        if len(self._counts) > _MEMO_LINES or self._memo_bytes > _MEMO_BYTES:
+        if len(self._read) > _MEMO_LINES or self._read_bytes > _MEMO_BYTES:
             self._fold()
 
-    def _count(self, lines: list[bytes]) -> None:
-        size = len(self._counts)
-        self._counts.update(lines)
-        if not (grown := len(self._counts) - size):
+    def _take_new(self, raw: bytes, number: int) -> None:
+        line = read_line(raw)
+        if isinstance(line, Other) and line.name in ReportReader.LINES:
+            self.scan.report.take(line)
+            self._counts.pop(raw, None)  # its meaning depends on the lines before it: always new
             return
-        # A Counter keeps the order of insertion: the new lines are its last keys.
-        new = list(islice(reversed(self._counts), grown))[::-1]
-        # Reversed, so that of equal lines the first one's index stays.
-        first_index = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
-        has_report = False
-        for raw in new:
-            number = self.scan.lines + 1 + first_index[raw]
-            line = read_line(raw)
-            self._memo_bytes += len(raw)
-            if isinstance(line, Other) and line.name in ReportReader.LINES:
-                has_report = True
-                del self._counts[raw]  # its meaning depends on the lines before it
-                continue
-            self._read[raw] = line, self._site(line, number, raw) if isinstance(line, Event) else None
-            if line is TORN and len(self.scan.torn) < _SAMPLES:
-                self.scan.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
-        if has_report:
-            self.scan.report.take(lines)
+        if line is TORN and len(self.scan.torn) < _SAMPLES:
+            self.scan.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
+        self._read[raw] = line, self._site(line, number, raw) if isinstance(line, Event) else None
+        self._read_bytes += len(raw)
 
-    def _site(self, event: Event, number: int, raw: bytes) -> SiteTally | None:
+    def _site(self, event: Event, number: int, raw: bytes) -> Site | None:
         key = event.function, event.sass, event.operand
-        tally = self.scan.sites.get(key)
-        if tally is None and len(self.scan.sites) < SITE_LIMIT:
-            tally = self.scan.sites[key] = SiteTally()
-        if tally is not None:
-            tally.see(event, number, raw)
+        site = self.scan.sites.get(key)
+        if site is None and len(self.scan.sites) < SITE_LIMIT:
+            site = self.scan.sites[key] = Site(*key, file=str(self.scan.path))
+        if site is not None:
+            site.see(event, number, raw)
         elif len(self._further) < FURTHER_LIMIT:
             self._further.add(hash(key))
-        return tally
+        return site
 
     def _fold(self) -> None:
         """Add what was counted to the scan, and start counting again."""
         for raw, lines in self._counts.items():
-            line, tally = self._read[raw]
-            if isinstance(line, Event):
-                self._add_event(line, tally, lines)
-            elif isinstance(line, Other):
-                words = self.scan.other_lines.setdefault(line.name, Counter())
-                words[line.groups if line.groups in words or len(words) < _NAMES else ()] += lines
-            elif line is FOREIGN:
-                self.scan.foreign_lines += lines
-            else:
-                self.scan.torn_lines += lines
+            self._add(*self._read[raw], lines)
         self._counts.clear()
         self._read.clear()
-        self._memo_bytes = 0
+        self._read_bytes = 0
 
-    def _add_event(self, event: Event, tally: SiteTally | None, lines: int) -> None:
+    def _add(self, line: Line, site: Site | None, lines: int) -> None:
         scan = self.scan
-        scan.error_lines += lines
-        cell = opcode_of(event.sass), event.operand, event.label, event.kinds
-        if len(scan.cells) >= CELL_LIMIT and cell not in scan.cells:
-            cell = (OTHER_OPCODES, *cell[1:])
-        scan.cells[cell] += lines
-        scan.add_to_function(event.function, event.kinds, lines)
-        if tally is None:
-            return
-        tally.add(event.kinds, event.label, lines)
-        if event.place and len(tally.places) < _PLACES:
-            tally.places[event.place] = None
-
-    def _ending(self, blocks: Blocks) -> None:
-        """Note whether the file was cut: in its compressed stream, or within its last line."""
-        scan = self.scan
-        scan.torn_lines += blocks.long_torn
-        scan.foreign_lines += blocks.long_foreign
-        scan.lines += blocks.long_torn + blocks.long_foreign
-        if blocks.cut:
-            scan.cut = blocks.cut
-        elif blocks.unfinished and read_line(blocks.unfinished) is TORN:
-            scan.cut = "the last line is cut"
+        if isinstance(line, Event):
+            scan.error_lines += lines
+            cell = opcode_of(line.sass), line.operand, line.label, line.kinds
+            if len(scan.cells) >= CELL_LIMIT and cell not in scan.cells:
+                cell = (OTHER_OPCODES, *cell[1:])
+            scan.cells[cell] += lines
+            of_function = scan.functions.get(line.function)
+            if of_function is None and len(scan.functions) < FUNCTION_LIMIT:
+                of_function = scan.functions[line.function] = {}
+            if of_function is None:
+                scan.unlisted_function_lines += lines
+            else:
+                of_function[line.kinds] = of_function.get(line.kinds, 0) + lines
+            if site is not None:
+                site.add(line.kinds, line.label, lines)
+        elif isinstance(line, Other):
+            words = scan.other_lines.setdefault(line.name, Counter())
+            words[line.groups if line.groups in words or len(words) < _NAMES else ()] += lines
+        elif line is FOREIGN:
+            scan.foreign_lines += lines
+        else:
+            scan.torn_lines += lines

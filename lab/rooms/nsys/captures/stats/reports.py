@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,17 +15,7 @@ from lab.recordings.capture import MEMCPY, MEMSET, Capture
 from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import AXES, Axis
 from lab.recordings.projection import Projection
-from lab.rooms.nsys.captures.stats.kernels import execution_sum, gpu_trace, range_kernel_sum
-from lab.rooms.nsys.captures.stats.ranges import (
-    api_sum,
-    kernel_sum,
-    memory_size,
-    memory_time,
-    os_sum,
-    projected_sum,
-    projected_trace,
-    range_sum,
-)
+from lab.rooms.nsys.captures.stats import sums, traces
 from lab.rooms.nsys.captures.stats.table import Report
 
 
@@ -32,7 +23,7 @@ class Kind(NamedTuple):
     """What makes a report, what it needs (a key of REASONS each), the axes its figures rest on (none: of the
     OS alone)."""
 
-    make: Callable[[str, Projection], Report]
+    make: Callable[[Projection], Report]
     needs: tuple[str, ...]
     axes: tuple[Axis, ...]
 
@@ -46,18 +37,18 @@ REASONS: dict[str, str] = {
     "osrt": "the capture has no calls of the OS runtime (nsys: --trace=osrt)",
 }
 REPORTS = {
-    "cuda_gpu_kern_sum": Kind(kernel_sum, ("kernels",), ("gpu",)),
-    "cuda_api_sum": Kind(api_sum, ("calls",), ("host",)),
-    "osrt_sum": Kind(os_sum, ("osrt",), ()),
-    "cuda_gpu_mem_time_sum": Kind(memory_time, ("copies",), ("gpu",)),
-    "cuda_gpu_mem_size_sum": Kind(memory_size, ("copies",), ("gpu",)),
-    "nvtx_sum": Kind(range_sum, ("ranges",), ("ops",)),
-    "nvtx_pushpop_sum": Kind(range_sum, ("ranges",), ("ops",)),
-    "nvtx_gpu_proj_sum": Kind(projected_sum, ("ranges", "ops"), AXES),
-    "nvtx_gpu_proj_trace": Kind(projected_trace, ("ranges", "ops"), AXES),
-    "nvtx_kern_sum": Kind(range_kernel_sum, ("kernels",), AXES),
-    "cuda_gpu_trace": Kind(gpu_trace, ("ops",), ("gpu",)),
-    "cuda_kern_exec_sum": Kind(execution_sum, ("kernels", "calls"), ("gpu", "host")),
+    "cuda_gpu_kern_sum": Kind(sums.kernel_sum, ("kernels",), ("gpu",)),
+    "cuda_api_sum": Kind(sums.api_sum, ("calls",), ("host",)),
+    "osrt_sum": Kind(sums.os_sum, ("osrt",), ()),
+    "cuda_gpu_mem_time_sum": Kind(sums.memory_time, ("copies",), ("gpu",)),
+    "cuda_gpu_mem_size_sum": Kind(sums.memory_size, ("copies",), ("gpu",)),
+    "nvtx_sum": Kind(sums.range_sum, ("ranges",), ("ops",)),
+    "nvtx_pushpop_sum": Kind(partial(sums.range_sum, only_push_pop=True), ("ranges",), ("ops",)),
+    "nvtx_gpu_proj_sum": Kind(sums.projected_sum, ("ranges", "ops"), AXES),
+    "nvtx_gpu_proj_trace": Kind(traces.projected_trace, ("ranges", "ops"), AXES),
+    "nvtx_kern_sum": Kind(sums.range_kernel_sum, ("kernels",), AXES),
+    "cuda_gpu_trace": Kind(traces.gpu_trace, ("ops",), ("gpu",)),
+    "cuda_kern_exec_sum": Kind(sums.execution_sum, ("kernels", "calls"), ("gpu", "host")),
 }
 
 
@@ -72,9 +63,11 @@ def report(name: str, projection: Projection) -> Report:
     if reason := available(projection.capture)[name]:
         raise MissingError(f"{name}: {reason}", location=projection.capture.source)
     kind = REPORTS[name]
-    table = kind.make(name, projection)
-    lost = bound(projection.capture.lacks, *kind.axes) if kind.axes else ""
-    return table.with_column("Bound", lost) if lost else table
+    table = kind.make(projection)
+    if kind.axes and (lost := bound(projection.capture.lacks, *kind.axes)):
+        num_rows = len(next(iter(table.columns.values())))
+        table = Report({**table.columns, "Bound": [lost] * num_rows}, table.problems)
+    return table
 
 
 def check_name(name: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lab.errors import MissingError
-from lab.rooms.nan.nixnan.reading import blocks, integrity, reader
+from lab.rooms.nan.nixnan.reading import integrity, reader
 from lab.rooms.nan.nixnan.reading.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 
@@ -34,8 +34,8 @@ def same(found, plain) -> None:
     }
     assert counts == dict(plain.counts)
     opcodes = {}
-    for cell in found.cells:
-        opcodes[cell.opcode] = opcodes.get(cell.opcode, 0) + cell.lines
+    for (opcode, *_), lines in found.cells.items():
+        opcodes[opcode] = opcodes.get(opcode, 0) + lines
     assert opcodes == dict(plain.opcodes)
     assert sum(found.categories.values()) == found.error_lines
     for site in found.sites:
@@ -47,7 +47,7 @@ def small_limits(monkeypatch):
     """Every way of the reader within some hundred lines: blocks, folds, a full table of sites."""
     for name, value in {"SITE_LIMIT": 20, "_MEMO_LINES": 16}.items():
         monkeypatch.setattr(reader, name, value)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 700)
 
 
 @given(
@@ -88,7 +88,7 @@ def test_sites_beyond_the_table_are_counted_and_said(tmp_path, small_limits, mon
 
 
 def test_the_line_shown_of_a_site_stands_where_it_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1500)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 1500)
     draw = random.Random(7)
     text = [draw.choice(nixgen.NOISE) if draw.random() < 0.2 else nixgen.varied(draw, 3) for _ in range(1500)]
     path = nixgen.write(tmp_path / "x.nixnan", [*nixgen.log(*text[:700]), *nixgen.log(*text[700:])])
@@ -111,7 +111,7 @@ def test_functions_beyond_the_limit_are_summed_and_said(tmp_path, small_limits, 
 def test_opcodes_beyond_the_limit_are_counted_together(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "CELL_LIMIT", 2)
     path = nixgen.write(tmp_path / "x", [nixgen.error(sass=f"OP{n} R1, R2") for n in (0, 1, 2, 3, 1)])
-    cells = {cell.opcode: cell.lines for cell in parse(path).cells}
+    cells = {opcode: lines for (opcode, *_), lines in parse(path).cells.items()}
     assert cells == {"OP0": 1, "OP1": 2, reader.OTHER_OPCODES: 2}
 
 

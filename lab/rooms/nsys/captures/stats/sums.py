@@ -1,0 +1,242 @@
+"""The reports that add up: kernels, calls, copies and ranges by name, and kernels by range or by call."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.capture import COPY_KINDS, MEMCPY, MEMSET, START_END, Capture
+from lab.recordings.projection import Projection
+from lab.recordings.tables import Table
+from lab.rooms.nsys.captures.stats.table import (
+    SPREAD,
+    Report,
+    fixed,
+    grouped,
+    labelled,
+    numbers,
+    recorded_numbers,
+)
+from lab.stats.columns import grouped_rows
+
+_VERSION = re.compile(r"_v\d{4}$")  # nsys strips versions of four digits only
+
+
+def kernel_sum(projection: Projection) -> Report:
+    capture = projection.capture
+    ops = capture.ops.where(capture.kernels)
+    return _time_sum(ops, "Instances", {"Name": capture.text(ops.name_id)})
+
+
+def api_sum(projection: Projection) -> Report:
+    calls = projection.capture.api
+    calls = calls if projection.part is None else calls.where(projection.part.api)
+    return _time_sum(calls, "Num Calls", {"Name": api_names(projection.capture, calls.name_id)})
+
+
+def os_sum(projection: Projection) -> Report:
+    calls = projection.capture.osrt
+    calls = calls if projection.part is None else calls.where(projection.part.osrt)
+    return _time_sum(calls, "Num Calls", {"Name": projection.capture.text(calls.name_id)})
+
+
+def memory_time(projection: Projection) -> Report:
+    ops, names = _memory_ops(projection.capture)
+    return _time_sum(ops, "Count", {"Operation": names})
+
+
+def range_sum(projection: Projection, *, only_push_pop: bool = False) -> Report:
+    capture = projection.capture
+    mask = np.ones(len(capture.ranges), dtype=bool) if projection.part is None else projection.part.ranges
+    rows = np.flatnonzero(mask & (capture.ranges.kind != START_END) if only_push_pop else mask)
+    labels = {"Style": range_styles(capture)[rows], "Range": range_labels(capture)[rows]}
+    if only_push_pop:
+        del labels["Style"]
+    return _time_sum(capture.ranges.take(rows), "Instances", labels)
+
+
+def _time_sum(rows: Table, counted: str, labels: dict[str, np.ndarray]) -> Report:
+    """Time (%), Total Time (ns), a count, the spread, labels: by total time, largest first."""
+    groups = grouped(rows.dur_ns, *labels.values())
+    order = groups.by_total()
+    total_ns = groups.total[order]
+    first_row = groups.first_row[order]
+    return Report(
+        {
+            "Time (%)": fixed(100 * total_ns / (total_ns.sum() or 1), 1),
+            "Total Time (ns)": numbers(total_ns),
+            counted: groups.counts(order),
+            **groups.spread(order),
+            **{head: texts[first_row].tolist() for head, texts in labels.items()},
+        }
+    )
+
+
+def memory_size(projection: Projection) -> Report:
+    ops, names = _memory_ops(projection.capture)
+    groups = grouped(np.maximum(ops.bytes, 0), names)
+    order = groups.by_total()
+    spread_heads = [head.replace("ns", "MB") for head in SPREAD]
+    return Report(
+        {
+            "Total (MB)": fixed(groups.total[order] / 1e6, 3),
+            "Count": groups.counts(order),
+            **groups.spread(order, spread_heads, 3, 1_000_000),
+            "Operation": names[groups.first_row[order]].tolist(),
+        }
+    )
+
+
+def _memory_ops(capture: Capture) -> tuple[Table, np.ndarray]:
+    rows = np.flatnonzero(np.isin(capture.ops.kind, (MEMCPY, MEMSET)))
+    return capture.ops.take(rows), operation_names(capture)[rows]
+
+
+def api_names(capture: Capture, name_id: np.ndarray) -> np.ndarray:
+    """nsys' name of each API call (n,) by its string id."""
+    return labelled(lambda index: _VERSION.sub("", capture.name(index)), name_id)
+
+
+def operation_names(capture: Capture) -> np.ndarray:
+    """nsys' name (n,) of each copy and fill (HIP for CUDA on ROCm); a kernel's own name for a kernel."""
+    maker = "HIP" if capture.collector in ("rocpd", "rpd", "rocprofv3") else "CUDA"
+
+    def text(kind: int, copy_kind: int, name_id: int) -> str:
+        if kind == MEMSET:
+            return f"[{maker} memset]"
+        if kind == MEMCPY and copy_kind in COPY_KINDS:
+            return f"[{maker} memcpy {COPY_KINDS[copy_kind]}]"
+        return capture.name(name_id)
+
+    return labelled(text, capture.ops.kind, capture.ops.copy_kind, capture.ops.name_id)
+
+
+def range_labels(capture: Capture) -> np.ndarray:
+    """nsys' name (n,) of each range: `domain:text`, the default domain being empty."""
+    ranges = capture.ranges
+    return labelled(
+        lambda domain, text: f"{capture.name(domain)}:{capture.name(text)}", ranges.domain, ranges.text_id
+    )
+
+
+def range_styles(capture: Capture) -> np.ndarray:
+    return labelled(lambda kind: "StartEnd" if kind == START_END else "PushPop", capture.ranges.kind)
+
+
+def projected_rows(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the ranges that launched anything, by projected start; and how many such children each has."""
+    instances = projection.instances
+    rows = np.flatnonzero(instances.num_ops > 0)
+    rows = rows[np.lexsort((rows, instances.level[rows], instances.first_ns[rows]))]
+    children = np.zeros(len(instances), dtype=np.int64)
+    up = instances.parent[rows]
+    np.add.at(children, up[up >= 0], 1)
+    return rows, children[rows]
+
+
+def projected_sum(projection: Projection) -> Report:
+    instances, (rows, children) = projection.instances, projected_rows(projection)
+    labels, styles = range_labels(projection.capture)[rows], range_styles(projection.capture)[rows]
+    groups = grouped(instances.last_ns[rows] - instances.first_ns[rows], labels, styles)
+    order = groups.by_total()
+    level, num_ops = np.maximum(instances.level[rows], 0), instances.num_ops[rows]
+    host_ns, ops, levels, below = (
+        np.bincount(groups.of_row, values)[order]
+        for values in (projection.capture.ranges.dur_ns[rows], num_ops, level, children)
+    )
+    count, first_row = groups.figures["count"][order], groups.first_row[order]
+    return Report(
+        {
+            "Range": labels[first_row].tolist(),
+            "Style": styles[first_row].tolist(),
+            "Total Proj Time (ns)": numbers(groups.total[order]),
+            "Total Range Time (ns)": fixed(host_ns, 0),
+            "Range Instances": numbers(count),
+            **groups.spread(order, [f"Proj {head}" for head in SPREAD]),
+            "Total GPU Ops": fixed(ops, 0),
+            "Avg GPU Ops": fixed(ops / count, 1),
+            "Avg Range Lvl": fixed(levels / count, 1),
+            "Avg Num Child": fixed(below / count, 1),
+        }
+    )
+
+
+def range_kernel_sum(projection: Projection) -> Report:
+    """Kernels by range, thread and name; those of no range stand under their launching thread."""
+    capture = projection.capture
+    op, row = _kernel_range_pairs(projection)
+    labels, styles = (np.append(texts, "")[row] for texts in (range_labels(capture), range_styles(capture)))
+    launch_tid = np.append(capture.api.tid, -1)[projection.ops.api]
+    tid = np.where(row >= 0, np.append(capture.ranges.tid, -1)[row], launch_tid[op])
+    pid, kernel = capture.ops.pid[op], capture.text(capture.ops.name_id[op])
+    thread = [labels, styles, pid, tid]
+    groups = grouped(capture.ops.dur_ns[op], *thread, kernel)
+    first_of_pair = grouped_rows([groups.of_row, row])[0]
+    in_range = first_of_pair[row[first_of_pair] >= 0]
+    instances = np.bincount(groups.of_row[in_range], minlength=len(groups.total))
+    order = np.lexsort((-groups.total, grouped_rows(thread)[1][groups.first_row]))
+    first_row = groups.first_row[order]
+    columns = {
+        "NVTX Range": labels[first_row].tolist(),
+        "Style": styles[first_row].tolist(),
+        "PID": numbers(pid[first_row]),
+        "TID": recorded_numbers(tid[first_row]),
+        "NVTX Inst": numbers(instances[order]),
+        "Kern Inst": groups.counts(order),
+        "Total Time (ns)": numbers(groups.total[order]),
+        **groups.spread(order),
+        "Kernel Name": kernel[first_row].tolist(),
+    }
+    return Report(columns, _unattributed_note(projection))
+
+
+def _kernel_range_pairs(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
+    """Every pair of a kernel (row of `ops`) and a range that it counts in; -1 once where there is none."""
+    kernels = np.flatnonzero(projection.capture.kernels)
+    in_loose = projection.capture.kernels[projection.loose.op]
+    ops, rows = [projection.loose.op[in_loose]], [projection.loose.range[in_loose]]
+    for start in (projection.ops.range, projection.ops.inherited):
+        op, row = kernels, start[kernels]
+        while len(op := op[row >= 0]):
+            row = row[row >= 0]
+            ops.append(op)
+            rows.append(row)
+            row = projection.instances.parent[row]
+    alone = np.setdiff1d(kernels, np.concatenate(ops))
+    return np.concatenate([*ops, alone]), np.concatenate([*rows, np.full(len(alone), -1)])
+
+
+def execution_sum(projection: Projection) -> Report:
+    """Kernels by launching thread, call and name: times in all, of the call, in the queue, of the kernel."""
+    capture = projection.capture
+    rows = np.flatnonzero(capture.kernels & (projection.ops.api >= 0))
+    ops, api = capture.ops.take(rows), capture.api.take(projection.ops.api[rows])
+    calls, kernels = api_names(capture, api.name_id), capture.text(ops.name_id)
+    keys = (ops.pid, api.tid, ops.device, calls, kernels)
+    queued_ns = ops.start_ns - api.end_ns
+    groups = {
+        "T": grouped(np.maximum(ops.end_ns, api.end_ns) - api.start_ns, *keys),
+        "A": grouped(api.dur_ns, *keys),
+        "Q": grouped(queued_ns, *keys, mask=queued_ns > 0),
+        "K": grouped(ops.dur_ns, *keys),
+    }
+    order = np.lexsort((groups["T"].first_row, -groups["T"].figures["mean"]))
+    first_row = groups["T"].first_row[order]
+    columns = {
+        "PID": numbers(ops.pid[first_row]),
+        "TID": numbers(api.tid[first_row]),
+        "DevId": numbers(ops.device[first_row]),
+        "Count": groups["T"].counts(order),
+        "QCount": groups["Q"].counts(order),
+    }
+    for letter, times in groups.items():
+        columns |= times.spread(order, [letter + head for head in SPREAD])
+    columns |= {"API Name": calls[first_row].tolist(), "Kernel Name": kernels[first_row].tolist()}
+    return Report(columns, _unattributed_note(projection))
+
+
+def _unattributed_note(projection: Projection) -> tuple[str, ...]:
+    lost = int(((projection.ops.api < 0) & projection.capture.kernels).sum())
+    return (f"{plural(lost, 'kernel')} without a recorded API call",) if lost else ()
