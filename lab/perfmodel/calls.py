@@ -1,16 +1,48 @@
-"""One recorded call of an op, as the models of `ops` and `products` read it."""
+"""What is known of an op (ops.csv), and one recorded call of it, as the models of `ops` read it."""
 
 from __future__ import annotations
 
+import csv
+import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from lab.perfmodel.dtypes import item_bytes, rate_name
 
 Shape = tuple[int, ...]
+
+
+class Op(NamedTuple):
+    """A row of ops.csv for one op; an argument is an index or a number, 1 for a flag."""
+
+    kind: str
+    model: str
+    arguments: dict[str, int]
+
+
+@functools.cache
+def op_table() -> Mapping[str, Op]:
+    """Every known op by its full name."""
+    table = {}
+    with Path(__file__).with_name("ops.csv").open(newline="", encoding="ascii") as file:
+        for row in csv.DictReader(line for line in file if line[0] != "#"):
+            pairs = (word.partition("=") for word in row["arguments"].split())
+            op = Op(row["class"], row["model"], {name: int(value or 1) for name, _, value in pairs})
+            table.update({name if "::" in name else f"aten::{name}": op for name in row["ops"].split()})
+    return table
+
+
+_UNKNOWN = Op("", "", {})
+
+
+def op_of(name: str) -> Op:
+    """What is known of an op; of one that works in place (`aten::mul_`) what is known of the plain one."""
+    table = op_table()
+    return table.get(name) or table.get(name.rstrip("_"), _UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -147,8 +179,3 @@ def nested_tuple(value: Any) -> Any:
 
 def _is_int(text: str) -> bool:
     return text.lstrip("-").isdecimal() and len(text) < 20
-
-
-def names(text: str) -> frozenset[str]:
-    """Split a table of names written as one text."""
-    return frozenset(text.split())

@@ -11,13 +11,9 @@ from __future__ import annotations
 import re
 from functools import cache, lru_cache
 
-from lab.perfmodel.attention import ATTENTION
-from lab.perfmodel.calls import names
+from lab.perfmodel.calls import op_of
 from lab.perfmodel.communication import OPS as COMMUNICATION_OPS
 from lab.perfmodel.communication import communication
-from lab.perfmodel.convolution import CONVOLUTIONS
-from lab.perfmodel.inference import EXPERTS, SELECTIVE_SCANS
-from lab.perfmodel.products import is_product
 
 CLASSES = (
     "gemm",
@@ -132,7 +128,7 @@ def kernel_class(name: str, op: str = "") -> str:
     by_name, by_op = _class_of_name(name), op_class(op)
     if by_op in ("", by_name) or by_name in ("comm", *_HELPERS):
         return by_op if by_name == "elementwise" and by_op in _LOOPS else by_name
-    if by_name == "other" or by_op == "comm" or (by_op not in _LOOPS and op not in EXPERTS):
+    if by_name == "other" or by_op == "comm" or (by_op not in _LOOPS and op_of(op).model != "experts"):
         return by_op
     return by_name
 
@@ -149,37 +145,6 @@ def _class_of_name(name: str) -> str:
 _HELPERS = ("memcpy", "memset", "copy", "splitk_reduce", "elementwise")
 # Ops whose kernels only loop: a name that says more is right.
 _LOOPS = ("elementwise", "copy", "index", "mask", "reduce", "rng")
-# Class -> names of aten's ops without trailing underscore, beside those that have a model of work.
-_OPS = {
-    "gemm": names("addbmm mkldnn_linear _linalg_matmul _grouped_mm _scaled_grouped_mm"),
-    "gemv": names("mv addmv dot vdot"),
-    "conv": names("_convolution mkldnn_convolution cudnn_convolution miopen_convolution"),
-    "attention": names(
-        "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu _flash_attention_forward "
-        "_flash_attention_backward _efficient_attention_forward _efficient_attention_backward"
-    ),
-    "softmax": names(
-        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax softmax"
-    ),
-    "norm": names(
-        "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
-        "native_batch_norm native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward "
-        "cudnn_batch_norm cudnn_batch_norm_backward miopen_batch_norm miopen_batch_norm_backward rms_norm "
-        "layer_norm"
-    ),
-    "copy": names("copy cat clone _to_copy contiguous repeat stack expand_copy constant_pad_nd"),
-    "index": names(
-        "index index_select embedding gather scatter index_put _index_put_impl index_add "
-        "embedding_dense_backward scatter_add take nonzero sort topk"
-    ),
-    "mask": names("where masked_fill triu tril bitwise_not logical_not masked_select"),
-    "reduce": names(
-        "sum mean max min amax amin argmax argmin any all cumsum prod norm linalg_vector_norm var std "
-        "var_mean _local_scalar_dense"
-    ),
-    "rng": names("normal uniform bernoulli random native_dropout multinomial exponential"),
-}
-_CLASS_OF_ATEN = {name: kind for kind, ops in _OPS.items() for name in ops}
 # Ops of other libraries by their names; the first match counts.
 _OTHER_OPS = (
     ("norm", r"(layer|rms|group)_?norm"),
@@ -197,15 +162,10 @@ def op_class(op: str) -> str:
     """The class of work that an op is for; "" for an op that does not tell."""
     if op.startswith(COMMUNICATION_OPS):
         return "comm"
-    if is_product(op) or op in EXPERTS:
-        return _CLASS_OF_ATEN.get(op.removeprefix("aten::"), "gemm")
-    by_full_name = ((ATTENTION, "attention"), (CONVOLUTIONS, "conv"), (SELECTIVE_SCANS, "scan"))
-    for ops, kind in by_full_name:
-        if op in ops:
-            return kind
-    space, _, name = op.partition("::")
-    if space == "aten":
-        return _CLASS_OF_ATEN.get(name.rstrip("_"), "")
+    if kind := op_of(op).kind:
+        return kind
+    if op.startswith("aten::"):
+        return ""
     if "::" not in op and not op.startswith("FlashAttn"):  # ranges, and kernels of torch.compile
         return ""
     return next((kind for kind, pattern in _OTHER_OPS if _compiled(pattern).search(op)), "")
@@ -226,22 +186,13 @@ def is_matmul(name: str) -> bool:
     return kernel_class(name) in ("gemm", "gemv") or "kgemm_4bit" in name
 
 
-# CPU ops that move no data: views, allocations, queries; and composites that may turn out to be one of them.
-NO_WORK = names(
-    "view _unsafe_view as_strided _reshape_alias reshape empty empty_like empty_strided detach alias expand "
-    "expand_as permute transpose swapaxes t T numpy_T mT select slice narrow unsqueeze squeeze split "
-    "split_with_sizes chunk unbind unflatten flatten unfold resize set item is_nonzero lift_fresh lift "
-    "diagonal result_type can_cast resolve_conj resolve_neg to contiguous type_as dropout size stride dim "
-    "numel movedim view_as broadcast_tensors broadcast_to atleast_1d _has_compatible_shallow_copy_type "
-    "_assert_async conj is_same_size record_stream new_empty"
-)
-_COMPOSITES = names("linear matmul scaled_dot_product_attention layer_norm rms_norm softmax")
+# Ops that call others, which may turn out to be views.
+_COMPOSITES = ("linear", "matmul", "scaled_dot_product_attention", "layer_norm", "rms_norm", "softmax")
 
 
 def moves_no_data(op: str) -> bool:
     """Whether a CPU op moves no data: views and allocations, and ops outside `aten` except collectives."""
-    space, _, name = op.partition("::")
-    return not communicates(op) and (space != "aten" or name.rstrip("_") in NO_WORK)
+    return not communicates(op) and (not op.startswith("aten::") or op_of(op).model == "nothing")
 
 
 def communicates(op: str) -> bool:

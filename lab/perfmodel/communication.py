@@ -1,4 +1,4 @@
-"""Kernels that move data between ranks: one table for timelines, pairing, classes and colours.
+"""Kernels that move data between ranks, and what a rank must send and add up in a collective.
 
 Kernels of NCCL and RCCL carry metadata in most recordings; the others (custom all-reduce, symmetric memory,
 expert dispatch) have a name only, so the kind of call comes from it or from the op that launched it.
@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import NamedTuple
+
+from lab.perfmodel.calls import Work
+from lab.perfmodel.dtypes import item_bytes
 
 
 class Communication(NamedTuple):
@@ -95,3 +98,32 @@ def kind_in(text: str) -> str:
     head = re.split(r"[(<]", text, maxsplit=1)[0] if "(" in text or "<" in text else text
     plain = head.lower().replace("_", "")
     return next((kind for part, kind in KINDS if part in plain), "")
+
+
+# Kind of call -> parts of the message that a rank of n sends, and adds up, in units of (n - 1) / n;
+# nccl-tests (doc/PERFORMANCE.md) has the same factors for its bus bandwidth.
+_PARTS = {
+    "all_reduce": (2, 1),
+    "reduce_scatter": (1, 1),
+    "all_gather": (1, 0),
+    "all_to_all": (1, 0),
+}
+_WHOLE_MESSAGE = ("broadcast", "reduce", "p2p", "gather", "scatter")
+
+
+def collective_work(kind: str, in_nelems: int, out_nelems: int, dtype: str, ranks: int) -> Work | None:
+    """Return the mean work of one rank; None where kind, size, type or number of ranks is not known.
+
+    kind: as `kind_in` names it; the message is the larger of both buffers.
+    """
+    nelems, item = max(in_nelems, out_nelems), item_bytes(dtype)
+    if nelems < 0 or not item or (kind in _PARTS and ranks < 1):
+        return None
+    if kind in _WHOLE_MESSAGE:
+        sent, added = float(nelems), 0.0
+    elif kind in _PARTS:
+        sent, added = (parts * nelems * (ranks - 1) / ranks for parts in _PARTS[kind])
+    else:
+        return None
+    params = {"nelems": nelems, "ranks": ranks}
+    return Work("Collective", params, added, sent * item, "link", dtype)

@@ -13,8 +13,7 @@ import numpy as np
 
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.calls import OpCall, Work
-from lab.perfmodel.collectives import collective_work
-from lab.perfmodel.communication import kind_in
+from lab.perfmodel.communication import collective_work, kind_in
 from lab.perfmodel.dtypes import dtype_name
 from lab.perfmodel.ops import has_model, work_of
 from lab.perfmodel.products import is_product
