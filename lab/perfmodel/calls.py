@@ -64,6 +64,7 @@ class Work:
         return f"{self.unit}_{rate_name(self.dtype) or self.dtype}"
 
 
+@dataclass(frozen=True)
 class OpCall:
     """The name and arguments of one op. What was not recorded, or is not a shape, reads as None.
 
@@ -71,20 +72,11 @@ class OpCall:
     argument; values: the concrete inputs as texts.
     """
 
-    def __init__(
-        self,
-        name: str,
-        shapes: Sequence[Any],
-        dtypes: Sequence[Any],
-        strides: Sequence[Any] = (),
-        values: Sequence[Any] = (),
-    ) -> None:
-        self.name = name
-        self._shapes, self._dtypes, self._strides, self._values = shapes, dtypes, strides, values
-
-    @property
-    def num_args(self) -> int:
-        return len(self._shapes)
+    name: str
+    shapes: Sequence[Any]
+    dtypes: Sequence[Any]
+    strides: Sequence[Any] = ()
+    values: Sequence[Any] = ()
 
     @classmethod
     def from_profiler(cls, name: str, dims: str, types: str, strides: str = "", concrete: str = "") -> OpCall:
@@ -93,7 +85,7 @@ class OpCall:
 
     def shape(self, index: int) -> Shape | None:
         """Return the sizes of argument `index`, () for a scalar, None if it is absent or not a tensor."""
-        sizes = _item(self._shapes, index)
+        sizes = _item(self.shapes, index)
         if not isinstance(sizes, (list, tuple)) or not all(isinstance(n, int) and n >= 0 for n in sizes):
             return None
         return tuple(sizes) if self.dtype(index) not in ("", "ScalarList", "TensorList") else None
@@ -104,20 +96,20 @@ class OpCall:
 
     def nested_shapes(self, index: int) -> list[Shape]:
         """Return the sizes of each tensor of a list argument; [] where they were not recorded."""
-        sizes = _item(self._shapes, index)
+        sizes = _item(self.shapes, index)
         nested = sizes if isinstance(sizes, (list, tuple)) else []
         return [tuple(shape) for shape in nested if isinstance(shape, (list, tuple))]
 
     def dtype(self, index: int) -> str:
-        text = _item(self._dtypes, index)
+        text = _item(self.dtypes, index)
         return text if isinstance(text, str) else ""
 
     def stride(self, index: int) -> Shape | None:
-        steps = _item(self._strides, index)
+        steps = _item(self.strides, index)
         return nested_tuple(steps) if isinstance(steps, (list, tuple)) else None
 
     def value(self, index: int) -> str:
-        text = _item(self._values, index)
+        text = _item(self.values, index)
         return text if isinstance(text, str) else ""
 
     def number(self, index: int) -> float | None:

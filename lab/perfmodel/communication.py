@@ -15,16 +15,13 @@ from lab.perfmodel.dtypes import item_bytes
 
 
 class Communication(NamedTuple):
-    """A communication kernel.
+    """A communication kernel: its kind as in `pairing.rows`, "" where the name does not say.
 
-    kind is that of `pairing.rows`, "" where the name does not say. blocking: no rank leaves before all have
-    entered. fused: it computes as well (a norm behind the all-reduce), so it is both.
+    blocking: no rank leaves before all have entered.
     """
 
-    library: str
     kind: str
     blocking: bool = True
-    fused: bool = False
 
 
 # Part of a name without underscores -> kind; the first match counts.
@@ -49,26 +46,23 @@ _LOCAL = re.compile(
     re.IGNORECASE,
 )
 
-# (library, pattern, kind or "" for the name's own words, blocking, fused); the first match counts.
+# Pattern, kind ("": the name's own words say it); the first match counts.
 _TABLE = [
-    ("NCCL symmetric", r"ncclSymk\w*Kernel_", "", True, False),
-    ("MSCCL", r"mscclKernel_", "", True, False),
-    ("MSCCL++", r"mscclpp", "", True, False),
-    ("NVSHMEM", r"nvshmem", "", True, False),
-    ("NCCL", r"nccl|rccl(?!r)", "", True, False),
-    ("custom all-reduce", r"cross_device_reduce_[12]stage", "all_reduce", True, False),
-    ("quick all-reduce", r"quickreduce|allreduce_prototype", "all_reduce", True, False),
-    ("TensorRT-LLM", r"allreduce_fusion_kernel|(one|two)shotAllreduce\w*Norm", "all_reduce", True, True),
-    ("TensorRT-LLM", r"(one|two)shotAllreduce", "all_reduce", True, False),
-    ("symmetric memory", r"multimem_all_gather", "all_gather", True, False),
-    ("symmetric memory", r"multimem_(one_shot_|two_shot_)?(all_)?reduce", "all_reduce", True, False),
-    ("symmetric memory", r"(one|two)_shot_(all_reduce|reduce_scatter)|(one|two)_shot", "", True, False),
-    ("DeepEP", r"internode_ll::(dispatch|combine)", "all_to_all", False, False),
-    ("DeepEP", r"(deep_ep|intra_?node|inter_?node).*(dispatch|combine)", "all_to_all", True, False),
-    ("MORI", r"\bEp(Dispatch|Combine)\w*", "all_to_all", True, False),
-    ("", r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter_", "", True, False),
+    (r"mscclKernel_|mscclpp|nvshmem|nccl|rccl(?!r)", ""),
+    # custom and quick all-reduce, TensorRT-LLM
+    (r"cross_device_reduce_[12]stage|quickreduce|allreduce_prototype", "all_reduce"),
+    (r"allreduce_fusion_kernel|(one|two)shotAllreduce", "all_reduce"),
+    # symmetric memory
+    (r"multimem_all_gather", "all_gather"),
+    (r"multimem_(one_shot_|two_shot_)?(all_)?reduce", "all_reduce"),
+    (r"(one|two)_shot", ""),
+    # DeepEP, MORI
+    (r"internode_ll::(dispatch|combine)|(deep_ep|intra_?node|inter_?node).*(dispatch|combine)", "all_to_all"),
+    (r"\bEp(Dispatch|Combine)\w*", "all_to_all"),
+    (r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter_", ""),
 ]
-_PATTERNS = [(re.compile(pattern, re.IGNORECASE), row) for pattern, row in ((row[1], row) for row in _TABLE)]
+_PATTERNS = [(re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _TABLE]
+_NOT_BLOCKING = re.compile(r"internode_ll::(dispatch|combine)", re.IGNORECASE)  # DeepEP's low latency
 
 # Ops that launch communication, by the start of their names.
 OPS = (
@@ -87,9 +81,9 @@ def communication(kernel: str) -> Communication | None:
     """Classify a kernel by name; None if it does not communicate."""
     if _LOCAL.search(kernel):
         return None
-    for pattern, (library, _, kind, blocking, fused) in _PATTERNS:
+    for pattern, kind in _PATTERNS:
         if pattern.search(kernel):
-            return Communication(library, kind or kind_in(kernel), blocking, fused)
+            return Communication(kind or kind_in(kernel), not _NOT_BLOCKING.search(kernel))
     return None
 
 

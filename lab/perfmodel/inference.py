@@ -11,14 +11,14 @@ from lab.perfmodel.calls import OpCall, Work, count, op_of
 def loop_work(call: OpCall) -> Work | None:
     """Return the work of a fused loop over one input; None where its shape or type was not recorded."""
     op = op_of(call.name)
-    x_index, each, halves = (op.arguments[name] for name in ("x", "each", "halves"))
+    x_index, flops, halves = (op.arguments[name] for name in ("x", "each", "halves"))
     x = call.tensor(x_index)
     weight = call.tensor(op.arguments["weight"]) if "weight" in op.arguments else None
     if x is None or not call.element_bytes(x_index):
         return None
     num_bytes = (halves * count(x) // 2 + count(weight or (0,))) * call.element_bytes(x_index)
     kind = "Normalization" if op.kind == "norm" else "UnaryElementwise"
-    return Work(kind, {"op_shape": x}, each * count(x), num_bytes, "vector", call.dtype(x_index))
+    return Work(kind, {"op_shape": x}, flops * count(x), num_bytes, "vector", call.dtype(x_index))
 
 
 def rotary_work(call: OpCall) -> Work | None:

@@ -169,7 +169,7 @@ def _fused(call: OpCall) -> Work | None:
         name = max(fitting, key=len)
         per_element += _fused_counts()[name]
         remaining = remaining[len(name) + 1 :]
-    shapes = [(shape, call.element_bytes(i)) for i in range(call.num_args) if (shape := call.tensor(i))]
+    shapes = [(shape, call.element_bytes(i)) for i in range(len(call.shapes)) if (shape := call.tensor(i))]
     if not shapes:
         return None
     num_bytes = sum(count(shape) * item for shape, item in shapes)
