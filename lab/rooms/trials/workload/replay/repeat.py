@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.workload.recorder.recorder import tensors_in
+from lab.workload.recorder.bits import tensors_in
 
 MOST_INPUT_BYTES = 4 << 30
 

@@ -34,8 +34,9 @@ from lab.rooms.trials.workload.replay.repeat import (
     save,
     set_random,
 )
+from lab.workload.recorder.bits import tensors_in
 from lab.workload.recorder.format import OF_STEPS
-from lab.workload.recorder.recorder import Recorder, is_compiling, owner_of, plain_name, ranks, tensors_in
+from lab.workload.recorder.recorder import Recorder, is_compiling, owner_of, plain_name, ranks
 from lab.workload.recorder.rows import Rows
 
 TOGETHER = 64  # gradients that one launch reads
