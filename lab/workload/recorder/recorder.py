@@ -123,16 +123,12 @@ class Recorder:
             self._mark()
         kind = "" if hasattr(module, "_orig_mod") else type(module).__name__
         outputs = tensors_in(result)
-        slots = self.bits_of_outputs(outputs)
-        for index, (tensor, slot) in enumerate(zip(outputs, slots, strict=True)):
+        for index, (tensor, slot) in enumerate(zip(outputs, self.bits(outputs), strict=True)):
             extra = {"in_ck": input_slots} if input_slots else {}
             self.row("module", kind, tensor, slot, out=index, module=name, phase=self.phase or "fwd", **extra)
             if gradients:
                 self._watch_gradient(tensor, kind, index, name)
         return result
-
-    def bits_of_outputs(self, outputs: Sequence[Tensor]) -> list[Any]:
-        return self.bits(outputs)
 
     def _watch_gradient(self, tensor: Tensor, kind: str, index: int, name: str) -> None:
         """A row of the gradient that reaches this output of a module."""

@@ -13,23 +13,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from lab.workload.recorder.bits import tensors_in
 
 MOST_INPUT_BYTES = 4 << 30
 
 
-def copied(value: Any, depth: int = 0) -> Any:
+def copied(value: Any) -> Any:
     """Copy a nested value with its tensors."""
-    if isinstance(value, Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    if depth > 8:
-        return value
-    if type(value) is dict:
-        return {key: copied(inner, depth + 1) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(copied(inner, depth + 1) for inner in value)
-    return value
+
+    def copy(leaf: Any) -> Any:
+        is_tensor = isinstance(leaf, Tensor)
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad) if is_tensor else leaf
+
+    return tree_map(copy, value)
 
 
 def outermost(outputs: Sequence[Tensor], wanted: Sequence[int]) -> list[int]:

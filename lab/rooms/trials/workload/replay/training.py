@@ -15,10 +15,8 @@ import os
 import platform
 import sys
 import threading
-import weakref
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,15 +53,6 @@ def start_from_env() -> None:
     atexit.register(lambda: recorder.stop(ended=True))
 
 
-class _Read(NamedTuple):
-    """A tensor whose checksum is on its way: where it will be, as long as step and version are these."""
-
-    tensor: weakref.ref[Tensor]
-    step: int
-    version: int
-    slot: Any
-
-
 class Training(Recorder):
     """One process's. `steps` are recorded, each with `repeats` repeats; level `op` or `module`."""
 
@@ -81,7 +70,6 @@ class Training(Recorder):
         self._saved: Saved | None = None
         self._late: list[tuple[dict[str, Any], Tensor, int]] = []  # gradients to read, and their versions
         self._read: dict[int, tuple[int, int]] = {}  # weight -> its gradient and version when last read
-        self._last_outputs: list[_Read] = []  # of the module that ended last, where operators are not seen
         self._hooks: list[Any] = []
         self._stack = contextlib.ExitStack()
 
@@ -184,27 +172,6 @@ class Training(Recorder):
         name = self.names.get(id(module), "")
         watched = self.level == "op" or name.rpartition(".")[2].isdecimal() or module in self._roots
         return self.module_call(original, module, args, kwargs, gradients=watched)
-
-    def bits_of_outputs(self, outputs: Sequence[Tensor]) -> list[Any]:
-        """A container gives what its last module gave: the same tensor is read once."""
-        if self.level == "op":
-            return self.bits(outputs)
-        recent = [read for read in self._last_outputs if read.step == self.step]
-
-        def slot_of(tensor: Tensor) -> Any:
-            same = (r for r in recent if r.tensor() is tensor and r.version == tensor._version)
-            return next((read.slot for read in same), None)
-
-        slots = [slot_of(tensor) for tensor in outputs]
-        unread = [tensor for tensor, slot in zip(outputs, slots, strict=True) if slot is None]
-        new = iter(self.bits(unread))
-        slots = [next(new) if slot is None else slot for slot in slots]
-        self._last_outputs = [
-            _Read(weakref.ref(tensor), self.step, tensor._version, slot)
-            for tensor, slot in zip(outputs, slots, strict=True)
-            if not tensor.is_inference()  # it has no version
-        ]
-        return slots
 
     def _gradients_of_outputs(self, result: Any) -> None:
         """Gradients that a repeat's backward begins with."""
