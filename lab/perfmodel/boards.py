@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
-from lab.perfmodel.calls import Work
+from lab.perfmodel.calls import Work, rows_of
 from lab.perfmodel.dtypes import dtype_name, rate_name
 
 _ROUNDING = 0.005  # recorders round times; data sheets round peaks
@@ -42,16 +40,11 @@ class Board(msgspec.Struct, frozen=True):
         tflops = self.tflops.get(rate) if rate else None
         return None if tflops is None else tflops * 1e12
 
-    @property
-    def has_matrix_units(self) -> bool:
-        return "fp16" in self.tflops
-
 
 @functools.cache
 def boards() -> Mapping[str, Board]:
     """Every known device by its name in lower case."""
-    with Path(__file__).with_name("boards.csv").open(newline="", encoding="ascii") as file:
-        rows = [_board(row) for row in csv.DictReader(line for line in file if line[0] != "#")]
+    rows = [_board(row) for row in rows_of("boards.csv")]
     return {name.lower(): board for board in rows for name in board.names}
 
 
@@ -88,7 +81,7 @@ def matrix_rate(board: Board, dtype: str, kernels: str) -> str | None:
         return _float32_rate(board, kernels)
     if rate == "fp64":
         return "fp64_matrix" if "fp64_matrix" in board.tflops else "fp64"
-    if rate in ("fp16", "bf16") and not board.has_matrix_units:
+    if rate in ("fp16", "bf16") and "fp16" not in board.tflops:
         halves = rate == "fp16" and _HALF_ACCUMULATED.search(kernels)
         return "fp16_vector" if halves else "fp32"
     if rate == "fp16" and "fp16_acc16" in board.tflops and _HALF_ACCUMULATED.search(kernels):

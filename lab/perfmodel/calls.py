@@ -16,6 +16,12 @@ from lab.perfmodel.dtypes import item_bytes, rate_name
 Shape = tuple[int, ...]
 
 
+def rows_of(name: str) -> list[dict[str, str]]:
+    """The rows of one of the tables beside this file, without its comments."""
+    with Path(__file__).with_name(name).open(newline="", encoding="ascii") as file:
+        return list(csv.DictReader(line for line in file if line[0] != "#"))
+
+
 class Op(NamedTuple):
     """A row of ops.csv for one op; an argument is an index or a number, 1 for a flag."""
 
@@ -28,11 +34,10 @@ class Op(NamedTuple):
 def op_table() -> Mapping[str, Op]:
     """Every known op by its full name."""
     table = {}
-    with Path(__file__).with_name("ops.csv").open(newline="", encoding="ascii") as file:
-        for row in csv.DictReader(line for line in file if line[0] != "#"):
-            pairs = (word.partition("=") for word in row["arguments"].split())
-            op = Op(row["class"], row["model"], {name: int(value or 1) for name, _, value in pairs})
-            table.update({name if "::" in name else f"aten::{name}": op for name in row["ops"].split()})
+    for row in rows_of("ops.csv"):
+        pairs = (word.partition("=") for word in row["arguments"].split())
+        op = Op(row["class"], row["model"], {name: int(value or 1) for name, _, value in pairs})
+        table.update({name if "::" in name else f"aten::{name}": op for name in row["ops"].split()})
     return table
 
 

@@ -15,8 +15,6 @@ from typing import Any
 from lab.perfmodel.calls import OpCall, Shape, Work, broadcast, op_of
 from lab.perfmodel.dtypes import ITEMS_PER_ELEMENT, dtype_name, is_complex
 
-GEMM = "GEMM"
-
 
 @dataclass(frozen=True)
 class Product:
@@ -99,7 +97,7 @@ def product_work(call: OpCall) -> Work | None:
     )
     params = {name: getattr(product, name) for name in "BMNK"} | {"bias": bool(product.bias_elements)}
     flops = product_flops(product.B, product.M, product.N, product.K, params["bias"], call.dtype(left))
-    return Work(GEMM, params, flops, num_bytes, "matrix", call.dtype(left))
+    return Work("GEMM", params, flops, num_bytes, "matrix", call.dtype(left))
 
 
 def _sized(a: Shape, b: Shape, bias_elements: int) -> Product | None:

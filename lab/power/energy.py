@@ -136,10 +136,12 @@ def coverage_problems(times: Sequence[float] | np.ndarray, start_s: float, end_s
     t_s = np.asarray(times)
     if not len(t_s):
         return ["no reading"]
-    if start_s > t_s[-1]:
-        return [_apart("the log ends", start_s - t_s[-1], "before the window begins")]
-    if end_s < t_s[0]:
-        return [_apart("the log begins", t_s[0] - end_s, "after the window ends")]
+    for event, apart_s in (
+        ("the log ends {} before the window begins", start_s - t_s[-1]),
+        ("the log begins {} after the window ends", t_s[0] - end_s),
+    ):
+        if apart_s > 0:
+            return [event.format(f"{apart_s / 60:.0f} min" if apart_s > 120 else f"{apart_s:.1f} s")]
     inside_s = t_s[(t_s >= start_s) & (t_s <= end_s)]
     silence_s = np.diff(inside_s, prepend=start_s, append=end_s).max()
     if silence_s > max(LONGEST_SILENCE * (end_s - start_s), LATE_READING * _usual_gap_s(t_s)):
@@ -303,7 +305,3 @@ def sensor_problems(watts: Sequence[float] | np.ndarray, limit_w: float | None =
     if len(power_w) >= STUCK_READINGS and power_w.min() == highest_w:
         return [f"every reading is {highest_w:g} W, idle or not: the sensor does not move"]
     return []
-
-
-def _apart(event: str, seconds: float, side: str) -> str:
-    return f"{event} {seconds / 60:.0f} min {side}" if seconds > 120 else f"{event} {seconds:.1f} s {side}"
