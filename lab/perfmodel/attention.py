@@ -24,8 +24,7 @@ def attention_work(call: OpCall) -> Work | None:
     causal = call.flag(arguments["causal"])
     flops = 2 * batch * heads_q * _visible_pairs(n_q, n_kv, causal=causal) * (d_qk + d_v)
     elements = count(q) + count(k) + count(v) + batch * heads_q * n_q * d_v
-    backward = "backward" in call.name
-    if backward:  # and the gradients of q, k and v
+    if backward := "backward" in call.name:  # and the gradients of q, k and v
         flops *= _BACKWARD_FACTOR
         elements += count(q) + count(k) + count(v)
     params: dict[str, Any] = {
@@ -40,8 +39,9 @@ def attention_work(call: OpCall) -> Work | None:
     if backward:
         names = ("q_stride", "k_stride", "v_stride")
         params |= {name: call.stride(index) for name, index in zip(names, indices, strict=True)}
-    params |= {"dropout": call.number(arguments["dropout"]), "causal": causal}
     params |= {
+        "dropout": call.number(arguments["dropout"]),
+        "causal": causal,
         "flash_impl": "flash" in call.name,
         "dtype_A_B": (call.dtype(query), call.dtype(query + 1)),
     }
