@@ -70,8 +70,7 @@ class Training(Recorder):
         self._saved: Saved | None = None
         self._late: list[tuple[dict[str, Any], Tensor, int]] = []  # gradients to read, and their versions
         self._read: dict[int, tuple[int, int]] = {}  # weight -> its gradient and version when last read
-        self._hooks: list[Any] = []
-        self._stack = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()  # what puts everything back
 
     # Start and end
 
@@ -87,8 +86,8 @@ class Training(Recorder):
         for name in COLLECTIVES:
             if hasattr(torch.distributed, name):
                 self._replace(torch.distributed, name, self._collective)
-        self._hooks.append(register_optimizer_step_pre_hook(lambda *_: self._before_update()))
-        self._hooks.append(register_optimizer_step_post_hook(lambda *_: self._after_update()))
+        self._stack.callback(register_optimizer_step_pre_hook(lambda *_: self._before_update()).remove)
+        self._stack.callback(register_optimizer_step_post_hook(lambda *_: self._after_update()).remove)
 
     def _replace(self, owner: Any, name: str, run: Any) -> None:
         original = getattr(owner, name)
@@ -107,9 +106,6 @@ class Training(Recorder):
         if os.getpid() != self._pid:
             return
         self._stack.close()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
         if self.rows is None:
             return
         if self._open:
@@ -137,34 +133,29 @@ class Training(Recorder):
 
     def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """One call of a module, the program's or a repeat's."""
-        thread = self.thread
-        if self._in_backward and self.rows is not None and thread.depth == 0:
-            return self._inner(original, module, args, kwargs)  # a checkpoint computes its forward again
-        if thread.depth == 0:
-            return self._outermost(original, module, args, kwargs)
-        if thread.modules:
+        is_outermost = self.thread.depth == 0
+        is_checkpoint = is_outermost and self._in_backward and self.rows is not None  # its forward again
+        if is_checkpoint or (self.thread.modules and not is_outermost):
             return self._inner(original, module, args, kwargs)
+        if is_outermost:
+            return self._outermost(original, module, args, kwargs)
         return original(module, *args, **kwargs)
 
     def _outermost(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         trained = torch.is_grad_enabled() and any(weight.requires_grad for weight in module.parameters())
-        thread = self.thread
-        if not trained or (self.rows is None and self.step >= self.steps):
-            thread.depth += 1
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                thread.depth -= 1
-        if self.attempt == 0:
+        is_recorded = trained and (self.rows is not None or self.step < self.steps)
+        if is_recorded and self.attempt == 0:
             with self._begins:  # threads may call the model at once: one begins the step, the others join it
                 self._begin(module, args, kwargs)
-        thread.depth += 1
+        self.thread.depth += 1
         try:
+            if not is_recorded:
+                return original(module, *args, **kwargs)
             self.phase = "fwd"
             with self.pushed():
                 result = self._inner(original, module, args, kwargs)
         finally:
-            thread.depth -= 1
+            self.thread.depth -= 1
         self._gradients_of_outputs(result)
         return result
 
@@ -259,7 +250,8 @@ class Training(Recorder):
                     if not self.thread.busy and self._open and weight.grad is not None:
                         self._see_gradient(weight, weight.grad, name)
 
-                self._hooks.append(weight.register_post_accumulate_grad_hook(accumulated))  # type: ignore[no-untyped-call]
+                hook = weight.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+                self._stack.callback(hook.remove)
 
     def _see_gradient(self, weight: Tensor, grad: Tensor, name: str) -> None:
         """Record a weight's gradient once backward has added to it; many at once if no hook can change it."""
