@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
@@ -14,12 +15,37 @@ import yaml
 from lab.errors import ConfigError, MissingError, UsageError
 from lab.images.spec import load
 from lab.rooms.trials.config import Cell
-from lab.rooms.trials.presets import MITIGATIONS
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}\Z")
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")  # one host: no list, no option of sbatch
 VARIABLE = re.compile(r"[A-Za-z_]\w*\Z")
 PLACES = ("image", "gpu", "node", "seed")
+
+
+class Mitigation(NamedTuple):
+    """A row of presets.csv."""
+
+    env: dict[str, str]
+    settings: tuple[str, ...]
+    read_by: str
+    changes: str
+
+
+def _presets() -> dict[str, Mitigation]:
+    with Path(__file__).with_name("presets.csv").open(newline="", encoding="ascii") as file:
+        rows = list(csv.DictReader(line for line in file if line[0] != "#"))
+    return {
+        row["name"]: Mitigation(
+            dict(word.split("=", 1) for word in row["env"].split()),
+            tuple(row["settings"].split()),
+            row["read_by"],
+            row["changes"],
+        )
+        for row in rows
+    }
+
+
+MITIGATIONS = _presets()
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
