@@ -23,7 +23,8 @@ with needs("workload"):
     import torch
     from torch import Tensor, nn
 
-    from lab.workload.recorder.recorder import LEVELS, Recorder, plain_name, ranks, tensors_in
+    from lab.workload.recorder.bits import tensors_in
+    from lab.workload.recorder.recorder import LEVELS, Recorder, plain_name, ranks
     from lab.workload.recorder.rows import Rows
 
 __all__ = ("nudged", "record")

@@ -1,16 +1,53 @@
-"""One recorded call of an op, as the models of `ops` and `products` read it."""
+"""What is known of an op (ops.csv), and one recorded call of it, as the models of `ops` read it."""
 
 from __future__ import annotations
 
+import csv
+import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from lab.perfmodel.dtypes import item_bytes, rate_name
 
 Shape = tuple[int, ...]
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    """The rows of one of the tables beside this file, without its comments."""
+    with Path(__file__).with_name(name).open(newline="", encoding="ascii") as file:
+        return list(csv.DictReader(line for line in file if line[0] != "#"))
+
+
+class Op(NamedTuple):
+    """A row of ops.csv for one op; an argument is an index or a number, 1 for a flag."""
+
+    kind: str
+    model: str
+    arguments: dict[str, int]
+
+
+@functools.cache
+def op_table() -> Mapping[str, Op]:
+    """Every known op by its full name."""
+    table = {}
+    for row in rows_of("ops.csv"):
+        pairs = (word.partition("=") for word in row["arguments"].split())
+        op = Op(row["class"], row["model"], {name: int(value or 1) for name, _, value in pairs})
+        table.update({name if "::" in name else f"aten::{name}": op for name in row["ops"].split()})
+    return table
+
+
+_UNKNOWN = Op("", "", {})
+
+
+def op_of(name: str) -> Op:
+    """What is known of an op; of one that works in place (`aten::mul_`) what is known of the plain one."""
+    table = op_table()
+    return table.get(name) or table.get(name.rstrip("_"), _UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -32,6 +69,7 @@ class Work:
         return f"{self.unit}_{rate_name(self.dtype) or self.dtype}"
 
 
+@dataclass(frozen=True)
 class OpCall:
     """The name and arguments of one op. What was not recorded, or is not a shape, reads as None.
 
@@ -39,20 +77,11 @@ class OpCall:
     argument; values: the concrete inputs as texts.
     """
 
-    def __init__(
-        self,
-        name: str,
-        shapes: Sequence[Any],
-        dtypes: Sequence[Any],
-        strides: Sequence[Any] = (),
-        values: Sequence[Any] = (),
-    ) -> None:
-        self.name = name
-        self._shapes, self._dtypes, self._strides, self._values = shapes, dtypes, strides, values
-
-    @property
-    def num_args(self) -> int:
-        return len(self._shapes)
+    name: str
+    shapes: Sequence[Any]
+    dtypes: Sequence[Any]
+    strides: Sequence[Any] = ()
+    values: Sequence[Any] = ()
 
     @classmethod
     def from_profiler(cls, name: str, dims: str, types: str, strides: str = "", concrete: str = "") -> OpCall:
@@ -61,7 +90,7 @@ class OpCall:
 
     def shape(self, index: int) -> Shape | None:
         """Return the sizes of argument `index`, () for a scalar, None if it is absent or not a tensor."""
-        sizes = _item(self._shapes, index)
+        sizes = _item(self.shapes, index)
         if not isinstance(sizes, (list, tuple)) or not all(isinstance(n, int) and n >= 0 for n in sizes):
             return None
         return tuple(sizes) if self.dtype(index) not in ("", "ScalarList", "TensorList") else None
@@ -72,20 +101,20 @@ class OpCall:
 
     def nested_shapes(self, index: int) -> list[Shape]:
         """Return the sizes of each tensor of a list argument; [] where they were not recorded."""
-        sizes = _item(self._shapes, index)
+        sizes = _item(self.shapes, index)
         nested = sizes if isinstance(sizes, (list, tuple)) else []
         return [tuple(shape) for shape in nested if isinstance(shape, (list, tuple))]
 
     def dtype(self, index: int) -> str:
-        text = _item(self._dtypes, index)
+        text = _item(self.dtypes, index)
         return text if isinstance(text, str) else ""
 
     def stride(self, index: int) -> Shape | None:
-        steps = _item(self._strides, index)
+        steps = _item(self.strides, index)
         return nested_tuple(steps) if isinstance(steps, (list, tuple)) else None
 
     def value(self, index: int) -> str:
-        text = _item(self._values, index)
+        text = _item(self.values, index)
         return text if isinstance(text, str) else ""
 
     def number(self, index: int) -> float | None:
@@ -147,8 +176,3 @@ def nested_tuple(value: Any) -> Any:
 
 def _is_int(text: str) -> bool:
     return text.lstrip("-").isdecimal() and len(text) < 20
-
-
-def names(text: str) -> frozenset[str]:
-    """Split a table of names written as one text."""
-    return frozenset(text.split())

@@ -9,15 +9,12 @@ and `[lambda() (instance 1)]` where Kineto writes `(anonymous namespace)::`, `4`
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from functools import cache, lru_cache
 
-from lab.perfmodel.attention import ATTENTION
-from lab.perfmodel.calls import names
+from lab.perfmodel.calls import op_of, rows_of
 from lab.perfmodel.communication import OPS as COMMUNICATION_OPS
 from lab.perfmodel.communication import communication
-from lab.perfmodel.convolution import CONVOLUTIONS
-from lab.perfmodel.inference import EXPERTS, SELECTIVE_SCANS
-from lab.perfmodel.products import is_product
 
 CLASSES = (
     "gemm",
@@ -44,76 +41,7 @@ CLASSES = (
     "other",
 )
 
-# First match counts. Tensile's names serve both rocBLAS and hipBLASLt; only the latter passes UserArgs.
-_LIBRARIES = [
-    ("hipBLASLt", r"(?-i:(^|_)Cijk_.*UserArgs)"),
-    ("Tensile", r"(?-i:(^|_)Cijk_)"),
-    ("nvjet", r"(?-i:nvjet)"),
-    ("cutlass", r"cutlass.*gemm|^cutlass|cutlass_\d+_"),
-    ("Triton", r"^triton_.*(mm|gemm|matmul)|^(_?matmul|_?gemm)_kernel"),
-    ("CK", r"(^|[^a-z])ck(_tile)?::.*gemm|_ZN2ck.*gemm"),
-    ("cuBLAS", r"(^|_|::)(s|d|h|c|z|i|b|g)?gemm|gemv|_s\d+gemm_|hmma.*gemm"),
-]
 _NOT_GEMM = r"flash|fmha|attn|attention|splitKreduce|execute_split_k"
-
-# First match counts; a class may come twice. Reasons for the order:
-# copies before all (names of copies contain other words), then communication, by a table of its own;
-# attention before split-K (flash_fwd_splitkv) and GEMM (fmha_cutlassF), split-K before GEMM
-# (execute_split_k_kernel only adds up, while nvjet's splitK multiplies), conv before GEMM (implicit GEMM),
-# inductor's fused kernels before the ops that their names list, optimizer before norm (LpNormFunctor).
-_TABLE = [
-    (
-        "memcpy",
-        r"^(\[?CUDA )?memcpy|^__amd_rocclr_copy(Buffer|Image)|^Copy(Host|Device)To|^MEMORY_COPY|^hip ?memcpy",
-    ),
-    ("memset", r"^(CUDA |\[CUDA )?memset|^__amd_rocclr_fill(Buffer|Image)|^FillBuffer|^hip ?memset"),
-    (
-        "gemm",
-        r"^triton_tem_\w*(mm|matmul)|fused_moe_kernel|moe_gemm|moe_stage\d|(^|[^a-z])fmoe_|wvSplitK|(^|[^a-z])LLMM1",
-    ),
-    ("attention", r"^triton_tem_\w*attention"),
-    ("triton", r"^triton_"),
-    ("scan", r"selective_scan|chunk_scan|chunk_state|state_passing|delta_rule|fused_recurrent|wkv\d"),
-    # flashinfer is a namespace: norms, activations and samplers live there, too.
-    ("attention", r"flashinfer::.*(Batch(Decode|Prefill|MLA)|Single(Decode|Prefill)|MergeState|cascade)"),
-    ("attention", r"flash(?!infer)|fmha|attn|attention|_sdpa_|(^|[^a-z])m[hl]a_"),
-    (
-        "attention",
-        r"_fwd_(grouped_)?kernel_stage\d|_bwd_kernel_dk?[qv]|compute_dot_do_o|convert_dq_to_16bits",
-    ),
-    ("splitk_reduce", r"split_?k_?reduce|reduce_?split_?k|execute_split_k_kernel|PostGSU"),
-    ("elementwise", r"upsample_"),
-    (
-        "conv",
-        r"conv(?!ert|ersion)|winograd|im2(d2)?col|col2im|(^|_)igemm_(fwd|bwd|wrw)|miopenSp3|[fbdw]prop|[dw]grad_",
-    ),
-    ("conv", r"implicit_(con|gemm)|bwd_weight|bwd_data"),
-    ("quant", r"kgemm_4bit"),
-    ("gemv", r"gemv|gevm"),
-    ("gemm", r"gemm|(^|_)Cijk_|nvjet|cutlass::|^cutlass|wgmma|matmul|(^|_)mm_kernel|marlin"),
-    ("optimizer", r"FusedAdam|(^|[^a-z])adam|_adam|fused_?sgd|kOptimizer|kPreconditionOptimizer|(^|_)lamb_"),
-    ("copy", r"multi_tensor_apply\w*<.*CopyFunctor"),
-    ("optimizer", r"multi_tensor_apply"),
-    ("softmax", r"softmax"),
-    ("norm", r"(layer|rms|batch|group|instance)_?norm|RowwiseMoments|GammaBeta|(^|[^a-z])ln_(fwd|bwd)"),
-    ("norm", r"(^|[^a-z])bn_(fw|bw)|welford|batch_norm"),
-    ("rope", r"rotary|(^|[^a-z])rope([^a-z]|$)"),
-    ("quant", r"quantiz|dequant|(^|_)quant(_|$)|_fp8_quant|(?<!e)int8_?(mm|vector)"),
-    ("rng", r"distribution_|philox|curand|dropout|bernoulli|(^|[^a-z])random_|normal_and_transform"),
-    ("rng", r"(?<!up)(?<!down)sampling"),
-    ("copy", r"(Append|concat_and_|reshape_and_|store_)\w*cache|set_\w*kv_buffer"),
-    ("copy", r"direct_copy|CatArray|copy_kernel|_copy_|copy_device|transpose|permute|chunk_cat"),
-    ("mask", r"masked_|(^|[^a-z])where|triu|tril(?!l)|bitwise_not"),
-    (
-        "index",
-        r"(?<!with_)index|gather|scatter|embedding|krn_partial|compute_grad_weight|nonzero|(^|[^a-z])take_",
-    ),
-    ("index", r"sort|topk|bitonic|radix|moe_align|(_|::)routing|bitmatrix"),
-    ("reduce", r"reduc|scan(?!n)|cumsum|cumprod|(^|[^a-z])(dot_kernel|asum|nrm2)|histogram|moe_sum"),
-    ("elementwise", r"elementwise|pointwise|Functor|SubTensorOp|Op\dd?Tensor|op_generic_tensor"),
-    ("elementwise", r"act_and_mul|swiglu|geglu"),
-    ("elementwise", r"(^|[^a-z])(fill|add|mul|cast|silu|gelu|relu)_"),
-]
 _RETURNS = re.compile(r"^void\s+")
 
 
@@ -121,6 +49,20 @@ _RETURNS = re.compile(r"^void\s+")
 def _compiled(pattern: str) -> re.Pattern[str]:
     """A pattern of the tables, compiled when a name first comes so far: all of them take 10 ms."""
     return re.compile(pattern, re.IGNORECASE)
+
+
+@cache
+def _patterns() -> dict[str, list[tuple[str, str]]]:
+    """What names.csv tells of a kernel, an op and a GEMM: (answer, pattern)."""
+    patterns: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for row in rows_of("names.csv"):
+        patterns[row["of"]].append((row["is"], row["pattern"]))
+    return patterns
+
+
+def _answer_to(of: str, name: str) -> str:
+    """The first answer whose pattern fits a name; "" if none does."""
+    return next((answer for answer, pattern in _patterns()[of] if _compiled(pattern).search(name)), "")
 
 
 @lru_cache(maxsize=1 << 16)
@@ -132,7 +74,7 @@ def kernel_class(name: str, op: str = "") -> str:
     by_name, by_op = _class_of_name(name), op_class(op)
     if by_op in ("", by_name) or by_name in ("comm", *_HELPERS):
         return by_op if by_name == "elementwise" and by_op in _LOOPS else by_name
-    if by_name == "other" or by_op == "comm" or (by_op not in _LOOPS and op not in EXPERTS):
+    if by_name == "other" or by_op == "comm" or (by_op not in _LOOPS and op_of(op).model != "experts"):
         return by_op
     return by_name
 
@@ -141,7 +83,7 @@ def kernel_class(name: str, op: str = "") -> str:
 def _class_of_name(name: str) -> str:
     """The first row of the table that fits the kernel's name; `other` where none does."""
     bare = _RETURNS.sub("", name)
-    kind = next((kind for kind, pattern in _TABLE if _compiled(pattern).search(bare)), "other")
+    kind = _answer_to("kernel", bare) or "other"
     return "comm" if kind not in ("memcpy", "memset") and communication(bare) else kind
 
 
@@ -149,47 +91,6 @@ def _class_of_name(name: str) -> str:
 _HELPERS = ("memcpy", "memset", "copy", "splitk_reduce", "elementwise")
 # Ops whose kernels only loop: a name that says more is right.
 _LOOPS = ("elementwise", "copy", "index", "mask", "reduce", "rng")
-# Class -> names of aten's ops without trailing underscore, beside those that have a model of work.
-_OPS = {
-    "gemm": names("addbmm mkldnn_linear _linalg_matmul _grouped_mm _scaled_grouped_mm"),
-    "gemv": names("mv addmv dot vdot"),
-    "conv": names("_convolution mkldnn_convolution cudnn_convolution miopen_convolution"),
-    "attention": names(
-        "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu _flash_attention_forward "
-        "_flash_attention_backward _efficient_attention_forward _efficient_attention_backward"
-    ),
-    "softmax": names(
-        "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax softmax"
-    ),
-    "norm": names(
-        "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
-        "native_batch_norm native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward "
-        "cudnn_batch_norm cudnn_batch_norm_backward miopen_batch_norm miopen_batch_norm_backward rms_norm "
-        "layer_norm"
-    ),
-    "copy": names("copy cat clone _to_copy contiguous repeat stack expand_copy constant_pad_nd"),
-    "index": names(
-        "index index_select embedding gather scatter index_put _index_put_impl index_add "
-        "embedding_dense_backward scatter_add take nonzero sort topk"
-    ),
-    "mask": names("where masked_fill triu tril bitwise_not logical_not masked_select"),
-    "reduce": names(
-        "sum mean max min amax amin argmax argmin any all cumsum prod norm linalg_vector_norm var std "
-        "var_mean _local_scalar_dense"
-    ),
-    "rng": names("normal uniform bernoulli random native_dropout multinomial exponential"),
-}
-_CLASS_OF_ATEN = {name: kind for kind, ops in _OPS.items() for name in ops}
-# Ops of other libraries by their names; the first match counts.
-_OTHER_OPS = (
-    ("norm", r"(layer|rms|group)_?norm"),
-    ("attention", r"attn|attention|(^|_|:)m[hl]a(_|$)|fmha|::(varlen_)?fwd(_kvcache|_sparse)?$|::paged_"),
-    ("rope", r"rotary|(^|_|:)rope(_|$)"),
-    ("gemm", r"gemm|(^|_)b?mm(_|$)|matmul"),
-    ("quant", r"quant"),
-    ("elementwise", r"(silu|gelu|relu|swiglu)\w*$"),
-    ("copy", r"(reshape|concat)_and_cache"),
-)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -197,18 +98,10 @@ def op_class(op: str) -> str:
     """The class of work that an op is for; "" for an op that does not tell."""
     if op.startswith(COMMUNICATION_OPS):
         return "comm"
-    if is_product(op) or op in EXPERTS:
-        return _CLASS_OF_ATEN.get(op.removeprefix("aten::"), "gemm")
-    by_full_name = ((ATTENTION, "attention"), (CONVOLUTIONS, "conv"), (SELECTIVE_SCANS, "scan"))
-    for ops, kind in by_full_name:
-        if op in ops:
-            return kind
-    space, _, name = op.partition("::")
-    if space == "aten":
-        return _CLASS_OF_ATEN.get(name.rstrip("_"), "")
-    if "::" not in op and not op.startswith("FlashAttn"):  # ranges, and kernels of torch.compile
-        return ""
-    return next((kind for kind, pattern in _OTHER_OPS if _compiled(pattern).search(op)), "")
+    if kind := op_of(op).kind:
+        return kind
+    is_range = "::" not in op and not op.startswith("FlashAttn")  # or a kernel of torch.compile
+    return "" if is_range or op.startswith("aten::") else _answer_to("op", op)
 
 
 def class_of_launch(name: str, op: str, kind: str) -> str:
@@ -226,27 +119,15 @@ def is_matmul(name: str) -> bool:
     return kernel_class(name) in ("gemm", "gemv") or "kgemm_4bit" in name
 
 
-# CPU ops that move no data: views, allocations, queries; and composites that may turn out to be one of them.
-NO_WORK = names(
-    "view _unsafe_view as_strided _reshape_alias reshape empty empty_like empty_strided detach alias expand "
-    "expand_as permute transpose swapaxes t T numpy_T mT select slice narrow unsqueeze squeeze split "
-    "split_with_sizes chunk unbind unflatten flatten unfold resize set item is_nonzero lift_fresh lift "
-    "diagonal result_type can_cast resolve_conj resolve_neg to contiguous type_as dropout size stride dim "
-    "numel movedim view_as broadcast_tensors broadcast_to atleast_1d _has_compatible_shallow_copy_type "
-    "_assert_async conj is_same_size record_stream new_empty"
-)
-_COMPOSITES = names("linear matmul scaled_dot_product_attention layer_norm rms_norm softmax")
+# Ops that call others, which may turn out to be views.
+_COMPOSITES = ("linear", "matmul", "scaled_dot_product_attention", "layer_norm", "rms_norm", "softmax")
 
 
 def moves_no_data(op: str) -> bool:
     """Whether a CPU op moves no data: views and allocations, and ops outside `aten` except collectives."""
-    space, _, name = op.partition("::")
-    return not communicates(op) and (space != "aten" or name.rstrip("_") in NO_WORK)
-
-
-def communicates(op: str) -> bool:
-    """Whether a CPU op starts a collective or waits for one."""
-    return op.startswith("c10d::") or op == "_c10d_functional::wait_tensor"
+    if op.startswith("aten::"):
+        return op_of(op).model == "nothing"
+    return not op.startswith("c10d::") and op != "_c10d_functional::wait_tensor"
 
 
 def works_itself(op: str) -> bool:
@@ -261,4 +142,4 @@ def gemm_library(name: str) -> str:
     """The library behind a GEMM kernel, "" for any other kernel."""
     if _compiled(_NOT_GEMM).search(name):
         return ""
-    return next((library for library, pattern in _LIBRARIES if _compiled(pattern).search(name)), "")
+    return _answer_to("gemm", name)

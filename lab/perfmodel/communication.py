@@ -1,4 +1,4 @@
-"""Kernels that move data between ranks: one table for timelines, pairing, classes and colours.
+"""Kernels that move data between ranks, and what a rank must send and add up in a collective.
 
 Kernels of NCCL and RCCL carry metadata in most recordings; the others (custom all-reduce, symmetric memory,
 expert dispatch) have a name only, so the kind of call comes from it or from the op that launched it.
@@ -10,18 +10,18 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from lab.perfmodel.calls import Work
+from lab.perfmodel.dtypes import item_bytes
+
 
 class Communication(NamedTuple):
-    """A communication kernel.
+    """A communication kernel: its kind as in `pairing.rows`, "" where the name does not say.
 
-    kind is that of `pairing.rows`, "" where the name does not say. blocking: no rank leaves before all have
-    entered. fused: it computes as well (a norm behind the all-reduce), so it is both.
+    blocking: no rank leaves before all have entered.
     """
 
-    library: str
     kind: str
     blocking: bool = True
-    fused: bool = False
 
 
 # Part of a name without underscores -> kind; the first match counts.
@@ -46,26 +46,23 @@ _LOCAL = re.compile(
     re.IGNORECASE,
 )
 
-# (library, pattern, kind or "" for the name's own words, blocking, fused); the first match counts.
+# Pattern, kind ("": the name's own words say it); the first match counts.
 _TABLE = [
-    ("NCCL symmetric", r"ncclSymk\w*Kernel_", "", True, False),
-    ("MSCCL", r"mscclKernel_", "", True, False),
-    ("MSCCL++", r"mscclpp", "", True, False),
-    ("NVSHMEM", r"nvshmem", "", True, False),
-    ("NCCL", r"nccl|rccl(?!r)", "", True, False),
-    ("custom all-reduce", r"cross_device_reduce_[12]stage", "all_reduce", True, False),
-    ("quick all-reduce", r"quickreduce|allreduce_prototype", "all_reduce", True, False),
-    ("TensorRT-LLM", r"allreduce_fusion_kernel|(one|two)shotAllreduce\w*Norm", "all_reduce", True, True),
-    ("TensorRT-LLM", r"(one|two)shotAllreduce", "all_reduce", True, False),
-    ("symmetric memory", r"multimem_all_gather", "all_gather", True, False),
-    ("symmetric memory", r"multimem_(one_shot_|two_shot_)?(all_)?reduce", "all_reduce", True, False),
-    ("symmetric memory", r"(one|two)_shot_(all_reduce|reduce_scatter)|(one|two)_shot", "", True, False),
-    ("DeepEP", r"internode_ll::(dispatch|combine)", "all_to_all", False, False),
-    ("DeepEP", r"(deep_ep|intra_?node|inter_?node).*(dispatch|combine)", "all_to_all", True, False),
-    ("MORI", r"\bEp(Dispatch|Combine)\w*", "all_to_all", True, False),
-    ("", r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter_", "", True, False),
+    (r"mscclKernel_|mscclpp|nvshmem|nccl|rccl(?!r)", ""),
+    # custom and quick all-reduce, TensorRT-LLM
+    (r"cross_device_reduce_[12]stage|quickreduce|allreduce_prototype", "all_reduce"),
+    (r"allreduce_fusion_kernel|(one|two)shotAllreduce", "all_reduce"),
+    # symmetric memory
+    (r"multimem_all_gather", "all_gather"),
+    (r"multimem_(one_shot_|two_shot_)?(all_)?reduce", "all_reduce"),
+    (r"(one|two)_shot", ""),
+    # DeepEP, MORI
+    (r"internode_ll::(dispatch|combine)|(deep_ep|intra_?node|inter_?node).*(dispatch|combine)", "all_to_all"),
+    (r"\bEp(Dispatch|Combine)\w*", "all_to_all"),
+    (r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter_", ""),
 ]
-_PATTERNS = [(re.compile(pattern, re.IGNORECASE), row) for pattern, row in ((row[1], row) for row in _TABLE)]
+_PATTERNS = [(re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _TABLE]
+_NOT_BLOCKING = re.compile(r"internode_ll::(dispatch|combine)", re.IGNORECASE)  # DeepEP's low latency
 
 # Ops that launch communication, by the start of their names.
 OPS = (
@@ -84,9 +81,9 @@ def communication(kernel: str) -> Communication | None:
     """Classify a kernel by name; None if it does not communicate."""
     if _LOCAL.search(kernel):
         return None
-    for pattern, (library, _, kind, blocking, fused) in _PATTERNS:
+    for pattern, kind in _PATTERNS:
         if pattern.search(kernel):
-            return Communication(library, kind or kind_in(kernel), blocking, fused)
+            return Communication(kind or kind_in(kernel), not _NOT_BLOCKING.search(kernel))
     return None
 
 
@@ -95,3 +92,32 @@ def kind_in(text: str) -> str:
     head = re.split(r"[(<]", text, maxsplit=1)[0] if "(" in text or "<" in text else text
     plain = head.lower().replace("_", "")
     return next((kind for part, kind in KINDS if part in plain), "")
+
+
+# Kind of call -> parts of the message that a rank of n sends, and adds up, in units of (n - 1) / n;
+# nccl-tests (doc/PERFORMANCE.md) has the same factors for its bus bandwidth.
+_PARTS = {
+    "all_reduce": (2, 1),
+    "reduce_scatter": (1, 1),
+    "all_gather": (1, 0),
+    "all_to_all": (1, 0),
+}
+_WHOLE_MESSAGE = ("broadcast", "reduce", "p2p", "gather", "scatter")
+
+
+def collective_work(kind: str, in_nelems: int, out_nelems: int, dtype: str, ranks: int) -> Work | None:
+    """Return the mean work of one rank; None where kind, size, type or number of ranks is not known.
+
+    kind: as `kind_in` names it; the message is the larger of both buffers.
+    """
+    nelems, item = max(in_nelems, out_nelems), item_bytes(dtype)
+    if nelems < 0 or not item or (kind in _PARTS and ranks < 1):
+        return None
+    if kind in _WHOLE_MESSAGE:
+        sent, added = float(nelems), 0.0
+    elif kind in _PARTS:
+        sent, added = (parts * nelems * (ranks - 1) / ranks for parts in _PARTS[kind])
+    else:
+        return None
+    params = {"nelems": nelems, "ranks": ranks}
+    return Work("Collective", params, added, sent * item, "link", dtype)

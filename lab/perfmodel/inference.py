@@ -5,55 +5,23 @@ Arguments are those that vLLM, SGLang, aiter and mamba_ssm register.
 
 from __future__ import annotations
 
-from lab.perfmodel.calls import OpCall, Work, count, names
-
-# Fused loops over one input: its index, the weight's (-1: none), operations and moved tensors per element.
-# A norm reads and writes; with a residual it adds first, reads two and writes two. A gated activation takes
-# that of one half of its input times the other half.
-_LOOPS = {
-    **dict.fromkeys(names("aiter::rms_norm aiter::rmsnorm2d_fwd"), ("Normalization", 0, 1, 5, 2)),
-    **dict.fromkeys(names("_C::rms_norm sgl_kernel::rmsnorm aiter::rmsnorm"), ("Normalization", 1, 2, 5, 2)),
-    **dict.fromkeys(
-        names("_C::fused_add_rms_norm sgl_kernel::fused_add_rmsnorm"), ("Normalization", 0, 2, 6, 4)
-    ),
-    **dict.fromkeys(
-        names("aiter::rmsnorm2d_fwd_with_add_ck aiter::add_rmsnorm"), ("Normalization", 1, 4, 6, 4)
-    ),
-    "aiter::_groupnorm_run": ("Normalization", 0, 2, 5, 2),
-    **dict.fromkeys(
-        names("_C::silu_and_mul _C::gelu_and_mul sgl_kernel::silu_and_mul aiter::silu_and_mul"),
-        ("UnaryElementwise", 1, -1, 1, 1.5),
-    ),
-}
-# (positions, query, key, head size, cosines and sines [positions, rotated dims], style)
-_ROTARY = ("_C::rotary_embedding", "sgl_kernel::rotary_embedding")
-# (key, value, caches, slots): both are read and written once.
-_CACHE_WRITES = (
-    "_C_cache_ops::reshape_and_cache",
-    "_C_cache_ops::reshape_and_cache_flash",
-    "sglang::store_cache",
-)
-INFERENCE = frozenset([*_LOOPS, *_ROTARY, *_CACHE_WRITES])
+from lab.perfmodel.calls import OpCall, Work, count, op_of
 
 
-def inference_work(call: OpCall) -> Work | None:
-    """Return the work of a fused op; None where a shape or type that it needs was not recorded."""
-    if call.name in _LOOPS:
-        return _loop(call)
-    return _rotary(call) if call.name in _ROTARY else _cache_write(call)
-
-
-def _loop(call: OpCall) -> Work | None:
-    kind, x_index, weight_index, flops, tensors = _LOOPS[call.name]
+def loop_work(call: OpCall) -> Work | None:
+    """Return the work of a fused loop over one input; None where its shape or type was not recorded."""
+    op = op_of(call.name)
+    x_index, flops, halves = (op.arguments[name] for name in ("x", "each", "halves"))
     x = call.tensor(x_index)
-    weight = call.tensor(weight_index) if weight_index >= 0 else None
+    weight = call.tensor(op.arguments["weight"]) if "weight" in op.arguments else None
     if x is None or not call.element_bytes(x_index):
         return None
-    num_bytes = (tensors * count(x) + count(weight or (0,))) * call.element_bytes(x_index)
+    num_bytes = (halves * count(x) // 2 + count(weight or (0,))) * call.element_bytes(x_index)
+    kind = "Normalization" if op.kind == "norm" else "UnaryElementwise"
     return Work(kind, {"op_shape": x}, flops * count(x), num_bytes, "vector", call.dtype(x_index))
 
 
-def _rotary(call: OpCall) -> Work | None:
+def rotary_work(call: OpCall) -> Work | None:
     """Each pair of rotated elements takes four products and two sums."""
     query, key, head_size, cache = call.tensor(1), call.tensor(2), call.numbers(3), call.tensor(4)
     if query is None or not head_size or cache is None or not call.element_bytes(1):
@@ -61,33 +29,19 @@ def _rotary(call: OpCall) -> Work | None:
     elements = count(query) + count(key or (0,))
     flops = 3 * elements * min(1.0, cache[-1] / head_size[0])
     num_bytes = 2 * elements * call.element_bytes(1)
-    params = {"query": query, "key": key, "rotated_dims": cache[-1]}
-    return Work("RoPE", params, flops, num_bytes, "vector", call.dtype(1))
+    return Work("RoPE", {}, flops, num_bytes, "vector", call.dtype(1))
 
 
-def _cache_write(call: OpCall) -> Work | None:
+def cache_write_work(call: OpCall) -> Work | None:
     key, value = call.tensor(0), call.tensor(1)
     if key is None or value is None or not call.element_bytes(0):
         return None
     num_bytes = 2 * (count(key) + count(value)) * call.element_bytes(0)
-    return Work("Move", {"key": key, "value": value}, 0, num_bytes, "vector", call.dtype(0))
+    return Work("Move", {}, 0, num_bytes, "vector", call.dtype(0))
 
 
-# vLLM, SGLang and aiter: hidden [T, H], w1 [E, 2 I, H], w2 [E, H, I], weights [T, k], expert ids [T, k], ...
-EXPERTS = frozenset(
-    [
-        "vllm::inplace_fused_experts",
-        "vllm::outplace_fused_experts",
-        "sglang::inplace_fused_experts",
-        "sglang::outplace_fused_experts",
-        "aiter::fused_moe_",
-    ]
-)
-# (u [B, D, L], delta, A [D, N], B, C, D, z, ...): mamba_ssm's kernel, and vLLM's copy of it.
-SELECTIVE_SCANS = frozenset(("_C::selective_scan_fwd", "mamba_ssm::selective_scan_fwd"))
-_SCAN_FLOPS = (
-    9  # per state and token: exp(delta A) 2, delta B u 2, the recurrence 2 and the sum over states 2, 1 more
-)
+# Per state and token: exp(delta A) 2, delta B u 2, the recurrence 2 and the sum over states 2, 1 more.
+_SCAN_FLOPS = 9
 
 
 def grouped_work(call: OpCall) -> Work | None:
@@ -95,7 +49,7 @@ def grouped_work(call: OpCall) -> Work | None:
     a, b = call.tensor(0), call.tensor(1)
     if a is None or b is None or len(a) < 2 or len(b) < 2 or not call.element_bytes(0):
         return None
-    offsets = call.tensor(4) if "scaled" in call.name else call.tensor(2)
+    offsets = call.tensor(op_of(call.name).arguments["offsets"])
     groups = a[0] if len(a) == 3 else b[0] if len(b) == 3 else count(offsets or (0,))
     m, k, n = count(a[:-1]), a[-1], b[-1]
     # Rows by rows: every group sums over its part of K, and each has an [M, N] of its own.

@@ -11,79 +11,29 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from typing import Any
 
-from lab.perfmodel.attention import ATTENTION, attention_work
-from lab.perfmodel.calls import OpCall, Work, broadcast, count, names
-from lab.perfmodel.convolution import CONVOLUTIONS, convolution_work
+from lab.perfmodel.attention import attention_work
+from lab.perfmodel.calls import OpCall, Work, broadcast, count, op_of, op_table
+from lab.perfmodel.convolution import convolution_work
 from lab.perfmodel.dtypes import item_bytes
 from lab.perfmodel.inference import (
-    EXPERTS,
-    INFERENCE,
-    SELECTIVE_SCANS,
+    cache_write_work,
     experts_work,
     grouped_work,
-    inference_work,
+    loop_work,
+    rotary_work,
     selective_scan_work,
 )
-from lab.perfmodel.products import is_product, product_work
+from lab.perfmodel.products import product_work
 
 # FLOPs per element. A softmax: maximum, difference, exponential, sum and quotient; a norm: two for mean and
 # variance, three for difference, scale and shift.
 _SOFTMAX_FLOPS, _SOFTMAX_BACKWARD_FLOPS, _NORM_FLOPS = 5, 4, 5
 # The normalised input 2, its sums with the gradient 3, the gradients of weight and bias 3, of the input 4.
 _NORM_BACKWARD_FLOPS = 12
-_UNARY = names(
-    "copy pow silu neg rsqrt abs exp exp2 log log2 sqrt sin cos tanh sigmoid relu gelu erf "
-    "reciprocal clamp clamp_min clamp_max hardswish leaky_relu square"
-)
-_BINARY = names(
-    "add sub mul div maximum minimum silu_backward gelu_backward threshold_backward tanh_backward "
-    "sigmoid_backward"
-)
-# Those that TraceLens does not count stand in no sheet of its layout.
-_MORE_UNARY = names(
-    "sign ceil floor round trunc log1p expm1 softplus elu hardtanh mish tan bitwise_not logical_not isnan "
-    "isinf cumsum cumprod"
-)
-_MORE_BINARY = names("rsub remainder fmod floor_divide atan2 fmax fmin")
-_COMPARE = names("eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor")
-_TERNARY = names("addcmul addcdiv lerp")  # three operations per element
-# Nothing is computed: fills write, the others read and write.
-_FILLS = names("fill zero arange")
-_MOVES = names(
-    "cat stack where masked_fill index index_put _index_put_impl gather scatter roll flip tril triu repeat "
-    "constant_pad_nd _local_scalar_dense slice_backward select_backward"
-)
-# Ops over lists of tensors, whose types are not recorded -> operations per element.
-_FOREACH = {
-    **dict.fromkeys(names("add sub mul div sqrt rsqrt neg abs exp reciprocal maximum minimum pow"), 1),
-    **dict.fromkeys(names("addcmul addcdiv lerp"), 3),
-}
-BEYOND_TRACELENS = ("Elementwise", "Foreach", "Move", "RoPE", "Fused")  # kinds of work
-# Kernels of torch.compile carry the names of the ops that they fused; these compute nothing.
+BEYOND_TRACELENS = ("Elementwise", "Foreach", "Move", "RoPE", "Fused")  # kinds without parameters
+# Kernels of torch.compile carry the names of the ops that they fused.
 _FUSED = re.compile(r"triton_(?:poi|red|per)_fused_(.*?)_?\d+$")
-_VIEWS = names(
-    "_unsafe_view view _to_copy clone expand permute transpose t unsqueeze slice select split alias copy"
-)
-_REDUCE = names("mean sum max min amax amin prod argmax argmin norm var std logsumexp")
-_SOFTMAX = names("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data")
-_GROUPED = names("_grouped_mm _scaled_grouped_mm")
-# Norms -> index of weight and bias (-1: it has none).
-_NORMS = {
-    "native_layer_norm": (2, 3),
-    "native_batch_norm": (1, 2),
-    "cudnn_batch_norm": (1, 2),
-    "miopen_batch_norm": (1, 2),
-    "native_group_norm": (1, 2),
-    "_fused_rms_norm": (2, -1),
-}
-_NORMS_BACKWARD = names(
-    "native_layer_norm_backward native_batch_norm_backward native_group_norm_backward "
-    "cudnn_batch_norm_backward miopen_batch_norm_backward _fused_rms_norm_backward"
-)
-_TRAINING_FLAG = {"native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5}
-_IN_PLACE = re.compile(r"(?<=[a-z0-9])_$")
 Model = Callable[[OpCall], "Work | None"]
 
 
@@ -99,54 +49,22 @@ def has_model(op: str) -> bool:
 
 
 def _model(op: str) -> Model | None:
-    if is_product(op):
-        return product_work
-    by_full_name: tuple[tuple[Any, Model], ...] = (
-        (ATTENTION, attention_work),
-        (CONVOLUTIONS, convolution_work),
-        (EXPERTS, experts_work),
-        (SELECTIVE_SCANS, selective_scan_work),
-        (INFERENCE, inference_work),
-    )
-    for ops, model in by_full_name:
-        if op in ops:
-            return model
-    if not op.startswith("aten::"):
-        return _fused if _FUSED.match(op) else None
-    by_aten_name: tuple[tuple[Any, Model], ...] = (
-        (_NORMS, _norm),
-        (_NORMS_BACKWARD, _norm_backward),
-        (_GROUPED, grouped_work),
-        (_SOFTMAX, _softmax),
-        (_UNARY | _MORE_UNARY, _unary),
-        (_BINARY | _MORE_BINARY | _COMPARE, _binary),
-        (_TERNARY, _ternary),
-        (_FILLS, _fill),
-        (_MOVES, _move),
-        (_REDUCE, _reduction),
-        (("index_select",), _index_select),
-        (("embedding_dense_backward",), _embedding_backward),
-    )
-    aten_name = _aten_name(op)
-    if aten_name.removeprefix("_foreach_") in _FOREACH and aten_name.startswith("_foreach_"):
-        return _foreach
-    return next((model for ops, model in by_aten_name if aten_name in ops), None)
+    return _fused if _FUSED.match(op) else _MODELS.get(op_of(op).model)
 
 
 def _aten_name(op: str) -> str:
     """Return `mul` for aten::mul and aten::mul_."""
-    return _IN_PLACE.sub("", op.removeprefix("aten::"))
+    return op.removeprefix("aten::").rstrip("_")
 
 
 def _norm(call: OpCall) -> Work | None:
-    name = _aten_name(call.name)
-    weight_index, bias_index = _NORMS[name]
-    x, weight = call.tensor(0), call.tensor(weight_index)
-    bias = call.tensor(bias_index) if bias_index >= 0 else None
+    arguments = op_of(call.name).arguments
+    x, weight = call.tensor(0), call.tensor(arguments["weight"])
+    bias = call.tensor(arguments["bias"]) if "bias" in arguments else None
     if x is None or not call.element_bytes(0):
         return None
     num_parameters = sum(count(tensor) for tensor in (weight, bias) if tensor)
-    channel_axis = 1 if name in _TRAINING_FLAG and len(x) > 1 else -1
+    channel_axis = 1 if "training" in arguments and len(x) > 1 else -1
     params = {
         "op_shape": x,
         "dtype_in_out": (call.dtype(0), None),
@@ -155,7 +73,7 @@ def _norm(call: OpCall) -> Work | None:
         "num_channels": count(weight) if weight else x[channel_axis],
         "has_bias": bias is not None,
         "is_affine": weight is not None,
-        "is_training": call.flag(_TRAINING_FLAG[name]) if name in _TRAINING_FLAG else True,
+        "is_training": call.flag(arguments["training"]) if "training" in arguments else True,
     }
     num_bytes = (2 * count(x) + num_parameters) * call.element_bytes(0)
     return Work("Normalization", params, _NORM_FLOPS * count(x), num_bytes, "vector", call.dtype(0))
@@ -188,7 +106,7 @@ def _unary(call: OpCall) -> Work | None:
         "stride_output": out_stride,
     }
     num_bytes = count(x) * (call.element_bytes(0) + item_bytes(out_dtype or call.dtype(0)))
-    kind = "UnaryElementwise" if _aten_name(call.name) in _UNARY else "Elementwise"
+    kind = "Elementwise" if "beyond" in op_of(call.name).arguments else "UnaryElementwise"
     return Work(kind, params, count(x), num_bytes, "vector", call.dtype(0))
 
 
@@ -201,11 +119,11 @@ def _binary(call: OpCall) -> Work | None:
         return None
     # A scalar does not widen the result; of two tensors the wider type is the result's.
     wider = max((0, 1) if a and b else (0,) if a else (1,), key=call.element_bytes)
-    compares = _aten_name(call.name) in _COMPARE
+    arguments = op_of(call.name).arguments
     num_bytes = (
         count(a) * call.element_bytes(0)
         + count(b) * call.element_bytes(1)
-        + count(out) * (1 if compares else call.element_bytes(wider))
+        + count(out) * (1 if "compares" in arguments else call.element_bytes(wider))
     )
     params = {
         "shape_in1": a,
@@ -215,7 +133,7 @@ def _binary(call: OpCall) -> Work | None:
         "stride_input2": call.stride(1),
         "stride_output": None,
     }
-    kind = "BinaryElementwise" if _aten_name(call.name) in _BINARY else "Elementwise"
+    kind = "Elementwise" if "beyond" in arguments else "BinaryElementwise"
     return Work(kind, params, count(out), num_bytes, "vector", call.dtype(0))
 
 
@@ -225,7 +143,7 @@ def _ternary(call: OpCall) -> Work | None:
     if x is None or None in shapes or not call.element_bytes(0):
         return None
     num_bytes = (count(x) + sum(count(shape) for shape in shapes if shape)) * call.element_bytes(0)
-    return Work("Elementwise", {"op_shape": x}, 3 * count(x), num_bytes, "vector", call.dtype(0))
+    return Work("Elementwise", {}, 3 * count(x), num_bytes, "vector", call.dtype(0))
 
 
 def _foreach(call: OpCall) -> Work | None:
@@ -233,8 +151,8 @@ def _foreach(call: OpCall) -> Work | None:
     sizes = call.nested_shapes(0)
     if not sizes:
         return None
-    flops = _FOREACH[_aten_name(call.name).removeprefix("_foreach_")] * sum(map(count, sizes))
-    return Work("Foreach", {"num_tensors": len(sizes)}, flops, math.nan, "vector", "")
+    flops = op_of(call.name).arguments["each"] * sum(map(count, sizes))
+    return Work("Foreach", {}, flops, math.nan, "vector", "")
 
 
 def _fused(call: OpCall) -> Work | None:
@@ -243,43 +161,36 @@ def _fused(call: OpCall) -> Work | None:
     Source: Inductor lists the fused aten ops in the kernel's name.
     """
     match = _FUSED.match(call.name)
-    per_element, remaining = 0, match.group(1) if match else ""
+    per_element, remaining = 0, f"{match.group(1)}_" if match else ""
     while remaining:
-        name = next((name for name in _by_length() if re.match(rf"{name}(_|$)", remaining)), None)
-        if name is None:
+        fitting = [name for name in _fused_counts() if remaining.startswith(f"{name}_")]
+        if not fitting:
             return None
+        name = max(fitting, key=len)
         per_element += _fused_counts()[name]
-        remaining = remaining[len(name) :].removeprefix("_")
-    shapes = [(shape, call.element_bytes(i)) for i in range(call.num_args) if (shape := call.tensor(i))]
+        remaining = remaining[len(name) + 1 :]
+    shapes = [(shape, call.element_bytes(i)) for i in range(len(call.shapes)) if (shape := call.tensor(i))]
     if not shapes:
         return None
     num_bytes = sum(count(shape) * item for shape, item in shapes)
     flops = per_element * max(count(shape) for shape, _ in shapes)
-    return Work("Fused", {"flops_per_element": per_element}, flops, num_bytes, "vector", call.dtype(0))
+    return Work("Fused", {}, flops, num_bytes, "vector", call.dtype(0))
 
 
 @functools.cache
 def _fused_counts() -> dict[str, int]:
-    """FLOPs per element of what may be fused, by aten's name without a leading underscore or with it."""
-    singles = _UNARY | _BINARY | _MORE_UNARY | _MORE_BINARY | _COMPARE | _REDUCE
-    counts = dict.fromkeys(singles, 1) | dict.fromkeys(_TERNARY, 3)
-    counts |= dict.fromkeys(_VIEWS | _MOVES | _FILLS | names("embedding"), 0)
-    counts |= dict.fromkeys(_NORMS, _NORM_FLOPS) | dict.fromkeys(
-        names("_softmax _log_softmax"), _SOFTMAX_FLOPS
-    )
-    return counts
-
-
-@functools.cache
-def _by_length() -> list[str]:
-    return sorted(_fused_counts(), key=lambda name: -len(name))
+    """FLOPs per element of what may be fused, by aten's name."""
+    rows = op_table().items()
+    return {
+        name.removeprefix("aten::"): op.arguments["flops"] for name, op in rows if "flops" in op.arguments
+    }
 
 
 def _fill(call: OpCall) -> Work | None:
     x = call.shape(0)
     if x is None or not call.element_bytes(0):
         return Work("Move", {}, 0, math.nan, "vector", "") if "arange" in call.name else None
-    return Work("Move", {"op_shape": x}, 0, count(x) * call.element_bytes(0), "vector", call.dtype(0))
+    return Work("Move", {}, 0, count(x) * call.element_bytes(0), "vector", call.dtype(0))
 
 
 def _move(call: OpCall) -> Work | None:
@@ -304,7 +215,7 @@ def _reduction(call: OpCall) -> Work | None:
     if x is None or not call.element_bytes(0) or call.tensor(1):  # max of two tensors is not a reduction
         return None
     name = _aten_name(call.name)
-    axes = call.numbers(1 if name != "norm" else 2)
+    axes = call.numbers(op_of(call.name).arguments["axes"])
     reduced_axes = {axis % len(x) for axis in axes if -len(x) <= axis < len(x)}
     out = [size for axis, size in enumerate(x) if axis not in reduced_axes] if reduced_axes else []
     return _reduced(call, "Reduce_fwd", name, count(x), count(out), 1, 1)
@@ -357,3 +268,28 @@ def _embedding_backward(call: OpCall) -> Work | None:
     elements = count(gradient) + rows[0] * gradient[-1]
     num_bytes = elements * call.element_bytes(0) + count(indices) * call.element_bytes(1)
     return Work("Embedding", params, count(gradient), num_bytes, "vector", call.dtype(0))
+
+
+_MODELS: dict[str, Model] = {
+    "product": product_work,
+    "grouped": grouped_work,
+    "experts": experts_work,
+    "attention": attention_work,
+    "convolution": convolution_work,
+    "scan": selective_scan_work,
+    "softmax": _softmax,
+    "norm": _norm,
+    "norm_backward": _norm_backward,
+    "loop": loop_work,
+    "rotary": rotary_work,
+    "cache_write": cache_write_work,
+    "unary": _unary,
+    "binary": _binary,
+    "ternary": _ternary,
+    "foreach": _foreach,
+    "fill": _fill,
+    "move": _move,
+    "reduction": _reduction,
+    "index_select": _index_select,
+    "embedding_backward": _embedding_backward,
+}

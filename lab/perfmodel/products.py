@@ -12,77 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lab.perfmodel.calls import OpCall, Shape, Work, broadcast, names
+from lab.perfmodel.calls import OpCall, Shape, Work, broadcast, op_of
 from lab.perfmodel.dtypes import ITEMS_PER_ELEMENT, dtype_name, is_complex
-
-GEMM = "GEMM"
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Where an op's factors stand among its arguments.
-
-    transposed: the second factor is [N, K], as weights are kept. bias: the index of the bias, -1 without one.
-    sparse: one factor holds two of four elements along K, and only those are multiplied.
-    """
-
-    left: int = 0
-    right: int = 1
-    transposed: bool = False
-    bias: int = -1
-    sparse: bool = False
-
-
-_PLAIN, _AFTER_BIAS = Factors(), Factors(1, 2, bias=0)
-_WEIGHT, _LINEAR = Factors(transposed=True), Factors(transposed=True, bias=2)
-_AFTER_OUT = Factors(1, 2)
-# linear and matmul call others of this table; they count only where they are innermost.
-PRODUCTS = {
-    "aten::mm": _PLAIN,
-    "aten::_int_mm": _PLAIN,
-    "aten::_scaled_mm": _PLAIN,
-    "aten::bmm": _PLAIN,
-    "aten::mv": _PLAIN,
-    "aten::dot": _PLAIN,
-    "aten::vdot": _PLAIN,
-    "aten::addmv": _AFTER_BIAS,
-    "aten::addbmm": _AFTER_BIAS,
-    "aten::_weight_int8pack_mm": _WEIGHT,
-    "aten::addmm": _AFTER_BIAS,
-    "aten::_addmm_activation": _AFTER_BIAS,
-    "aten::baddbmm": _AFTER_BIAS,
-    "aten::_sparse_semi_structured_mm": Factors(0, 2, sparse=True),
-    "aten::_sparse_semi_structured_addmm": Factors(1, 3, bias=0, sparse=True),
-    "aten::_sparse_semi_structured_linear": Factors(0, 1, transposed=True, sparse=True),
-    "aten::linear": _LINEAR,
-    "aten::matmul": _PLAIN,
-    # vLLM: the result comes first (csrc/torch_bindings.cpp); SGLang's kernels return it.
-    "_C::cutlass_scaled_mm": _AFTER_OUT,
-    "_C::cutlass_scaled_mm_azp": _AFTER_OUT,
-    "_C::cutlass_scaled_fp4_mm": Factors(1, 2, transposed=True),
-    "sgl_kernel::fp8_scaled_mm": _PLAIN,
-    "sgl_kernel::int8_scaled_mm": _PLAIN,
-    "sgl_kernel::fp8_blockwise_scaled_mm": _PLAIN,
-    "vllm::rocm_unquantized_gemm_impl": _LINEAR,
-    "vllm::rocm_unquantized_gemm": _LINEAR,
-    # DeepGEMM behind SGLang's and vLLM's ops: A, its scales, B as [N, K], its scales, the result.
-    "sglang::deep_gemm_fp8_fp8_bf16_nt": Factors(0, 2, transposed=True),
-    "vllm::fp8_gemm_nt_op": Factors(0, 2, transposed=True),
-    # aiter (ROCm/aiter, aiter/ops/gemm_op_*.py): activations, then weights as [N, K].
-    **{
-        f"aiter::{name}": _WEIGHT
-        for name in names(
-            "gemm_a16w16 gemm_a16w16_asm gemm_a8w8 gemm_a8w8_CK gemm_a8w8_ck gemm_a8w8_ASM gemm_a8w8_asm "
-            "gemm_a8w8_bpreshuffle gemm_a8w8_bpreshuffle_ck gemm_a8w8_blockscale gemm_a8w8_blockscale_ck "
-            "gemm_a4w4 gemm_a4w4_asm gemm_a4w4_blockscale"
-        )
-    },
-    "aiter::hipb_mm": _PLAIN,
-    "bitsandbytes::int8_linear_matmul": _WEIGHT,
-}
-# TransformerEngine's GEMM: A is a weight and B an activation, each with a flag that says it is transposed.
-_TE_GEMM, _TE_FLAGS = "tex_ts::te_gemm_ts", (4, 9)
-_TE_FACTORS = (0, 5)
 
 
 @dataclass(frozen=True)
@@ -107,20 +38,18 @@ def product_flops(B: Any, M: Any, N: Any, K: Any, bias: Any, dtype: str) -> Any:
 
 
 def is_product(op: str) -> bool:
-    return op in PRODUCTS or op == _TE_GEMM
+    return op_of(op).model == "product"
 
 
 def factor_indices(op: str) -> tuple[int, int]:
     """Return where the two factors of a product stand among its arguments."""
-    if op == _TE_GEMM:
-        return _TE_FACTORS[1], _TE_FACTORS[0]
-    factors = PRODUCTS[op]
-    return factors.left, factors.right
+    arguments = op_of(op).arguments
+    return arguments.get("left", 0), arguments.get("right", 1)
 
 
 def has_bias(call: OpCall) -> bool:
     """Tell whether a product adds a bias: always as the first argument, else where a tensor was passed."""
-    index = PRODUCTS[call.name].bias if call.name in PRODUCTS else -1
+    index = op_of(call.name).arguments.get("bias", -1)
     return index == 0 or (index > 0 and call.tensor(index) is not None)
 
 
@@ -128,24 +57,25 @@ def product_of(call: OpCall) -> Product | None:
     """Return the sizes of a product; None where a factor's shape was not recorded or the two do not fit."""
     if not is_product(call.name):
         return None
-    left_index, right_index = factor_indices(call.name)
-    a, b = call.tensor(left_index), call.tensor(right_index)
+    arguments = op_of(call.name).arguments
+    left, right = factor_indices(call.name)
+    a, b = call.tensor(left), call.tensor(right)
     if a is None or b is None:
         return None
-    bias_elements = 0
-    if call.name == _TE_GEMM:
-        a, b = _te_factors(call, a, b)
-    else:
-        factors = PRODUCTS[call.name]
-        if factors.transposed and len(b) >= 2:
-            b = (*b[:-2], b[-1], b[-2])
-        if factors.sparse and len(b) >= 2 and max(a[-1], b[-2]) == 2 * min(a[-1], b[-2]):
-            kept_along_k = min(a[-1], b[-2])
-            a, b = (*a[:-1], kept_along_k), (*b[:-2], kept_along_k, b[-1])
-        if has_bias(call):
-            bias_elements = math.prod(call.shape(factors.bias) or ())
-    pair = _packed(call, left_index)
-    return _sized((*a[:-1], a[-1] * pair) if a else a, _unpacked(b, pair), bias_elements)
+    if "left_flag" in arguments:  # without the flag an activation's axes but its last are rows
+        a = a[::-1] if call.flag(arguments["left_flag"]) else (math.prod(a[:-1]), a[-1])
+        b = b[::-1] if call.flag(arguments["right_flag"]) else b
+    if "transposed" in arguments and len(b) >= 2:
+        b = (*b[:-2], b[-1], b[-2])
+    if "sparse" in arguments and len(b) >= 2 and max(a[-1], b[-2]) == 2 * min(a[-1], b[-2]):
+        kept_along_k = min(a[-1], b[-2])
+        a, b = (*a[:-1], kept_along_k), (*b[:-2], kept_along_k, b[-1])
+    bias_elements = math.prod(call.shape(arguments["bias"]) or ()) if has_bias(call) else 0
+    # float4 comes in pairs along K.
+    pair = ITEMS_PER_ELEMENT.get(dtype_name(call.dtype(left)) or "", 1)
+    if len(b) >= 2:
+        b = (*b[:-2], b[-2] * pair, b[-1])
+    return _sized((*a[:-1], a[-1] * pair), b, bias_elements)
 
 
 def product_work(call: OpCall) -> Work | None:
@@ -167,23 +97,7 @@ def product_work(call: OpCall) -> Work | None:
     )
     params = {name: getattr(product, name) for name in "BMNK"} | {"bias": bool(product.bias_elements)}
     flops = product_flops(product.B, product.M, product.N, product.K, params["bias"], call.dtype(left))
-    return Work(GEMM, params, flops, num_bytes, "matrix", call.dtype(left))
-
-
-def _te_factors(call: OpCall, activation: Shape, weight: Shape) -> tuple[Shape, Shape]:
-    """Write TransformerEngine's factors as [M, K] and [K, N]."""
-    weight_transposed, activation_transposed = (call.flag(index) for index in _TE_FLAGS)
-    a = activation[::-1] if activation_transposed else (math.prod(activation[:-1]), activation[-1])
-    return a, weight[::-1] if weight_transposed else weight
-
-
-def _packed(call: OpCall, index: int) -> int:
-    """Return how many numbers an element of a factor holds: float4 comes in pairs along K."""
-    return ITEMS_PER_ELEMENT.get(dtype_name(call.dtype(index)) or "", 1)
-
-
-def _unpacked(b: Shape, pair: int) -> Shape:
-    return (*b[:-2], b[-2] * pair, b[-1]) if len(b) >= 2 else b
+    return Work("GEMM", params, flops, num_bytes, "matrix", call.dtype(left))
 
 
 def _sized(a: Shape, b: Shape, bias_elements: int) -> Product | None:

@@ -7,10 +7,7 @@ a log cannot answer there is a problem instead of a number.
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
-import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -73,7 +70,7 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
         result.problems = [f"the window ends {start_s - end_s:g} s before it begins"]
     if result.problems:
         return result
-    result.samples = bisect.bisect_right(times, end_s) - bisect.bisect_left(times, start_s)
+    result.samples = int(((times >= start_s) & (times <= end_s)).sum())
     result.problems = coverage_problems(times, start_s, end_s)
     if result.problems:
         return result
@@ -86,23 +83,22 @@ def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | 
         low_j, high_j, gross_j = low_j + min(shift_j, 0.0), high_j + max(shift_j, 0.0), gross_j + shift_j
     elif may_average(times, watts):
         late_s = max(late_s, AVERAGED_S)
-    slack_j = stale_j(times, watts, start_s, end_s, late_s) + _quantum_w(watts) / 2 * result.seconds
-    result.gross_j = gross_j
-    result.gross_low_j = low_j - slack_j
-    result.gross_high_j = high_j + slack_j
+    # A sensor of whole watts is off by up to a half.
+    quantum_w = 1.0 if (watts == np.floor(watts)).all() else 0.0
+    slack_j = stale_j(times, watts, start_s, end_s, late_s) + quantum_w / 2 * result.seconds
+    result.gross_j, result.gross_low_j, result.gross_high_j = gross_j, low_j - slack_j, high_j + slack_j
     result.mean_w = gross_j / result.seconds
     idle = (idle_w, idle_w, idle_w) if idle_w is not None else _idle_power(times, watts, start_s, end_s)
     if idle is None:
         result.problems = ["idle power is unknown: the log has too few idle readings beside the window"]
-        return result
-    if idle_w is None and idle[1] >= BUSY_BESIDE * result.mean_w:
+    elif idle_w is None and idle[1] >= BUSY_BESIDE * result.mean_w:
         beside = f"{idle[1]:.1f} W beside it, {result.mean_w:.1f} W in it"
         result.problems = [f"idle power is unknown: the window's power is that beside it ({beside})"]
-        return result
-    result.idle_w = idle[1]
-    result.energy_j = result.gross_j - idle[1] * result.seconds
-    result.low_j = result.gross_low_j - idle[2] * result.seconds
-    result.high_j = result.gross_high_j - idle[0] * result.seconds
+    else:
+        result.idle_w = idle[1]
+        result.energy_j = gross_j - idle[1] * result.seconds
+        result.low_j = result.gross_low_j - idle[2] * result.seconds
+        result.high_j = result.gross_high_j - idle[0] * result.seconds
     return result
 
 
@@ -128,71 +124,68 @@ def published_energy(
     return not low_j - slack_j <= joules <= high_j + slack_j, f"published {joules:.1f} J; {log}"
 
 
-def valid_readings(t_s: Sequence[float], power_w: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Drop readings that the sensor did not give (NaN, 0), and order the rest by time."""
+def valid_readings(t_s: Sequence[float], power_w: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Drop readings that the sensor did not give (NaN, 0), and order the rest by time: times, watts (n,)."""
     pairs = sorted((t, power) for t, power in zip(t_s, power_w, strict=False) if power > 0)
-    return [t for t, _ in pairs], [power for _, power in pairs]
+    times, watts = np.array(pairs, dtype=float).reshape(-1, 2).T
+    return times, watts
 
 
-def coverage_problems(times: Sequence[float], start_s: float, end_s: float) -> list[str]:
+def coverage_problems(times: Sequence[float] | np.ndarray, start_s: float, end_s: float) -> list[str]:
     """Say why readings at `times` (sorted, valid ones) do not cover a window; empty if they do."""
-    inside = [t for t in times if start_s <= t <= end_s]
-    if not times or start_s > times[-1]:
-        return (
-            [_apart("the log ends", start_s - times[-1], "before the window begins")]
-            if times
-            else ["no reading"]
-        )
-    if end_s < times[0]:
-        return [_apart("the log begins", times[0] - end_s, "after the window ends")]
-    silence_s = max(later - earlier for earlier, later in itertools.pairwise([start_s, *inside, end_s]))
-    if silence_s > max(LONGEST_SILENCE * (end_s - start_s), LATE_READING * _usual_gap_s(times)):
+    t_s = np.asarray(times)
+    if not len(t_s):
+        return ["no reading"]
+    for event, apart_s in (
+        ("the log ends {} before the window begins", start_s - t_s[-1]),
+        ("the log begins {} after the window ends", t_s[0] - end_s),
+    ):
+        if apart_s > 0:
+            return [event.format(f"{apart_s / 60:.0f} min" if apart_s > 120 else f"{apart_s:.1f} s")]
+    inside_s = t_s[(t_s >= start_s) & (t_s <= end_s)]
+    silence_s = np.diff(inside_s, prepend=start_s, append=end_s).max()
+    if silence_s > max(LONGEST_SILENCE * (end_s - start_s), LATE_READING * _usual_gap_s(t_s)):
         return [f"no reading for {silence_s:.2f} of {end_s - start_s:.2f} s"]
-    if len(inside) < FEWEST_READINGS:
-        return [f"{plural(len(inside), 'reading')} in the window, {FEWEST_READINGS} are needed"]
+    if len(inside_s) < FEWEST_READINGS:
+        return [f"{plural(len(inside_s), 'reading')} in the window, {FEWEST_READINGS} are needed"]
     return []
 
 
-def _usual_gap_s(times: Sequence[float]) -> float:
-    return statistics.median(b - a for a, b in itertools.pairwise(times)) if len(times) > 1 else 0.0
+def _usual_gap_s(times: np.ndarray) -> float:
+    return float(np.median(np.diff(times))) if len(times) > 1 else 0.0
 
 
 def integrate(
-    times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float
+    times: np.ndarray, watts: np.ndarray, start_s: float, end_s: float
 ) -> tuple[float, float, float]:
     """Joules between two times, and what they would be with each gap's lower and higher reading.
 
     The trapezoid with interpolated ends; beyond the first and last reading power is held. times: sorted, at
     least one of them in the window.
     """
-    first_index, end_index = bisect.bisect_right(times, start_s), bisect.bisect_left(times, end_s)
-    knots = [
-        (start_s, float(np.interp(start_s, times, watts))),
-        *zip(times[first_index:end_index], watts[first_index:end_index], strict=True),
-        (end_s, float(np.interp(end_s, times, watts))),
-    ]
-    # The power at an end is only known to lie between its neighbours.
-    bounds = [
-        _neighbours(times, watts, start_s),
-        *((p, p) for _, p in knots[1:-1]),
-        _neighbours(times, watts, end_s),
-    ]
-    joules = low_j = high_j = 0.0
-    for index, ((t, power), (next_t, next_power)) in enumerate(itertools.pairwise(knots)):
-        span_s = next_t - t
-        joules += span_s * (power + next_power) / 2
-        low_j += span_s * min(bounds[index][0], bounds[index + 1][0])
-        high_j += span_s * max(bounds[index][1], bounds[index + 1][1])
-    return joules, low_j, high_j
+    inside = (times > start_s) & (times < end_s)
+    ends_w = np.interp([start_s, end_s], times, watts)
+    power = np.concatenate([ends_w[:1], watts[inside], ends_w[1:]])
+    low, high = power.copy(), power.copy()
+    for index, end in ((0, start_s), (-1, end_s)):
+        # The power at an end is only known to lie between its neighbours.
+        right = int(np.searchsorted(times, end))
+        neighbours = watts[max(right - 1, 0) : right + 1]
+        low[index], high[index] = neighbours.min(), neighbours.max()
+    spans_s = np.diff(times[inside], prepend=start_s, append=end_s)
+    return (
+        float(spans_s @ (power[1:] + power[:-1])) / 2,
+        float(spans_s @ np.minimum(low[1:], low[:-1])),
+        float(spans_s @ np.maximum(high[1:], high[:-1])),
+    )
 
 
-def averaged_by_edges(times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float) -> float:
+def averaged_by_edges(t_s: np.ndarray, power_w: np.ndarray, start_s: float, end_s: float) -> float:
     """AVERAGED_S where the load's steps at the window's ends are ramps as long as that, else 0.
 
     On Ampere and newer `power.draw` is the mean of the last second, and only the log's edges tell: a load
     sets in within milliseconds, the mean of a second rises for a second (seen on an H200).
     """
-    t_s, power_w = np.asarray(times), np.asarray(watts)
     inside_w = float(np.median(power_w[(t_s >= start_s) & (t_s <= end_s)]))
     ramps_s = []
     for edge_s, outside in ((start_s, t_s < start_s), (end_s, t_s > end_s + AVERAGED_S)):
@@ -207,15 +200,14 @@ def averaged_by_edges(times: Sequence[float], watts: Sequence[float], start_s: f
     return AVERAGED_S if is_averaged else 0.0
 
 
-def may_average(times: Sequence[float], watts: Sequence[float]) -> bool:
+def may_average(times: Sequence[float] | np.ndarray, watts: Sequence[float] | np.ndarray) -> bool:
     """Whether each reading may be the mean of AVERAGED_S: no jump of the log is too fast for that."""
-    steps_s, steps_w = np.diff(times), np.abs(np.diff(watts))
-    range_w = max(watts) - min(watts)
+    steps_s, steps_w, range_w = np.diff(times), np.abs(np.diff(watts)), np.ptp(watts)
     return bool((steps_w * AVERAGED_S <= FASTEST_AVERAGE * range_w * steps_s).all())
 
 
 def averaged_energy_j(
-    times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float, averaged_s: float
+    times: np.ndarray, watts: np.ndarray, start_s: float, end_s: float, averaged_s: float
 ) -> float:
     """Joules of a window by readings that are each the mean of the last T seconds.
 
@@ -232,7 +224,11 @@ def averaged_energy_j(
 
 
 def stale_j(
-    times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float, averaged_s: float = 0.0
+    times: Sequence[float] | np.ndarray,
+    watts: Sequence[float] | np.ndarray,
+    start_s: float,
+    end_s: float,
+    averaged_s: float = 0.0,
 ) -> float:
     """Return how many joules the sensor's own delay may move over the ends of a window.
 
@@ -240,92 +236,72 @@ def stale_j(
     most the range of its readings. T is the time between changes where they come fast; few changes are those
     of a steady load, and tell nothing of T.
     """
-    changes = [times[index] for index in range(1, len(times)) if watts[index] != watts[index - 1]]
-    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(changes))
+    t_s, power_w = np.asarray(times), np.asarray(watts)
+    gaps_s = np.sort(np.diff(t_s[1:][np.diff(power_w) != 0]))
     # A tenth of the changes come faster than this: a steady load has long gaps, which are not the sensor's.
-    sensor_s = gaps[len(gaps) // 10] if gaps else 0.0
-    if len(gaps) < FEWEST_CHANGES:
-        sensor_s = min(sensor_s, max(SLOWEST_SENSOR_S, _usual_gap_s(times)))
+    sensor_s = float(gaps_s[len(gaps_s) // 10]) if len(gaps_s) else 0.0
+    if len(gaps_s) < FEWEST_CHANGES:
+        sensor_s = min(sensor_s, max(SLOWEST_SENSOR_S, _usual_gap_s(t_s)))
     late_s = max(averaged_s, sensor_s)
-    shown = [w for t, w in zip(times, watts, strict=True) if start_s - late_s <= t <= end_s + late_s]
-    return late_s * (max(shown) - min(shown))
-
-
-def _neighbours(times: Sequence[float], watts: Sequence[float], t_s: float) -> tuple[float, float]:
-    right = bisect.bisect_left(times, t_s)
-    around = [watts[index] for index in (right - 1, right) if 0 <= index < len(times)]
-    return min(around), max(around)
-
-
-def _quantum_w(watts: Sequence[float]) -> float:
-    """Return the step of a coarse sensor: 1 W where every reading is a whole number, else 0."""
-    return 1.0 if all(power == math.floor(power) for power in watts) else 0.0
+    return late_s * float(np.ptp(power_w[(t_s >= start_s - late_s) & (t_s <= end_s + late_s)]))
 
 
 def _idle_power(
-    times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float
+    times: np.ndarray, watts: np.ndarray, start_s: float, end_s: float
 ) -> tuple[float, float, float] | None:
     """Lowest, likeliest and highest idle power by the readings before and after the window."""
-    earlier = [w for t, w in zip(times, watts, strict=True) if t < start_s - IDLE_MARGIN_S]
-    later = [w for t, w in zip(times, watts, strict=True) if t > end_s + IDLE_MARGIN_S]
-    levels = [_level(side) for side in (earlier, later) if len(side) >= FEWEST_IDLE_READINGS]
-    if not levels:
+    beside = (watts[times < start_s - IDLE_MARGIN_S], watts[times > end_s + IDLE_MARGIN_S])
+    levels = np.array([_level(side) for side in beside if len(side) >= FEWEST_IDLE_READINGS])
+    if not len(levels):
         return None
-    likeliest = statistics.fmean(level for level, _ in levels)
-    lowest = statistics.median(sorted(watts)[: max(1, len(watts) // 20)])
+    middle, error = levels.T
+    likeliest = float(middle.mean())
+    lowest = float(np.median(np.sort(watts)[: max(1, len(watts) // 20)]))
     if likeliest > BUSY_IDLE_FACTOR * lowest + BUSY_IDLE_W:
         return None
     # A warm board leaks more than a cold one: with both sides the truth lies between them.
-    return (
-        min(level - error for level, error in levels),
-        likeliest,
-        max(level + error for level, error in levels),
-    )
+    return float((middle - error).min()), likeliest, float((middle + error).max())
 
 
-def _level(watts: Sequence[float]) -> tuple[float, float]:
+def _level(watts: np.ndarray) -> tuple[float, float]:
     """The median of readings and twice its standard error."""
-    middle = statistics.median(watts)
+    middle = np.median(watts)
     # Of normal errors: 1.4826 median deviations are one standard deviation, and a median's standard error is
     # sqrt(pi / 2) = 1.2533 times a mean's. A few readings of other work move neither.
-    deviation = statistics.median(abs(power - middle) for power in watts) * 1.4826
-    return middle, 2 * 1.2533 * deviation / math.sqrt(len(watts))
+    deviation = np.median(np.abs(watts - middle)) * 1.4826
+    return float(middle), float(2 * 1.2533 * deviation / math.sqrt(len(watts)))
 
 
 def _clock_problems(readings: Readings) -> list[str]:
     """Where the clock was set back, a time in the window may have been twice."""
-    for index, (earlier, later) in enumerate(itertools.pairwise(readings.t_s)):
-        if later < earlier - CLOCK_STEP_S:
-            row = readings.rows[index + 1]
-            return [
-                f"the clock goes back by {earlier - later:.1f} s at line {row}: times after it are ambiguous"
-            ]
-    return []
+    backward = np.flatnonzero(np.diff(readings.t_s) < -CLOCK_STEP_S)
+    if not len(backward):
+        return []
+    index = int(backward[0])
+    back_s, row = readings.t_s[index] - readings.t_s[index + 1], readings.rows[index + 1]
+    return [f"the clock goes back by {back_s:.1f} s at line {row}: times after it are ambiguous"]
 
 
-def sensor_problems(watts: Sequence[float], limit_w: float | None = None) -> list[str]:
+def sensor_problems(watts: Sequence[float] | np.ndarray, limit_w: float | None = None) -> list[str]:
     """Say why readings are not those of a working sensor in watts; empty if they may be.
 
     limit_w: the board's power limit, where it is known.
     """
-    if not watts:
+    power_w = np.asarray(watts)
+    if not len(power_w):
         return ["no reading of power"]
-    highest_w = max(watts)
+    highest_w = float(power_w.max())
     # The median, not the highest: a single glitch is not another unit, and is named below.
-    if statistics.median(watts) > HIGHEST_BOARD_W:
+    if np.median(power_w) > HIGHEST_BOARD_W:
         return [f"{highest_w:,.0f} W is more than any board draws: the log may be in milliwatts"]
     if highest_w < LOWEST_BOARD_W:
         return [
             f"no reading is above {highest_w:g} W, less than any board draws: the log may be in kilowatts"
         ]
     most_w = min(HIGHEST_BOARD_W, GLITCH_FACTOR * limit_w) if limit_w else HIGHEST_BOARD_W
-    if glitches := sum(power > most_w for power in watts):
+    if glitches := int((power_w > most_w).sum()):
         bound = f"twice the board's limit of {limit_w:.0f} W" if limit_w else "any board draws"
         return [f"{plural(glitches, 'reading')} of up to {highest_w:,.0f} W: more than {bound}"]
-    if len(watts) >= STUCK_READINGS and min(watts) == highest_w:
+    if len(power_w) >= STUCK_READINGS and power_w.min() == highest_w:
         return [f"every reading is {highest_w:g} W, idle or not: the sensor does not move"]
     return []
-
-
-def _apart(event: str, seconds: float, side: str) -> str:
-    return f"{event} {seconds / 60:.0f} min {side}" if seconds > 120 else f"{event} {seconds:.1f} s {side}"

@@ -6,8 +6,8 @@ nvidia-smi dmon (-o T or DT), amd-smi and rocm-smi CSV, amd-smi JSON, and the pu
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import io
 import itertools
 import json
 import math
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -182,32 +182,29 @@ def seconds_of(text: str) -> float:
 def _time_of(text: str, zone: tzinfo | None) -> tuple[float, tzinfo | None]:
     """Return seconds and the zone that was written, or `zone` where none was."""
     text = text.strip()
-    try:
+    with contextlib.suppress(ValueError):
         number = float(text)  # since the epoch, as amd-smi writes it
-    except ValueError:
-        pass
-    else:
         return number / next((unit for least, unit in _EPOCH_UNITS if number > least), 1.0), zone
-    for layout in (*_DATED, *_TIMES_OF_DAY):
+    for layout in (*_DATED, *_TIMES_OF_DAY, ""):
         try:
-            when = datetime.strptime(text, layout)
+            when = (
+                datetime.strptime(text, layout)
+                if layout
+                else datetime.fromisoformat(text.replace("Z", "+00:00"))
+            )
         except ValueError:
             continue
         if layout in _TIMES_OF_DAY:
             return when.hour * 3600.0 + when.minute * 60 + when.second + when.microsecond / 1e6, None
+        if when.tzinfo:
+            return when.timestamp(), when.tzinfo
         return when.replace(tzinfo=zone or timezone.utc).timestamp(), zone
-    try:
-        when = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError as error:
-        raise BadDataError(
-            f"unparseable timestamp: {text!r}", fix="write it as the log does: 2026/03/04 09:15:30.250"
-        ) from error
-    if when.tzinfo:
-        return when.timestamp(), when.tzinfo
-    return when.replace(tzinfo=zone or timezone.utc).timestamp(), zone
+    raise BadDataError(
+        f"unparseable timestamp: {text!r}", fix="write it as the log does: 2026/03/04 09:15:30.250"
+    )
 
 
-class _Columns(msgspec.Struct, frozen=True):
+class _Columns(NamedTuple):
     time: str
     power: str
     scale: float
@@ -220,28 +217,27 @@ class _Columns(msgspec.Struct, frozen=True):
 
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The log's rows with the number of their line."""
-    start = text.lstrip()
+    start, lines = text.lstrip(), text.splitlines()
     if start.startswith(("{", "[")):
         yield from _json_rows(text, path)
     elif start.startswith("#"):
-        yield from _dmon_rows(text)
-    else:
-        lines = text.splitlines()
-        delimiter = max(",;\t", key=lines[0].count) if lines else ","
-        header = [name.strip() for name in next(csv.reader(lines[:1], delimiter=delimiter), [])]
-        reader = csv.reader(io.StringIO("\n".join(lines[1:])), delimiter=delimiter, skipinitialspace=True)
-        for line, cells in enumerate(reader, start=2):
+        yield from _dmon_rows(lines)
+    elif lines:
+        delimiter = max(",;\t", key=lines[0].count)
+        header, *rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+        header = [name.strip() for name in header]
+        for line, cells in enumerate(rows, start=2):
             if delimiter == ";":  # written where the comma is the decimal point
                 cells = [cell.replace(",", ".") for cell in cells]
             if cells and [cell.strip() for cell in cells] != header:  # a tool that was started again
                 yield line, dict(zip(header, cells, strict=False))
 
 
-def _dmon_rows(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _dmon_rows(lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """nvidia-smi dmon repeats two lines of headings: names and units; `--format csv` has commas."""
     header: list[str] = []
-    split_lines = (text_line.replace(",", " ").split() for text_line in text.splitlines())
-    for line, words in enumerate(split_lines, start=1):
+    for line, text in enumerate(lines, start=1):
+        words = text.replace(",", " ").split()
         if words and words[0].startswith("#"):
             names = [word.strip("#").lower() for word in words if word != "#"]
             header = names if "pwr" in names else header
@@ -263,19 +259,20 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]
 
 
 def _entries(document: Any) -> Iterator[Mapping[str, Any]]:
+    """The objects of single GPUs: in lists, in an object per GPU (rocm-smi), or one alone."""
     if isinstance(document, list):
         for item in document:
             yield from _entries(item)
     elif isinstance(document, dict):
-        cards = [name for name, value in document.items() if _CARD.match(name) and isinstance(value, dict)]
-        shared = {name: value for name, value in document.items() if name not in cards}
-        if cards:  # rocm-smi: an object per GPU
-            yield from ({**shared, "card": name, **document[name]} for name in cards)
-            return
+        cards = {
+            name: card for name, card in document.items() if _CARD.match(name) and isinstance(card, dict)
+        }
         nested = [value for value in document.values() if isinstance(value, list)]
-        if nested and "power" not in document:
-            for value in nested:
-                yield from _entries(value)
+        if cards:
+            shared = {name: value for name, value in document.items() if name not in cards}
+            yield from ({**shared, "card": name, **card} for name, card in cards.items())
+        elif nested and "power" not in document:
+            yield from _entries(nested)
         else:
             yield document
 
@@ -296,13 +293,14 @@ def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _columns_of(rows: Sequence[Mapping[str, Any]], path: Path) -> _Columns:
     """The columns of a log: of several of power the best one that has any reading."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    bare = {_UNIT.sub("", name).strip().lower(): name for name in names} | {
-        name.lower(): name for name in names
-    }
-    time = next((bare[name] for name in _TIMES if name in bare), "")
-    powers = list(dict.fromkeys(bare[name] for name in _POWERS if name in bare))
-    if not time or not powers:
-        missing = "power" if time else "time"
+    bare = {_UNIT.sub("", name).strip().lower(): name for name in names}
+    bare |= {name.lower(): name for name in names}
+    times, powers, limits, gpus = (
+        list(dict.fromkeys(bare[name] for name in words if name in bare))
+        for words in (_TIMES, _POWERS, _LIMITS, _GPUS)
+    )
+    if not times or not powers:
+        missing = "power" if times else "time"
         raise BadDataError(
             f"this power log has no column of {missing}: {', '.join(map(str, names))}",
             location=path,
@@ -312,13 +310,12 @@ def _columns_of(rows: Sequence[Mapping[str, Any]], path: Path) -> _Columns:
     power = next(
         (name for name in powers if any(_watts(row.get(name), scales[name]) > 0 for row in rows)), powers[0]
     )
-    limit = next((bare[name] for name in _LIMITS if name in bare), "")
-    date = bare.get("date", "")
+    time, limit, date = times[0], limits[0] if limits else "", bare.get("date", "")
     return _Columns(
         time=time,
         power=power,
         scale=scales[power],
-        gpus=tuple(dict.fromkeys(bare[name] for name in _GPUS if name in bare and bare[name] != power)),
+        gpus=tuple(name for name in gpus if name != power),
         limit=limit,
         limit_scale=_scale_of(limit, path),
         date=date if date != time else "",
@@ -358,9 +355,8 @@ def _watts(value: Any, scale: float) -> float:
     match = _VALUE.match(str(value))
     if not match:
         return math.nan
-    watts = float(match.group(1)) * (
-        _SCALES.get(match.group(2).lower(), math.nan) if match.group(2) else scale
-    )
+    unit = match.group(2).lower()
+    watts = float(match.group(1)) * (_SCALES.get(unit, math.nan) if unit else scale)
     return watts if watts > 0 else math.nan
 
 

@@ -55,9 +55,8 @@ def sampled(
         "folder": str(folder.absolute()),
         "interval_s": interval_s,
         "node": node,
-        "gpus": [[gpu.vendor, gpu.parent or gpu.uuid, gpu.render_node] for gpu in gpus],
+        "gpus": msgspec.to_builtins(list(gpus)),
         "step": step,
-        "whole": msgspec.to_builtins(list(gpus)),
     }
 
     def not_sampled(reason: str) -> None:
@@ -109,7 +108,7 @@ def _say(folder: Path, summary: dict[str, Any], node: int = 0) -> None:
 
 def sample(
     folder: Path,
-    gpus: Sequence[Sequence[Any]],
+    gpus: Sequence[Gpu],
     interval_s: float,
     input_fd: int,
     node: int = 0,
@@ -153,17 +152,16 @@ def sample(
     return summary_at_end
 
 
-def _readers(gpus: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, str, Any]], dict[str, str], bool]:
+def _readers(gpus: Sequence[Gpu]) -> tuple[list[tuple[int, str, Any]], dict[str, str], bool]:
     """(place, uuid, function) of each GPU with sensors; the reasons of the others by UUID; by a tool?"""
     readers: list[tuple[int, str, Any]] = []
     reasons: dict[str, str] = {}
     asked: list[AmdSmi] = []
-    for place, (vendor, uuid, render_node) in enumerate(gpus):
+    for place, gpu in enumerate(gpus):
+        uuid = gpu.parent or gpu.uuid
         try:
-            if vendor == "nvidia":
-                readers.append((place, uuid, NvmlMeter(uuid).state))
-            else:
-                readers.append((place, uuid, _amd(render_node, asked)))
+            read = NvmlMeter(uuid).state if gpu.vendor == "nvidia" else _amd(gpu.render_node, asked)
+            readers.append((place, uuid, read))
         except GpuError as error:
             reasons[uuid] = error.problem
     return readers, reasons, bool(asked)
@@ -214,9 +212,10 @@ class Beside:
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    beside = Beside(msgspec.convert(spec["whole"], list[Gpu]), spec["step"]) if spec["step"] else None
+    gpus = msgspec.convert(spec["gpus"], list[Gpu])
+    beside = Beside(gpus, spec["step"]) if spec["step"] else None
     folder, interval_s = Path(spec["folder"]), float(spec["interval_s"])
-    sample(folder, spec["gpus"], interval_s, sys.stdin.fileno(), int(spec["node"]), beside)
+    sample(folder, gpus, interval_s, sys.stdin.fileno(), int(spec["node"]), beside)
 
 
 if __name__ == "__main__":

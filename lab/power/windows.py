@@ -7,9 +7,7 @@ integrated.
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -110,20 +108,16 @@ class Sampler:
             self._error = error
 
 
-def steps(t_s: Sequence[float], values: Sequence[float]) -> list[int]:
+def steps(t_s: Sequence[float], values: Sequence[float]) -> np.ndarray:
     """Indices of the samples whose value differs from the one before: when the sensor was updated."""
-    return [
-        i
-        for i in range(1, min(len(t_s), len(values)))
-        if values[i] != values[i - 1] and not math.isnan(values[i])
-    ]
+    levels = np.array(values[: len(t_s)])
+    return 1 + np.flatnonzero((levels[1:] != levels[:-1]) & ~np.isnan(levels[1:]))
 
 
 def update_period_s(samples: Samples) -> float | None:
     """Median time between two steps of the counter; None without a counter or with fewer than three steps."""
-    places = steps(samples.t_s, samples.energy_j)
-    gaps = [samples.t_s[b] - samples.t_s[a] for a, b in itertools.pairwise(places)]
-    return statistics.median(gaps) if len(gaps) > 1 else None
+    gaps_s = np.diff(np.array(samples.t_s)[steps(samples.t_s, samples.energy_j)])
+    return float(np.median(gaps_s)) if len(gaps_s) > 1 else None
 
 
 def window(samples: Samples, start_s: float, end_s: float, progress: Progress | None = None) -> Window:
@@ -143,18 +137,18 @@ def window(samples: Samples, start_s: float, end_s: float, progress: Progress | 
 
 
 def _counter_window(samples: Samples, start_s: float, end_s: float) -> Window | None:
-    inside = [i for i in steps(samples.t_s, samples.energy_j) if start_s <= samples.t_s[i] <= end_s]
-    if len(inside) < FEWEST_UPDATES:
-        return None
-    start_index, end_index = inside[0], inside[-1]
-    if any(samples.energy_j[b] < samples.energy_j[a] for a, b in itertools.pairwise(inside)):
+    places = steps(samples.t_s, samples.energy_j)
+    times = np.array(samples.t_s)[places]
+    inside = (times >= start_s) & (times <= end_s)
+    times, joules = times[inside].tolist(), np.array(samples.energy_j)[places][inside]
+    if len(times) < FEWEST_UPDATES or (np.diff(joules) < 0).any():
         return None  # set back inside the window: what it counted before is not known
     return Window(
-        t0_s=samples.t_s[start_index],
-        t1_s=samples.t_s[end_index],
+        t0_s=times[0],
+        t1_s=times[-1],
         method="counter, edge-aligned",
-        updates=len(inside),
-        counter_j=samples.energy_j[end_index] - samples.energy_j[start_index],
+        updates=len(times),
+        counter_j=float(joules[-1] - joules[0]),
     )
 
 
@@ -172,19 +166,15 @@ def _counter_doubt(samples: Samples, counted: Window) -> str:
 def _integral(samples: Samples, start_s: float, end_s: float) -> tuple[float | None, int, str]:
     """Joules by sampled power, how many readings lie inside, and why joules are not known."""
     times, readings = valid_readings(samples.t_s, samples.power_w)
-    num_inside = sum(start_s <= t <= end_s for t in times)
-    problems = [*sensor_problems(readings), *coverage_problems(times, start_s, end_s)]
-    if problems:
+    num_inside = int(((times >= start_s) & (times <= end_s)).sum())
+    if problems := [*sensor_problems(readings), *coverage_problems(times, start_s, end_s)]:
         return None, num_inside, problems[0]
     joules, _, _ = integrate(times, readings, start_s, end_s)
     late_j = stale_j(times, readings, start_s, end_s)
-    if late_j > LARGEST_LATE_SHARE * joules:
-        return (
-            None,
-            num_inside,
-            f"the power sensor moves too rarely: up to {late_j:.0f} of {joules:.0f} J are late",
-        )
-    return joules, num_inside, ""
+    if late_j <= LARGEST_LATE_SHARE * joules:
+        return joules, num_inside, ""
+    late = f"up to {late_j:.0f} of {joules:.0f} J are late"
+    return None, num_inside, f"the power sensor moves too rarely: {late}"
 
 
 def watts(window: Window | None) -> float | None:

@@ -53,18 +53,10 @@ def main(model: str, revision: str) -> int:
             apply_settings(json.load(sys.stdin), Path(folder))
             downloaded = fetch(model, revision)
     except LabError as error:
-        answer = {
-            "kind": type(error).__name__,
-            "problem": error.problem,
-            "location": error.location,
-            "fix": error.fix,
-        }
-        print(json.dumps({"error": answer}), flush=True)
+        answer = {name: getattr(error, name) for name in ("problem", "location", "fix")}
+        say(json.dumps({"error": {"kind": type(error).__name__, **answer}}))
         return error.exit_code
-    print(
-        json.dumps({"fetched": {"commit": downloaded.commit, "size_bytes": downloaded.size_bytes}}),
-        flush=True,
-    )
+    say(json.dumps({"fetched": {"commit": downloaded.commit, "size_bytes": downloaded.size_bytes}}))
     return 0
 
 

@@ -55,28 +55,14 @@ def adopt_orphans() -> None:
 
 
 def start(argv: list[str]) -> tuple[int | None, str]:
-    """Fork and exec in a new session; an exec that fails comes back as text."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        os.setsid()
-        try:
-            os.execvp(argv[0], argv)
-        except OSError as error:
-            os.write(write, f"{argv[0]}: {error.strerror}".encode())
-            os._exit(127)
-    os.close(write)
-    # exec closes the pipe, so an empty read means that the program has started.
-    with os.fdopen(read, "rb") as pipe:
-        failure = pipe.read().decode(errors="replace")
-    if failure:
-        os.waitpid(pid, 0)
-        return None, failure
-    return pid, ""
+    """Start in a new session; why it could not start comes back as text.
+
+    Signals with a handler have their default again in the program.
+    """
+    try:
+        return os.posix_spawnp(argv[0], argv, os.environ, setsid=True), ""
+    except OSError as error:
+        return None, f"{argv[0]}: {error.strerror}"
 
 
 def watch(child: int, driver: socket.socket, wake_read: int, grace_s: float) -> tuple[int, bool]:

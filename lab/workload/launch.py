@@ -101,6 +101,16 @@ def limit(controller: str) -> str:
         path = path.rpartition("/")[0]
 
 
+def available_bytes() -> int | None:
+    """Return what this process may still take by Linux' estimate and its group's limit; None if not known."""
+    lines = (line.split() for line in text("/proc/meminfo").splitlines())
+    host_kib = next((int(words[1]) for words in lines if words[:1] == ["MemAvailable:"]), None)
+    if host_kib is None:
+        return None
+    group_limit = number(limit("memory"))
+    return host_kib * 1024 if group_limit is None else min(host_kib * 1024, group_limit)
+
+
 def number(content: str) -> int | None:
     return int(content) if content.isdecimal() and int(content) < UNLIMITED else None
 

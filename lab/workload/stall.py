@@ -103,7 +103,9 @@ def end(folder: Path, context: RankContext, seconds: float, attempt_start_s: flo
         _forget(folder, attempt_start_s)
         dump(folder, context.rank)
         log.warning("rank %d: %s; wrote what it was doing into %s", context.rank, reason, folder)
-        _await_others(folder, context.world_size, limit=min(20.0, max(LEAST_WAIT_S, seconds / 2)))
+        limit = min(20.0, max(LEAST_WAIT_S, seconds / 2))
+        _await(lambda: len(_ranks_there(folder)) >= context.world_size, limit=limit)
+        time.sleep(0.3)  # a rank that ends takes its peers with it, so let the slower ones finish reading
         ranks = _ranks_there(folder)
         summary = folder.with_suffix(".txt")
         if context.rank == min(ranks, default=context.rank):
@@ -159,11 +161,6 @@ def stacks() -> str:
         for frame in reversed(traceback.extract_stack(frames[thread.ident])):
             lines.append(f'  File "{frame.filename}", line {frame.lineno} in {frame.name}')
     return "\n".join(lines) + "\n"
-
-
-def _await_others(folder: Path, world_size: int, *, limit: float) -> None:
-    _await(lambda: len(_ranks_there(folder)) >= world_size, limit=limit)
-    time.sleep(0.3)  # a rank that ends takes its peers with it, so let the slower ones finish reading
 
 
 def _await(is_complete: Callable[[], bool], *, limit: float) -> None:

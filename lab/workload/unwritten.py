@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from lab.workload.recorder.bits import tensors_in
 
 # aten and prims operators that allocate or grow memory and write no value into it.
 EMPTY = re.compile(
@@ -20,21 +20,6 @@ EMPTY = re.compile(
 )
 _SDPA = r"_scaled_dot_product_(flash|efficient|cudnn|fused)_attention(_overrideable)?"
 _FORWARD = r"_(flash|efficient|cudnn)_attention_forward"
-
-
-def _draws_nothing(arguments: Mapping[str, Any]) -> bool:
-    """Whether the call has no dropout: then no kernel writes a seed. True, too, if dropout is unknown."""
-    return not arguments.get("dropout_p")
-
-
-def _of_several_lengths(arguments: Mapping[str, Any]) -> bool:
-    """Whether sequences of several lengths are packed: rows are padded to the longest, unwritten."""
-    return any(arguments.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q"))
-
-
-def _of_one_offset_more(arguments: Mapping[str, Any]) -> bool:
-    """Whether the last offset ends the last bag: a GPU's size for it means nothing."""
-    return bool(arguments.get("include_last_offset"))
 
 
 def _always(arguments: Mapping[str, Any]) -> bool:
@@ -45,7 +30,7 @@ class _Left(NamedTuple):
     """An operator and the outputs that it may leave unwritten.
 
     op: its name without overload, and without library if that is aten. returns: names in the schema, or
-    positions.
+    positions. applies: whether a call with these arguments leaves them; those that are not known are absent.
     """
 
     op: str
@@ -53,15 +38,27 @@ class _Left(NamedTuple):
     applies: Callable[[Mapping[str, Any]], bool] = _always
 
 
+def _no_dropout(arguments: Mapping[str, Any]) -> bool:
+    return not arguments.get("dropout_p")  # then no kernel writes a seed
+
+
 _TABLE = (
-    _Left(rf"{_SDPA}|{_FORWARD}", ("philox_seed", "philox_offset", "rng_state"), _draws_nothing),
+    _Left(rf"{_SDPA}|{_FORWARD}", ("philox_seed", "philox_offset", "rng_state"), _no_dropout),
     _Left(rf"{_SDPA}|{_FORWARD}", ("unused", "debug_attn_mask")),
-    _Left(_FORWARD, ("logsumexp", "softmax_logsumexp"), _of_several_lengths),
-    _Left(r"flash_attn\._flash_attn(_varlen)?_forward", (3,), _draws_nothing),
+    # Of packed sequences rows are padded to the longest.
+    _Left(
+        _FORWARD,
+        ("logsumexp", "softmax_logsumexp"),
+        lambda arguments: any(arguments.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q")),
+    ),
+    _Left(r"flash_attn\._flash_attn(_varlen)?_forward", (3,), _no_dropout),
     _Left(r"(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer)", (3,)),
     _Left(r"_cudnn_init_dropout_state", (0,)),
     _Left(r"(cudnn_batch_norm|_batch_norm_(with|no)_update\w*|_batch_norm_impl_index)", (3,)),
-    _Left(r"_embedding_bag(_forward_only)?", (2,), _of_one_offset_more),  # sizes of bags
+    # Sizes of bags: where the last offset ends the last bag, a GPU's mean nothing.
+    _Left(
+        r"_embedding_bag(_forward_only)?", (2,), lambda arguments: bool(arguments.get("include_last_offset"))
+    ),
     _Left(r"_ctc_loss", (1,)),  # log_alpha, beyond the length of a sequence
 )
 
@@ -78,7 +75,8 @@ def gives_no_values(name: str) -> bool:
 
 def unwritten(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> dict[int, str]:
     """Name the tensors in `result` that may be unwritten, by their position among its tensors."""
-    word = _word(str(func))
+    # Without the overload, and without the library if it is aten.
+    word = ".".join(_plain(str(func)).split(".")[:2]).removeprefix("aten.")
     rows = _rules(word)
     if not rows or not isinstance(result, (tuple, list)):
         return {0: word} if rows and 0 in rows[0].returns else {}
@@ -87,7 +85,7 @@ def unwritten(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> d
     names: dict[int, str] = {}
     number = 0
     for position, (value, name) in enumerate(zip(result, _names(func, len(result)), strict=True)):
-        for _ in _tensors(value):
+        for _ in tensors_in(value):
             if position in left or name in left:
                 names[number] = f"{word} {name or f'output {position}'}"
             number += 1
@@ -97,11 +95,6 @@ def unwritten(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> d
 def _plain(name: str) -> str:
     """Write `aten::mm`, as torch 1.12 has it, like `aten.mm`."""
     return f"{name.replace('::', '.')}."
-
-
-def _word(name: str) -> str:
-    """Drop the overload, and the library if it is aten."""
-    return ".".join(_plain(name).split(".")[:2]).removeprefix("aten.")
 
 
 def _arguments(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,12 +108,4 @@ def _arguments(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any
 
 def _names(func: Any, count: int) -> list[str]:
     returns = func._schema.returns if hasattr(func, "_schema") else ()
-    return [one.name or "" for one in returns] if len(returns) == count else [""] * count
-
-
-def _tensors(value: Any) -> list[Any]:
-    if isinstance(value, Tensor):
-        return [value]
-    return (
-        [tensor for inner in value for tensor in _tensors(inner)] if isinstance(value, (list, tuple)) else []
-    )
+    return [output.name or "" for output in returns] if len(returns) == count else [""] * count

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.core.gpu import Gpu
 from lab.errors import GpuError
 from lab.gpus.amd import AmdSmi, bus_of
 from lab.power import sampling
@@ -127,12 +128,16 @@ def test_without_amd_smi_it_says_so(host, monkeypatch):
         AmdSmi(os.environ)
 
 
+def _gpu(uuid, render_node):
+    return Gpu(vendor="amd", index=0, uuid=uuid, render_node=render_node)
+
+
 def test_a_gpu_without_hwmon_is_sampled_by_the_tool_and_the_cost_counts_it(host):
     rows = [_metric(0, [2100], 700, 60), _metric(1, [2000], 650, 61)]
     _tool(host, "amd-smi", {"list": LIST, "metric": rows})
     read, write = os.pipe()
     os.close(write)  # the step has ended already: one sample is taken
-    gpus = [["amd", f"GPU-{minor}", f"/dev/dri/renderD{minor}"] for minor in BUSES]
+    gpus = [_gpu(f"GPU-{minor}", f"/dev/dri/renderD{minor}") for minor in BUSES]
     found = sample(host, gpus, 0.01, read, node=1)
     os.close(read)
     lines = (host / "gpu_clocks.node1.csv").read_text().splitlines()[1:]
@@ -158,7 +163,7 @@ def test_a_slow_tool_is_asked_so_rarely_that_it_costs_little(tmp_path, monkeypat
     monkeypatch.setattr(sampling, "select", select)
     monkeypatch.setattr(sampling.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(sampling.os, "read", lambda *_: b"")
-    sample(tmp_path, [["amd", "GPU-0", None]], 0.25, 0)
+    sample(tmp_path, [_gpu("GPU-0", None)], 0.25, 0)
     assert waits == [pytest.approx(rest_s)]
 
 
@@ -166,7 +171,7 @@ def test_both_reasons_are_said_where_neither_way_works(host, monkeypatch):
     monkeypatch.setenv("PATH", str(host / "bin"))
     read, write = os.pipe()
     os.close(write)
-    found = sample(host, [["amd", "GPU-0", "/dev/dri/renderD128"]], 0.01, read)
+    found = sample(host, [_gpu("GPU-0", "/dev/dri/renderD128")], 0.01, read)
     os.close(read)
     assert (
         "no hwmon files" in found["reasons"]["GPU-0"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.perfmodel.boards import board_of, boards, matrix_rate, vector_rate
-from lab.perfmodel.roofs import Roof, excess_of
+from lab.perfmodel.boards import Roof, board_of, boards, excess_of, matrix_rate, vector_rate
 
 GEMM, SIMT = "sm90_xmma_gemm_bf16bf16_bf16f32", "cutlass_80_simt_sgemm_128x128_8x4_nn_align1"
 TF32 = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_tensor16x8x8_kernel"

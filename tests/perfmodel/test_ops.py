@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.perfmodel.calls import OpCall
-from lab.perfmodel.collectives import collective_work
+from lab.perfmodel.communication import collective_work
 from lab.perfmodel.ops import has_model, work_of
 
 BF16, F32 = "c10::BFloat16", "float"
@@ -82,7 +82,7 @@ def test_convolutions_count_as_published(x, weight, changed, gflops, mib):
     assert work.num_bytes / MIB == pytest.approx(mib)
 
 
-@pytest.mark.parametrize(("mask", "times"), [("[True, True, False]", 2), ("[False, True, True]", 1)])
+@pytest.mark.parametrize(("mask", "times"), [("[True, True, False]", 2), ("[False, True, True]", 1), ("", 2)])
 def test_each_gradient_of_a_convolution_costs_a_forward(mask, times):
     x, weight = [2, 896, 59, 91], [896, 896, 1, 1]
     types = [BF16, BF16, BF16, *["ScalarList"] * 4, "Scalar", "ScalarList", "Scalar", "ScalarList"]

@@ -85,7 +85,7 @@ def test_nvidia_is_asked_for_clocks_power_temperature_and_reasons(tmp_path, monk
     monkeypatch.setattr(sampling, "NvmlMeter", lambda uuid: meter_on(FakeNvml(throttle=4), uuid))
     read, write = os.pipe()
     os.close(write)  # the step has ended already: one sample is taken
-    done = sample(tmp_path, [["nvidia", "GPU-1", None]], 0.01, read)
+    done = sample(tmp_path, [Gpu(vendor="nvidia", index=0, uuid="GPU-1")], 0.01, read)
     os.close(read)
     (row,) = _rows(tmp_path)
     assert (row["sm_clock_mhz"], row["mem_clock_mhz"], row["power_w"]) == ("1980", "2619", "250")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.workload import launch
-from lab.workload.memory import available_bytes
+from lab.workload.launch import available_bytes
 
 GIB = 1 << 30
 

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from lab.perfmodel.boards import Board, board_of
+from lab.perfmodel.boards import Board, Roof, board_of, excess_of, roof_of
 from lab.perfmodel.calls import OpCall, Work
-from lab.perfmodel.collectives import collective_work
-from lab.perfmodel.communication import kind_in
+from lab.perfmodel.communication import collective_work, kind_in
 from lab.perfmodel.dtypes import dtype_name
 from lab.perfmodel.ops import has_model, work_of
 from lab.perfmodel.products import is_product
-from lab.perfmodel.roofs import Roof, excess_of, roof_of
 from lab.recordings.capture import MEMSET, Capture, once
 from lab.recordings.owners import nearest_ancestor
 from lab.recordings.tables import Table

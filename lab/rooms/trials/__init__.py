@@ -41,9 +41,8 @@ def watcher(run: Run) -> Silent:
 
 def spare(run: Run) -> Callable[[Step], str] | None:
     """Why a trial need not run: those before it have decided its cell. Asked before each step."""
-    from lab.rooms.trials.config import CONFIG
+    from lab.rooms.trials.config import CONFIG, ended_rows, read_settings
     from lab.rooms.trials.progress import why_not
-    from lab.rooms.trials.rows import ended_rows, read_settings
 
     if not (run.root / CONFIG).is_file():  # a replay, or a comparison of GPUs
         return None

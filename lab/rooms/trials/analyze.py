@@ -15,9 +15,8 @@ from lab.core.step import Status
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
 from lab.recordings.gpu_state import REASONS, read_state
-from lab.rooms.trials.config import DECIDED, LEFT, NOT_RUN, Trial, TrialsConfig
+from lab.rooms.trials.config import DECIDED, LEFT, NOT_RUN, Trial, TrialsConfig, read_trial, row_of
 from lab.rooms.trials.failure import HIDDEN
-from lab.rooms.trials.rows import read_trial, row_of
 
 UNREADABLE = "its row cannot be used"
 NODE_DOWN = "NODE_FAIL"  # Slurm's state of a job whose node went down under it

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
@@ -14,12 +15,37 @@ import yaml
 from lab.errors import ConfigError, MissingError, UsageError
 from lab.images.spec import load
 from lab.rooms.trials.config import Cell
-from lab.rooms.trials.presets import MITIGATIONS
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}\Z")
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")  # one host: no list, no option of sbatch
 VARIABLE = re.compile(r"[A-Za-z_]\w*\Z")
-LIMIT_BYTES = 1 << 20
+PLACES = ("image", "gpu", "node", "seed")
+
+
+class Mitigation(NamedTuple):
+    """A row of presets.csv."""
+
+    env: dict[str, str]
+    settings: tuple[str, ...]
+    read_by: str
+    changes: str
+
+
+def _presets() -> dict[str, Mitigation]:
+    with Path(__file__).with_name("presets.csv").open(newline="", encoding="ascii") as file:
+        rows = list(csv.DictReader(line for line in file if line[0] != "#"))
+    return {
+        row["name"]: Mitigation(
+            dict(word.split("=", 1) for word in row["env"].split()),
+            tuple(row["settings"].split()),
+            row["read_by"],
+            row["changes"],
+        )
+        for row in rows
+    }
+
+
+MITIGATIONS = _presets()
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,21 +78,15 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_matrix(path: Path) -> Matrix:
     """Raises MissingError, or ConfigError that names the field."""
     try:
-        with path.open("rb") as file:
-            text = file.read(LIMIT_BYTES + 1)
+        text = path.read_bytes()
     except OSError as error:
         raise MissingError(f"cannot read the matrix: {error.strerror}", location=path) from error
-    if len(text) > LIMIT_BYTES:
-        raise ConfigError("a matrix of more than 1 MiB", location=path)
-    matrix: Matrix = msgspec_of(text, Matrix, location=str(path))
+    matrix: Matrix = yaml_as(text, Matrix, location=str(path))
     return matrix
 
 
-def msgspec_of(text: bytes | str, kind: Any, *, location: str) -> Any:
-    """YAML as `kind`, without aliases, which could grow without bound."""
+def yaml_as(text: bytes | str, kind: Any, *, location: str) -> Any:
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ConfigError("YAML aliases are not read here", location=location)
         return msgspec.convert(yaml.safe_load(text), kind)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", location=location) from error
@@ -80,26 +100,26 @@ def msgspec_of(text: bytes | str, kind: Any, *, location: str) -> Any:
 
 def cells_of(matrix: Matrix) -> tuple[Cell, ...]:
     """The cells of a matrix, those of its axes last."""
-    listed = [cell(one) for one in matrix.cells]
-    crossed = []
-    if matrix.axes:
-        for levels in itertools.product(*(axis.items() for axis in matrix.axes.values())):
-            parts = [part for _, part in levels]
-            crossed.append(
-                _made(
-                    "-".join(str(name) for name, _ in levels),
-                    Part(
-                        mitigations=tuple(m for part in parts for m in part.mitigations),
-                        env={k: v for part in parts for k, v in part.env.items()},
-                        args=tuple(a for part in parts for a in part.args),
-                        seed=_one(parts, "seed"),
-                        gpu=_one(parts, "gpu"),
-                        node=_one(parts, "node"),
-                        image=_one(parts, "image"),
-                    ),
-                )
-            )
-    return checked([*listed, *crossed] or [cell("none")])
+    cells = [cell(text) for text in matrix.cells]
+    for levels in itertools.product(*(axis.items() for axis in matrix.axes.values())) if matrix.axes else ():
+        cells.append(_made("-".join(name for name, _ in levels), _merged([part for _, part in levels])))
+    return checked(cells or [cell("none")])
+
+
+def _merged(parts: Sequence[Part]) -> Part:
+    """The levels of a product as one; two that name different places or seeds contradict each other."""
+    places = {}
+    for name in PLACES:
+        values = {getattr(part, name) for part in parts} - {None}
+        if len(values) > 1:
+            raise UsageError(f"two axes give a cell another {name}", fix=f"name {name} in one axis only")
+        places[name] = next(iter(values), None)
+    return Part(
+        mitigations=tuple(mitigation for part in parts for mitigation in part.mitigations),
+        env={name: value for part in parts for name, value in part.env.items()},
+        args=tuple(word for part in parts for word in part.args),
+        **places,
+    )
 
 
 def cell(text: str | Part) -> Cell:
@@ -107,7 +127,7 @@ def cell(text: str | Part) -> Cell:
     if isinstance(text, Part):
         return _made(text.name, text)
     if text.lstrip().startswith("{"):
-        part = msgspec_of(text, Part, location=f"--cell {text}")
+        part = yaml_as(text, Part, location=f"--cell {text}")
         return _made(part.name, part)
     return _made(text.replace("+", "-"), Part(mitigations=tuple(text.split("+"))))
 
@@ -121,20 +141,19 @@ def checked(cells: list[Cell]) -> tuple[Cell, ...]:
 
 
 def _made(name: str | None, part: Part) -> Cell:
-    for mitigation in part.mitigations:
-        if mitigation not in MITIGATIONS:
-            raise UsageError(
-                f"no mitigation {mitigation!r}",
-                fix=f"one of: {', '.join(MITIGATIONS)}; or YAML: '{{name: mine, env: {{A: 1}}}}'",
-            )
-    env = {k: v for mitigation in part.mitigations for k, v in MITIGATIONS[mitigation].env.items()}
+    if unknown := [name for name in part.mitigations if name not in MITIGATIONS]:
+        raise UsageError(
+            f"no mitigation {unknown[0]!r}",
+            fix=f"one of: {', '.join(MITIGATIONS)}; or YAML: '{{name: mine, env: {{A: 1}}}}'",
+        )
+    used = [MITIGATIONS[name] for name in part.mitigations]
+    env = {name: value for mitigation in used for name, value in mitigation.env.items()}
     env.update({name: str(value) for name, value in part.env.items()})
     if bad := [name for name in env if not VARIABLE.match(name)]:
         raise UsageError(f"{bad[0]!r} is not the name of an environment variable")
     args = tuple(str(value) for value in part.args)
-    place = {"image": part.image, "gpu": part.gpu, "node": part.node, "seed": part.seed}
-    shown = {**env, **{at: str(value) for at, value in place.items() if value is not None}}
-    name = name or "-".join(part.mitigations) or _slug(shown, args)
+    places = {at: str(value) for at in PLACES if (value := getattr(part, at)) is not None}
+    name = name or "-".join(part.mitigations) or _slug({**env, **places}, args)
     if not NAME.match(name):
         raise UsageError(
             f"{name!r} is not the name of a cell",
@@ -146,28 +165,19 @@ def _made(name: str | None, part: Part) -> Cell:
         load(part.image)  # an image that lab does not have is refused here
     if part.seed is not None and part.seed < 0:
         raise UsageError(f"the seed of cell {name!r} is below 0")
-    used = [MITIGATIONS[mitigation] for mitigation in part.mitigations]
-    is_own = bool(part.env or args) or any(value is not None for value in place.values())
+    is_own = bool(part.env or args or places)
     return Cell(
         name=name,
         env=env,
         args=args,
-        settings=tuple(mitigation for name in used for mitigation in name.settings),
+        settings=tuple(setting for mitigation in used for setting in mitigation.settings),
         # What reads a change of a person's own is not known: such a cell may change something in any case.
-        read_by=() if is_own else tuple(name.read_by for name in used if name.read_by),
+        read_by=() if is_own else tuple(mitigation.read_by for mitigation in used if mitigation.read_by),
         seed=part.seed,
         gpu=None if part.gpu is None else str(part.gpu),
         node=part.node,
         image=part.image,
     )
-
-
-def _one(parts: Sequence[Part], name: str) -> Any:
-    """The value that one level of a product gives; two that differ contradict each other."""
-    values = {getattr(part, name) for part in parts} - {None}
-    if len(values) > 1:
-        raise UsageError(f"two axes give a cell another {name}", fix=f"name {name} in one axis only")
-    return next(iter(values), None)
 
 
 def _slug(env: dict[str, str], args: tuple[str, ...]) -> str:

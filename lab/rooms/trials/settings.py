@@ -16,9 +16,8 @@ from lab.core.options import Options
 from lab.engines.docker.refusals import refuse_system_folder
 from lab.errors import BadDataError, ConfigError, MissingError, UsageError, not_here
 from lab.rooms.trials.cells import Matrix, cell, cells_of, checked, read_matrix
-from lab.rooms.trials.config import CONFIG, TrialsConfig
+from lab.rooms.trials.config import CONFIG, TrialsConfig, read_settings, read_trial
 from lab.rooms.trials.failure import parse
-from lab.rooms.trials.rows import read_settings, read_trial
 from lab.secrets import redact, secret_values
 
 TRIALS_UNTIL = 160  # of a sequential test, which usually ends long before

@@ -18,10 +18,23 @@ from torch import Tensor
 
 KEY = 0x1E3779B97F4A7C15
 FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-CHUNK_WORDS = 1 << 20  # that torch's own operators mix at a time: they need temporaries
+CHUNK_WORDS = 1 << 20  # that numpy mixes at a time: it needs temporaries
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 NOTHING = np.zeros(0, np.uint8)
 _ORDINARY = (Tensor, torch.nn.Parameter)
+
+
+def tensors_in(value: Any, depth: int = 0) -> list[Tensor]:
+    """All tensors in nested lists, tuples, dicts and what looks like one (a ModelOutput), in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif hasattr(value, "__dataclass_fields__"):
+        value = vars(value).values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [] if depth > 8 else [tensor for inner in value for tensor in tensors_in(inner, depth + 1)]
 
 
 def dense(value: Tensor) -> Tensor | None:
@@ -41,24 +54,8 @@ def dense(value: Tensor) -> Tensor | None:
     return value.contiguous()
 
 
-def plain_sum(tensor: Tensor) -> Tensor:
-    """The checksum of a dense tensor by torch's operators: a 0-dimensional int64 on its device."""
-    raw = tensor.reshape(-1).view(torch.uint8)
-    total = torch.zeros((), dtype=torch.int64, device=raw.device)
-    for start in range(0, raw.numel(), 8 * CHUNK_WORDS):
-        part = raw[start : start + 8 * CHUNK_WORDS]
-        if part.numel() % 8 or part.data_ptr() % 8:
-            padded = torch.zeros(-(-part.numel() // 8) * 8, dtype=torch.uint8, device=raw.device)
-            padded[: part.numel()] = part
-            part = padded
-        words = part.view(torch.int64)
-        place = torch.arange(start // 8, start // 8 + words.numel(), dtype=torch.int64, device=raw.device)
-        total += mix64(words ^ (place * KEY)).sum()
-    return total
-
-
 def host_sum(tensor: Tensor) -> int:
-    """Checksum a dense tensor in this machine's memory, by numpy: faster for small ones.
+    """Checksum a dense tensor in this machine's memory, by numpy.
 
     Not through `Tensor.numpy`, after which a storage cannot be resized: FSDP frees its weights in that way.
     """
@@ -85,9 +82,10 @@ def mix64(z: Tensor) -> Tensor:
 
 
 class Sums:
-    """Checksums of one device, kept there until they are read: on a GPU without one wait.
+    """Checksums of one device. On a GPU they stay there until they are read, without one wait; without Triton
+    each tensor is copied to the host.
 
-    `add` gives a slot per tensor; a group takes one launch where Triton is. `read` gives all as hex texts.
+    `add` gives a slot per tensor; a group takes one launch. `read` gives all as hex texts.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -99,16 +97,11 @@ class Sums:
         """Dense tensors of this device -> their slots."""
         slots = list(range(self._count, self._count + len(tensors)))
         self._count += len(tensors)
-        if self.device.type == "cpu":
-            self._on_host += [host_sum(tensor) for tensor in tensors]
+        if self.kernel is None:
+            self._on_host += [host_sum(tensor.cpu()) for tensor in tensors]
         elif tensors:
-            sums = torch.zeros(len(tensors), dtype=torch.int64, device=self.device)
-            if self.kernel is not None:
-                self.kernel.launch(tensors, sums)
-            else:
-                for index, tensor in enumerate(tensors):
-                    sums[index] = plain_sum(tensor)
-            self._on_device.append(sums)
+            self._on_device.append(torch.zeros(len(tensors), dtype=torch.int64, device=self.device))
+            self.kernel.launch(tensors, self._on_device[-1])
         return slots
 
     def read(self) -> list[str]:
@@ -121,10 +114,10 @@ class Sums:
 
 
 def _kernel() -> Any:
-    """The fused kernel's module; None without Triton: torch's operators then, and slower."""
+    """The kernel's module; None without Triton."""
     try:
         from lab.workload.recorder import kernel
     except ImportError as error:
-        print(f"lab: checksums by torch's operators, which is slower: {error}", file=sys.stderr)
+        print(f"lab: checksums by the CPU, which is slower: {error}", file=sys.stderr)
         return None
     return kernel

@@ -25,8 +25,15 @@ def _mix(z):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _part(data, size, part, parts, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The checksum of each parts-th block of `size` bytes at `data` (of uint64), from block `part` on."""
+def _sum(pointers, sizes, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """sums[tensor] += checksum; grid (tensors, parts); sizes in bytes, pointers on whole words.
+
+    A program adds up each parts-th block, from its own part on.
+    """
+    tensor = tl.program_id(0)
+    data = tl.multiple_of(tl.load(pointers + tensor).to(tl.pointer_type(tl.uint64)), 16)
+    size = tl.load(sizes + tensor)
+    part, parts = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
     words = size // 8
     lane = tl.arange(0, BLOCK)
     key = tl.full([BLOCK], 0x1E3779B97F4A7C15, tl.uint64)
@@ -46,24 +53,7 @@ def _part(data, size, part, parts, BLOCK: tl.constexpr):  # type: ignore[no-unty
         word = tl.sum(tl.where(lane < 8, tail << ((lane % 8) * 8).to(tl.uint64), 0), 0)
         padded = _mix(tl.full([BLOCK], 0, tl.uint64) + word ^ (words.to(tl.uint64) * key))
         total += tl.where((lane == 0) & (words * 8 < size), padded, tl.zeros([BLOCK], tl.uint64))
-    return tl.sum(total, 0).to(tl.int64, bitcast=True)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _sum(pointers, sizes, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """sums[tensor] += checksum; grid (tensors, parts); sizes in bytes, pointers on whole words."""
-    tensor = tl.program_id(0)
-    data = tl.multiple_of(tl.load(pointers + tensor).to(tl.pointer_type(tl.uint64)), 16)
-    part, parts = tl.program_id(1).to(tl.int64), tl.num_programs(1).to(tl.int64)
-    tl.atomic_add(sums + tensor, _part(data, tl.load(sizes + tensor), part, parts, BLOCK))
-
-
-@triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
-def _sum_one(data, size, total, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum one tensor, whose address needs no table; grid (parts,)."""
-    part, parts = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
-    data = data.to(tl.pointer_type(tl.uint64), bitcast=True)
-    tl.atomic_add(total, _part(data, size.to(tl.int64), part, parts, BLOCK))
+    tl.atomic_add(sums + tensor, tl.sum(total, 0).to(tl.int64, bitcast=True))
 
 
 def launch(tensors: Sequence[Tensor], sums: Tensor) -> None:
@@ -72,10 +62,6 @@ def launch(tensors: Sequence[Tensor], sums: Tensor) -> None:
     held = [tensor if tensor.data_ptr() % 16 == 0 else tensor.clone() for tensor in tensors]
     sizes = [one.numel() * one.element_size() for one in held]
     parts = parts_for(max(sizes, default=0), len(held))
-    if len(held) == 1:
-        if sizes[0]:
-            _sum_one[(parts,)](held[0].reshape(-1).view(torch.uint8), sizes[0], sums, BLOCK)
-        return
     table = torch.tensor([[one.data_ptr() for one in held], sizes], dtype=torch.int64)
     on_gpu = table.pin_memory().to(sums.device, non_blocking=True) if sums.is_cuda else table
     _sum[(len(held), parts)](on_gpu[0], on_gpu[1], sums, BLOCK)

@@ -22,6 +22,7 @@ import torch
 import torch.utils._python_dispatch
 from torch import Tensor, nn
 
+from lab.workload.recorder.bits import tensors_in
 from lab.workload.recorder.rows import Rows, described, facts
 from lab.workload.unwritten import gives_no_values, unwritten
 
@@ -122,16 +123,12 @@ class Recorder:
             self._mark()
         kind = "" if hasattr(module, "_orig_mod") else type(module).__name__
         outputs = tensors_in(result)
-        slots = self.bits_of_outputs(outputs)
-        for index, (tensor, slot) in enumerate(zip(outputs, slots, strict=True)):
+        for index, (tensor, slot) in enumerate(zip(outputs, self.bits(outputs), strict=True)):
             extra = {"in_ck": input_slots} if input_slots else {}
             self.row("module", kind, tensor, slot, out=index, module=name, phase=self.phase or "fwd", **extra)
             if gradients:
                 self._watch_gradient(tensor, kind, index, name)
         return result
-
-    def bits_of_outputs(self, outputs: Sequence[Tensor]) -> list[Any]:
-        return self.bits(outputs)
 
     def _watch_gradient(self, tensor: Tensor, kind: str, index: int, name: str) -> None:
         """A row of the gradient that reaches this output of a module."""
@@ -263,15 +260,21 @@ class Recorder:
 
     # Rows
 
+    @contextlib.contextmanager
+    def _own_work(self) -> Iterator[None]:
+        """What runs inside is the recorder's, and is not recorded."""
+        was_busy, self.thread.busy = self.thread.busy, True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.thread.busy = was_busy
+
     def bits(self, tensors: Sequence[Tensor]) -> list[Any]:
         if self.rows is None:
             return [None] * len(tensors)
-        was_busy, self.thread.busy = self.thread.busy, True
-        try:
-            with torch.no_grad(), self.rows.lock:
-                return list(self.rows.bits(tensors))
-        finally:
-            self.thread.busy = was_busy
+        with self._own_work(), self.rows.lock:
+            return list(self.rows.bits(tensors))
 
     def row(
         self, kind: str, op: str, tensor: Tensor | None, slot: Any, *, phase: str, **columns: Any
@@ -282,14 +285,8 @@ class Recorder:
         if self.rows is None or (self.with_values and slot is None):
             return row
         if tensor is not None:
-            was_busy, self.thread.busy = self.thread.busy, True
-            try:
-                with torch.no_grad():
-                    row.update(
-                        facts(tensor, self.rank, self.world) if self.with_values else described(tensor)
-                    )
-            finally:
-                self.thread.busy = was_busy
+            with self._own_work():
+                row.update(facts(tensor, self.rank, self.world) if self.with_values else described(tensor))
         return self.rows.add(row)
 
     def rows_of(self, kind: str, named: Sequence[tuple[str, Tensor]], phase: str) -> None:
@@ -306,19 +303,6 @@ class Ops(_dispatch.TorchDispatchMode):  # type: ignore[misc]
         if not self.recorder.thread.busy and any(map(_handles_ops, types)):
             return NotImplemented  # a DTensor takes its op apart first; the local ops arrive here next
         return self.recorder.op(func, args, kwargs or {})
-
-
-def tensors_in(value: Any, depth: int = 0) -> list[Tensor]:
-    """All tensors in nested lists, tuples, dicts and what looks like one (a ModelOutput), in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif hasattr(value, "__dataclass_fields__"):
-        value = vars(value).values()
-    elif not isinstance(value, (list, tuple)):
-        return []
-    return [] if depth > 8 else [tensor for inner in value for tensor in tensors_in(inner, depth + 1)]
 
 
 def ranks() -> tuple[int, int]:

@@ -203,7 +203,7 @@ def test_a_preset_beside_a_persons_own_change_is_not_called_without_effect():
 
 def test_settings_of_a_run_of_an_earlier_version_can_be_read(tmp_path):
     """Its cells have the fields of control arms, which went."""
-    from lab.rooms.trials.rows import read_settings
+    from lab.rooms.trials.config import read_settings
 
     cell = {"name": "none", "slow_as": None, "paused": None}
     settings = {"command": ["x"], "cells": [cell], "baseline": "none", "trials": 1, "fail": "exit!=0"}

@@ -184,7 +184,7 @@ def _power_log(path: Path, runs: dict[str, File], limit_w: float | None) -> list
         name, none = f"{path.name}, GPU {gpu}", samples - len(watts)
         answer = f"{samples:,} samples, {none} of them 0 W or not a number"
         checks.append(make_check(f"{name}: readings", none > 0, answer, samples=samples, none=none))
-        checks += above_limit(name, max(watts, default=0.0), limit_w)
+        checks += above_limit(name, float(max(watts, default=0.0)), limit_w)
     for name, run in runs.items():
         joules = float(run["energy_joules"]) if "energy_joules" in run else None
         window = seconds_of(run["start_timestamp"]), seconds_of(run["end_timestamp"])

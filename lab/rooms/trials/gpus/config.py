@@ -38,8 +38,7 @@ class Check(msgspec.Struct, frozen=True):
 class Visit(msgspec.Struct, frozen=True):
     """One GPU, once. `error`: why it did not end.
 
-    before, after: clocks in MHz, temperature in C, throttle bits; counters: memory errors since the board was
-    made, empty with a reason where they were not read.
+    counters: memory errors since the board was made, empty with a reason where they were not read.
     """
 
     uuid: str
@@ -51,8 +50,6 @@ class Visit(msgspec.Struct, frozen=True):
     host: str = ""
     started_utc: str = ""
     checks: tuple[Check, ...] = ()
-    state_before: dict[str, float | None] = msgspec.field(default_factory=dict, name="before")
-    state_after: dict[str, float | None] = msgspec.field(default_factory=dict, name="after")
     counters: dict[str, int] = {}
     no_counters: str = ""
     error: str = ""
@@ -85,17 +82,13 @@ def _step(config: GpusConfig, number: int, order: int, uuid: str | None) -> Step
     name = f"round-{number:02d}-{order:02d}"
     folder = f"steps/{name}"
     words = {"repeats": config.repeats, "seed": config.seed, "round": number, "order": order, "out": folder}
+    flags = (word for key, value in words.items() for word in (f"--{key}", str(value)))
     return Step(
         name=name,
         folder=folder,
         num_gpus=0 if uuid is None else 1,
         gpu=uuid,
-        argv=(
-            "python",
-            "-m",
-            WORKLOAD,
-            *(word for key, value in words.items() for word in (f"--{key}", str(value))),
-        ),
+        argv=("python", "-m", WORKLOAD, *flags),
         timeout_s=LIMIT_S,
         expects=(f"{folder}/{VISIT}",),
         labels={"round": number, "order": order, "gpu": uuid or "cpu"},

@@ -1,13 +1,17 @@
-"""The page, the tables and the lines of a comparison of GPUs."""
+"""From the visits of GPUs to which of them differs from the others; its page, tables and lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from lab.core.files import read_json
@@ -16,12 +20,14 @@ from lab.core.run import Run
 from lab.core.step import Status as StepStatus
 from lab.core.words import plural, printable
 from lab.errors import BadDataError, LabError
+from lab.recordings.gpu_state import REASONS, read_state
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Section, Status, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.trials.gpus.config import VISIT, Visit
-from lab.rooms.trials.gpus.judge import Finding, Row, judge
+from lab.rooms.trials.analyze import sensors
+from lab.rooms.trials.gpus.config import SLOWER, VISIT, Check, Visit
+from lab.workload.recorder.format import majority
 
 CAPTIONS = {
     "suspects": "Evidence against a GPU",
@@ -30,17 +36,136 @@ CAPTIONS = {
 }
 
 
+# Counter -> what it says where it is not 0; correctable errors are normal.
+SERIOUS = {
+    "ecc_uncorrectable": "{} uncorrectable ECC errors",
+    "rows_remapped_uncorrectable": "{} rows remapped after uncorrectable errors",
+    "pages_retired": "{} pages retired after double-bit errors",
+    "remap_pending": "a row remapping that waits for a reset",
+    "remap_failed": "a row remapping that failed",
+}
+SLOWDOWNS = 0x8 | 0x40 | 0x80  # of REASONS, what no program's load explains
+
+
+@dataclass(frozen=True)
+class Row:
+    """One GPU and one check over all visits; `odd`: repeats whose bits were not those of the most."""
+
+    uuid: str
+    name: str
+    check: str
+    repeats: int
+    odd: int
+    distinct: int
+    median_ms: float | None
+    ratio: float | None = None  # of its median time to the median of the other GPUs' medians
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One GPU and why; kind: bits, itself, slower, error, counters."""
+
+    uuid: str
+    kind: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """tested: UUIDs of GPUs with at least one check that ended. open_pairs: GPUs that differ, no majority."""
+
+    rows: list[Row]
+    suspects: list[Suspect]
+    tested: list[str]
+    open_pairs: list[str]
+
+
+def judge(visits: Sequence[Visit], throttle_bits: Mapping[str, int] | None = None) -> Finding:
+    """Equal GPUs (name, torch) against each other: bits by majority, times by the others' median.
+
+    throttle_bits: by GPU, all that the driver saw set while it was visited.
+    """
+    tested = sorted({v.uuid for v in visits if v.device == "cuda" and any(c.bits for c in v.checks)})
+    finding = Finding([], [], tested, [])
+    for visit in visits:
+        errors = [visit.error, *(f"{check.name}: {check.error}" for check in visit.checks if check.error)]
+        finding.suspects.extend(
+            Suspect(visit.uuid, "error", f"round {visit.round}: {error}") for error in errors if error
+        )
+    for kind in dict.fromkeys((v.name, v.device, v.torch) for v in visits if v.checks):
+        of_kind = [v for v in visits if (v.name, v.device, v.torch) == kind]
+        for check in dict.fromkeys(c.name for v in of_kind for c in v.checks):
+            _judge_check(check, of_kind, finding)
+    concerns = {
+        (v.uuid, text.format(v.counters[name])): None
+        for v in visits
+        for name, text in SERIOUS.items()
+        if v.counters.get(name)
+    }
+    for uuid, bits in (throttle_bits or {}).items():
+        concerns.update(
+            {(uuid, f"a {text}"): None for bit, text in REASONS.items() if bits & bit & SLOWDOWNS}
+        )
+    finding.suspects.extend(Suspect(uuid, "counters", text) for uuid, text in concerns)
+    return finding
+
+
+def _judge_check(check: str, visits: Sequence[Visit], finding: Finding) -> None:
+    """Add the rows of one check on equal GPUs, and whom they accuse."""
+    per_gpu: dict[str, list[Check]] = {}
+    for visit in visits:
+        per_gpu.setdefault(visit.uuid, []).extend(c for c in visit.checks if c.name == check)
+    counts_of = {uuid: Counter(bits for c in checks for bits in c.bits) for uuid, checks in per_gpu.items()}
+    # Each GPU has one vote, its most frequent bits: a GPU visited more often weighs no more.
+    votes = [majority(counts.elements())[0] for counts in counts_of.values() if counts]
+    usual, num_usual, sure = majority(votes) if votes else ("", 0, True)
+    medians = {uuid: _median([ms for c in checks for ms in c.ms]) for uuid, checks in per_gpu.items()}
+    for uuid, checks in per_gpu.items():
+        counts, own_ms = counts_of[uuid], medians[uuid]
+        total, odd = counts.total(), sum(n for bits, n in counts.items() if bits != usual)
+        elsewhere_ms = [ms for other, ms in medians.items() if other != uuid and ms is not None]
+        ratio = own_ms / statistics.median(elsewhere_ms) if own_ms and elsewhere_ms else None
+        error = next((c.error for c in checks if c.error), "")
+        finding.rows.append(Row(uuid, visits[0].name, check, total, odd, len(counts), own_ms, ratio, error))
+        if len(counts) > 1:
+            fewer = total - counts.most_common(1)[0][1]
+            evidence = (
+                f"{check}: {fewer} of {plural(total, 'repeat')} gave other bits than its own usual ones"
+            )
+            finding.suspects.append(Suspect(uuid, "itself", evidence))
+        elif odd and sure:
+            evidence = f"{check}: its bits differ from those of {plural(num_usual, 'equal GPU')}"
+            finding.suspects.append(Suspect(uuid, "bits", evidence))
+        # Only these checks are long enough to time.
+        is_timed = check.startswith(("matmul", "memory")) and uuid in finding.tested
+        if is_timed and ratio is not None and ratio > SLOWER:
+            evidence = f"{check}: {ratio:.2f} times the others' median time"
+            finding.suspects.append(Suspect(uuid, "slower", evidence))
+    if not sure:
+        names = " and ".join(sorted(counts_of))
+        finding.open_pairs.append(f"{check}: {names} differ, and which is wrong is open")
+
+
+def _median(values: Sequence[float]) -> float | None:
+    positive = [value for value in values if math.isfinite(value) and value > 0]
+    return statistics.median(positive) if positive else None
+
+
 def report(out: Path, run: Run) -> Findings:
     """Tables and report.html into `out`. Raises BadDataError where no visit can be read."""
     visits, problems = gather(run)
-    finding = judge(visits)
+    folders = {
+        (str(r.step.labels["gpu"]), r.step.labels["round"]): run.folder(r.step) for r in run.manifest.steps
+    }
+    finding = judge(visits, _throttle_bits(folders))
     lacking = problems + missing(finding, visits)
     verdict = sentences(finding, visits)
     checks = pd.DataFrame([asdict(row) for row in finding.rows], columns=list(Row.__annotations__))
     frames = {
         "suspects": pd.DataFrame([asdict(suspect) for suspect in finding.suspects]),
         "checks": checks,
-        "visits": pd.DataFrame([_visit_row(visit) for visit in visits]),
+        "visits": pd.DataFrame([_visit_row(visit, folders[visit.uuid, visit.round]) for visit in visits]),
     }
     frames = {name: frame for name, frame in frames.items() if name != "suspects" or len(frame)}
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in frames.items()]
@@ -136,11 +261,16 @@ def answer(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _visit_row(visit: Visit) -> dict[str, Any]:
+def _throttle_bits(folders: Mapping[tuple[str, Any], Path]) -> dict[str, int]:
+    """What slowed each GPU, by all samples that the driver took beside its visits."""
+    bits: Counter[str] = Counter()
+    for (uuid, _), folder in folders.items():
+        if state := read_state(folder):
+            samples = np.nan_to_num(state.values["throttle_bits"]).astype(np.int64)
+            bits[uuid] |= int(np.bitwise_or.reduce(samples)) if len(samples) else 0
+    return dict(bits)
+
+
+def _visit_row(visit: Visit, folder: Path) -> dict[str, Any]:
     names = ("round", "order", "uuid", "name", "host", "started_utc", "error")
-    return {
-        **{name: getattr(visit, name) for name in names},
-        **{f"{name}_before": value for name, value in visit.state_before.items()},
-        **{f"{name}_after": value for name, value in visit.state_after.items()},
-        **visit.counters,
-    }
+    return {**{name: getattr(visit, name) for name in names}, **sensors(folder), **visit.counters}

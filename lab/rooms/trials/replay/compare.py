@@ -14,7 +14,6 @@ Verdict = Literal["bitwise", "run-to-run", "machine-to-machine", "input pipeline
 # Whose bits say nothing of an order: they may come from anywhere before.
 GIVEN = ("random", "weight", "buffer", "input")
 DIRECTIONS = {"start": "start", "fwd": "forward", "bwd": "backward"}
-PREVIEWS_ATTEMPT = 100  # previews numbered repeats with deterministic algorithms from here on
 Key = tuple[Any, ...]
 
 
@@ -29,8 +28,7 @@ class Record(NamedTuple):
     def of(cls, run: str, recording: Recording) -> Record:
         attempts: dict[tuple[int, int], list[Row]] = defaultdict(list)
         for row in recording.rows:
-            if row.attempt < PREVIEWS_ATTEMPT:
-                attempts[row.step, row.attempt].append(row)
+            attempts[row.step, row.attempt].append(row)
         return cls(run, recording, dict(attempts))
 
     @property

@@ -33,10 +33,21 @@ from lab.core.gpu import GIVEN, HOST
 from lab.core.run import LOG
 from lab.errors import LabError
 from lab.gpus.selection import MASKS
-from lab.rooms.trials.config import LEFT, NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of, words_of
+from lab.rooms.trials.config import (
+    LEFT,
+    NOT_RUN,
+    RESULT,
+    Cell,
+    Trial,
+    TrialsConfig,
+    read_settings,
+    read_trials,
+    seed_of,
+    words_of,
+    write_trial,
+)
 from lab.rooms.trials.failure import CANNOT_RUN, Reader, parse, shell_code
 from lab.rooms.trials.progress import progress, why_not
-from lab.rooms.trials.rows import read_settings, read_trials, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
 from lab.workload.guard import adopt_orphans, descendants, kill_descendants
 from lab.workload.hook import hooked

@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     uuid, name = about(device)
-    meter, no_counters = meter_of(uuid)
-    state_before = state(meter)
+    counted, no_counters = counters_of(uuid)
     checks = tuple(run(device, name, work, args) for name, work in CHECKS.items())
     visit = Visit(
         uuid,
@@ -50,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         platform.node(),
         started,
         checks,
-        state_before,
-        state(meter),
-        counters(meter) if meter else {},
+        counted,
         no_counters,
     )
     write_json(args.out / VISIT, visit)
@@ -67,17 +64,12 @@ def about(device: torch.device) -> tuple[str, str]:
     return (uuid if uuid.startswith(("GPU-", "MIG-")) or not uuid else f"GPU-{uuid}"), properties.name
 
 
-def meter_of(uuid: str) -> tuple[NvmlMeter | None, str]:
-    """The GPU's sensors, or why there are none."""
+def counters_of(uuid: str) -> tuple[dict[str, int], str]:
+    """The GPU's counts of memory errors, or why there are none."""
     try:
-        return NvmlMeter(uuid), ""
+        return counters(NvmlMeter(uuid)), ""
     except LabError as error:
-        return None, error.problem
-
-
-def state(meter: NvmlMeter | None) -> dict[str, float | None]:
-    """Clocks, temperature and throttle bits now; empty where NVML is not."""
-    return meter.state() if meter else {}
+        return {}, error.problem
 
 
 def counters(meter: NvmlMeter) -> dict[str, int]:

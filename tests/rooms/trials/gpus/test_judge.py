@@ -14,8 +14,7 @@ from lab.core.plan import Site
 from lab.core.step import Outcome, Status
 from lab.errors import UsageError
 from lab.rooms.trials.gpus.config import VISIT, Check, GpusConfig, Visit, plan
-from lab.rooms.trials.gpus.judge import judge
-from lab.rooms.trials.gpus.page import gather, missing, sentences
+from lab.rooms.trials.gpus.page import gather, judge, missing, sentences
 from tests.command import lab
 from tests.conftest import ROOT
 
@@ -106,15 +105,28 @@ def test_a_gpu_that_crashes_or_refuses_a_check_is_named():
     [
         ({"counters": {"ecc_uncorrectable": 2, "ecc_correctable": 9}}, "2 uncorrectable ECC errors"),
         ({"counters": {"remap_pending": 1}}, "a row remapping that waits for a reset"),
-        ({"state_after": {"throttle_bits": 0x48}}, "a hardware slowdown"),
-        ({"state_before": {"throttle_bits": 0x40}}, "a thermal slowdown"),
-        ({"counters": {"ecc_correctable": 9}, "state_after": {"throttle_bits": 0x4}}, None),  # its power cap
+        ({"counters": {"ecc_correctable": 9}}, None),
     ],
 )
-def test_counters_and_slowdowns_stand_beside(more, evidence):
+def test_counters_stand_beside(more, evidence):
     suspects = judge(visits(("GPU-a", more), ("GPU-b", {}))).suspects
     assert [s.evidence for s in suspects if s.uuid == "GPU-a"][:1] == ([evidence] if evidence else [])
     assert all(s.uuid == "GPU-a" and s.kind == "counters" for s in suspects)
+
+
+@pytest.mark.parametrize(
+    ("bits", "evidence"),
+    [
+        (0x44, ["a hardware thermal limit"]),
+        (0x88, ["a hardware slowdown", "a power brake"]),
+        (0x4, []),  # its power cap
+    ],
+)
+def test_a_slowdown_that_no_load_explains_is_named(bits, evidence):
+    suspects = judge(visits(("GPU-a", {}), ("GPU-b", {})), {"GPU-a": bits, "GPU-b": 0}).suspects
+    assert [(s.uuid, s.kind, s.evidence) for s in suspects] == [
+        ("GPU-a", "counters", text) for text in evidence
+    ]
 
 
 def test_counters_that_were_not_read_are_missing_and_not_healthy():

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("pandas")
-from lab.rooms.trials.presets import MITIGATIONS
+from lab.rooms.trials.cells import MITIGATIONS
 from lab.rooms.trials.workload.effects import SETTINGS, effect_of
 from tests.conftest import ROOT
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lab.perfmodel.boards import Board, board_of
+from lab.perfmodel.boards import Board, board_of, excess_of, roof_of
 from lab.perfmodel.calls import OpCall, Work
 from lab.perfmodel.ops import BEYOND_TRACELENS, work_of
-from lab.perfmodel.roofs import excess_of, roof_of
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
 from lab.recordings.views import work_owners

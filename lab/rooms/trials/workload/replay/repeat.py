@@ -13,23 +13,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from lab.workload.recorder.recorder import tensors_in
+from lab.workload.recorder.bits import tensors_in
 
 MOST_INPUT_BYTES = 4 << 30
 
 
-def copied(value: Any, depth: int = 0) -> Any:
+def copied(value: Any) -> Any:
     """Copy a nested value with its tensors."""
-    if isinstance(value, Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    if depth > 8:
-        return value
-    if type(value) is dict:
-        return {key: copied(inner, depth + 1) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(copied(inner, depth + 1) for inner in value)
-    return value
+
+    def copy(leaf: Any) -> Any:
+        is_tensor = isinstance(leaf, Tensor)
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad) if is_tensor else leaf
+
+    return tree_map(copy, value)
 
 
 def outermost(outputs: Sequence[Tensor], wanted: Sequence[int]) -> list[int]:
@@ -89,7 +87,7 @@ class Saved:
     kwargs: dict[str, Any]
     random: dict[str, Any]
     buffers: list[tuple[Tensor, Tensor]]
-    autocast: list[tuple[str, Any, bool]]
+    autocast: list[tuple[str, Any]]  # where it was on, and its type
     fresh: list[bool]  # per parameter: it had no gradient
     synced: Any = None  # of DDP: whether its backward reduces
     gradients: dict[int, Tensor] = field(default_factory=dict)  # by the number of the output
@@ -107,7 +105,7 @@ def save(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Save
         copied(kwargs) if fits else {},
         random_state(),
         [(buffer, buffer.detach().clone()) for buffer in root.buffers()],
-        _autocast(),
+        [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)],
         [weight.grad is None for weight in root.parameters()],
         getattr(root, "require_backward_grad_sync", None),
         why_not="" if fits else "its inputs are larger than 4 GiB",
@@ -131,9 +129,8 @@ def as_it_was(saved: Saved) -> Iterator[None]:
         if synced is not None:
             setattr(saved.root, "require_backward_grad_sync", saved.synced)  # noqa: B010 - for mypy, too
         with contextlib.ExitStack() as stack:
-            for device, dtype, enabled in saved.autocast:
-                if enabled:
-                    stack.enter_context(torch.autocast(device, dtype=dtype))
+            for device, dtype in saved.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
             yield
     finally:
         set_random(present)
@@ -142,19 +139,10 @@ def as_it_was(saved: Saved) -> Iterator[None]:
             setattr(saved.root, "require_backward_grad_sync", synced)  # noqa: B010
         for weight, grad, value in grads:
             weight.grad = grad
-            if grad is not None and value is not None:
-                with torch.no_grad():
-                    grad.copy_(value)
+            _put([(grad, value)] if grad is not None and value is not None else [])
 
 
-def _put(buffers: list[tuple[Tensor, Tensor]]) -> None:
+def _put(values: list[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
-        for buffer, value in buffers:
-            buffer.copy_(value)
-
-
-def _autocast() -> list[tuple[str, Any, bool]]:
-    return [
-        ("cpu", torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")),
-        ("cuda", torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")),
-    ]
+        for tensor, value in values:
+            tensor.copy_(value)

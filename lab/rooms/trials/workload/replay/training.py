@@ -15,10 +15,8 @@ import os
 import platform
 import sys
 import threading
-import weakref
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +32,9 @@ from lab.rooms.trials.workload.replay.repeat import (
     save,
     set_random,
 )
+from lab.workload.recorder.bits import tensors_in
 from lab.workload.recorder.format import OF_STEPS
-from lab.workload.recorder.recorder import Recorder, is_compiling, owner_of, plain_name, ranks, tensors_in
+from lab.workload.recorder.recorder import Recorder, is_compiling, owner_of, plain_name, ranks
 from lab.workload.recorder.rows import Rows
 
 TOGETHER = 64  # gradients that one launch reads
@@ -52,15 +51,6 @@ def start_from_env() -> None:
     recorder.start()
     # A program that ends early leaves a record that says so.
     atexit.register(lambda: recorder.stop(ended=True))
-
-
-class _Read(NamedTuple):
-    """A tensor whose checksum is on its way: where it will be, as long as step and version are these."""
-
-    tensor: weakref.ref[Tensor]
-    step: int
-    version: int
-    slot: Any
 
 
 class Training(Recorder):
@@ -80,9 +70,7 @@ class Training(Recorder):
         self._saved: Saved | None = None
         self._late: list[tuple[dict[str, Any], Tensor, int]] = []  # gradients to read, and their versions
         self._read: dict[int, tuple[int, int]] = {}  # weight -> its gradient and version when last read
-        self._last_outputs: list[_Read] = []  # of the module that ended last, where operators are not seen
-        self._hooks: list[Any] = []
-        self._stack = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()  # what puts everything back
 
     # Start and end
 
@@ -98,8 +86,8 @@ class Training(Recorder):
         for name in COLLECTIVES:
             if hasattr(torch.distributed, name):
                 self._replace(torch.distributed, name, self._collective)
-        self._hooks.append(register_optimizer_step_pre_hook(lambda *_: self._before_update()))
-        self._hooks.append(register_optimizer_step_post_hook(lambda *_: self._after_update()))
+        self._stack.callback(register_optimizer_step_pre_hook(lambda *_: self._before_update()).remove)
+        self._stack.callback(register_optimizer_step_post_hook(lambda *_: self._after_update()).remove)
 
     def _replace(self, owner: Any, name: str, run: Any) -> None:
         original = getattr(owner, name)
@@ -118,9 +106,6 @@ class Training(Recorder):
         if os.getpid() != self._pid:
             return
         self._stack.close()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
         if self.rows is None:
             return
         if self._open:
@@ -148,34 +133,29 @@ class Training(Recorder):
 
     def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """One call of a module, the program's or a repeat's."""
-        thread = self.thread
-        if self._in_backward and self.rows is not None and thread.depth == 0:
-            return self._inner(original, module, args, kwargs)  # a checkpoint computes its forward again
-        if thread.depth == 0:
-            return self._outermost(original, module, args, kwargs)
-        if thread.modules:
+        is_outermost = self.thread.depth == 0
+        is_checkpoint = is_outermost and self._in_backward and self.rows is not None  # its forward again
+        if is_checkpoint or (self.thread.modules and not is_outermost):
             return self._inner(original, module, args, kwargs)
+        if is_outermost:
+            return self._outermost(original, module, args, kwargs)
         return original(module, *args, **kwargs)
 
     def _outermost(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         trained = torch.is_grad_enabled() and any(weight.requires_grad for weight in module.parameters())
-        thread = self.thread
-        if not trained or (self.rows is None and self.step >= self.steps):
-            thread.depth += 1
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                thread.depth -= 1
-        if self.attempt == 0:
+        is_recorded = trained and (self.rows is not None or self.step < self.steps)
+        if is_recorded and self.attempt == 0:
             with self._begins:  # threads may call the model at once: one begins the step, the others join it
                 self._begin(module, args, kwargs)
-        thread.depth += 1
+        self.thread.depth += 1
         try:
+            if not is_recorded:
+                return original(module, *args, **kwargs)
             self.phase = "fwd"
             with self.pushed():
                 result = self._inner(original, module, args, kwargs)
         finally:
-            thread.depth -= 1
+            self.thread.depth -= 1
         self._gradients_of_outputs(result)
         return result
 
@@ -183,27 +163,6 @@ class Training(Recorder):
         name = self.names.get(id(module), "")
         watched = self.level == "op" or name.rpartition(".")[2].isdecimal() or module in self._roots
         return self.module_call(original, module, args, kwargs, gradients=watched)
-
-    def bits_of_outputs(self, outputs: Sequence[Tensor]) -> list[Any]:
-        """A container gives what its last module gave: the same tensor is read once."""
-        if self.level == "op":
-            return self.bits(outputs)
-        recent = [read for read in self._last_outputs if read.step == self.step]
-
-        def slot_of(tensor: Tensor) -> Any:
-            same = (r for r in recent if r.tensor() is tensor and r.version == tensor._version)
-            return next((read.slot for read in same), None)
-
-        slots = [slot_of(tensor) for tensor in outputs]
-        unread = [tensor for tensor, slot in zip(outputs, slots, strict=True) if slot is None]
-        new = iter(self.bits(unread))
-        slots = [next(new) if slot is None else slot for slot in slots]
-        self._last_outputs = [
-            _Read(weakref.ref(tensor), self.step, tensor._version, slot)
-            for tensor, slot in zip(outputs, slots, strict=True)
-            if not tensor.is_inference()  # it has no version
-        ]
-        return slots
 
     def _gradients_of_outputs(self, result: Any) -> None:
         """Gradients that a repeat's backward begins with."""
@@ -291,7 +250,8 @@ class Training(Recorder):
                     if not self.thread.busy and self._open and weight.grad is not None:
                         self._see_gradient(weight, weight.grad, name)
 
-                self._hooks.append(weight.register_post_accumulate_grad_hook(accumulated))  # type: ignore[no-untyped-call]
+                hook = weight.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+                self._stack.callback(hook.remove)
 
     def _see_gradient(self, weight: Tensor, grad: Tensor, name: str) -> None:
         """Record a weight's gradient once backward has added to it; many at once if no hook can change it."""

@@ -372,11 +372,8 @@ class Chain(nn.Module):
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_without_operators_every_checksum_is_that_of_its_tensor(changes, tmp_path, monkeypatch):
-    """Gradients are read many at a time and shared outputs once: the bits are those that were there."""
+    """Gradients are read many at a time: the bits are those that were there."""
     monkeypatch.setattr(recorder_module, "TOGETHER", 2)
-    asked = []
-    plain = Training.bits
-    monkeypatch.setattr(Training, "bits", lambda self, given: asked.extend(given) or plain(self, given))
     model, wanted = Chain(changes), {}
     for name, module in model.named_modules():
         module.register_forward_hook(
@@ -400,8 +397,6 @@ def test_without_operators_every_checksum_is_that_of_its_tensor(changes, tmp_pat
             name = one.module if one.kind == "module" else one.op
             found.setdefault((one.kind, name), []).append(one.ck)
     assert found == wanted and not record.end["unseen"] and record.end["steps"] == 2
-    outputs = sum(one.grad_fn is not None for one in asked)
-    assert outputs == 3 * 4  # of 5 modules: two containers give what their last module gave
 
 
 def text_of(tensor):
