@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import pytest
 
+from tests.command import script
 from tests.conftest import ROOT
 
-SPEC = importlib.util.spec_from_file_location("lab_audit", ROOT / "scripts/audit.py")
-audit = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(audit)
+audit = script("audit")
 
 OLD = {
     "name": "torch",

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
-
-
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(f"lab_{name}", ROOT / f"scripts/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.command import script
 
 
 @pytest.fixture

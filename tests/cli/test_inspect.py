@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -60,17 +58,6 @@ def test_unreadable_files_exit_5_after_the_others_are_listed(tmp_path, capsys):
 def test_nothing_known_is_missing_and_not_all_clear(tmp_path):
     assert exit_code(tmp_path) == 4
     assert exit_code(tmp_path / "nothing") == 4
-
-
-def test_inspect_loads_neither_torch_nor_pandas(tmp_path):
-    path = trace(tmp_path / "a.json")
-    code = (
-        "import sys\nfrom lab.cli.main import main\n"
-        f"try: main(['inspect', {str(path)!r}])\nexcept SystemExit: pass\n"
-        "print(sorted({'torch', 'pandas', 'pyarrow', 'matplotlib', 'docker'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import time
 import pytest
 
 from lab.cli.main import main
-from lab.cli.registry import commands, run_commands
 from tests.command import lab, start
 from tests.conftest import ROOT
 
@@ -31,24 +30,6 @@ def here(tmp_path, monkeypatch, capsys):
         return subprocess.CompletedProcess(words, ended.value.code, *capsys.readouterr())
 
     return run
-
-
-HELP = [
-    [],
-    *[[name] for name in commands()],
-    *[["run", name] for name in run_commands()],
-    ["runs", "list"],
-    ["runs", "show"],
-    ["runs", "stop"],
-    ["runs", "reap"],
-    ["images", "list"],
-]
-
-
-@pytest.mark.parametrize("words", HELP, ids=" ".join)
-def test_every_command_explains_itself(words, here):
-    done = here(*words, "--help")
-    assert done.returncode == 0 and " ".join(["Usage: lab", *words]) in done.stdout
 
 
 def test_the_program_ends_with_the_code_of_its_command(tmp_path):
@@ -114,7 +95,6 @@ def test_a_dry_run_here_shows_the_very_command(here):
         (["run", "--image", "rocm71", "sweep"], 2, "unknown image 'rocm71'"),
         (["run"], 2, "name an experiment"),
         (["run", "--gpus", "0", "sweep"], 2, "zero GPUs"),
-        (["run", "--gpus", "x", "sweep"], 2, "'x' is not a GPU"),
         (["run", "--gpus", "4-7", "sweep"], 7, "matches 4"),
         (["run", "--image", "cpu", "--gpus", "2", "sweep"], 2, "CPU-only"),
         (["run", "--image", "cuda", "sweep"], 7, "none was found"),
@@ -124,16 +104,11 @@ def test_a_dry_run_here_shows_the_very_command(here):
         (["run", "sweep", "--ranks", "0"], 2, "ranks"),
         (["run", "sweep", "-f", "missing.yaml"], 4, "missing.yaml"),
         (["run", "sweep", "--override", "model.layers=3"], 3, "unknown key 'layers'"),
-        (["run", "--image", "cpu", "nixnan", "baseline"], 2, "needs an NVIDIA GPU"),
         (["run", "--image", "cpu", "--dry-run", "nixnan", "baseline"], 2, "needs an NVIDIA GPU"),
         (["run", "--dry-run", "nan", "basline"], 2, "no experiment 'basline'"),
         (["run", "--engine", "docker", "sweep"], 2, "needs an image"),
         (["run", "--resume", "nowhere"], 4, "not the folder of a run"),
         (["run", "--resume", "nowhere", "sweep"], 2, "drop 'sweep'"),
-        (["analyze", "nowhere"], 4, "no such file or folder"),
-        (["runs", "show", "nowhere"], 4, "not the folder of a run"),
-        (["images", "build", "nope", "--dry-run"], 2, "unknown image 'nope'"),
-        (["sweeep"], 2, "No such command"),
         (["run", "--sbatch", "mem=64G", "sweep"], 2, "an option of the slurm engine"),
         (["run", "--engine", "recorded", "sweep"], 2, "is not one of"),
         (["run", "nan", "baseline", "--nonsense"], 2, "No such option"),

@@ -16,7 +16,7 @@ from lab.core.content import EXPECTED, REPORT, content_sha256
 from lab.core.snapshot import package_folder
 from lab.images.wheel import DIST, make_wheel
 from tests.conftest import ROOT
-from tests.images.tree import copy_tree
+from tests.images.made import copy_tree
 
 
 def a_package(folder: Path) -> Path:

@@ -9,16 +9,14 @@ import textwrap
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from lab.core import manifest as manifests
 from lab.core.files import write_atomic
 from lab.core.manifest import Lab, Manifest, StepRecord
 from lab.core.run import Run
-from lab.core.run_folder import list_runs
 from lab.core.step import Outcome, Status, Step
-from lab.errors import BadDataError, BusyError, ConfigError, MissingError, StorageError, UsageError
+from lab.errors import BadDataError, ConfigError, MissingError, StorageError, UsageError
 from tests.conftest import small_disk
 
 
@@ -52,13 +50,11 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     "damage, complaint",
     [
-        (lambda m: m.update(schema_version=99), "schema version 99"),
         (lambda m: m.pop("schema_version"), "schema_version"),
         (lambda m: m.update(surprise=1), "unknown field `surprise`"),
         (lambda m: m["steps"][0]["step"].update(num_gpus=-1), "num_gpus"),
         (lambda m: m["steps"][0]["step"].update(folder="../../etc"), "leaves the run folder"),
         (lambda m: m["steps"][0]["step"].update(name="a b"), "step name"),
-        (lambda m: m["steps"].append(m["steps"][0]), "two steps share the name"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused_with_the_field(tmp_path, damage, complaint):
@@ -79,11 +75,6 @@ def test_a_manifest_cut_anywhere_is_a_clear_error_and_never_a_traceback(tmp_path
         path.write_bytes(whole[:size])
         with pytest.raises(BadDataError):
             manifests.load(path)
-
-
-def test_a_folder_without_manifest_says_so(tmp_path):
-    with pytest.raises(MissingError, match="not the folder of a run"):
-        Run.open(tmp_path)
 
 
 def test_writing_is_all_or_nothing_under_sigkill(tmp_path):
@@ -126,74 +117,10 @@ def test_a_full_disk_keeps_the_old_manifest_and_says_what_to_do(tmp_path):
         assert not list((disk / "r").glob(".manifest*"))
 
 
-def test_a_file_in_the_way_of_the_run_folder_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="a file exists where a folder is needed"):
-        a_run(tmp_path / "file" / "r")
-
-
 def test_a_folder_whose_name_is_no_text_is_refused_in_words(tmp_path):
     with pytest.raises(UsageError, match="not UTF-8"):
         a_run(tmp_path / os.fsdecode(b"caf\xe9"))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_second_run_never_overwrites_the_first(tmp_path):
-    a_run(tmp_path / "r")
-    with pytest.raises(UsageError, match="already holds a run"):
-        a_run(tmp_path / "r")
-
-
-def test_pending_are_steps_not_run_not_ok_or_whose_files_changed(tmp_path):
-    steps = [Step(name=n, argv=("true",), folder=n) for n in ("good", "bad", "gone", "never", "skip")]
-    run = a_run(tmp_path / "r", *steps)
-    for step in steps[:3]:
-        run.begin(step)
-        (run.folder(step) / "data").write_text("1234")
-        run.finish(step, Outcome(status=Status.failed if step.name == "bad" else Status.ok))
-    run.record(steps[4]).outcome = Outcome(status=Status.skipped, reason="already there")
-    (run.folder(steps[2]) / "data").write_text("12")
-    assert [step.name for step in run.pending()] == ["bad", "gone", "never"]
-
-
-def test_a_second_attempt_keeps_what_the_first_one_printed(tmp_path):
-    run = a_run(tmp_path / "r")
-    step = run.manifest.steps[0].step
-    run.begin(step)
-    run.log(step).write_text("first words")
-    run.begin(step)
-    assert (run.folder(step) / "run_output.attempt1.log").read_text() == "first words"
-
-
-def test_files_of_a_step_inside_anothers_folder_are_not_counted_twice(tmp_path):
-    outer, inner = (
-        Step(name="o", argv=("true",), folder="a"),
-        Step(name="i", argv=("true",), folder="a/repeat2"),
-    )
-    run = a_run(tmp_path / "r", outer, inner)
-    for step in (outer, inner):
-        run.begin(step)
-        (run.folder(step) / "data").write_text(step.name)
-        run.finish(step, Outcome(status=Status.ok))
-    assert [list(r.files) for r in run.manifest.steps] == [["a/data"], ["a/repeat2/data"]]
-
-
-def test_two_drivers_cannot_hold_one_run(tmp_path):
-    run = a_run(tmp_path / "r")
-    with run.locked(), pytest.raises(BusyError, match="another lab process"), run.locked():
-        pass
-    assert run.driver_pid() is None
-    with run.locked():  # and the first one's end frees it
-        assert run.driver_pid() == os.getpid()
-
-
-def test_unreadable_runs_are_listed_with_their_error(tmp_path):
-    a_run(tmp_path / "good")
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / "manifest.json").write_text('{"schema_version": 1, ')
-    found = dict(list_runs(tmp_path))
-    assert isinstance(found[tmp_path / "torn"], BadDataError)
-    assert isinstance(found[tmp_path / "good"], Manifest)
 
 
 def test_the_documented_schema_is_the_one_that_is_read():
@@ -202,14 +129,6 @@ def test_the_documented_schema_is_the_one_that_is_read():
         [sys.executable, root / "scripts/schema.py"], cwd=root, capture_output=True, text=True, check=True
     )
     assert json.loads((root / "docs/manifest.schema.json").read_text()) == json.loads(made.stdout)
-
-
-def test_the_fingerprint_changes_with_what_is_measured_and_with_nothing_else():
-    step = Step(name="a", argv=("python", "x"), env={"A": "1", "B": "2"})
-    same = msgspec.structs.replace(step, name="b", env={"B": "2", "A": "1"}, timeout_s=5.0, folder="f")
-    other = msgspec.structs.replace(step, env={"A": "2", "B": "2"})
-    assert step.fingerprint("img") == same.fingerprint("img")
-    assert len({step.fingerprint("img"), step.fingerprint("img2"), other.fingerprint("img")}) == 3
 
 
 def test_files_keep_the_users_umask(tmp_path):

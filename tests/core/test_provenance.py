@@ -61,12 +61,6 @@ def test_a_source_tree_without_git_is_a_checkout_of_no_commit(tree):
     assert lab_identity().origin == "checkout" and lab_identity().commit is None
 
 
-def test_a_module_that_git_does_not_know_makes_the_tree_dirty(repository):
-    assert lab_identity().dirty is False
-    (repository / "lab" / "new.py").write_text("x = 1")
-    assert lab_identity().dirty is True
-
-
 def test_a_module_that_git_ignores_makes_the_tree_dirty(repository):
     (repository / ".git" / "info" / "exclude").write_text("new.py\n")
     (repository / "lab" / "new.py").write_text("x = 1")

@@ -28,7 +28,7 @@ from lab.driver.drive import open_or_create, resume
 from lab.errors import BusyError, StorageError, UsageError, storage_error
 from tests.conftest import ROOT, small_disk
 from tests.core.test_manifest import a_manifest
-from tests.images.tree import copy_tree
+from tests.images.made import copy_tree
 
 WHICH = ("python", "-m", "lab.core.content")  # prints which lab the step found
 OURS = Lab(version="1", commit="a" * 40, dirty=False, sha256="1" * 64, origin="checkout", used="copy")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -14,27 +11,12 @@ from click.testing import CliRunner
 from lab.cli.main import cli
 from lab.core.run import Run
 from lab.driver.detached import DRIVER_LOG, follow_logs
-
-LAB = [sys.executable, "-m", "lab"]
+from tests.command import lab, until
 
 
 def started(root: Path, command: str) -> Run:
-    argv = [
-        "run",
-        "--detach",
-        "--analysis",
-        "none",
-        "-o",
-        str(root),
-        "trials",
-        "-n",
-        "2",
-        "--",
-        "sh",
-        "-c",
-        command,
-    ]
-    done = subprocess.run([*LAB, *argv], cwd=root.parent, capture_output=True, text=True, check=False)
+    words = "run --detach --analysis none -o"
+    done = lab(words, root, *("trials", "-n", "2", "--", "sh", "-c", command), cwd=root.parent)
     assert done.returncode == 0 and "goes on when you log out" in done.stderr, done.stderr
     return Run.open(root)
 
@@ -50,16 +32,13 @@ def test_it_goes_on_in_a_session_of_its_own_and_its_log_is_followed_to_the_end(t
 def test_after_kill_9_of_every_process_the_run_is_resumed_and_loses_only_the_step_that_ran(tmp_path):
     marker = tmp_path / "first"
     run = started(tmp_path / "run", f"[ -e {marker} ] || {{ touch {marker}; exec sleep 300; }}")
-    driver, deadline = run.driver_pid(), time.monotonic() + 120
-    while not marker.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    driver = run.driver_pid()
+    until(marker.exists)
     os.kill(driver, signal.SIGKILL)
-    while run.driver_pid() is not None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: run.driver_pid() is None)
     assert (run.root / DRIVER_LOG).exists() and Run.open(run.root).open_steps()
     shown = CliRunner().invoke(cli, ["runs", "show", str(run.root)]).output
     assert "unfinished, and nothing drives it" in shown
-    argv = ["run", "--quiet", "--analysis", "none", "--resume", str(run.root)]
-    assert subprocess.run([*LAB, *argv], capture_output=True, check=False).returncode == 0
+    assert lab("run --quiet --analysis none --resume", run.root).returncode == 0
     first, second = Run.open(run.root).manifest.steps
     assert first.outcome.ok and second.outcome.ok and first.attempts == 2 and second.attempts == 1

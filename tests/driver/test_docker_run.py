@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.built import own_image_names
-from tests.command import start
+from tests.command import start, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.root]
 SWEEP = ("sweep", "-t", "256", "--ranks", "2")
@@ -39,13 +38,6 @@ def containers_of(run: Path, which: str = "-aq") -> list[str]:
         check=True,
     )
     return listed.stdout.split()
-
-
-def wait_for(condition, seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -130,23 +122,14 @@ def test_an_image_that_is_not_built_is_an_error_with_the_command_that_builds_it(
     shutil.copytree(Path(__file__).parents[2] / "images", tmp_path / "images")
     toml = tmp_path / "images" / "cpu" / "image.toml"
     toml.write_text(toml.read_text().replace('"localhost/lab/cpu-torch"', '"lab/never-built"'))
-    _, err = lab(
-        "run",
-        "--image",
-        "cpu",
-        "-o",
-        "run",
-        *SWEEP,
-        cwd=tmp_path,
-        code=6,
-        LAB_IMAGES=str(tmp_path / "images"),
-    )
+    images = str(tmp_path / "images")
+    _, err = lab("run --image cpu -o run", *SWEEP, cwd=tmp_path, code=6, LAB_IMAGES=images)
     assert "lab images build cpu" in err and not (tmp_path / "run").exists()
 
 
 def test_ctrl_c_stops_the_container_and_the_run_resumes(cpu_images, tmp_path):
     driver = start("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28", cwd=tmp_path)
-    wait_for(lambda: containers_of(tmp_path / "run"))
+    until(lambda: containers_of(tmp_path / "run"))
     driver.send_signal(signal.SIGINT)
     _, err = driver.communicate(timeout=900)
     assert driver.returncode == 130 and "--resume" in err and not containers_of(tmp_path / "run")
@@ -157,7 +140,7 @@ def test_ctrl_c_stops_the_container_and_the_run_resumes(cpu_images, tmp_path):
 
 def test_after_kill_9_of_the_driver_resume_brings_log_and_result(cpu_images, tmp_path):
     driver = start("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28", cwd=tmp_path)
-    wait_for(lambda: containers_of(tmp_path / "run", "-q"))  # running, not only created
+    until(lambda: containers_of(tmp_path / "run", "-q"))  # running, not only created
     driver.kill()
     driver.wait()
     assert containers_of(tmp_path / "run"), "the container lives on"
@@ -170,7 +153,7 @@ def test_after_kill_9_of_the_driver_resume_brings_log_and_result(cpu_images, tmp
 
 def test_runs_stop_ends_driver_and_container_from_outside(cpu_images, tmp_path):
     driver = start("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28,42", cwd=tmp_path)
-    wait_for(lambda: containers_of(tmp_path / "run"))
+    until(lambda: containers_of(tmp_path / "run"))
     lab("runs", "stop", "run", cwd=tmp_path)
     driver.communicate(timeout=900)
     assert driver.returncode == 130 and not containers_of(tmp_path / "run")
@@ -178,7 +161,7 @@ def test_runs_stop_ends_driver_and_container_from_outside(cpu_images, tmp_path):
 
 def test_runs_stop_ends_what_a_killed_driver_left(cpu_images, tmp_path):
     driver = start("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28", cwd=tmp_path)
-    wait_for(lambda: containers_of(tmp_path / "run", "-q"))  # running, not only created
+    until(lambda: containers_of(tmp_path / "run", "-q"))  # running, not only created
     driver.kill()
     driver.wait()
     lab("runs", "stop", "run", cwd=tmp_path)

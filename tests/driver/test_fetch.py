@@ -16,6 +16,7 @@ import pytest
 from lab.core.step import Outcome, Status
 from lab.driver.fetch import raise_for, settings
 from lab.errors import LabError, NetworkError, StepFailed
+from tests.command import until
 from tests.conftest import small_disk
 from tests.hub import COMMIT, TOKEN, StandIn, mistral_repo, serving, tiny_repo
 
@@ -135,10 +136,7 @@ def test_kill_9_at_six_moments_leaves_the_token_nowhere_and_the_next_fetch_succe
 def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(hub, tmp_path):
     hub.slow_s = 60.0
     driver = start(tmp_path, "fetch", "org/m", HF_ENDPOINT=hub.url)
-    end = time.monotonic() + 300
-    while not any("/resolve/" in line for line in hub.asked):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
+    until(lambda: any("/resolve/" in line for line in hub.asked))
     driver.send_signal(signal.SIGINT)
     _, err = driver.communicate(timeout=900)
     assert driver.returncode == 130 and "lab fetch org/m goes on where it stopped" in err
@@ -201,10 +199,7 @@ def test_a_fetch_in_the_image_survives_its_driver_until_it_is_stopped(hub, cpu_i
     hub.slow_s = 8.0
     env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
     driver = start(tmp_path, "fetch", "org/gated", "--image", "cpu", TMPDIR=str(tmp_path), **env)
-    end = time.monotonic() + 300
-    while not any("GET" in line and "/resolve/" in line for line in hub.asked):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
+    until(lambda: any("GET" in line and "/resolve/" in line for line in hub.asked))
     driver.kill()
     driver.communicate()
     (folder,) = tmp_path.glob("lab-fetch-*/fetch")

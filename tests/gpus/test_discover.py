@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from lab.errors import GpuError
 from lab.gpus.amd import amd_gpus
 from lab.gpus.discover import discover
 from lab.gpus.nvidia import cards_without_driver
+from tests.gpus.test_amd import Tree
 
 H200 = "NVIDIA H200, 580.159.04, 143771"
 TWO_H200 = f"""\
@@ -40,106 +40,24 @@ def fake_smi(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake_kfd(tmp_path, monkeypatch):
-    """A KFD tree with one CPU node and GPUs at the given render minors, and none of NVIDIA."""
+    """A KFD tree with one CPU node and GPUs at the given render minors, and none of NVIDIA; -> its roots."""
 
-    def make(*minors: int) -> None:
+    def make(*minors: int) -> dict[str, str]:
         monkeypatch.setitem(sys.modules, "pynvml", None)
         folders = os.environ["PATH"].split(os.pathsep)
         own = [
             one for one in folders if one.startswith(str(tmp_path)) or not Path(one, "nvidia-smi").exists()
         ]
         monkeypatch.setenv("PATH", os.pathsep.join(own))
-        for node, minor in enumerate([0, *minors]):
-            folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
-            folder.mkdir(parents=True)
-            folder.joinpath("properties").write_text(
-                f"cpu_cores_count 0\nsimd_count 1216\ndrm_render_minor {minor}\n"
-                f"gfx_target_version 90402\nunique_id {7000 + minor}\n"
-            )
-            device = tmp_path / f"sys/class/drm/renderD{minor}/device"
-            device.mkdir(parents=True)
-            (tmp_path / "dev/dri").mkdir(parents=True, exist_ok=True)
-            (tmp_path / f"dev/dri/renderD{minor}").touch()
-            device.joinpath("mem_info_vram_total").write_text("206141652992\n")
-            device.joinpath("product_name").write_text("AMD Instinct MI300X\n")
-        monkeypatch.setenv("LAB_SYS_ROOT", str(tmp_path / "sys"))
-        monkeypatch.setenv("LAB_DEV_ROOT", str(tmp_path / "dev"))
+        tree = Tree(tmp_path)
+        for number, minor in enumerate([0, *minors]):
+            tree.node(number, drm_render_minor=minor, gfx_target_version=90402, unique_id=7000 + minor)
+            tree.device_node(minor)
+        for name, value in tree.env.items():
+            monkeypatch.setenv(name, value)
+        return tree.env
 
     return make
-
-
-def test_nvidia_smi_is_read_with_units_and_gaps(fake_smi):
-    fake_smi(TWO_H200)
-    first, second = discover()
-    assert (first.uuid[:8], first.mem_bytes, first.power_limit_w, first.arch) == (
-        "GPU-aaaa",
-        143771 * 2**20,
-        700.0,
-        "sm_90",
-    )
-    assert second.power_limit_w is None and second.max_sm_mhz is None
-
-
-def test_a_schedulers_mask_narrows_and_orders_the_gpus(fake_smi, monkeypatch):
-    fake_smi(TWO_H200)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert [gpu.index for gpu in discover()] == [1, 0]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bbbb2222")
-    assert [gpu.index for gpu in discover()] == [1]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert discover() == []
-
-
-def test_a_machine_with_the_tool_but_no_gpu_has_none(fake_smi):
-    fake_smi("No devices were found\n", code=6)
-    assert discover() == []
-
-
-def test_a_broken_driver_is_an_error_and_never_no_gpu(fake_smi):
-    fake_smi("Failed to initialize NVML: Driver/library version mismatch\n", code=18)
-    with pytest.raises(GpuError, match="version mismatch"):
-        discover()
-
-
-def test_amd_gpus_come_from_the_kfd_tree_and_cpus_are_left_out(fake_kfd):
-    fake_kfd(128, 136)
-    found = discover()
-    assert [(gpu.vendor, gpu.index, gpu.arch, gpu.name) for gpu in found] == [
-        ("amd", 0, "gfx942", "AMD Instinct MI300X"),
-        ("amd", 1, "gfx942", "AMD Instinct MI300X"),
-    ]
-    assert [gpu.render_node.rsplit("/", 1)[1] for gpu in found if gpu.render_node] == [
-        "renderD128",
-        "renderD136",
-    ]
-    assert found[0].mem_bytes == 206141652992
-
-
-def test_rocr_visible_devices_narrows_amd(fake_kfd, monkeypatch):
-    fake_kfd(128, 129, 130)
-    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "2")
-    assert [gpu.index for gpu in discover()] == [2]
-
-
-def test_nvml_serves_where_nvidia_smi_is_missing(monkeypatch, tmp_path):
-    """A stand-in for the package nvidia-ml-py, with the calls that discovery makes."""
-    module = types.ModuleType("pynvml")
-    module.NVMLError = type("NVMLError", (Exception,), {})
-    module.nvmlInit = module.nvmlShutdown = lambda: None
-    module.nvmlSystemGetDriverVersion = lambda: b"550.1"
-    module.nvmlDeviceGetCount = lambda: 2
-    module.nvmlDeviceGetHandleByIndex = lambda index: index
-    module.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}"
-    module.nvmlDeviceGetName = lambda handle: b"NVIDIA A100"
-    module.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=40 * 2**30)
-    module.nvmlDeviceGetCudaComputeCapability = lambda handle: (8, 0)
-    module.nvmlDeviceGetMigMode = lambda handle: [0, 0]
-    module.NVMLError_NotSupported = module.NVMLError_FunctionNotFound = module.NVMLError
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert [(gpu.uuid, gpu.name, gpu.driver, gpu.mem_bytes) for gpu in discover()] == [
-        (f"GPU-{i}", "NVIDIA A100", "550.1", 40 * 2**30) for i in range(2)
-    ]
 
 
 def test_the_beginning_of_several_uuids_names_none_of_them(fake_smi, monkeypatch):
@@ -154,6 +72,7 @@ def test_the_beginning_of_several_uuids_names_none_of_them(fake_smi, monkeypatch
 @pytest.mark.parametrize(
     "mask, indices",
     [
+        ("", []),
         ("1,,0", [1]),
         ("0,-1,1", [0]),
         (" 1 , 0 ", [1, 0]),
@@ -175,8 +94,7 @@ def test_the_environment_that_is_given_counts_and_not_this_process_s(fake_smi, m
 
 
 def test_hips_mask_counts_where_rocrs_is_not_set(fake_kfd):
-    fake_kfd(128, 129, 130)
-    roots = {name: os.environ[name] for name in ("LAB_SYS_ROOT", "LAB_DEV_ROOT")}
+    roots = fake_kfd(128, 129, 130)
     assert [gpu.index for gpu in discover({**roots, "HIP_VISIBLE_DEVICES": "2"})] == [2]
     both = {**roots, "HIP_VISIBLE_DEVICES": "2", "ROCR_VISIBLE_DEVICES": "1,0"}
     assert [gpu.index for gpu in discover(both)] == [1, 0]
@@ -184,9 +102,8 @@ def test_hips_mask_counts_where_rocrs_is_not_set(fake_kfd):
 
 def test_an_amd_gpu_beside_nvidias_is_left_out_unless_the_mask_hides_those(fake_smi, fake_kfd):
     fake_smi(TWO_H200)
-    fake_kfd(128)
+    roots = fake_kfd(128)
     assert [gpu.vendor for gpu in discover()] == ["nvidia", "nvidia"]
-    roots = {name: os.environ[name] for name in ("LAB_SYS_ROOT", "LAB_DEV_ROOT")}
     assert [gpu.vendor for gpu in discover({**roots, "CUDA_VISIBLE_DEVICES": ""})] == ["amd"]
 
 
@@ -210,16 +127,14 @@ def test_a_mask_that_names_what_is_not_here_is_refused_and_never_a_run_on_less(f
 @pytest.mark.parametrize("mask", ["MIG-c6d4f1ef", "GPU-aaaa1111"])
 def test_a_mask_by_uuid_is_refused_where_there_is_no_gpu_at_all(fake_smi, fake_kfd, mask):
     fake_smi("No devices were found\n", code=6)
-    fake_kfd(128)
-    roots = {name: os.environ[name] for name in ("LAB_SYS_ROOT", "LAB_DEV_ROOT")}
+    roots = fake_kfd(128)
     with pytest.raises(GpuError, match="not on this machine"):
         discover({**roots, "CUDA_VISIBLE_DEVICES": mask})
 
 
 def test_an_index_that_a_scheduler_sets_for_both_vendors_does_not_hide_amds(fake_smi, fake_kfd):
     fake_smi("No devices were found\n", code=6)
-    fake_kfd(128, 129)
-    roots = {name: os.environ[name] for name in ("LAB_SYS_ROOT", "LAB_DEV_ROOT")}
+    roots = fake_kfd(128, 129)
     both = {**roots, "CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}
     assert [(gpu.vendor, gpu.index) for gpu in discover(both)] == [("amd", 1)]
 

@@ -118,6 +118,22 @@ def test_opposite_orders_cannot_deadlock():
     assert done == [True] * 40
 
 
+def test_locks_are_taken_in_one_order_and_given_back_together(monkeypatch):
+    order = []
+    plain = leases._acquire
+
+    def noted(stack, gpu, *rest):
+        order.append(gpu.uuid)
+        return plain(stack, gpu, *rest)
+
+    monkeypatch.setattr(leases, "_acquire", noted)
+    gpus = [Gpu(vendor="amd", index=i, uuid=uuid) for i, uuid in enumerate(("b", "c", "a"))]
+    for wish in (gpus, gpus[::-1]):
+        with held(wish) as mine:
+            assert mine
+    assert order == ["a", "b", "c"] * 2
+
+
 def test_a_gpu_in_a_container_without_driver_counts_as_held():
     with (
         pytest.raises(BusyError, match="used by a container of lab"),

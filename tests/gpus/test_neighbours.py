@@ -16,6 +16,7 @@ from lab.gpus import neighbours
 from lab.gpus.amd import amd_gpus
 from lab.gpus.discover import look
 from lab.gpus.neighbours import notes_on, others, processes_on
+from tests.gpus.test_amd import Tree
 
 UUID, OTHER = "GPU-aa-1", "GPU-bb-2"
 GPUS = [Gpu(vendor="nvidia", index=0, uuid=UUID), Gpu(vendor="nvidia", index=1, uuid=OTHER)]
@@ -96,15 +97,12 @@ def test_a_gpu_that_does_not_answer_is_left_out_and_named(smi, answer):
 
 
 def partitions(tmp_path, uniques):
-    for node, unique in enumerate(uniques):
-        folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
-        folder.mkdir(parents=True)
-        text = f"drm_render_minor {128 + node}\ngfx_target_version 90402\nunique_id {unique}\n"
-        (folder / "properties").write_text(text)
-        (folder / "gpu_id").write_text(f"{100 + node}\n")
-        (tmp_path / "dev/dri").mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"dev/dri/renderD{128 + node}").touch()
-    return {"LAB_SYS_ROOT": str(tmp_path / "sys"), "LAB_DEV_ROOT": str(tmp_path / "dev")}
+    tree = Tree(tmp_path)
+    for number, unique in enumerate(uniques):
+        tree.node(number, drm_render_minor=128 + number, gfx_target_version=90402, unique_id=unique)
+        tree.write(f"class/kfd/kfd/topology/nodes/{number}/gpu_id", f"{100 + number}\n")
+        tree.device_node(128 + number)
+    return tree.env
 
 
 def test_partitions_of_one_gpu_have_leases_of_their_own(tmp_path):

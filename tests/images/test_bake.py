@@ -14,8 +14,8 @@ from lab.images.builders import Builder
 from lab.images.docker_cli import docker_programs
 from lab.images.targets import targets
 from lab.images.wheel import Wheel
+from tests.command import script
 from tests.conftest import ROOT
-from tests.images.tree import script
 
 scripts = script("images")
 FILE = scripts.BAKE_FILE

@@ -14,7 +14,7 @@ from lab.engines.docker.engine import DockerEngine
 from lab.errors import MissingError
 from lab.images import check as imagecheck
 from lab.images import spec as images
-from lab.images.build import build, build_argv, plan
+from lab.images.build import build, build_argv, build_error, plan
 from lab.images.builders import Builder
 from lab.images.targets import Target, targets
 from lab.images.wheel import Wheel
@@ -22,7 +22,7 @@ from lab.images.wheelhouse import WHEELHOUSE
 from tests.built import REPOSITORY, TESTS, images_folder, own_image_names
 from tests.command import lab
 from tests.conftest import ROOT
-from tests.images.tree import copy_tree
+from tests.images.made import copy_tree, in_container
 
 
 def test_images_cannot_be_built_without_the_source_tree(tmp_path):
@@ -35,18 +35,6 @@ def test_a_plan_builds_nothing_and_needs_no_builder(dockers):
     commands = plan(["cpu"], base="local/x")
     assert [line.split()[-2] for line in commands] == ["localhost/lab/cpu", "localhost/lab/cpu-torch"]
     assert all("BASE_IMAGE=local/x" in line and "DOCKER_BUILDKIT=1" in line for line in commands)
-
-
-def in_container(ref: str, *words: str) -> str:
-    done = subprocess.run(
-        ["docker", "run", *imagecheck.UNPRIVILEGED, ref, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.docker
@@ -76,12 +64,8 @@ def test_a_stranger_without_network_can_use_both_and_only_workloads_have_torch(c
     assert in_container(cpu_images["cpu"].ref, "python3", "-c", program).split() == ["lab", "pandas"]
     assert in_container(cpu_images["cpu-torch"].ref, "python3", "-c", program).split() == ["lab", "torch"]
     assert "matplotlib" in in_container(cpu_images["cpu"].ref, "lab", "doctor")
-    assert in_container(
-        cpu_images["cpu-torch"].ref,
-        "python3",
-        "-c",
-        "import torch; print(torch.ones(2, 2) @ torch.ones(2, 2))",
-    )
+    product = "import torch; print(torch.ones(2, 2) @ torch.ones(2, 2))"
+    assert in_container(cpu_images["cpu-torch"].ref, "python3", "-c", product)
 
 
 @pytest.mark.docker
@@ -177,3 +161,25 @@ def test_a_changed_lab_in_an_image_is_called_out_by_check_and_setup(mutated):
         assert done.returncode == code, text
         assert f"{mutated} holds lab" in text and f"lab images build {name}" in text, text
         assert text.count("holds lab") == 1, "the other image's lab is this one"
+
+
+@pytest.mark.parametrize(
+    "line, fix",
+    [
+        ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] ...", "SSL_CERT_FILE"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "make locks"),
+        ("write /x: no space left on device", "free some space"),
+        ("pull access denied, repository does not exist", "--base"),
+        ("dial tcp: lookup registry on 1.1.1.1:53: no such host", "--base"),
+        ("urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>", "NSYS_PACKAGE="),
+        ("E: Unable to locate package nsight-systems-cli", "NSYS_PACKAGE="),
+    ],
+)
+def test_what_the_builder_says_becomes_the_next_thing_to_do(line, fix):
+    error = build_error(targets(["cpu"])[0], "b", ["before", line, "after"])
+    assert fix in error.fix and line in error.problem and error.exit_code == 6
+
+
+def test_an_unfamiliar_failure_shows_its_last_lines():
+    error = build_error(targets(["cpu"])[0], "b", [f"line {i}" for i in range(99)])
+    assert error.fix is None and "line 98" in error.problem and "line 3\n" not in error.problem

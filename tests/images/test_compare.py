@@ -11,7 +11,7 @@ from lab.core.manifest import Lab
 from lab.images import spec as images
 from lab.images.compare import differences, lab_difference, serves
 from lab.images.targets import targets
-from tests.images.examples import CONTENTS, LOCK
+from tests.images.made import CONTENTS, LOCK
 
 CUDA, PASCAL, CPU, ROCM = (images.load(name) for name in ("cuda", "pascal", "cpu", "rocm70"))
 

@@ -20,7 +20,7 @@ from lab.cli.main import cli
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
 from lab.images import spec as images
-from tests.images.tree import script
+from tests.command import script
 
 compose = script("compose")
 FILE = compose.FILE
@@ -32,67 +32,46 @@ SERVICES = {name: service for name, service in ALL_SERVICES.items() if name not 
 # The part of the compose specification that both generations share, as far as this file uses it.
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT, "minItems": 1}
-DEVICE = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["capabilities"],
-    "properties": {"driver": TEXT, "device_ids": TEXTS, "capabilities": TEXTS},
+FLAG, NUMBER = {"type": "boolean"}, {"type": "integer"}
+TEXT_FIELDS = "user working_dir ipc shm_size hostname stop_signal"
+TEXTS_FIELDS = "command extra_hosts profiles group_add volumes devices tmpfs cap_drop cap_add security_opt"
+REQUIRED = "image pull_policy profiles user cap_drop security_opt read_only"
+
+
+def closed(required: str = "", **fields):
+    """An object of these fields and no others."""
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": required.split(),
+        "properties": fields,
+    }
+
+
+def mapping(kind):
+    return {"type": "object", "additionalProperties": kind}
+
+
+DEVICES = {
+    "type": "array",
+    "items": closed("capabilities", driver=TEXT, device_ids=TEXTS, capabilities=TEXTS),
 }
-SERVICE = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["image", "pull_policy", "profiles", "user", "cap_drop", "security_opt", "read_only"],
-    "properties": {
-        "image": {"type": "string", "pattern": "^localhost/lab/"},
-        "pull_policy": {"const": "never"},
-        "command": TEXTS,
-        "user": TEXT,
-        "working_dir": TEXT,
-        "ipc": TEXT,
-        "shm_size": TEXT,
-        "pids_limit": {"type": "integer"},
-        "network_mode": {"enum": ["none", "bridge", "host"]},
-        "hostname": TEXT,
-        "extra_hosts": TEXTS,
-        "stop_signal": TEXT,
-        "profiles": TEXTS,
-        "group_add": TEXTS,
-        "volumes": TEXTS,
-        "devices": TEXTS,
-        "tmpfs": TEXTS,
-        "cap_drop": TEXTS,
-        "security_opt": TEXTS,
-        "init": {"type": "boolean"},
-        "cap_add": TEXTS,
-        "depends_on": {"type": "object"},
-        "read_only": {"type": "boolean"},
-        "environment": {"type": "object", "additionalProperties": TEXT},
-        "ulimits": {"type": "object", "additionalProperties": {"type": "integer"}},
-        "deploy": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "resources": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {
-                        "reservations": {
-                            "type": "object",
-                            "additionalProperties": False,
-                            "properties": {"devices": {"type": "array", "items": DEVICE}},
-                        }
-                    },
-                }
-            },
-        },
-    },
-}
-BOTH = {
-    "type": "object",
-    "additionalProperties": False,
-    "patternProperties": {"^x-": {"type": "object"}},
-    "properties": {"services": {"type": "object", "additionalProperties": SERVICE}},
-}
+SERVICE = closed(
+    REQUIRED,
+    **dict.fromkeys(TEXT_FIELDS.split(), TEXT),
+    **dict.fromkeys(TEXTS_FIELDS.split(), TEXTS),
+    image={"type": "string", "pattern": "^localhost/lab/"},
+    pull_policy={"const": "never"},
+    network_mode={"enum": ["none", "bridge", "host"]},
+    pids_limit=NUMBER,
+    init=FLAG,
+    read_only=FLAG,
+    depends_on={"type": "object"},
+    environment=mapping(TEXT),
+    ulimits=mapping(NUMBER),
+    deploy=closed(resources=closed(reservations=closed(devices=DEVICES))),
+)
+BOTH = {**closed(services=mapping(SERVICE)), "patternProperties": {"^x-": {"type": "object"}}}
 
 
 def test_the_file_is_what_the_images_say():
@@ -126,9 +105,8 @@ def test_every_image_has_a_service_that_runs_a_sweep_and_one_analyses_them_all()
 def test_every_service_gets_the_least_and_runs_as_the_caller():
     for service in SERVICES.values():
         assert service["user"] == "${UID:-1000}:${GID:-1000}" and service["cap_drop"] == ["ALL"]
-        assert (
-            "no-new-privileges:true" in service["security_opt"] and service["read_only"] and service["init"]
-        )
+        assert "no-new-privileges:true" in service["security_opt"]
+        assert service["read_only"] and service["init"]
         assert not any("docker.sock" in volume for volume in service["volumes"])
 
 
@@ -154,14 +132,8 @@ def test_compose_runs_in_a_fresh_folder_as_any_user(tmp_path, cpu_images):
     base = [*program, "-p", f"lab{os.getpid()}", "-f", str(tmp_path / "compose/compose.yaml")]
     env = {**os.environ, "UID": "23456", "GID": "23457"}
     try:
-        done = subprocess.run(
-            [*base, "--profile", "cpu", "up"],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=900,
-        )
+        up = [*base, "--profile", "cpu", "up"]
+        done = subprocess.run(up, env=env, capture_output=True, text=True, check=False, timeout=900)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         manifest = tmp_path / "experiments/compose_cpu/manifest.json"
         assert all(

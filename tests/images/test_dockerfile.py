@@ -13,7 +13,7 @@ from lab.images.spec import load
 from lab.images.targets import targets, targets_of
 from scripts.dockerfiles import SECTIONS, render, shared_sections
 from tests.conftest import ROOT
-from tests.images.examples import CONTENTS, LOCK
+from tests.images.made import CONTENTS, LOCK
 
 TARGETS = targets()
 ALL = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

@@ -13,7 +13,7 @@ from lab.images.container import HostContext, container_spec
 from lab.images.foreign import check_reference, image_of, is_reference, parse_mount
 from lab.images.spec import Mount
 from tests.command import lab
-from tests.images.examples import CONTENTS
+from tests.images.made import CONTENTS
 
 CUDA = msgspec.structs.replace(
     CONTENTS, program="/opt/venv/bin/python3", machine="x86_64", lab=None, wheel=""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ from click.testing import CliRunner
 
 from lab.cli.main import cli
 from lab.errors import EngineError, UsageError
-from lab.images.check import UNPRIVILEGED
 from lab.images.docker_cli import id_of, listed
 from lab.images.probe import probe_argv
 from lab.images.tree import ROOT
 from tests.built import REPOSITORY
+from tests.images.made import in_container
 
 LOCK = (ROOT / "images/pascal/requirements.lock").read_text()
 SECTIONS = {path.parent.name: path.read_text() for path in (ROOT / "images").glob("*/requirements.lock")}
@@ -59,32 +58,20 @@ def pascal() -> str:
     return ref
 
 
-def inside(ref: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        ["docker", "run", *UNPRIVILEGED, ref, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
-
-
 @pytest.mark.docker
 def test_what_the_lock_names_is_what_the_image_holds_and_torch_works_with_it(pascal):
-    seen = json.loads(inside(pascal, "python3", *probe_argv(())).stdout)
+    seen = json.loads(in_container(pascal, "python3", *probe_argv(())))
     said = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", LOCK, re.MULTILINE))
     assert {name: version for name, version in seen["packages"].items() if name != "lab"} == said
     assert "sm_60" in seen["archs"] and seen["cuda"] == "10.2"
     program = "import torch, transformers, lab; assert transformers.is_torch_available(); "
     program += "print(torch.__version__, (torch.ones(2) @ torch.ones(2)).item())"
-    assert inside(pascal, "python3", "-c", program).stdout.split() == ["1.12.1+cu102", "2.0"]
+    assert in_container(pascal, "python3", "-c", program).split() == ["1.12.1+cu102", "2.0"]
 
 
 @pytest.mark.docker
 def test_an_image_built_upon_it_cannot_get_another_torch(pascal):
-    held = inside(pascal, "sh", "-c", 'cat "$PIP_CONSTRAINT"').stdout.split()
+    held = in_container(pascal, "sh", "-c", 'cat "$PIP_CONSTRAINT"').split()
     assert "torch==1.12.1" in held and "numpy==1.26.4" in held and len(held) == len(names(LOCK))
 
 
@@ -103,26 +90,8 @@ def test_eight_bit_weights_are_refused_with_the_reason_before_anything_runs():
 def test_the_bar_a_nan_baseline_runs_under_torch_1_12_in_the_built_image(pascal, open_folder: Path):
     from tests.driver.test_docker_run import lab
 
-    lab(
-        "run",
-        "--image",
-        "pascal",
-        "-o",
-        "run",
-        "--analysis",
-        "host",
-        "nan",
-        "baseline",
-        "--model",
-        "tiny",
-        "--device",
-        "cpu",
-        "--layers",
-        "2",
-        "--max-new-tokens",
-        "2",
-        cwd=open_folder,
-    )
+    words = "run --image pascal -o run --analysis host nan baseline --model tiny --device cpu"
+    lab(f"{words} --layers 2 --max-new-tokens 2", cwd=open_folder)
     said = json.loads((open_folder / "run/manifest.json").read_text())
     assert [step["outcome"]["status"] for step in said["steps"]] == ["ok"]
     assert said["versions"]["torch"].startswith("1.12.1") and (open_folder / "run/report.html").is_file()

@@ -10,8 +10,8 @@ import pytest
 from lab.errors import EngineError
 from lab.images import spec as images
 from lab.images.targets import targets_of
+from tests.command import script
 from tests.conftest import ROOT
-from tests.images.tree import script
 
 imagepin = script("images")
 

@@ -96,11 +96,7 @@ HASHED = "numpy==2.0.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n"
         ("cpu", HASHED + "--index-url https://example.org/simple\n", "names an index"),
         ("cpu", HASHED + "click>=8.1 \\\n    --hash=sha256:aa\n", "is not an exact version"),
         ("cpu", HASHED + "torch==2.0.0 \\\n    --hash=sha256:aa\n", "must not name torch"),
-        (
-            "cpu-torch",
-            HASHED + "nvidia-nccl-cu12==2.0 \\\n    --hash=sha256:aa\n",
-            "must not name nvidia-nccl-cu12",
-        ),
+        ("cpu-torch", HASHED + "nvidia-nccl==2.0 \\\n    --hash=sha256:aa\n", "must not name nvidia-nccl"),
         ("rocm70", HASHED + "triton==3.0.0 \\\n    --hash=sha256:aa\n", "must not name triton"),
         ("rocm70", HASHED + "Torch==2.0.0 \\\n    --hash=sha256:aa\n", "must not name torch"),
         ("cuda", "# nothing\n", "names no package"),
@@ -115,16 +111,5 @@ def test_a_lock_that_breaks_a_rule_is_named(tmp_path, name, text, complaint):
 
 def test_the_cpu_locks_hold_what_the_extras_ask_for():
     analysis = locked((ROOT / "images/cpu/requirements.lock").read_text())
-    assert {
-        "numpy",
-        "pandas",
-        "openpyxl",
-        "jinja2",
-        "matplotlib",
-        "isal",
-        "click",
-        "msgspec",
-        "pyyaml",
-    } <= set(analysis)
-    pascal = (ROOT / "images/pascal/requirements.lock").read_text()
-    assert "torch==1.12.1" in pascal and "numpy==1." in pascal and "triton" not in locked(pascal)
+    asked = "numpy pandas openpyxl jinja2 matplotlib isal click msgspec pyyaml"
+    assert set(asked.split()) <= set(analysis)

@@ -1,4 +1,4 @@
-"""image.toml is read strictly."""
+"""image.toml is read strictly; a name selects an image's targets, or one of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from lab.errors import ConfigError, UsageError
 from lab.images import spec as images
+from lab.images.targets import targets
 
 
 def test_an_unknown_image_names_the_known_ones():
@@ -54,3 +55,10 @@ def test_good_toml_loads_and_another_folder_can_hold_the_images(tmp_path, monkey
     (tmp_path / "x" / "image.toml").write_text(GOOD)
     monkeypatch.setenv("LAB_IMAGES", str(tmp_path))
     assert images.names() == ["x"] and images.load("x").vendor == "none"
+
+
+def test_a_name_means_all_that_the_image_needs_or_one_target():
+    assert [t.name for t in targets(["cpu"])] == ["cpu", "cpu-torch"]
+    assert [t.name for t in targets(["cpu-torch", "cuda"])] == ["cpu-torch", "cuda"]
+    with pytest.raises(UsageError, match="unknown image 'gpu'"):
+        targets(["cpu", "gpu"])

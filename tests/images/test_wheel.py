@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -17,8 +16,9 @@ import pytest
 from lab.core.content import content_sha256
 from lab.images.wheel import DIST, Wheel, make_wheel
 from lab.native import C
+from tests.command import script
 from tests.conftest import ROOT
-from tests.images.tree import copy_tree
+from tests.images.made import copy_tree
 
 HAS_C = any(shutil.which(name) for name in C.names)
 COUNTS = Path("lab/rooms/nan/watch/counts.c")
@@ -110,10 +110,7 @@ def hook(monkeypatch):
     backend = types.ModuleType("hatchling.builders.hooks.plugin.interface")
     backend.BuildHookInterface = object
     monkeypatch.setitem(sys.modules, backend.__name__, backend)
-    spec = importlib.util.spec_from_file_location("hook", ROOT / "scripts" / "hatch_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("hatch_build")
 
 
 @pytest.mark.parametrize(

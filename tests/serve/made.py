@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
@@ -15,6 +16,7 @@ from lab.core.gpu import Gpu
 from lab.core.manifest import FileRecord, ImageRecord, Lab, Manifest, StepRecord
 from lab.core.run import MANIFEST
 from lab.core.step import Outcome, Status, Step
+from tests.tracegen import TraceWriter
 
 DAY = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
 PAGE = b"<!doctype html><title>report</title><p>A report.</p><a href='tables/configs.csv'>data</a>"
@@ -42,7 +44,6 @@ def write_run(
     host: str = "node1",
     lacking: tuple[str, ...] = (),
     figures: Sequence[tuple[str, str, float | None, str, str]] | None = None,
-    whole_config: dict | None = None,
 ) -> Path:
     """A run with its manifest, one table, a page and findings; a status of None is a step that has begun.
 
@@ -65,8 +66,6 @@ def write_run(
                 reason="" if status == "ok" else "out of memory",
                 exit_code=0 if status == "ok" else 1,
             )
-        import hashlib
-
         files = {f"{step.folder}/run_output.log": FileRecord(len(log), hashlib.sha256(log).hexdigest())}
         steps.append(
             StepRecord(
@@ -85,41 +84,25 @@ def write_run(
             host={"name": host, "cpu": "EPYC"},
             gpus=(Gpu(vendor="nvidia", index=0, uuid="GPU-1", name="NVIDIA H200", driver=driver),),
             versions={"torch": "2.11.0"} | (versions or {}),
-            config={"model": "tiny", "channels": [28, 42]} | (config or {})
-            if whole_config is None
-            else whole_config,
+            config={"model": "tiny", "channels": [28, 42]} | (config or {}),
             steps=steps,
         ),
         folder / MANIFEST,
     )
-    text = io.StringIO()
+    table_text = io.StringIO()
     rows = {"channels": 28, "step_ms": step_ms} | (cells or {})
-    csv.writer(text, lineterminator="\n").writerows([list(rows), list(rows.values())])
-    write_atomic(folder / "tables" / f"{table}.csv", text.getvalue())
+    csv.writer(table_text, lineterminator="\n").writerows([list(rows), list(rows.values())])
+    write_atomic(folder / "tables" / f"{table}.csv", table_text.getvalue())
     write_atomic(folder / "report.html", PAGE)
     if verdict:
         evidence = (Evidence(file=f"tables/{table}.csv", sha256="0" * 64, row=0, columns=("step_ms",)),)
-        found = [
-            Finding(
-                id="verdict-1", kind="verdict", severity="info", title=room, text=lead, evidence=evidence
-            ),
-        ]
-        found += [
-            Finding(
-                id=f"figure-{at}",
-                kind="figure",
-                severity="info",
-                title=title,
-                text=text,
-                value=value,
-                unit=unit,
-                note=note,
-                evidence=evidence,
-            )
-            for at, (title, text, value, unit, note) in enumerate(
-                [("Step", f"{step_ms:g} ms", step_ms, "ms", "")] if figures is None else figures, 1
-            )
-        ]
+        if figures is None:
+            figures = [("Step", f"{step_ms:g} ms", step_ms, "ms", "")]
+        every = {"severity": "info", "evidence": evidence}
+        found = [Finding(id="verdict-1", kind="verdict", title=room, text=lead, **every)]
+        for number, (title, text, value, unit, note) in enumerate(figures, 1):
+            shown = {"title": title, "text": text, "value": value, "unit": unit, "note": note}
+            found.append(Finding(id=f"figure-{number}", kind="figure", **shown, **every))
         findings.save(
             Findings(
                 producer="lab 0.1.0",
@@ -156,3 +139,13 @@ def write_runs(root: Path, count: int) -> Path:
         if index % 100 == 50:
             (root / name / MANIFEST).write_text('{"schema_version": 1')
     return root
+
+
+def write_steps(root: Path, **took_us: float) -> None:
+    """A recording of three steps in each run: run -> how long its matrix product takes."""
+    for run, took in took_us.items():
+        trace = TraceWriter()
+        for step in range(3):
+            trace.step(step, 1000 * step, 900)
+            trace.gemm(64, 64, 32, 1000 * step + 100, took)
+        trace.write(root / run / "trace.json")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
-import sys
 
 import pytest
 
 from lab.serve.sql.ask import Answer
 from lab.serve.tools import MOST_ROWS, Tools
+from tests.command import start
 from tests.conftest import ROOT
-from tests.serve.made import write_run, write_runs
-from tests.tracegen import TraceWriter
+from tests.serve.made import write_run, write_runs, write_steps
 
 
 @pytest.fixture
@@ -60,12 +58,7 @@ def test_a_diff_names_what_changed_and_that_it_is_not_tested(tools):
 
 
 def test_a_diff_of_recordings_is_that_of_lab_diff(tools):
-    for name, took in (("sweep_a", 10), ("sweep_b", 30)):
-        trace = TraceWriter()
-        for step in range(3):
-            trace.step(step, 1000 * step, 900)
-            trace.gemm(64, 64, 32, 1000 * step + 100, took)
-        trace.write(tools.index.root / name / "trace.json")
+    write_steps(tools.index.root, sweep_a=10, sweep_b=30)
     assert tools.diff("sweep_a", "sweep_b")["recordings"] == ["trace.json"]
     found = tools.diff("sweep_a", "sweep_b", "trace.json")
     assert found["step"]["rows"][0]["change_us"] == 20.0 and found["step"]["comparable"]
@@ -109,24 +102,11 @@ def test_the_server_offers_four_read_only_tools(tmp_path, monkeypatch):
 def test_the_command_speaks_the_protocol_on_stdio(tmp_path):
     pytest.importorskip("mcp", reason="needs lab[mcp]")
     write_run(tmp_path / "runs", "sweep_a")
-    hello = {
-        "jsonrpc": "2.0",
-        "id": 1,
-        "method": "initialize",
-        "params": {
-            "protocolVersion": "2025-06-18",
-            "capabilities": {},
-            "clientInfo": {"name": "test", "version": "1"},
-        },
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", "mcp", str(tmp_path / "runs")],
-        input=json.dumps(hello) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        check=False,
-    )
-    answer = json.loads(done.stdout.splitlines()[0])
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    client["clientInfo"] = {"name": "test", "version": "1"}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}
+    env = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with start("mcp", tmp_path / "runs", env=env, stdin=subprocess.PIPE) as process:
+        out, _ = process.communicate(json.dumps(hello) + "\n", timeout=900)
+    answer = json.loads(out.splitlines()[0])
     assert answer["result"]["serverInfo"]["name"] == "lab" and "read-only" in answer["result"]["instructions"]

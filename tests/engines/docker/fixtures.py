@@ -15,8 +15,7 @@ import sys
 import tarfile
 import textwrap
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,27 +48,7 @@ CONTEXT = Context(
 REF = "lab-test/busybox:engine"
 WHEEL = "0" * 64
 APPLETS = (
-    "sh",
-    "cat",
-    "dd",
-    "echo",
-    "env",
-    "grep",
-    "head",
-    "hostname",
-    "id",
-    "kill",
-    "ls",
-    "mkdir",
-    "printf",
-    "seq",
-    "sleep",
-    "stat",
-    "tail",
-    "touch",
-    "tr",
-    "true",
-    "yes",
+    "sh cat dd echo env grep head hostname id kill ls mkdir printf seq sleep stat tail touch tr true yes"
 )
 HOOK_FLAG = Path("/run/lab-fake-nvidia-hook")
 HOOK_LOCK = Path("/run/lab-fake-nvidia-hook.lock")  # the engine is everybody's, and so is its hook
@@ -78,9 +57,14 @@ HOOK_LOCK = Path("/run/lab-fake-nvidia-hook.lock")  # the engine is everybody's,
 @pytest.fixture(scope="session")
 def busybox() -> str:
     """The test image; a machine without a static busybox skips."""
-    if shutil.which("busybox") is None:
-        pytest.skip("no busybox here (Debian: busybox-static)")
-    make_busybox()
+    tree = a_test_image()
+    content = hashlib.sha256(tree).hexdigest()
+    asked = ["docker", "image", "inspect", "-f", '{{index .Config.Labels "lab.test.content"}}', REF]
+    if subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == content:
+        return REF  # each import would leave the one before without a name
+    label = f"LABEL lab.test=engine lab.test.content={content} lab.wheel.sha256={WHEEL}"
+    command = ["docker", "import", "-c", label, "-c", "ENV PATH=/bin", "-", REF]
+    subprocess.run(command, input=tree, check=True, capture_output=True)
     return REF
 
 
@@ -89,25 +73,6 @@ def a_test_image() -> bytes:
     program = shutil.which("busybox")
     if program is None:
         pytest.skip("no busybox here (Debian: busybox-static)")
-    return _tree(Path(program))
-
-
-def make_busybox() -> None:
-    tree = a_test_image()
-    content = hashlib.sha256(tree).hexdigest()
-    asked = ["docker", "image", "inspect", "-f", '{{index .Config.Labels "lab.test.content"}}', REF]
-    if subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == content:
-        return  # each import would leave the one before without a name
-    label = f"LABEL lab.test=engine lab.test.content={content} lab.wheel.sha256={WHEEL}"
-    subprocess.run(
-        ["docker", "import", "-c", label, "-c", "ENV PATH=/bin", "-", REF],
-        input=tree,
-        check=True,
-        capture_output=True,
-    )
-
-
-def _tree(program: Path) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for folder in ("bin", "tmp", "out", "hf", "cache", "etc"):
@@ -115,7 +80,7 @@ def _tree(program: Path) -> bytes:
             entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
             tar.addfile(entry)
         tar.add(program, "bin/busybox")
-        for applet in APPLETS:
+        for applet in APPLETS.split():
             link = tarfile.TarInfo(f"bin/{applet}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(link)
@@ -167,12 +132,25 @@ def run_step(
     stop: Stop | None = None,
     grace_s=2.0,
     daemon=None,
+    meanwhile: Callable[[Run, str], object] | None = None,
 ) -> Ran:
-    run, lines = a_docker_run(root, step), []
+    """meanwhile: what is done with each line while the step runs."""
+    run, lines = begun(root, step), []
+
+    def heard(line: str) -> None:
+        lines.append(line)
+        if meanwhile:
+            meanwhile(run, line)
+
     engine = DockerEngine(image or an_image(), grace_s=grace_s, daemon=daemon)
-    run.begin(step)
-    outcome = engine.run(run, step, list(gpus), on_line=lines.append, stop=stop or Stop())
+    outcome = engine.run(run, step, list(gpus), on_line=heard, stop=stop or Stop())
     return Ran(run, step, outcome, lines)
+
+
+def begun(root: Path, step: Step) -> Run:
+    run = a_docker_run(root, step)
+    run.begin(step)
+    return run
 
 
 def a_docker_run(root: Path, *steps: Step) -> Run:
@@ -194,16 +172,6 @@ def reap_below(folder: Path, **asked) -> list[Leftover]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leftover_containers, "leftovers", of_folder)
         return leftover_containers.reap(**asked)
-
-
-def stop_when(line: str, stop: Stop):
-    """An on_line that stops the step once it has said so."""
-
-    def watch(said: str) -> None:
-        if said == line:
-            stop.set()
-
-    return watch
 
 
 @contextlib.contextmanager
@@ -325,10 +293,3 @@ def nvidia(*indices: int) -> list[Gpu]:
 
 def docker(*words: str) -> str:
     return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout
-
-
-def until(true, seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)

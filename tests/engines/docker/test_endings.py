@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from lab.core.run import Run
 from lab.core.step import Status
 from lab.core.stop import Stop
 from lab.errors import EngineError, StorageError
@@ -16,11 +17,9 @@ from docker.api.client import APIClient
 
 from lab.engines.docker import container as containers
 from lab.engines.docker import engine as docker_engine
-from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.leftovers import container_name, leftovers
 from tests.conftest import small_disk
 from tests.engines.docker.fixtures import (  # noqa: F401
-    a_docker_run,
     an_image,
     busybox,
     docker,
@@ -28,7 +27,6 @@ from tests.engines.docker.fixtures import (  # noqa: F401
     own_caches,
     run_step,
     shell,
-    stop_when,
     systems_engine,
 )
 
@@ -108,41 +106,27 @@ def test_silence_past_its_limit_is_a_stall_and_talking_is_not(tmp_path):
 
 
 CLEANS_UP = "trap 'echo cleaned; exit 0' INT; echo up; while :; do sleep 0.1; done"
-
-
 STUBBORN = "trap '' INT TERM; echo up; while :; do sleep 0.1; done"
 
 
 def test_a_stop_lets_the_step_clean_up_first(tmp_path):
     stop = Stop()
-    step = shell(CLEANS_UP)
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
-    lines: list[str] = []
-
-    def say(line: str) -> None:
-        lines.append(line)
-        stop_when("up", stop)(line)
-
-    outcome = DockerEngine(an_image(), grace_s=400).run(run, step, [], on_line=say, stop=stop)
-    assert outcome.status is Status.interrupted and lines == ["up", "cleaned"]
-    assert outcome.seconds < 200 and left_of(run) == []
+    ran = run_step(tmp_path / "r", shell(CLEANS_UP), stop=stop, grace_s=400, meanwhile=lambda *_: stop.set())
+    assert ran.outcome.status is Status.interrupted and ran.lines == ["up", "cleaned"]
+    assert ran.outcome.seconds < 200 and left_of(ran.run) == []
 
 
 def test_a_second_stop_kills_at_once(tmp_path):
     stop = Stop()
-    step = shell(STUBBORN)
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
 
-    def twice(line: str) -> None:
+    def twice(*_) -> None:
         stop.set()
         threading.Timer(1.0, lambda: setattr(stop, "at_once", True)).start()
 
     began = time.monotonic()
-    outcome = DockerEngine(an_image(), grace_s=400).run(run, step, [], on_line=twice, stop=stop)
-    assert outcome.status is Status.interrupted and outcome.exit_code == 137
-    assert time.monotonic() - began < 200 and left_of(run) == []
+    ran = run_step(tmp_path / "r", shell(STUBBORN), stop=stop, grace_s=400, meanwhile=twice)
+    assert ran.outcome.status is Status.interrupted and ran.outcome.exit_code == 137
+    assert time.monotonic() - began < 200 and left_of(ran.run) == []
 
 
 def test_a_step_that_ignores_the_stop_is_killed_after_the_grace(tmp_path):
@@ -155,30 +139,23 @@ def test_a_step_that_ignores_the_stop_is_killed_after_the_grace(tmp_path):
 def test_a_container_killed_from_outside_is_a_failure_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(docker_engine, "oom_kills_since", lambda _: 0)  # others test memory limits here
     step = shell("echo up; sleep 300")
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
-    outcome = DockerEngine(an_image()).run(
-        run, step, [], on_line=lambda _: docker("kill", container_name(run, step)), stop=Stop()
-    )
-    assert outcome.status is Status.failed
-    assert "SIGKILL, not by lab: from outside, as the out-of-memory killer took no process" in outcome.reason
+    ran = run_step(tmp_path / "r", step, meanwhile=lambda run, _: docker("kill", container_name(run, step)))
+    assert ran.outcome.status is Status.failed
+    reason = "SIGKILL, not by lab: from outside, as the out-of-memory killer took no process"
+    assert reason in ran.outcome.reason
 
 
 @pytest.mark.parametrize("quiet_s", [0.01, 300])
 def test_a_container_removed_from_outside_is_an_engine_error(tmp_path, quiet_s):
     """Also while its log is read, which the daemon answers in other words."""
     step = shell(f"echo up; while :; do sleep {quiet_s}; echo still; done")
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
+
+    def remove_at_first(run: Run, line: str) -> None:
+        if line == "up":
+            docker("rm", "-f", container_name(run, step))
+
     with pytest.raises(EngineError, match="was removed from outside, and its result with it"):
-        DockerEngine(an_image()).run(
-            run, step, [], on_line=lambda line: remove_at_first(line, container_name(run, step)), stop=Stop()
-        )
-
-
-def remove_at_first(line: str, name: str) -> None:
-    if line == "up":
-        docker("rm", "-f", name)
+        run_step(tmp_path / "r", step, meanwhile=remove_at_first)
 
 
 @pytest.mark.usefixtures("systems_engine")

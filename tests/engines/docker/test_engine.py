@@ -21,6 +21,7 @@ pytest.importorskip("docker")
 from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.leftovers import leftovers, stop_run
+from tests.command import until
 from tests.engines.docker.fixtures import (  # noqa: F401
     Ran,
     a_docker_run,
@@ -34,21 +35,9 @@ from tests.engines.docker.fixtures import (  # noqa: F401
     run_step,
     shell,
     systems_engine,
-    until,
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
-
-
-def run_program(text, env=None):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **(env or {})},
-    )
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 130])
@@ -60,19 +49,11 @@ def test_an_exit_code_passes_through_and_the_container_is_gone(tmp_path, code):
 
 
 def test_both_streams_come_live_and_land_in_the_log(tmp_path):
-    seen: list[str] = []
     wait = "until [ -e s/seen ]; do sleep 0.1; done"  # for the first line to have come
     step = shell(f"echo out; {wait}; echo err >&2; printf 'no newline'", timeout_s=300.0)
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
-
-    def heard(line: str) -> None:
-        seen.append(line)
-        (run.folder(step) / "seen").touch()
-
-    assert DockerEngine(an_image()).run(run, step, [], on_line=heard, stop=Stop()).ok
-    assert seen[0] == "out" and sorted(seen) == ["err", "no newline", "out"]
-    assert sorted(run.log(step).read_text().splitlines()) == ["err", "no newline", "out"]
+    ran = run_step(tmp_path / "r", step, meanwhile=lambda run, _: (run.folder(step) / "seen").touch())
+    assert ran.outcome.ok and ran.lines[0] == "out"
+    assert sorted(ran.lines) == sorted(ran.log.splitlines()) == ["err", "no newline", "out"]
 
 
 def test_bytes_that_are_no_text_and_an_endless_line_do_not_break_the_log(tmp_path):
@@ -102,10 +83,10 @@ def test_exit_zero_without_the_expected_files_is_a_failure(tmp_path):
     assert ran.outcome.status is Status.failed and "left no s/*.json" in ran.outcome.reason
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["with space", "qu'ote\"s", "new\nline", "näme-日本", "$(touch x);#", "-dash", "com,ma=x"],
-)
+ODD_NAMES = ["with space", "qu'ote\"s", "new\nline", "näme-日本", "$(touch x);#", "-dash", "com,ma=x"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
 def test_a_hostile_name_of_the_run_folder_is_just_a_name(tmp_path, name):
     ran = run_step(tmp_path / name, shell("echo here > s/file; ls s"))
     assert ran.outcome.ok, ran.outcome
@@ -126,66 +107,16 @@ def test_a_container_gets_the_least_it_needs(tmp_path):
             "touch /cache/x && echo cache; echo $HOME; ls /run/docker.sock /var/run/docker.sock; true"
         ),
     )
-    said = "\n".join(ran.lines)
-    for wanted in (
-        "CapEff:\t0000000000000000",
-        "CapPrm:\t0000000000000000",
-        "CapBnd:\t0000000000000000",
-        "NoNewPrivs:\t1",
-    ):
-        assert wanted in said
+    none = {f"{name}:\t0000000000000000" for name in ("CapEff", "CapPrm", "CapBnd")}
+    assert {*none, "NoNewPrivs:\t1", "tmp", "cache", "/tmp"} <= set(ran.lines)
     assert "touch: /etc/x: Read-only file system" in ran.lines
-    assert {"tmp", "cache", "/tmp"} <= set(ran.lines)
-    assert said.count("docker.sock: No such file") == 2
+    assert "\n".join(ran.lines).count("docker.sock: No such file") == 2
 
 
 @pytest.mark.usefixtures("systems_engine", "quiet_hook")
 def test_a_step_on_one_gpu_has_no_network_but_the_loopback(tmp_path):
     step = shell("ls /sys/class/net", num_gpus=1)
     assert run_step(tmp_path / "r", step, nvidia(3), image=an_image("nvidia")).lines == ["lo"]
-
-
-@pytest.mark.root
-def test_files_belong_to_the_caller(open_folder):
-    """A driver that is user 1234, allowed at the socket by its group, as an ordinary user is."""
-    program = f"""
-        import os, sys
-        from pathlib import Path
-        # Imported first, because user 1234 may not be able to read root's Python.
-        from tests.engines.docker.fixtures import run_step, shell
-        gid = os.stat("/var/run/docker.sock").st_gid
-        os.setgroups([gid]); os.setgid(1234); os.setuid(1234)
-        ran = run_step(Path({str(open_folder / "mine" / "r")!r}), shell("id; touch s/file; echo $USER"))
-        print(*ran.lines, ran.outcome.reason, sep="\\n")"""
-    (open_folder / "mine").mkdir()
-    os.chown(open_folder / "mine", 1234, 1234)
-    done = run_program(
-        program,
-        {
-            "HOME": str(open_folder / "mine"),
-            "HF_HOME": str(open_folder / "mine/hf"),
-            "XDG_CACHE_HOME": str(open_folder / "mine/cache"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-    )
-    assert "uid=1234 gid=1234" in done.stdout, done.stdout + done.stderr
-    made = (open_folder / "mine/r/s/file").stat()
-    assert (made.st_uid, made.st_gid) == (1234, 1234)
-
-
-@pytest.mark.root
-def test_a_user_without_right_to_the_socket_is_told_what_to_join():
-    program = """
-        import os
-        from lab.engines.docker.client import connect
-        from lab.engines.docker.errors import messages
-        messages()  # the user may not be able to read root's files
-        os.setgroups([]); os.setgid(1234); os.setuid(1234)
-        connect()"""
-    done = run_program(program)
-    assert "not allowed to use the Docker engine" in done.stderr and "usermod -aG docker" in done.stderr, (
-        done.stderr
-    )
 
 
 def test_secrets_never_reach_log_screen_tail_or_the_engine(tmp_path, monkeypatch):
@@ -232,7 +163,8 @@ FETCH_DRIVER = """
     from lab.core.run import Run
     from lab.core.stop import Stop
     from lab.engines.docker.engine import DockerEngine
-    from tests.engines.docker.fixtures import an_image
+    from tests.command import until
+from tests.engines.docker.fixtures import an_image
     run = Run.open(Path(sys.argv[1]))
     step = run.manifest.steps[0].step
     run.begin(step)

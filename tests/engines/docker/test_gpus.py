@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from lab.core.gpu import Gpu
+from lab.core.run import Run
 from lab.core.stop import Stop
 from lab.errors import GpuError
 from lab.gpus.discover import discover
@@ -31,11 +32,6 @@ from tests.engines.docker.fixtures import (  # noqa: F401
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
 
 
-needs_hook = pytest.mark.skipif(
-    os.geteuid() != 0, reason="the stand-in for NVIDIA's hook takes its orders from root"
-)
-
-
 @pytest.mark.usefixtures("systems_engine", "quiet_hook")
 def test_an_nvidia_container_sees_the_uuids_it_was_given_and_no_others(tmp_path):
     steps = "env | grep -E '^(NVIDIA_VISIBLE|CUDA_VISIBLE)'; ls /sys/class/net"
@@ -45,45 +41,26 @@ def test_an_nvidia_container_sees_the_uuids_it_was_given_and_no_others(tmp_path)
     assert not any(line.startswith("CUDA_VISIBLE") for line in ran.lines)
 
 
-@needs_hook
-@pytest.mark.parametrize(
-    "text, words",
-    [
-        (
-            "nvidia-container-cli: initialization error: nvml error: driver not loaded",
-            ("driver is not loaded", "nvidia-smi"),
-        ),
-        (
-            "nvidia-container-cli: device error: GPU-1234-9: unknown device",
-            ("no such GPU on this machine: GPU-1234-9", "lab doctor"),
-        ),
-        (
-            "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, "
-            "please update your driver",
-            ("needs an NVIDIA driver for CUDA 12.8; this host has driver 535.1", "pascal"),
-        ),
-    ],
-)
-def test_what_nvidias_hook_says_reaches_the_user_in_words(tmp_path, text, words):
-    with hook_says(text), pytest.raises(GpuError) as caught:
+@pytest.mark.skipif(os.geteuid() != 0, reason="the stand-in for NVIDIA's hook takes its orders from root")
+def test_what_nvidias_hook_says_reaches_the_user_in_words(tmp_path):
+    text = "nvidia-container-cli: device error: GPU-1234-9: unknown device"
+    with hook_says(text), pytest.raises(GpuError, match="no such GPU on this machine: GPU-1234-9") as caught:
         run_step(tmp_path / "r", shell("true", num_gpus=1), nvidia(9), image=an_image("nvidia"))
-    assert all(word in str(caught.value) for word in words), caught.value
+    assert "lab doctor" in str(caught.value)
     assert leftovers(run_dir=tmp_path / "r") == []
 
 
 @pytest.mark.usefixtures("systems_engine", "quiet_hook")
 def test_the_gpus_of_running_containers_count_as_used(tmp_path):
-    stop, seen = Stop(), []
-    engine = DockerEngine(an_image("nvidia"), grace_s=1)
-    step = shell("echo up; sleep 300", num_gpus=1)
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
+    stop, seen, image = Stop(), [], an_image("nvidia")
+    engine = DockerEngine(image)
 
-    def meanwhile(_line: str) -> None:
+    def meanwhile(_: Run, line: str) -> None:
         seen.append("GPU-1234-4" in engine.gpus_in_use())
         stop.set()
 
-    engine.run(run, step, nvidia(4), on_line=meanwhile, stop=stop)
+    step = shell("echo up; sleep 300", num_gpus=1)
+    run_step(tmp_path / "r", step, nvidia(4), image=image, stop=stop, grace_s=1, meanwhile=meanwhile)
     assert seen == [True] and "GPU-1234-4" not in engine.gpus_in_use()
 
 

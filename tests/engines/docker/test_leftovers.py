@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from lab.core.run import Run
 from lab.core.step import Status
 from lab.core.stop import Stop
 from lab.errors import EngineError, EngineLost
@@ -14,17 +15,17 @@ from lab.errors import EngineError, EngineLost
 pytest.importorskip("docker")
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.leftovers import leftovers, stop_run
+from tests.command import until
 from tests.engines.docker.fixtures import (  # noqa: F401
     Wire,
-    a_docker_run,
     an_image,
     busybox,
     kill_driver_of,
     left_of,
     own_caches,
     reap_below,
+    run_step,
     shell,
-    until,
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
@@ -94,28 +95,22 @@ def test_the_reaper_takes_what_outlived_its_slurm_job_and_nothing_else(tmp_path,
 
 def test_the_reaper_leaves_a_living_drivers_containers_alone(tmp_path):
     stop, seen = Stop(), []
-    step = shell("echo up; sleep 300")
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
 
-    def meanwhile(_line: str) -> None:
+    def meanwhile(run: Run, _line: str) -> None:
         seen.append(reap_below(tmp_path, running=True))
         seen.append(left_of(run))
         stop.set()
 
-    DockerEngine(an_image(), grace_s=1).run(run, step, [], on_line=meanwhile, stop=stop)
+    run_step(tmp_path / "r", shell("echo up; sleep 300"), stop=stop, grace_s=1, meanwhile=meanwhile)
     assert seen == [[], ["running"]]
 
 
 def test_an_engine_that_goes_away_leaves_the_step_to_be_taken_up_again(tmp_path):
-    wire = Wire(tmp_path)
+    wire, root = Wire(tmp_path), tmp_path / "r"
     step = shell("echo up; sleep 2; echo more")
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
-    engine = DockerEngine(an_image(), daemon=wire.connect)
     with pytest.raises(EngineLost, match="may still run") as caught:
-        engine.run(run, step, [], on_line=lambda _: wire.cut(), stop=Stop())
-    assert caught.value.fix and f"lab run --resume {run.root}" in caught.value.fix
+        run_step(root, step, daemon=wire.connect, meanwhile=lambda *_: wire.cut())
+    assert caught.value.fix and f"lab run --resume {root}" in caught.value.fix
     lines: list[str] = []
-    outcome = DockerEngine(an_image()).attach(run, step, on_line=lines.append, stop=Stop())
+    outcome = DockerEngine(an_image()).attach(Run.open(root), step, on_line=lines.append, stop=Stop())
     assert outcome is not None and outcome.ok and lines == ["up", "more"]

@@ -33,7 +33,7 @@ from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.errors import messages
 from lab.images import spec as images
-from tests.engines.docker.fixtures import REF, a_docker_run, an_image, left_of, run_step, shell, stop_when
+from tests.engines.docker.fixtures import REF, a_docker_run, an_image, left_of, run_step, shell
 me, folder = pwd.getpwnam(sys.argv[1]), sys.argv[2]
 messages()
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):  # what a run imports
@@ -124,12 +124,8 @@ def test_a_fetch_reads_all_of_its_input_and_the_model_is_the_users(as_user, podm
 def test_a_stopped_step_cleans_up_and_leaves_no_container(as_user, podman_image):
     said = as_user("""
         stop, step = Stop(), shell("trap 'echo cleaned; exit 0' INT; echo up; while :; do sleep 0.1; done")
-        run = a_docker_run(here / "r", step); run.begin(step)
-        lines = []
-        def say(line):
-            lines.append(line); stop_when("up", stop)(line)
-        outcome = DockerEngine(an_image(), grace_s=60).run(run, step, [], on_line=say, stop=stop)
-        print(outcome.status.value, lines, left_of(run))
+        ran = run_step(here / "r", step, stop=stop, grace_s=60, meanwhile=lambda *_: stop.set())
+        print(ran.outcome.status.value, ran.lines, left_of(ran.run))
     """)
     assert said.strip() == "interrupted ['up', 'cleaned'] []"
 

@@ -19,7 +19,8 @@ from lab.engines.docker.client import connect
 from lab.errors import GpuError
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.images.command_line import arguments_of
-from tests.engines.docker.fixtures import _tree, an_image, nvidia, own_caches, run_step, shell, until  # noqa: F401
+from tests.command import until
+from tests.engines.docker.fixtures import a_test_image, an_image, nvidia, own_caches, run_step, shell  # noqa: F401
 
 FOLDER = Path("/var/run/cdi")
 pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.usefixtures("own_caches")]
@@ -30,8 +31,6 @@ def podman() -> Iterator[str]:
     """A podman of this test's own, with its own storage; -> its endpoint."""
     if shutil.which("podman") is None:
         pytest.skip("no podman here")
-    if shutil.which("busybox") is None:
-        pytest.skip("no busybox here (Debian: busybox-static)")
     # Not pytest's folder: podman refuses a runroot of more than 50 characters.
     with tempfile.TemporaryDirectory(prefix="lab-podman-", dir="/tmp") as name:
         here = Path(name)
@@ -56,7 +55,7 @@ def _serve(here: Path, own: list[str], endpoint: str) -> Iterator[str]:
         assert service.poll() is None, f"podman does not serve: {log.read_text()}"
         remote = ["podman", "--remote", "--url", endpoint]
         words = ["import", "-c", "ENV PATH=/bin", "-", "localhost/lab-test/busybox:cdi"]
-        subprocess.run([*remote, *words], input=_tree(Path(shutil.which("busybox") or "")), check=True)
+        subprocess.run([*remote, *words], input=a_test_image(), check=True)
         yield endpoint
     finally:
         service.terminate()

@@ -8,6 +8,7 @@ import subprocess
 import msgspec
 import pytest
 
+from lab.core.run import Run
 from lab.core.step import Status, Step
 from lab.core.stop import Stop
 from lab.errors import BusyError, EngineError
@@ -15,12 +16,15 @@ from lab.errors import BusyError, EngineError
 pytest.importorskip("docker")
 from lab.driver.execute import StepRunner
 from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.host import host_context
 from lab.engines.docker.which_lab import refuse_moved_tag
+from lab.images.container import container_spec
 from tests.engines.docker.fixtures import (  # noqa: F401
     REF,
     WHEEL,
     a_docker_run,
     an_image,
+    begun,
     busybox,
     left_of,
     own_caches,
@@ -29,13 +33,6 @@ from tests.engines.docker.fixtures import (  # noqa: F401
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
-
-
-def test_an_image_that_is_not_there_names_the_command_that_builds_it(tmp_path):
-    absent = msgspec.structs.replace(an_image(), name="cuda", ref="lab-test/absent:none")
-    with pytest.raises(EngineError, match="lab-test/absent:none is not on this engine") as caught:
-        run_step(tmp_path / "r", shell("true"), image=absent)
-    assert caught.value.fix == "lab images build cuda"
 
 
 def test_an_image_whose_name_goes_between_two_steps_loses_nothing(tmp_path):
@@ -86,26 +83,22 @@ def test_a_name_that_was_moved_to_another_image_of_lab_is_refused(title, ref, ba
         refuse_moved_tag(ref, {"org.opencontainers.image.title": title}, image)
 
 
-@pytest.mark.parametrize(
-    "program, complaint",
-    [
-        ("no-such-program", "has no program 'no-such-program'"),
-        ("/bin/not-executable", "cannot be run in the image"),
-    ],
-)
-def test_a_program_that_cannot_start_is_an_engine_error_and_leaves_no_container(tmp_path, program, complaint):
+CANNOT_START = {
+    "no-such-program": "has no program 'no-such-program'",
+    "/bin/not-executable": "cannot be run in the image",
+}
+
+
+@pytest.mark.parametrize("program", CANNOT_START)
+def test_a_program_that_cannot_start_is_an_engine_error_and_leaves_no_container(tmp_path, program):
     # Without docker-init in front, which would start well and fail inside.
     step = Step(name="s", argv=(program,), folder="s")
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
+    run = begun(tmp_path / "r", step)
     engine = DockerEngine(an_image())
-    from lab.engines.docker.host import host_context
-    from lab.images.container import container_spec
-
     spec = msgspec.structs.replace(
         container_spec(an_image(), step, [], host_context(str(run.root), [])), init=False
     )
-    with pytest.raises(EngineError, match=complaint):
+    with pytest.raises(EngineError, match=CANNOT_START[program]):
         engine.run_spec(run, step, spec, on_line=print, stop=Stop())
     assert left_of(run) == []
 
@@ -117,30 +110,23 @@ def test_a_program_that_is_not_there_behind_init_is_a_failed_step(tmp_path):
 
 
 def test_two_drivers_cannot_run_one_step_at_once(tmp_path):
-    step = shell("echo up; sleep 300")
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
-    stop, trouble = Stop(), []
+    step, stop, trouble = shell("echo up; sleep 300"), Stop(), []
 
-    def meanwhile(_line: str) -> None:
+    def meanwhile(run: Run, _line: str) -> None:
         try:
             DockerEngine(an_image()).run(run, step, [], on_line=print, stop=Stop())
         except BusyError as error:
             trouble.append(str(error))
         stop.set()
 
-    DockerEngine(an_image(), grace_s=1).run(run, step, [], on_line=meanwhile, stop=stop)
+    run_step(tmp_path / "r", step, stop=stop, grace_s=1, meanwhile=meanwhile)
     assert len(trouble) == 1 and "lab run --resume" in trouble[0]
 
 
 def test_locked_memory_that_the_engine_may_not_lift_is_left_out_with_a_warning(tmp_path):
     """On an engine that may lift it, the limit is simply there: either way the step runs."""
-    from lab.engines.docker.host import host_context
-    from lab.images.container import container_spec
-
     step = shell("grep 'Max locked' /proc/self/limits")
-    run = a_docker_run(tmp_path / "r", step)
-    run.begin(step)
+    run = begun(tmp_path / "r", step)
     spec = container_spec(an_image(), step, [], host_context(str(run.root), []))
     wanted = msgspec.structs.replace(spec, ulimits={**spec.ulimits, "memlock": -1})
     lines: list[str] = []

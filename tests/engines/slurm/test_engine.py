@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from datetime import datetime
 from functools import partial
 
@@ -35,6 +34,7 @@ from lab.engines.slurm.task import on_this_node
 from lab.errors import EngineError, GpuError, UsageError
 from lab.images import spec as images
 from lab.recordings.gpu_state import read_state
+from tests.command import until
 from tests.core.test_manifest import a_manifest
 from tests.gpus.test_amd import Tree
 
@@ -82,13 +82,6 @@ def outcome_of(run: Run, name: str) -> Outcome:
     record = next(record for record in Run.open(run.root).manifest.steps if record.step.name == name)
     assert record.outcome is not None
     return record.outcome
-
-
-def until(true, seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.1)
 
 
 # Without a Slurm.

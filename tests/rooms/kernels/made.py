@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.rooms.kernels.catalogue.build import read_catalogue
+from lab.rooms.kernels.trails import Trail
 from tests.tracegen import TraceWriter
 
 FORWARD_US, GAP_US = 1000, 100
@@ -65,3 +67,8 @@ def profile_folder(folder: Path, **more) -> Path:
     for rank in range(more.get("world_size", 1)):
         generation(rank=rank, **more).write(folder / "profile" / f"trace_rank{rank}.json.gz")
     return folder
+
+
+def catalogue_of(path: Path):
+    """The catalogue of one trace."""
+    return read_catalogue([Trail(rank=0, trace=path)])

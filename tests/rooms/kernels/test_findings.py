@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 
 from lab.errors import BadDataError, MissingError
+from lab.rooms.kernels import analyze
 from lab.rooms.kernels.findings import analyse_kernels, analyse_profile, read_all
-from lab.rooms.kernels.trails import trails
+from lab.rooms.kernels.schema import Launch
+from lab.rooms.kernels.trails import read_lines, trails
 from tests.rooms.kernels.energy import made as energy
 from tests.rooms.kernels.made import profile_folder
 from tests.rooms.kernels.replay import made as replay
@@ -88,3 +90,15 @@ def test_a_replay_leaves_its_rows_and_a_torn_one_is_an_error(tmp_path):
     (tmp_path / "replay/replay_raw.json").write_bytes(raw[:-20])
     with pytest.raises(BadDataError, match="RawReplay"):
         analyse_kernels(tmp_path, tmp_path, None, lambda _: None)
+
+
+def test_layers_of_a_model_fold_into_one():
+    assert analyze.folded("transformer.h.12.mlp.dense_4h_to_h") == "transformer.h.*.mlp.dense_4h_to_h"
+    assert analyze.folded("model.layers.0") == "model.layers.*" and analyze.folded("lm_head2") == "lm_head2"
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    (tmp_path / "launches.jsonl").write_text('{"rank": 0}\n')
+    with pytest.raises(BadDataError, match="not a Launch") as caught:
+        list(read_lines(tmp_path / "launches.jsonl", Launch))
+    assert caught.value.location.endswith("launches.jsonl:1")

@@ -235,16 +235,6 @@ def test_a_hexadecimal_id_is_text_even_where_it_reads_as_a_number(root):
     assert found.rows == [["123e45678901"], ["000000000012"]] and found.complete
 
 
-def test_a_table_that_is_a_link_is_not_read(root, tmp_path):
-    (tmp_path / "secret.csv").write_text("a\nsecret\n")
-    (root / "sweep_a" / "tables" / "leak.csv").symlink_to(tmp_path / "secret.csv")
-    assert rows(root, "select * from sweep_leak").error
-    (root / "nan_c" / "tables" / "births.csv").unlink()
-    (root / "nan_c" / "tables").rmdir()
-    (root / "nan_c" / "tables").symlink_to(tmp_path)
-    assert rows(root, "select * from nan_secret").error
-
-
 def test_a_table_that_is_left_out_for_being_a_link_is_named_and_the_answer_incomplete(root, tmp_path):
     table = root / "sweep_b" / "tables" / "configs.csv"
     table.rename(tmp_path / "moved.csv")

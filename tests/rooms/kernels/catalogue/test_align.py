@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from lab.recordings.capture import RANGE_COLUMNS
 from lab.recordings.tables import Table
-from lab.rooms.kernels.catalogue.align import align, common, in_order, segments_of_ops, segments_of_records
+from lab.rooms.kernels.catalogue.align import (
+    align,
+    common,
+    in_order,
+    segments_of_ops,
+    segments_of_records,
+    working_ops,
+)
 from lab.rooms.kernels.schema import RecordedOp
 
 WORDS = st.lists(st.sampled_from("abcd"), max_size=12)
@@ -119,3 +126,13 @@ def test_gaps_between_forwards_have_numbers_of_their_own():
     assert segments_of_ops(np.array([5, 10, 19, 20, 29, 35, 40]), marks).tolist() == [0, 1, 1, 2, 2, 3, 4]
     recorded = [op for forward in (-1, 0, -1, 1, -1) for op in calls("a", forward=forward)]
     assert segments_of_records(recorded) == [0, 1, 2, 3, 4]
+
+
+NAMES = "aten::linear aten::t aten::addmm aten::copy_ aten::to aten::_to_copy aten::copy_ aten::view"
+
+
+def test_on_a_cpu_ops_that_own_work_stand_in_for_launches():
+    names = np.array(NAMES.split(), dtype=object)
+    parent = np.array([-1, 0, 0, 2, -1, 4, 5, -1])
+    rows = working_ops(names, parent, np.arange(8))
+    assert names[rows].tolist() == ["aten::addmm", "aten::copy_"] and rows.tolist() == [2, 6]

@@ -10,7 +10,7 @@ import pytest
 from lab.cli.main import main
 from lab.rooms.kernels.catalogue.gantt import bars_of
 from tests.recordings.graphs.made import Events, Launched
-from tests.rooms.kernels.catalogue.traces import catalogue_of
+from tests.rooms.kernels.made import catalogue_of
 
 HASHES = {"a": "c" + "a" * 51, "b": "c" + "b" * 51}
 

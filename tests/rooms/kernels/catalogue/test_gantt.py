@@ -19,8 +19,7 @@ from lab.rooms.kernels.catalogue.gantt import (
     write_gantt_page,
 )
 from lab.rooms.kernels.trails import trails
-from tests.rooms.kernels.catalogue.traces import catalogue_of
-from tests.rooms.kernels.made import generation, profile_folder
+from tests.rooms.kernels.made import catalogue_of, generation, profile_folder
 from tests.tracegen import TraceWriter
 
 

@@ -1,11 +1,11 @@
-"""A signature is kernel, geometry, op, arguments and phase, with its counts."""
+"""A signature is kernel, geometry, op, arguments and phase, with its counts; distinct launches as a table."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from lab.rooms.kernels.catalogue.signatures import spread
+from lab.rooms.kernels.catalogue.signatures import bucketed, spread
 
 
 def test_counts_are_per_forward_of_their_phase_and_of_what_ran(made):
@@ -32,3 +32,16 @@ def test_percentiles_are_numpys():
     found = spread(values)
     assert (found.sum, found.min, found.max, found.median) == (20.0, 1.0, 10.0, 3.0)
     assert found.p95 == pytest.approx(np.percentile(values, 95))
+
+
+def test_a_growing_cache_is_one_signature_per_step_and_one_bucket(made):
+    cats = made.unique[(made.unique["op"] == "aten::cat") & (made.unique["phase"] == "decode")]
+    assert cats["bytes"].tolist() == [16, 24] or cats["bytes"].tolist() == [24, 16]
+    rows = bucketed(made.unique)
+    row = rows[(rows["op"] == "aten::cat") & (rows["phase"] == "decode")]
+    assert row["signatures"].item() == 2 and row["count"].item() == 2
+
+
+def test_a_bucket_is_a_bound_where_its_signatures_are(made):
+    assert set(bucketed(made.unique)["bound"]) == {""}
+    assert set(bucketed(made.unique.assign(bound="at least"))["bound"]) == {"at least"}

@@ -29,11 +29,8 @@ def test_an_addmm_of_half_is_read_with_strides_and_scalars():
 
 def test_lists_of_tensors_have_sizes_but_no_dtypes():
     (cat, dim) = read([[[2, 3], [1, 3]], []], ["TensorList", "Scalar"], [[[3, 1], [3, 1]], []], ["", "0"])
-    assert (
-        cat.kind == "tensors"
-        and [item.shape for item in cat.items] == [[2, 3], [1, 3]]
-        and cat.items[0].dtype is None
-    )
+    assert (cat.kind, [item.shape for item in cat.items]) == ("tensors", [[2, 3], [1, 3]])
+    assert cat.items[0].dtype is None
     assert summary((cat, dim)) == "([2,3] [1,3]) 0"
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from lab.rooms.kernels.cpp.generate import generate
@@ -20,102 +21,62 @@ BOOL = TensorArg(dtype="bool", shape=(3, 5), stride=(5, 1))
 NUMBER = TensorArg(dtype="float64", shape=(), stride=(), number=True)
 
 
-def arg(name, kind, **more):
-    return Arg(name=name, type=kind, **more)
+WEIGHT = TensorArg(dtype="float32", shape=(7, 4), stride=(4, 1))
+TABLE = TensorArg(dtype="bool", shape=(2, 7), stride=(7, 1))
 
 
-def a_call(sig_id, op, overload, *args, **more):
-    return Signature(sig_id=sig_id, op=op, overload=overload, args=args, launches=(Launch("k"),), **more)
+def a_call(sig_id, op, overload="", **given):
+    """given: a tensor, or (type, value, ...) of an argument; a third item makes it one by keyword only."""
+    args = tuple(
+        Arg(name=name, type="Tensor", tensor=value)
+        if isinstance(value, TensorArg)
+        else Arg(name=name, type=value[0], value=value[1], kwarg_only=len(value) > 2)
+        for name, value in given.items()
+    )
+    return Signature(sig_id=sig_id, op=op, overload=overload, args=args, launches=(Launch("k"),))
 
 
+def of_list(call, name, kind, *tensors):
+    """The call with a list of tensors as its argument of this name."""
+    args = [Arg(name=name, type=kind, tensors=tensors) if one.name == name else one for one in call.args]
+    return msgspec.structs.replace(call, args=tuple(args))
+
+
+BY_NAME = True
+FALSE = ("bool", False)
+ZEROS = {
+    "layout": ("Layout?", None, BY_NAME),
+    "device": ("Device?", "cuda:0", BY_NAME),
+    "pin_memory": ("bool?", None, BY_NAME),
+}
+NO_WEIGHTS = {"weight": ("Tensor?", None), "bias": ("Tensor?", None)}
+INDICES = {"padding_idx": ("int", -1), "scale": FALSE, "sparse": FALSE}
 CALLS = (
-    a_call(
-        "mul",
-        "aten::mul",
-        "Tensor",
-        arg("self", "Tensor", tensor=HALF),
-        arg("other", "Tensor", tensor=NUMBER),
+    a_call("mul", "aten::mul", "Tensor", self=HALF, other=NUMBER),
+    a_call("add_", "aten::add_", "Tensor", self=FLOAT, other=FLOAT, alpha=("Scalar", 2, BY_NAME)),
+    a_call("embed", "aten::embedding", weight=WEIGHT, indices=LONG, **INDICES),
+    of_list(
+        a_call("index", "aten::index", "Tensor", self=TABLE, indices=LONG), "indices", "Tensor?[]", None, LONG
     ),
+    of_list(a_call("cat", "aten::cat", tensors=HALF, dim=("int", -1)), "tensors", "Tensor[]", HALF, HALF),
+    a_call("where", "aten::where", "self", condition=BOOL, self=FLOAT, other=FLOAT),
     a_call(
-        "add_",
-        "aten::add_",
-        "Tensor",
-        arg("self", "Tensor", tensor=FLOAT),
-        arg("other", "Tensor", tensor=FLOAT),
-        arg("alpha", "Scalar", value=2, kwarg_only=True),
+        *("sum", "aten::sum", "dim_IntList"),
+        self=FLOAT,
+        dim=("int[]?", [0]),
+        keepdim=("bool", True),
+        dtype=("ScalarType?", 7, BY_NAME),
     ),
+    a_call("gelu", "aten::gelu", self=FLOAT, approximate=("str", "tanh", BY_NAME)),
+    a_call("clamp", "aten::clamp", self=FLOAT, min=("Scalar?", "-inf"), max=("Scalar?", 0.25)),
+    a_call("zeros", "aten::zeros", size=("int[]", [2, 3]), dtype=("ScalarType?", 5, BY_NAME), **ZEROS),
+    a_call("sqrt", "aten::rsqrt", self=FLOAT),
     a_call(
-        "embed",
-        "aten::embedding",
-        "",
-        arg("weight", "Tensor", tensor=TensorArg(dtype="float32", shape=(7, 4), stride=(4, 1))),
-        arg("indices", "Tensor", tensor=LONG),
-        arg("padding_idx", "int", value=-1),
-        arg("scale", "bool", value=False),
-        arg("sparse", "bool", value=False),
-    ),
-    a_call(
-        "index",
-        "aten::index",
-        "Tensor",
-        arg("self", "Tensor", tensor=TensorArg(dtype="bool", shape=(2, 7), stride=(7, 1))),
-        arg("indices", "Tensor?[]", tensors=(None, LONG)),
-    ),
-    a_call(
-        "cat", "aten::cat", "", arg("tensors", "Tensor[]", tensors=(HALF, HALF)), arg("dim", "int", value=-1)
-    ),
-    a_call(
-        "where",
-        "aten::where",
-        "self",
-        arg("condition", "Tensor", tensor=BOOL),
-        arg("self", "Tensor", tensor=FLOAT),
-        arg("other", "Tensor", tensor=FLOAT),
-    ),
-    a_call(
-        "sum",
-        "aten::sum",
-        "dim_IntList",
-        arg("self", "Tensor", tensor=FLOAT),
-        arg("dim", "int[]?", value=[0]),
-        arg("keepdim", "bool", value=True),
-        arg("dtype", "ScalarType?", value=7, kwarg_only=True),
-    ),
-    a_call(
-        "gelu",
-        "aten::gelu",
-        "",
-        arg("self", "Tensor", tensor=FLOAT),
-        arg("approximate", "str", value="tanh", kwarg_only=True),
-    ),
-    a_call(
-        "clamp",
-        "aten::clamp",
-        "",
-        arg("self", "Tensor", tensor=FLOAT),
-        arg("min", "Scalar?", value="-inf"),
-        arg("max", "Scalar?", value=0.25),
-    ),
-    a_call(
-        "zeros",
-        "aten::zeros",
-        "",
-        arg("size", "int[]", value=[2, 3]),
-        arg("dtype", "ScalarType?", value=5, kwarg_only=True),
-        arg("layout", "Layout?", kwarg_only=True),
-        arg("device", "Device?", value="cuda:0", kwarg_only=True),
-        arg("pin_memory", "bool?", kwarg_only=True),
-    ),
-    a_call("sqrt", "aten::rsqrt", "", arg("self", "Tensor", tensor=FLOAT)),
-    a_call(
-        "norm",
-        "aten::native_layer_norm",
-        "",
-        arg("input", "Tensor", tensor=FLOAT),
-        arg("normalized_shape", "int[]", value=[5]),
-        arg("weight", "Tensor?"),
-        arg("bias", "Tensor?"),
-        arg("eps", "float", value=1e-5),
+        *("norm", "aten::native_layer_norm"),
+        input=FLOAT,
+        normalized_shape=("int[]", [5]),
+        **NO_WEIGHTS,
+        eps=("float", 1e-5),
     ),
 )
 
@@ -148,7 +109,7 @@ def test_a_replay_gives_the_arguments_that_a_chrome_trace_could_not(tmp_path):
 
 
 def test_text_from_a_recording_cannot_leave_its_string_or_its_comment(tmp_path):
-    evil = a_call("evil", 'aten::x"; system("true"); //', "", arg("a", "str", value='"); system("true'))
+    evil = a_call("evil", 'aten::x"; system("true"); //', a=("str", '"); system("true'))
     plan = a_plan(evil)
     plan.origin = Origin(trace="a\\\nint main() {")
     generate(plan, tmp_path)

@@ -7,7 +7,6 @@ from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy, RunEnergy, 
 from lab.rooms.kernels.replay.args import Call, Forward, Launch, Origin, ReplayPlan, Signature
 
 
-# from windows to closure
 def a_plan():
     big, small, other = (
         Signature(sig_id=name, op=op, launches=(Launch(kernel),))

@@ -1,4 +1,4 @@
-"""The arithmetic from windows to joules per call and to the closure."""
+"""The plan of an energy run, and the arithmetic from windows to joules per call and to the closure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import statistics
 import msgspec
 import pytest
 
+from lab.errors import GpuError, UsageError
 from lab.power.windows import Window
-from lab.rooms.kernels.energy.choice import EnergyConfig
+from lab.rooms.kernels.energy.choice import EnergyConfig, choose
 from lab.rooms.kernels.energy.evaluate import evaluate
 from lab.rooms.kernels.energy.summary import missing_sentences, status, terminal
 from lab.rooms.kernels.replay.args import Launch, Orphan
@@ -192,3 +193,19 @@ def test_a_call_with_less_than_idle_power_is_named_though_its_energy_is_in_the_s
     assert missing_sentences(result) == [
         "1 distinct call with impossible energy, which the sums hold: net energy below zero: aten::mm (big)"
     ]
+
+
+def test_calls_are_chosen_by_time_and_similar_calls_stand_in():
+    chosen, stands_for = choose(a_plan(), EnergyConfig(coverage=0.7))
+    assert chosen == [0] and stands_for == {2: 0, 1: 0}
+    everything, nobody = choose(a_plan(), EnergyConfig(coverage=1.0))
+    assert everything == [0, 2, 1] and nobody == {}
+    assert choose(a_plan(), EnergyConfig(coverage=1.0, most_calls=1))[0] == [0]
+
+
+def test_a_run_without_gpu_is_refused_before_anything_starts():
+    from lab.core.plan import Site
+    from lab.rooms.kernels.plan import energy_run
+
+    with pytest.raises((GpuError, UsageError), match="measured on a GPU"):
+        energy_run(a_plan(), EnergyConfig(), Site(vendor="none"))

@@ -9,71 +9,34 @@ from pathlib import Path
 MUL = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor"
 
 
-def op(name, ts, dur, number, dims=(), types=(), strides=(), concrete=(), tid=1):
-    return {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": name,
-        "pid": 1,
-        "tid": tid,
-        "ts": ts,
-        "dur": dur,
-        "args": {
-            "External id": number,
-            "Record function id": number,
-            "Input Dims": list(dims),
-            "Input type": list(types),
-            "Input Strides": list(strides),
-            "Concrete Inputs": list(concrete),
-        },
-    }
+def event(cat, name, ts, dur, args, pid=0, tid=7):
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
-def kernel(name, ts, dur, owner, grid=(1, 1, 1), block=(128, 1, 1), smem=0, correlation=-1):
-    return {
-        "ph": "X",
-        "cat": "kernel",
-        "name": name,
-        "pid": 0,
-        "tid": 7,
-        "ts": ts,
-        "dur": dur,
-        "args": {
-            "External id": owner,
-            "correlation": correlation,
-            "grid": list(grid),
-            "block": list(block),
-            "shared memory": smem,
-            "stream": 7,
-            "device": 0,
-        },
+def op(name, ts, dur, number, dims=(), types=(), strides=(), concrete=()):
+    recorded = {
+        "Input Dims": dims,
+        "Input type": types,
+        "Input Strides": strides,
+        "Concrete Inputs": concrete,
     }
+    ids = {"External id": number, "Record function id": number}
+    return event("cpu_op", name, ts, dur, {**ids, **recorded}, pid=1, tid=1)
+
+
+def kernel(name, ts, dur, owner, correlation=-1, cat="kernel"):
+    ids = {"External id": owner, "correlation": correlation, "stream": 7, "device": 0}
+    shape = {"grid": [1, 1, 1], "block": [128, 1, 1], "shared memory": 0}
+    return event(cat, name, ts, dur, {**ids, **shape})
 
 
 def copy(name, ts, dur, owner, num_bytes):
-    return {
-        "ph": "X",
-        "cat": "gpu_memcpy",
-        "name": name,
-        "pid": 0,
-        "tid": 7,
-        "ts": ts,
-        "dur": dur,
-        "args": {"External id": owner, "bytes": num_bytes, "stream": 7, "device": 0},
-    }
+    args = {"External id": owner, "bytes": num_bytes, "stream": 7, "device": 0}
+    return event("gpu_memcpy", name, ts, dur, args)
 
 
 def mark(name, ts, dur):
-    return {
-        "ph": "X",
-        "cat": "user_annotation",
-        "name": name,
-        "pid": 1,
-        "tid": 1,
-        "ts": ts,
-        "dur": dur,
-        "args": {},
-    }
+    return event("user_annotation", name, ts, dur, {}, pid=1, tid=1)
 
 
 def tensor(storage, numel, dtype="c10::Half", itemsize=2, offset=0, device="cuda:0"):
@@ -104,18 +67,13 @@ def mul_node(rf_id=1, left=1, right=2, result=3):
 
 
 def mul_op(ts=10.0, number=1):
-    return op(
-        "aten::mul", ts, 5.0, number, [[2, 4], [2, 4]], ["c10::Half", "c10::Half"], [[4, 1], [4, 1]], ["", ""]
-    )
+    return op("aten::mul", ts, 5.0, number, [[2, 4]] * 2, ["c10::Half"] * 2, [[4, 1]] * 2, [""] * 2)
 
 
 def write_trace(path: Path, events) -> Path:
     document = {"traceEvents": list(events), "deviceProperties": [{"name": "NVIDIA H200", "numSms": 132}]}
-    path.write_bytes(
-        gzip.compress(json.dumps(document).encode())
-        if path.suffix == ".gz"
-        else json.dumps(document).encode()
-    )
+    text = json.dumps(document).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
 
 

@@ -1,18 +1,19 @@
-"""Models from a folder, and what is refused."""
+"""Models from a folder, and what is refused; switches of torch are set and put back."""
 
 from __future__ import annotations
 
 import pytest
 
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
+
+from lab.errors import MissingError, UsageError  # noqa: E402
+from lab.rooms.kernels.config import KernelsConfig  # noqa: E402
+from lab.rooms.kernels.workload.model import encode, load, word_ids  # noqa: E402
+from lab.rooms.kernels.workload.torch_switches import read_switches, restored  # noqa: E402
 
 
 def test_a_folder_with_a_checkpoint_runs_with_its_weights(tmp_path):
-    import torch
-
-    from lab.rooms.kernels.config import KernelsConfig
-    from lab.rooms.kernels.workload.model import encode, load
-
     device = torch.device("cpu")
     made = load(KernelsConfig(model="tiny-bloom", seed=5), device, on_cpu=True).model
     made.save_pretrained(tmp_path)
@@ -28,15 +29,17 @@ def test_a_folder_with_a_checkpoint_runs_with_its_weights(tmp_path):
 
 
 def test_8_bit_without_a_checkpoint_is_refused_and_not_ignored():
-    import torch
-
-    from lab.errors import MissingError, UsageError
-    from lab.rooms.kernels.config import KernelsConfig
-    from lab.rooms.kernels.workload.model import load, word_ids
-
     with pytest.raises(UsageError, match="8-bit weights need a checkpoint"):
         load(KernelsConfig(model="tiny-bloom", eight_bit=True), torch.device("cpu"), on_cpu=True)
     with pytest.raises(MissingError, match="--weights checkpoint"):
         load(KernelsConfig(model="tiny-bloom", weights="checkpoint"), torch.device("cpu"), on_cpu=True)
     ids = word_ids("Explain distributed training in one paragraph.", 512)
     assert len(ids) == 7 and all(10 <= number < 512 for number in ids)
+
+
+def test_switches_are_set_for_the_replay_and_put_back():
+    before = read_switches()["deterministic"]
+    with restored({"deterministic": not before, "unheard_of": 1}) as unknown:
+        assert torch.are_deterministic_algorithms_enabled() is not before
+        assert unknown == []
+    assert read_switches()["deterministic"] is before

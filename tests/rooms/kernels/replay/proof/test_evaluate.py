@@ -11,8 +11,9 @@ from lab.rooms.kernels.replay.args import Call, Origin, Orphan
 from lab.rooms.kernels.replay.calls.signatures import COLLECTIVE, why_orphan
 from lab.rooms.kernels.replay.files import CallRun
 from lab.rooms.kernels.replay.proof.evaluate import bars, evaluate, total_closure
+from lab.rooms.kernels.replay.proof.rows import compare
 from lab.rooms.kernels.replay.proof.summary import missing_sentences, status, terminal
-from tests.rooms.kernels.replay.made import GEMM, a_plan, a_raw
+from tests.rooms.kernels.replay.made import FILL, GEMM, REDUCE, a_plan, a_raw
 
 
 def test_a_full_replay_covers_all_and_closes():
@@ -156,3 +157,18 @@ def test_nothing_tested_is_not_ok():
     raw = a_raw()
     raw.calls = (CallRun(0, 0, ((10.0, 2.0),)), CallRun(1, 0, ((12.0, 2.0),)), CallRun(2, 1, ((1.0,),)))
     assert status(evaluate(a_plan(), raw)) == "ok"
+
+
+def test_the_same_kernel_is_the_same_name_grid_block_and_shared_memory():
+    assert compare([GEMM, REDUCE], [GEMM, REDUCE]) == "exact"
+    assert compare([GEMM], [msgspec.structs.replace(GEMM, grid=(5, 1, 1))]) == "other geometry"
+    assert compare([GEMM], [msgspec.structs.replace(GEMM, smem_bytes=0)]) == "other geometry"
+    assert compare([GEMM], [REDUCE]) == "other kernel"
+    assert compare([GEMM, REDUCE], [REDUCE, GEMM]) == "other kernel"
+    assert compare([GEMM, REDUCE], [GEMM]) == "other kernel"
+    assert compare([GEMM], []) == "nothing launched"
+
+
+def test_copies_compare_by_kind_name_and_bytes():
+    assert compare([FILL], [msgspec.structs.replace(FILL, bytes=8)]) == "other geometry"
+    assert compare([FILL], [FILL]) == "exact"

@@ -22,9 +22,9 @@ def test_the_workload_without_a_gpu_says_so(tmp_path):
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(EnergyConfig()))
     arguments = [
         "--plan",
-        str(tmp_path / "plan.json"),
+        f"{tmp_path}/plan.json",
         "--config",
-        str(tmp_path / "config.json"),
+        f"{tmp_path}/config.json",
         "--out",
         str(tmp_path),
     ]

@@ -17,6 +17,7 @@ from lab.rooms.kernels.workload.replay.build import bind  # noqa: E402
 from lab.rooms.kernels.workload.replay.run import run  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.rooms.kernels.workload.replay.made import CPU, spec  # noqa: E402
+from tests.rooms.kernels.workload.replay.recorded import replay_recorded  # noqa: E402
 
 
 def replayed(folder, tmp_path, *, execution_trace=True, mode="in-order"):
@@ -55,36 +56,11 @@ def test_a_call_that_cannot_run_is_a_row_with_its_reason(recording, tmp_path):
 
 
 def test_the_recorder_alone_is_enough_without_an_execution_trace(tmp_path):
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    from lab.rooms.kernels.workload.recorder import Recorder, recording
-
-    net = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32))
-    ids = torch.arange(6).view(1, 6)
-
-    def forward():
-        return net(ids)[:, torch.tensor([0, 3])].softmax(-1) * 2.0
-
-    forward()
-    with (
-        torch.no_grad(),
-        profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session,
-        record_function("prefill"),
-    ):
-        forward()
-    session.export_chrome_trace(str(tmp_path / "trace.json"))
-    with (tmp_path / "ops.jsonl").open("wb") as file, torch.no_grad():
-        recorder = Recorder(file.write)
-        recorder.phase, recorder.forward = "prefill", 0
-        with recording(recorder, net):
-            forward()
-    plan = read_plan(tmp_path / "trace.json", None, tmp_path / "ops.jsonl")
+    plan, raw = replay_recorded(tmp_path)
     by_op = {signature.op: signature for signature in plan.signatures}
     assert by_op["aten::index"].origin == "recorder"
     assert [one.high for one in by_op["aten::index"].args[1].tensors if one] == [3]
     assert by_op["aten::embedding"].args[1].src == "ranged"  # the recorder knows no op below it
-    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
-    raw = run(tmp_path / "plan.json", tmp_path, mode="in-order", repeats=1, device=CPU)
     assert {one.status for one in raw.signatures} == {"ran"}
     assert False not in {one.shapes_equal for one in raw.signatures}
 
@@ -101,44 +77,12 @@ def test_an_op_in_place_gets_its_data_back_before_each_repetition():
     assert torch.equal(bound.args[0], before)
 
 
-ON_TORCH_112 = """
-import sys, torch, msgspec
-from pathlib import Path
-from torch.profiler import ProfilerActivity, profile, record_function
-from lab.rooms.kernels.replay.calls.source import read_plan
-from lab.rooms.kernels.workload.recorder import Recorder, recording
-from lab.rooms.kernels.workload.replay.run import run
-
-folder = Path(sys.argv[1])
-layers = torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32), torch.nn.GELU()
-net = torch.nn.Sequential(*layers)
-ids = torch.arange(6).view(1, 6)
-forward = lambda: net(ids)[:, torch.tensor([0, 3])].softmax(-1) * 2.0
-forward()
-profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
-with torch.no_grad(), profiler as session, record_function("prefill"):
-    forward()
-session.export_chrome_trace(str(folder / "trace.json"))
-with (folder / "ops.jsonl").open("wb") as file, torch.no_grad():
-    recorder = Recorder(file.write)
-    recorder.phase, recorder.forward = "prefill", 0
-    with recording(recorder, net):
-        forward()
-plan = read_plan(folder / "trace.json", None, folder / "ops.jsonl")
-(folder / "plan.json").write_bytes(msgspec.json.encode(plan))
-raw = run(folder / "plan.json", folder, mode="in-order", repeats=2, device=torch.device("cpu"))
-for signature, one in zip(plan.signatures, raw.signatures):
-    print(torch.__version__, signature.op, signature.origin, one.status, one.shapes_equal, sep="|")
-"""
-
-
 def test_under_torch_1_12_the_recorders_calls_replay(tmp_path):
     python = os.environ.get("LAB_PYTHON_TORCH112")
     if not python:
         pytest.skip("LAB_PYTHON_TORCH112 names no Python with torch 1.12")
-    found = subprocess.run(
-        [python, "-c", ON_TORCH_112, str(tmp_path)], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    command = [python, "-m", "tests.rooms.kernels.workload.replay.recorded", str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     rows = [line.split("|") for line in found.stdout.splitlines() if line.count("|") == 4]
     assert all(row[0].startswith("1.12") for row in rows)
     mine = [row for row in rows if row[2] == "recorder"]

@@ -47,14 +47,8 @@ def test_the_recording_gives_one_id_to_empty_tensors(plan):
 def test_it_replays_in_order_in_a_process_of_its_own_and_lives(plan):
     folder, plan = plan
     (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
-    command = [
-        sys.executable,
-        "-m",
-        "lab.rooms.kernels.workload.replay.main",
-        "--plan",
-        str(folder / "plan.json"),
-    ]
-    command += ["--out", str(folder / "out"), "--repeats", "2", "--device", "cpu"]
+    words = f"-m lab.rooms.kernels.workload.replay.main --plan {folder}/plan.json --out {folder}/out"
+    command = [sys.executable, *words.split(), "--repeats", "2", "--device", "cpu"]
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     raw = msgspec.json.decode((folder / "out" / "replay_raw.json").read_bytes(), type=RawReplay)
