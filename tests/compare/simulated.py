@@ -72,8 +72,10 @@ class Program:
         ends_ns = np.cumsum(dur_ns + gaps_ns)
         offset_ns = np.repeat(self.work.start_ns[first] - (ends_ns - dur_ns)[first], KERNELS)
         work = replace(self.work)
-        shared = {name: getattr(self.work, name) for name in ("order", "launched_ns", "launch_known", "keys")}
-        vars(work).update(shared, dur_ns=dur_ns, start_ns=ends_ns - dur_ns + offset_ns)
+        shared = {name: getattr(self.work, name) for name in ("order", "launched_ns", "_call", "keys")}
+        start_ns = ends_ns - dur_ns + offset_ns
+        ops = self.work.ops.with_columns(start_ns=start_ns, end_ns=start_ns + dur_ns)
+        vars(work).update(shared, ops=ops)
         return work
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,68 +47,67 @@ def files(side: str, works: Sequence[Work]) -> list[File]:
 
 
 def evidence_of(
-    side: str, work: Work, units: Units, *, keys: Sequence[Key], call: str, idle: bool
+    side: str, work: Work, units: Units, *, keys: Sequence[Key | None], call: str, idle: bool
 ) -> list[Evidence]:
     """What stands for a finding on one side: a call of this API function, an operation with one of these
     keys, or the longest gap of a unit; none where the side has none."""
     if call:
-        event = _first_call(work, units, call)
-    elif keys:
-        event = _median_operation(work, units, set(keys))
+        found = _first_call(work, units, call)
+    elif any(keys):
+        found = _median_operation(work, units, {*keys})
     else:
-        event = _longest_gap(work, units) if idle else None
-    return [Evidence(side=side, file=work.trace.source.name, **event)] if event else []
+        found = _longest_gap(work, units) if idle else None
+    if not found:
+        return []
+    event, (start_ns, dur_ns, launched_ns, correlation), count = found
+    unit = int(step_at(work.steps_ns, np.array([launched_ns]))[0])
+    return [
+        Evidence(
+            side=side,
+            file=work.trace.source.name,
+            event=event,
+            start_ns=int(start_ns),
+            dur_ns=int(dur_ns),
+            unit=unit,
+            correlation=int(correlation),
+            count=count,
+        )
+    ]
 
 
-def _first_call(work: Work, units: Units, call: str) -> dict[str, Any] | None:
+# An event's name; its start, duration, launch and correlation; how many there are.
+_Found = tuple[str, tuple[int, int, int, int], int]
+
+
+def _first_call(work: Work, units: Units, call: str) -> _Found | None:
     api = work.trace.api
     # nsys writes cudaLaunchKernel_v7000
-    names = [text == call or (work.plain and text.startswith(f"{call}_v")) for text in work.trace.strings]
-    rows = np.flatnonzero(np.isin(api.name_id, np.flatnonzero(names)) & units.called)
+    is_named = work.trace.by_text(
+        lambda text: text == call or (work.plain and text.startswith(f"{call}_v")), api.name_id
+    )
+    rows = np.flatnonzero(is_named & units.called)
     if not len(rows):
         return None
-    row = int(rows[np.argmin(api.start_ns[rows])])
-    return {
-        "event": call,
-        "start_ns": int(api.start_ns[row]),
-        "dur_ns": int(api.dur_ns[row]),
-        "unit": int(step_at(work.steps_ns, api.start_ns[row : row + 1])[0]),
-        "correlation": int(api.corr[row]),
-        "count": len(rows),
-    }
+    row = rows[np.argmin(api.start_ns[rows])]
+    return call, (api.start_ns[row], api.dur_ns[row], api.start_ns[row], api.corr[row]), len(rows)
 
 
-def _median_operation(work: Work, units: Units, wanted: set[Key]) -> dict[str, Any] | None:
-    names, key_of = work.keys
-    is_wanted = np.array([key in wanted for key in names], dtype=bool)
-    rows = np.flatnonzero(is_wanted[key_of] & units.chosen)
+def _median_operation(work: Work, units: Units, wanted: set[Key | None]) -> _Found | None:
+    rows = np.flatnonzero(work.is_key(wanted.__contains__) & units.chosen)
     if not len(rows):
         return None
-    row = int(rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
-    return {
-        "event": names[int(key_of[row])][3],
-        "start_ns": int(work.start_ns[row]),
-        "dur_ns": int(work.dur_ns[row]),
-        "unit": int(step_at(work.steps_ns, work.launched_ns[row : row + 1])[0]),
-        "correlation": int(work.trace.ops.corr[work.order[row]]),
-        "count": len(rows),
-    }
+    row = rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]]
+    times = work.start_ns[row], work.dur_ns[row], work.launched_ns[row], work.ops.corr[row]
+    return work.kernel(row), times, len(rows)
 
 
-def _longest_gap(work: Work, units: Units) -> dict[str, Any] | None:
+def _longest_gap(work: Work, units: Units) -> _Found | None:
     rows = np.flatnonzero(units.chosen)
     ends = np.maximum.accumulate(work.start_ns[rows] + work.dur_ns[rows])
-    unit = step_at(work.steps_ns, work.launched_ns[rows])
+    unit = units.step_of[rows]
     inside_ns = np.where(unit[1:] == unit[:-1], work.start_ns[rows][1:] - ends[:-1], 0)
     if not (inside_ns > 0).any():
         return None
     longest = int(np.argmax(inside_ns))
-    names, key_of = work.keys
-    return {
-        "event": f"idle before {names[int(key_of[rows[longest + 1]])][3]}",
-        "start_ns": int(ends[longest]),
-        "dur_ns": int(inside_ns[longest]),
-        "unit": int(unit[longest]),
-        "correlation": -1,
-        "count": int((inside_ns > 0).sum()),
-    }
+    times = ends[longest], inside_ns[longest], work.launched_ns[rows[longest]], -1
+    return f"idle before {work.kernel(rows[longest + 1])}", times, int((inside_ns > 0).sum())

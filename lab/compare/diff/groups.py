@@ -53,42 +53,35 @@ class Group(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Placed:
-    """One side's units, and where in the program each operation of `Work` was launched: phase and module (n,)
-    index `phases` ("": not known) and `modules` (none around it: ()). source: recorded, ranges, or "".
-    """
+    """One side's units, and where in the program each operation of `Work` was launched: `place` (n,) indexes
+    `places`, each a phase ("": not known) and the modules around it (none: ()). source of the modules:
+    recorded, ranges, or ""."""
 
     work: Work
     units: Units
-    phase: np.ndarray
-    phases: list[str]
-    module: np.ndarray
-    modules: list[Path]
+    place: np.ndarray
+    places: list[tuple[str, Path]]
     source: str
 
     def paths_of(self, rows: np.ndarray) -> list[Path]:
-        """The distinct phases and modules around these operations."""
-        pairs = np.unique(np.stack([self.phase[rows], self.module[rows]], axis=1), axis=0)
-        return [self._path(phase, module) for phase, module in pairs.tolist()]
+        """The phase and the modules around each of these operations."""
+        paths = self.paths
+        return [paths[index] for index in self.place[rows].tolist()]
 
-    def by_path(self) -> tuple[np.ndarray, list[Path]]:
-        """The phase and modules around each operation (n,), as an index of a list of paths."""
-        pair = self.phase * len(self.modules) + self.module
-        distinct, index = np.unique(pair, return_inverse=True)
-        paths = [self._path(*divmod(code, len(self.modules))) for code in distinct.tolist()]
-        return index.reshape(-1), paths
+    @property
+    def paths(self) -> list[Path]:
+        """Of `places`."""
+        return [(phase, *modules) if phase else modules for phase, modules in self.places]
 
-    def sums(self, index: np.ndarray, size: int) -> list[CallsAndNs]:
-        """Calls and ns per unit of each value of `index` (n,)."""
-        chosen, count = self.units.chosen, self.units.count
-        n = np.bincount(index[chosen], minlength=size) / count
-        ns = np.bincount(index[chosen], weights=self.work.dur_ns[chosen], minlength=size) / count
+    def sums(self) -> list[CallsAndNs]:
+        """Calls and ns per unit of each of `places`."""
+        chosen, count, size = self.units.chosen, self.units.count, len(self.places)
+        n = np.bincount(self.place[chosen], minlength=size) / count
+        ns = np.bincount(self.place[chosen], weights=self.work.dur_ns[chosen], minlength=size) / count
         return list(zip(n.tolist(), ns.tolist(), strict=True))
 
     def by_phase(self) -> dict[str, CallsAndNs]:
-        return _summed(zip(self.phases, self.sums(self.phase, len(self.phases)), strict=True))
-
-    def _path(self, phase: int, module: int) -> Path:
-        return (*filter(None, (self.phases[phase],)), *self.modules[module])
+        return _summed(zip((phase or NO_PHASE for phase, _ in self.places), self.sums(), strict=True))
 
 
 def placed(work: Work, units: Units) -> Placed:
@@ -98,15 +91,19 @@ def placed(work: Work, units: Units) -> Placed:
     path, origin = projection.ops.path, projection.ops.origin  # origin: the path of the forward operator
     phase_at, phases = _along(projection, phase_of)
     module_at, modules = _along(projection, module_of)
-    phase, module = phase_at[path], module_at[np.where(origin > 0, origin, path)]
-    source = "ranges" if any(modules[index] for index in np.unique(module).tolist()) else ""
+    module = module_at[np.where(origin > 0, origin, path)]
+    source = "ranges"
     if trace.meta.stacks and any(recorded := _recorded(trace, projection)):
         source = "recorded"
         modules = list(dict.fromkeys(recorded))
         index_of = {path: index for index, path in enumerate(modules)}
         module = np.array([index_of[path] for path in recorded], dtype=np.int64)
-    names = [path[-1] if path else "" for path in phases]
-    return Placed(work, units, phase[work.order], names, module[work.order], modules, source)
+    pairs = np.stack([phase_at[path], module], axis=1)[work.order]
+    distinct, place = np.unique(pairs, axis=0, return_inverse=True)
+    places = [
+        (phases[outer][-1] if phases[outer] else "", modules[inner]) for outer, inner in distinct.tolist()
+    ]
+    return Placed(work, units, place.reshape(-1), places, source if any(inner for _, inner in places) else "")
 
 
 def _names(capture: Capture) -> tuple[list[str], list[str]]:
@@ -156,18 +153,14 @@ def _recorded(trace: Capture, projection: Projection) -> list[Path]:
 
 
 def by_phase(a: Placed, b: Placed) -> list[Group]:
-    return _grouped(*({name or NO_PHASE: sums for name, sums in side.by_phase().items()} for side in (a, b)))
+    return _grouped(a.by_phase(), b.by_phase())
 
 
-def by_op(a: Units, b: Units) -> list[Group]:
+def by_key(name: str, a: Units, b: Units) -> list[Group]:
+    """name: op or kernel."""
+    part, unknown = (0, NO_OP) if name == "op" else (3, "unnamed")
     return _grouped(
-        *(_summed((key[0] or NO_OP, sums) for key, sums in units.sums.items()) for units in (a, b))
-    )
-
-
-def by_kernel(a: Units, b: Units) -> list[Group]:
-    return _grouped(
-        *(_summed((key[3] or "unnamed", sums) for key, sums in units.sums.items()) for units in (a, b))
+        *(_summed((key[part] or unknown, sums) for key, sums in units.sums.items()) for units in (a, b))
     )
 
 
@@ -179,16 +172,16 @@ def by_module(a: Placed, b: Placed) -> list[Group]:
     rank = {path: index for index, path in enumerate(dict.fromkeys([*sides[0], *sides[1]]))}
     groups = []
     for path in sorted(rank, key=lambda path: [rank[path[:depth]] for depth in range(len(path) + 1)]):
-        (n_a, ns_a), (n_b, ns_b) = (side[path][0] if path in side else NOTHING for side in sides)
-        if not path and not (n_a or n_b):
+        # Around all modules is what is in none; a side that has nothing there is not counted.
+        own = [side[path][0] if path in side and (path or side[path][0][0]) else None for side in sides]
+        if own == [None, None]:
             continue
         inner_ns = [
             sum(sums[1] for inner, (sums, _) in side.items() if inner[: len(path)] == path) for side in sides
         ]
         counts = [times[path[: depth + 1]] for depth in range(len(path))]
         names = [f"{name} x{n}" if n > 1 else name for name, n in zip(path, counts, strict=True)]
-        on = _on(path in sides[0], path in sides[1]) if path else _on(bool(n_a), bool(n_b))
-        group = _group(" / ".join(names) or NO_MODULE, on, (n_a, ns_a), (n_b, ns_b))
+        group = _group(" / ".join(names) or NO_MODULE, *own)
         group.times, group.whole_change_ns = times[path], inner_ns[1] - inner_ns[0]
         groups.append(group)
     return groups
@@ -197,10 +190,9 @@ def by_module(a: Placed, b: Placed) -> list[Group]:
 def _by_class(side: Placed) -> dict[Path, tuple[CallsAndNs, int]]:
     """Own calls and ns of each path of classes, and of those above it; and how many instances it stands for,
     below one instance of what is around it."""
-    path_of, paths = side.by_path()
-    sums = side.sums(path_of, len(paths))
+    paths, sums = side.paths, side.sums()
     chosen = np.flatnonzero(side.units.chosen)
-    in_order = path_of[chosen[np.argsort(side.work.launched_ns[chosen], kind="stable")]]
+    in_order = side.place[chosen[np.argsort(side.work.launched_ns[chosen], kind="stable")]]
     sums_of: dict[Path, CallsAndNs] = {}
     instances: dict[Path, dict[Path, set[str]]] = defaultdict(lambda: defaultdict(set))
     for index in dict.fromkeys(in_order.tolist()):
@@ -231,19 +223,14 @@ def _added(sums: CallsAndNs, calls_and_ns: CallsAndNs) -> CallsAndNs:
 
 def _grouped(a: Mapping[str, CallsAndNs], b: Mapping[str, CallsAndNs]) -> list[Group]:
     """One row per key, largest change first."""
-    groups = [
-        _group(key, _on(key in a, key in b), a.get(key, NOTHING), b.get(key, NOTHING)) for key in {**a, **b}
-    ]
+    groups = [_group(key, a.get(key), b.get(key)) for key in {**a, **b}]
     return sorted(groups, key=lambda group: (-abs(group.change_ns), group.key))
 
 
-def _group(key: str, on: str, a: CallsAndNs, b: CallsAndNs) -> Group:
-    (n_a, ns_a), (n_b, ns_b) = a, b
+def _group(key: str, a: CallsAndNs | None, b: CallsAndNs | None) -> Group:
+    (n_a, ns_a), (n_b, ns_b) = a or NOTHING, b or NOTHING
+    on = ONLY_B if a is None else ONLY_A if b is None else BOTH
     return Group(key=key, on=on, n_a=n_a, n_b=n_b, ns_a=ns_a, ns_b=ns_b, change_ns=ns_b - ns_a)
-
-
-def _on(in_a: bool, in_b: bool) -> str:
-    return BOTH if in_a and in_b else ONLY_A if in_a else ONLY_B
 
 
 def limits(a: Placed, b: Placed) -> list[str]:
@@ -251,8 +238,8 @@ def limits(a: Placed, b: Placed) -> list[str]:
     texts = []
     for name, side in (("A", a), ("B", b)):
         ns = {phase: ns for phase, (_, ns) in side.by_phase().items()}
-        unknown = ns.get("", 0.0) / sum(ns.values()) if sum(ns.values()) else 0.0
-        if not any(ns):
+        unknown = ns.get(NO_PHASE, 0.0) / (sum(ns.values()) or 1.0)
+        if not set(ns) - {NO_PHASE}:
             texts.append(f"{name} names no phase (forward, backward, ...)")
         elif unknown > MUCH:
             texts.append(f"{name}: {unknown:.0%} of the kernel time is in no phase that is known by its name")

@@ -22,13 +22,13 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
     texts = []
     sides = (("A", a, of_a), ("B", b, of_b))
     for side, work, units in sides:
-        unlinked = int((~work.has(0)).sum())
+        unlinked = int((~work.has_op).sum())
         if unlinked and "op" not in work.drop:
             total = plural(len(work.dur_ns), "GPU operation")
             texts.append(f"{side}: {unlinked} of {total} have no known op and are aligned by kernel name")
         odd = [first_few(work.trace.problems, ODD, between="; ")] if work.trace.problems else []
         texts += [f"{side}: {text}" for text in (*sentences(work.trace.lacks), *odd)]
-        if (gpus := len(np.unique(work.trace.ops.device))) > 1:
+        if (gpus := len(np.unique(work.ops.device))) > 1:
             texts.append(
                 f"{side}: one process on {gpus} GPUs: idle is when none of them works, overlap is across them"
             )
