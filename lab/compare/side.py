@@ -135,8 +135,8 @@ class Work:
         op, operators = link_ops(self.trace)[self.order], self.trace.operators
         ids = [self.ops.name_id]
         for name, column in (("op", "name_id"), ("dims", "dims_id"), ("types", "types_id")):
-            known = np.append(getattr(operators, column), -1)[op]
-            ids.append(np.full(len(op), -1) if name in self.drop else known)
+            known_ids = np.append(getattr(operators, column), -1)[op]
+            ids.append(np.full(len(op), -1) if name in self.drop else known_ids)
         distinct, index_of = np.unique(np.stack(ids, axis=1), axis=0, return_inverse=True)
         text, named = self.trace.name, plain_name if self.plain else kernel_name
         keys = [(text(o), text(d), text(t), named(text(k))) for k, o, d, t in distinct.tolist()]

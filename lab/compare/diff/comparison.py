@@ -264,8 +264,8 @@ def _slowest(times: Mapping[int, Mapping[str, float]]) -> int | None:
         for rank, of_rank in times.items()
         if of_rank["span_ns"] >= least_ns
     }
-    slowest, *others = sorted(own_ns, key=own_ns.__getitem__, reverse=True)
-    is_alone = not others or own_ns[others[0]] < (1 - SLOWEST) * own_ns[slowest]
+    slowest, *next_ranks = sorted(own_ns, key=own_ns.__getitem__, reverse=True)
+    is_alone = not next_ranks or own_ns[next_ranks[0]] < (1 - SLOWEST) * own_ns[slowest]
     return slowest if is_alone else None
 
 

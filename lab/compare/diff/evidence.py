@@ -52,14 +52,14 @@ def evidence_of(
     """What stands for a finding on one side: a call of this API function, an operation with one of these
     keys, or the longest gap of a unit; none where the side has none."""
     if call:
-        found = _first_call(work, units, call)
+        example = _first_call(work, units, call)
     elif any(keys):
-        found = _median_operation(work, units, {*keys})
+        example = _median_operation(work, units, {*keys})
     else:
-        found = _longest_gap(work, units) if idle else None
-    if not found:
+        example = _longest_gap(work, units) if idle else None
+    if not example:
         return []
-    event, (start_ns, dur_ns, launched_ns, correlation), count = found
+    event, (start_ns, dur_ns, launched_ns, correlation), count = example
     unit = int(step_at(work.steps_ns, np.array([launched_ns]))[0])
     return [
         Evidence(

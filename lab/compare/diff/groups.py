@@ -173,15 +173,15 @@ def by_module(a: Placed, b: Placed) -> list[Group]:
     groups = []
     for path in sorted(rank, key=lambda path: [rank[path[:depth]] for depth in range(len(path) + 1)]):
         # Around all modules is what is in none; a side that has nothing there is not counted.
-        own = [side[path][0] if path in side and (path or side[path][0][0]) else None for side in sides]
-        if own == [None, None]:
+        own_sums = [side[path][0] if path in side and (path or side[path][0][0]) else None for side in sides]
+        if own_sums == [None, None]:
             continue
         inner_ns = [
             sum(sums[1] for inner, (sums, _) in side.items() if inner[: len(path)] == path) for side in sides
         ]
         counts = [times[path[: depth + 1]] for depth in range(len(path))]
         names = [f"{name} x{n}" if n > 1 else name for name, n in zip(path, counts, strict=True)]
-        group = _group(" / ".join(names) or NO_MODULE, *own)
+        group = _group(" / ".join(names) or NO_MODULE, *own_sums)
         group.times, group.whole_change_ns = times[path], inner_ns[1] - inner_ns[0]
         groups.append(group)
     return groups
