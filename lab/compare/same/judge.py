@@ -196,8 +196,8 @@ def _check_start(a: Recording, recording: Recording, name: str, *, ulps_apart: f
 
 
 def _is_near(a: Row, b: Row, ulps_apart: float) -> bool:
-    """Inputs of one type bit by bit. Of weights, and of inputs in another type, sampled elements may differ by
-    so many ULPs at most, and sums of all by no more than follows."""
+    """Inputs of one type bit by bit. Of weights, and of inputs in another type, sampled elements differ by so
+    many ULPs at most, and sums of all by no more than follows."""
     if a.shape != b.shape or (a.kind == "input" and a.dtype == b.dtype):
         return a.shape == b.shape and a.ck == b.ck
     near, least = 2 * ulps_apart * EPS.get(a.dtype, 0.0), TINIEST.get(a.dtype, 0.0)
@@ -211,13 +211,14 @@ def _check_draws(a: Recording, floor: Recording) -> None:
     pairs = pair(a.rows, floor.rows)
     for k, j in zip(pairs.a.tolist(), pairs.b.tolist(), strict=True):
         row, partner = a.rows[k], floor.rows[j]
-        is_draw = _is_random(row.op) and row.sample and row.sample_at == partner.sample_at
-        if is_draw and row.ck != partner.ck:
-            if relative(samples_of([row]), samples_of([partner]))[0] > NOT_ROUNDING:
-                raise UsageError(
-                    f"the floor {floor.path} drew other random numbers than A (first: {row.op})",
-                    fix="seed both runs alike: torch.manual_seed before each recording",
-                )
+        is_draw = _is_random(row.op) and row.ck != partner.ck and row.sample
+        if not is_draw or row.sample_at != partner.sample_at:
+            continue
+        if relative(samples_of([row]), samples_of([partner]))[0] > NOT_ROUNDING:
+            raise UsageError(
+                f"the floor {floor.path} drew other random numbers than A (first: {row.op})",
+                fix="seed both runs alike: torch.manual_seed before each recording",
+            )
 
 
 def _is_random(op: str) -> bool:

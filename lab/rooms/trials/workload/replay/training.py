@@ -124,7 +124,9 @@ class Training(Recorder):
             return
         if self._open:
             self.rows.flush(self.step - 1)  # the step that is open is not whole
-        self.rows.close(ended=ended, notes=[*self.unwatched_note(), *self.notes][:100], unwritten=self.unwritten)
+        self.rows.close(
+            ended=ended, notes=[*self.unwatched_note(), *self.notes][:100], unwritten=self.unwritten
+        )
         self.rows = None
 
     # What the program does
