@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from lab.compare.diff.around import Differs, differences, unknown
+from lab.compare.diff.around import Differs, differences, notes, of_collectives, unknown
 from lab.compare.diff.causes import add_clocks, judged, phase_alone
 from lab.compare.diff.comparable import (
     Axis,
@@ -24,7 +24,6 @@ from lab.compare.diff.evidence import File, evidence_of, files
 from lab.compare.diff.findings import WHOLE, Call, Finding, calls, findings, of_whole, unnamed
 from lab.compare.diff.groups import Group, Placed, by_key, by_module, by_phase, limits, placed
 from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, enough_processes, floor_ns_of
-from lab.compare.diff.limits import notes, of_collectives
 from lab.compare.diff.split import Block, Row, common, parts_of, replaced
 from lab.compare.side import Side, Work, is_wait, place_text, read_side
 from lab.compare.units import TIMES, Units, step_times, times_of, unit_of, units

@@ -7,8 +7,9 @@ backward pass lies in the module of its forward operator.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from lab.recordings.graphs.frames import class_of, modules_of
 from lab.recordings.phase_names import PhaseNames, is_step, is_warmup
 from lab.recordings.projection import Projection, project
 from lab.recordings.projection.sums import forward_operators
+from lab.recordings.tables import Table
 from lab.recordings.views import launch_calls
 
 KINDS = ("phase", "module", "op", "kernel")
@@ -87,68 +89,72 @@ class Placed:
 def placed(work: Work, units: Units) -> Placed:
     trace = work.trace
     projection = project(trace)
-    phase_of, module_of = _names(projection.capture)
     path, origin = projection.ops.path, projection.ops.origin  # origin: the path of the forward operator
-    phase_at, phases = _along(projection, phase_of)
-    module_at, modules = _along(projection, module_of)
-    module = module_at[np.where(origin > 0, origin, path)]
-    source = "ranges"
+    of_modules = np.where(origin > 0, origin, path)
+    names_of = _range_names(projection)
+    modules_of_node: Callable[[int], Path] = lru_cache(None)(lambda node: _modules(names_of(node)))
+    recorded: list[Path] = []
     if trace.meta.stacks and any(recorded := _recorded(trace, projection)):
-        source = "recorded"
-        modules = list(dict.fromkeys(recorded))
-        index_of = {path: index for index, path in enumerate(modules)}
-        module = np.array([index_of[path] for path in recorded], dtype=np.int64)
-    pairs = np.stack([phase_at[path], module], axis=1)[work.order]
-    distinct, place = np.unique(pairs, axis=0, return_inverse=True)
-    places = [
-        (phases[outer][-1] if phases[outer] else "", modules[inner]) for outer, inner in distinct.tolist()
-    ]
-    return Placed(work, units, place.reshape(-1), places, source if any(inner for _, inner in places) else "")
+        paths = list(dict.fromkeys(recorded))
+        index_of = {path: index for index, path in enumerate(paths)}
+        of_modules, modules_of_node = np.array([index_of[path] for path in recorded]), paths.__getitem__
+    nodes, node_of = np.unique(np.stack([path, of_modules], axis=1)[work.order], axis=0, return_inverse=True)
+    place_of = [(_phase(names_of(outer)), modules_of_node(inner)) for outer, inner in nodes.tolist()]
+    places = list(dict.fromkeys(place_of))
+    number_of = {one: number for number, one in enumerate(places)}
+    place = np.array([number_of[one] for one in place_of], dtype=np.int64)[node_of.reshape(-1)]
+    source = "recorded" if any(recorded) else "ranges" if any(inner for _, inner in places) else ""
+    return Placed(work, units, place, places, source)
 
 
-def _names(capture: Capture) -> tuple[list[str], list[str]]:
-    """Per string of the capture, "" at the end: the phase that it names, and the module; "" for none."""
-    is_named = np.zeros(len(capture.strings) + 1, dtype=bool)
-    is_named[capture.ranges.name_id[capture.ranges.kind != OP]] = True
-    phase_names = PhaseNames()
-    phases, modules = [], []
-    for text, named in zip([*capture.strings, ""], is_named.tolist(), strict=True):
-        phase = phase_names.phase_of(text) if named else ""
-        is_module = named and not phase and not is_step(text) and not is_warmup(text)
+def _range_names(projection: Projection) -> Callable[[int], Path]:
+    """The names of the ranges along a path of the tree, outermost first, without those of operators."""
+    ranges, tree = projection.capture.ranges, projection.tree
+    named = set(ranges.name_id[ranges.kind != OP].tolist())
+
+    @lru_cache(None)
+    def names(node: int) -> Path:
+        ids = []
+        while node > 0:
+            ids.append(int(tree.name_id[node]))
+            node = int(tree.parent[node])
+        return tuple(projection.capture.name(index) for index in reversed(ids) if index in named)
+
+    return names
+
+
+_phase_of = lru_cache(maxsize=4096)(PhaseNames().phase_of)
+
+
+def _phase(names: Path) -> str:
+    return next(filter(None, map(_phase_of, reversed(names))), "")
+
+
+def _modules(names: Path) -> Path:
+    return tuple(
+        name.removeprefix(MODULE)
+        for name in names
+        if not (_phase_of(name) or is_step(name) or is_warmup(name))
         # The profiler's own marks, and what libraries write.
-        is_module &= "#" not in text and "::" not in text and not text.lower().startswith(_LIBRARIES)
-        phases.append(phase)
-        modules.append(text.removeprefix(MODULE) if is_module else "")
-    return phases, modules
-
-
-def _along(projection: Projection, texts: list[str]) -> tuple[np.ndarray, list[Path]]:
-    """The texts along each path of the tree, as indices of a list."""
-    paths: list[Path] = [()]
-    for node in range(1, len(projection.tree)):
-        above, text = paths[int(projection.tree.parent[node])], texts[int(projection.tree.name_id[node])]
-        paths.append((*above, text) if text and len(above) < DEEPEST else above)
-    index_of = {path: index for index, path in enumerate(dict.fromkeys(paths))}
-    return np.array([index_of[path] for path in paths], dtype=np.int64), list(index_of)
+        and not ("#" in name or "::" in name or name.lower().startswith(_LIBRARIES))
+    )[:DEEPEST]
 
 
 def _recorded(trace: Capture, projection: Projection) -> list[Path]:
     """The modules around each operation's launch, else around its forward operator."""
-    frames = modules_of(trace)
+    frames, ranges = modules_of(trace), projection.capture.ranges
+    paths: list[Path] = [()] * len(trace.ops)
+
+    def add(rows: np.ndarray, around: Table) -> None:
+        modules = frames.modules(around.pid, around.tid, around.start_ns)
+        for row, path in zip(rows.tolist(), modules, strict=True):
+            paths[row] = path[:DEEPEST]
+
     call = launch_calls(trace)
-    paths: list[Path] = [()] * len(call)
-    launched = np.flatnonzero(call >= 0)
-    calls = trace.api.take(call[launched])
-    own_paths = frames.modules(calls.pid, calls.tid, calls.start_ns)
-    for row, path in zip(launched.tolist(), own_paths, strict=True):
-        paths[row] = path[:DEEPEST]
-    ranges = projection.capture.ranges
+    add(np.flatnonzero(call >= 0), trace.api.take(call[call >= 0]))
     bare = np.flatnonzero([not path for path in paths])
     forward = forward_operators(ranges, projection.instances.parent, projection.ops.range[bare])
-    bare, forward = bare[forward >= 0], forward[forward >= 0]
-    forward_paths = frames.modules(ranges.pid[forward], ranges.tid[forward], ranges.start_ns[forward])
-    for row, path in zip(bare.tolist(), forward_paths, strict=True):
-        paths[row] = path[:DEEPEST]
+    add(bare[forward >= 0], ranges.take(forward[forward >= 0]))
     return paths
 
 

@@ -200,9 +200,10 @@ def _is_near(a: Row, b: Row, ulps_apart: float) -> bool:
     many ULPs at most, and sums of all by no more than follows."""
     if a.shape != b.shape or (a.kind == "input" and a.dtype == b.dtype):
         return a.shape == b.shape and a.ck == b.ck
-    near, least = 2 * ulps_apart * EPS.get(a.dtype, 0.0), TINIEST.get(a.dtype, 0.0)
-    is_close = np.allclose(samples_of([a]), samples_of([b]), rtol=1.01 * near, atol=least, equal_nan=True)
-    return a.sample_at == b.sample_at and is_close and not moved([a], [b])[0] > 8 * near + least
+    near, least_value = 2 * ulps_apart * EPS.get(a.dtype, 0.0), TINIEST.get(a.dtype, 0.0)
+    samples = samples_of([a]), samples_of([b])
+    is_close = np.allclose(*samples, rtol=1.01 * near, atol=least_value, equal_nan=True)
+    return a.sample_at == b.sample_at and is_close and not moved([a], [b])[0] > 8 * near + least_value
 
 
 def _check_draws(a: Recording, floor: Recording) -> None:
@@ -242,8 +243,8 @@ def _outcome(verdict: Verdict, rows_a: int, rows_b: int) -> tuple[str, str]:
         return "undecided", "; ".join(unseen)
     if verdict.bits.compared == verdict.paired and not verdict.bits.differ:
         written = " that is written" if verdict.unwritten else ""
-        seen = f"; {first_few(verdict.notes, between='; ')}" if verdict.notes else ""
-        return "same bits", f"every output{written} is equal bit by bit{seen}"
+        unseen_notes = f"; {first_few(verdict.notes, between='; ')}" if verdict.notes else ""
+        return "same bits", f"every output{written} is equal bit by bit{unseen_notes}"
     if verdict.masked:
         reason = f"{verdict.masked:,} outputs hold NaN or infinity in both runs and differ in bits: norms, "
         reason += "which would show how much, say nothing of them"

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from lab.compare.cli import diff as command
-from lab.compare.diff import limits, timelines
+from lab.compare.diff import around, timelines
 from lab.compare.diff import split as splitting
 from lab.compare.diff import text as terminal
 from lab.compare.diff.comparison import compare, compare_pair, compare_sides
@@ -263,7 +263,7 @@ def test_a_pair_that_scatters_has_a_higher_floor_and_says_it(tmp_path):
 
 def test_a_step_too_long_to_align_is_compared_and_said(tmp_path, monkeypatch):
     other = [[("aten::exp", *one[1:]) if one[0] == "aten::relu" else one for one in step] for step in BASE]
-    for module in (splitting, limits, timelines):
+    for module in (splitting, around, timelines):
         monkeypatch.setattr(module, "MOST", 7)
     done = CliRunner().invoke(
         command,
