@@ -41,8 +41,9 @@ class Total(msgspec.Struct, kw_only=True):
     """One statistic of one quantity over the processes of both sides; shares are of BASE.
 
     change, low and high of idle time are shares of BASE's step. level: of the interval, which holds for all
-    totals at once. base_ns, head_ns: means over processes. outcome: `regression`, `excluded`, `undecided`,
-    `unconfirmed` by a second set, or `apart`: the first step decides nothing. faster: a gain is proven.
+    totals at once. base_ns, head_ns: geometric means over processes, as they are compared. outcome:
+    `regression`, `excluded`, `undecided`, `unconfirmed` by a second set, or `apart`: the first step decides
+    nothing. faster: a gain is proven.
     """
 
     name: str
@@ -93,13 +94,18 @@ def judge_totals(
         total = Total(
             name=name,
             statistic=statistic,
-            base_ns=float(np.mean(base_ns)) - added_ns,
-            head_ns=float(np.mean(head_ns)) - added_ns,
+            base_ns=geometric_mean(base_ns) - added_ns,
+            head_ns=geometric_mean(head_ns) - added_ns,
             **{field: getattr(decision, field) for field in OF_DECISION},
         )
         total.outcome = total.outcome if total.decides else APART
         totals.append(total)
     return totals
+
+
+def geometric_mean(times: Sequence[float]) -> float:
+    """The mean of the logs, in which times are compared: a change fits what is printed beside it."""
+    return float(np.exp(np.log(times).mean()))
 
 
 @dataclass

@@ -20,8 +20,18 @@ from lab.compare.diff.comparable import (
     unlike_edges,
     without_times,
 )
-from lab.compare.diff.evidence import File, evidence_of, files
-from lab.compare.diff.findings import WHOLE, Call, Finding, calls, findings, of_whole, unnamed
+from lab.compare.diff.findings import (
+    WHOLE,
+    Call,
+    File,
+    Finding,
+    calls,
+    evidence_of,
+    files,
+    findings,
+    of_whole,
+    unnamed,
+)
 from lab.compare.diff.groups import Group, Placed, by_key, by_module, by_phase, limits, placed
 from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, enough_processes, floor_ns_of
 from lab.compare.diff.split import Block, Row, common, parts_of, replaced
