@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.table import Row, at_most, measured
 from lab.compare.diff.comparison import compare, compare_pair
-from tests.compare.simulated import Program
+from tests.compare.made import Program
 
 SCATTERS = (0.004, 0.008, 0.015)
 EQUAL = {

@@ -136,7 +136,7 @@ class _ModelRecorder(Recorder):
             handle.remove()
         self._gradients()
         self.rows.flush(self.step)
-        self.rows.close(error=error, unwritten=self.unwritten)
+        self.rows.close(error=error, unwritten=self.unwritten, notes=self.unwatched_note())
         self.forget_marks()
 
 

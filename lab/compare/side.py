@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
-from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +21,11 @@ from lab.recordings.load import load_capture
 from lab.recordings.names import short_name
 from lab.recordings.nsys.export import is_folder
 from lab.recordings.phase_names import step_family
+from lab.recordings.pieces import start_of
 from lab.recordings.processes import rank_captures
-from lab.recordings.tables import MEMSET
+from lab.recordings.tables import MEMSET, Table
 from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
+from lab.stats.intervals import NO_SPANS, holding, spans
 
 _GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".xplane.pb")
 RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
@@ -84,75 +84,78 @@ class Work:
 
     @cached_property
     def order(self) -> np.ndarray:
+        """The rows (n,) of the recording's table, by start."""
         rows: np.ndarray = np.argsort(self.trace.ops.start_ns, kind="stable")
         return rows
 
     @cached_property
+    def ops(self) -> Table:
+        """The recording's GPU operations, by start."""
+        return self.trace.ops.take(self.order)
+
+    @property
     def start_ns(self) -> np.ndarray:
-        start_ns: np.ndarray = self.trace.ops.start_ns[self.order]
-        return start_ns
+        return self.ops.start_ns
 
     @cached_property
     def dur_ns(self) -> np.ndarray:
-        dur_ns: np.ndarray = self.trace.ops.dur_ns[self.order]
-        return dur_ns
+        return self.ops.dur_ns
+
+    @cached_property
+    def _call(self) -> np.ndarray:
+        """The call that launched each operation (n,), -1 where it was not recorded."""
+        calls: np.ndarray = launch_calls(self.trace)[self.order]
+        return calls
 
     @cached_property
     def launched_ns(self) -> np.ndarray:
         """When the CPU launched it; its own start where the launch was not recorded."""
-        call = launch_calls(self.trace)[self.order]
-        launched_ns: np.ndarray = self.start_ns.copy()
-        launched_ns[call >= 0] = self.trace.api.start_ns[call[call >= 0]]
-        return launched_ns
+        return np.where(self.launch_known, np.append(self.trace.api.start_ns, 0)[self._call], self.start_ns)
 
-    @cached_property
+    @property
     def launch_known(self) -> np.ndarray:
-        """Whether its launch was recorded."""
-        known_launches: np.ndarray = (launch_calls(self.trace) >= 0)[self.order]
-        return known_launches
+        return self._call >= 0
 
     @cached_property
     def waits_ns(self) -> np.ndarray:
         """(m, 2): the calls in which the host waits for the GPU, by end."""
-        runtime = self.trace.api
-        waits = np.array([*map(is_wait, self.trace.strings), False])
-        rows = np.flatnonzero(waits[runtime.name_id])
-        spans = np.stack([runtime.start_ns[rows], runtime.end_ns[rows]], axis=1)
-        by_end: np.ndarray = spans[np.argsort(spans[:, 1], kind="stable")]
+        calls = self.trace.api.where(self.trace.by_text(is_wait, self.trace.api.name_id))
+        by_end: np.ndarray = spans(calls.start_ns, calls.dur_ns)[np.argsort(calls.end_ns, kind="stable")]
         return by_end
 
     @cached_property
     def classes(self) -> np.ndarray:
         """COMP, COMM or MEMCOPY; fills count as copies: both wait for memory, and neither computes."""
-        classes = classify(self.trace)
-        of_ops: np.ndarray = np.where(self.trace.ops.kind == MEMSET, MEMCOPY, classes)[self.order]
-        return of_ops
+        return np.where(self.ops.kind == MEMSET, MEMCOPY, classify(self.trace)[self.order])
 
     @cached_property
     def keys(self) -> tuple[list[Key], np.ndarray]:
         """The distinct (op, dims, types, kernel), and the index of each operation's own (n,)."""
-        trace, kernels = self.trace, self.trace.ops
-        op = link_ops(trace)
-        columns = [kernels.name_id]
-        for name in ("name_id", "dims_id", "types_id"):
-            ids = getattr(trace.operators, name)
-            columns.append(
-                np.where(op >= 0, ids[np.maximum(op, 0)], -1) if len(ids) else np.full(len(op), -1)
-            )
-        distinct, index_of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-        text = [*trace.strings, ""]
-        named = plain_name if self.plain else kernel_name
-        for column, name in enumerate(("op", "dims", "types"), start=1):
-            if name in self.drop:
-                distinct[:, column] = -1
-        keys = [(text[o], text[d], text[t], named(text[k])) for k, o, d, t in distinct.tolist()]
-        return keys, index_of.reshape(-1)[self.order]
+        op, operators = link_ops(self.trace)[self.order], self.trace.operators
+        ids = [self.ops.name_id]
+        for name, column in (("op", "name_id"), ("dims", "dims_id"), ("types", "types_id")):
+            known_ids = np.append(getattr(operators, column), -1)[op]
+            ids.append(np.full(len(op), -1) if name in self.drop else known_ids)
+        distinct, index_of = np.unique(np.stack(ids, axis=1), axis=0, return_inverse=True)
+        text, named = self.trace.name, plain_name if self.plain else kernel_name
+        keys = [(text(o), text(d), text(t), named(text(k))) for k, o, d, t in distinct.tolist()]
+        return keys, index_of.reshape(-1)
 
-    def has(self, *parts: int) -> np.ndarray:
-        """Which operations (n,) have these parts of their key: 0 is the op, 1 its shapes."""
+    def is_key(self, rule: Callable[[Key], bool]) -> np.ndarray:
+        """The operations (n,) of whose key it holds."""
         keys, key_of = self.keys
-        mask: np.ndarray = np.array([all(key[part] for part in parts) for key in keys], dtype=bool)[key_of]
+        mask: np.ndarray = np.array([rule(key) for key in keys], dtype=bool)[key_of]
         return mask
+
+    def kernel(self, row: int) -> str:
+        """The name of one operation's kernel."""
+        keys, key_of = self.keys
+        return keys[int(key_of[row])][3]
+
+    @cached_property
+    def has_op(self) -> np.ndarray:
+        """Which operations (n,) have a known op."""
+        return self.is_key(lambda key: bool(key[0]))
 
     @cached_property
     def _steps(self) -> tuple[np.ndarray, list[str]]:
@@ -174,14 +177,13 @@ class Work:
     def cut(self) -> np.ndarray:
         """Which of the steps (m,) launched GPU operations that the edges of the recording cut off, or a graph
         replay that lost some."""
-        edges = self.steps_ns
-        is_cut = np.zeros(len(edges), dtype=bool)
         calls = [self._cut_replays[0], self.perhaps_cut]
         if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.trace.lacks):
             calls.append(lost_at_edges(self.trace))
-        step = step_at(edges, self.trace.api.start_ns[np.concatenate(calls)])
-        is_cut[step[step >= 0]] = True
-        return is_cut
+        return np.bincount(self._step_of(np.concatenate(calls)) + 1, minlength=len(self.steps_ns) + 1)[1:] > 0
+
+    def _step_of(self, calls: np.ndarray) -> np.ndarray:
+        return step_at(self.steps_ns, self.trace.api.start_ns[calls])
 
     @cached_property
     def _cut_replays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -197,17 +199,13 @@ class Work:
         """The calls (k,) of graph replays that may have lost rows. In a step with more replays than the other
         steps have, it is another graph, which came in addition."""
         calls = self._cut_replays[1]
-        if not len(calls):
-            return calls
-        edges, runtime = self.steps_ns, self.trace.api
-        launches = call_kinds(self.trace) == GRAPH_LAUNCH
-        replays = np.bincount(step_at(edges, runtime.start_ns[launches]) + 1, minlength=len(edges) + 1)[1:]
-        step = step_at(edges, runtime.start_ns[calls])
+        launches = np.flatnonzero(call_kinds(self.trace) == GRAPH_LAUNCH)
+        replays = np.bincount(self._step_of(launches) + 1, minlength=len(self.steps_ns) + 1)[1:]
         additional = [
-            index >= 0 and len(edges) > 1 and replays[index] > np.median(np.delete(replays, index))
-            for index in step.tolist()
+            index >= 0 and len(replays) > 1 and replays[index] > np.median(np.delete(replays, index))
+            for index in self._step_of(calls).tolist()
         ]
-        unexplained: np.ndarray = calls[~np.array(additional)]
+        unexplained: np.ndarray = calls[~np.array(additional, dtype=bool)]
         return unexplained
 
     @cached_property
@@ -241,12 +239,11 @@ def read_side(path: Path) -> Side:
     works: list[tuple[Path, Work]] = []
     problems = []
     for file in files:
-        if _is_of_lab(file, path):
-            continue
         try:
             works += [(file, work) for work in read_works(file)]
         except LabError as error:
-            problems.append(f"{file.relative_to(path)} is left out: {error.problem}")
+            if not _is_of_lab(file, path):
+                problems.append(f"{file.relative_to(path)} is left out: {error.problem}")
     if not works:
         raise MissingError(
             "no recording in this folder",
@@ -280,18 +277,12 @@ def place_text(key: tuple[str, int]) -> str:
 
 
 def _is_of_lab(file: Path, path: Path) -> bool:
-    """Whether it is one of the files that lab itself writes into a run, and no recording."""
-    if ".json" not in file.suffixes[-2:] and file.suffix != ".json":
-        return False
+    """Whether a file that cannot be read is one that lab itself wrote into a run, and no recording."""
     above = [path, *(parent for parent in file.parents if parent.is_relative_to(path))]
-    if not any((parent / MANIFEST).is_file() for parent in above):
+    if not file.name.endswith((".json", ".json.gz")) or not any((one / MANIFEST).is_file() for one in above):
         return False
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
-            start = opened.read(_SNIFFED)
-    except (OSError, EOFError, zlib.error):
-        return False  # damaged: the reader says what
-    return b'"traceEvents"' not in start and b'"rocprofiler-sdk-tool"' not in start
+    start, _ = start_of(file, _SNIFFED)
+    return not any(mark in start for mark in (b'"traceEvents"', b'"rocprofiler-sdk-tool"'))
 
 
 def recordings_at(path: Path) -> list[Path]:
@@ -376,22 +367,16 @@ def marked_steps(trace: Capture) -> tuple[np.ndarray, list[str]]:
     steps first, and their names (m,), as in lab.recordings.phase_names."""
     ranges = trace.annotations
     for mask in _of_families(trace):
-        rows = np.flatnonzero(mask)
-        rows = rows[np.argsort(ranges.start_ns[rows], kind="stable")]
-        spans = np.stack([ranges.start_ns[rows], ranges.end_ns[rows]], axis=1)
-        if (spans[1:, 0] >= spans[:-1, 1]).all():
-            return spans, [trace.strings[index] for index in ranges.name_id[rows].tolist()]
-    return np.empty((0, 2), dtype=np.int64), []
+        marks = ranges.where(mask)
+        marks = marks.take(np.argsort(marks.start_ns, kind="stable"))
+        if (marks.start_ns[1:] >= marks.end_ns[:-1]).all():
+            return spans(marks.start_ns, marks.dur_ns), trace.text(marks.name_id).tolist()
+    return NO_SPANS, []
 
 
 def step_at(edges_ns: np.ndarray, times_ns: np.ndarray) -> np.ndarray:
     """The step (n,) that each time lies in, of steps (m, 2) by start that do not overlap; -1 for none."""
-    if not len(edges_ns):
-        return np.full(len(times_ns), -1)
-    step = np.searchsorted(edges_ns[:, 0], times_ns, side="right") - 1
-    inside = (step >= 0) & (times_ns < edges_ns[np.maximum(step, 0), 1])
-    steps: np.ndarray = np.where(inside, step, -1)
-    return steps
+    return holding(edges_ns[:, 0], edges_ns[:, 1], times_ns)
 
 
 def steps_overlap(work: Work) -> bool:
@@ -401,11 +386,7 @@ def steps_overlap(work: Work) -> bool:
 
 def _of_families(trace: Capture) -> list[np.ndarray]:
     """A mask over the ranges for each kind of step on the CPU, profiler steps first, then the most."""
-    name_id = trace.annotations.name_id
-    ids_of: dict[str, list[int]] = defaultdict(list)
-    for index in set(np.unique(name_id).tolist()) - {-1}:
-        if family := step_family(trace.strings[index]):
-            ids_of[family].append(index)
-    masks = [(family, np.isin(name_id, ids)) for family, ids in ids_of.items()]
-    masks.sort(key=lambda item: (not item[0].startswith("ProfilerStep"), -int(item[1].sum()), item[0]))
+    family = trace.by_text(step_family, trace.annotations.name_id, None)
+    masks = [(name, family == name) for name in sorted(set(family.tolist()) - {None})]
+    masks.sort(key=lambda item: (not item[0].startswith("ProfilerStep"), -int(item[1].sum())))
     return [mask for _, mask in masks]

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
 
 from lab.compare.side import Key, short_kernel
-from lab.compare.whole import decide_all
+from lab.compare.whole import decide_all, geometric_mean
 from lab.recordings.names import short_dims
 from lab.stats.gate import LEAST, decide
 
@@ -83,7 +82,7 @@ def judge_signatures(
     for key in keys:
         base_ns, head_ns = ([process[key] for process in side] for side in (base, head))
         floor_ns = max(LEAST_SHARE * step_ns, LEAST_NS)
-        pairs.append((base_ns, head_ns, max(allowed, floor_ns / _geometric(base_ns))))
+        pairs.append((base_ns, head_ns, max(allowed, floor_ns / geometric_mean(base_ns))))
     # How many more processes would decide is worked out for the costliest alone.
     decisions = decide_all(pairs, [True] * len(pairs), alarms=alarms, ahead=False)
     decided = [
@@ -93,8 +92,8 @@ def judge_signatures(
             types=key[2],
             kernel=key[3],
             limit=limit,
-            ns_base=_geometric(base_ns),
-            ns_head=_geometric(head_ns),
+            ns_base=geometric_mean(base_ns),
+            ns_head=geometric_mean(head_ns),
             outcome=decision.outcome,
             change=decision.change or 0.0,
             low=decision.low or 0.0,
@@ -120,11 +119,6 @@ def judge_signatures(
         faster=[signature for signature, decision in zip(decided, decisions, strict=True) if decision.faster],
         listed=[decided[index] for index in undecided[:LISTED]],
     )
-
-
-def _geometric(times: Sequence[float]) -> float:
-    # The mean of the logs, in which times are compared.
-    return float(np.exp(np.log(times).mean()))
 
 
 def sentences(signatures: Signatures) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from lab.compare.side import Key, Work, memory_name, step_at
 from lab.compare.whole import IDLE, KERNELS, SPAN
 from lab.recordings.views import COMM, COMP, MEMCOPY
-from lab.stats.intervals import NO_SPANS, spans, subtract, union
+from lab.stats.intervals import spans, subtract, union
 from lab.stats.means import Sample
 
 LEAST_CALLS = 4
@@ -79,9 +79,8 @@ def unit_of(a: Work, b: Work) -> str | None:
         return "step"
     counts = [Counter(work.keys[0][key][3] for key in work.keys[1].tolist()) for work in (a, b)]
     sums: Counter[str] = Counter()
-    keys, key_of = a.keys
-    for index, dur_ns in enumerate(np.bincount(key_of, weights=a.dur_ns, minlength=len(keys))):
-        sums[keys[index][3]] += dur_ns
+    for (*_, kernel), (_, ns) in sums_of(a, np.ones(len(a.dur_ns), dtype=bool), 1).items():
+        sums[kernel] += ns  # type: ignore[assignment]
     able = [name for name in sums if min(count[name] for count in counts) >= LEAST_CALLS]
     return max(able, key=lambda name: (memory_name(name) is None, sums[name]), default=None)
 
@@ -93,7 +92,7 @@ def units(work: Work, unit: str) -> Units:
 def by_step(work: Work) -> Units:
     """Each operation belongs to the step that launched it; steps that launched none are counted apart, and so
     are those that the recording's edges cut, unless all are."""
-    edges = work.steps_ns
+    edges, called_ns = work.steps_ns, work.trace.api.start_ns
     step = step_at(edges, work.launched_ns)
     outside = np.sort(work.launched_ns[(step < 0) & work.launch_known])
     total = int((step < 0).sum())
@@ -105,8 +104,8 @@ def by_step(work: Work) -> Units:
     index_of = np.full(len(edges) + 1, -1)  # the last one is of operations in no step
     index_of[steps] = np.arange(len(steps))
     times = [times_of(work, rows[step]) for step in steps]
-    called = _calls_in(work.trace.api.start_ns, edges, steps, outside)
-    behind = called & (work.trace.api.start_ns >= edges[-1, 1])
+    called = _calls_in(called_ns, edges, steps, outside)
+    behind = called & (called_ns >= edges[-1, 1])
     is_last = steps[-1:] == [len(edges) - 1] and not (outside >= edges[-1, 1]).any()
     usual = usual_rows(work, [rows[step] for step in steps])
     keys, key_of = work.keys
@@ -182,17 +181,15 @@ def rows_of(step: np.ndarray) -> dict[int, np.ndarray]:
 
 def by_call(work: Work, kernel: str) -> Units:
     """The whole recording, divided by the calls of one kernel."""
-    keys, key_of = work.keys
-    anchors = np.array([key[3] == kernel for key in keys], dtype=bool)[key_of]
-    count = int(anchors.sum())
-    totals_ns = times_of(work, np.arange(len(work.dur_ns)))
-    called = np.ones(len(work.trace.api), dtype=bool)
+    everything, called = np.ones(len(work.dur_ns), dtype=bool), np.ones(len(work.trace.api), dtype=bool)
+    count = int(work.is_key(lambda key: key[3] == kernel).sum())
     calls = calls_of(work, called, count)
+    totals_ns = times_of(work, np.flatnonzero(everything))
     return Units(
         unit=f"call of {kernel}",
         count=count,
-        sums=sums_of(work, np.ones(len(work.dur_ns), dtype=bool), count),
-        times_ns={name: np.array([totals_ns[name] / count]) for name in TIMES},
+        sums=sums_of(work, everything, count),
+        times_ns={name: np.array([ns / count]) for name, ns in totals_ns.items()},
         calls=calls,
         inside=calls,
         sequence=[],
@@ -207,13 +204,8 @@ def by_call(work: Work, kernel: str) -> Units:
 def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
     """Unions of one unit's operations in ns: busy = compute + exposed communication + exposed copies."""
     op_spans = spans(work.start_ns[rows], work.dur_ns[rows])
-    classes = work.classes[rows]
     busy = union(op_spans)
-    comp, comm, copy = (
-        (union(op_spans[classes == one]) for one in (COMP, COMM, MEMCOPY))
-        if (classes != COMP).any()
-        else (busy, NO_SPANS, NO_SPANS)
-    )
+    comp, comm, copy = (union(op_spans[work.classes[rows] == one]) for one in (COMP, COMM, MEMCOPY))
     span_ns = int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0
     summed, busy_ns = int(work.dur_ns[rows].sum()), _length(busy)
     return {
@@ -223,8 +215,8 @@ def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
         **_idle_of(work, rows, busy),
         "overlap": summed - busy_ns,
         "compute": _length(comp),
-        "exposed_comm": _length(_beside(comm, comp)),
-        "exposed_copy": _length(_beside(_beside(copy, comp), comm)),
+        "exposed_comm": _length(subtract(comm, comp)),
+        "exposed_copy": _length(subtract(subtract(copy, comp), comm)),
         "kernel_sum": summed,
     }
 
@@ -256,11 +248,6 @@ def _waited(waits: np.ndarray, begin: np.ndarray, until: np.ndarray) -> np.ndarr
     return came_back
 
 
-def _beside(merged: np.ndarray, removed: np.ndarray) -> np.ndarray:
-    """Part of a union that lies outside another."""
-    return subtract(merged, removed) if len(merged) and len(removed) else merged
-
-
 def _length(merged: np.ndarray) -> int:
     """Length of a union (m, 2)."""
     return int((merged[:, 1] - merged[:, 0]).sum())
@@ -270,23 +257,20 @@ def sums_of(work: Work, chosen: np.ndarray, count: float) -> Sums:
     keys, key_of = work.keys
     calls = np.bincount(key_of[chosen], minlength=len(keys))
     sums = np.bincount(key_of[chosen], weights=work.dur_ns[chosen], minlength=len(keys))
-    sums_by_key: dict[Key, list[float]] = {}
+    sums_by_key: Sums = {}
     for index in np.flatnonzero(calls).tolist():  # names that differ only in a suffix are one key
-        calls_and_ns = sums_by_key.setdefault(keys[index], [0.0, 0.0])
-        calls_and_ns[0] += calls[index]
-        calls_and_ns[1] += sums[index]
-    return {key: (float(n / count), float(ns / count)) for key, (n, ns) in sums_by_key.items()}
+        n, ns = sums_by_key.get(keys[index], (0.0, 0.0))
+        sums_by_key[keys[index]] = (n + float(calls[index]), ns + float(sums[index]))
+    return {key: (n / count, ns / count) for key, (n, ns) in sums_by_key.items()}
 
 
 def calls_of(work: Work, chosen: np.ndarray, count: float) -> dict[str, float]:
     ids, calls = np.unique(work.trace.api.name_id[chosen], return_counts=True)
-    text = [*work.trace.strings, ""]
-    calls_by_name: dict[str, float] = {}
-    for index, n in zip(ids.tolist(), calls.tolist(), strict=True):
-        if text[index]:  # nsys writes cudaLaunchKernel_v7000
-            name = _VERSION.sub("", text[index]) if work.plain else text[index]
-            calls_by_name[name] = calls_by_name.get(name, 0.0) + n / count
-    return calls_by_name
+    calls_by_name: Counter[str] = Counter()
+    for name, n in zip(work.trace.text(ids).tolist(), calls.tolist(), strict=True):
+        # nsys writes cudaLaunchKernel_v7000
+        calls_by_name[_VERSION.sub("", name) if work.plain else name] += n
+    return {name: n / count for name, n in calls_by_name.items() if name}
 
 
 def usual_rows(work: Work, steps: list[np.ndarray]) -> np.ndarray:

@@ -31,7 +31,9 @@ LEAST_CHANGE = 0.001  # of a total: the clock's ticks and rounding, never a chan
 UNEVEN_SHARE, UNEVEN_DEVIATIONS, MAD_TO_SD = 0.05, 8.0, 1.4826
 NAMED_STEPS = 6
 # What a total has of its decision.
-OF_DECISION = ("n_base", "n_head", "level", "change", "low", "high", "detectable", "further", "faster")
+OF_DECISION = (
+    *("outcome", "n_base", "n_head", "level", "change", "low", "high", "detectable", "further", "faster"),
+)
 StepTimes = Mapping[str, np.ndarray]  # of one process: (steps,) ns by quantity, in the order of the steps
 
 
@@ -39,8 +41,9 @@ class Total(msgspec.Struct, kw_only=True):
     """One statistic of one quantity over the processes of both sides; shares are of BASE.
 
     change, low and high of idle time are shares of BASE's step. level: of the interval, which holds for all
-    totals at once. base_ns, head_ns: means over processes. outcome: `regression`, `excluded`, `undecided`,
-    `unconfirmed` by a second set, or `apart`: the first step decides nothing. faster: a gain is proven.
+    totals at once. base_ns, head_ns: geometric means over processes, as they are compared. outcome:
+    `regression`, `excluded`, `undecided`, `unconfirmed` by a second set, or `apart`: the first step decides
+    nothing. faster: a gain is proven.
     """
 
     name: str
@@ -88,17 +91,21 @@ def judge_totals(
     totals = []
     for (name, statistic), (base_ns, head_ns, _), decision in zip(names, pairs, decided, strict=True):
         added_ns = _busy_ns(base) if name == IDLE else 0.0
-        totals.append(
-            Total(
-                name=name,
-                statistic=statistic,
-                outcome=decision.outcome if statistic != FIRST else APART,
-                base_ns=float(np.mean(base_ns)) - added_ns,
-                head_ns=float(np.mean(head_ns)) - added_ns,
-                **{field: getattr(decision, field) for field in OF_DECISION},
-            )
+        total = Total(
+            name=name,
+            statistic=statistic,
+            base_ns=geometric_mean(base_ns) - added_ns,
+            head_ns=geometric_mean(head_ns) - added_ns,
+            **{field: getattr(decision, field) for field in OF_DECISION},
         )
+        total.outcome = total.outcome if total.decides else APART
+        totals.append(total)
     return totals
+
+
+def geometric_mean(times: Sequence[float]) -> float:
+    """The mean of the logs, in which times are compared: a change fits what is printed beside it."""
+    return float(np.exp(np.log(times).mean()))
 
 
 @dataclass
@@ -195,32 +202,28 @@ def uneven(steps_ns: np.ndarray) -> np.ndarray:
     return unlike
 
 
+def excess(steps_ns: np.ndarray) -> tuple[np.ndarray, float]:
+    """Which steps (n,) are unlike the others, and what they add to the mean."""
+    mask = uneven(steps_ns)
+    return mask, float(((steps_ns - median(steps_ns)) * mask).mean())
+
+
 def carried_by_steps(base: Sequence[StepTimes], head: Sequence[StepTimes], name: str) -> str:
     """Which steps carry the change of the mean, where few do; "" where all do, or none changed."""
-    excess_ns, masks = [], []
-    for side in (base, head):
-        marks = [uneven(process[name][1:]) for process in side if len(process[name]) > 1]
-        if not marks or len({len(mark) for mark in marks}) > 1:
-            return ""
-        excess_ns.append(
-            float(
-                np.mean(
-                    [
-                        ((process[name][1:] - median(process[name][1:])) * mark).mean()
-                        for process, mark in zip(side, marks, strict=True)
-                    ]
-                )
-            )
-        )
-        masks.append(np.mean(marks, axis=0))
-    (base_ns, head_ns) = values_of(base, head, name, MEAN)
-    change_ns = float(np.mean(head_ns) - np.mean(base_ns))
-    carried_ns = excess_ns[1] - excess_ns[0]
-    if not change_ns or not carried_ns / change_ns >= 0.5:
+    sides = [
+        [excess(process[name][1:]) for process in side if len(process[name]) > 1] for side in (base, head)
+    ]
+    if any(len({len(mask) for mask, _ in side}) != 1 for side in sides):
         return ""
-    usual = masks[1] if abs(excess_ns[1]) > abs(excess_ns[0]) else masks[0]
-    side_name = "HEAD" if usual is masks[1] else "BASE"
+    base_ns, head_ns = values_of(base, head, name, MEAN)
+    change_ns = float(np.mean(head_ns) - np.mean(base_ns))
+    carried_ns = [float(np.mean([ns for _, ns in side])) for side in sides]
+    if not change_ns or not (carried_ns[1] - carried_ns[0]) / change_ns >= 0.5:
+        return ""
+    index = int(abs(carried_ns[1]) > abs(carried_ns[0]))
+    usual = np.mean([mask for mask, _ in sides[index]], axis=0)
     steps = np.flatnonzero(usual > 0.5) + 1
+    side_name = ("BASE", "HEAD")[index]
     text = f"{name}: {usual.mean():.0%} of {side_name}'s steps carry the change of the mean"
     return f"{text}: {numbered(steps.tolist())} (from 0)" if len(steps) else f"{text}, others in each process"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.perfmodel.calls import OpCall
-from lab.perfmodel.collectives import collective_work
+from lab.perfmodel.communication import collective_work
 from lab.perfmodel.ops import work_of
 
 HALF = "c10::Half"

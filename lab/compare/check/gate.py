@@ -149,7 +149,7 @@ def judge_folders(base: Path, head: Path, allowed: float) -> Verdict:
     if verdict.outcome == "regression":
         # With two speeds at random one side is all fast and the other all slow in (1/4)^n of checks.
         chance = 0.25 ** min(map(len, sides))
-        speeds = f", which one with two speeds fails by chance in {chance:.1%} of checks"
+        speeds = f"; a program with two speeds fails so by chance in {chance:.1%} of checks"
         verdict.notes.append(
             "proven by one set of processes, and no second one confirms it: -- COMMAND runs both"
             + (speeds if chance > ALARMS / 2 else "")

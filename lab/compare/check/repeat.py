@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,73 +66,62 @@ def repeat(sides: tuple[Side, Side], command: Sequence[str], out: Path, allowed:
         about_sides = notes(sides)
         for note in about_sides:
             say(note)
-        check = _Check(sides, command, out, say)
-        verdict = check.verdict(allowed)
-        verdict.notes = [*verdict.notes, *about_sides, *check.notes]
+        runs = _Runs(sides, command, out, say)
+        runs.warm_up()
+        verdict, of_looks = _looked_at(runs, allowed, say)
+        verdict.notes = [*verdict.notes, *about_sides, *of_looks]
         write_atomic(out / FILE, msgspec.json.format(msgspec.json.encode(verdict), indent=1) + b"\n")
         return verdict
 
 
-class _Check:
-    """The processes of one check, and its looks at them."""
+def _looked_at(runs: _Runs, allowed: float, say: Say) -> tuple[Verdict, list[str]]:
+    """The verdict of the first look that decides, and notes of those before it.
+
+    What one look proves has to show in as many processes of a second set alone. What few of them do not show,
+    more of both sets may.
+    """
+    of_looks: list[str] = []
+    for count in LOOKS:
+        verdict = judge(*runs.upto(count), allowed, share=SHARES[count])
+        n = plural(count, "process", "processes")
+        say(f"look at {n} per side: {verdict.outcome}")
+        if verdict.outcome == "regression":
+            say(f"a slowdown is proven: a second set of {count} per side has to show it, too")
+            verdict = confirmed(verdict, *runs.upto(count, SECOND))
+            if verdict.outcome != "regression" and not verdict.doubts and count < LOOKS[-1]:
+                of_looks.append(f"the look at {n} per side proved a slowdown that a second set did not show")
+                say(f"{of_looks[-1]}: going on")
+                continue
+        if verdict.outcome != "undecided" or verdict.doubts:
+            break
+    return verdict, of_looks
+
+
+class _Runs:
+    """The processes of one check."""
 
     def __init__(self, sides: tuple[Side, Side], command: Sequence[str], out: Path, say: Say) -> None:
         self.sides = {side.name: side for side in sides}
         self.command, self.out, self.say = command, out, say
-        self.notes: list[str] = []  # for the verdict, of its looks
         self.sets: dict[str, dict[str, list[Process]]] = {}  # by folder and side, in the order of the rounds
 
-    def verdict(self, allowed: float) -> Verdict:
-        """Verdict of the first look that decides."""
+    def warm_up(self) -> None:
         for name, side in self.sides.items():
             self._run(side, self.out / "warm-up" / f"{name}_00.json", 0)
             self.say(f"{name} 0, warm-up, dropped")
-        for turn, samples in self._rounds(LOOKS[-1], ""):
-            if turn in LOOKS and (verdict := self._look(turn, samples, allowed)) is not None:
-                return verdict
-        raise AssertionError("the last look ends the loop")
 
-    def _rounds(self, rounds: int, folder: str) -> Iterator[tuple[int, dict[str, list[Process]]]]:
-        """After every round: its number, and all processes by side. folder: that of the set, in `out`."""
+    def upto(self, rounds: int, folder: str = "") -> tuple[list[Process], list[Process]]:
+        """The first `rounds` processes of both sides, those that have not run yet after they have; folder:
+        of the set, in `out`."""
         samples = self.sets.setdefault(folder, {name: [] for name in self.sides})
-        earlier_rounds = len(samples["base"])  # of a second set, at an earlier look
-        # +1: round 0 of the schedule is the warm-up, which a second set does not need.
-        for turn, name in schedule(rounds)[2 * (earlier_rounds + 1) :]:
+        # +1: round 0 of the schedule is the warm-up.
+        for turn, name in schedule(rounds)[2 * (len(samples["base"]) + 1) :]:
             label = f"{folder}_{name}" if folder else name
             recording = self.out / folder / name / f"{label}_{turn:02}.json"
             self._run(self.sides[name], recording, turn)
             self.say(f"{f'{folder} set: ' if folder else ''}{name} {turn} of {rounds}")
             samples[name] += processes(recording)
-            # Looks come after whole rounds: an extra process would give one side more of the drift.
-            if len(samples["base"]) == len(samples["head"]):
-                yield turn, samples
-
-    def _look(self, turn: int, samples: dict[str, list[Process]], allowed: float) -> Verdict | None:
-        """Judge one look; its verdict if it ends the check.
-
-        What one look proves and few processes of a second set do not show, more of both sets may.
-        """
-        verdict = judge(samples["base"], samples["head"], allowed, share=SHARES[turn])
-        n = plural(turn, "process", "processes")
-        self.say(f"look at {n} per side: {verdict.outcome}")
-        if verdict.outcome == "regression":
-            verdict = self._confirmed(verdict, turn)
-            if verdict.outcome != "regression" and not verdict.doubts and turn < LOOKS[-1]:
-                self.notes.append(
-                    f"the look at {n} per side proved a slowdown that a second set did not show"
-                )
-                self.say(f"{self.notes[-1]}: going on")
-                return None
-        ends = verdict.outcome != "undecided" or bool(verdict.doubts) or turn == LOOKS[-1]
-        return verdict if ends else None
-
-    def _confirmed(self, verdict: Verdict, rounds: int) -> Verdict:
-        """Confirm by as many processes of a second set: what is proven has to show in them alone, too."""
-        self.say(f"a slowdown is proven: a second set of {rounds} per side has to show it, too")
-        for _ in self._rounds(rounds, SECOND):
-            pass
-        samples = self.sets[SECOND]
-        return confirmed(verdict, samples["base"], samples["head"])
+        return samples["base"], samples["head"]
 
     def _run(self, side: Side, recording: Path, turn: int) -> None:
         """One fresh process, which writes `recording`. Raises MissingError if it fails or writes none."""

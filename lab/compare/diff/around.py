@@ -1,16 +1,25 @@
-"""What differs around two recordings: GPUs, versions, and what the runs that hold them say of themselves."""
+"""What stands beside the findings: what else differs around two recordings (GPUs, versions, what the runs
+that hold them say of themselves), and what limits the comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from lab.compare.side import Side
+from lab.compare.diff.judge import BELOW
+from lab.compare.diff.split import MOST, Row
+from lab.compare.side import Side, Work, steps_overlap
+from lab.compare.units import Units
+from lab.core.files import read_or_none
 from lab.core.manifest import load as load_manifest
 from lab.core.run import MANIFEST
+from lab.core.words import first_few, plural
 from lab.errors import LabError
+from lab.perfmodel.communication import communication
+from lab.recordings.integrity.words import sentences
 
 _META = (
     "vendor",
@@ -29,6 +38,7 @@ _MOST_BYTES = 4 << 20
 _MANIFEST = ("room", "engine", "image", "gpus", "env", "versions", "config", "host", "lab")
 # Differ between any two runs, and explain nothing.
 _NOISE = ("uuid", "sha256", "checked_utc", "timestamp", "smi_after", "pid", "index", "digests", ".id")
+ODD = 5  # sentences about what was odd in a recording
 _MOST_ABOVE = 4  # folders above a recording that may be its run's
 
 
@@ -71,9 +81,8 @@ def _of_recording(side: Side) -> dict[str, str]:
         values: dict[str, None] = {}
         for work in side.ranks.values():
             value = getattr(work.trace.meta, name)
-            is_known = value is not None
-            parts = filter(None, dict.fromkeys(value)) if isinstance(value, tuple) else [value][:is_known]
-            values[", ".join(map(str, parts))] = None
+            parts = value if isinstance(value, tuple) else (value,)
+            values[", ".join(str(part) for part in dict.fromkeys(parts) if part not in (None, ""))] = None
         texts[name.replace("_", " ")] = ", ".join(filter(None, values))
     texts["ranks"] = ", ".join(map(str, sorted({rank for _, rank in side.ranks})))
     return {name: text for name, text in texts.items() if text}
@@ -98,10 +107,7 @@ def _of_environment(side: Side) -> dict[str, str]:
         for folder in (work.trace.source.parent, *work.trace.source.parents[1:3]):
             path = folder / _ENVIRONMENT
             if path.is_file() and path.stat().st_size <= _MOST_BYTES:
-                try:
-                    return dict(_flat(msgspec.json.decode(path.read_bytes())))
-                except msgspec.DecodeError:
-                    return {}
+                return dict(_flat(read_or_none(path, dict)))
     return {}
 
 
@@ -114,3 +120,67 @@ def _flat(value: Any, above: str = "") -> Iterator[tuple[str, str]]:
             yield from _flat(inner, f"{above}[{index}]")
     elif value is not None and not any(word in above for word in _NOISE):
         yield above, str(value)[:500]
+
+
+def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
+    """Notes on the limits of the recordings, their steps, and the calls."""
+    sides = (("A", a, of_a), ("B", b, of_b))
+    texts = [f"{side}: {text}" for side, work, units in sides for text in _of_side(work, units)]
+    texts += [f"{side} records no API calls: they are not compared" for side, _, of in sides if not of.calls]
+    if a.trace.meta.vendor != b.trace.meta.vendor:
+        texts.append("GPUs of two vendors: API calls are listed (-o, --json), none is named")
+    elif a.plain and of_a.calls and of_b.calls and of_a.calls.keys() != of_b.calls.keys():
+        texts.append(
+            "recorded by two tools: of API functions that only one side has, waits alone are named; all are "
+            "listed (-o, --json)"
+        )
+    if (longest := max(len(of_a.sequence), len(of_b.sequence))) > MOST:
+        texts.append(
+            f"a step has {longest:,} GPU operations, more than {MOST:,}: ops that replaced others are not "
+            "joined, and timelines are left out"
+        )
+    if of_a.unit != "step":
+        return [*texts, without_steps(a, b)]
+    single = [side for side, _, units in sides if units.count < 2]
+    if single:
+        texts.append(f"{' and '.join(single)}: one step only, so how much steps vary is not known")
+    return texts
+
+
+def _of_side(work: Work, units: Units) -> Iterator[str]:
+    unlinked = int((~work.has_op).sum())
+    if unlinked and "op" not in work.drop:
+        total = plural(len(work.dur_ns), "GPU operation")
+        yield f"{unlinked} of {total} have no known op and are aligned by kernel name"
+    yield from sentences(work.trace.lacks)
+    if work.trace.problems:
+        yield first_few(work.trace.problems, ODD, between="; ")
+    if (gpus := len(np.unique(work.ops.device))) > 1:
+        yield f"one process on {gpus} GPUs: idle is when none of them works, overlap is across them"
+    marked = plural(len(work.steps_ns), "step")
+    if units.empty:
+        means = f"means are over the other {int(units.count)}"
+        yield f"{units.empty} of {marked} launched no GPU operation and are in no mean: {means}"
+    if units.cut:
+        yield f"{units.cut} of {marked} lost GPU operations and are in no mean"
+    if units.outside:
+        yield f"{plural(units.outside, 'GPU operation')} launched outside every step, left out"
+
+
+def without_steps(a: Work, b: Work) -> str:
+    sides = (("A", a), ("B", b))
+    marked = [side for side, work in sides if len(work.steps_ns)]
+    reason = f"only {marked[0]} marks steps" if marked else "no steps are marked"
+    if overlap := [side for side, work in sides if steps_overlap(work)]:
+        verb = "marks" if len(overlap) == 1 else "mark"
+        reason = f"{' and '.join(overlap)} {verb} steps that overlap, as several processes or threads do: "
+        reason += "none is a unit; the longest kernel's calls are"
+    return f"{reason}: counts that the edges of a recorded window explain are not named"
+
+
+def of_collectives(rows: Sequence[Row]) -> list[str]:
+    """A kernel of a collective is as long as its ranks wait for each other."""
+    named = [row for row in rows if row.confidence != BELOW and row.kind == "same_kernel_duration"]
+    if not any(row.kernel_a and communication(row.kernel_a) is not None for row in named):
+        return []
+    return ["a collective's kernel also waits for the last rank: `lab ranks` tells waiting from transfer"]

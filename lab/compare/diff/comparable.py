@@ -38,8 +38,8 @@ class Axis(msgspec.Struct, kw_only=True):
 def at_common_detail(a: Work, b: Work) -> tuple[Work, Work, list[str]]:
     """Both sides as far as both go, and what was left out of the comparison."""
     notes = []
-    ops = [_share(work.has(0)) for work in (a, b)]
-    shapes = [_share(work.has(1)[work.has(0)]) for work in (a, b)]
+    ops = [_share(work.has_op) for work in (a, b)]
+    shapes = [_share(work.is_key(lambda key: bool(key[1]))[work.has_op]) for work in (a, b)]
     drop: tuple[str, ...] = ()
     if max(ops) > RECORDED >= min(ops):
         lacking = "A" if ops[0] < ops[1] else "B"
@@ -61,14 +61,14 @@ def at_common_detail(a: Work, b: Work) -> tuple[Work, Work, list[str]]:
 def unlike_edges(a: Work, b: Work) -> list[str]:
     """A sentence where one side lost more of its calls at an edge of the recording than the other, and with
     them the ops of what they launched: the same kernel has an op here and none there."""
-    bare_ns = [int(work.dur_ns[~work.has(0)].sum()) for work in (a, b)]
+    bare_ns = [int(work.dur_ns[~work.has_op].sum()) for work in (a, b)]
     unlinked = [ns / max(int(work.dur_ns.sum()), 1) for ns, work in zip(bare_ns, (a, b), strict=True)]
     torn = a if unlinked[0] > unlinked[1] else b
     lost = any(
         lack.rule == "H" and lack.place in ("head", "tail") and (lack.share or 0.0) > RECORDED
         for lack in torn.trace.lacks
     )
-    records_ops = min(_share(work.has(0)) for work in (a, b)) > RECORDED
+    records_ops = min(_share(work.has_op) for work in (a, b)) > RECORDED
     if not lost or max(unlinked) - min(unlinked) <= RECORDED or not records_ops:
         return []
     return [
@@ -142,9 +142,8 @@ def _launches(
 ) -> dict[Key, frozenset[tuple[int, ...]]]:
     """The distinct launch dimensions of each key, of those where all are recorded."""
     names, key_of = work.keys
-    ops = work.trace.ops
     rows = np.flatnonzero(units.chosen)
-    sizes = np.stack([key_of[rows], *(getattr(ops, column)[work.order[rows]] for column in columns)], axis=1)
+    sizes = np.stack([key_of[rows], *(getattr(work.ops, column)[rows] for column in columns)], axis=1)
     launches: dict[Key, set[tuple[int, ...]]] = {}
     for index, *dims in np.unique(sizes, axis=0).tolist() if len(sizes) else ():
         launches.setdefault(names[index], set()).add(tuple(dims))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from lab.compare.diff.around import Differs, differences, unknown
+from lab.compare.diff.around import Differs, differences, notes, of_collectives, unknown
 from lab.compare.diff.causes import add_clocks, judged, phase_alone
 from lab.compare.diff.comparable import (
     Axis,
@@ -20,11 +20,20 @@ from lab.compare.diff.comparable import (
     unlike_edges,
     without_times,
 )
-from lab.compare.diff.evidence import File, evidence_of, files
-from lab.compare.diff.findings import WHOLE, Call, Finding, calls, findings, of_whole, unnamed
-from lab.compare.diff.groups import Group, Placed, by_kernel, by_module, by_op, by_phase, limits, placed
+from lab.compare.diff.findings import (
+    WHOLE,
+    Call,
+    File,
+    Finding,
+    calls,
+    evidence_of,
+    files,
+    findings,
+    of_whole,
+    unnamed,
+)
+from lab.compare.diff.groups import Group, Placed, by_key, by_module, by_phase, limits, placed
 from lab.compare.diff.judge import BELOW, EXACT, FLOOR_SHARE, enough_processes, floor_ns_of
-from lab.compare.diff.limits import notes, of_collectives
 from lab.compare.diff.split import Block, Row, common, parts_of, replaced
 from lab.compare.side import Side, Work, is_wait, place_text, read_side
 from lab.compare.units import TIMES, Units, step_times, times_of, unit_of, units
@@ -179,33 +188,26 @@ def compare_sides(
     """
     sides = read_side(a), read_side(b)
     repeats = [[read_side(path) for path in paths] for paths in (repeats_a, repeats_b)]
+    further = [*repeats[0], *repeats[1]]
     ranks = _common_ranks(*sides)
-    pairs = []
-    for rank in ranks:
-        of_rank = [[side.ranks[rank] for side in paths if rank in side.ranks] for paths in repeats]
-        pair = compare_pair(sides[0].ranks[rank], sides[1].ranks[rank], *of_rank)
-        pair.comparison.configuration = rank[0]
-        if any(of_rank) and min(map(len, of_rank)) < LEAST - 1:
-            pair.comparison.notes.append(
-                f"{len(of_rank[0]) + 1} and {len(of_rank[1]) + 1} processes prove nothing: "
-                f"{LEAST} per side are the least, and the rows are those of one pair"
-            )
-        pairs.append(pair)
-    all_sides = (*sides, *repeats[0], *repeats[1])
-    works = [side.ranks[rank] for side in all_sides for rank in ranks if rank in side.ranks]
+    pairs = [_compare_rank(rank, sides, repeats) for rank in ranks]
     comparisons = [pair.comparison for pair in pairs]
+    works = [side.ranks[rank] for side in (*sides, *further) for rank in ranks if rank in side.ranks]
+    only = [(rank, side) for side in sides for rank in sorted(side.ranks.keys() - set(ranks))]
+    lacking = [(rank, side) for side in further for rank in ranks if rank not in side.ranks]
+    unlike = [text for rank in ranks for text in unlike_edges(*(side.ranks[rank] for side in sides))]
     difference = Difference(
         a=str(a),
         b=str(b),
         ranks=comparisons,
         jobs=jobs_of(comparisons),
-        missing=[*_only_in(sides, ranks), *_not_in([*repeats[0], *repeats[1]], ranks)],
-        problems=[text for side in all_sides for text in side.problems],
-        torn=list(dict.fromkeys(text for work in works for text in work.torn)),
-        blurred=[
-            *dict.fromkeys(text for work in works for text in work.blurred),
-            *(text for rank in ranks for text in unlike_edges(*(side.ranks[rank] for side in sides))),
+        missing=[
+            *(f"{place_text(rank)} is only in {side.path}" for rank, side in only),
+            *(f"{place_text(rank)} is not in {side.path}" for rank, side in lacking),
         ],
+        problems=[text for side in (*sides, *further) for text in side.problems],
+        torn=list(dict.fromkeys(text for work in works for text in work.torn)),
+        blurred=[*dict.fromkeys(text for work in works for text in work.blurred), *unlike],
         around=differences(*sides),
     )
     shown = next(pair for pair in pairs if pair.comparison is difference.shown)
@@ -229,21 +231,16 @@ def _common_ranks(a: Side, b: Side) -> list[tuple[str, int]]:
     return ranks
 
 
-def _only_in(sides: Sequence[Side], ranks: Sequence[tuple[str, int]]) -> list[str]:
-    return [
-        f"{place_text(rank)} is only in {side.path}"
-        for side in sides
-        for rank in sorted(side.ranks.keys() - set(ranks))
-    ]
-
-
-def _not_in(repeats: Sequence[Side], ranks: Sequence[tuple[str, int]]) -> list[str]:
-    return [
-        f"{place_text(rank)} is not in {side.path}"
-        for side in repeats
-        for rank in ranks
-        if rank not in side.ranks
-    ]
+def _compare_rank(rank: tuple[str, int], sides: tuple[Side, Side], repeats: Sequence[Sequence[Side]]) -> Pair:
+    of_rank = [[side.ranks[rank] for side in paths if rank in side.ranks] for paths in repeats]
+    pair = compare_pair(sides[0].ranks[rank], sides[1].ranks[rank], *of_rank)
+    pair.comparison.configuration = rank[0]
+    if any(of_rank) and min(map(len, of_rank)) < LEAST - 1:
+        pair.comparison.notes.append(
+            f"{len(of_rank[0]) + 1} and {len(of_rank[1]) + 1} processes prove nothing: "
+            f"{LEAST} per side are the least, and the rows are those of one pair"
+        )
+    return pair
 
 
 def jobs_of(comparisons: Sequence[Comparison]) -> list[Job]:
@@ -253,33 +250,32 @@ def jobs_of(comparisons: Sequence[Comparison]) -> list[Job]:
         ranks = [rank for rank in comparisons if rank.configuration == configuration and rank.unit]
         if len(ranks) < 2:
             continue
-        rank_a, rank_b = (_slowest(ranks, side) for side in "ab")
         changed = [rank.rank for rank in ranks if _changed_itself(rank)]
         jobs.append(
             Job(
                 configuration=configuration,
                 a_ns=max(rank.a["span_ns"] for rank in ranks),
                 b_ns=max(rank.b["span_ns"] for rank in ranks),
-                rank_a=rank_a,
-                rank_b=rank_b,
+                rank_a=_slowest({rank.rank: rank.a for rank in ranks}),
+                rank_b=_slowest({rank.rank: rank.b for rank in ranks}),
                 alone=changed[0] if len(changed) == 1 else None,
             )
         )
     return jobs
 
 
-def _slowest(ranks: Sequence[Comparison], side: str) -> int | None:
+def _slowest(times: Mapping[int, Mapping[str, float]]) -> int | None:
     """Pick, of the ranks whose step is as long as any, the one with the most own time, outside exposed
     communication, if it stands out: the others wait for it."""
-    times: list[dict[str, float]] = [getattr(rank, side) for rank in ranks]
-    least_ns = (1 - SLOWEST) * max(rank_ns["span_ns"] for rank_ns in times)
-    own_ns = [
-        (rank_ns["span_ns"] >= least_ns, rank_ns["span_ns"] - rank_ns["exposed_comm_ns"]) for rank_ns in times
-    ]
-    (is_long, second_ns), (_, longest_ns) = sorted(own_ns)[-2:]
-    if is_long and second_ns >= (1 - SLOWEST) * longest_ns:
-        return None
-    return ranks[own_ns.index(max(own_ns))].rank
+    least_ns = (1 - SLOWEST) * max(of_rank["span_ns"] for of_rank in times.values())
+    own_ns = {
+        rank: of_rank["span_ns"] - of_rank["exposed_comm_ns"]
+        for rank, of_rank in times.items()
+        if of_rank["span_ns"] >= least_ns
+    }
+    slowest, *next_ranks = sorted(own_ns, key=own_ns.__getitem__, reverse=True)
+    is_alone = not next_ranks or own_ns[next_ranks[0]] < (1 - SLOWEST) * own_ns[slowest]
+    return slowest if is_alone else None
 
 
 def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
@@ -287,40 +283,30 @@ def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
     if pair.of_a is None or pair.of_b is None:
         return
     comparison = pair.comparison
-    if "op" in by:
-        comparison.groups["op"] = by_op(pair.of_a, pair.of_b)
-    if "kernel" in by:
-        comparison.groups["kernel"] = by_kernel(pair.of_a, pair.of_b)
     phases = by_phase(*pair.placed) if "phase" in by or len(comparison.findings) > 2 else []
     if cause := phase_alone(phases, comparison.rows, comparison.floor_ns):
         comparison.findings.insert(sum(finding.kind in WHOLE for finding in comparison.findings), cause)
-    if "phase" in by:
-        comparison.groups["phase"] = phases
-    if "module" in by:
-        comparison.groups["module"] = by_module(*pair.placed)
+    for name in by:
+        if name in ("op", "kernel"):
+            comparison.groups[name] = by_key(name, pair.of_a, pair.of_b)
+        else:
+            comparison.groups[name] = phases if name == "phase" else by_module(*pair.placed)
     if {"phase", "module"} & set(by):
         comparison.notes += limits(*pair.placed)
         _locate(pair)
-    sides = (("A", pair.a, pair.of_a), ("B", pair.b, pair.of_b))
     for finding in comparison.findings if evidence else ():
-        for side, work, units_of in sides:
-            keys = []
-            for row in (comparison.rows[index] for index in finding.rows):
-                kernel = row.kernel_a if side == "A" else row.kernel_b
-                keys += [(row.op, row.dims, row.types, kernel)] if kernel is not None else []
+        for number, work, units_of in ((0, pair.a, pair.of_a), (1, pair.b, pair.of_b)):
+            keys = [comparison.rows[index].keys[number] for index in finding.rows]
             finding.evidence += evidence_of(
-                side, work, units_of, keys=keys, call=finding.call, idle=finding.kind == "idle"
+                "AB"[number], work, units_of, keys=keys, call=finding.call, idle=finding.kind == "idle"
             )
 
 
 def _locate(pair: Pair) -> None:
     """Say of each replaced block, and of each finding about rows, where in the program it is."""
     comparison, sides = pair.comparison, pair.placed
-    paths = []
-    for side in sides:
-        path_of, distinct = side.by_path()
-        paths.append([distinct[index] for index in path_of[side.units.usual].tolist()])
-    located = replaced(sides[0].units.sequence, sides[1].units.sequence, [], *paths)
+    sequences = [side.units.sequence for side in sides]
+    located = replaced(*sequences, [], *(side.paths_of(side.units.usual) for side in sides))
     for block, with_place in zip(comparison.blocks, located, strict=True):
         block.module_path = with_place.module_path
     place_of = {block.index: block.module_path for block in comparison.blocks}
@@ -328,15 +314,13 @@ def _locate(pair: Pair) -> None:
         rows = [comparison.rows[index] for index in finding.rows]
         blocks = {row.block for row in rows}
         if finding.kind == "replaced_block" and len(blocks) == 1:
-            finding.module_path = place_of.get(next(iter(blocks)) or 0, "")
+            finding.module_path = place_of.get(blocks.pop() or 0, "")
         elif rows:
-            ops = {(row.op, row.dims, row.types) for row in rows}
-            kernels = {name for row in rows for name in (row.kernel_a, row.kernel_b)}
             around = []
-            for side in sides:
-                keys, key_of = side.work.keys
-                is_of_rows = np.array([key[:3] in ops and key[3] in kernels for key in keys], dtype=bool)
-                around += side.paths_of(np.flatnonzero(is_of_rows[key_of] & side.units.chosen))
+            for number, side in enumerate(sides):
+                wanted = {row.keys[number] for row in rows}
+                is_of_rows = side.work.is_key(wanted.__contains__) & side.units.chosen
+                around += side.paths_of(np.flatnonzero(is_of_rows))
             finding.module_path = " / ".join(common(around))
 
 
@@ -353,12 +337,11 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
     of_a, of_b = units(a, unit), units(b, unit)
     if not of_a.count or not of_b.count:
         raise BadDataError("a step without any GPU operation", location=a.trace.source, fix="see lab inspect")
-    further = [[units(work, unit) for work in side] for side in (repeats_a, repeats_b)]
-    _raise_for_copies(
-        [(a, of_a), (b, of_b)],
-        [*zip(repeats_a, further[0], strict=True), *zip(repeats_b, further[1], strict=True)],
+    sides = (
+        [of_a, *(units(work, unit) for work in repeats_a)],
+        [of_b, *(units(work, unit) for work in repeats_b)],
     )
-    sides = [of_a, *further[0]], [of_b, *further[1]]
+    _raise_for_copies([a, b, *repeats_a, *repeats_b], [of_a, of_b, *sides[0][1:], *sides[1][1:]])
     timeless = without_times(of_a, of_b)
     times = [[step_times(units_of) for units_of in side] for side in sides]
     # Half of the allowed false alarms is for the totals, as in the gate.
@@ -401,7 +384,6 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
         findings=[] if other_work else [*causes, *of_whole(over_repeats, [*causes, *named]), *named],
         unnamed=[] if timeless or other_work else unnamed(of_a, of_b),
         notes=[*coarse, *notes(a, b, of_a, of_b), *of_collectives(rows)],
-        groups={},
         own_ns=change["span"] - change["exposed_comm"],
         floor_share=floor,
         floor_ns=floor_ns_of(of_a, of_b),
@@ -430,16 +412,15 @@ def _is_of_program(call: str, a: Work, b: Work, of_a: Units, of_b: Units) -> boo
     return not a.plain or is_wait(call) or (call in of_a.calls and call in of_b.calls)
 
 
-def _raise_for_copies(pair: Sequence[tuple[Work, Units]], repeats: Sequence[tuple[Work, Units]]) -> None:
-    """Raises UsageError for a repeat with the times of another recording, which proves nothing twice."""
-    earlier_recordings = list(pair)
-    for work, units_of in repeats:
-        for earlier, earlier_units in earlier_recordings:
-            if units_of.sums == earlier_units.sums and np.array_equal(
-                units_of.times_ns["span"], earlier_units.times_ns["span"]
-            ):
-                raise UsageError(
-                    f"{work.trace.source} is a copy of {earlier.trace.source}: no further process",
-                    fix="record the program again, in another process",
-                )
-        earlier_recordings.append((work, units_of))
+def _raise_for_copies(works: Sequence[Work], units_of: Sequence[Units]) -> None:
+    """Raises UsageError for a repeat (all but the first two) with the times of another recording, which
+    proves nothing twice."""
+    earlier: dict[object, Work] = {}
+    for number, (work, of_work) in enumerate(zip(works, units_of, strict=True)):
+        times = (of_work.times_ns["span"].tobytes(), frozenset(of_work.sums.items()))
+        if times in earlier and number > 1:
+            raise UsageError(
+                f"{work.trace.source} is a copy of {earlier[times].trace.source}: no further process",
+                fix="record the program again, in another process",
+            )
+        earlier.setdefault(times, work)

@@ -7,8 +7,9 @@ backward pass lies in the module of its forward operator.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from lab.recordings.graphs.frames import class_of, modules_of
 from lab.recordings.phase_names import PhaseNames, is_step, is_warmup
 from lab.recordings.projection import Projection, project
 from lab.recordings.projection.sums import forward_operators
+from lab.recordings.tables import Table
 from lab.recordings.views import launch_calls
 
 KINDS = ("phase", "module", "op", "kernel")
@@ -53,121 +55,118 @@ class Group(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Placed:
-    """One side's units, and where in the program each operation of `Work` was launched: phase and module (n,)
-    index `phases` ("": not known) and `modules` (none around it: ()). source: recorded, ranges, or "".
-    """
+    """One side's units, and where in the program each operation of `Work` was launched: `place` (n,) indexes
+    `places`, each a phase ("": not known) and the modules around it (none: ()). source of the modules:
+    recorded, ranges, or ""."""
 
     work: Work
     units: Units
-    phase: np.ndarray
-    phases: list[str]
-    module: np.ndarray
-    modules: list[Path]
+    place: np.ndarray
+    places: list[tuple[str, Path]]
     source: str
 
     def paths_of(self, rows: np.ndarray) -> list[Path]:
-        """The distinct phases and modules around these operations."""
-        pairs = np.unique(np.stack([self.phase[rows], self.module[rows]], axis=1), axis=0)
-        return [self._path(phase, module) for phase, module in pairs.tolist()]
+        """The phase and the modules around each of these operations."""
+        paths = self.paths
+        return [paths[index] for index in self.place[rows].tolist()]
 
-    def by_path(self) -> tuple[np.ndarray, list[Path]]:
-        """The phase and modules around each operation (n,), as an index of a list of paths."""
-        pair = self.phase * len(self.modules) + self.module
-        distinct, index = np.unique(pair, return_inverse=True)
-        paths = [self._path(*divmod(code, len(self.modules))) for code in distinct.tolist()]
-        return index.reshape(-1), paths
+    @property
+    def paths(self) -> list[Path]:
+        """Of `places`."""
+        return [(phase, *modules) if phase else modules for phase, modules in self.places]
 
-    def sums(self, index: np.ndarray, size: int) -> list[CallsAndNs]:
-        """Calls and ns per unit of each value of `index` (n,)."""
-        chosen, count = self.units.chosen, self.units.count
-        n = np.bincount(index[chosen], minlength=size) / count
-        ns = np.bincount(index[chosen], weights=self.work.dur_ns[chosen], minlength=size) / count
+    def sums(self) -> list[CallsAndNs]:
+        """Calls and ns per unit of each of `places`."""
+        chosen, count, size = self.units.chosen, self.units.count, len(self.places)
+        n = np.bincount(self.place[chosen], minlength=size) / count
+        ns = np.bincount(self.place[chosen], weights=self.work.dur_ns[chosen], minlength=size) / count
         return list(zip(n.tolist(), ns.tolist(), strict=True))
 
     def by_phase(self) -> dict[str, CallsAndNs]:
-        return _summed(zip(self.phases, self.sums(self.phase, len(self.phases)), strict=True))
-
-    def _path(self, phase: int, module: int) -> Path:
-        return (*filter(None, (self.phases[phase],)), *self.modules[module])
+        return _summed(zip((phase or NO_PHASE for phase, _ in self.places), self.sums(), strict=True))
 
 
 def placed(work: Work, units: Units) -> Placed:
     trace = work.trace
     projection = project(trace)
-    phase_of, module_of = _names(projection.capture)
     path, origin = projection.ops.path, projection.ops.origin  # origin: the path of the forward operator
-    phase_at, phases = _along(projection, phase_of)
-    module_at, modules = _along(projection, module_of)
-    phase, module = phase_at[path], module_at[np.where(origin > 0, origin, path)]
-    source = "ranges" if any(modules[index] for index in np.unique(module).tolist()) else ""
+    of_modules = np.where(origin > 0, origin, path)
+    names_of = _range_names(projection)
+    modules_of_node: Callable[[int], Path] = lru_cache(None)(lambda node: _modules(names_of(node)))
+    recorded: list[Path] = []
     if trace.meta.stacks and any(recorded := _recorded(trace, projection)):
-        source = "recorded"
-        modules = list(dict.fromkeys(recorded))
-        index_of = {path: index for index, path in enumerate(modules)}
-        module = np.array([index_of[path] for path in recorded], dtype=np.int64)
-    names = [path[-1] if path else "" for path in phases]
-    return Placed(work, units, phase[work.order], names, module[work.order], modules, source)
+        paths = list(dict.fromkeys(recorded))
+        index_of = {path: index for index, path in enumerate(paths)}
+        of_modules, modules_of_node = np.array([index_of[path] for path in recorded]), paths.__getitem__
+    nodes, node_of = np.unique(np.stack([path, of_modules], axis=1)[work.order], axis=0, return_inverse=True)
+    place_of = [(_phase(names_of(outer)), modules_of_node(inner)) for outer, inner in nodes.tolist()]
+    places = list(dict.fromkeys(place_of))
+    number_of = {one: number for number, one in enumerate(places)}
+    place = np.array([number_of[one] for one in place_of], dtype=np.int64)[node_of.reshape(-1)]
+    source = "recorded" if any(recorded) else "ranges" if any(inner for _, inner in places) else ""
+    return Placed(work, units, place, places, source)
 
 
-def _names(capture: Capture) -> tuple[list[str], list[str]]:
-    """Per string of the capture, "" at the end: the phase that it names, and the module; "" for none."""
-    is_named = np.zeros(len(capture.strings) + 1, dtype=bool)
-    is_named[capture.ranges.name_id[capture.ranges.kind != OP]] = True
-    phase_names = PhaseNames()
-    phases, modules = [], []
-    for text, named in zip([*capture.strings, ""], is_named.tolist(), strict=True):
-        phase = phase_names.phase_of(text) if named else ""
-        is_module = named and not phase and not is_step(text) and not is_warmup(text)
+def _range_names(projection: Projection) -> Callable[[int], Path]:
+    """The names of the ranges along a path of the tree, outermost first, without those of operators."""
+    ranges, tree = projection.capture.ranges, projection.tree
+    named = set(ranges.name_id[ranges.kind != OP].tolist())
+
+    @lru_cache(None)
+    def names(node: int) -> Path:
+        ids = []
+        while node > 0:
+            ids.append(int(tree.name_id[node]))
+            node = int(tree.parent[node])
+        return tuple(projection.capture.name(index) for index in reversed(ids) if index in named)
+
+    return names
+
+
+_phase_of = lru_cache(maxsize=4096)(PhaseNames().phase_of)
+
+
+def _phase(names: Path) -> str:
+    return next(filter(None, map(_phase_of, reversed(names))), "")
+
+
+def _modules(names: Path) -> Path:
+    return tuple(
+        name.removeprefix(MODULE)
+        for name in names
+        if not (_phase_of(name) or is_step(name) or is_warmup(name))
         # The profiler's own marks, and what libraries write.
-        is_module &= "#" not in text and "::" not in text and not text.lower().startswith(_LIBRARIES)
-        phases.append(phase)
-        modules.append(text.removeprefix(MODULE) if is_module else "")
-    return phases, modules
-
-
-def _along(projection: Projection, texts: list[str]) -> tuple[np.ndarray, list[Path]]:
-    """The texts along each path of the tree, as indices of a list."""
-    paths: list[Path] = [()]
-    for node in range(1, len(projection.tree)):
-        above, text = paths[int(projection.tree.parent[node])], texts[int(projection.tree.name_id[node])]
-        paths.append((*above, text) if text and len(above) < DEEPEST else above)
-    index_of = {path: index for index, path in enumerate(dict.fromkeys(paths))}
-    return np.array([index_of[path] for path in paths], dtype=np.int64), list(index_of)
+        and not ("#" in name or "::" in name or name.lower().startswith(_LIBRARIES))
+    )[:DEEPEST]
 
 
 def _recorded(trace: Capture, projection: Projection) -> list[Path]:
     """The modules around each operation's launch, else around its forward operator."""
-    frames = modules_of(trace)
+    frames, ranges = modules_of(trace), projection.capture.ranges
+    paths: list[Path] = [()] * len(trace.ops)
+
+    def add(rows: np.ndarray, around: Table) -> None:
+        modules = frames.modules(around.pid, around.tid, around.start_ns)
+        for row, path in zip(rows.tolist(), modules, strict=True):
+            paths[row] = path[:DEEPEST]
+
     call = launch_calls(trace)
-    paths: list[Path] = [()] * len(call)
-    launched = np.flatnonzero(call >= 0)
-    calls = trace.api.take(call[launched])
-    own_paths = frames.modules(calls.pid, calls.tid, calls.start_ns)
-    for row, path in zip(launched.tolist(), own_paths, strict=True):
-        paths[row] = path[:DEEPEST]
-    ranges = projection.capture.ranges
+    add(np.flatnonzero(call >= 0), trace.api.take(call[call >= 0]))
     bare = np.flatnonzero([not path for path in paths])
     forward = forward_operators(ranges, projection.instances.parent, projection.ops.range[bare])
-    bare, forward = bare[forward >= 0], forward[forward >= 0]
-    forward_paths = frames.modules(ranges.pid[forward], ranges.tid[forward], ranges.start_ns[forward])
-    for row, path in zip(bare.tolist(), forward_paths, strict=True):
-        paths[row] = path[:DEEPEST]
+    add(bare[forward >= 0], ranges.take(forward[forward >= 0]))
     return paths
 
 
 def by_phase(a: Placed, b: Placed) -> list[Group]:
-    return _grouped(*({name or NO_PHASE: sums for name, sums in side.by_phase().items()} for side in (a, b)))
+    return _grouped(a.by_phase(), b.by_phase())
 
 
-def by_op(a: Units, b: Units) -> list[Group]:
+def by_key(name: str, a: Units, b: Units) -> list[Group]:
+    """name: op or kernel."""
+    part, unknown = (0, NO_OP) if name == "op" else (3, "unnamed")
     return _grouped(
-        *(_summed((key[0] or NO_OP, sums) for key, sums in units.sums.items()) for units in (a, b))
-    )
-
-
-def by_kernel(a: Units, b: Units) -> list[Group]:
-    return _grouped(
-        *(_summed((key[3] or "unnamed", sums) for key, sums in units.sums.items()) for units in (a, b))
+        *(_summed((key[part] or unknown, sums) for key, sums in units.sums.items()) for units in (a, b))
     )
 
 
@@ -179,16 +178,16 @@ def by_module(a: Placed, b: Placed) -> list[Group]:
     rank = {path: index for index, path in enumerate(dict.fromkeys([*sides[0], *sides[1]]))}
     groups = []
     for path in sorted(rank, key=lambda path: [rank[path[:depth]] for depth in range(len(path) + 1)]):
-        (n_a, ns_a), (n_b, ns_b) = (side[path][0] if path in side else NOTHING for side in sides)
-        if not path and not (n_a or n_b):
+        # Around all modules is what is in none; a side that has nothing there is not counted.
+        own_sums = [side[path][0] if path in side and (path or side[path][0][0]) else None for side in sides]
+        if own_sums == [None, None]:
             continue
         inner_ns = [
             sum(sums[1] for inner, (sums, _) in side.items() if inner[: len(path)] == path) for side in sides
         ]
         counts = [times[path[: depth + 1]] for depth in range(len(path))]
         names = [f"{name} x{n}" if n > 1 else name for name, n in zip(path, counts, strict=True)]
-        on = _on(path in sides[0], path in sides[1]) if path else _on(bool(n_a), bool(n_b))
-        group = _group(" / ".join(names) or NO_MODULE, on, (n_a, ns_a), (n_b, ns_b))
+        group = _group(" / ".join(names) or NO_MODULE, *own_sums)
         group.times, group.whole_change_ns = times[path], inner_ns[1] - inner_ns[0]
         groups.append(group)
     return groups
@@ -197,10 +196,9 @@ def by_module(a: Placed, b: Placed) -> list[Group]:
 def _by_class(side: Placed) -> dict[Path, tuple[CallsAndNs, int]]:
     """Own calls and ns of each path of classes, and of those above it; and how many instances it stands for,
     below one instance of what is around it."""
-    path_of, paths = side.by_path()
-    sums = side.sums(path_of, len(paths))
+    paths, sums = side.paths, side.sums()
     chosen = np.flatnonzero(side.units.chosen)
-    in_order = path_of[chosen[np.argsort(side.work.launched_ns[chosen], kind="stable")]]
+    in_order = side.place[chosen[np.argsort(side.work.launched_ns[chosen], kind="stable")]]
     sums_of: dict[Path, CallsAndNs] = {}
     instances: dict[Path, dict[Path, set[str]]] = defaultdict(lambda: defaultdict(set))
     for index in dict.fromkeys(in_order.tolist()):
@@ -231,19 +229,14 @@ def _added(sums: CallsAndNs, calls_and_ns: CallsAndNs) -> CallsAndNs:
 
 def _grouped(a: Mapping[str, CallsAndNs], b: Mapping[str, CallsAndNs]) -> list[Group]:
     """One row per key, largest change first."""
-    groups = [
-        _group(key, _on(key in a, key in b), a.get(key, NOTHING), b.get(key, NOTHING)) for key in {**a, **b}
-    ]
+    groups = [_group(key, a.get(key), b.get(key)) for key in {**a, **b}]
     return sorted(groups, key=lambda group: (-abs(group.change_ns), group.key))
 
 
-def _group(key: str, on: str, a: CallsAndNs, b: CallsAndNs) -> Group:
-    (n_a, ns_a), (n_b, ns_b) = a, b
+def _group(key: str, a: CallsAndNs | None, b: CallsAndNs | None) -> Group:
+    (n_a, ns_a), (n_b, ns_b) = a or NOTHING, b or NOTHING
+    on = ONLY_B if a is None else ONLY_A if b is None else BOTH
     return Group(key=key, on=on, n_a=n_a, n_b=n_b, ns_a=ns_a, ns_b=ns_b, change_ns=ns_b - ns_a)
-
-
-def _on(in_a: bool, in_b: bool) -> str:
-    return BOTH if in_a and in_b else ONLY_A if in_a else ONLY_B
 
 
 def limits(a: Placed, b: Placed) -> list[str]:
@@ -251,8 +244,8 @@ def limits(a: Placed, b: Placed) -> list[str]:
     texts = []
     for name, side in (("A", a), ("B", b)):
         ns = {phase: ns for phase, (_, ns) in side.by_phase().items()}
-        unknown = ns.get("", 0.0) / sum(ns.values()) if sum(ns.values()) else 0.0
-        if not any(ns):
+        unknown = ns.get(NO_PHASE, 0.0) / (sum(ns.values()) or 1.0)
+        if not set(ns) - {NO_PHASE}:
             texts.append(f"{name} names no phase (forward, backward, ...)")
         elif unknown > MUCH:
             texts.append(f"{name}: {unknown:.0%} of the kernel time is in no phase that is known by its name")

@@ -14,9 +14,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -44,8 +43,7 @@ EXACT = "exact"
 LAST_LINES = 12
 
 
-@dataclass(frozen=True)
-class Time:
+class Time(NamedTuple):
     """One launch of a call, replayed: its median and half of its 95 % interval, ns; `same` as replay.json."""
 
     ns: float
@@ -55,8 +53,7 @@ class Time:
 
 
 Times = dict[tuple[str, str, str], Time]  # (op, dims, kernel)
-
-_Row = dict[str, Any]  # of replay.json
+Calls = dict[Key, tuple[float, float]]  # of a finding on one side: calls and recorded ns per unit
 
 
 def need_gpu() -> None:
@@ -144,7 +141,7 @@ def read_times(folder: Path) -> tuple[Times, bool, list[str]]:
     result = msgspec.json.decode((folder / "replay.json").read_bytes())
     plan = msgspec.json.decode((folder / "replay_plan.json").read_bytes())
     keys = {signature["sig_id"]: (signature["op"], dims_of(signature)) for signature in plan["signatures"]}
-    grouped: dict[tuple[str, str, str], list[_Row]] = {}
+    grouped: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in result["rows"]:
         if row["sig_id"] in keys:
             grouped.setdefault((*keys[row["sig_id"]], kernel_name(row["name"])), []).append(row)
@@ -161,18 +158,16 @@ def read_times(folder: Path) -> tuple[Times, bool, list[str]]:
     return {key: _mean(rows) for key, rows in grouped.items()}, memory, notes
 
 
-def _mean(rows: Sequence[_Row]) -> Time:
+def _mean(rows: Sequence[dict[str, Any]]) -> Time:
     """A time that stands for all rows: not the same kernel if one of them is not."""
+    ns = spread = 0.0
     for row in rows:
         if row["same_kernel"] != EXACT or row.get("us") is None:
             same = row["same_kernel"] if row["same_kernel"] != EXACT else "not timed"
             return Time(0.0, 0.0, same, row["launched"])
-    calls = sum(row["count"] for row in rows)
-    ns = spread = 0.0
-    for row in rows:
-        weight = 1000 * row["count"] / calls
-        ns += weight * float(row["us"]["median"])
+        weight = 1000 * row["count"] / sum(row["count"] for row in rows)
         low, high = row["us"].get("ci") or (0.0, 0.0)
+        ns += weight * float(row["us"]["median"])
         spread += weight * (high - low) / 2
     return Time(ns, spread, EXACT, "")
 
@@ -203,20 +198,20 @@ def judge(
     memory: bool = True,
 ) -> Replayed:
     """What the three modes say of one finding."""
-    sides: dict[str, dict[Key, tuple[float, float]]] = {"A": {}, "B": {}}
+    of_a: Calls = {}
+    of_b: Calls = {}
     for row in (rows[member] for member in finding.rows):
-        if row.n_a:
-            sides["A"][row.op, row.dims, row.types, row.kernel_a or ""] = (row.n_a, row.ns_a)
-        if row.n_b:
-            sides["B"][row.op, row.dims, row.types, row.kernel_b or ""] = (row.n_b, row.ns_b)
-    recorded = sum(ns for _, ns in sides["B"].values()) - sum(ns for _, ns in sides["A"].values())
-    changes: dict[str, float] = {}
-    spread: dict[str, float] = {}
-    reasons: list[str] = []
+        key_a, key_b = row.keys
+        of_a |= {key_a: (row.n_a, row.ns_a)} if key_a else {}
+        of_b |= {key_b: (row.n_b, row.ns_b)} if key_b else {}
+    recorded = sum(ns for _, ns in of_b.values()) - sum(ns for _, ns in of_a.values())
+    changes, spread, reasons = dict[str, float](), dict[str, float](), list[str]()
     for mode in MODES:
-        of_a, of_b = (_sum(sides[side], times[side, mode], side, reasons) for side in ("A", "B"))
-        if of_a and of_b:
-            changes[mode], spread[mode] = of_b[0] - of_a[0], of_a[1] + of_b[1]
+        a, b = (
+            _sum(of_side, times[side, mode], side, reasons) for side, of_side in (("A", of_a), ("B", of_b))
+        )
+        if a and b:
+            changes[mode], spread[mode] = b[0] - a[0], a[1] + b[1]
     verdict, reason = decide(recorded, changes, spread, memory=memory)
     return Replayed(
         finding=finding_index,
@@ -229,12 +224,10 @@ def judge(
     )
 
 
-def _sum(
-    keys: dict[Key, tuple[float, float]], times: Times, side: str, reasons: list[str]
-) -> tuple[float, float] | None:
+def _sum(calls: Calls, times: Times, side: str, reasons: list[str]) -> tuple[float, float] | None:
     """Replayed ns per unit of all calls, and its spread; None where it is not known, and why."""
     ns = spread = 0.0
-    for (op, dims, _, kernel), (n, _ns) in keys.items():
+    for (op, dims, _, kernel), (n, _ns) in calls.items():
         time = times.get((op, _normal(dims), kernel))
         if time is None:
             reasons.append(f"{side}: {op or 'a launch without a known op'} was not replayed")
@@ -243,8 +236,7 @@ def _sum(
             instead = f", this torch launches {time.launched}" if time.launched else ""
             reasons.append(f"{side}: {op} did not replay as the same kernel ({time.same}{instead})")
             return None
-        ns += n * time.ns
-        spread += n * time.spread_ns
+        ns, spread = ns + n * time.ns, spread + n * time.spread_ns
     return ns, spread
 
 

@@ -48,6 +48,15 @@ class Row(msgspec.Struct, kw_only=True):
     block: int | None = None
 
     @property
+    def keys(self) -> tuple[Key | None, Key | None]:
+        """Of its operations on A and on B; None where it has none there."""
+        of_a, of_b = (
+            None if kernel is None else (self.op, self.dims, self.types, kernel)
+            for kernel in (self.kernel_a, self.kernel_b)
+        )
+        return of_a, of_b
+
+    @property
     def slower(self) -> float:
         """How much longer one call of a kernel takes that both sides have, as a share of A's."""
         return 2 * self.ns * self.n_a / (self.n_a + self.n_b) / max(self.ns_a, 1.0)

@@ -63,23 +63,24 @@ def timelines(a: Placed, b: Placed) -> Steps | None:
 def _frame(side: Placed, number: int) -> pd.DataFrame:
     """The operations of the usual unit in order of launch."""
     work, rows, keys = side.work, side.units.usual, side.units.sequence
-    kernels, ops = work.trace.ops, work.order[rows]
-    families = np.array([FAMILY_OF[kind] for kind in CLASSES])[row_classes(work.trace)[ops]]
+    ops = work.ops.take(rows)
+    families = np.array([FAMILY_OF[kind] for kind in CLASSES])[row_classes(work.trace)[work.order[rows]]]
+    places = [side.places[index] for index in side.place[rows].tolist()]
     frame: pd.DataFrame = pd.DataFrame(
         {
             "rank": number,
-            "device": kernels.device[ops],
-            "stream": kernels.stream[ops],
-            "start_us": (work.start_ns[rows] - work.start_ns[rows].min()) / 1000,
-            "dur_us": work.dur_ns[rows] / 1000,
-            "family": np.where(kernels.kind[ops] == GRAPH, FAMILY_OF["other"], families),
+            "device": ops.device,
+            "stream": ops.stream,
+            "start_us": (ops.start_ns - ops.start_ns.min()) / 1000,
+            "dur_us": ops.dur_ns / 1000,
+            "family": np.where(ops.kind == GRAPH, FAMILY_OF["other"], families),
             "name": [key[3] or "unnamed" for key in keys],
             "op": [key[0] for key in keys],
             "shapes": [key[1] for key in keys],
-            "module": [".".join(side.modules[index]) for index in side.module[rows].tolist()],
-            "phase": [side.phases[index] for index in side.phase[rows].tolist()],
+            "module": [".".join(modules) for _, modules in places],
+            "phase": [phase for phase, _ in places],
             "change": LONE,
-            "correlation": kernels.corr[ops],
+            "correlation": ops.corr,
         }
     )
     return frame

@@ -19,6 +19,7 @@ from lab.compare.same.pairs import (
     relative,
     samples_of,
 )
+from lab.core.words import first_few
 from lab.errors import UsageError
 from lab.workload.recorder.format import Recording, Row, same_bits
 
@@ -106,6 +107,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     blind: int = 0  # pairs whose bits differ and whose floor is so large that any change would pass
     blind_modules: int = 0  # of them, outputs of modules
     problems: list[str] = []
+    notes: list[str] = []  # of the recorder: what it could not see
     unwritten: dict[str, dict[str, int]] = {}  # by run, then by name: outputs that their op need not write
 
 
@@ -126,36 +128,28 @@ def judge(
     """
     for floor in floors:
         _check_floor(a, floor)
-    if reference and not _mostly_float64(reference):
-        raise UsageError(
-            f"{reference.path} is not in float64", fix="record model.double() on the same inputs"
-        )
     if reference:
-        _check_start(a, reference, "the reference", ulps_apart=0.5)
+        _check_reference(a, reference)
     level = min((_level(a), _level(b), level), key=LEVELS.index)
     rows_a, rows_b = ([row for row in recording.rows if _is_at(row, level)] for recording in (a, b))
     pairs = pair(rows_a, rows_b)
     used = [*floors, *([reference] if reference else [])]
-    is_comparable = a.checksum == b.checksum
-    paired = _Paired([rows_a[k] for k in pairs.a], [rows_b[k] for k in pairs.b], is_comparable, used)
-    verdict = paired.verdict()
-    verdict.level, verdict.values.floors = level, len(used)
+    paired = _Paired(
+        [rows_a[k] for k in pairs.a], [rows_b[k] for k in pairs.b], a.checksum == b.checksum, used
+    )
+    verdict = paired.verdict(level)
     verdict.only_a = [_name(rows_a[k]) for k in pairs.only_a[:LISTED]]
     verdict.only_b = [_name(rows_b[k]) for k in pairs.only_b[:LISTED]]
     verdict.n_only_a, verdict.n_only_b = len(pairs.only_a), len(pairs.only_b)
     if level == "op":
-        verdict.unwritten = {
-            name: recording.unwritten for name, recording in (("A", a), ("B", b)) if recording.unwritten
-        }
+        sides = (("A", a), ("B", b))
+        verdict.unwritten = {name: recording.unwritten for name, recording in sides if recording.unwritten}
+    verdict.notes = [f"{name}: {note}" for name, run in (("A", a), ("B", b)) for note in run.notes]
     verdict.problems = [
         f"{recording.path.name}: {lack}" for recording in (a, b, *used) for lack in recording.lacks
     ]
     verdict.outcome, verdict.reason = _outcome(verdict, len(rows_a), len(rows_b))
     return verdict
-
-
-def _has_other_name(a: Row, b: Row) -> bool:
-    return a.module != b.module or (a.kind in ("weight", "grad") and a.op != b.op)
 
 
 def _check_floor(a: Recording, floor: Recording) -> None:
@@ -175,24 +169,24 @@ def _check_floor(a: Recording, floor: Recording) -> None:
     _check_draws(a, floor)
 
 
-def _check_start(a: Recording, recording: Recording, name: str, *, ulps_apart: float) -> None:
-    """Refuse other inputs or weights: then everything differs, and as a floor would call everything noise.
+def _check_reference(a: Recording, reference: Recording) -> None:
+    types = [row.dtype for row in reference.rows if row.dtype in FLOATS]
+    if 2 * types.count("float64") <= len(types):
+        raise UsageError(
+            f"{reference.path} is not in float64", fix="record model.double() on the same inputs"
+        )
+    _check_start(a, reference, "the reference", ulps_apart=0.5)  # it has A's values in float64
 
-    ulps_apart: how far weights may be from A's; 0.5 for a reference, which has A's values in float64.
-    """
+
+def _check_start(a: Recording, recording: Recording, name: str, *, ulps_apart: float) -> None:
+    """Refuse other inputs or weights: then everything differs, and as a floor would call everything noise."""
     for kind in ("input", "weight"):
         rows, started = (
             [row for row in run.rows if row.kind == kind and (kind == "input" or row.dtype in FLOATS)]
             for run in (a, recording)
         )
-        if not rows or not started:
-            continue
-        apart = [
-            x.op
-            for x, y in zip(rows, started, strict=False)
-            if not (_near_weight(x, y, ulps_apart) if kind == "weight" else _near_input(x, y))
-        ]
-        if apart or len(rows) != len(started):
+        apart = [x.op for x, y in zip(rows, started, strict=False) if not _is_near(x, y, ulps_apart)]
+        if rows and started and (apart or len(rows) != len(started)):
             example = f" (first: {apart[0]})" if apart else ""
             raise UsageError(
                 f"{name} {recording.path} was recorded with other {kind}s than A{example}",
@@ -201,22 +195,15 @@ def _check_start(a: Recording, recording: Recording, name: str, *, ulps_apart: f
             )
 
 
-def _near_input(a: Row, b: Row) -> bool:
-    """Bit by bit; the same values in another type."""
-    if a.shape != b.shape or a.dtype == b.dtype:
+def _is_near(a: Row, b: Row, ulps_apart: float) -> bool:
+    """Inputs of one type bit by bit. Of weights, and of inputs in another type, sampled elements differ by so
+    many ULPs at most, and sums of all by no more than follows."""
+    if a.shape != b.shape or (a.kind == "input" and a.dtype == b.dtype):
         return a.shape == b.shape and a.ck == b.ck
-    near = EPS.get(a.dtype, 0.0)
-    return np.allclose(samples_of([a]), samples_of([b]), rtol=near, atol=0.0, equal_nan=True)
-
-
-def _near_weight(a: Row, b: Row, ulps_apart: float) -> bool:
-    """Whether sampled elements differ by so many ULPs at most, and sums of all by no more than follows."""
-    near = 2 * ulps_apart * EPS[a.dtype]
-    if a.shape != b.shape or a.sample_at != b.sample_at:
-        return False
+    near, least_value = 2 * ulps_apart * EPS.get(a.dtype, 0.0), TINIEST.get(a.dtype, 0.0)
     samples = samples_of([a]), samples_of([b])
-    close = np.allclose(*samples, rtol=1.01 * near, atol=TINIEST[a.dtype], equal_nan=True)
-    return close and not moved([a], [b])[0] > 8 * near + TINIEST[a.dtype]
+    is_close = np.allclose(*samples, rtol=1.01 * near, atol=least_value, equal_nan=True)
+    return a.sample_at == b.sample_at and is_close and not moved([a], [b])[0] > 8 * near + least_value
 
 
 def _check_draws(a: Recording, floor: Recording) -> None:
@@ -225,8 +212,8 @@ def _check_draws(a: Recording, floor: Recording) -> None:
     pairs = pair(a.rows, floor.rows)
     for k, j in zip(pairs.a.tolist(), pairs.b.tolist(), strict=True):
         row, partner = a.rows[k], floor.rows[j]
-        is_draw = any(word in row.op for word in RANDOM) and row.sample and row.sample_at == partner.sample_at
-        if not is_draw or row.ck == partner.ck:
+        is_draw = _is_random(row.op) and row.ck != partner.ck and row.sample
+        if not is_draw or row.sample_at != partner.sample_at:
             continue
         if relative(samples_of([row]), samples_of([partner]))[0] > NOT_ROUNDING:
             raise UsageError(
@@ -235,9 +222,8 @@ def _check_draws(a: Recording, floor: Recording) -> None:
             )
 
 
-def _mostly_float64(recording: Recording) -> bool:
-    types = [row.dtype for row in recording.rows if row.dtype in FLOATS]
-    return 2 * types.count("float64") > len(types)
+def _is_random(op: str) -> bool:
+    return any(word in op for word in RANDOM)
 
 
 def _outcome(verdict: Verdict, rows_a: int, rows_b: int) -> tuple[str, str]:
@@ -246,7 +232,7 @@ def _outcome(verdict: Verdict, rows_a: int, rows_b: int) -> tuple[str, str]:
     if not verdict.paired or verdict.paired < PAIRED * max(rows_a, rows_b):
         return "not comparable", f"{verdict.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
     place = verdict.bits.first_place
-    if place and any(word in place.op for word in RANDOM) and not verdict.made_by:
+    if place and _is_random(place.op) and not verdict.made_by:
         return "undecided", f"the first that differs is random ({place.op}): seed both runs alike"
     if verdict.values.beyond or verdict.made_by:
         return "differs", "an output is beyond the noise floor, or an op's own error beyond its peers'"
@@ -257,7 +243,8 @@ def _outcome(verdict: Verdict, rows_a: int, rows_b: int) -> tuple[str, str]:
         return "undecided", "; ".join(unseen)
     if verdict.bits.compared == verdict.paired and not verdict.bits.differ:
         written = " that is written" if verdict.unwritten else ""
-        return "same bits", f"every output{written} is equal bit by bit"
+        unseen_notes = f"; {first_few(verdict.notes, between='; ')}" if verdict.notes else ""
+        return "same bits", f"every output{written} is equal bit by bit{unseen_notes}"
     if verdict.masked:
         reason = f"{verdict.masked:,} outputs hold NaN or infinity in both runs and differ in bits: norms, "
         reason += "which would show how much, say nothing of them"
@@ -318,18 +305,17 @@ class _Paired:
     def __init__(
         self, a: Sequence[Row], b: Sequence[Row], is_comparable: bool, floors: Sequence[Recording]
     ) -> None:
-        self.a, self.b = a, b
+        self.a, self.b, self.floors = a, b, len(floors)
         differences = _differences(a, b)
         limits = [np.full(len(a), np.nan) for _ in differences]
         for floor in floors:
             pairs = pair(a, floor.rows)
             of_a, of_floor = [a[k] for k in pairs.a], [floor.rows[k] for k in pairs.b]
-            is_coarser = np.array(
-                [EPS.get(y.dtype, 0.0) > EPS.get(x.dtype, 0.0) for x, y in zip(of_a, of_floor, strict=True)],
-                dtype=bool,
+            eps_a, eps_floor = (
+                np.array([EPS.get(row.dtype, 0.0) for row in rows]) for rows in (of_a, of_floor)
             )
             for limit, difference in zip(limits, _differences(of_a, of_floor), strict=True):
-                usable = np.where(np.isfinite(difference) & ~is_coarser, difference, np.nan)
+                usable = np.where(np.isfinite(difference) & (eps_floor <= eps_a), difference, np.nan)
                 limit[pairs.a] = np.fmax(limit[pairs.a], usable)
         limits = _steadied(limits, np.array([len(row.sample) for row in a]))
         over = [d > BEYOND * limit for d, limit in zip(differences, limits, strict=True)]  # False: no floor
@@ -343,57 +329,57 @@ class _Paired:
         """The pairs (n,) of which it holds."""
         return np.array([rule(x, y) for x, y in zip(self.a, self.b, strict=True)], dtype=bool)
 
-    def verdict(self) -> Verdict:
+    def verdict(self, level: str) -> Verdict:
         """What the paired outputs say, without an outcome yet."""
+        a, b = self.a, self.b
         precisions = {
             f"{x.dtype} against {y.dtype}"
-            for x, y in zip(self.a, self.b, strict=True)
+            for x, y in zip(a, b, strict=True)
             if x.dtype != y.dtype and {x.dtype, y.dtype} <= set(FLOATS)
         }
         not_finite = self._where(lambda x, y: bool(x.nan or x.inf) and bool(y.nan or y.inf))
-        blind = (np.nan_to_num(self.floor) > BLIND) & (self.bits != 1)
-        # A gradient may be nothing but noise by nature.
-        is_output = np.array([row.kind == "module" and row.phase == "fwd" for row in self.a], dtype=bool)
         has_floor = ~np.isnan(self.floor)
+        is_blind = (np.nan_to_num(self.floor) > BLIND) & (self.bits != 1)
+        # A gradient may be nothing but noise by nature.
+        is_output = self._where(lambda x, _: x.kind == "module" and x.phase == "fwd")
+        on_equal_inputs = self._where(
+            lambda x, y: x.kind == "op" and bool(x.in_ck) and x.in_ck == y.in_ck
+        ) & (self.bits == 0)
         ratio = self.relative[has_floor] / self.floor[has_floor]
         beyond = np.flatnonzero(self.counts_differ if precisions else self.beyond).tolist()
         differ = np.flatnonzero(self.bits == 0).tolist()
         need = any if precisions else all
+        has_own_error = self._where(lambda x, y: need(row.local_rel is not None for row in (x, y)))
         return Verdict(
             outcome="",
             reason="",
-            level="",
+            level=level,
             precision="; ".join(sorted(precisions)) or "equal",
-            paired=len(self.a),
+            paired=len(a),
             bits=Bits(int((self.bits >= 0).sum()), len(differ), self.place(differ[0]) if differ else None),
             values=Values(
-                floors=0,
+                floors=self.floors,
                 unknown=int((~has_floor).sum()),
                 beyond=len(beyond),
                 largest_ratio=_finite(ratio.max()) if len(ratio) else None,
                 first_place=self.place(beyond[0], self.why(beyond[0])) if beyond else None,
             ),
             made_by=self.made_by(bool(precisions))[:LISTED],
-            on_equal_inputs=[
-                self.place(index)
-                for index in differ
-                if self.a[index].kind == "op"
-                and self.a[index].in_ck
-                and self.a[index].in_ck == self.b[index].in_ck
-            ][:LISTED],
-            modules=self.of_kind("module"),
-            grads=self.of_kind("grad"),
-            samples=max((len(row.sample) for row in self.a), default=0),
-            ops=sum(row.kind == "op" for row in self.a),
-            with_own_error=int(
-                self._where(lambda x, y: need(row.local_rel is not None for row in (x, y))).sum()
-            ),
-            renamed=int(self._where(_has_other_name).sum()),
+            on_equal_inputs=self.places(on_equal_inputs),
+            modules=self.places(self._where(lambda x, _: x.kind == "module") & (self.bits != 1)),
+            grads=self.places(self._where(lambda x, _: x.kind == "grad") & (self.bits != 1)),
+            samples=max((len(row.sample) for row in a), default=0),
+            ops=sum(row.kind == "op" for row in a),
+            with_own_error=int(has_own_error.sum()),
+            renamed=int(self._where(_is_renamed).sum()),
             masked=int((not_finite & (self.bits != 1) & ~self.beyond).sum()),
             not_finite=int(not_finite.sum()),
-            blind=int(blind.sum()),
-            blind_modules=int((blind & is_output).sum()),
+            blind=int(is_blind.sum()),
+            blind_modules=int((is_blind & is_output).sum()),
         )
+
+    def places(self, mask: np.ndarray) -> list[Place]:
+        return [self.place(index) for index in np.flatnonzero(mask)[:LISTED].tolist()]
 
     def place(self, index: int, explanation: str = "") -> Place:
         row, partner = self.a[index], self.b[index]
@@ -433,10 +419,9 @@ class _Paired:
             places.append(place)
         return places
 
-    def of_kind(self, kind: str) -> list[Place]:
-        """Outputs of one kind whose bits are not known to be equal."""
-        rows = (k for k, row in enumerate(self.a) if row.kind == kind and self.bits[k] != 1)
-        return [self.place(k) for k in rows][:LISTED]
+
+def _is_renamed(a: Row, b: Row) -> bool:
+    return a.module != b.module or (a.kind in ("weight", "grad") and a.op != b.op)
 
 
 def _name(row: Row) -> str:

@@ -65,6 +65,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     places: list[Place]
     not_compared: dict[str, int]
     problems: list[str]
+    notes: list[str] = []  # of the recorder: what it could not see
 
 
 class _Whole(NamedTuple):
@@ -92,8 +93,8 @@ def judge_parallel(
     places = against.places or against.partial
     if lone := set().union(*tables.values()) - rows.keys():
         against.left_out["only the ranks have it"] = len(lone)
-    problems = [f"rank {r.rank}: {lack}" for r in ranks for lack in r.lacks]
-    problems += [f"twin: {lack}" for lack in twin.lacks]
+    runs = {**{f"rank {run.rank}": run for run in ranks}, "twin": twin}
+    problems = [f"{name}: {lack}" for name, run in runs.items() for lack in run.lacks]
     if absent := sorted({*range(world)} - tables.keys()):
         problems.append(f"no recording of {ranks_text(absent)}")
     if len(tables) < len(ranks) or {recording.world for recording in ranks} != {world}:
@@ -113,6 +114,7 @@ def judge_parallel(
         places=places[:LISTED],
         not_compared=dict(against.left_out),
         problems=problems,
+        notes=[f"{name}: {note}" for name, run in runs.items() for note in run.notes],
     )
     verdict.outcome, verdict.reason = _outcome(verdict, len(rows))
     return verdict
@@ -345,4 +347,4 @@ def text(verdict: Verdict, top: int) -> str:
         lines.append("next, which may follow from the first:")
         lines += [f"  {place_text(place)}" for place in verdict.places[1 : top + 1]]
     lines += [f"not compared: {plural(n, 'tensor')}, {why}" for why, n in verdict.not_compared.items()]
-    return "\n".join([*lines, *(f"! {problem}" for problem in verdict.problems)])
+    return "\n".join([*lines, *(f"! {text}" for text in (*verdict.problems, *verdict.notes))])

@@ -41,7 +41,7 @@ def text(verdict: Verdict, a: Recording, b: Recording, top: int) -> str:
     ):
         if count:
             lines.append(f"only in {side}, not compared: {plural(count, 'output')}: {'; '.join(names[:3])}")
-    return "\n".join([*lines, *(f"! {problem}" for problem in verdict.problems)])
+    return "\n".join([*lines, *(f"! {text}" for text in (*verdict.problems, *verdict.notes))])
 
 
 def _about(recording: Recording) -> str:

@@ -96,6 +96,12 @@ class Recording(NamedTuple):
     def unwritten(self) -> dict[str, int]:
         return _counts(self.end.get("unwritten"), self.path)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the recorder says that it could not see."""
+        notes = self.end.get("notes")
+        return [printable(str(note)) for note in notes] if isinstance(notes, list) else []
+
 
 class _Meta(msgspec.Struct):
     meta: dict[str, Any]

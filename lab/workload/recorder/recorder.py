@@ -22,6 +22,7 @@ import torch
 import torch.utils._python_dispatch
 from torch import Tensor, nn
 
+from lab.core.words import plural
 from lab.workload.recorder.bits import tensors_in
 from lab.workload.recorder.rows import Rows, described, facts
 from lab.workload.unwritten import gives_no_values, unwritten
@@ -143,6 +144,13 @@ class Recorder:
                 self._handles.append(tensor.register_hook(reached))  # type: ignore[no-untyped-call]
         except RuntimeError:  # such as one of several views of what was changed in place
             self.unwatched.add(f"{name}:{index}")
+
+    def unwatched_note(self) -> list[str]:
+        """A sentence about gradients that were not seen, if any."""
+        if not self.unwatched:
+            return []
+        outputs, few = plural(len(self.unwatched), "output"), ", ".join(sorted(self.unwatched)[:5])
+        return [f"the gradients of {outputs} were not seen: torch refuses a hook on {few}"]
 
     def name_modules(self, root: nn.Module, prefix: str = "") -> None:
         for name, module in root.named_modules():

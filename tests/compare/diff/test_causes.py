@@ -14,8 +14,7 @@ from lab.compare.diff.comparison import compare, compare_pair
 from lab.compare.diff.groups import Group
 from lab.compare.diff.judge import STEPS_VARY
 from lab.compare.diff.split import split
-from tests.compare.made import layer, trace
-from tests.compare.simulated import NOTHING, Plant, Program
+from tests.compare.made import NOTHING, Plant, Program, layer, trace
 from tests.conftest import SHARED
 
 CASES = SHARED / "cases" / "compare"

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from lab.compare.cli import diff as command
 from lab.compare.diff.comparison import compare_sides
 from lab.compare.diff.groups import DEEPEST, KINDS, NO_MODULE, NO_PHASE
-from tests.compare.diff.test_comparison import BASE, SERVE, shared
+from tests.compare.diff.test_comparison import SERVE, shared
 from tests.compare.made import event, layer, trace
 
 PHASE_OPS = 4  # of each layer: forward is the first, backward the second
@@ -146,9 +146,3 @@ def test_of_a_real_pair_all_layers_are_one_row_and_the_slowest_parts_are_named()
     inner = modules["ViTModel / ViTEncoder / ViTLayer x12 / ViTSdpaAttention / ViTSdpaSelfAttention"]
     assert inner.change_ns == pytest.approx(251_800, rel=0.01)
     assert all(one.on == "both" for one in modules.values())
-
-
-def test_equal_recordings_have_no_change_in_any_group(tmp_path):
-    a = trace(tmp_path / "a.json", BASE)
-    for rows in grouped(a, a).groups.values():
-        assert all(one.change_ns == 0 and one.on == "both" for one in rows)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from lab.compare.same.cli import same
 from lab.errors import BadDataError, MissingError
 from lab.workload.recorder.format import read
-from tests.compare.same.made import write
+from tests.compare.same.test_shared import write
 
 ROW = {
     "i": 0, "kind": "op", "op": "aten.mm.default", "dtype": "float32", "shape": [2], "ck": "aa", "l2": 1.0,

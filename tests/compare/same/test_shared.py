@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 
 from lab.compare.same.judge import judge
 from lab.errors import UsageError
 from lab.workload.recorder.format import read
-from tests.compare.same.made import SHARED, lines, shared, write
+from tests import conftest
+
+SHARED = conftest.SHARED / "training_numerics"
 
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared recordings are not here")
+
+
+def shared(name: str) -> Path:
+    return SHARED / f"ops_{name}.jsonl.gz"
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_bytes(gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows)))
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -208,6 +208,37 @@ def test_hooks_on_outputs_change_no_gradient_also_where_modules_work_in_place(tm
         assert torch.equal(a.grad, b.grad)
 
 
+class Split(torch.nn.Module):
+    """Its outputs are views of what it changes afterwards: torch takes no hook on them."""
+
+    def __init__(self):
+        super().__init__()
+        self.halves = torch.nn.Identity()
+        self.halves.forward = self._halves
+
+    def _halves(self, given):
+        halves = given.unbind(0)
+        with torch.no_grad():
+            given.mul_(2)
+        return halves
+
+    def forward(self, given):
+        made = given * torch.ones_like(given).requires_grad_()
+        self.halves(made)
+        return made.sum()
+
+
+def test_gradients_that_no_hook_can_see_are_named_beside_the_verdict(tmp_path):
+    model, x = Split(), torch.ones(2, 4)
+    with same.record(model, tmp_path / "a.gz"):
+        model(x).backward()
+    a = read(tmp_path / "a.gz")
+    found = judge(a, a, [], None)
+    note = "the gradients of 2 outputs were not seen: torch refuses a hook on halves:0, halves:1"
+    assert found.notes == [f"A: {note}", f"B: {note}"] and found.outcome == "same bits"
+    assert note in found.reason and f"! B: {note}" in text(found, a, a, 5)
+
+
 def test_equal_runs_are_equal_and_nothing_stays_on_the_model(runs, tmp_path):
     _, model, a, floors = runs
     found = judge(a, step(model, tmp_path / "b.gz"), floors, None)

@@ -163,13 +163,13 @@ def missing(finding: Finding, records: Sequence[Record], config: ReplayConfig | 
 
 def notes_of(record: Record) -> list[str]:
     """What no verdict rests on, because it holds what was in memory before; then the recorder's notes."""
-    unwritten, notes = record.recording.unwritten, record.recording.end.get("notes")
+    unwritten = record.recording.unwritten
     lines = []
     if unwritten:
         outputs = plural(sum(unwritten.values()), "output")
         names = first_few([f"{count:,} of {name}" for name, count in unwritten.items()], 10)
         lines = [f"{outputs} that need not be written were not compared: {names}"]
-    return [*lines, *(printable(str(note)) for note in (notes if isinstance(notes, list) else ()))]
+    return [*lines, *record.recording.notes]
 
 
 def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.core.words import plural
 from lab.rooms.trials.replay.config import SETTINGS
 from lab.rooms.trials.workload.replay.repeat import (
     Saved,
@@ -110,11 +109,9 @@ class Training(Recorder):
             return
         if self._open:
             self.rows.flush(self.step - 1)  # the step that is open is not whole
-        if self.unwatched:
-            few = ", ".join(sorted(self.unwatched)[:5])
-            outputs = plural(len(self.unwatched), "output")
-            self.notes.insert(0, f"the gradients of {outputs} were not seen: torch refuses a hook on {few}")
-        self.rows.close(ended=ended, notes=self.notes[:100], unwritten=self.unwritten)
+        self.rows.close(
+            ended=ended, notes=[*self.unwatched_note(), *self.notes][:100], unwritten=self.unwritten
+        )
         self.rows = None
 
     # What the program does
