@@ -34,6 +34,7 @@ def assert_told(drawn: Draw | RanksDraw) -> None:
 @example(Draw(Program((Op(), step(0, Op(), Copy()))), "rocpd", (faults.Lost("rows", "end"),)))
 @example(Draw(TWO_GRAPHS, "kineto_rocm", (faults.Lost("rows", "start"),)))
 @example(Draw(TWO_GRAPHS, "kineto", (faults.Lost("rows", "middle", 2),)))
+@example(Draw(Program((Op(),)), "kineto", (faults.Lost("calls", every=True), faults.Lost("rows"))))
 def test_no_figure_is_silently_different_from_the_truth(drawn: Draw):
     assert_told(drawn)
 

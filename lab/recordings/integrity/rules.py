@@ -55,7 +55,7 @@ def integrity_of(of: Capture) -> tuple[Lack, ...]:
     """Judge what a recording lacks by its own tables, process by process: what joins prove, then what a GPU
     cannot have done."""
     if not len(of.ops) and not len(of.api):
-        return () if len(of.ranges) else NOTHING
+        return _host_alone(of) if len(of.ranges) else NOTHING
     # What owes nothing cannot be lost, and a domain that was never asked for is named once for all.
     due, not_traced = _due(of, copies_optional=_copies_are_optional(of))
     lacks = list(not_traced)
@@ -75,6 +75,15 @@ def integrity_of(of: Capture) -> tuple[Lack, ...]:
 
         lacks += replay_lacks(of)
     return tuple(lacks)
+
+
+def _host_alone(of: Capture) -> tuple[Lack, ...]:
+    """Ranges or operators, and neither a call nor a GPU row: beside a GPU, it may have worked unseen."""
+    if not of.devices:
+        return ()
+    gpus = plural(len(of.devices), "GPU")
+    text = f"neither calls nor GPU rows were recorded beside {gpus}: not used, not traced, or lost"
+    return (Lack("gpu", "all", "S", -1, 0, 0, None, text, unknown=True),)
 
 
 def _rows_of(processes: np.ndarray, process: int, count: int) -> np.ndarray:
