@@ -9,19 +9,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lab.recordings.calls import GRAPH_LAUNCH, call_kinds, in_graph, launch_calls
+from lab.recordings.calls import GRAPH_LAUNCH, Replays, call_kinds, in_graph, replays_of
 from lab.recordings.capture import Capture
 from lab.recordings.graphs.fit import Fit, Pattern, fit, products_agree
 from lab.recordings.graphs.rows import NONE, RULES, RowMaker, Rows, no_rows
 from lab.recordings.graphs.sequences import (
     CAPTURED,
     GEOMETRY,
-    Replays,
     Sequence,
     Words,
     captured,
     eager,
-    replays_of,
     with_inferred_names,
     words_of_rows,
 )
@@ -179,8 +177,8 @@ class Join:
 def join(source: Source, beside: Many[Source] = ()) -> Join:
     """Match every replay in `own` with the captures and eager runs in `own` and `beside`. Reads no file."""
     capture = source.capture
-    call, inside = launch_calls(capture), in_graph(capture)
-    replays = replays_of(capture, call, inside)
+    inside = in_graph(capture)
+    replays = replays_of(capture, inside)
     sources, words = (source, *beside), Words()
     patterns = _patterns(source, replays, words)
     graphs, forwards, problems = _sequences(sources, words, max(map(len, patterns), default=0))

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lab.recordings import calls
+from lab.recordings.calls import FOREVER, capture_of_call, capture_windows, has_row
 from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture, Strings
 from lab.recordings.graphs.frames import Frames, layers_of
 from lab.recordings.graphs.sources import Source
-from lab.recordings.integrity.evidence import FOREVER, capture_of_call, capture_windows, has_row
 from lab.recordings.names import kernel_class
 from lab.recordings.owners import operators_of_launches
 
@@ -49,42 +49,6 @@ def words_of_rows(capture: Capture, words: Words) -> np.ndarray:
     named = words.of(capture.strings, capture.ops.name_id)
     named_copies = np.where(capture.ops.kind == MEMCPY, words[COPY], named)
     return np.where(capture.ops.kind == MEMSET, words[FILL], named_copies)
-
-
-@dataclass(frozen=True)
-class Replays:
-    """Graph launches in order of their first row: rows of replay r are rows[bounds[r]:bounds[r + 1]].
-
-    rows (k,) of `ops`, by stream, then start; call (r,) of `api`, or -1.
-    """
-
-    rows: np.ndarray
-    bounds: np.ndarray
-    call: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.call)
-
-    def of(self, index: int) -> np.ndarray:
-        return self.rows[self.bounds[index] : self.bounds[index + 1]]
-
-
-def replays_of(capture: Capture, call: np.ndarray, inside: np.ndarray) -> Replays:
-    """The replays of a recording; a replay is one (process, correlation)."""
-    rows = np.flatnonzero(inside)
-    ops = capture.ops.take(rows)
-    keys = np.stack([ops.process.astype(np.int64), ops.corr], axis=1)
-    _, replay = np.unique(keys, axis=0, return_inverse=True)
-    replay = replay.ravel()
-    began = np.full(replay.max(initial=-1) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(began, replay, ops.start_ns)
-    rank = np.empty(len(began), dtype=np.int64)
-    rank[np.argsort(began, kind="stable")] = np.arange(len(began))
-    replay = rank[replay]
-    order = np.lexsort((ops.end_ns, ops.start_ns, ops.stream, replay))
-    bounds = np.searchsorted(replay[order], np.arange(len(began) + 1))
-    rows = rows[order]
-    return Replays(rows, bounds, call[rows[bounds[:-1]]] if len(began) else np.empty(0, dtype=np.int64))
 
 
 def with_inferred_names(

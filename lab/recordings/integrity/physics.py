@@ -14,9 +14,14 @@ from lab.core.words import plural
 from lab.perfmodel.boards import Board, board_of
 from lab.perfmodel.dtypes import rate_name
 from lab.perfmodel.products import is_product
-from lab.recordings.calls import WAIT, call_kinds, launch_calls
+from lab.recordings.calls import (
+    WAIT,
+    call_kinds,
+    launch_calls,
+    replayed,
+    uncalled,
+)
 from lab.recordings.capture import Capture
-from lab.recordings.integrity.evidence import replayed, uncalled
 from lab.recordings.lacks import Axis, Lack
 from lab.recordings.names import is_matmul
 from lab.recordings.owners import first_index

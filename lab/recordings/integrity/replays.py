@@ -13,16 +13,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.calls import COPY, FILL, LAUNCH, call_kinds, launch_calls
+from lab.recordings.calls import (
+    COPY,
+    FILL,
+    LAUNCH,
+    Replays,
+    call_kinds,
+    capture_of_call,
+    capture_windows,
+    replayed,
+    replays_of,
+)
 from lab.recordings.capture import GRAPH, Capture
-from lab.recordings.integrity.evidence import capture_of_call, capture_windows, replayed
 from lab.recordings.lacks import Lack, Place
-from lab.stats.columns import distinct, distinct_rows
+from lab.stats.columns import distinct
 
 # A recording with more distinct replays than this is not compared pair by pair.
 MOST_CLASSES = 2000
@@ -58,7 +68,7 @@ class _Class:
     """Replays with equal rows: their indices, and how often each name (or node) occurs in one. Of the first
     one: the names (or nodes) of each stream by time, and the edges of the process' GPU work it stands at."""
 
-    replays: np.ndarray
+    replays: list[int]
     names: Counter[int]
     graph: int
     process: int
@@ -89,38 +99,28 @@ def replay_lacks(
 ) -> list[Lack]:
     """The findings of rule R, one per process and place. judged: GPU rows (n,) that are left out."""
     lacks = _summed_up(of)
-    replay = _replay_of(of, judged)
-    rows = np.flatnonzero(replay >= 0)
-    if not len(rows):
+    replays = _replays(of, judged)
+    if not len(replays):
         return lacks
-    windows = windows_of(of)
-    classes = _classes(of, replay, rows)
+    classes = _classes(of, replays)
     if classes is None:
-        return [*lacks, _unknown(of, -1, rows, "too many different replays to compare")]
-    judgements = _judgements(classes, windows, captures)
+        return [*lacks, _unknown(of, -1, replays.rows, "too many different replays to compare")]
+    judgements = _judgements(classes, windows_of(of), captures)
     for process in sorted({judgement.of.process for judgement in judgements}):
-        lacks += _lacks_of_process(
-            of, process, [one for one in judgements if one.of.process == process], replay
-        )
+        of_process = [one for one in judgements if one.of.process == process]
+        lacks += _lacks_of_process(of, process, of_process, replays)
     return lacks
 
 
 def cut_launches(of: Capture) -> tuple[np.ndarray, np.ndarray]:
     """The calls (k,) of the replays that lost rows by rule R, and of those that may have."""
-    replay = _replay_of(of)
-    rows = np.flatnonzero(replay >= 0)
-    classes = (_classes(of, replay, rows) if len(rows) else None) or []
-    replays: dict[str, list[int]] = {"lost": [], "perhaps": []}
-    for judgement in _judgements(classes, windows_of(of), ()):
-        if judgement.state in replays:
-            replays[judgement.state] += judgement.of.replays.tolist()
-    return _calls_of(of, replay, replays["lost"]), _calls_of(of, replay, replays["perhaps"])
-
-
-def _calls_of(of: Capture, replay: np.ndarray, replays: list[int]) -> np.ndarray:
-    calls = distinct(launch_calls(of)[np.isin(replay, replays)])
-    launches: np.ndarray = calls[calls >= 0]
-    return launches
+    replays = _replays(of)
+    indices: dict[str, list[int]] = {"lost": [], "perhaps": []}
+    for judgement in _judgements(_classes(of, replays) or [], windows_of(of), ()):
+        if judgement.state in indices:
+            indices[judgement.state] += judgement.of.replays
+    lost, perhaps = (distinct(replays.call[indices[state]]) for state in ("lost", "perhaps"))
+    return lost[lost >= 0], perhaps[perhaps >= 0]
 
 
 def _summed_up(of: Capture) -> list[Lack]:
@@ -141,49 +141,33 @@ def _unknown(of: Capture, process: int, rows: np.ndarray, reason: str) -> Lack:
     return Lack("gpu", "all", "R", process, len(rows), len(process_ns), share, text, unknown=True)
 
 
-def _replay_of(of: Capture, judged: np.ndarray | None = None) -> np.ndarray:
-    """The replay (n,) of each GPU row, as an index over process and correlation; -1: of none."""
-    in_graph = replayed(of) & (of.ops.corr > 0) & (of.ops.kind != GRAPH)
-    if judged is not None:
-        in_graph &= ~judged
-    rows = np.flatnonzero(in_graph)
-    replay = np.full(len(of.ops), -1, dtype=np.int64)
-    # Correlation ids are unique within a process only.
-    keys = np.stack([of.ops.process[rows].astype(np.int64), of.ops.corr[rows]], axis=1)
-    replay[rows] = distinct_rows(keys)[1]
-    return replay
+def _replays(of: Capture, judged: np.ndarray | None = None) -> Replays:
+    inside = replayed(of) & (of.ops.corr > 0) & (of.ops.kind != GRAPH)
+    return replays_of(of, inside if judged is None else inside & ~judged)
 
 
-def _classes(of: Capture, replay: np.ndarray, rows: np.ndarray) -> list[_Class] | None:
-    """Replays by equal rows; None for too many kinds."""
-    ids = _identities(of, rows)
-    replay_of_row = replay[rows]
-    # Sums of random 64-bit weights compare multisets of names in one pass, whatever order streams ran in.
-    weights = np.random.default_rng(17).integers(1, 2**63, int(ids.max()) + 1, dtype=np.uint64)
-    order = np.argsort(replay_of_row, kind="stable")
-    starts = np.flatnonzero(np.diff(replay_of_row[order], prepend=-1))
-    process = of.ops.process[rows][order][starts].astype(np.uint64)
-    graph = of.ops.graph[rows][order][starts]
-    # Odd 64-bit constants keep equal rows of two processes or two graphs apart.
-    sums = np.add.reduceat(weights[ids[order]], starts) ^ (process * np.uint64(0x9E3779B97F4A7C15))
-    sums ^= graph.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
-    _, heads, kind = np.unique(sums, return_index=True, return_inverse=True)
-    if len(heads) > MOST_CLASSES:
+def _classes(of: Capture, replays: Replays) -> list[_Class] | None:
+    """Replays by equal rows, whatever order streams ran in; None for too many kinds."""
+    ids, ops = _identities(of, replays.rows), of.ops.take(replays.rows)
+    members: dict[tuple[int, int, bytes], list[int]] = {}
+    for index, (low, high) in enumerate(pairwise(replays.bounds.tolist())):
+        content = np.sort(ids[low:high]).tobytes()
+        members.setdefault((int(ops.process[low]), int(ops.graph[low]), content), []).append(index)
+    if len(members) > MOST_CLASSES:
         return None
-    ends = np.append(starts[1:], len(order))
-    bounds = {one: bounds_ns(of, one) for one in map(int, distinct(process))}
+    bounds = {process: bounds_ns(of, process) for process, _, _ in members}
     classes = []
-    for index, head in enumerate(heads.tolist()):
-        members = order[starts[head] : ends[head]]
-        members = members[np.argsort(of.ops.start_ns[rows[members]], kind="stable")]
+    for (process, graph, _), indices in members.items():
+        rows = np.arange(*replays.bounds[indices[0] : indices[0] + 2])
+        rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
         classes.append(
             _Class(
-                np.flatnonzero(kind == index),
-                Counter(ids[members].tolist()),
-                int(graph[head]),
-                int(process[head]),
-                _by_stream(of.ops.stream[rows[members]], ids[members]),
-                edges_at(of, rows[members], bounds[int(process[head])]),
+                indices,
+                Counter(ids[rows].tolist()),
+                graph,
+                process,
+                _by_stream(ops.stream[rows], ids[rows]),
+                edges_at(of, replays.rows[rows], bounds[process]),
             )
         )
     return classes
@@ -265,7 +249,7 @@ def _judgement(
 
 
 def _lacks_of_process(
-    of: Capture, process: int, judgements: list[_Judgement], replay: np.ndarray
+    of: Capture, process: int, judgements: list[_Judgement], replays: Replays
 ) -> list[Lack]:
     lost: dict[Place, int] = {}
     expected = 0
@@ -275,8 +259,8 @@ def _lacks_of_process(
         replay_class, missing = judgement.of, judgement.missing
         is_lost = judgement.state == "lost"
         expected += len(replay_class.replays) * (replay_class.rows + (missing if is_lost else 0))
-        for index in replay_class.replays.tolist() if is_lost else ():
-            place = _place(of, replay, index, process, judgement.like)
+        for index in replay_class.replays if is_lost else ():
+            place = _place(of, replays, index, process, judgement.like)
             lost[place] = lost.get(place, 0) + missing
         if judgement.state == "perhaps":
             perhaps.append(missing)
@@ -287,18 +271,18 @@ def _lacks_of_process(
         lacks.append(_perhaps_lossy(process, perhaps, expected))
     # Where another replay lost rows, the equal ones are what says so.
     if unproven := [one for one in classes["open"] if len(one.replays) == 1 or not lacks]:
-        lacks.append(_open(of, process, replay, unproven, "without the capture of their graph to compare"))
+        lacks.append(_open(of, process, replays, unproven, "without the capture of their graph to compare"))
     if classes["ambiguous"]:
         reason = "with the rows of a captured graph, or with what is left of a longer one"
-        lacks.append(_open(of, process, replay, classes["ambiguous"], reason))
+        lacks.append(_open(of, process, replays, classes["ambiguous"], reason))
     return lacks
 
 
-def _open(of: Capture, process: int, replay: np.ndarray, classes: list[_Class], reason: str) -> Lack:
+def _open(of: Capture, process: int, replays: Replays, classes: list[_Class], reason: str) -> Lack:
     """The finding for replays of which nothing says whether they lost rows."""
-    replays = np.concatenate([replay_class.replays for replay_class in classes])
-    rows = np.flatnonzero(np.isin(replay, replays))
-    return _unknown(of, process, rows, f"{plural(len(replays), 'graph replay')} {reason}")
+    indices = [index for replay_class in classes for index in replay_class.replays]
+    rows = np.concatenate([replays.of(index) for index in indices])
+    return _unknown(of, process, rows, f"{plural(len(indices), 'graph replay')} {reason}")
 
 
 def _may_be_left(replay_class: _Class, classes: list[_Class], idle: list[int]) -> bool:
@@ -415,11 +399,11 @@ def _stands_at(shorter: _Class, longer: _Class, lost: Place) -> bool:
     return True
 
 
-def _place(of: Capture, replay: np.ndarray, index: int, process: int, like: _Class | None) -> Place:
+def _place(of: Capture, replays: Replays, index: int, process: int, like: _Class | None) -> Place:
     """Where a replay lost rows; like: a longer one of its graph."""
-    rows = np.flatnonzero(replay == index)
+    rows = replays.of(index)
     part = _in_time(of, rows)
-    complete = part if like is None else _in_time(of, np.flatnonzero(replay == like.replays[0]))
+    complete = part if like is None else _in_time(of, replays.of(like.replays[0]))
     return place_of_loss(part, complete, edges_at(of, rows, bounds_ns(of, process)))
 
 

@@ -8,15 +8,20 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.calls import COPY, GRAPH_LAUNCH, LAUNCH, call_kinds, launch_calls, replays_graphs
-from lab.recordings.capture import UNCLAIMED, Capture
-from lab.recordings.integrity.evidence import (
+from lab.recordings.calls import (
+    COPY,
     FOREVER,
+    GRAPH_LAUNCH,
+    LAUNCH,
+    call_kinds,
     capture_of_call,
     capture_windows,
     has_row,
+    launch_calls,
+    replays_graphs,
     uncalled,
 )
+from lab.recordings.capture import UNCLAIMED, Capture
 from lab.recordings.integrity.physics import durations_ns, impossible
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.owners import AMBIGUOUS

@@ -83,10 +83,10 @@ def _texts(export: Export, strings: StringIds, rows: Columns) -> np.ndarray:
     ids = strings.indices(rows["text_id"])
     if "text" in export.tables["NVTX_EVENTS"]:
         texts = export.rows("NVTX_EVENTS", ("rowid", "text"), _RANGES)
-        own = np.array(
+        own_texts = np.array(
             [(row, strings.id(str(text))) for row, text in texts if text is not None], dtype=np.int64
         )
-        numbers, text_ids = own.reshape(-1, 2).T
+        numbers, text_ids = own_texts.reshape(-1, 2).T
         ids[np.searchsorted(rows["row"], numbers)] = text_ids
     return ids
 
