@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,6 +115,15 @@ SYNC_COLUMNS = {
     "corr": np.int64,
     "device": np.int32,
     "stream": np.int64,
+}
+# The tables that are keyed by process.
+PROCESS_TABLES: dict[str, Schema] = {
+    "ops": OPS_COLUMNS,
+    "api": API_COLUMNS,
+    "ranges": RANGE_COLUMNS,
+    "sync": SYNC_COLUMNS,
+    "osrt": API_COLUMNS,
+    "nodes": NODE_COLUMNS,
 }
 
 _COMM_COLUMNS = {
@@ -274,6 +283,20 @@ class DeviceEvents:
     faults: Mapping[str, Mapping[str, np.ndarray]]
 
 
+# What torch.profiler alone records.
+_TORCH_TABLES: dict[str, Schema] = {
+    "collectives": COLLECTIVE_COLUMNS,
+    "comm_ops": COMM_OP_COLUMNS,
+    "thread_names": THREAD_COLUMNS,
+    "process_names": PROCESS_COLUMNS,
+    "flows": FLOW_COLUMNS,
+    "modules": SLICE_COLUMNS,
+    "gpu_ranges": SLICE_COLUMNS,
+    "waits": WAIT_COLUMNS,
+}
+_NO_ROWS = {name: concat((), schema) for name, schema in (PROCESS_TABLES | _TORCH_TABLES).items()}
+
+
 @dataclass(frozen=True)
 class Capture:
     """One recording. Columns of the tables stand at the top of this module; rows keep the recording's order.
@@ -295,31 +318,31 @@ class Capture:
 
     source: Path
     collector: str
-    version: str | None
-    schema: str | None
     ops: Table
     api: Table
     ranges: Table
-    sync: Table
     strings: list[str]
-    devices: tuple[Device, ...]
-    problems: list[str]
+    version: str | None = None
+    schema: str | None = None
+    devices: tuple[Device, ...] = ()
+    problems: list[str] = field(default_factory=list)
     info: dict[str, str] = field(default_factory=dict)
     processes: tuple[Process, ...] = (Process(),)
     lacks: tuple[Lack, ...] = ()
-    osrt: Table = field(default_factory=partial(concat, (), API_COLUMNS))
-    nodes: Table = field(default_factory=partial(concat, (), NODE_COLUMNS))
+    sync: Table = _NO_ROWS["sync"]
+    osrt: Table = _NO_ROWS["osrt"]
+    nodes: Table = _NO_ROWS["nodes"]
     device_events: DeviceEvents | None = None
     meta: Meta = Meta()
     truncated: bool = False
-    collectives: Table = field(default_factory=partial(concat, (), COLLECTIVE_COLUMNS))
-    comm_ops: Table = field(default_factory=partial(concat, (), COMM_OP_COLUMNS))
-    thread_names: Table = field(default_factory=partial(concat, (), THREAD_COLUMNS))
-    process_names: Table = field(default_factory=partial(concat, (), PROCESS_COLUMNS))
-    flows: Table = field(default_factory=partial(concat, (), FLOW_COLUMNS))
-    modules: Table = field(default_factory=partial(concat, (), SLICE_COLUMNS))
-    gpu_ranges: Table = field(default_factory=partial(concat, (), SLICE_COLUMNS))
-    waits: Table = field(default_factory=partial(concat, (), WAIT_COLUMNS))
+    collectives: Table = _NO_ROWS["collectives"]
+    comm_ops: Table = _NO_ROWS["comm_ops"]
+    thread_names: Table = _NO_ROWS["thread_names"]
+    process_names: Table = _NO_ROWS["process_names"]
+    flows: Table = _NO_ROWS["flows"]
+    modules: Table = _NO_ROWS["modules"]
+    gpu_ranges: Table = _NO_ROWS["gpu_ranges"]
+    waits: Table = _NO_ROWS["waits"]
     _views: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property

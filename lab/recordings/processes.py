@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,7 @@ import msgspec
 import numpy as np
 
 from lab.recordings.capture import (
-    API_COLUMNS,
-    NODE_COLUMNS,
-    OPS_COLUMNS,
-    RANGE_COLUMNS,
-    SYNC_COLUMNS,
+    PROCESS_TABLES,
     UNCLAIMED,
     Capture,
     Device,
@@ -26,7 +22,7 @@ from lab.recordings.capture import (
     by_process,
 )
 from lab.recordings.lacks import Lack, without_times
-from lab.recordings.tables import Schema, Table, concat
+from lab.recordings.tables import Table, concat
 from lab.stats.columns import distinct
 
 _TEXTS = {"name_id", "text_id", "domain", "dims_id", "types_id", "strides_id", "concrete_id"}
@@ -51,9 +47,10 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
         start += len(capture.processes)
     translate = [np.array([*map(strings.id, capture.strings), -1], dtype=np.int32) for capture, _ in members]
 
-    def together(schema: Schema, of: Callable[[Capture], Table]) -> Table:
+    def together(name: str) -> Table:
         parts = zip(members, translate, strict=True)
-        return concat([_moved(of(capture), start, ids) for (capture, start), ids in parts], schema)
+        moved = [_moved(getattr(capture, name), start, ids) for (capture, start), ids in parts]
+        return concat(moved, PROCESS_TABLES[name])
 
     devices: list[Device] = []
     lacks: list[Lack] = []
@@ -65,17 +62,13 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
         ]
         processes += capture.processes
     leader = members[0][0]
+    tables: dict[str, Any] = {name: together(name) for name in PROCESS_TABLES}
     return Capture(
         source=source,
         collector=leader.collector,
         version=leader.version,
         schema=leader.schema,
-        ops=together(OPS_COLUMNS, lambda capture: capture.ops),
-        api=together(API_COLUMNS, lambda capture: capture.api),
-        ranges=together(RANGE_COLUMNS, lambda capture: capture.ranges),
-        sync=together(SYNC_COLUMNS, lambda capture: capture.sync),
-        osrt=together(API_COLUMNS, lambda capture: capture.osrt),
-        nodes=together(NODE_COLUMNS, lambda capture: capture.nodes),
+        **tables,
         strings=strings.texts,
         devices=tuple(devices),
         problems=problems,
@@ -94,7 +87,6 @@ def _shifted(process: int, start: int) -> int:
     return process + start if process >= 0 else process
 
 
-_WITH_PID = ("ops", "api", "ranges", "sync", "osrt", "nodes")
 _OF_PIDS = ("thread_names", "process_names", "flows", "modules", "gpu_ranges")
 # Numbers of devices come from the file: a list is made up to here.
 _MOST_DEVICES = 1024
@@ -102,11 +94,11 @@ _MOST_DEVICES = 1024
 
 def with_processes(capture: Capture) -> Capture:
     """The capture itself; where no row says whose it is (`process` -1), processes are told apart by pid."""
-    tables = [getattr(capture, name) for name in _WITH_PID]
+    tables = [getattr(capture, name) for name in PROCESS_TABLES]
     if any((table.process >= 0).any() for table in tables) or not any(map(len, tables)):
         return capture
     keyed, processes = by_process(tables)
-    changed: dict[str, Any] = dict(zip(_WITH_PID, keyed, strict=True))
+    changed: dict[str, Any] = dict(zip(PROCESS_TABLES, keyed, strict=True))
     return replace(capture, processes=processes, **changed)
 
 
@@ -118,7 +110,7 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
     and `devices` are those of the process and of the whole recording.
     """
     capture = with_processes(capture)
-    used = _used(capture, _WITH_PID)
+    used = _used(capture, PROCESS_TABLES)
     if len(used) <= 1 and len(capture.processes) <= 1:
         return {0: capture}
     singles = {}
@@ -214,7 +206,7 @@ def _used(capture: Capture, names: Sequence[str]) -> np.ndarray:
 
 def _only(capture: Capture, indices: Sequence[int], process: Process) -> Capture:
     """The rows of these processes as those of one, with all lacks of the recording."""
-    rows = {name: np.isin(getattr(capture, name).process, indices) for name in _WITH_PID}
+    rows = {name: np.isin(getattr(capture, name).process, indices) for name in PROCESS_TABLES}
     tables: dict[str, Any] = {}
     for name, mask in rows.items():
         table = getattr(capture, name).where(mask)

@@ -26,7 +26,6 @@ from lab.recordings.capture import (
     PUSH_POP,
     RANGE_COLUMNS,
     SLICE_COLUMNS,
-    SYNC_COLUMNS,
     THREAD_COLUMNS,
     WAIT_COLUMNS,
     Capture,
@@ -194,11 +193,9 @@ class Columns:
             source=self._pieces.path,
             collector="kineto",
             version=meta.torch_version,
-            schema=None,
             ops=_ops_of(columns["kernels"], strings.texts),
             api=filled(API_COLUMNS, len(runtime["start_ns"]), runtime),
             ranges=_ranges_of(host_ranges, columns["ops"], strings),
-            sync=concat([], SYNC_COLUMNS),
             strings=strings.texts,
             devices=tuple(
                 Device(device=index, name=name, num_sms=num_sms or None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.recordings.capture import API_COLUMNS, OPS_COLUMNS, Capture, Process, Strings, filled
+from lab.recordings.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, Capture, Process, Strings, filled
 from lab.recordings.integrity import integrity_of
 from lab.recordings.lacks import Lack
 from lab.recordings.load import load_capture
@@ -63,18 +63,12 @@ def made(
         "kind": np.array([1 if "Memcpy" in name else KERNEL for name, _ in rows]),
         "process": np.zeros(len(rows)),
     }
-    empty = filled(API_COLUMNS, 0, {})
     return Capture(
         source=Path("made"),
         collector=collector,
-        version=None,
-        schema=None,
         ops=filled(OPS_COLUMNS, len(rows), ops),
         api=filled(API_COLUMNS, len(calls), api),
-        ranges=empty,
-        sync=empty,
+        ranges=filled(RANGE_COLUMNS, 0, {}),
         strings=words.texts,
-        devices=(),
-        problems=[],
         processes=(Process(),) * processes,
     )

@@ -7,11 +7,10 @@ from lab.recordings.capture import (
     OPS_COLUMNS,
     PUSH_POP,
     RANGE_COLUMNS,
-    SYNC_COLUMNS,
     Capture,
     filled,
 )
-from lab.recordings.tables import KERNEL, concat
+from lab.recordings.tables import KERNEL
 
 
 def named(name, start, end, *, tid=1, pid=1, **columns):
@@ -46,15 +45,10 @@ def made(ranges=(), calls=(), ops=()):
     return Capture(
         source=None,
         collector="nsys",
-        version=None,
-        schema=None,
         ops=_table(OPS_COLUMNS, ops),
         api=_table(API_COLUMNS, calls),
         ranges=_table(RANGE_COLUMNS, ranges),
-        sync=concat([], SYNC_COLUMNS),
         strings=strings,
-        devices=(),
-        problems=[],
     )
 
 

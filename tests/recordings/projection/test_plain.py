@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.recordings.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, SYNC_COLUMNS, Capture, filled
+from lab.recordings.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, Capture, filled
 from lab.recordings.projection import project
-from lab.recordings.tables import concat
 from tests.recordings.projection.figures import rules
 from tests.recordings.projection.plain import plain_members
 
@@ -31,15 +30,10 @@ def capture_of(ranges, calls, ops):
     return Capture(
         source=None,
         collector="nsys",
-        version=None,
-        schema=None,
         ops=tables[0],
         api=tables[1],
         ranges=tables[2],
-        sync=concat([], SYNC_COLUMNS),
         strings=strings,
-        devices=(),
-        problems=[],
     )
 
 
