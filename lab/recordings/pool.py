@@ -8,7 +8,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.core.words import plural
 from lab.errors import BLAS_THREADS, BadDataError, LabError
@@ -32,14 +32,14 @@ def map_traces(
 ) -> list[_R | LabError]:
     """`function(job)` for every job, in the order of the jobs; a job that failed yields a LabError.
 
-    function and jobs must be picklable; workers=1 runs here, more run in that many processes: forks of a
+    function and jobs must be picklable; workers=1 runs here, more run that many processes: forks of a
     server that has loaded the function's module once, where the system has such servers, else fresh ones.
     progress is called with (jobs done, jobs in all, job) after each. A job that fails, or whose process is
     killed for memory, leaves the results of the others intact; only Ctrl-C ends them all.
     """
     results: dict[int, _R | LabError] = {}
     workers = min(workers, len(jobs))
-    outcomes = _here(function, jobs) if workers <= 1 else _Workers(function, jobs).run(workers)
+    outcomes = _here(function, jobs) if workers <= 1 else _elsewhere(function, jobs, workers)
     with closing(outcomes):
         for num_done, (index, outcome) in enumerate(outcomes, start=1):
             results[index] = outcome
@@ -63,68 +63,42 @@ def _here(
         yield index, _outcome(function, job)
 
 
-class _Workers:
-    """Processes that each have one job at a time, so that it is known whose job a killed one had."""
+def _elsewhere(
+    function: Callable[[_J], _R], jobs: Sequence[_J], workers: int
+) -> Generator[tuple[int, Any], None, None]:
+    """(index of a job, its result or LabError), as they are done; each in a process of its own, so that it is
+    known whose job a killed one had."""
+    from multiprocessing.connection import wait
 
-    def __init__(self, function: Callable[..., Any], jobs: Sequence[Any]) -> None:
-        self._function, self._jobs = function, jobs
-        self._context = _context_for(function)
-        self._waiting = deque(range(len(jobs)))
-        self._busy: dict[Connection, tuple[BaseProcess, int]] = {}
-
-    def run(self, workers: int) -> Generator[tuple[int, Any], None, None]:
-        """(index of a job, its result or LabError), as they are done."""
-        from multiprocessing.connection import wait
-
-        try:
-            for _ in range(workers):
-                self._start()
-            while self._busy:
-                for pipe in wait(list(self._busy)):
-                    yield self._take(cast("Connection", pipe))
-        finally:
-            for pipe, (process, _) in self._busy.items():
-                process.terminate()
-                pipe.close()
-            for process, _ in self._busy.values():
+    context = _context_for(function)
+    waiting = deque(range(len(jobs)))
+    busy: dict[Any, tuple[BaseProcess, int]] = {}
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                index = waiting.popleft()
+                pipe, far_end = context.Pipe(duplex=False)
+                arguments = (far_end, function, jobs[index], dict(os.environ))
+                process = context.Process(target=_work, args=arguments, daemon=True)  # type: ignore[attr-defined]
+                process.start()
+                far_end.close()  # so that a killed process is an end of file
+                busy[pipe] = process, index
+            for pipe in wait(list(busy)):
+                process, index = busy[pipe]
+                try:
+                    outcome = pipe.recv()  # type: ignore[union-attr]
+                except (EOFError, ConnectionResetError):
+                    process.join()
+                    outcome = _killed(process.exitcode or 0, jobs[index])
+                except Exception as error:  # noqa: BLE001  a result that cannot be unpickled is its job's error
+                    outcome = _as_lab_error(error, jobs[index])
                 process.join()
-
-    def _start(self) -> None:
-        if not self._waiting:
-            return
-        parent_end, child_end = self._context.Pipe()
-        process = self._context.Process(  # type: ignore[attr-defined]
-            target=_work, args=(child_end, self._function, dict(os.environ)), daemon=True
-        )
-        process.start()
-        child_end.close()  # so that a killed worker is an end of file
-        self._give(parent_end, process)
-
-    def _give(self, pipe: Connection, process: BaseProcess) -> None:
-        index = self._waiting.popleft()
-        self._busy[pipe] = process, index
-        try:
-            pipe.send(self._jobs[index])
-        except BrokenPipeError:
-            pass  # it was killed meanwhile: the end of file says so
-
-    def _take(self, pipe: Connection) -> tuple[int, Any]:
-        process, index = self._busy.pop(pipe)
-        try:
-            outcome = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            pipe.close()
+                del busy[pipe]
+                yield index, outcome
+    finally:
+        for process, _ in busy.values():
+            process.terminate()
             process.join()
-            self._start()
-            return index, _killed(process.exitcode or 0, self._jobs[index])
-        except Exception as error:  # noqa: BLE001  a result that cannot be unpickled is its job's error
-            outcome = _as_lab_error(error, self._jobs[index])
-        if self._waiting:
-            self._give(pipe, process)
-        else:
-            pipe.close()
-            process.join()
-        return index, outcome
 
 
 def _context_for(function: Callable[..., Any]) -> BaseContext:
@@ -151,22 +125,16 @@ def _start_server(module: str) -> None:
             del os.environ[BLAS_THREADS]
 
 
-def _work(pipe: Connection, function: Callable[[Any], Any], environment: dict[str, str]) -> None:
-    """Do jobs until the pipe is closed, as it is when the process at its other end is gone."""
+def _work(pipe: Connection, function: Callable[[Any], Any], job: object, environment: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the business of the other end
     os.environ.clear()
     os.environ.update(environment)  # it may have changed since the server started
     os.environ.setdefault(BLAS_THREADS, "1")
-    while True:
-        try:
-            job = pipe.recv()
-        except EOFError:
-            return
-        outcome = _outcome(function, job)
-        try:
-            pipe.send(outcome)
-        except Exception as error:  # noqa: BLE001  a result that cannot be pickled is its job's error
-            pipe.send(_as_lab_error(error, job))
+    outcome = _outcome(function, job)
+    try:
+        pipe.send(outcome)
+    except Exception as error:  # noqa: BLE001  a result that cannot be pickled is its job's error
+        pipe.send(_as_lab_error(error, job))
 
 
 def _outcome(function: Callable[[_J], _R], job: _J) -> _R | LabError:

@@ -48,18 +48,16 @@ class EventIndices:
     """Collects the field `Ev Idx` of the events of one process."""
 
     def __init__(self) -> None:
-        self._operators: list[np.ndarray] = []
-        self._further: list[np.ndarray] = []
+        self._numbers = [np.empty(0, dtype=np.int64)]
+        self._of_operators = [np.empty(0, dtype=bool)]
 
     def add(self, rows: Mapping[str, Sequence[Any]]) -> None:
         """The events of one piece, by the table that they go to."""
         for table, events in rows.items():
-            if table in _WITHOUT:
-                continue
-            numbers = _numbers(events)
-            numbers = numbers[numbers >= 0]
-            if len(numbers):
-                (self._operators if table in _OPERATORS else self._further).append(numbers)
+            if table not in _WITHOUT:
+                numbers = _numbers(events)
+                self._numbers.append(numbers[numbers >= 0])
+                self._of_operators.append(np.full(len(self._numbers[-1]), table in _OPERATORS))
 
     def lacks(self, owners_here: Callable[[], bool] = lambda: False) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known.
@@ -67,16 +65,16 @@ class EventIndices:
         owners_here(): every GPU row still has its operator, so the trace was thinned with care, and nothing
         that is said of the GPU rests on what was taken out.
         """
-        operators, further = _joined(self._operators), _joined(self._further)
-        if _contiguous(operators, further):
+        numbers, of_operators = np.concatenate(self._numbers), np.concatenate(self._of_operators)
+        if not len(numbers):
             return ()
-        numbers = np.concatenate([operators, further])
-        order = np.argsort(numbers, kind="stable")  # fast, because most of it is in order
-        in_order = numbers[order]
-        is_operator = order < len(operators)
+        order = np.lexsort((~of_operators, numbers))
+        in_order, is_operator = numbers[order], of_operators[order]
         is_new = np.append(True, in_order[1:] > in_order[:-1])
         in_order, is_operator = in_order[is_new], is_operator[is_new]
         gaps = np.flatnonzero(np.diff(in_order) > 1)
+        if not len(gaps) and in_order[0] == 0:
+            return ()
         sizes = in_order[gaps + 1] - in_order[gaps] - 1
         inside = is_operator[gaps] & is_operator[gaps + 1] & (not owners_here())
         counts: dict[Place, tuple[int, int]] = {
@@ -184,18 +182,3 @@ def _numbers(events: Sequence[Any]) -> np.ndarray:
     except (OverflowError, ValueError, TypeError):
         usable = [i if isinstance(i, int) and 0 <= i < 2**62 else -1 for i in map(_INDEX, events)]
         return np.array(usable, dtype=np.int64)
-
-
-def _contiguous(*parts: np.ndarray) -> bool:
-    """Whether these are all numbers from 0 on (true of none), without sorting them."""
-    count = sum(map(len, parts))
-    present = np.zeros(count, dtype=bool)
-    for part in parts:
-        if len(part) and part.max() >= count:
-            return False
-        present[part] = True
-    return bool(present.all())
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,65 +15,6 @@ from lab.recordings.pieces import read_whole
 
 # A number beyond it is an error of the decoder rather than of a column.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-
-
-class Corr(msgspec.Struct, gc=False, frozen=True):
-    # rocpd's stack_id. The external id is 0 unless the program sets one, so it joins nothing.
-    internal: Int64 = -1
-
-
-class Handle(msgspec.Struct, gc=False, frozen=True):
-    handle: Int64 = -1
-
-
-class Sizes(msgspec.Struct, gc=False, frozen=True):
-    x: Int64 = -1
-    y: Int64 = -1
-    z: Int64 = -1
-
-
-class DispatchInfo(msgspec.Struct, gc=False, frozen=True):
-    kernel_id: Int64
-    agent_id: Handle = Handle()
-    dispatch_id: Int64 = -1
-    group_segment_size: Int64 = -1
-    workgroup_size: Sizes = Sizes()
-    grid_size: Sizes = Sizes()
-
-
-class Call(msgspec.Struct, gc=False, frozen=True):
-    """An API call or a marker."""
-
-    start_timestamp: Int64
-    end_timestamp: Int64
-    kind: Int64 = -1
-    operation: Int64 = -1
-    thread_id: Int64 = -1
-    correlation_id: Corr = Corr()
-
-
-class Dispatch(msgspec.Struct, gc=False, frozen=True):
-    start_timestamp: Int64
-    end_timestamp: Int64
-    dispatch_info: DispatchInfo
-    correlation_id: Corr = Corr()
-    stream_id: Handle = Handle()
-    graph_exec_id: Handle = Handle()
-    graph_node_id: Handle = Handle()
-
-
-class Copy(msgspec.Struct, gc=False, frozen=True):
-    start_timestamp: Int64
-    end_timestamp: Int64
-    kind: Int64 = -1
-    operation: Int64 = -1
-    correlation_id: Corr = Corr()
-    stream_id: Handle = Handle()
-    dst_agent_id: Handle = Handle()
-    src_agent_id: Handle = Handle()
-    bytes_: Int64 = msgspec.field(name="bytes", default=-1)
-    graph_exec_id: Handle = Handle()
-    graph_node_id: Handle = Handle()
 
 
 class Symbol(msgspec.Struct, gc=False, frozen=True):
@@ -125,6 +67,7 @@ Columns = dict[str, np.ndarray]
 _TIMED = {
     "start_ns": "start_timestamp",
     "end_ns": "end_timestamp",
+    # rocpd's stack_id. The external id is 0 unless the program sets one, so it joins nothing.
     "corr": "correlation_id.internal",
 }
 _OF_STREAM = {
@@ -140,18 +83,37 @@ _INFO = {
     **{f"block_{axis}": f"workgroup_size.{axis}" for axis in "xyz"},
     **{f"items_{axis}": f"grid_size.{axis}" for axis in "xyz"},
 }
+# Records of the file, and where in one of their rows a column stands.
 _PATHS: dict[str, dict[str, str]] = {
     "call": _TIMED | {"kind": "kind", "operation": "operation", "tid": "thread_id"},
     "dispatch": _TIMED | _OF_STREAM | {name: f"dispatch_info.{path}" for name, path in _INFO.items()},
     "copy": _TIMED
     | _OF_STREAM
-    | {"kind": "kind", "operation": "operation", "bytes": "bytes_"}
+    | {"kind": "kind", "operation": "operation", "bytes": "bytes"}
     | {"target": "dst_agent_id.handle", "origin": "src_agent_id.handle"},
 }
+_REQUIRED = ("start_timestamp", "end_timestamp", "dispatch_info", "kernel_id")
+
+
+def _row_type(paths: Iterable[str]) -> type[msgspec.Struct]:
+    """A row with these fields as numbers, -1 where one is absent that old versions do not write."""
+    inner: dict[str, list[str]] = {}
+    for path in paths:
+        head, _, tail = path.partition(".")
+        inner.setdefault(head, []).append(tail)
+    fields: list[Any] = []
+    for name, tails in inner.items():
+        kind = _row_type(tails) if tails != [""] else Int64
+        if name in _REQUIRED:
+            fields.append((name, kind))
+        else:
+            fields.append((name, kind, -1 if kind is Int64 else kind()))
+    return msgspec.defstruct("Row", fields, gc=False, frozen=True, kw_only=True)
+
+
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
-    "call": msgspec.json.Decoder(list[Call]),
-    "dispatch": msgspec.json.Decoder(list[Dispatch]),
-    "copy": msgspec.json.Decoder(list[Copy]),
+    record: msgspec.json.Decoder(list[_row_type(paths.values())])  # type: ignore[misc]
+    for record, paths in _PATHS.items()
 }
 _DOMAINS = {
     "call": ("hip_api", "hsa_api", "marker_api", "rccl_api", "rocdecode_api", "rocjpeg_api"),
