@@ -10,7 +10,7 @@ import numpy as np
 
 from lab.recordings.capture import GRAPH, Capture, once
 from lab.recordings.owners import first_index
-from lab.stats.columns import distinct, distinct_rows
+from lab.stats.columns import distinct, distinct_rows, per_distinct
 
 # Kinds of calls. FILL: a memset, which makes a row only if it has bytes to set and no library hides it. WAIT:
 # for everything on the device.
@@ -40,9 +40,7 @@ _KINDS = (
 
 def kinds_of(strings: Sequence[str], name_ids: np.ndarray) -> np.ndarray:
     """The kind (n,) of each call, from the ids of their names; OTHER for -1."""
-    used, position = np.unique(name_ids, return_inverse=True)
-    kinds = np.array([kind_of(strings[index]) if index >= 0 else OTHER for index in used], dtype=np.int8)
-    return kinds[position] if len(used) else np.empty(0, dtype=np.int8)
+    return per_distinct(name_ids, lambda index: kind_of(strings[index]) if index >= 0 else OTHER)
 
 
 def kind_of(name: str) -> int:

@@ -47,11 +47,10 @@ class Piece:
 class Elements:
     """Where the objects of an array lie in a text.
 
-    closed: the byte of the array's `]`; stray: the first byte outside objects, commas and spaces; or -1.
+    stray: the first byte outside objects, commas and spaces, or -1.
     """
 
     spans: list[tuple[int, int]]
-    closed: int
     stray: int
 
 
@@ -230,7 +229,7 @@ def elements(text: bytes) -> Elements:
             if stray < 0 and (text[end : token.start()].strip(_SPACE + b",") or mark not in (b"{", b"]")):
                 stray = end
             if mark == b"]":
-                return Elements(spans, token.start(), stray)
+                return Elements(spans, stray)
             start = token.start()
         if mark in (b"{", b"["):
             depth += 1
@@ -241,7 +240,7 @@ def elements(text: bytes) -> Elements:
                 spans.append((start, end))
         elif depth == 0:
             end = token.end()
-    return Elements(spans, -1, stray)
+    return Elements(spans, stray)
 
 
 def _events_start(text: bytes) -> int:

@@ -20,6 +20,7 @@ from lab.recordings.capture import (
     PUSH_POP,
     RANGE_COLUMNS,
     START_END,
+    SYNC_COLUMNS,
     Capture,
     Device,
     Process,
@@ -51,6 +52,7 @@ class Parts:
     ops: list[Table] = field(default_factory=list)
     api: list[Table] = field(default_factory=list)
     ranges: list[Table] = field(default_factory=list)
+    sync: list[Table] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
     lacks: list[Lack] = field(default_factory=list)
@@ -72,6 +74,7 @@ class Parts:
             ops=joined(self.ops, OPS_COLUMNS),
             api=joined(self.api, API_COLUMNS),
             ranges=joined(self.ranges, RANGE_COLUMNS),
+            sync=joined(self.sync, SYNC_COLUMNS),
             strings=strings.texts,
             devices=tuple(self.devices),
             problems=self.problems,

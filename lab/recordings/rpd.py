@@ -32,7 +32,7 @@ from lab.recordings.capture import (
     by_process,
     filled,
 )
-from lab.recordings.rocm import Columns, blocks, copy_columns, json_object, narrow, sound_times
+from lab.recordings.rocm import Columns, Parts, blocks, copy_columns, json_object, narrow, sound_times
 from lab.recordings.sqlite import Database, lookup
 from lab.recordings.tables import NO_SYMBOL, Table
 from lab.stats.columns import per_distinct
@@ -126,21 +126,10 @@ def load(path: Path | str) -> Capture:
         ops, waits = _operations(database, strings, texts, calls, strides)
         api, ranges = _api(database, strings, texts, calls)
         ops, waits = _with_ordinals(database, strides, ops, waits)
-        problems = database.problems
-    (ops, api, ranges, waits), processes = by_process([ops, api, ranges, waits])
-    return Capture(
-        source=path,
-        collector="rpd",
-        schema=metadata.get("schema_version"),
-        ops=ops,
-        api=api,
-        ranges=ranges,
-        sync=waits,
-        strings=strings.texts,
-        problems=problems,
-        info={"vendor": "amd"},
-        processes=tuple(_local(process, strides) for process in processes),
-    )
+    tables, processes = by_process([ops, api, ranges, waits])
+    parts = Parts(*([table] for table in tables), [_local(process, strides) for process in processes])
+    parts.problems += database.problems
+    return parts.capture(path, "rpd", strings, metadata.get("schema_version"))
 
 
 def _with_ordinals(database: Database, strides: Strides, ops: Table, waits: Table) -> tuple[Table, Table]:

@@ -77,42 +77,22 @@ def _frozen(column: np.ndarray) -> np.ndarray:
     return view
 
 
-class Growing:
-    """A table built from chunks of its columns; each column is one block of memory that grows in place."""
-
-    def __init__(self, schema: Schema) -> None:
-        self._columns = {name: np.empty(0, dtype=kind) for name, kind in schema.items()}
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def append(self, chunk: Mapping[str, np.ndarray]) -> None:
-        """Add rows; `chunk` has every column of the schema."""
-        end = self._length + len(chunk[next(iter(self._columns))])
-        for name, column in self._columns.items():
-            if end > len(column):
-                column.resize(max(end, len(column) * 5 // 4, 1024), refcheck=False)
-            column[self._length : end] = chunk[name]
-        self._length = end
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The columns (n,), to be taken once; nothing can be added afterwards."""
-        for column in self._columns.values():
-            column.resize(self._length, refcheck=False)
-        return self._columns
+Chunk = Mapping[str, np.ndarray]
 
 
-def concat(chunks: Sequence[Mapping[str, np.ndarray]], schema: Schema) -> Table:
+def concat(chunks: Sequence[Chunk], schema: Schema) -> Table:
     """One table of `schema` from chunks of its columns; an empty table from no chunks."""
-    return Table(
-        {
-            name: np.concatenate([np.asarray(chunk[name], dtype=kind) for chunk in chunks])
-            if chunks
-            else np.empty(0, dtype=kind)
-            for name, kind in schema.items()
-        }
-    )
+    return Table(concatenated(chunks, schema))
+
+
+def concatenated(chunks: Sequence[Chunk], schema: Schema) -> dict[str, np.ndarray]:
+    """The columns of such a table."""
+    return {
+        name: np.concatenate(
+            [np.empty(0, dtype=kind), *(chunk[name] for chunk in chunks)], dtype=kind, casting="unsafe"
+        )
+        for name, kind in schema.items()
+    }
 
 
 def joined(parts: Sequence[Table], schema: Schema) -> Table:

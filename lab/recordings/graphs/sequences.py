@@ -17,6 +17,7 @@ from lab.recordings.graphs.frames import Frames, layers_of
 from lab.recordings.graphs.sources import Source
 from lab.recordings.names import kernel_class
 from lab.recordings.owners import operators_of_launches
+from lab.stats.columns import per_distinct
 
 # ROCm fills and copies with kernels, CUDA with rows of their own: on both sides one word.
 COPY, FILL = "[copy]", "[fill]"
@@ -31,11 +32,7 @@ class Words(Strings):
 
     def of(self, texts: Many[str], ids: np.ndarray) -> np.ndarray:
         """Words (n,) of string ids (n,): of a kernel's name."""
-        used, index_of_id = np.unique(ids, return_inverse=True)
-        numbers = np.array(
-            [self[plain(texts[index]) if index >= 0 else ""] for index in used], dtype=np.int64
-        )
-        return numbers[index_of_id.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+        return per_distinct(ids, lambda index: self[plain(texts[index]) if index >= 0 else ""])
 
 
 def plain(name: str) -> str:

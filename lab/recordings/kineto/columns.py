@@ -50,7 +50,7 @@ from lab.recordings.owners import first_index, settled
 from lab.recordings.phase_names import step_number
 from lab.recordings.pieces import PIECE_BYTES, EventPieces, Piece
 from lab.recordings.processes import without_untimed
-from lab.recordings.tables import Growing, Schema, Table, concat
+from lab.recordings.tables import Schema, Table, concat, concatenated
 
 # Categories in lower case: torch 1.12 writes Kernel, Memcpy, Memset and Runtime, and Operator before that.
 GPU_KINDS = {
@@ -132,7 +132,8 @@ class Columns:
         self._decoder = EventDecoder(pieces, self.problems, Event)
         self._ids = Ids(self.problems)
         self._indices = EventIndices()
-        self._tables = {name: Growing(schema) for name, schema in SCHEMAS.items()}
+        self._chunks: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in SCHEMAS}
+        self._num_rows: Counter[str] = Counter()  # by table
         self._num_slices: Counter[str] = Counter()  # by table
         self._num_untimed: Counter[str] = Counter()  # of them, those whose times cannot be read
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
@@ -162,7 +163,7 @@ class Columns:
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
         # A hostile base would overflow int64 nanoseconds.
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
-        columns = {name: table.columns() for name, table in self._tables.items()}
+        columns = {name: concatenated(self._chunks.pop(name), schema) for name, schema in SCHEMAS.items()}
         latest_ns = max(
             int(columns[name]["start_ns"].max(initial=0)) for name in ("kernels", "ops", "runtime")
         )
@@ -257,13 +258,18 @@ class Columns:
             described, row = _COLLECTIVES[table]
             index, chosen = fields.collectives()
             if len(index):
-                self._append(described, chosen, {row: index + len(self._tables[table]) - len(fields)})
+                self._append(described, chosen, {row: index + self._num_rows[table] - len(fields)})
 
     def _append(self, table: str, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         """Append rows: `columns`, and those that are fields of the events as they are."""
         for read, names in ((fields.ints, _INTS), (fields.texts, _TEXTS), (fields.raws, _RAWS)):
             columns |= {name: read(field) for name, field in names.get(table, {}).items()}
-        self._tables[table].append(columns)
+        self._keep(table, columns)
+
+    def _keep(self, table: str, columns: Mapping[str, np.ndarray]) -> None:
+        chunk = {name: np.asarray(columns[name], dtype=kind) for name, kind in SCHEMAS[table].items()}
+        self._chunks[table].append(chunk)
+        self._num_rows[table] += len(next(iter(chunk.values())))
 
     def _of_gpu_rows(self, fields: Fields, slices: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         device, stream = fields.ints("device"), fields.ints("stream")
@@ -306,7 +312,7 @@ class Columns:
             "is_end": np.array([event.ph == "f" for event in events]),
         }
         valid = timed & (numbers >= 0)
-        self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
+        self._keep("flows", {name: column[valid] for name, column in columns.items()})
 
     def _add_waits(self, events: Sequence[Any]) -> None:
         """Waits of streams for events; the host's own waits are calls of the runtime."""
@@ -317,7 +323,7 @@ class Columns:
         columns = {name: fields.ints(name) for name in ("stream", "on_stream", "record")}
         columns["corr"] = fields.ints("correlation")
         columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
-        self._tables["waits"].append(columns)
+        self._keep("waits", columns)
 
     def _add_names(self, events: Iterable[Any]) -> None:
         """Kineto may repeat a name; the last one counts, as in the viewers."""
