@@ -230,15 +230,23 @@ def innermost(slices: Table, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray
         # Of slices that begin together the longer one is the outer one.
         rows = rows[np.lexsort((-slices.end_ns[rows], slices.start_ns[rows]))]
         asked = np.flatnonzero((pid == thread_pid) & (tid == thread_tid))
-        index = np.searchsorted(slices.start_ns[rows], ts_ns[asked], side="right") - 1
-        # Start at the slice that began last and climb: a slice around the time lies around that one, too.
-        row = np.append(rows, -1)[index]
-        over = np.flatnonzero(row >= 0)
-        while len(over := over[slices.end_ns[row[over]] < ts_ns[asked[over]]]):
-            row[over] = parent[row[over]]
-            over = over[row[over] >= 0]
-        result[asked] = row
+        result[asked] = innermost_of(slices, rows, parent, ts_ns[asked], ts_ns[asked])
     return result
+
+
+def innermost_of(
+    slices: Table, rows: np.ndarray, parent: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray
+) -> np.ndarray:
+    """The innermost of one thread's `rows` around each span (n,), or -1. rows nest, in order of their starts,
+    the longest first; parent: as `slices`."""
+    index = np.searchsorted(slices.start_ns[rows], start_ns, side="right") - 1
+    # Start at the slice that began last and climb: a slice around the span lies around that one, too.
+    row: np.ndarray = np.append(rows, -1)[index]
+    over = np.flatnonzero(row >= 0)
+    while len(over := over[slices.end_ns[row[over]] < end_ns[over]]):
+        row[over] = parent[row[over]]
+        over = over[row[over] >= 0]
+    return row
 
 
 def parents(slices: Table) -> np.ndarray:

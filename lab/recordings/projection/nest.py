@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lab.recordings.capture import START_END, Capture
+from lab.recordings.owners import innermost_of
 from lab.recordings.tables import Table
 from lab.stats.intervals import enclosing
 
@@ -72,19 +73,9 @@ class RangeForest:
 
 
 def innermost_around(capture: Capture, rows: np.ndarray, parent: np.ndarray, call: np.ndarray) -> np.ndarray:
-    """Innermost of one thread's nested `rows`, sorted, around each call (n,), or -1.
-
-    Start at the range that began last and climb: a range around the call lies around that one, too.
-    """
-    start, ends = capture.ranges.start_ns[rows], capture.ranges.end_ns
-    until = capture.api.end_ns[call]
-    index = np.searchsorted(start, capture.api.start_ns[call], side="right") - 1
-    candidate = np.where(index >= 0, rows[index], -1)
-    todo = np.flatnonzero(candidate >= 0)
-    while len(todo := todo[ends[candidate[todo]] < until[todo]]):
-        candidate[todo] = parent[candidate[todo]]
-        todo = todo[candidate[todo] >= 0]
-    return candidate
+    """Innermost of one thread's nested `rows`, sorted, around each call (n,), or -1."""
+    start_ns, end_ns = capture.api.start_ns[call], capture.api.end_ns[call]
+    return innermost_of(capture.ranges, rows, parent, start_ns, end_ns)
 
 
 def by_thread(table: Table, rows: np.ndarray) -> list[tuple[tuple[int, int], np.ndarray]]:
