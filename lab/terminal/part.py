@@ -130,9 +130,9 @@ def projections(
     recording: a capture, or the path of one.
     """
     from lab.recordings.load import load_capture
-    from lab.recordings.parts import project_part
     from lab.recordings.processes import with_processes
     from lab.recordings.projection import Wanted, first_ns
+    from lab.recordings.projection.project import project_part
 
     capture = with_processes(load_capture(recording) if isinstance(recording, Path) else recording)
     start_ns = first_ns(capture)

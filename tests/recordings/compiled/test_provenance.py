@@ -7,8 +7,7 @@ import json
 import pytest
 
 from lab.errors import MissingError
-from lab.recordings.compiled import read_inductor, read_provenance
-from lab.recordings.compiled.provenance import Origin
+from lab.recordings.compiled import Origin, read_inductor, read_provenance
 
 HASH = "c" + "q" * 51
 COMMENTS = f"""

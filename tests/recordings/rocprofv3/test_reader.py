@@ -12,7 +12,7 @@ from lab.errors import BadDataError
 from lab.recordings.capture import MEMCPY, PUSH_POP, START_END
 from lab.recordings.load import load_capture
 from lab.recordings.names import kernel_class
-from lab.recordings.rocprofv3 import scan
+from lab.recordings.rocprofv3 import reader
 from lab.stats.intervals import union
 from tests.recordings.sdkgen import Element, write
 
@@ -196,7 +196,7 @@ def test_names_with_brackets_quotes_and_commas_stay_whole(tmp_path, element):
 
 
 def test_a_file_beyond_the_bound_is_refused_not_kept(tmp_path, monkeypatch, element):
-    monkeypatch.setattr(scan, "MOST_BYTES", 2_000)
+    monkeypatch.setattr(reader, "MOST_BYTES", 2_000)
     with pytest.raises(BadDataError, match="larger than"):
         load_capture(write(tmp_path / "a.json", element))
 
