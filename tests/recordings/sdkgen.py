@@ -10,7 +10,7 @@ from typing import Any
 KINDS = [
     {"kind": "NONE", "operations": []},
     {"kind": "KERNEL_DISPATCH", "operations": ["KERNEL_DISPATCH_NONE", "KERNEL_DISPATCH_COMPLETE"]},
-    {"kind": "HIP_RUNTIME_API_EXT", "operations": ["hipMemcpy", "hipLaunchKernel", "hipMemset"]},
+    {"kind": "HIP_RUNTIME_API_EXT", "operations": []},
     {"kind": "MEMORY_COPY", "operations": ["MEMORY_COPY_NONE", "MEMORY_COPY_HOST_TO_DEVICE"]},
     {
         "kind": "MARKER_CORE_RANGE_API",
@@ -25,11 +25,12 @@ class Element:
 
     def __init__(self, pid: int = 9) -> None:
         self.pid = pid
+        self.calls = ["hipMemset"]
         self.messages: list[dict[str, Any]] = []
         self.records: dict[str, list[dict[str, Any]]] = {
             name: [] for name in ("kernel_dispatch", "hip_api", "marker_api", "memory_copy", "scratch_memory")
         }
-        self.symbols = [_symbol(0, ""), _symbol(1, "alpha"), _symbol(2, "beta")]
+        self.symbols = [symbol(0, ""), symbol(1, "alpha"), symbol(2, "beta")]
 
     def kernel(self, kernel: int, at: tuple[int, int], corr: int, number: int, **more: Any) -> None:
         info = {
@@ -45,17 +46,19 @@ class Element:
         self.records["kernel_dispatch"].append(row | more)
 
     def call(self, operation: str, at: tuple[int, int], corr: int) -> None:
-        number = KINDS[NUMBER["HIP_RUNTIME_API_EXT"]]["operations"].index(operation)
+        if operation not in self.calls:
+            self.calls.append(operation)
+        number = self.calls.index(operation)
         self.records["hip_api"].append(_row("HIP_RUNTIME_API_EXT", number, at, corr))
 
     def mark(self, text: str, at: tuple[int, int], corr: int, operation: int = 1) -> None:
         self.records["marker_api"].append(_row("MARKER_CORE_RANGE_API", operation, at, corr))
         self.messages.append({"key": corr, "value": text})
 
-    def copy(self, at: tuple[int, int], size: int, corr: int) -> None:
+    def copy(self, at: tuple[int, int], size: int, corr: int, **more: Any) -> None:
         agents = {"dst_agent_id": {"handle": 103}, "src_agent_id": {"handle": 100}}
         row = _row("MEMORY_COPY", 1, at, corr) | agents | {"bytes": size, "stream_id": {"handle": 4}}
-        self.records["memory_copy"].append(row)
+        self.records["memory_copy"].append(row | more)
 
     def document(self) -> dict[str, Any]:
         return {
@@ -69,7 +72,10 @@ class Element:
             "agents": [_agent(index) for index in range(4)],
             "strings": {
                 "callback_records": [],
-                "buffer_records": KINDS,
+                "buffer_records": [
+                    one | {"operations": self.calls} if one["kind"] == "HIP_RUNTIME_API_EXT" else one
+                    for one in KINDS
+                ],
                 "marker_api": self.messages,
                 "correlation_id": {"external": []},
             },
@@ -79,7 +85,7 @@ class Element:
         }
 
 
-def _symbol(number: int, name: str) -> dict[str, Any]:
+def symbol(number: int, name: str) -> dict[str, Any]:
     return {
         "kernel_id": number,
         "formatted_kernel_name": name,

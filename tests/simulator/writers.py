@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tests.recordings.rocpdgen import Process as RocpdProcess
 from tests.recordings.rocpdgen import write as write_database
 from tests.recordings.rpdgen import Rpd
+from tests.recordings.sdkgen import Element, symbol
+from tests.recordings.sdkgen import write as write_elements
 from tests.recordings.sqlgen import PREFIX, Export, global_tid
 from tests.simulator.kineto import CUDA_STREAMS, write_kineto
 from tests.simulator.program import START_NS, Job, Process, Row
@@ -127,78 +127,26 @@ def write_rpd(job: Job, path: Path) -> Path:
 
 def write_rocprofv3(job: Job, path: Path) -> Path:
     """One element per process, as `rocprofv3 --output-format json` writes them."""
-    document = {"rocprofiler-sdk-tool": [_element(process) for process in job]}
-    path.write_text(json.dumps(document, separators=(",", ":")))
-    return path
+    return write_elements(path, *map(_element, job))
 
 
-def _element(process: Process) -> dict[str, Any]:
-    calls = list(dict.fromkeys(call.name for call in process.calls))
-    names = list(dict.fromkeys(row.name for row in process.rows if row.kind == "kernel"))
-    kinds = [
-        {"kind": "NONE", "operations": []},
-        {"kind": "HIP_RUNTIME_API_EXT", "operations": calls},
-        {"kind": "KERNEL_DISPATCH", "operations": ["KERNEL_DISPATCH_NONE", "KERNEL_DISPATCH_COMPLETE"]},
-        {"kind": "MEMORY_COPY", "operations": ["MEMORY_COPY_NONE", COPIED]},
-        {"kind": "MARKER_CORE_RANGE_API", "operations": ["roctxMarkA", "roctxThreadRangeA"]},
-    ]
-    dispatches, copies = [], []
+def _element(process: Process) -> Element:
+    made, symbols = Element(process.pid), {"": 0}
+    made.symbols = []
+    for call in process.calls:
+        made.call(call.name, _span(call.start_ns, call.end_ns), call.corr)
     for row in process.rows:
-        shared = _record(
-            2 if row.kind == "kernel" else 3, 1, _span(row.start_ns, row.end_ns), row.corr, process.pid
-        )
-        shared |= {"stream_id": {"handle": row.stream}}
+        span, lane = _span(row.start_ns, row.end_ns), {"stream_id": {"handle": row.stream}}
         if row.kind == "copy":
-            agents = {"dst_agent_id": {"handle": 2}, "src_agent_id": {"handle": 0}}
-            copies.append(shared | agents | {"bytes": row.size})
+            made.copy(span, row.size, row.corr, dst_agent_id={"handle": 102}, **lane)
             continue
-        info = {"agent_id": {"handle": 2}, "queue_id": {"handle": 1}, "kernel_id": names.index(row.name) + 1}
-        info |= {"dispatch_id": row.dispatch, "group_segment_size": 0, "private_segment_size": 0}
-        info |= {"workgroup_size": {"x": 256, "y": 1, "z": 1}, "grid_size": {"x": 16384, "y": 1, "z": 1}}
-        dispatches.append(shared | {"dispatch_info": info})
-    marks = [(marked, -1 - index) for index, marked in enumerate(process.ranges)]
-    return {
-        "metadata": {"pid": process.pid, "init_time": 1, "fini_time": 1 << 40, "command": ["python"]},
-        "agents": [
-            {
-                "id": {"handle": index},
-                "type": 1 + (index == 2),
-                "logical_node_id": index,
-                "product_name": "AMD Instinct MI300X",
-            }
-            | {"logical_node_type_id": 0 if index == 2 else index}
-            for index in range(3)
-        ],
-        "counters": [],
-        "strings": {
-            "callback_records": kinds,
-            "buffer_records": kinds,
-            "marker_api": [{"key": key & 0xFFFFFF, "value": marked.name} for marked, key in marks],
-        },
-        "kernel_symbols": [
-            {"kernel_id": index, "formatted_kernel_name": name, "kernel_name": name and f"{name}.kd"}
-            for index, name in enumerate(names, start=1)
-            if name
-        ],
-        "buffer_records": {
-            "kernel_dispatch": dispatches,
-            "hip_api": [
-                _record(1, calls.index(call.name), _span(call.start_ns, call.end_ns), call.corr, process.pid)
-                for call in process.calls
-            ],
-            "memory_copy": copies,
-            "marker_api": [
-                _record(4, 1, _span(marked.start_ns, marked.end_ns), key & 0xFFFFFF, process.pid)
-                for marked, key in marks
-            ],
-        },
-    }
-
-
-def _record(kind: int, operation: int, span: tuple[int, int], corr: int, thread: int) -> dict[str, Any]:
-    times = {"start_timestamp": span[0], "end_timestamp": span[1]}
-    number = {"correlation_id": {"internal": corr, "external": 0}}
-    return {"size": 184, "kind": kind, "operation": operation, "thread_id": thread} | times | number
+        if row.name not in symbols:
+            symbols[row.name] = len(symbols)
+            made.symbols.append(symbol(symbols[row.name], row.name))
+        made.kernel(symbols[row.name], span, row.corr, row.dispatch, **lane)
+    for index, marked in enumerate(process.ranges):
+        made.mark(marked.name, _span(marked.start_ns, marked.end_ns), 0xFFFFFF - index)
+    return made
 
 
 def write_csv(job: Job, path: Path) -> Path:
