@@ -13,7 +13,6 @@ from lab.recordings.processes import process_captures
 from lab.recordings.tables import MEMCPY, Table
 from lab.recordings.views import launch_calls
 from tests.recordings.rocpdgen import GUIDS, Process, two, write
-from tests.recordings.rpdgen import Rpd
 
 
 def test_every_process_is_a_trace_whose_launches_are_its_own(tmp_path):
@@ -38,19 +37,6 @@ def test_shared_memory_of_a_kernel_is_static_and_dynamic_together(tmp_path):
     assert shared_memory_bytes(trace.ops).tolist() == [5120] * 4 and trace.ops.regs.tolist() == [48] * 4
 
 
-def test_operators_and_ranges_go_to_their_tables(tmp_path):
-    rpd = Rpd(schema=3)
-    rpd.call("aten::mm, op_id = 77", (0, 100), domain="torch", category="function", args='{"seq": 4}')
-    rpd.call("UserMarker", (0, 400), domain="roctx", category="range", args="step 1, seq = 3")
-    rpd.kernel("gemm", (10, 20), (30, 60))
-    (trace,) = process_captures(load_capture(rpd.write(tmp_path / "a.rpd")))
-    assert trace.text(trace.operators.name_id).tolist() == ["aten::mm"] and trace.operators.seq.tolist() == [
-        4
-    ]
-    assert trace.text(trace.annotations.name_id).tolist() == ["step 1"]
-    assert trace.text(trace.api.name_id).tolist() == ["hipLaunchKernel"]
-
-
 def test_copies_stay_copies_and_a_replay_in_one_row_is_work(tmp_path):
     process = Process(GUIDS[0], 5)
     process.launch("k", (0, 5), (10, 20), 1)
@@ -68,11 +54,6 @@ def test_a_finding_stays_with_its_process_and_one_of_all_counts_once(tmp_path):
     first, second = process_captures(replace(capture, lacks=tuple(lacks)))
     assert [one.text for one in first.lacks] == ["of -1", "of 0"]
     assert [one.text for one in second.lacks] == ["of 1"]
-
-
-def test_a_recording_without_rows_is_one_empty_trace(tmp_path):
-    (trace,) = process_captures(load_capture(write(tmp_path / "a.db", Process(GUIDS[0], 5))))
-    assert len(trace.ops) == len(trace.operators) == len(trace.api) == 0
 
 
 def test_device_numbers_of_a_hostile_file_make_no_long_list(tmp_path):

@@ -26,12 +26,6 @@ def test_places_of_a_lossy_replay_are_those_of_all_embeddings(seed):
     assert found.latest.tolist() == ways.max(axis=0).tolist()
 
 
-def test_a_row_of_a_foreign_name_has_no_place_and_changes_no_other_ones():
-    found = places(np.array([1, 9, 3]), np.array([1, 2, 3]), np.zeros(3))
-    assert found.earliest.tolist() == found.latest.tolist() == [0, -1, 2]
-    assert found.sure.tolist() == [True, False, True]
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_streams_that_run_beside_each_other_never_give_a_wrong_place(seed):
     """Rows keep their order within a stream only; some are lost, and the streams are shuffled in time."""
@@ -53,7 +47,3 @@ def test_a_complete_replay_in_two_streams_with_a_name_of_its_own_each_is_known_w
     found = places(np.array([1, 1, 1, 2, 2, 2]), whole, np.array([0, 0, 0, 1, 1, 1]))
     assert found.earliest.tolist() == [0, 2, 4, 1, 3, 5]
     assert found.sure.all()
-
-
-def test_rows_in_another_order_have_no_places():
-    assert places(np.array([3, 1]), np.array([1, 2, 3]), np.zeros(2)) is None

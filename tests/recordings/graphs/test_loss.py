@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from lab.recordings.graphs import Source, join, lacks_of
-from lab.recordings.lacks import verdict_of
 from tests.recordings.graphs.made import Events, capture_into, decoder, replay_into, source
 
 NAMES = [one.kernel for one in decoder()]
@@ -41,36 +40,6 @@ def test_rows_missing_at_the_edge_of_the_recording_are_its_edge(tmp_path):
     assert (tail.place, tail.n, tail.of) == ("tail", 7, 36)
     (head,) = replay_lacks(recorded(tmp_path, NAMES[7:], NAMES, captured=True))
     assert (head.place, head.n, head.of) == ("head", 7, 36)
-
-
-def test_a_complete_replay_with_its_capture_lacks_nothing(tmp_path):
-    assert replay_lacks(recorded(tmp_path, NAMES, captured=True)) == ()
-
-
-def test_one_replay_without_a_capture_is_unknown_for_its_share_of_time(tmp_path):
-    (lack,) = replay_lacks(recorded(tmp_path, NAMES, after=True))
-    assert lack.unknown and verdict_of([lack]) == "unknown"
-    assert lack.share == pytest.approx(18 / 19)
-
-
-def test_equal_replays_without_a_capture_are_unknown(tmp_path):
-    (lack,) = replay_lacks(recorded(tmp_path, NAMES, NAMES, NAMES))
-    assert (lack.place, lack.n, lack.unknown) == ("all", 54, True)
-
-
-def test_a_replay_shorter_than_its_equals_lost_rows(tmp_path):
-    short = [name for index, name in enumerate(NAMES) if index not in (4, 10)]
-    (lack,) = replay_lacks(recorded(tmp_path, NAMES, short, NAMES))
-    assert (lack.place, lack.n, lack.of) == ("hole", 2, 54)
-
-
-def test_small_graphs_of_the_same_names_are_different_graphs(tmp_path):
-    """Real traces hold graphs of 1, 2, 3, 9 and 20 rows of one kernel."""
-    replays = [["fill"] * size for size in (1, 2, 3, 9)]
-    (lack,) = replay_lacks(recorded(tmp_path, *replays, *replays))
-    assert lack.unknown and lack.n == 30, "each has its equal, and none its capture"
-    alone = replay_lacks(recorded(tmp_path, *replays))
-    assert alone and all(lack.unknown for lack in alone)
 
 
 def test_node_ids_tell_what_one_replay_lacks_and_another_has(tmp_path):

@@ -45,12 +45,3 @@ def test_the_monitor_s_rows_keep_their_graph_nodes_copy_kinds_and_own_stream(tmp
     assert ops.copy_kind.tolist() == [-1, 1, 2, -1]
     assert [ops.src_kind.tolist()[1], ops.dst_kind.tolist()[1], ops.src_kind.tolist()[2]] == [0, 2, -1]
     assert capture.text(ops.name_id)[1] == "Memcpy HtoD (Pageable -> Device)"
-
-
-def test_operators_keep_what_links_them_to_kernels_and_their_shapes(tmp_path):
-    trace = TraceWriter()
-    op = trace.op("aten::mm", 0, 5, **{"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]})
-    trace.kernel("gemm", 10, 5, op=op)
-    capture = load_capture(trace.write(tmp_path / "t.json"))
-    assert capture.ops.external_id.tolist() == capture.ranges.external_id.tolist() == [op]
-    assert capture.text(capture.ranges.dims_id).tolist() == ["[[2,3],[3,4]]"]

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError
 from lab.recordings.load import load_capture
 from tests.recordings.nsys.test_scrub import with_secrets
 from tests.recordings.sqlgen import PREFIX, Export, training_step
@@ -79,14 +79,6 @@ def test_a_damaged_page_is_an_error_with_the_file_named(tmp_path, export):
     assert caught.value.location == str(path)
 
 
-def test_an_sqlite_file_of_somebody_else_is_refused(tmp_path):
-    with closing(sqlite3.connect(tmp_path / "a.sqlite")) as connection:
-        connection.execute("CREATE TABLE songs (name)")
-        connection.commit()
-    with pytest.raises(BadDataError, match="no profiler that lab knows"):
-        load_capture(tmp_path / "a.sqlite")
-
-
 @pytest.mark.parametrize("start", ["soon", 1000.5])
 def test_a_time_that_is_not_an_integer_is_an_error(tmp_path, export, start):
     training_step(export)
@@ -104,13 +96,6 @@ def test_a_name_that_is_no_utf8_is_read_with_replaced_characters(tmp_path, expor
     capture = load_capture(path)
     assert "f\ufffdo" in capture.text(capture.ops.name_id)
     assert capture.name(int(capture.ranges.name_id[0])) == "f\ufffdo"
-
-
-def test_a_missing_file_and_a_folder_are_told_apart(tmp_path):
-    with pytest.raises(MissingError, match="no such file"):
-        load_capture(tmp_path / "none.sqlite")
-    with pytest.raises(MissingError, match="folder"):
-        load_capture(tmp_path)
 
 
 def test_the_reader_takes_no_string_that_no_event_uses(tmp_path, export):

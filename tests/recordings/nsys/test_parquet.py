@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -54,34 +52,6 @@ def test_the_folder_and_the_database_of_one_real_capture_are_equal_row_by_row(sh
     folder = load_capture(home / "nsys_graph_nodes_parquetdir")
     assert len(folder.ops) == 211 and folder.ops.graph_node.max() > 0
     assert_same(folder, database)
-
-
-@pytest.mark.data
-def test_the_verdict_is_that_of_the_database_and_rests_on_nsys_own_counts(shared_data, unpacked, tmp_path):
-    home, folder = shared_data / "captures/h200_decoder", tmp_path / "nodes"
-    database = unpacked("captures/h200_decoder/nsys_graph_nodes.sqlite.gz")
-    folder.mkdir()
-    for one in (home / "nsys_graph_nodes_parquetdir").glob("*.parquet"):
-        (folder / one.name).write_bytes(one.read_bytes())
-    with closing(sqlite3.connect(database)) as connection:
-        rows = connection.execute("SELECT * FROM DIAGNOSTIC_EVENT")
-        columns = [one[0] for one in rows.description]
-        counts = pa.table(dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)))
-        pq.write_table(counts, folder / "DIAGNOSTIC_EVENT.parquet")
-        assert load_capture(folder).verdict == load_capture(database).verdict == "complete"
-
-        kernels = folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
-        whole = pq.read_table(kernels)
-        pq.write_table(whole.slice(0, len(whole) - 7), kernels)
-        (lack,) = [one for one in load_capture(folder).lacks if one.rule == "N"]
-        assert (lack.place, lack.n, lack.of) == ("hole", 7, 1778)
-        pq.write_table(whole, kernels)
-
-        (folder / "DIAGNOSTIC_EVENT.parquet").unlink()
-        connection.execute("DROP TABLE DIAGNOSTIC_EVENT")
-        connection.commit()
-    assert load_capture(folder).verdict == load_capture(database).verdict == "unknown"
-    assert load_capture(folder).lacks == load_capture(database).lacks
 
 
 def test_a_made_export_reads_the_same_from_both(tmp_path):
@@ -144,27 +114,6 @@ def test_an_export_older_than_its_report_says_so(tmp_path):
     report.write_bytes(b"newer")
     os.utime(report, (2e9, 2e9))
     assert "step.nsys-rep is newer than this export of it: export it again" in load_capture(folder).problems
-
-
-def test_a_folder_of_other_parquet_files_is_none(tmp_path):
-    folder = folder_of(training_step(Export()), tmp_path / "step")
-    other = tmp_path / "other"
-    other.mkdir()
-    shutil.copy(folder / "StringIds.parquet", other / "a.parquet")
-    with pytest.raises(Exception, match="not one that is a recording"):
-        load_capture(other)
-
-
-def test_rows_that_lab_does_not_read_are_not_copied(tmp_path):
-    with closing(sqlite3.connect(":memory:")) as connection:
-        for table in ("SCHED_EVENTS", "StringIds"):
-            pq.write_table(pa.table({"id": [1, 2]}), tmp_path / f"{table}.parquet")
-            parquet._copy(connection, tmp_path / f"{table}.parquet", table)
-        counts = [
-            connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()
-            for name in ("SCHED_EVENTS", "StringIds")
-        ]
-    assert counts == [(0,), (2,)]
 
 
 def test_a_full_disk_is_no_fault_of_the_export(tmp_path, monkeypatch):

@@ -21,10 +21,6 @@ def test_an_operation_finds_the_call_of_its_process_and_number_or_none():
     assert projection.problems == []
 
 
-def test_without_calls_no_operation_has_one():
-    assert project(made(ops=[kernel(0), kernel(1)])).ops.api.tolist() == [-1, -1]
-
-
 def test_of_many_calls_with_one_number_the_first_counts_and_the_operations_are_reported():
     numbers = np.random.default_rng(1).integers(0, 3, 300).tolist()
     calls = [call(number, i, i + 1) for i, number in enumerate(numbers)] + [call(7, 0, 1), call(8, 0, 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from contextlib import closing
 
@@ -13,7 +12,7 @@ from lab.recordings.load import load_capture
 from lab.recordings.projection import RULES, project
 from tests.recordings.projection.figures import paths, rules, sums
 from tests.recordings.projection.test_plain import capture_of
-from tests.recordings.sqlgen import PREFIX, START_END, Export, training_step
+from tests.recordings.sqlgen import PREFIX, Export, training_step
 
 
 def test_backward_owns_what_another_thread_launched_within_it(loaded):
@@ -46,57 +45,6 @@ def test_measured_steps_leave_the_warm_up_out(loaded):
     assert np.bincount(owners[owners >= 0]).tolist() == [8, 8]
 
 
-def test_with_two_threads_in_a_phase_none_is_inherited_and_operations_are_counted(loaded):
-    export = Export()
-    for tid in (1, 3):
-        export.range("backward", (1, tid), 0, 1000)
-    export.launch("k", (1, 2), (100, 110), (200, 300))
-    projection = project(loaded(export))
-    assert rules(projection) == ["ambiguous"]
-    assert paths(projection) == [""]
-    assert any("several threads were in a phase" in said for said in projection.problems)
-
-
-def test_other_names_are_inherited_when_given(loaded):
-    export = Export()
-    export.range("my phase", (1, 1), 0, 1000)
-    export.launch("k", (1, 2), (100, 110), (200, 300))
-    capture = loaded(export)
-    assert rules(project(capture)) == ["outside"]
-    assert paths(project(capture, phases=re.compile("my .*"))) == ["my phase"]
-
-
-def test_an_operation_without_a_recorded_call_is_reported_not_guessed(loaded):
-    export = Export()
-    export.range("forward", (1, 1), 0, 1000)
-    export.kernel("k", 1, (10, 20), 99)
-    projection = project(loaded(export))
-    assert rules(projection) == ["unattributed"]
-    assert projection.coverage.num_ops[RULES.index("unattributed")] == 1
-
-
-def test_kernels_of_a_graph_belong_to_the_range_that_launched_it(loaded):
-    export = Export()
-    export.range("forward", (1, 1), 0, 100)
-    corr = export.call("cudaGraphLaunch_v10000", (1, 1), (10, 20))
-    for i in range(3):
-        export.kernel("k", 1, (30 + 10 * i, 35 + 10 * i), corr, graph_node=i + 1)
-    projection = project(loaded(export))
-    assert (rules(projection), paths(projection)) == (["graph"] * 3, ["forward"] * 3)
-
-
-def test_start_end_ranges_overlap_freely_and_count_without_standing_in_a_path(loaded):
-    export = Export()
-    export.range("a", (1, 1), 0, 60, kind=START_END)
-    export.range("b", (1, 1), 30, 100, kind=START_END)
-    export.range("forward", (1, 1), 0, 100)
-    export.launch("k", (1, 1), (40, 50), (110, 120))
-    projection = project(loaded(export))
-    assert projection.instances.num_kernels.tolist() == [1, 1, 1]
-    assert projection.instances.level.tolist() == [-1, -1, 0]
-    assert paths(projection) == ["forward"]
-
-
 def test_ranges_of_two_domains_that_cross_both_count(loaded):
     export = Export()
     export.range("one", (1, 1), 0, 60)
@@ -106,16 +54,6 @@ def test_ranges_of_two_domains_that_cross_both_count(loaded):
     assert projection.instances.num_kernels.tolist() == [1, 1]
     assert paths(projection) == ["one"]
     assert any("1 range only partly inside another" in said for said in projection.problems)
-
-
-def test_nested_ranges_of_one_name_both_count_the_operation_and_the_tree_counts_it_once(loaded):
-    export = Export()
-    export.range("block", (1, 1), 0, 100)
-    export.range("block", (1, 1), 10, 90)
-    export.launch("k", (1, 1), (40, 50), (110, 120))
-    projection = project(loaded(export))
-    assert projection.instances.num_kernels.tolist() == [1, 1]
-    assert sums(projection) == {"": (1, 10), "block": (1, 10), "block/block": (1, 10)}
 
 
 def test_the_sequence_number_links_a_backward_kernel_to_its_forward_range(loaded):

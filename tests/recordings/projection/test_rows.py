@@ -6,43 +6,9 @@ import numpy as np
 import pytest
 
 from lab.recordings.capture import MEMCPY, OP, START_END
-from lab.recordings.owners import nearest_ancestor
 from lab.recordings.projection import RULES, project
-from lab.recordings.projection.nest import RangeForest
 from tests.recordings.projection.figures import paths, rules
 from tests.recordings.projection.made import call, kernel, made, named
-
-
-def test_levels_count_the_ranges_around_whichever_row_comes_first():
-    for first in range(9):
-        depths = [first, *(depth for depth in range(9) if depth != first)]
-        forest = RangeForest(made([named("a", depth, 100 - depth) for depth in depths]))
-        assert (forest.level.tolist(), forest.level.dtype.kind) == (depths, "i")
-
-
-def test_ranges_that_cross_inside_another_one_are_found():
-    forest = RangeForest(made([named("outer", 0, 100), named("a", 10, 60), named("b", 40, 90)]))
-    assert (forest.crossing, forest.loose.tolist()) == (1, [2])
-    assert forest.parent.tolist() == [-1, 0, -1]
-
-
-def test_crossing_ranges_of_all_threads_are_counted():
-    rows = [named("a", 0, 50, tid=tid) for tid in (1, 2, 3)]
-    rows += [named("b", 40, 90, tid=1), named("b", 40, 90, tid=2)]
-    assert RangeForest(made(rows)).crossing == 2
-
-
-def test_a_range_that_begins_when_the_one_before_ends_does_not_cross_it():
-    forest = RangeForest(made([named("a", 0, 50), named("b", 50, 100), named("c", 99, 120)]))
-    assert forest.loose.tolist() == [2]
-    assert forest.level.tolist() == [0, 0, -1]
-
-
-def test_the_climb_leaves_the_first_row_when_it_is_not_wanted():
-    parent, start = np.array([2, 0, -1]), np.array([0, 1, 2, -1])
-    assert nearest_ancestor(parent, start, np.array([False, False, True])).tolist() == [2, 2, 2, -1]
-    assert nearest_ancestor(parent, start, np.array([True, False, False])).tolist() == [0, 0, -1, -1]
-
 
 LAUNCH = [call(1, 50, 60, tid=2)], [kernel(1)]
 
@@ -52,14 +18,6 @@ def test_of_phases_that_begin_together_the_shorter_one_is_inherited(turned):
     ranges = [named("forward", 0, 100), named("loss", 0, 80)]
     projection = project(made(ranges[::-1] if turned else ranges, *LAUNCH))
     assert paths(projection) == ["forward/loss"]
-
-
-@pytest.mark.parametrize("name", ["forward", "step_0"])
-def test_a_thread_in_a_phase_or_step_of_its_own_inherits_nothing_whichever_row_that_is(name):
-    ranges = [named(name, 0, 100, tid=2), named("backward", 0, 100)]
-    for rows in (ranges, ranges[::-1]):
-        projection = project(made(rows, *LAUNCH))
-        assert (rules(projection), paths(projection)) == (["same"], [name])
 
 
 def test_a_range_without_a_name_is_neither_a_phase_nor_a_step():
@@ -197,12 +155,6 @@ def test_steps_far_below_a_warm_up_or_a_step_are_not_measured():
         named("step_2", 410, 490),
     ]
     assert project(made(ranges)).steps.tolist() == [4, 8]
-
-
-def test_steps_that_begin_together_keep_the_order_of_their_rows():
-    start = np.random.default_rng(1).integers(0, 3, 200)
-    ranges = [named(f"step_{i}", int(at), int(at) + 5, tid=i) for i, at in enumerate(start)]
-    assert project(made(ranges)).steps.tolist() == sorted(range(200), key=lambda row: (start[row], row))
 
 
 def origins(*forward, back=200, seq=7, turned=False):

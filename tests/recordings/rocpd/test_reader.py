@@ -5,13 +5,11 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-import numpy as np
 import pytest
 
-from lab.recordings.capture import KERNEL, MEMCPY, PUSH_POP, START_END
+from lab.recordings.capture import MEMCPY, PUSH_POP, START_END
 from lab.recordings.integrity.words import idle_bound
 from lab.recordings.load import load_capture
-from lab.stats.intervals import union
 from tests.recordings.rocpdgen import GUIDS, Process, two, write
 
 REAL = "captures/rocpd_ck_batched_gemm_mi300x.db.gz"
@@ -46,22 +44,6 @@ def test_the_real_file_has_the_counts_and_times_of_its_own_view(real):
         strict=True,
     )
     assert len(rows) == 151 and list(read) == rows
-
-
-def test_the_real_file_has_the_golden_numbers(real):
-    capture = load_capture(real)
-    ops, api = capture.ops, capture.api
-    assert (ops.end_ns - ops.start_ns).sum() == 2_604_546
-    spans = union(np.stack([ops.start_ns, ops.end_ns], axis=1))
-    assert (spans[:, 1] - spans[:, 0]).sum() == 2_603_977
-    assert ops.end_ns.max() - ops.start_ns.min() == 15_719_660
-    assert len(api) == 629 and len(capture.ranges) == 0
-    order = np.argsort(api.corr)
-    owners = capture.text(api.name_id[order][np.searchsorted(api.corr[order], ops.corr)])
-    assert sorted(set(owners)) == ["hipLaunchKernel", "hipMemset"] and (owners == "hipMemset").sum() == 1
-    assert set(ops.kind.tolist()) == {KERNEL}
-    assert capture.devices[0].name == "AMD Instinct MI300X" and capture.devices[0].num_sms == 304
-    assert (capture.collector, capture.schema) == ("rocpd", "3")
 
 
 def test_the_real_file_lacks_nothing_but_copies_which_were_not_traced(real):
@@ -192,15 +174,6 @@ def test_passes_of_a_counter_replay_share_an_id_and_are_no_gap(tmp_path):
     capture = load_capture(write(tmp_path / "a.db", process))
     assert not capture.lacks
     assert any("every pass" in one for one in capture.problems)
-
-
-def test_launches_and_an_empty_dispatch_table_are_a_total_loss(tmp_path):
-    process = Process(GUIDS[0], 5)
-    for index in range(6):
-        process.call("hipLaunchKernel", (10 * index, 10 * index + 5), index + 1)
-    capture = load_capture(write(tmp_path / "a.db", process))
-    assert capture.verdict == "lossy"
-    assert [(one.place, one.n, one.of) for one in capture.lacks if not one.unknown] == [("all", 6, 6)]
 
 
 def test_kernels_that_the_profiler_was_not_told_to_trace_are_named_so(tmp_path):

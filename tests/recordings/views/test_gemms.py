@@ -10,7 +10,6 @@ import pytest
 from lab.perfmodel.products import is_product
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.recordings.tables import KERNEL
 from lab.recordings.views import gemms
 from tests.recordings.views.made import read, two_steps
 from tests.tracegen import BASE_NS
@@ -43,18 +42,6 @@ def test_flops_follow_the_type_of_each_product(tmp_path):
     table = views.gemm_instances(trace)
     flops = views.gemm_flops(trace)[trace.operator_rows[table.op_row]]
     assert flops[-2:].tolist() == [8 * 4 * 5 * 6, 2 * 4 * 5 * 6]
-
-
-@pytest.mark.data
-def test_the_products_of_a_real_rank_are_the_sum_of_their_kernels(shared_data):
-    """Kernels of a product do not overlap there, so their times add."""
-    place = shared_data / "sweep_h200/256thread/nccl_28channels/torch_profiler/rank0/trace_step7.json.gz"
-    trace = read_kineto(place)
-    link = views.link_ops(trace)
-    is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
-    rows = (link >= 0) & is_gemm[trace.operators.name_id[link]] & (trace.ops.kind == KERNEL)
-    assert (rows.sum(), trace.ops.dur_ns[rows].sum()) == (154, 30_030_258)
-    assert int(views.gemm_instances(trace).dur_ns.sum()) == 30_030_258
 
 
 SHAPES = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.recordings.owners import innermost, parents
+from lab.recordings.owners import innermost
 from lab.recordings.tables import Table
 from tests.recordings.views.made import read, two_steps
 
@@ -89,30 +89,3 @@ def test_a_view_is_computed_once_per_trace_and_cannot_be_changed(tmp_path):
     assert views.link_ops(other).tolist() == [link[1], link[0]]
     sent = pickle.loads(pickle.dumps(trace))
     assert views.link_ops(sent).tolist() == link.tolist()
-
-
-NESTED = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=12
-)
-
-
-@given(NESTED)
-def test_the_parent_is_the_op_around_that_began_last_on_the_same_thread(rows):
-    rows = sorted(rows, key=lambda row: (row[0], row[1], -row[2]))
-    rows = [row for i, row in enumerate(rows) if not any(_crosses(row, other) for other in rows[:i])]
-    tid, start, dur = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
-    ops = Table({"pid": np.zeros_like(tid), "tid": tid, "start_ns": start, "end_ns": start + dur})
-    for row, parent in enumerate(parents(ops).tolist()):
-        around = [
-            i
-            for i in range(row)
-            if tid[i] == tid[row] and start[i] <= start[row] and start[i] + dur[i] >= start[row] + dur[row]
-        ]
-        assert parent == max(around, default=-1)
-
-
-def _crosses(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
-    if one[0] != other[0]:
-        return False
-    (a, b), (c, d) = ((start, start + dur) for _, start, dur in (one, other))
-    return a < c < b < d or c < a < d < b

@@ -119,16 +119,6 @@ def test_what_the_profiler_says_it_dropped_is_lost(tmp_path, words, findings, ro
     assert capture.verdict == ("unknown" if findings[0][2] else "lossy")
 
 
-def test_a_lost_row_is_found_by_its_call(tmp_path):
-    gpu, host = training()
-    host.event("cuLaunchKernel", 250_000, 10, device_id=0, correlation_id=30)
-    host.event("cuLaunchKernel", 260_000, 10, device_id=0, correlation_id=31)
-    gpu.event("k", 261_000, 10, correlation_id=31)
-    assert [(lack.rule, lack.n) for lack in load_capture(write(tmp_path / "a", gpu, host)).lacks] == [
-        ("G", 1)
-    ]
-
-
 def test_an_amd_gpu_has_blocks_and_group_memory_and_copies_that_xla_leaves_out(tmp_path):
     host = Plane("/host:CPU").line(21, "python")
     for at, call in enumerate(("hipMemcpyAsync", "hipLaunchKernel", "hipMemcpyAsync", "hipMemcpyAsync")):
