@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,7 @@ from lab.recordings.capture import Capture, Strings
 from lab.recordings.lacks import Lack
 from lab.recordings.rocm import Parts
 from lab.recordings.rocpd.rows import (
-    People,
     Section,
-    people_of,
     read_calls,
     read_copies,
     read_dispatches,
@@ -38,9 +37,9 @@ def load(path: Path | str) -> Capture:
         if not sections:
             raise BadDataError("a rocpd database without a table rocpd_kernel_dispatch_*", location=path)
         for section in sections:
-            people = people_of(section, len(parts.processes))
-            nodes |= set(people.nodes)
-            _add(section, people, strings, parts)
+            section = replace(section, base=len(parts.processes))
+            nodes |= set(section.described["nid"].tolist())
+            _add(section, strings, parts)
         schema = _schema(sections[0])
     parts.problems += database.problems
     if len(nodes) > 1:
@@ -49,37 +48,36 @@ def load(path: Path | str) -> Capture:
     return parts.capture(path, "rocpd", strings, schema, ids=guids)
 
 
-def _add(section: Section, people: People, strings: Strings, parts: Parts) -> None:
-    kernels, dispatches = read_dispatches(section, people, strings)
-    api, ranges = read_calls(section, people, strings)
-    for index in range(len(people.processes)):
-        process = people.base + index
+def _add(section: Section, strings: Strings, parts: Parts) -> None:
+    kernels, dispatches = read_dispatches(section, strings)
+    api, ranges = read_calls(section, strings)
+    for index, environment in enumerate(section.environments):
+        process = section.base + index
         of_process = kernels.process == process
         ids = dispatches[of_process]
         parts.add_dispatches(process, ids, calls=bool((api.process == process).any()))
-        parts.lacks += _untraced_kernels(people, index, len(ids))
-        parts.lacks += _short_replays(section, people, process, kernels.where(of_process))
-    parts.ops += [kernels, read_copies(section, people, strings)]
+        parts.lacks += _untraced_kernels(environment, process, len(ids))
+        parts.lacks += _short_replays(section, process, kernels.where(of_process))
+    parts.ops += [kernels, read_copies(section, strings)]
     parts.api.append(api)
     parts.ranges.append(ranges)
-    parts.processes += people.processes
-    parts.devices += people.devices
+    parts.processes += section.processes
+    parts.devices += section.devices()
 
 
-def _untraced_kernels(people: People, index: int, num_kernels: int) -> list[Lack]:
+def _untraced_kernels(environment: dict[str, str], process: int, num_kernels: int) -> list[Lack]:
     """Rule T: the profiler's own settings name other domains, but not kernels."""
-    traced = people.environments[index] if index < len(people.environments) else {}
-    traced = {name: value for name, value in traced.items() if name.startswith("ROCPROF_")}
+    traced = {name: value for name, value in environment.items() if name.startswith("ROCPROF_")}
     if num_kernels or not traced or traced.get("ROCPROF_KERNEL_TRACE", "0").lower() in ("1", "true", "on"):
         return []
     text = "kernels were not traced: record with --kernel-trace"
-    return [Lack("gpu", "all", "T", people.base + index, 0, 0, None, text, unknown=True)]
+    return [Lack("gpu", "all", "T", process, 0, 0, None, text, unknown=True)]
 
 
-def _short_replays(section: Section, people: People, process: int, kernels: Table) -> list[Lack]:
+def _short_replays(section: Section, process: int, kernels: Table) -> list[Lack]:
     """Rule R: newer tools count a graph's kernels at its launch; fewer rows of that graph are a loss."""
     launches = section.integers("graph_launch", "pid graph_exec_id kernel_dispatch_count")
-    of_process = people.process_of(launches["pid"]) == process
+    of_process = section.process_of(launches["pid"]) == process
     graphs = launches["graph_exec_id"][of_process]
     counts = np.maximum(launches["kernel_dispatch_count"][of_process], 0)
     missing = sum(

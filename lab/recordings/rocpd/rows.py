@@ -31,120 +31,22 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK")
 _TABLES = ("kernel_dispatch", "memory_copy", "region")
 
 
-@dataclass(frozen=True)
-class People:
-    """Processes and GPUs of one section; `base` is the index of its first process in the capture."""
-
-    base: int
-    processes: tuple[Process, ...]
-    devices: tuple[Device, ...]
-    nodes: tuple[int, ...]
-    environments: tuple[dict[str, str], ...]
-    _ids: np.ndarray
-    _threads: Columns
-    _agents: Columns
-
-    def process_of(self, pid_ids: np.ndarray) -> np.ndarray:
-        """Indices (n,) of the capture's processes; a row without one belongs to the only one there is."""
-        return lookup(self._ids, np.arange(len(self._ids)), pid_ids, 0) + self.base
-
-    def pid_of(self, pid_ids: np.ndarray) -> np.ndarray:
-        pids = np.array([-1 if process.pid is None else process.pid for process in self.processes])
-        return lookup(self._ids, pids, pid_ids)
-
-    def tid_of(self, thread_ids: np.ndarray) -> np.ndarray:
-        return lookup(self._threads["id"], self._threads["tid"], thread_ids)
-
-    def device_of(self, agent_ids: np.ndarray) -> np.ndarray:
-        """The GPU's ordinal (n,); an agent's own number counts CPUs too. -1 for a CPU."""
-        return narrow(lookup(self._agents["id"], self._agents["type_index"], agent_ids))
-
-
-def people_of(section: Section, base: int) -> People:
-    """Every process that has rows, whether or not the file describes it."""
-    rows = section.integers("info_process", "id", "pid nid start end init fini")
-    with_rows = [section.integers(table, "pid")["pid"] for table in _TABLES]
-    ids = np.unique(np.concatenate([rows["id"], *with_rows]))
-    # Rows without a process belong to the only one there is.
-    if (ids >= 0).sum() == 1:
-        ids = ids[ids >= 0]
-    texts = section.texts("info_process", "environment")
-    environments = [_environment(texts.get(process, "")) for process in ids.tolist()]
-    processes = [
-        _process(rows, process, environment)
-        for process, environment in zip(ids.tolist(), environments, strict=True)
-    ]
-    kinds = section.texts("info_agent", "type")
-    agents = section.integers("info_agent", "id", "type_index pid")
-    is_gpu = np.array([kinds.get(agent) == "GPU" for agent in agents["id"].tolist()], dtype=bool)
-    gpus = {name: column[is_gpu] for name, column in agents.items()}
-    return People(
-        base=base,
-        processes=tuple(processes) or (Process(),),
-        devices=_devices(section, gpus, ids, base),
-        nodes=tuple(np.unique(rows["nid"]).tolist()),
-        environments=tuple(environments),
-        _ids=ids if len(ids) else np.array([-1]),
-        _threads=section.integers("info_thread", "id", "tid"),
-        _agents=gpus,
-    )
-
-
-def _process(rows: Columns, process: int, environment: dict[str, str]) -> Process:
-    """The process with this id, by its row of info_process where it has one."""
-    at_id = {name: column[rows["id"] == process].tolist() for name, column in rows.items()}
-
-    def positive(*names: str) -> int | None:
-        return next((at_id[name][0] for name in names if at_id[name] and at_id[name][0] > 0), None)
-
-    pids = [*at_id["pid"], process]
-    pid = pids[0] if pids[0] >= 0 else process
-    return Process(
-        pid=pid if pid >= 0 else None,
-        rank=_rank(environment),
-        start_ns=positive("start", "init"),
-        end_ns=positive("end", "fini"),
-    )
-
-
-def _devices(section: Section, gpus: Columns, ids: np.ndarray, base: int) -> tuple[Device, ...]:
-    names, details = section.texts("info_agent", "product_name"), section.texts("info_agent", "extdata")
-    index = lookup(ids, np.arange(len(ids)), gpus["pid"])
-    processes = np.where(index >= 0, base + index, -1)
-    rows = zip(gpus["id"].tolist(), gpus["type_index"].tolist(), processes.tolist(), strict=True)
-    return tuple(
-        device_of_agent(json_object(details.get(agent, "")), ordinal, names.get(agent, ""), process)
-        for agent, ordinal, process in rows
-    )
-
-
-def _environment(text: str) -> dict[str, str]:
-    """The variables on the list: ranks and what the profiler was told to trace."""
-    # The environment holds secrets: only the names on the list leave this function.
-    return {
-        name: str(value)[:64]
-        for name, value in json_object(text).items()
-        if name in _RANKS or (name.startswith("ROCPROF_") and name.endswith("_TRACE"))
-    }
-
-
-def _rank(environment: dict[str, str]) -> int | None:
-    numbers = [environment[name] for name in _RANKS if environment.get(name, "").isdecimal()]
-    return int(numbers[0]) if numbers and len(numbers[0]) < 8 else None
-
-
 TABLE = re.compile(r"rocpd_kernel_dispatch(_[0-9A-Fa-f]{8}(?:_[0-9A-Fa-f]{4}){3}_[0-9A-Fa-f]{12}|)")
 _WITH_ROWS = ("info_process", "kernel_dispatch", "memory_copy", "region", "sample")
 
 
 @dataclass(frozen=True)
 class Section:
-    """One guid's rows: of the tables `rocpd_*<suffix>` those with its guid; all, if it is alone in them."""
+    """One guid's rows: of the tables `rocpd_*<suffix>` those with its guid; all, if it is alone in them.
+
+    base: the index of its first process in the capture.
+    """
 
     database: Database
     suffix: str
     guid: str | None
     alone: bool = True
+    base: int = 0
 
     def name(self, table: str) -> str:
         return f"rocpd_{table}{self.suffix}"
@@ -166,11 +68,97 @@ class Section:
         return self.texts("string", "string")
 
     @cached_property
-    def events(self) -> dict[str, np.ndarray]:
+    def events(self) -> Columns:
         return self.integers("event", "id category_id stack_id")
 
     def of_event(self, column: str, event_ids: np.ndarray) -> np.ndarray:
         return lookup(self.events["id"], self.events[column], event_ids)
+
+    @cached_property
+    def described(self) -> Columns:
+        return self.integers("info_process", "id", "pid nid start end init fini")
+
+    @cached_property
+    def process_ids(self) -> np.ndarray:
+        """Every process that has rows, whether or not the file describes it."""
+        with_rows = [self.integers(table, "pid")["pid"] for table in _TABLES]
+        ids = np.unique(np.concatenate([self.described["id"], *with_rows]))
+        # Rows without a process belong to the only one there is.
+        ids = ids[ids >= 0] if (ids >= 0).sum() == 1 else ids
+        return ids if len(ids) else np.array([-1])
+
+    @cached_property
+    def environments(self) -> list[dict[str, str]]:
+        """Of each process the variables on the list: ranks and what the profiler was told to trace."""
+        texts = self.texts("info_process", "environment")
+        # The environment holds secrets: only the names on the list leave this function.
+        return [
+            {
+                name: str(value)[:64]
+                for name, value in json_object(texts.get(process, "")).items()
+                if name in _RANKS or (name.startswith("ROCPROF_") and name.endswith("_TRACE"))
+            }
+            for process in self.process_ids.tolist()
+        ]
+
+    @cached_property
+    def processes(self) -> list[Process]:
+        return [
+            _process(self.described, process, environment)
+            for process, environment in zip(self.process_ids.tolist(), self.environments, strict=True)
+        ]
+
+    def process_of(self, pid_ids: np.ndarray) -> np.ndarray:
+        """Indices (n,) of the capture's processes; a row without one belongs to the only one there is."""
+        return lookup(self.process_ids, np.arange(len(self.process_ids)), pid_ids, 0) + self.base
+
+    def pid_of(self, pid_ids: np.ndarray) -> np.ndarray:
+        pids = np.array([-1 if process.pid is None else process.pid for process in self.processes])
+        return lookup(self.process_ids, pids, pid_ids)
+
+    def tid_of(self, thread_ids: np.ndarray) -> np.ndarray:
+        threads = self.integers("info_thread", "id", "tid")
+        return lookup(threads["id"], threads["tid"], thread_ids)
+
+    @cached_property
+    def gpus(self) -> Columns:
+        agents, kinds = self.integers("info_agent", "id", "type_index pid"), self.texts("info_agent", "type")
+        is_gpu = np.array([kinds.get(agent) == "GPU" for agent in agents["id"].tolist()], dtype=bool)
+        return {name: column[is_gpu] for name, column in agents.items()}
+
+    def device_of(self, agent_ids: np.ndarray) -> np.ndarray:
+        """The GPU's ordinal (n,); an agent's own number counts CPUs too. -1 for a CPU."""
+        return narrow(lookup(self.gpus["id"], self.gpus["type_index"], agent_ids))
+
+    def devices(self) -> list[Device]:
+        names, details = self.texts("info_agent", "product_name"), self.texts("info_agent", "extdata")
+        index = lookup(self.process_ids, np.arange(len(self.process_ids)), self.gpus["pid"])
+        processes = np.where(index >= 0, self.base + index, -1)
+        rows = zip(
+            self.gpus["id"].tolist(), self.gpus["type_index"].tolist(), processes.tolist(), strict=True
+        )
+        return [
+            device_of_agent(json_object(details.get(agent, "")), ordinal, names.get(agent, ""), process)
+            for agent, ordinal, process in rows
+        ]
+
+
+def _process(described: Columns, process: int, environment: dict[str, str]) -> Process:
+    """The process with this id, by its row of info_process where it has one."""
+    at_id = {name: column[described["id"] == process].tolist() for name, column in described.items()}
+
+    def positive(*names: str) -> int | None:
+        return next((at_id[name][0] for name in names if at_id[name] and at_id[name][0] > 0), None)
+
+    pids = [*at_id["pid"], process]
+    pid = pids[0] if pids[0] >= 0 else process
+    ranks = [environment[name] for name in _RANKS if environment.get(name, "").isdecimal()]
+    return Process(
+        pid=pid if pid >= 0 else None,
+        rank=int(ranks[0]) if ranks and len(ranks[0]) < 8 else None,
+        start_ns=positive("start", "init"),
+        end_ns=positive("end", "fini"),
+    )
 
 
 def _pairs(names: str) -> dict[str, str]:
@@ -207,7 +195,7 @@ _GRAPH = "graph=graph_exec_id graph_node=graph_node_id"
 _SYMBOL = "static=group_segment_size vgprs=arch_vgpr_count accums=accum_vgpr_count"
 
 
-def read_dispatches(section: Section, people: People, strings: Strings) -> tuple[Table, np.ndarray]:
+def read_dispatches(section: Section, strings: Strings) -> tuple[Table, np.ndarray]:
     """The kernels, every row of the table, and their dispatch ids (n,)."""
     rows = section.integers("kernel_dispatch", _DISPATCH, f"{_SIZES} {_GRAPH} shared=group_segment_size")
     symbols = section.integers("info_kernel_symbol", "id", _SYMBOL)
@@ -216,18 +204,18 @@ def read_dispatches(section: Section, people: People, strings: Strings) -> tuple
     # The file's own views drop such rows in inner joins: roc-optiq#596 shows one lost.
     _note_without(section, "event", rows["event_id"], section.events["id"])
     _note_without(section, "kernel symbol", rows["kernel_id"], symbol_ids)
-    rows |= _shared(section, people, "kernel_dispatch", rows)
+    rows |= _shared(section, "kernel_dispatch", rows)
     rows["name_id"] = _kernel_names(section, rows["kernel_id"], strings)
-    return kernel_table(rows | {"device": people.device_of(rows["agent_id"])}), rows["dispatch_id"]
+    return kernel_table(rows | {"device": section.device_of(rows["agent_id"])}), rows["dispatch_id"]
 
 
-def _shared(section: Section, people: People, table: str, rows: Columns) -> Columns:
+def _shared(section: Section, table: str, rows: Columns) -> Columns:
     """Times, process and correlation of rows (n,) with start, end, pid and event_id."""
     database = section.database
     times = sound_times(database.path, f"rows of {table}", rows["start"], rows["end"], database.problems)
     return times | {
-        "process": people.process_of(rows["pid"]),
-        "pid": people.pid_of(rows["pid"]),
+        "process": section.process_of(rows["pid"]),
+        "pid": section.pid_of(rows["pid"]),
         "corr": section.of_event("stack_id", rows["event_id"]),
     }
 
@@ -242,17 +230,17 @@ def _kernel_names(section: Section, kernels: np.ndarray, strings: Strings) -> np
     return per_distinct(kernels, id_of)
 
 
-def read_copies(section: Section, people: People, strings: Strings) -> Table:
+def read_copies(section: Section, strings: Strings) -> Table:
     """The memory copies, every row of the table."""
     optional = f"{_GRAPH} bytes=size stream=stream_id target=dst_agent_id origin=src_agent_id"
     rows = section.integers("memory_copy", "start end pid name_id event_id", optional)
-    rows |= _shared(section, people, "memory_copy", rows)
-    rows |= {name: people.device_of(rows[name]) for name in ("target", "origin")}
+    rows |= _shared(section, "memory_copy", rows)
+    rows |= {name: section.device_of(rows[name]) for name in ("target", "origin")}
     name_id = per_distinct(rows["name_id"], lambda key: strings.id(section.strings.get(key, "memory copy")))
     return copy_table(rows | {"name_id": name_id}, strings)
 
 
-def read_calls(section: Section, people: People, strings: Strings) -> tuple[Table, Table]:
+def read_calls(section: Section, strings: Strings) -> tuple[Table, Table]:
     """The API calls, and the ranges: what the program marked. Calls and marks of no duration are samples."""
     regions = section.integers("region", "start end pid tid name_id event_id")
     tracks = section.integers("track", "id", "pid tid")
@@ -261,7 +249,7 @@ def read_calls(section: Section, people: People, strings: Strings) -> tuple[Tabl
     samples["name_id"] = np.full(len(samples["pid"]), -1)
     # The recorder of samples gives one time: only regions can lack their end.
     rows = {name: np.concatenate([column, samples[name]]) for name, column in regions.items()}
-    shared = _shared(section, people, "region", rows) | {"tid": people.tid_of(rows["tid"])}
+    shared = _shared(section, "region", rows) | {"tid": section.tid_of(rows["tid"])}
     category = section.of_event("category_id", rows["event_id"])
     # A sample has no name of its own: its category says what it was.
     names = np.where(rows["name_id"] < 0, category, rows["name_id"])
