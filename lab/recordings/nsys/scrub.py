@@ -21,7 +21,7 @@ from urllib.parse import quote
 from lab.core.files import make_folder
 from lab.errors import BadDataError, UsageError, writing
 from lab.recordings import nsys
-from lab.recordings.nsys.info import UNIFIED, losses
+from lab.recordings.nsys.export import UNIFIED, losses
 from lab.recordings.pieces import start_of
 from lab.recordings.sqlite import quoted, unzipped
 

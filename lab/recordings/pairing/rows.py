@@ -11,7 +11,7 @@ import numpy as np
 
 from lab.perfmodel.communication import communication, kind_in
 from lab.recordings.tables import Table
-from lab.recordings.views.exchanges import parse
+from lab.recordings.views.collectives import parse
 
 # No rank leaves such a call before the last has entered it, so their times overlap and their ends agree.
 BLOCKING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
