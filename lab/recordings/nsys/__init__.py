@@ -8,6 +8,6 @@ lowest 24 bits are the thread.
 """
 
 from lab.recordings.nsys.export import check, is_folder
-from lab.recordings.nsys.reader import REPORT_SUFFIXES, load, load_folder, load_report
+from lab.recordings.nsys.reader import REPORT_SUFFIXES, load, load_report
 
-__all__ = ["REPORT_SUFFIXES", "check", "is_folder", "load", "load_folder", "load_report"]
+__all__ = ["REPORT_SUFFIXES", "check", "is_folder", "load", "load_report"]
