@@ -16,6 +16,7 @@ from lab.recordings.capture import Capture
 from lab.recordings.integrity import integrity_of
 from lab.recordings.integrity.physics import limit_lacks
 from lab.recordings.kineto import read_kineto
+from lab.recordings.nsys.parquet import load_folder
 from lab.recordings.pieces import start_of
 from lab.recordings.processes import combined, without_untimed
 from lab.recordings.rocprofv3.csv_reader import is_kernel_trace, load_csv
@@ -86,9 +87,7 @@ FORMATS: tuple[Format, ...] = (
         lambda sample: bool(sample.tables & {"META_DATA_EXPORT", "META_DATA_CAPTURE", "StringIds"}),
         nsys.load,
     ),
-    Format(
-        "nsys", "an nsys export to Parquet", lambda sample: nsys.is_folder(sample.names), nsys.load_folder
-    ),
+    Format("nsys", "an nsys export to Parquet", lambda sample: nsys.is_folder(sample.names), load_folder),
     Format(
         "rpd",
         "a database of rocmProfileData (.rpd)",

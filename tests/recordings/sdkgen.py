@@ -23,8 +23,8 @@ NUMBER = {kind["kind"]: index for index, kind in enumerate(KINDS)}
 class Element:
     """One process of the list. Its agents: two CPUs, then GPUs 0 and 1."""
 
-    def __init__(self, pid: int = 9) -> None:
-        self.pid = pid
+    def __init__(self, pid: int = 9, gpu: str = "GPU", units: int = 256) -> None:
+        self.pid, self.gpu, self.units = pid, gpu, units
         self.calls = ["hipMemset"]
         self.messages: list[dict[str, Any]] = []
         self.records: dict[str, list[dict[str, Any]]] = {
@@ -69,7 +69,7 @@ class Element:
                 "command": ["secret-command"],
                 "node": {"hostname": "secret-host", "machine_id": "secret-machine"},
             },
-            "agents": [_agent(index) for index in range(4)],
+            "agents": [_agent(index, self.gpu, self.units) for index in range(4)],
             "strings": {
                 "callback_records": [],
                 "buffer_records": [
@@ -96,15 +96,15 @@ def symbol(number: int, name: str) -> dict[str, Any]:
     }
 
 
-def _agent(index: int) -> dict[str, Any]:
+def _agent(index: int, name: str, units: int) -> dict[str, Any]:
     gpu = index >= 2
     return {
         "id": {"handle": 100 + index},
         "type": 2 if gpu else 1,
         "logical_node_id": index,
         "logical_node_type_id": index - 2 if gpu else index,
-        "product_name": "GPU" if gpu else "CPU",
-        "cu_count": 256,
+        "product_name": name if gpu else "CPU",
+        "cu_count": units,
     }
 
 

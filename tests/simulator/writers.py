@@ -131,7 +131,7 @@ def write_rocprofv3(job: Job, path: Path) -> Path:
 
 
 def _element(process: Process) -> Element:
-    made, symbols = Element(process.pid), {"": 0}
+    made, symbols = Element(process.pid, "AMD Instinct MI300X", 304), {"": 0}
     made.symbols = []
     for call in process.calls:
         made.call(call.name, _span(call.start_ns, call.end_ns), call.corr)

@@ -10,7 +10,7 @@ import pytest
 
 from lab.errors import BadDataError, StorageError
 from lab.recordings.load import format_of, load_capture
-from lab.recordings.nsys import reader
+from lab.recordings.nsys import parquet
 from tests.recordings.sqlgen import Export, training_step
 
 pa = pytest.importorskip("pyarrow")
@@ -121,6 +121,6 @@ def test_a_full_disk_is_no_fault_of_the_export(tmp_path, monkeypatch):
         raise sqlite3.OperationalError("database or disk is full")
 
     folder = folder_of(training_step(Export()), tmp_path / "step")
-    monkeypatch.setattr(reader, "_copy", full)
+    monkeypatch.setattr(parquet, "_copy", full)
     with pytest.raises(StorageError, match="no room for a copy"):
         load_capture(folder)
