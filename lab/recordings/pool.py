@@ -83,10 +83,11 @@ def _elsewhere(
                 process.start()
                 far_end.close()  # so that a killed process is an end of file
                 busy[pipe] = process, index
-            for pipe in wait(list(busy)):
+            ready: list[Any] = wait(list(busy))
+            for pipe in ready:
                 process, index = busy[pipe]
                 try:
-                    outcome = pipe.recv()  # type: ignore[union-attr]
+                    outcome = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     process.join()
                     outcome = _killed(process.exitcode or 0, jobs[index])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ def process_label(process: Process, index: int) -> str:
     return f"{name} ({', '.join(details)})" if details else name
 
 
-def _used(capture: Capture, names: Sequence[str]) -> np.ndarray:
+def _used(capture: Capture, names: Iterable[str]) -> np.ndarray:
     return distinct(np.concatenate([distinct(getattr(capture, name).process) for name in names]))
 
 

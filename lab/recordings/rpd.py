@@ -126,8 +126,8 @@ def load(path: Path | str) -> Capture:
         ops, waits = _operations(database, strings, texts, calls, strides)
         api, ranges = _api(database, strings, texts, calls)
         ops, waits = _with_ordinals(database, strides, ops, waits)
-    tables, processes = by_process([ops, api, ranges, waits])
-    parts = Parts(*([table] for table in tables), [_local(process, strides) for process in processes])
+    (ops, api, ranges, waits), processes = by_process([ops, api, ranges, waits])
+    parts = Parts([ops], [api], [ranges], [waits], [_local(process, strides) for process in processes])
     parts.problems += database.problems
     return parts.capture(path, "rpd", strings, metadata.get("schema_version"))
 
