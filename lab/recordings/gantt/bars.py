@@ -14,6 +14,7 @@ import pandas as pd
 from lab.recordings.integrity.words import busy_and_idle
 from lab.recordings.lacks import Lack
 from lab.recordings.names import short_name
+from lab.stats.columns import distinct_rows
 from lab.stats.intervals import intersect, spans, total, union
 
 PIXELS = 1500  # across a picture; pieces closer than one of them are drawn as one
@@ -57,12 +58,8 @@ def kinds_of(bars: Bars) -> tuple[np.ndarray, dict[str, list[int]], list[str]]:
     for name in LABELS:
         if name in bars.labels:
             columns[name] = np.where(bars.labels[name] >= 0, bars.labels[name] + shift, -1)
-    key = np.zeros(len(bars.row), dtype=np.int64)
-    for values in columns.values():  # one number per combination, dense after each column
-        used, codes = np.unique(values, return_inverse=True)
-        key = np.unique(key * max(len(used), 1) + codes, return_inverse=True)[1]
-    _, heads = np.unique(key, return_index=True)
-    kinds: dict[str, list[int]] = {name: values[heads].tolist() for name, values in columns.items()}
+    distinct, key = distinct_rows(np.stack([*columns.values()], axis=1).astype(np.int64))
+    kinds: dict[str, list[int]] = dict(zip(columns, distinct.T.tolist(), strict=True))
     return key, kinds, [*bars.names, *bars.texts]
 
 

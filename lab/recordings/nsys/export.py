@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ PARQUET = ".parquet"
 
 
 Row = tuple[Any, ...]
-Among = tuple[str, Sequence[int]]  # a column, and the values of it that are asked for
 
 
 class Export(Database):
@@ -50,31 +49,18 @@ class Export(Database):
         super().__init__(connection, path)
         self.kind, self.tables = kind, self.columns
 
-    def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
+    def rows(self, table: str, columns: Sequence[str], condition: str = "") -> Iterable[Row]:
         """Rows of a table in its order, none where the table is absent; `rowid` counts them from 1."""
         if table not in self.tables:
             return iter(())
         chosen = ", ".join(map(quoted, columns))
-        select = f"SELECT {chosen} FROM {quoted(table)} {_condition(among)} ORDER BY rowid"
+        select = f"SELECT {chosen} FROM {quoted(table)} {condition} ORDER BY rowid"
         return self.connection.execute(select)
 
     def count(self, table: str) -> int:
         """Number of rows."""
         select = f"SELECT COUNT(*) FROM {quoted(table)}"
         return int(self.connection.execute(select).fetchone()[0])
-
-    def numbers(
-        self,
-        table: str,
-        needed: Mapping[str, str],
-        optional: Mapping[str, str] | None = None,
-        among: Among | None = None,
-    ) -> dict[str, np.ndarray]:
-        """Columns of integers in the order of the rows; NULL and absent optional columns read as -1.
-
-        Raises BadDataError where a needed column is absent or holds anything but integers.
-        """
-        return self.integers(table, needed, optional, _condition(among))
 
     def check(self) -> None:
         if not any(name in self.tables for name in _NSYS_TABLES):
@@ -97,8 +83,9 @@ class Export(Database):
         return {str(name): str(value) for name, value in reversed(rows)}
 
 
-def _condition(among: Among | None) -> str:
-    return f"WHERE {quoted(among[0])} IN ({', '.join(map(str, among[1]))})" if among else ""
+def among(column: str, values: Sequence[int]) -> str:
+    """The condition that a column has one of these values."""
+    return f"WHERE {quoted(column)} IN ({', '.join(map(str, values))})"
 
 
 def is_folder(names: Collection[str]) -> bool:
@@ -216,7 +203,7 @@ def stated_lacks(export: Export) -> tuple[Lack, ...]:
     """
     columns, texts = export.tables.get("DIAGNOSTIC_EVENT", frozenset[str]()), _texts(export)
     if {"text", "severity"} <= columns:
-        warned = islice(export.rows("DIAGNOSTIC_EVENT", ("text",), ("severity", (2, 3))), 20)
+        warned = islice(export.rows("DIAGNOSTIC_EVENT", ("text",), among("severity", (2, 3))), 20)
         export.problems += [f"nsys: {printable(str(text))[:300]}" for (text,) in warned]
     lacks: list[Lack] = []
     for axis, domain, tables in _COUNTED:

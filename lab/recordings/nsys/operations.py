@@ -25,7 +25,7 @@ from lab.recordings.capture import (
     filled,
 )
 from lab.recordings.lacks import Lack
-from lab.recordings.nsys.export import PREFIX, Export, StringIds, host_pid_of, ids_of, tid_of
+from lab.recordings.nsys.export import PREFIX, Export, StringIds, among, host_pid_of, ids_of, tid_of
 from lab.recordings.tables import Table, joined
 from lab.stats.columns import per_distinct
 
@@ -33,7 +33,7 @@ from lab.stats.columns import per_distinct
 _PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END, _DOMAIN = 59, 60, 70, 71, 75
 _SIZES = re.compile(r", sizes = (\[[\[\]\d, ]*\])")
 _OPERATOR = re.compile(r"::|^(detach_?|record_param_comms)$|Backward\d*$")
-_RANGES = ("eventType", (_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END))
+_RANGES = among("eventType", (_PUSH_POP, _START_END, _OLD_PUSH_POP, _OLD_START_END))
 Columns = dict[str, np.ndarray]
 
 
@@ -42,7 +42,7 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
     schema = RANGE_COLUMNS | {"still_open": np.int8}
     if "NVTX_EVENTS" not in export.tables:
         return filled(schema, 0, {})
-    rows = export.numbers(
+    rows = export.integers(
         "NVTX_EVENTS",
         {
             "start_ns": "start",
@@ -72,7 +72,7 @@ def _end_the_unfinished(export: Export, rows: Columns) -> None:
     if not still_open.any():
         return
     tables = [PREFIX + name for name in ("RUNTIME", "KERNEL", "MEMCPY", "MEMSET")]
-    ends = [export.numbers(table, {"end": "end"})["end"] for table in tables if table in export.tables]
+    ends = [export.integers(table, {"end": "end"})["end"] for table in tables]
     end = max(int(times.max(initial=0)) for times in (rows["end_ns"], rows["start_ns"], *ends))
     rows["end_ns"] = np.where(still_open, end, rows["end_ns"])
     export.problems.append(f"{plural(int(still_open.sum()), 'range')} still open at the end of the recording")
@@ -99,7 +99,7 @@ def _domains(export: Export, strings: StringIds, rows: Columns) -> np.ndarray:
     # Domain ids repeat between processes.
     named = {
         (global_tid >> 24, domain): str(text)
-        for global_tid, domain, text in export.rows("NVTX_EVENTS", columns, ("eventType", (_DOMAIN,)))
+        for global_tid, domain, text in export.rows("NVTX_EVENTS", columns, among("eventType", (_DOMAIN,)))
         if text is not None and global_tid is not None
     }
 
@@ -211,7 +211,6 @@ def read_operations(export: Export, strings: StringIds) -> Table:
             ("MEMSET", MEMSET, _MEMSET),
             ("GRAPH_TRACE", GRAPH, {}),
         )
-        if PREFIX + name in export.tables
     ]
     ops = joined(parts, OPS_COLUMNS)
     if (ops.kind == GRAPH).any():
@@ -225,7 +224,7 @@ def read_operations(export: Export, strings: StringIds) -> Table:
 def _ops_of_kind(
     export: Export, strings: StringIds, table: str, kind: int, optional: dict[str, str]
 ) -> Table:
-    rows = export.numbers(table, _DEVICE_SIDE, _OPTIONAL | optional)
+    rows = export.integers(table, _DEVICE_SIDE, _OPTIONAL | optional)
     end_in_time(export, table, rows)
     rows["pid"] = host_pid_of(rows["global_pid"])
     if kind == KERNEL:
@@ -263,20 +262,15 @@ def read_os_calls(export: Export, strings: StringIds) -> Table:
 
 
 def _calls_of(export: Export, strings: StringIds, table: str, needed: dict[str, str]) -> Table:
-    if table not in export.tables:
-        return filled(API_COLUMNS, 0, {})
     needed = {"start_ns": "start", "end_ns": "end", "global_tid": "globalTid", **needed}
-    rows = export.numbers(table, needed, {"name_id": "nameId"})
+    rows = export.integers(table, needed, {"name_id": "nameId"})
     end_in_time(export, table, rows)
     rows |= ids_of(rows["global_tid"]) | {"name_id": strings.indices(rows["name_id"])}
     return filled(API_COLUMNS, len(rows["pid"]), rows)
 
 
 def read_waits(export: Export) -> Table:
-    table = PREFIX + "SYNCHRONIZATION"
-    if table not in export.tables:
-        return filled(SYNC_COLUMNS, 0, {})
-    rows = export.numbers(table, _DEVICE_SIDE)
+    rows = export.integers(PREFIX + "SYNCHRONIZATION", _DEVICE_SIDE)
     return filled(SYNC_COLUMNS, len(rows["corr"]), rows | {"pid": host_pid_of(rows["global_pid"])})
 
 
@@ -286,5 +280,5 @@ def read_graph_nodes(export: Export) -> Table:
     needed = {"start_ns": "start", "global_tid": "globalTid", "node": "graphNodeId"}
     if not set(needed.values()) <= export.tables.get(table, set()):
         return filled(NODE_COLUMNS, 0, {})
-    rows = export.numbers(table, needed, {"original": "originalGraphNodeId"})
+    rows = export.integers(table, needed, {"original": "originalGraphNodeId"})
     return filled(NODE_COLUMNS, len(rows["node"]), rows | ids_of(rows["global_tid"]))

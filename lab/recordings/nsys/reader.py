@@ -17,6 +17,7 @@ from lab.recordings.capture import Capture, DeviceEvents, Process, by_process
 from lab.recordings.nsys.export import (
     Export,
     StringIds,
+    among,
     check_presence,
     host_pid_of,
     pid_of,
@@ -67,7 +68,7 @@ def _samples(export: Export) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarr
     metric_of = {text: metric for metric, text in METRICS.items()}
     described = export.rows("TARGET_INFO_GPU_METRICS", ("metricId", "metricName"))
     metrics = {int(number): metric_of[text] for number, text in described if text in metric_of}
-    rows = export.numbers("GPU_METRICS", _SAMPLED, None, ("metricId", tuple(metrics)))
+    rows = export.integers("GPU_METRICS", _SAMPLED, None, among("metricId", tuple(metrics)))
     valid = (rows["percent"] >= 0) & (rows["percent"] <= 100)
     if invalid := int((~valid).sum()):
         export.problems.append(f"GPU_METRICS: {plural(invalid, 'sample')} outside 0 to 100 %, left out")
@@ -99,7 +100,7 @@ def _gpus(export: Export) -> dict[tuple[int, int], int]:
 
 def _faults(export: Export, table: str) -> dict[str, np.ndarray]:
     optional = {"global_pid": "globalPid", "pages": "numberOfPageFaults"}
-    rows = export.numbers(table, {"start_ns": "start"}, optional)
+    rows = export.integers(table, {"start_ns": "start"}, optional)
     pid = pid_of(host_pid_of(rows["global_pid"]))
     return {"pid": pid, "start_ns": rows["start_ns"], "pages": np.maximum(rows["pages"], 1)}
 
