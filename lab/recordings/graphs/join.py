@@ -92,15 +92,12 @@ class Choice:
 
     def best(self, pattern: Pattern, sequences: Many[Sequence]) -> list[Fit]:
         """The fits that cannot be told apart, of the best rank."""
-        fits = [
-            candidate
-            for candidate in (self._try(pattern, candidate) for candidate in sequences)
-            if isinstance(candidate, Fit)
-        ]
-        best = min((candidate.rank for candidate in fits), default=None)
-        ties = [candidate for candidate in fits if candidate.rank == best]
+        tried = (self._try(pattern, sequence) for sequence in sequences)
+        fits = [result for result in tried if isinstance(result, Fit)]
+        best = min((one.rank for one in fits), default=None)
+        ties = [one for one in fits if one.rank == best]
         # A capture with modules also tells the layer, so it goes first.
-        return sorted(ties, key=lambda candidate: not any(candidate.sequence.modules))[:MAX_TIES]
+        return sorted(ties, key=lambda one: not any(one.sequence.modules))[:MAX_TIES]
 
     def of_batch(self, batch: int | None) -> list[Sequence]:
         """Captured graphs that a server may replay for a batch: of the smallest size that is large enough."""
