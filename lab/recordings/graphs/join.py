@@ -94,10 +94,10 @@ class Choice:
         """The fits that cannot be told apart, of the best rank."""
         tried = (self._try(pattern, sequence) for sequence in sequences)
         fits = [result for result in tried if isinstance(result, Fit)]
-        best = min((one.rank for one in fits), default=None)
-        ties = [one for one in fits if one.rank == best]
+        best = min((match.rank for match in fits), default=None)
+        ties = [match for match in fits if match.rank == best]
         # A capture with modules also tells the layer, so it goes first.
-        return sorted(ties, key=lambda one: not any(one.sequence.modules))[:MAX_TIES]
+        return sorted(ties, key=lambda match: not any(match.sequence.modules))[:MAX_TIES]
 
     def of_batch(self, batch: int | None) -> list[Sequence]:
         """Captured graphs that a server may replay for a batch: of the smallest size that is large enough."""

@@ -387,9 +387,9 @@ def _stands_at(shorter: _Class, longer: _Class, lost: Place) -> bool:
     )
 
 
-def _is_cut(part: np.ndarray, whole: np.ndarray, lost: Place) -> bool:
-    """Whether `part` (k,) is `whole` (m,) without its tail, or without its head."""
-    left = whole[: len(part)] if lost == "tail" else whole[max(len(whole) - len(part), 0) :]
+def _is_cut(part: np.ndarray, complete: np.ndarray, lost: Place) -> bool:
+    """Whether `part` (k,) is `complete` (m,) without its tail, or without its head."""
+    left = complete[: len(part)] if lost == "tail" else complete[max(len(complete) - len(part), 0) :]
     return np.array_equal(part, left)
 
 
