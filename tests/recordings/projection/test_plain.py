@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.recordings.projection import project
-from tests.recordings.projection.figures import rules
-from tests.recordings.projection.made import call, kernel, made, named
+from tests.recordings.projection.made import call, kernel, made, named, rules
 from tests.recordings.projection.plain import plain_members
 
 
