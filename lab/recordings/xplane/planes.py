@@ -196,14 +196,6 @@ def texts(data: np.ndarray, named: Fields, strings: Strings, length: int) -> np.
     return ids
 
 
-def text_of(data: np.ndarray, message: Fields, number: int) -> str:
-    """The text of a field of one message, "" where it is absent."""
-    part = message.of(number)
-    if not len(part.message):
-        return ""
-    return data[part.value[-1] : part.end[-1]].tobytes().decode("utf-8", "replace")
-
-
 MOST_BYTES = 2 << 30  # no protobuf message is larger
 _PS_PER_NS = 1000
 Columns = dict[str, np.ndarray]
@@ -327,7 +319,7 @@ def _plane(data: np.ndarray, plane: Fields, strings: Strings) -> Plane:
     start_ps = rows.column(2, count, 0)
     base_ns = lines.column(3, num_lines, 0)[events.message]
     return Plane(
-        name=text_of(data, plane, 2),
+        name=(_listed(data, plane.of(2)) or ("",))[-1],
         lines=tuple(
             (number, strings.texts[name] if name >= 0 else "")
             for number, name in zip(lines.column(1, num_lines, 0).tolist(), line_names.tolist(), strict=True)
