@@ -20,7 +20,7 @@ ALONE = """
     from lab.recordings import load
     from lab.recordings.kineto import indices
     indices.EventIndices.add = lambda self, rows: None
-    cache.integrity_of_trace = lambda trace: ()
+    load.integrity_of = load.limit_lacks = lambda capture: ()
     load.load_capture(sys.argv[1])
 """
 BEFORE = """

@@ -18,7 +18,7 @@ import numpy as np
 
 from lab.recordings.lacks import Lack, Verdict, verdict_of
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, concat
-from lab.stats.columns import distinct
+from lab.stats.columns import distinct, per_distinct
 
 __all__ = [
     "GRAPH",
@@ -433,11 +433,8 @@ class Strings(dict[str, int]):
 
     def stripped(self, text_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) of the names without operator numbers and sizes, and the sequence numbers (n,), or -1."""
-        used, position = np.unique(text_ids, return_inverse=True)
-        pairs = [self._split(int(index)) for index in used]
-        names = np.array([name for name, _ in pairs], dtype=np.int32)
-        seqs = np.array([seq for _, seq in pairs], dtype=np.int64)
-        return names[position] if len(used) else names, seqs[position] if len(used) else seqs
+        names, seqs = per_distinct(text_ids, self._split, width=2).T
+        return names, seqs
 
     def _split(self, index: int) -> tuple[int, int]:
         if index < 0:

@@ -95,16 +95,7 @@ class Process:
         )
 
     def call(self, name: str, at: tuple[int, int], stack: int, category: str = "HIP_RUNTIME_API_EXT") -> None:
-        event = self.event(category, stack)
-        self.add(
-            "region",
-            pid=self.pid,
-            tid=self.pid,
-            start=at[0],
-            end=at[1],
-            name_id=self.string(name),
-            event_id=event,
-        )
+        self._region(name, at, self.event(category, stack))
 
     def mark(self, text: str, at: tuple[int, int], stack: int, name: str = "roctxThreadRangeA") -> None:
         event = self.event("MARKER_CORE_RANGE_API", stack, text)
@@ -113,16 +104,12 @@ class Process:
                 "track", pid=self.pid, tid=self.pid, name_id=self.string("MARKER_CORE_RANGE_API")
             )
             self.add("sample", track_id=track, timestamp=at[0], event_id=event)
-            return
-        self.add(
-            "region",
-            pid=self.pid,
-            tid=self.pid,
-            start=at[0],
-            end=at[1],
-            name_id=self.string(name),
-            event_id=event,
-        )
+        else:
+            self._region(name, at, event)
+
+    def _region(self, name: str, at: tuple[int, int], event: int) -> None:
+        row = {"pid": self.pid, "tid": self.pid, "start": at[0], "end": at[1], "event_id": event}
+        self.add("region", **row, name_id=self.string(name))
 
     def kernel(self, name: str, at: tuple[int, int], stack: int, **more: object) -> None:
         if name not in self._symbols:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
@@ -11,10 +9,10 @@ from lab.perfmodel.classes import CLASSES
 from lab.recordings.capture import GRAPH, MODULE, OP, Capture
 from lab.recordings.compiled import is_inductor, read_inductor
 from lab.recordings.gantt.bars import FAMILY_OF, UNKNOWN_DEVICE, Bars, Span, assemble
-from lab.recordings.graphs.frames import Frames, read_frames
+from lab.recordings.graphs.frames import read_frames
 from lab.recordings.projection import Projection
-from lab.recordings.tables import Table
 from lab.recordings.views import row_classes
+from lab.stats.columns import objects
 
 
 def sources_of(capture: Capture, operator: np.ndarray) -> np.ndarray:
@@ -23,36 +21,23 @@ def sources_of(capture: Capture, operator: np.ndarray) -> np.ndarray:
     The innermost line outside the framework that was running when the operator began, recorded with
     with_stack; else Inductor's generated file. Only torch.profiler records either.
     """
-    blank = np.full(len(operator), "", dtype=object)
     if capture.collector != "kineto" or not (operator >= 0).any():
-        return blank
+        return np.full(len(operator), "", dtype=object)
     used, position = np.unique(operator, return_inverse=True)
     ranges = capture.ranges.take(np.maximum(used, 0))
-    sources = np.full(len(used), "", dtype=object)
+    sources = [""] * len(used)
     if capture.meta.stacks:
-        sources = lines_of(read_frames(capture.source), ranges)
+        frames = read_frames(capture.source)
+        sources = frames.lines(ranges.pid, ranges.tid, ranges.start_ns, generated=False)
     if any(map(is_inductor, capture.strings)):
-        sources = np.where(sources == "", generated_files(capture.source, ranges.external_id), sources)
-    sources[used < 0] = ""
-    texts: np.ndarray = sources[position.reshape(-1)]
-    return texts
-
-
-def lines_of(frames: Frames, ranges: Table) -> np.ndarray:
-    """`model.py:12 forward` (n,) of what ran when each range (pid, tid, start_ns) began, "" for none."""
-    lines: np.ndarray = np.array(
-        [*frames.lines(ranges.pid, ranges.tid, ranges.start_ns, generated=False), ""], dtype=object
-    )[:-1]
-    return lines
-
-
-def generated_files(path: Path, external_id: np.ndarray) -> np.ndarray:
-    """`cabc...xyz.py` (n,) of the Inductor kernels of operators with these External ids, "" for others."""
-    kernels = read_inductor(path)
-    return np.array(
-        [f"{kernels[one].hash}.py" if one in kernels else "" for one in external_id.tolist()] + [""],
-        dtype=object,
-    )[:-1]
+        kernels = read_inductor(capture.source)
+        files = {number: f"{kernel.hash}.py" for number, kernel in kernels.items()}
+        numbers = ranges.external_id.tolist()
+        sources = [line or files.get(number, "") for line, number in zip(sources, numbers, strict=True)]
+    texts = objects(sources)
+    texts[used < 0] = ""
+    of_operators: np.ndarray = texts[position.reshape(-1)]
+    return of_operators
 
 
 def bars_of_capture(projection: Projection) -> Bars:

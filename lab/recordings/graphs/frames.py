@@ -130,4 +130,7 @@ def modules_of(trace: Capture) -> Frames:
 def read_frames(path: Path) -> Frames:
     """The Python calls of a Kineto file, times in absolute ns. Raises what `read_kineto` raises."""
     # The trace was read before, and its damage reported then.
-    return modules_of(read_kineto(path, salvage=True, frames=True))
+    trace = read_kineto(path, salvage=True, frames=True)
+    # An id that is a text is another number in every reading.
+    numbered = (trace.modules.pid >= -1) & (trace.modules.tid >= -1)
+    return Frames(trace.modules.where(numbered), trace.strings)

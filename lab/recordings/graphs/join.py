@@ -92,15 +92,12 @@ class Choice:
 
     def best(self, pattern: Pattern, sequences: Many[Sequence]) -> list[Fit]:
         """The fits that cannot be told apart, of the best rank."""
-        fits = [
-            candidate
-            for candidate in (self._try(pattern, candidate) for candidate in sequences)
-            if isinstance(candidate, Fit)
-        ]
-        best = min((candidate.rank for candidate in fits), default=None)
-        ties = [candidate for candidate in fits if candidate.rank == best]
+        tried = (self._try(pattern, sequence) for sequence in sequences)
+        fits = [result for result in tried if isinstance(result, Fit)]
+        best = min((match.rank for match in fits), default=None)
+        ties = [match for match in fits if match.rank == best]
         # A capture with modules also tells the layer, so it goes first.
-        return sorted(ties, key=lambda candidate: not any(candidate.sequence.modules))[:MAX_TIES]
+        return sorted(ties, key=lambda match: not any(match.sequence.modules))[:MAX_TIES]
 
     def of_batch(self, batch: int | None) -> list[Sequence]:
         """Captured graphs that a server may replay for a batch: of the smallest size that is large enough."""

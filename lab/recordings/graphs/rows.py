@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -177,28 +178,25 @@ class RowMaker:
     def by_own_names(self, pattern: Pattern) -> Rows:
         """Without a capture: the operator that launches kernels of this name elsewhere in the same run."""
         rows = no_rows(len(pattern))
-        name_of_word = self._own_names()
-        for index, word in enumerate(pattern.words.tolist()):
-            if name := name_of_word.get(word, 0):
-                rows.rule[index], rows.confidence[index] = NAME, CONFIDENCES.index("name")
-                rows.op_name[index] = name
+        rows.op_name[:] = [self._own_names.get(word, 0) for word in pattern.words.tolist()]
+        rows.rule[rows.op_name > 0] = NAME
+        rows.confidence[rows.op_name > 0] = CONFIDENCES.index("name")
         return rows
 
+    @cached_property
     def _own_names(self) -> dict[int, int]:
-        if not hasattr(self, "_names"):
-            names_of_word: dict[int, set[int]] = defaultdict(set)
-            for sequence in self.forwards:
-                if sequence.source == 0:
-                    names = self._texts(self.op_names(sequence, sequence.op))
-                    for word, name in zip(sequence.words.tolist(), names.tolist(), strict=True):
-                        names_of_word[word].add(name)
-            # Copies and fills are one word each, so their name points to no single operator.
-            self._names = {
-                word: next(iter(names))
-                for word, names in names_of_word.items()
-                if len(names) == 1 and word >= 0 and self.words.texts[word] not in (COPY, FILL)
-            }
-        return self._names
+        names_of_word: dict[int, set[int]] = defaultdict(set)
+        for sequence in self.forwards:
+            if sequence.source == 0:
+                names = self._texts(self.op_names(sequence, sequence.op))
+                for word, name in zip(sequence.words.tolist(), names.tolist(), strict=True):
+                    names_of_word[word].add(name)
+        # Copies and fills are one word each, so their name points to no single operator.
+        return {
+            word: next(iter(names))
+            for word, names in names_of_word.items()
+            if len(names) == 1 and word >= 0 and self.words.texts[word] not in (COPY, FILL)
+        }
 
     def op_names(self, sequence: Sequence, rows: np.ndarray) -> list[str]:
         capture = self.sources[sequence.source].capture

@@ -79,6 +79,11 @@ class _Class:
     def rows(self) -> int:
         return self.names.total()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether names that it shares mean the same graph: it has many rows, or was replayed again."""
+        return self.rows >= MANY or len(self.replays) > 1
+
 
 def windows_of(of: Capture) -> Windows:
     """The stream captures of a recording; those without any call are left out."""
@@ -292,11 +297,7 @@ def _may_be_left(replay_class: _Class, classes: list[_Class], idle: list[int]) -
     # A graph id tells two graphs apart without a guess.
     if replay_class.graph >= 0:
         return False
-    longer = [
-        kernel_class.rows
-        for kernel_class in classes
-        if _holds(kernel_class, replay_class) and _in_order(replay_class, kernel_class)
-    ]
+    longer = [one.rows for one in classes if _holds(one, replay_class) and _in_order(replay_class, one)]
     longer += [size for size in idle if size > replay_class.rows]
     return any(replay_class.rows >= LEAST_LEFT * size for size in longer)
 
@@ -322,12 +323,10 @@ def _missing(replay_class: _Class, classes: list[_Class], captured: np.ndarray) 
     # Equal replays may all have lost the same launch (FLUX.1: the last kernel of each).
     if len(replay_class.replays) > 1:
         return 0, None
-    larger = [longer for longer in classes if _same_graph(replay_class, longer)]
-    if not larger:
-        return 0, None
+    larger = (longer for longer in classes if _same_graph(replay_class, longer))
     # The smallest of the longer ones claims the least loss.
-    nearest = min(larger, key=lambda longer: longer.rows)
-    return nearest.rows - replay_class.rows, nearest
+    nearest = min(larger, key=lambda longer: longer.rows, default=None)
+    return (nearest.rows - replay_class.rows, nearest) if nearest else (0, None)
 
 
 def _perhaps_missing(replay_class: _Class, classes: list[_Class]) -> int:
@@ -335,19 +334,13 @@ def _perhaps_missing(replay_class: _Class, classes: list[_Class]) -> int:
     which is replayed again or has many rows; 0 if there is none."""
     if len(replay_class.replays) > 1:
         return 0
-    sizes_of_longer = [
-        longer.rows
-        for longer in classes
-        if _holds(longer, replay_class) and (len(longer.replays) > 1 or longer.rows >= MANY)
-    ]
-    return min(sizes_of_longer) - replay_class.rows if sizes_of_longer else 0
+    longer = [one.rows for one in classes if _holds(one, replay_class) and one.is_known]
+    return min(longer, default=replay_class.rows) - replay_class.rows
 
 
 def _holds(longer: _Class, shorter: _Class) -> bool:
     """Whether `longer` has all rows of `shorter` and more, and no number says that it is of another graph."""
-    if longer.rows <= shorter.rows or shorter.graph != longer.graph:
-        return False
-    return all(n <= longer.names[name] for name, n in shorter.names.items())
+    return longer.rows > shorter.rows and shorter.graph == longer.graph and shorter.names <= longer.names
 
 
 def _same_graph(shorter: _Class, longer: _Class) -> bool:
@@ -359,7 +352,7 @@ def _same_graph(shorter: _Class, longer: _Class) -> bool:
     if shorter.rows < LEAST_LEFT * longer.rows:
         return False
     if shorter.names.keys() == longer.names.keys():
-        return longer.rows >= MANY or len(longer.replays) > 1
+        return longer.is_known
     return longer.rows >= MANY and shorter.rows >= ALMOST_ALL * longer.rows
 
 
@@ -369,7 +362,7 @@ def _is_rest(shorter: _Class, longer: _Class) -> bool:
     more of its beginning or end, or a part of it with rows missing anywhere."""
     begins, ends = _stands_at(shorter, longer, "tail"), _stands_at(shorter, longer, "head")
     if ("tail" in shorter.edges and begins) or ("head" in shorter.edges and ends):
-        return longer.rows >= MANY or len(longer.replays) > 1
+        return longer.is_known
     if longer.rows < MANY or len(longer.replays) == 1:
         return False
     if begins or ends:
@@ -380,7 +373,7 @@ def _is_rest(shorter: _Class, longer: _Class) -> bool:
 def _in_order(shorter: _Class, longer: _Class) -> bool:
     """Whether each stream of `shorter` is that of `longer` with rows left out."""
     for stream, part in shorter.streams.items():
-        names = iter(longer.streams[stream].tolist()) if stream in longer.streams else iter(())
+        names = iter(longer.streams.get(stream, part[:0]).tolist())
         if not all(name in names for name in part.tolist()):
             return False
     return True
@@ -388,15 +381,16 @@ def _in_order(shorter: _Class, longer: _Class) -> bool:
 
 def _stands_at(shorter: _Class, longer: _Class, lost: Place) -> bool:
     """Whether each stream of `shorter` is that of `longer` without its tail, or without its head."""
-    for stream, part in shorter.streams.items():
-        names = longer.streams.get(stream)
-        if names is None or len(part) > len(names):
-            return False
-        if not np.array_equal(
-            part, names[: len(part)] if lost == "tail" else names[len(names) - len(part) :]
-        ):
-            return False
-    return True
+    return all(
+        stream in longer.streams and _is_cut(part, longer.streams[stream], lost)
+        for stream, part in shorter.streams.items()
+    )
+
+
+def _is_cut(part: np.ndarray, complete: np.ndarray, lost: Place) -> bool:
+    """Whether `part` (k,) is `complete` (m,) without its tail, or without its head."""
+    left = complete[: len(part)] if lost == "tail" else complete[max(len(complete) - len(part), 0) :]
+    return np.array_equal(part, left)
 
 
 def _place(of: Capture, replays: Replays, index: int, process: int, like: _Class | None) -> Place:
@@ -410,11 +404,8 @@ def _place(of: Capture, replays: Replays, index: int, process: int, like: _Class
 def place_of_loss(part: np.ndarray, complete: np.ndarray, edges: frozenset[Place]) -> Place:
     """The first and the last GPU work of a process may be cut by the window; anything else is a hole, and so
     is what is missing in the middle of such a replay."""
-    if "tail" in edges and np.array_equal(part, complete[: len(part)]):
-        return "tail"
-    if "head" in edges and np.array_equal(part, complete[len(complete) - len(part) :]):
-        return "head"
-    return "hole"
+    sides: tuple[Place, ...] = ("tail", "head")
+    return next((side for side in sides if side in edges and _is_cut(part, complete, side)), "hole")
 
 
 def _in_time(of: Capture, rows: np.ndarray) -> np.ndarray:

@@ -89,13 +89,11 @@ def _scrub(source: Path, target: Path) -> Scrubbed:
         copy = Path(folder) / "copy.sqlite"
         try:
             rows, strings = _copy(source, copy)
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             if "full" in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from error
             if "I/O" in str(error):  # SQLite does not name the file; the source has just been read
                 raise OSError(errno.EIO, f"{error}, or {source} cannot be read", str(target)) from error
-            raise BadDataError(f"SQLite cannot copy it: {error}", location=source) from error
-        except sqlite3.Error as error:
             raise BadDataError(f"SQLite cannot copy it: {error}", location=source) from error
         os.replace(copy, target)
     return Scrubbed(rows, strings, source.stat().st_size, target.stat().st_size)

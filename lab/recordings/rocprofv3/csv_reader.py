@@ -10,10 +10,10 @@ from __future__ import annotations
 import csv
 import gzip
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import Any
 
 import numpy as np
 
@@ -79,16 +79,24 @@ class _Rows:
         """Raises BadDataError without the columns `needed`, or for a row that does not fit the header."""
         if path is None:
             return _Rows(Path())
-        with _opened(path) as file:
-            try:
-                reader = csv.DictReader(file)
+        opened: Any = gzip.open if path.name.endswith(".gz") else open
+        try:
+            with opened(path, "rt", encoding="utf-8", newline="") as file:
+                reader, cells = csv.DictReader(file), []
                 if absent := [name for name in needed if name not in (reader.fieldnames or ())]:
-                    raise BadDataError(
-                        f"no column {', '.join(absent)}: not what rocprofv3 writes", location=path
-                    )
-                return _Rows(path, list(_checked(path, reader)))
-            except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
-                raise BadDataError(f"not a CSV of rocprofv3: {error}", location=path) from error
+                    problem = f"no column {', '.join(absent)}: not what rocprofv3 writes"
+                    raise BadDataError(problem, location=path)
+                for row in reader:
+                    if None in row or None in row.values():
+                        raise BadDataError(
+                            "a row has not as many fields as the header",
+                            location=f"{path}, line {reader.line_num}",
+                            fix="the file was cut off: record again, or remove its last line",
+                        )
+                    cells.append(row)
+        except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
+            raise BadDataError(f"not a CSV of rocprofv3: {error}", location=path) from error
+        return _Rows(path, cells)
 
     def texts(self, column: str) -> list[str]:
         return [row.get(column, "") for row in self.cells]
@@ -113,23 +121,6 @@ class _Rows:
             "process": np.zeros(len(self.cells), dtype=np.int32),
             "corr": self.numbers("Correlation_Id"),
         }
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.name.endswith(".gz"):
-        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8", newline=""))
-    return path.open(encoding="utf-8", newline="")
-
-
-def _checked(path: Path, reader: csv.DictReader[str]) -> Iterator[dict[str, str]]:
-    for row in reader:
-        if None in row or None in row.values():
-            raise BadDataError(
-                "a row has not as many fields as the header",
-                location=f"{path}, line {reader.line_num}",
-                fix="the file was cut off: record again, or remove its last line",
-            )
-        yield row
 
 
 def _devices(agents: _Rows, kernels: _Rows) -> dict[str, Device]:

@@ -18,7 +18,6 @@ from lab.stats.columns import per_distinct
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 PADDING = 16  # zero bytes behind the data, so that no read needs a check of its own
 _FEW = 48  # messages below which serial decoding is faster than lockstep
-_RAW_FROM = 64  # texts from which slices of bytes are faster than slices of the array
 
 
 class BadWire(ValueError):
@@ -33,7 +32,7 @@ class Fields(NamedTuple):
     """Fields (n,) of messages, in the order of the messages and within one as written.
 
     message is the index of the message; value the number (uint64 as int64), or of a field of bytes its
-    offset, whose end is `end`.
+    offset, whose end is `end`. Doubles, which no reader asks for, are 0.
     """
 
     message: np.ndarray
@@ -100,12 +99,8 @@ def _turn(
     is_bytes = kind == LENGTH
     simple = (kind == VARINT) | is_bytes
     fixed = (kind == FIXED64) | (kind == FIXED32)
+    behind[fixed] += np.where(kind[fixed] == FIXED64, 8, 4)
     value[simple], behind[simple] = _varints(data, np.minimum(behind[simple], len(data) - PADDING))
-    for width in (8, 4):
-        mask = kind == (FIXED64 if width == 8 else FIXED32)
-        if mask.any():
-            value[mask] = _fixed(data, np.minimum(behind[mask], len(data) - PADDING), width)
-            behind[mask] += width
     room = ends - behind
     bad = ~(simple | fixed) | (room < 0) | (number <= 0)
     bad |= is_bytes & ((value < 0) | (value > room))
@@ -131,13 +126,6 @@ def _varints(data: np.ndarray, offset: np.ndarray) -> tuple[np.ndarray, np.ndarr
     if len(unfinished):
         raise BadWire(int(offset[unfinished][0]))
     return value, behind
-
-
-def _fixed(data: np.ndarray, offset: np.ndarray, width: int) -> np.ndarray:
-    value = np.zeros(len(offset), dtype=np.int64)
-    for index in range(width):
-        value |= data[offset + index].astype(np.int64) << (8 * index)
-    return value
 
 
 def _serial(data: np.ndarray, message: int, offset: int, end: int) -> Fields:
@@ -170,8 +158,7 @@ def _items(data: bytes, offset: int) -> Iterator[tuple[int, int, int, bool]]:
                 if kind == LENGTH:
                     value, position = position, position + value
             elif kind in (FIXED64, FIXED32):
-                body, position = position, position + (8 if kind == FIXED64 else 4)
-                value = int.from_bytes(data[body:position], "little")
+                value, position = 0, position + (8 if kind == FIXED64 else 4)
             else:
                 raise BadWire(offset + begin)
             if position > end or tag < 8:
@@ -197,24 +184,16 @@ def _varint(data: bytes, offset: int) -> tuple[int, int]:
 
 def texts(data: np.ndarray, named: Fields, strings: Strings, length: int) -> np.ndarray:
     """The text id (length,) of each message from its fields `named`, -1 for none; the last field counts."""
-    raw = data.tobytes() if len(named.value) > _RAW_FROM else b""
+    raw = data.data
     cache: dict[bytes, int] = {}
     ids = np.full(length, -1, dtype=np.int64)
     rows = (column.tolist() for column in (named.message, named.value, named.end))
     for message, start, end in zip(*rows, strict=True):
-        text = raw[start:end] if raw else data[start:end].tobytes()
+        text = bytes(raw[start:end])
         if (text_id := cache.get(text)) is None:
             text_id = cache[text] = strings.id(text.decode("utf-8", "replace"))
         ids[message] = text_id
     return ids
-
-
-def text_of(data: np.ndarray, message: Fields, number: int) -> str:
-    """The text of a field of one message, "" where it is absent."""
-    part = message.of(number)
-    if not len(part.message):
-        return ""
-    return data[part.value[-1] : part.end[-1]].tobytes().decode("utf-8", "replace")
 
 
 MOST_BYTES = 2 << 30  # no protobuf message is larger
@@ -340,7 +319,7 @@ def _plane(data: np.ndarray, plane: Fields, strings: Strings) -> Plane:
     start_ps = rows.column(2, count, 0)
     base_ns = lines.column(3, num_lines, 0)[events.message]
     return Plane(
-        name=text_of(data, plane, 2),
+        name=(_listed(data, plane.of(2)) or ("",))[-1],
         lines=tuple(
             (number, strings.texts[name] if name >= 0 else "")
             for number, name in zip(lines.column(1, num_lines, 0).tolist(), line_names.tolist(), strict=True)

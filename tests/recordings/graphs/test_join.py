@@ -86,13 +86,6 @@ def test_eager_launches_beside_a_replay_keep_their_op(tmp_path):
     assert link_ops(trace).tolist() == [0] + [-1] * len(NAMES)
 
 
-def test_a_capture_in_the_same_file_serves(tmp_path):
-    events = Events()
-    capture_into(events, decoder())
-    replay_into(events, NAMES)
-    assert told(join(source(events.write(tmp_path / "one.json")))) == TRUTH
-
-
 @pytest.mark.parametrize("lost", [[4], [0], [17], list(range(5, 9)), [2, 3, 9, 14], list(range(1, 17, 2))])
 def test_lost_rows_never_give_another_row_a_wrong_layer(tmp_path, lost):
     kept = [index for index in range(len(NAMES)) if index not in lost]
@@ -297,12 +290,6 @@ def test_an_eager_run_with_other_grids_is_of_another_batch_and_refused(tmp_path)
 def unnamed(tmp_path, launches):
     """A CUDA capture: no kernel names."""
     return captured(tmp_path, launches, "cuda.json", named=False, api="cuda")
-
-
-def test_a_capture_without_names_pairs_by_number_and_says_so(tmp_path):
-    found = join(replayed(tmp_path, NAMES), [unnamed(tmp_path, decoder())])
-    assert told(found) == TRUTH
-    assert {CONFIDENCES[one] for one in found.rows.confidence} == {"count"}
 
 
 @pytest.mark.parametrize(

@@ -18,29 +18,14 @@ def write(path, events):
     return path
 
 
-def launch(corr, ts, *, pid, row, took=10, device=0):
+def launch(corr, ts, *, pid, row):
+    """A call of process `pid`, and its kernel of 10 us in this row of the file."""
     args = {"correlation": corr}
+    call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": pid, "tid": pid, "ts": ts, "dur": 2}
+    kernel = {"cat": "kernel", "name": f"k{pid}", "pid": row, "tid": 7, "ts": ts + 5, "dur": 10}
     return [
-        {
-            "ph": "X",
-            "cat": "cuda_runtime",
-            "name": "cudaLaunchKernel",
-            "pid": pid,
-            "tid": pid,
-            "ts": ts,
-            "dur": 2,
-            "args": args,
-        },
-        {
-            "ph": "X",
-            "cat": "kernel",
-            "name": f"k{pid}",
-            "pid": row,
-            "tid": 7,
-            "ts": ts + 5,
-            "dur": took,
-            "args": {**args, "device": device, "stream": 7},
-        },
+        {"ph": "X", **call, "args": args},
+        {"ph": "X", **kernel, "args": args | {"device": 0, "stream": 7}},
     ]
 
 

@@ -1,4 +1,4 @@
-"""Captures made by hand, row by row."""
+"""Captures made by hand, row by row, and what tests ask of their projections."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lab.recordings.capture import (
     Capture,
     filled,
 )
+from lab.recordings.projection import RULES
 from lab.recordings.tables import KERNEL
 
 
@@ -54,3 +55,20 @@ def made(ranges=(), calls=(), ops=()):
 
 def _table(schema, rows):
     return filled(schema, len(rows), {name: [row.get(name, -1) for row in rows] for name in schema})
+
+
+def rules(projection):
+    return [RULES[rule] for rule in projection.ops.rule.tolist()]
+
+
+def paths(projection):
+    return ["/".join(projection.path(path)) for path in projection.ops.path.tolist()]
+
+
+def sums(projection):
+    """path -> (kernels, kernel ns) of everything below it."""
+    tree = projection.tree
+    return {
+        "/".join(projection.path(i)): (int(tree.num_kernels[i]), int(tree.kernel_ns[i]))
+        for i in range(len(tree))
+    }

@@ -9,8 +9,7 @@ import pytest
 
 from lab.recordings.capture import GRAPH
 from lab.recordings.projection import project
-from tests.recordings.projection.figures import paths, rules
-from tests.recordings.projection.made import call, kernel, made, named
+from tests.recordings.projection.made import call, kernel, made, named, paths, rules
 
 
 def test_an_operation_finds_the_call_of_its_process_and_number_or_none():

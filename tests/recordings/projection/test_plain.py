@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.recordings.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, Capture, filled
 from lab.recordings.projection import project
-from tests.recordings.projection.figures import rules
+from tests.recordings.projection.made import call, kernel, made, named, rules
 from tests.recordings.projection.plain import plain_members
 
 
 def capture_of(ranges, calls, ops):
     """A capture of ranges (start, end, pid, tid, name), calls (..., corr) and ops (start, end, pid, corr)."""
-    strings = [*sorted({row[4] for row in ranges}), "k"]
-    tables = []
-    for schema, rows, names in (
-        (OPS_COLUMNS, ops, ("start_ns", "end_ns", "pid", "corr")),
-        (API_COLUMNS, calls, ("start_ns", "end_ns", "pid", "tid", "corr")),
-        (RANGE_COLUMNS, ranges, ("start_ns", "end_ns", "pid", "tid", "name_id")),
-    ):
-        values = [[strings.index(v) if isinstance(v, str) else v for v in row] for row in rows]
-        columns = np.array(values, dtype=np.int64).reshape(len(rows), len(names)).T
-        if "corr" in names:
-            columns[names.index("corr")] += 1  # recorders write 0 for none
-        fixed = {"kind": np.zeros(len(rows))} | ({"text_id": columns[4]} if schema is RANGE_COLUMNS else {})
-        tables.append(filled(schema, len(rows), dict(zip(names, columns, strict=True)) | fixed))
-    return Capture(
-        source=None,
-        collector="nsys",
-        ops=tables[0],
-        api=tables[1],
-        ranges=tables[2],
-        strings=strings,
+    return made(
+        [named(name, start, end, pid=pid, tid=tid) for start, end, pid, tid, name in ranges],
+        [call(corr, start, end, pid=pid, tid=tid) for start, end, pid, tid, corr in calls],
+        [kernel(corr, start, end, pid=pid) for start, end, pid, corr in ops],
     )
 
 
@@ -101,8 +83,8 @@ def test_ranges_that_cross_in_any_way_count_as_in_the_plain_twin(rows, calls):
     # A call of 0 ns at the instant where one range ends and the next begins has no defined owner.
     ends = {(end, *thread) for _, end, *thread, _ in ranges}
     calls = [(start, dur, thread) for start, dur, thread in calls if dur or (start, *thread) not in ends]
-    made = [(start, start + dur, *thread, i) for i, (start, dur, thread) in enumerate(calls)]
-    capture = capture_of(ranges, made, [(i, i + 5, row[2], row[4]) for i, row in enumerate(made)])
+    timed = [(start, start + dur, *thread, i) for i, (start, dur, thread) in enumerate(calls)]
+    capture = capture_of(ranges, timed, [(i, i + 5, row[2], row[4]) for i, row in enumerate(timed)])
     check_sums(project(capture, "nsys"), plain_members(capture, across=False)[0])
 
 

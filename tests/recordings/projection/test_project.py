@@ -10,7 +10,7 @@ import pytest
 
 from lab.recordings.load import load_capture
 from lab.recordings.projection import RULES, project
-from tests.recordings.projection.figures import paths, rules, sums
+from tests.recordings.projection.made import paths, rules, sums
 from tests.recordings.projection.test_plain import capture_of
 from tests.recordings.sqlgen import PREFIX, Export, training_step
 

@@ -7,8 +7,7 @@ import pytest
 
 from lab.recordings.capture import MEMCPY, OP, START_END
 from lab.recordings.projection import RULES, project
-from tests.recordings.projection.figures import paths, rules
-from tests.recordings.projection.made import call, kernel, made, named
+from tests.recordings.projection.made import call, kernel, made, named, paths, rules
 
 LAUNCH = [call(1, 50, 60, tid=2)], [kernel(1)]
 
