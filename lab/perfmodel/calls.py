@@ -41,13 +41,10 @@ def op_table() -> Mapping[str, Op]:
     return table
 
 
-_UNKNOWN = Op("", "", {})
-
-
 def op_of(name: str) -> Op:
     """What is known of an op; of one that works in place (`aten::mul_`) what is known of the plain one."""
     table = op_table()
-    return table.get(name) or table.get(name.rstrip("_"), _UNKNOWN)
+    return table.get(name) or table.get(name.rstrip("_")) or Op("", "", {})
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,8 @@ def experts_work(call: OpCall) -> Work | None:
     pairs = count(ids)
     flops = 2 * pairs * (count(w1[1:]) + count(w2[1:]))
     used = min(w1[0], pairs) / w1[0] if w1[0] else 0.0
-    num_bytes = used * (count(w1) + count(w2)) * call.element_bytes(1) + 2 * count(
-        hidden
-    ) * call.element_bytes(0)
+    num_bytes = used * (count(w1) + count(w2)) * call.element_bytes(1)
+    num_bytes += 2 * count(hidden) * call.element_bytes(0)
     params = {"T": hidden[0], "H": hidden[-1], "E": w1[0], "I": w2[-1], "top_k": ids[-1]}
     return Work("MoE", params, flops, num_bytes, "matrix", call.dtype(1)) if call.element_bytes(1) else None
 

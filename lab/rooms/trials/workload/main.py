@@ -95,11 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lab.rooms.trials.workload")
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--cell", required=True)
-    parser.add_argument("--trial", required=True, type=int)
-    parser.add_argument("--order", required=True, type=int)
-    parser.add_argument("--out", required=True, type=Path)
+    for name, kind in {"config": Path, "cell": str, "trial": int, "order": int, "out": Path}.items():
+        parser.add_argument(f"--{name}", required=True, type=kind)
     parser.add_argument("--cwd", help="where the command runs [default: here]")
     return parser.parse_args(argv)
 
