@@ -17,7 +17,7 @@ import msgspec
 import lab
 from lab.errors import BadDataError, ConfigError, EngineError, MissingError, UsageError
 from lab.images.docker_cli import advice_on, output_of, stream
-from lab.images.names import registry_of
+from lab.images.spec import registry_of
 from lab.images.targets import Target
 from lab.images.tree import Say
 

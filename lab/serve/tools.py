@@ -16,8 +16,7 @@ from lab.serve.jobs import Jobs, Task
 from lab.serve.live import activity
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import ask
-from lab.serve.web.differences import changed, clocks_of
-from lab.serve.web.figures import figure_lines
+from lab.serve.web.differences import changed, clocks_of, figure_lines
 from lab.serve.web.files import file_lines
 from lab.serve.web.listing import fact_of, fits
 

@@ -162,8 +162,8 @@ class Ill:
         patch.setenv("LAB_SYS_ROOT", f"{folder}/sys")
         patch.setenv("LAB_DEV_ROOT", f"{folder}/dev")
         patch.setenv("XDG_RUNTIME_DIR", f"{folder}/run")
-        patch.setattr("lab.images.endpoint.SOCKET", f"unix://{folder}/docker.sock")
-        patch.setattr("lab.images.endpoint.PODMAN_SOCKET", f"unix://{folder}/none.sock")
+        patch.setattr("lab.images.docker_cli.SOCKET", f"unix://{folder}/docker.sock")
+        patch.setattr("lab.images.docker_cli.PODMAN_SOCKET", f"unix://{folder}/none.sock")
         patch.setattr("lab.gpus.nvidia.CONTAINER_MARKS", ())
         self.user(1234)
 

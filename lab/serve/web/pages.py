@@ -28,8 +28,7 @@ from lab.serve.live import GOING, activity, live_tail, may_go_on
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import SAVED, ask, infos
 from lab.serve.walk import by_step, folders_of_several, of_ranks
-from lab.serve.web.differences import changed, clocks_of, fields_of, previous_run
-from lab.serve.web.figures import figure_lines
+from lab.serve.web.differences import changed, clocks_of, fields_of, figure_lines, previous_run
 from lab.serve.web.files import file_lines, media_type, verified
 from lab.serve.web.guard import Guard
 from lab.serve.web.listing import GROUPS, SORTS, Facts, fact_of, link_of, listing, wish_of

@@ -31,7 +31,7 @@ from lab.engines.docker.client import ask, connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.errors import Context
 from lab.engines.docker.leftovers import Leftover, leftovers
-from lab.images.endpoint import endpoint_of
+from lab.images.docker_cli import endpoint_of
 from lab.images.spec import Devices, Image, MountRule
 from tests.conftest import ROOT
 from tests.core.test_manifest import a_manifest

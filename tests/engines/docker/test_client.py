@@ -25,7 +25,7 @@ from lab.engines.docker.refusals import allowed
 from lab.errors import EngineError, GpuError
 from lab.images import spec as images
 from lab.images.container import HostContext, container_spec
-from lab.images.endpoint import endpoint_of
+from lab.images.docker_cli import endpoint_of
 from tests.core.test_manifest import a_run
 
 

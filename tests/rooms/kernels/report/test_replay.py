@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from lab.rooms.kernels.replay.proof.result import OP_ONLY, Coverage, ForwardClosure, Row
-from lab.rooms.kernels.replay.proof.result import Result as ReplayResult
+from lab.rooms.kernels.replay.proof.rows import OP_ONLY, Coverage, ForwardClosure, Row
+from lab.rooms.kernels.replay.proof.rows import Result as ReplayResult
 from lab.rooms.kernels.report.sections import replay_section
 
 
