@@ -30,8 +30,7 @@ from lab.images.docker_cli import (
     stream,
     with_buildkit,
 )
-from lab.images.targets import Target, targets
-from lab.images.tree import ROOT, Say, build_lock, check_tree, file_hash
+from lab.images.targets import ROOT, Say, Target, build_lock, check_tree, file_hash, targets
 from lab.images.wheel import Wheel, fill_wheelhouse, make_wheel
 
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from lab.errors import EngineError
-from lab.images.tree import Say
+from lab.images.targets import Say
 
 SOCKET = "unix:///var/run/docker.sock"
 PODMAN_SOCKET = "unix:///run/podman/podman.sock"

@@ -17,8 +17,7 @@ import msgspec
 from lab.core.files import make_folder, write_atomic
 from lab.errors import MissingError, writing
 from lab.images.docker_cli import stream
-from lab.images.targets import Target
-from lab.images.tree import BUILD, Say, file_hash
+from lab.images.targets import BUILD, Say, Target, file_hash
 
 DIST = BUILD / "dist"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")

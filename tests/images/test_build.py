@@ -18,8 +18,7 @@ from lab.images import check as imagecheck
 from lab.images import spec as images
 from lab.images.build import build, build_argv, build_error, plan
 from lab.images.docker_cli import Builder
-from lab.images.targets import targets
-from lab.images.tree import file_hash
+from lab.images.targets import file_hash, targets
 from lab.images.wheel import WHEELHOUSE, Wheel
 from tests.built import REPOSITORY, TESTS, images_folder, own_image_names
 from tests.command import lab
