@@ -52,6 +52,11 @@ def test_an_engine_that_hangs_is_given_up(tmp_path, monkeypatch):
     deaf.close()
 
 
+def test_a_remote_engine_is_not_used(tmp_path):
+    (row,) = check_engine({"DOCKER_HOST": "tcp://10.0.0.1:2375"}, [])
+    assert row.state == "warn" and "not the socket of an engine of this machine" in row.detail
+
+
 def test_without_a_socket_there_is_no_engine(tmp_path):
     (row,) = check_engine({"DOCKER_HOST": f"unix://{tmp_path}/none"}, [GPU])
     assert row.state == "-"
