@@ -1,6 +1,6 @@
 """Index the runs below a folder: read once, kept in a cache, read again only where files changed.
 
-Which of them are going on is told, and their last lines are shown, without touching any lock.
+Tells which of them are going on and shows their last lines, without touching any lock.
 """
 
 from __future__ import annotations
