@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ pytest.importorskip("playwright", reason="needs playwright")
 from tests.serve.made import write_run
 from tests.serve.web.browser import served, visited
 from tests.serve.web.test_journeys import launches
+from tests.wire import Wire
 
 pytestmark = pytest.mark.browser
 REBOUND = "--host-resolver-rules=MAP evil.test 127.0.0.1"
@@ -24,29 +24,11 @@ REBOUND = "--host-resolver-rules=MAP evil.test 127.0.0.1"
 @contextlib.contextmanager
 def forwarded(path: Path) -> Iterator[int]:
     """A port of 127.0.0.1 whose connections go to the socket at `path`."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def copy(one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(65536):
-                other.sendall(data)
-        with contextlib.suppress(OSError):
-            other.shutdown(socket.SHUT_WR)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = listener.accept()
-                far = socket.socket(socket.AF_UNIX)
-                far.connect(str(path))
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=copy, args=pair, daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
+    wire = Wire(socket.create_server(("127.0.0.1", 0)), str(path))
     try:
-        yield listener.getsockname()[1]
+        yield wire.server.getsockname()[1]
     finally:
-        listener.close()
+        wire.cut()
 
 
 def test_two_sockets_are_read_side_by_side_and_rebound_names_are_refused(tmp_path):
