@@ -1,10 +1,12 @@
-"""A way to a Unix socket that a test can cut."""
+"""Unix sockets that nobody serves or answers at, and a way to one that a test can cut."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 
 class Wire:
@@ -39,3 +41,18 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
+
+
+def dead_socket(path: Path) -> None:
+    """The socket of a server that has died."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(str(path))
+
+
+@contextlib.contextmanager
+def deaf_socket(path: Path) -> Iterator[None]:
+    """A socket at which connections are taken and never answered."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(str(path))
+        server.listen()
+        yield
