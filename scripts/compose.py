@@ -18,7 +18,7 @@ from lab.core.step import Step
 from lab.images import spec as images
 from lab.images.container import ContainerSpec, HostContext, container_spec
 from lab.images.spec import Image
-from lab.images.tree import ROOT
+from lab.images.targets import ROOT
 
 FILE = ROOT / "compose/compose.yaml"
 HEADER = """\

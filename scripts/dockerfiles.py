@@ -17,8 +17,7 @@ from pathlib import Path
 
 from lab.core.files import write_atomic
 from lab.errors import ConfigError
-from lab.images.targets import Target, targets
-from lab.images.tree import ROOT
+from lab.images.targets import ROOT, Target, targets
 
 SECTION = re.compile(r"^# shared: (\S+)\n(.*?)^# end of \1\n", re.MULTILINE | re.DOTALL)
 NETWORK = """\

@@ -25,14 +25,11 @@ from lab.core.gpu import Gpu
 from lab.core.options import Options
 from lab.errors import EngineError, GpuError, LabError, UsageError
 from lab.images import spec as images
-from lab.images.arguments import LOCK_HASH, PIP_VARIABLES, PROVENANCE, shared_provenance
-from lab.images.builders import base_python, find_builder
-from lab.images.docker_cli import docker_programs
-from lab.images.names import repository_of
-from lab.images.targets import Target, refuse_unknown, targets
-from lab.images.tree import ROOT, Say, build_lock, check_tree, file_hash
-from lab.images.wheel import make_wheel
-from lab.images.wheelhouse import fill_wheelhouse
+from lab.images.build import LOCK_HASH, PIP_VARIABLES, PROVENANCE, shared_provenance
+from lab.images.docker_cli import base_python, docker_programs, find_builder
+from lab.images.spec import repository_of
+from lab.images.targets import ROOT, Say, Target, build_lock, check_tree, file_hash, refuse_unknown, targets
+from lab.images.wheel import fill_wheelhouse, make_wheel
 
 BAKE_FILE = ROOT / "docker-bake.json"
 REGISTRY_TIMEOUT_S = 120

@@ -20,7 +20,7 @@ from lab.core.files import write_atomic
 from lab.images import build as imagebuild
 from lab.images.build import Built
 from lab.images.compare import TEST_LABEL
-from lab.images.tree import ROOT
+from lab.images.targets import ROOT
 
 BASE = "local/debian-python:bookworm"
 FOLDER = ROOT / "build/test-images"

@@ -40,18 +40,8 @@ def test_a_table_has_a_line_per_figure_and_no_empty_column():
     row = Row("a | b", "56 MB", "1.00 CPU s", 99.6, 0.5, 0.009, "peer 2 CPU s", 2.0, *at_least(2.0, 3))
     measured_on, _, header, _, line = table_of([row], "today").splitlines()
     assert measured_on == "Measured today:" and cells_of(header) == list(COLUMNS)
-    cells = [
-        "a \\| b",
-        "56 MB",
-        "1.00 CPU s",
-        "0.50",
-        "9.00",
-        "100",
-        "peer 2 CPU s",
-        "2.00x",
-        "≥ 3x: **missed**",
-    ]
-    assert cells_of(line) == cells
+    assert cells_of(line)[:6] == ["a \\| b", "56 MB", "1.00 CPU s", "0.50", "9.00", "100"]
+    assert cells_of(line)[6:] == ["peer 2 CPU s", "2.00x", "≥ 3x: **missed**"]
     _, _, header, _, *lines = table_of([Row("a", cost="1 s"), Row("b", "2 MB", "2 s")], "today").splitlines()
     assert cells_of(header) == ["what", "size", "cost"] and cells_of(lines[0]) == ["a", "", "1 s"]
 

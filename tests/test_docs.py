@@ -27,27 +27,27 @@ FOLDERS = "bench|compose|docker|docs|images|lab|scripts|tests"
 _ENDS = ("--", "|", ">", "<", "&&", "...", "#", ";")
 
 
-def prose(page: Path) -> str:
-    return page.read_text()
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
 
 
 def code(text: str) -> list[str]:
     """Lines of code blocks, and inline code."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
-    rest = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-    return [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", rest)
+    inline = re.findall(r"`([^`\n]+)`", without_blocks(text))
+    return [line for block in blocks for line in block.splitlines()] + inline
 
 
 def anchors(page: Path) -> set[str]:
     """As the code host makes them from headings."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", prose(page), flags=re.M | re.S), re.M)
+    headings = re.findall(r"^#+ (.+)$", without_blocks(page.read_text()), re.M)
     return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_link_leads_to_a_file_and_its_anchor_to_a_heading(page):
     dead = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in target:
             continue
         name, _, anchor = target.partition("#")
@@ -60,7 +60,7 @@ def test_every_link_leads_to_a_file_and_its_anchor_to_a_heading(page):
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_path_of_the_project_is_there(page):
     gone = []
-    for span in code(prose(page)):
+    for span in code(page.read_text()):
         for word in re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*", span):
             path = word.rstrip("./")
             if path in MADE or re.search(r"\b[A-Z]+\b", path.removesuffix("README.md")):
@@ -72,7 +72,7 @@ def test_every_path_of_the_project_is_there(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_no_sentence_touches_a_table_whose_row_it_would_become(page):
-    lines = re.sub(r"^```.*?^```", "", prose(page), flags=re.M | re.S).splitlines()
+    lines = without_blocks(page.read_text()).splitlines()
     pairs = pairwise(lines)
     assert [
         after for row, after in pairs if row.startswith("|") and after and not after.startswith("|")
@@ -86,10 +86,10 @@ def test_every_page_can_be_reached_from_the_readme():
         if page in seen:
             continue
         seen.add(page)
-        links = re.findall(r"\]\(([^)\s#]+\.md)[^)]*\)", prose(page))
+        links = re.findall(r"\]\(([^)\s#]+\.md)[^)]*\)", page.read_text())
         todo += [there for link in links if (there := (page.parent / link).resolve()).exists()]
     assert {page for page in PAGES if page.parent.name == "docs"} <= seen
-    index = set(re.findall(r"\]\(docs/([\w.-]+)\)", prose(ROOT / "README.md")))
+    index = set(re.findall(r"\]\(docs/([\w.-]+)\)", (ROOT / "README.md").read_text()))
     assert {page.name for page in ROOT.glob("docs/*.md")} <= index, "the README is the index of docs/"
 
 
@@ -130,7 +130,7 @@ PLACE = re.compile(r"[A-Z]+")  # to be filled in
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "commands.md"], ids=str)
 def test_every_command_and_option_of_lab_is_there(page):
-    lines = [line.strip() for span in code(prose(page)) for line in re.split(r"\s{2,}(?=lab )", span)]
+    lines = [line.strip() for span in code(page.read_text()) for line in re.split(r"\s{2,}(?=lab )", span)]
     assert [found for line in lines if re.match(r"lab [a-z-]", line) and (found := problem(line))] == []
 
 
@@ -140,7 +140,7 @@ def test_every_target_of_make_is_there():
     named = {
         (page.name, word)
         for page in PAGES
-        for span in code(prose(page))
+        for span in code(page.read_text())
         for word in re.findall(r"(?<![\w-])make ([a-z][\w-]*)", span)
     }
     assert {one for one in named if one[1] not in targets | set(phony)} == set()
@@ -176,7 +176,7 @@ def test_the_docs_stay_short():
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_a_paragraph_has_at_most_100_words(page):
-    text = re.sub(r"^```.*?^```", "", prose(page), flags=re.M | re.S)
+    text = without_blocks(page.read_text())
     blocks = re.split(r"\n\s*\n|\n(?=[-|#>] ?|\d+\. )", text)
     assert [block[:60] for block in blocks if not block.startswith("|") and len(block.split()) > 100] == []
 

@@ -195,25 +195,16 @@ def workflow(tmp_path, monkeypatch):
     tree, programs = tmp_path / "tree", tmp_path / "programs"
     for folder in (tree / ".venv/bin", tree / "scripts", programs):
         folder.mkdir(parents=True)
-    places = [
-        programs / name for name in ("make", "lab", "gh", "docker", "python3.10", "python3.11", "python3.12")
-    ]
-    places += [
-        tree / ".venv/bin/python",
-        *(tree / f"scripts/{name}.sh" for name in ("base-image", "podman-user")),
-    ]
-    places += [tree / "scripts/images-here.sh"]
+    names = ("make", "lab", "gh", "docker", "python3.10", "python3.11", "python3.12")
+    places = [programs / name for name in names]
+    scripts = ("base-image", "podman-user", "images-here")
+    places += [tree / ".venv/bin/python", *(tree / f"scripts/{name}.sh" for name in scripts)]
     for place in places:
         place.write_text(PROGRAM)
         place.chmod(0o755)
     called = tmp_path / "called"
-    env = {
-        **os.environ,
-        "PATH": f"{programs}:/usr/bin:/bin",
-        "CALLED": str(called),
-        "PROGRAMS": str(programs),
-    }
-    env["RELEASED"] = str(tmp_path / "images.json")
+    paths = {"CALLED": called, "PROGRAMS": programs, "RELEASED": tmp_path / "images.json"}
+    env = {**os.environ, "PATH": f"{programs}:/usr/bin:/bin", **{name: str(paths[name]) for name in paths}}
 
     def run(*words):
         called.write_text("")
@@ -224,34 +215,31 @@ def workflow(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(
-    "job, calls",
-    [
-        ("lint", ["make lint"]),
-        ("test", ["make test PYTEST=-n 4 --dist loadfile -m 'not docker'"]),
-        ("smoke", ["make test PYTEST=-n 4 --dist loadfile -m 'not torch and not docker'"]),
-        ("engine", ["make test PYTEST=-n 2 --dist loadfile -m docker"]),
-        ("docs", ["make site"]),
-        ("audit", ["python -m pip install --quiet pip-audit", "python scripts/audit.py"]),
-        (
-            "image",
-            [
-                "python -m pip install --quiet -e .[host]",
-                "python scripts/images.py prepare cpu --resolve-base",
-                "images-here.sh cpu",
-                "lab images check cpu",
-                "wheel a=b",
-                "lab images smoke cpu --stand-in",
-            ],
-        ),
+CALLS_OF = {
+    "lint": ["make lint"],
+    "test": ["make test PYTEST=-n 4 --dist loadfile -m 'not docker'"],
+    "smoke": ["make test PYTEST=-n 4 --dist loadfile -m 'not torch and not docker'"],
+    "engine": ["make test PYTEST=-n 2 --dist loadfile -m docker"],
+    "docs": ["make site"],
+    "audit": ["python -m pip install --quiet pip-audit", "python scripts/audit.py"],
+    "image": [
+        "python -m pip install --quiet -e .[host]",
+        "python scripts/images.py prepare cpu --resolve-base",
+        "images-here.sh cpu",
+        "lab images check cpu",
+        "wheel a=b",
+        "lab images smoke cpu --stand-in",
     ],
-)
-def test_a_job_runs_its_steps_to_the_end(workflow, job, calls):
+}
+
+
+@pytest.mark.parametrize("job", CALLS_OF)
+def test_a_job_runs_its_steps_to_the_end(workflow, job):
     """What a step puts into GITHUB_ENV reaches the later ones; root's own steps need root."""
     code, called, text = workflow(job)
     assert code == 0 and f"✓ {job}" in text, text
     of_root = ("base-image.sh", "podman-user.sh", "python -m pytest")
-    assert [call for call in called if not call.startswith(of_root)] == calls
+    assert [call for call in called if not call.startswith(of_root)] == CALLS_OF[job]
     asked = {one for one in of_root if any(call.startswith(one) for call in called)}
     assert asked == (set(of_root) if job == "engine" and os.getuid() == 0 else set())
 

@@ -22,12 +22,10 @@ from lab.images import acquire
 from lab.images import build as imagebuild
 from lab.images import smoke as imagesmoke
 from lab.images.acquire import Way
-from lab.images.docker_cli import ANSWER_S, engine_cli, id_of, listed
-from lab.images.endpoint import endpoint_of
+from lab.images.docker_cli import ANSWER_S, endpoint_of, engine_cli, id_of, listed
 from lab.images.preflight import fitting_images, suits
 from lab.images.spec import load
-from lab.images.targets import Target, targets
-from lab.images.tree import ROOT, is_tree
+from lab.images.targets import ROOT, Target, is_tree, targets
 from lab.terminal.console import Console
 from lab.terminal.options import quiet
 

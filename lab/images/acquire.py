@@ -17,9 +17,8 @@ import msgspec
 import lab
 from lab.errors import BadDataError, ConfigError, EngineError, MissingError, UsageError
 from lab.images.docker_cli import advice_on, output_of, stream
-from lab.images.names import registry_of
-from lab.images.targets import Target
-from lab.images.tree import Say
+from lab.images.spec import registry_of
+from lab.images.targets import Say, Target
 
 REGISTRY = "LAB_REGISTRY"
 BY_DIGEST = re.compile(r"[a-z0-9](?!.*//)[a-z0-9._:/-]*@sha256:[0-9a-f]{64}")

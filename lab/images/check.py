@@ -17,9 +17,8 @@ from lab.errors import EngineError, LabError
 from lab.images import spec as images
 from lab.images.compare import differences, lab_difference
 from lab.images.docker_cli import engine_cli, id_of, listed
-from lab.images.names import LOCAL, registry_of
-from lab.images.probe import Contents, probe_argv, tools_of
-from lab.images.saved_checks import save_check
+from lab.images.probe import Contents, probe_argv, save_check, tools_of
+from lab.images.spec import LOCAL, registry_of
 from lab.images.targets import Target, refuse_unknown, targets_of
 
 State = Literal["ok", "failed", "skipped"]

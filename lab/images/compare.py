@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from lab.core.manifest import Lab
 from lab.images.probe import Contents
 from lab.images.spec import Image
-from lab.images.targets import Target
-from lab.images.tree import ROOT, is_tree
+from lab.images.targets import ROOT, Target, is_tree
 
 TEST_LABEL, WHEEL_LABEL = "lab.test", "lab.wheel.sha256"
 

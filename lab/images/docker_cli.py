@@ -1,7 +1,12 @@
-"""The docker program, called as a user would: the SDK cannot do what these Dockerfiles ask of a build."""
+"""The docker program, called as a user would: the SDK cannot do what these Dockerfiles ask of a build.
+
+Where the engine is that builds, tries and runs images; its programs; and the ways to reach BuildKit.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -9,13 +14,60 @@ import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from lab.errors import EngineError
-from lab.images.endpoint import endpoint_of
-from lab.images.tree import Say
+from lab.images.targets import Say
+
+SOCKET = "unix:///var/run/docker.sock"
+PODMAN_SOCKET = "unix:///run/podman/podman.sock"
+
+
+def endpoint_of(env: Mapping[str, str]) -> str:
+    """$DOCKER_HOST, else the context of Docker's program, else the first socket that this user may use: the
+    system's Docker, the user's own Docker or podman, the system's podman. Without any, the first."""
+    named = env.get("DOCKER_HOST", "")
+    if named not in ("", "unix://"):  # as Docker's own client reads the second
+        return named
+    if context := _of_context(env):
+        return context
+    runtime_folder = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    usual = (
+        SOCKET,
+        f"unix://{runtime_folder}/docker.sock",
+        f"unix://{runtime_folder}/podman/podman.sock",
+        PODMAN_SOCKET,
+    )
+    return next(
+        (socket for socket in usual if os.access(socket.removeprefix("unix://"), os.R_OK | os.W_OK)), SOCKET
+    )
+
+
+def _of_context(env: Mapping[str, str]) -> str | None:
+    """The endpoint of $DOCKER_CONTEXT or of `docker context use`; None for the default one.
+
+    A context that is not here is an endpoint, too: no engine answers there, and the error names it.
+    """
+    folder = Path(env.get("DOCKER_CONFIG") or Path(env.get("HOME") or "/nonexistent") / ".docker")
+    name = env.get("DOCKER_CONTEXT") or _json(folder / "config.json").get("currentContext")
+    if not name or name == "default":
+        return None
+    path = folder / "contexts/meta" / hashlib.sha256(str(name).encode()).hexdigest() / "meta.json"
+    try:
+        return str(json.loads(path.read_bytes())["Endpoints"]["docker"]["Host"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return f"context://{name}"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
 
 NOISE = re.compile(r"#\d+ sha256:[0-9a-f]{64}$")  # BuildKit of Docker 20.10 prints one for each of its steps
 TAIL_LINES = 200
@@ -122,3 +174,85 @@ def stream(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, say: Say) 
             process.terminate()  # the engine cancels a build whose client has gone
             raise
     return process.returncode, list(tail)
+
+
+class Builder(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to reach BuildKit: the start of the command line, and what the environment needs."""
+
+    docker: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+
+
+def find_builder() -> Builder:
+    """The first builder that passes a probe: buildx, then the BuildKit inside each docker program on PATH.
+
+    A newer docker without buildx cannot build with BuildKit where an older one beside it can. It builds on
+    the engine that runs use, whichever context Docker's program has.
+    """
+    programs, env = docker_programs(), engine_env()
+    if not programs:
+        raise EngineError(
+            "no docker program on PATH",
+            fix="install Docker (with buildx), or docker.io of Debian 12",
+        )
+    candidates = [
+        Builder(docker=docker, argv=(docker, "buildx", "build", "--load"), env=env) for docker in programs
+    ]
+    candidates += [with_buildkit(docker) for docker in programs]
+    problems = []
+    for builder in candidates:
+        problem = _probe(builder)
+        if problem is None:
+            return builder
+        problems.append(f"  {' '.join(builder.argv)}: {problem}")
+    down = any("connect to the Docker daemon" in problem for problem in problems)
+    raise EngineError(
+        "no builder on this machine can build images:\n" + "\n".join(problems),
+        fix="start the Docker engine" if down else "install docker-buildx-plugin (or docker-buildx)",
+    )
+
+
+def with_buildkit(docker: str) -> Builder:
+    """The BuildKit inside this docker program."""
+    return Builder(docker=docker, argv=(docker, "build"), env={"DOCKER_BUILDKIT": "1", **engine_env()})
+
+
+def engine_env() -> dict[str, str]:
+    """What leads docker's program to the engine that runs use; it builds on no podman."""
+    endpoint = endpoint_of(os.environ)
+    return {} if endpoint.endswith("/podman.sock") else {"DOCKER_HOST": endpoint}
+
+
+def base_python(builder: Builder, base: str) -> str:
+    """The version of python3 in the base, such as 3.12."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    run = [builder.docker, "run", "--rm", "--network", "none", "--entrypoint", "python3"]
+    try:
+        text = output_of([*run, base, "-c", code], env=builder.env)
+    except EngineError as error:
+        raise EngineError(
+            f"the base {base} cannot be started: {error.problem}",
+            fix="--base REF names another one, scripts/base-image.sh makes one here",
+        ) from error
+    return text.splitlines()[-1]
+
+
+def _probe(builder: Builder) -> str | None:
+    """None if this builder can build an empty image and discard it, else why not."""
+    argv = [word for word in builder.argv if word != "--load"] + ["--output", "-", "-"]
+    try:
+        process = subprocess.run(
+            argv,
+            input=b"FROM scratch\nLABEL lab.probe=1\n",
+            env={**os.environ, **builder.env},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if process.returncode == 0:
+        return None
+    lines = process.stderr.decode(errors="replace").strip().splitlines() or ["failed"]
+    return next((line for line in lines if "error" in line.lower() or "connect" in line), lines[0])

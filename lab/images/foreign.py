@@ -26,10 +26,9 @@ from lab.images import spec
 from lab.images.check import UNPRIVILEGED, Row, docker_json
 from lab.images.docker_cli import engine_cli
 from lab.images.preflight import DISABLE_REQUIRE, unsuited
-from lab.images.probe import Contents, probe_argv
-from lab.images.saved_checks import looked_once
+from lab.images.probe import Contents, looked_once, probe_argv
 from lab.images.spec import Image, Mount, Vendor
-from lab.images.wheelhouse import download_argv
+from lab.images.wheel import download_argv
 
 FLOOR = (3, 10)
 DEPENDENCIES = ("click", "msgspec", "pyyaml", "rich", "nvidia-ml-py")  # as pip names them

@@ -1,13 +1,21 @@
-"""What an image contains, by a program that runs inside it: lab's own images and any other."""
+"""What an image contains, by a program that runs inside it: lab's own images and any other.
+
+What was found is stored in lab's cache under the image's content id, so it never applies to other content.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 
 from lab.core import content
+from lab.core.files import Document, cache_folder, make_folder, read_or_none, write_atomic
+from lab.core.manifest import ImageCheck
+from lab.errors import writing
 from lab.images.spec import Image
 
 # Runs on any Python, prints one line of JSON. Imports torch, because only torch knows its architectures.
@@ -86,3 +94,48 @@ def tools_of(image: Image) -> list[str]:
     """The programs to look for in the image."""
     needed = [name for tool in image.tools.values() for name in tool.needs]
     return list(dict.fromkeys([*needed, *USUAL_TOOLS[image.vendor]]))
+
+
+CHECK = "json"
+VERSIONS = ("torch", "triton", "transformers", "numpy", "pandas", "pyarrow", "bitsandbytes", "accelerate")
+
+
+def save_check(image_id: str, contents: Contents, *, ok: bool) -> ImageCheck:
+    """Keep what was found, for runs of this very image."""
+    check = ImageCheck(
+        ok=ok,
+        checked_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        python=contents.python,
+        archs=contents.archs,
+        cuda=contents.cuda,
+        hip=contents.hip,
+        versions={name: contents.packages[name] for name in VERSIONS if name in contents.packages},
+        tools=tuple(sorted(name for name, path in contents.tools.items() if path)),
+    )
+    _save(_path(image_id, CHECK), check)
+    return check
+
+
+def load_check(image_id: str) -> ImageCheck | None:
+    """What `lab images check` found in the image of this id; None without a readable result."""
+    return read_or_none(_path(image_id, CHECK), ImageCheck)
+
+
+def looked_once(image_id: str, ending: str, kind: type[Document], look: Callable[[], Document]) -> Document:
+    """What `look` finds in the image, kept under its content id: what an id stands for never changes."""
+    path = _path(image_id, ending)
+    document = read_or_none(path, kind)
+    if document is None:
+        document = look()
+        _save(path, document)
+    return document
+
+
+def _save(path: Path, document: object) -> None:
+    with writing(path):
+        make_folder(path.parent)
+        write_atomic(path, msgspec.json.encode(document))
+
+
+def _path(image_id: str, ending: str) -> Path:
+    return cache_folder() / "images" / f"{re.sub(r'[^0-9a-z]', '_', image_id)}.{ending}"

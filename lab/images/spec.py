@@ -1,4 +1,7 @@
-"""An image is data: images/<name>/image.toml, read strictly. LAB_IMAGES names another folder of images."""
+"""An image is data: images/<name>/image.toml, read strictly, and a name that no stranger can answer.
+
+LAB_IMAGES names another folder of images.
+"""
 
 from __future__ import annotations
 
@@ -132,3 +135,22 @@ def parse(path: Path, name: str) -> Image:
     if image.name != name:
         raise ConfigError(f"the image is named {image.name!r}, its folder {name!r}", location=path)
     return image
+
+
+# Names of images: registry/repository:tag. Without a registry, every engine completes a name to docker.io's.
+# lab's own images are localhost/lab/NAME: what was built here, or what `lab setup` brought here from the
+# registry that LAB_REGISTRY names. No pull of such a name can reach a stranger's repository.
+LOCAL = "localhost"
+
+
+def registry_of(ref: str) -> str | None:
+    """The registry that this name states; None if an engine would ask docker.io."""
+    registry, slash, _ = ref.partition("/")
+    return registry if slash and (registry == LOCAL or "." in registry or ":" in registry) else None
+
+
+def repository_of(ref: str) -> str:
+    """The name without registry, tag and digest: `lab/cuda`."""
+    registry = registry_of(ref)
+    path = ref.removeprefix(f"{registry}/") if registry else ref
+    return path.split("@")[0].split(":")[0]

@@ -1,10 +1,15 @@
-"""The wheel of lab, made once and given to every image; the same tree and C compiler give the same bytes."""
+"""The wheels of a build: lab's own, and those that only this host's pip can find (a torch without CUDA).
+
+lab's is made once and given to every image; the same tree and C compiler give the same bytes.
+"""
 
 from __future__ import annotations
 
+import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,7 +17,7 @@ import msgspec
 from lab.core.files import make_folder, write_atomic
 from lab.errors import MissingError, writing
 from lab.images.docker_cli import stream
-from lab.images.tree import BUILD, Say, file_hash
+from lab.images.targets import BUILD, Say, Target, file_hash
 
 DIST = BUILD / "dist"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -47,3 +52,45 @@ def make_wheel(root: Path, say: Say) -> Wheel:
         reason = "no C compiler works here (`LAB_WHEEL=native pip wheel .` says why)"
         say(f"the wheel is the pure one, without the compiled scanner of tensors: {reason}")
     return wheel
+
+
+WHEELHOUSE = BUILD / "wheelhouse"
+TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "linux")
+MUSL_TAGS = ("musllinux_1_2", "musllinux_1_1")  # Alpine's C library loads no manylinux wheel
+
+
+def fill_wheelhouse(target: Target, python_version: str, root: Path, say: Say) -> None:
+    """Download `target.wheels` for the Python of its base, unless they are there already."""
+    folder, stamp = root / WHEELHOUSE / target.name, root / WHEELHOUSE / f"{target.name}.for"
+    wanted = f"{python_version} {' '.join(target.wheels)}\n"
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted and any(folder.glob("*.whl")):
+        return
+    names = ", ".join(target.wheels)
+    say(f"asking this host's pip for {names} (Python {python_version})")
+    stamp.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder)
+    code, tail = stream(
+        [*download_argv(target.wheels, python_version, folder), "--no-deps"], env={}, cwd=root, say=say
+    )
+    if code:
+        raise MissingError(
+            f"this host's pip cannot find {names} for Python {python_version}:\n" + "\n".join(tail[-5:]),
+            fix="point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at one",
+        )
+    write_atomic(stamp, wanted)
+
+
+def download_argv(
+    wheels: Sequence[str],
+    python_version: str,
+    folder: Path,
+    *,
+    machine: str = platform.machine(),
+    libc: str = "glibc",
+) -> list[str]:
+    """pip's command line that downloads wheels with what they need, for another Python and machine."""
+    tags = TAGS if libc == "glibc" else MUSL_TAGS
+    platforms = [word for tag in tags for word in ("--platform", f"{tag}_{machine}")]
+    only = ["--quiet", "--only-binary=:all:", "--python-version", python_version, *platforms]
+    return [*PIP, "download", *only, "--dest", str(folder), *wheels]

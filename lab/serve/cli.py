@@ -85,8 +85,7 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
     from lab.errors import StepFailed, needs
 
     with needs("analysis"):
-        from lab.serve.export.all import export_run, with_place
-        from lab.serve.export.timelines import MISSING
+        from lab.serve.export import MISSING, export_run, with_place
 
     missing: list[str] = []
     for run in runs:

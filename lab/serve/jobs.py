@@ -161,7 +161,7 @@ def do(task: Task) -> Outcome:
             write_columns(columns, file)
         return Outcome(notes=columns.header["notes"])
     if task.kind == "perfetto":
-        from lab.serve.export.timelines import write_perfetto
+        from lab.serve.export import write_perfetto
 
         return Outcome(notes=write_perfetto(paths, Path(task.target)))
     return _diff(paths, Path(task.target)) if task.target else _compared(paths)

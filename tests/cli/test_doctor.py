@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from click.testing import CliRunner
 from lab.cli.registry import SCANNERS
 from lab.gpus.health import join_group_of
 from lab.native import C
+from tests.wire import dead_socket
 
 SMI = """\
 #!/bin/sh
@@ -38,9 +37,7 @@ def box(tmp_path):
     program.parent.mkdir()
     program.write_text(SMI)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    dead = socket.socket(socket.AF_UNIX)
-    dead.bind(str(tmp_path / "s"))
-    dead.close()
+    dead_socket(tmp_path / "s")
     (tmp_path / "cdi").mkdir()
     (tmp_path / "cdi/broken.yaml").write_text("kind: [")
     env = {name: value for name, value in os.environ.items() if not name.endswith("_VISIBLE_DEVICES")}
@@ -162,8 +159,8 @@ class Ill:
         patch.setenv("LAB_SYS_ROOT", f"{folder}/sys")
         patch.setenv("LAB_DEV_ROOT", f"{folder}/dev")
         patch.setenv("XDG_RUNTIME_DIR", f"{folder}/run")
-        patch.setattr("lab.images.endpoint.SOCKET", f"unix://{folder}/docker.sock")
-        patch.setattr("lab.images.endpoint.PODMAN_SOCKET", f"unix://{folder}/none.sock")
+        patch.setattr("lab.images.docker_cli.SOCKET", f"unix://{folder}/docker.sock")
+        patch.setattr("lab.images.docker_cli.PODMAN_SOCKET", f"unix://{folder}/none.sock")
         patch.setattr("lab.gpus.nvidia.CONTAINER_MARKS", ())
         self.user(1234)
 
@@ -199,8 +196,7 @@ class Ill:
 def test_a_podman_of_ones_own_is_started_without_root(ill, dead):
     """Also where the socket is there and no engine behind it."""
     if dead:
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as left:
-            left.bind(str(ill.socket))
+        dead_socket(ill.socket)
     ill.program("podman")
     code, found, text = ill.doctor()
     assert code == 0 and found["engine"][1] == "systemctl --user start podman.socket", text
@@ -219,8 +215,7 @@ def test_the_systems_docker_is_started_by_root(ill):
 
 
 def test_the_engine_that_died_is_started_and_not_another_that_would_stay_behind_it(ill):
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as left:
-        left.bind(str(ill.folder / "docker.sock"))
+    dead_socket(ill.folder / "docker.sock")
     ill.program("podman")
     ill.program("dockerd")
     _, found, _ = ill.doctor()

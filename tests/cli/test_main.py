@@ -285,23 +285,6 @@ def test_a_missing_rank_and_a_cut_trace_are_rows_and_an_exit_code_and_the_rest_i
     assert str(tmp_path) not in problems
 
 
-@pytest.mark.torch
-def test_a_driver_killed_in_the_middle_leaves_nothing_running_and_resumes(tmp_path):
-    driver = start_sweep(tmp_path, "-c", "28", "-t", "256", "--ranks", "1")
-    while not (tmp_path / "run" / "manifest.json").exists():
-        time.sleep(0.01)
-    time.sleep(1.0)
-    driver.kill()
-    driver.wait()
-    done = lab("run", "--resume", "run", "--analysis", "none", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert not [p for p in (tmp_path / "run").rglob("*.tmp") if p.stat().st_size == 0]
-    outcomes = [
-        s["outcome"]["status"] for s in json.loads((tmp_path / "run" / "manifest.json").read_text())["steps"]
-    ]
-    assert outcomes == ["ok"]
-
-
 def readme_commands() -> list[str]:
     """The `$ lab` lines of the README's blocks, in order."""
     blocks = (ROOT / "README.md").read_text().split("```")[1::2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,6 @@ import pytest
 from lab.core import content
 from lab.core.content import EXPECTED, REPORT, content_sha256
 from lab.core.snapshot import package_folder
-from lab.images.wheel import DIST, make_wheel
-from tests.conftest import ROOT
-from tests.images.made import copy_tree
 
 
 def a_package(folder: Path) -> Path:
@@ -75,15 +71,6 @@ def test_two_files_cannot_be_told_for_one_of_another_name(tmp_path):
     assert content_sha256(one) != content_sha256(two)
 
 
-def test_a_checkout_its_copy_and_its_wheel_have_one_hash(tmp_path):
-    copy_tree(ROOT, tmp_path / "tree")
-    wheel = make_wheel(tmp_path / "tree", print)
-    site = tmp_path / "site"
-    shutil.unpack_archive(tmp_path / "tree" / DIST / wheel.name, site, "zip")
-    assert (site / "lab" / "_images" / "cpu" / "image.toml").is_file()
-    assert content_sha256(site / "lab") == content_sha256(tmp_path / "tree" / "lab")
-
-
 def test_the_program_names_the_lab_that_python_would_import(tmp_path):
     package = a_package(tmp_path)
     program = Path(content.__file__).read_text()
@@ -91,13 +78,6 @@ def test_the_program_names_the_lab_that_python_would_import(tmp_path):
     assert json.loads(told.stdout) == {"sha256": content_sha256(package), "version": "9"}
     bare = python("-I", "-S", "-c", program, path=tmp_path)
     assert json.loads(bare.stdout) == {"sha256": None, "version": None}
-
-
-def test_a_process_that_imports_the_lab_of_its_run_reports_it_and_goes_on(tmp_path):
-    expected, report = content_sha256(package_folder()), tmp_path / "report"
-    path = package_folder().parent
-    done = python("-c", "import lab; print('on')", path=path, **{EXPECTED: expected, REPORT: str(report)})
-    assert (done.stdout, report.read_text()) == ("on\n", expected)
 
 
 def test_a_process_that_imports_another_lab_ends_in_words_before_it_does_anything(tmp_path):

@@ -64,11 +64,6 @@ def test_a_full_disk_is_named_with_the_file(tmp_path):
     assert caught.value.location == str(tmp_path / "f")
 
 
-def test_a_folder_is_made_with_its_parents_and_may_be_there_already(tmp_path):
-    assert make_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
-    assert make_folder(tmp_path / "a" / "b").is_dir()
-
-
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "f").write_text("")
     with pytest.raises(StorageError) as caught:

@@ -151,14 +151,6 @@ def test_after_kill_9_of_the_driver_resume_brings_log_and_result(cpu_images, tmp
     assert (tmp_path / "run" / "report.html").exists() and not containers_of(tmp_path / "run")
 
 
-def test_runs_stop_ends_driver_and_container_from_outside(cpu_images, tmp_path):
-    driver = start("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28,42", cwd=tmp_path)
-    until(lambda: containers_of(tmp_path / "run"))
-    lab("runs", "stop", "run", cwd=tmp_path)
-    driver.communicate(timeout=900)
-    assert driver.returncode == 130 and not containers_of(tmp_path / "run")
-
-
 def test_runs_stop_ends_what_a_killed_driver_left(cpu_images, tmp_path):
     driver = start("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28", cwd=tmp_path)
     until(lambda: containers_of(tmp_path / "run", "-q"))  # running, not only created

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.core.options import Options
-from lab.core.plan import Experiment, Plan, Site
+from lab.core.plan import Experiment, Plan
 from lab.core.run import Run
 from lab.core.step import Step
 from lab.driver.drive import drive, resume
@@ -42,17 +42,11 @@ def begun(tmp_path, monkeypatch):
     return Run.open(tmp_path / "run")
 
 
-def _drive(root: Path, *more: str, **flags) -> None:
-    steps = tuple(
-        Step(name=name, argv=("python", "-c", SEEN), folder=name, num_gpus=1) for name in ("a", *more)
-    )
-
-    def make_plan(site: Site, root: Path) -> Plan:
-        return Plan(steps=steps)
-
-    drive(
-        Experiment("semicrf", make_plan, Options(engine="local", analysis="none", output_dir=root, **flags))
-    )
+def _drive(root: Path, *more: str, num_gpus: int = 1, **flags) -> None:
+    shared = {"argv": ("python", "-c", SEEN), "num_gpus": num_gpus}
+    plan = Plan(steps=tuple(Step(name=name, folder=name, **shared) for name in ("a", *more)))
+    options = Options(engine="local", analysis="none", output_dir=root, **flags)
+    drive(Experiment("semicrf", lambda *_: plan, options))
 
 
 def _ran_on(run: Run) -> str:
@@ -69,13 +63,7 @@ def test_a_resumed_step_gets_the_gpu_that_the_manifest_names(begun):
 
 def test_a_run_without_gpus_goes_on_without_any(begun, tmp_path, monkeypatch):
     with pytest.raises(StepFailed):
-        drive(
-            Experiment(
-                "semicrf",
-                lambda *_: Plan(steps=(Step(name="a", argv=("python", "-c", SEEN), folder="a"),)),
-                Options(engine="local", analysis="none", output_dir=tmp_path / "cpu", gpus="none"),
-            )
-        )
+        _drive(tmp_path / "cpu", num_gpus=0, gpus="none")
     (tmp_path / "cpu/go").touch()
     resume(tmp_path / "cpu", Options(analysis="none", quiet=True))
     assert _ran_on(Run.open(tmp_path / "cpu")) == "-1"

@@ -1,8 +1,14 @@
+"""When a step has to end, and what its end is called."""
+
 from __future__ import annotations
+
+import time
 
 import pytest
 
-from lab.core.step import Status
+from lab.core.step import Status, Step
+from lab.core.stop import Stop
+from lab.engines.output import LogWriter
 from lab.engines.verdict import Ending, judge
 
 
@@ -161,3 +167,39 @@ def test_an_exception_is_known_by_the_end_of_its_name(name):
 def test_a_step_that_lab_stopped_is_not_blamed_on_memory_or_files():
     status, reason = verdict(-9, "MemoryError", stopped_by="user", limit_hit=True)
     assert status is Status.interrupted and "memory" not in reason
+
+
+STEP = Step(name="s", argv=("x",), timeout_s=10.0, stall_timeout_s=40.0)
+FREE = Step(name="s", argv=("x",))
+
+
+def reason(tmp_path, step: Step, ran_s: float, silent_s: float, disk_full: bool, stop: Stop | None = None):
+    log = LogWriter(tmp_path / "run_output.log", lambda _: None)
+    log.last_line = time.monotonic() - silent_s
+    log.error = OSError(28, "full") if disk_full else None
+    return log.reason_to_stop(step, stop or Stop(), ran_s)
+
+
+@pytest.mark.parametrize(
+    "ran_s, silent_s, disk_full, expected",
+    [
+        (10.0, 0.0, False, None),
+        (10.01, 0.0, False, "timeout"),
+        (0.0, 40.01, False, "stall"),
+        (0.0, 0.0, True, "disk"),
+        (10.01, 40.01, True, "timeout"),
+        (0.0, 40.01, True, "stall"),
+    ],
+)
+def test_a_step_ends_past_its_limit_and_not_at_it(tmp_path, ran_s, silent_s, disk_full, expected):
+    assert reason(tmp_path, STEP, ran_s, silent_s, disk_full) == expected
+
+
+def test_a_step_without_limits_may_run_and_be_silent_for_ever(tmp_path):
+    assert reason(tmp_path, FREE, 1e9, 1e9, False) is None
+
+
+def test_the_user_comes_before_every_limit(tmp_path):
+    stop = Stop()
+    stop.set()
+    assert reason(tmp_path, STEP, 99.0, 99.0, True, stop) == "user"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.gpus import amd
 from lab.gpus.amd import amd_gpus
 
 
@@ -56,13 +55,6 @@ def test_every_value_of_a_gpu_comes_from_its_file(tree):
     assert (gpu.name, gpu.arch, gpu.driver) == ("AMD Instinct MI300X", "gfx942", "6.10.5")
     assert (gpu.mem_bytes, gpu.power_limit_w) == (206141652992, 750.0)
     assert gpu.render_node == str(tree.root / "dev/dri/renderD128")
-
-
-def test_without_other_roots_it_is_the_machines_own_tree(tree, monkeypatch):
-    full(tree)
-    monkeypatch.setattr(amd, "Path", lambda text: tree.root / text.removeprefix("/"))
-    assert amd_gpus({}) == amd_gpus({"LAB_SYS_ROOT": "/sys", "LAB_DEV_ROOT": "/dev"})
-    assert [gpu.render_node for gpu in amd_gpus({})] == [str(tree.root / "dev/dri/renderD128")]
 
 
 def test_what_a_gpu_does_not_report_is_none(tree):

@@ -10,22 +10,15 @@ from lab.gpus.environment import TABLE, belongs, passage, relevant_env
 from lab.secrets import HIDDEN
 from tests.conftest import ROOT
 
+OF_GPU_WORK = """
+PYTORCH_CUDA_ALLOC_CONF OMP_NUM_THREADS GPU_MAX_HW_QUEUES MIOPEN_FIND_MODE GLOO_LOG_LEVEL KMP_AFFINITY UCX_TLS
+TORCHINDUCTOR_MAX_AUTOTUNE CUBLAS_WORKSPACE_CONFIG MKL_NUM_THREADS NVIDIA_TF32_OVERRIDE VLLM_ATTENTION_BACKEND
+XLA_FLAGS HIPBLASLT_TUNING TORCH_NCCL_BLOCKING_WAIT TOKENIZERS_PARALLELISM CUDA_LAUNCH_BLOCKING
+"""
+EVERYDAY = "HOME PATH USER TERM LANG GPU TF_VAR_region DSN FIREFOX USE_COLOR"
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "PYTORCH_CUDA_ALLOC_CONF",
-            "OMP_NUM_THREADS",
-            "GPU_MAX_HW_QUEUES",
-            "MIOPEN_FIND_MODE",
-            "GLOO_LOG_LEVEL",
-        ),
-        *("TORCHINDUCTOR_MAX_AUTOTUNE", "CUBLAS_WORKSPACE_CONFIG", "MKL_NUM_THREADS", "KMP_AFFINITY"),
-        *("NVIDIA_TF32_OVERRIDE", "VLLM_ATTENTION_BACKEND", "XLA_FLAGS", "HIPBLASLT_TUNING", "UCX_TLS"),
-        *("TORCH_NCCL_BLOCKING_WAIT", "TOKENIZERS_PARALLELISM", "CUDA_LAUNCH_BLOCKING"),
-    ],
-)
+
+@pytest.mark.parametrize("name", OF_GPU_WORK.split())
 def test_variables_of_gpu_work_pass(name):
     assert passage({name: "1"}) == ({name: "1"}, ())
 
@@ -80,19 +73,7 @@ def test_the_table_is_documented():
 
 
 def test_a_family_is_no_prefix_of_an_everyday_variable():
-    for name in (
-        "HOME",
-        "PATH",
-        "USER",
-        "TERM",
-        "LANG",
-        "GPU",
-        "TF_VAR_region",
-        "DSN",
-        "FIREFOX",
-        "USE_COLOR",
-    ):
-        assert not belongs(name), name
+    assert not any(map(belongs, EVERYDAY.split()))
     assert all(re.fullmatch(r"[A-Z][A-Z0-9_]+", name) for name in (*TABLE["families"], *TABLE["names"]))
 
 

@@ -1,18 +1,20 @@
-"""docker-bake.json is what the images say, and buildx reads it as lab's own build calls would be."""
+"""docker-bake.json is what the images say; a digest is written after its base, and builds go by it."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from itertools import pairwise
 
+import msgspec
 import pytest
 
-from lab.images.arguments import PIP_VARIABLES, PROVENANCE
-from lab.images.build import build_argv
-from lab.images.builders import Builder
-from lab.images.docker_cli import docker_programs
-from lab.images.targets import targets
+from lab.errors import EngineError
+from lab.images import spec as images
+from lab.images.build import PIP_VARIABLES, PROVENANCE, build_argv
+from lab.images.docker_cli import Builder, docker_programs
+from lab.images.targets import targets, targets_of
 from lab.images.wheel import Wheel
 from tests.command import script
 from tests.conftest import ROOT
@@ -80,3 +82,44 @@ def test_buildx_itself_reads_the_file():
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)["target"]
     assert {name: one["tags"] for name, one in read.items()} == {t.name: [f"{t.ref}:latest"] for t in TARGETS}
+
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+def test_a_pin_is_written_behind_its_base_once_and_builds_go_by_it(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "images/pascal", tmp_path / "pascal")
+    monkeypatch.setattr(scripts, "query_digest", lambda base: DIGEST)
+    for _ in range(2):
+        assert list(scripts.pin(["pascal"], tmp_path)) == [("pascal", DIGEST)]
+    image = images.load("pascal", tmp_path)
+    assert (
+        image.base_digest == DIGEST and targets_of(image)[0].base_ref == f"python:3.10-slim-bookworm@{DIGEST}"
+    )
+    text = (tmp_path / "pascal/image.toml").read_text()
+    assert text.count("base_digest") == 1 and scripts.with_digest(text, DIGEST) == text
+
+
+@pytest.mark.parametrize(
+    "body", ["echo 'dial tcp: lookup registry: no such host' >&2; exit 1", "echo something else"]
+)
+def test_a_registry_that_does_not_answer_leaves_the_tag_as_it_is(tmp_path, monkeypatch, body):
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\n{body}\n")
+    docker.chmod(0o755)
+    monkeypatch.setattr(scripts, "docker_programs", lambda: [str(docker)])
+    shutil.copytree(ROOT / "images/pascal", tmp_path / "images/pascal")
+    with pytest.raises(EngineError, match="cannot get the digest") as caught:
+        list(scripts.pin(["pascal"], tmp_path / "images"))
+    assert "buildx" in str(caught.value)
+    assert (tmp_path / "images/pascal/image.toml").read_text() == (
+        ROOT / "images/pascal/image.toml"
+    ).read_text()
+
+
+def test_a_base_is_resolved_for_one_build_unless_image_toml_pins_it(monkeypatch):
+    monkeypatch.setattr(scripts, "query_digest", lambda base: DIGEST)
+    (target,) = targets_of(images.load("pascal"))
+    assert scripts.pinned_base(target) == f"{target.base}@{DIGEST}"
+    pinned = msgspec.structs.replace(target, base_digest="sha256:" + "cd" * 32)
+    assert scripts.pinned_base(pinned) == pinned.base_ref

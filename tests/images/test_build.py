@@ -1,7 +1,8 @@
-"""Images are built from the source tree; a built image is what it claims."""
+"""Images are built from the source tree, with what reaches a build; a built image is what it claims."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -11,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from lab.engines.docker.engine import DockerEngine
-from lab.errors import MissingError
+from lab.errors import MissingError, UsageError
+from lab.images import build as arguments
 from lab.images import check as imagecheck
 from lab.images import spec as images
 from lab.images.build import build, build_argv, build_error, plan
-from lab.images.builders import Builder
-from lab.images.targets import Target, targets
-from lab.images.wheel import Wheel
-from lab.images.wheelhouse import WHEELHOUSE
+from lab.images.docker_cli import Builder
+from lab.images.targets import file_hash, targets
+from lab.images.wheel import WHEELHOUSE, Wheel
 from tests.built import REPOSITORY, TESTS, images_folder, own_image_names
 from tests.command import lab
 from tests.conftest import ROOT
@@ -103,18 +104,12 @@ def test_one_changed_line_rebuilds_the_wheel_and_no_dependency(
 def test_the_tests_build_under_names_of_their_own_with_a_label():
     """Two users' images were replaced by tests, once with a mutated lab in them."""
     with own_image_names():
-        argvs = [_argv(target) for target in targets()]
+        argvs = [argv(target.name, "local/x") for target in targets()]
     tags = [argv[argv.index("--tag") + 1] for argv in argvs]
     assert len(tags) == 5 and all(tag.startswith(f"{REPOSITORY}/") for tag in tags), tags
     assert all(argv[argv.index("--label") + 1] == "lab.test=1" for argv in argvs)
-    argvs = [_argv(target) for target in targets()]
+    argvs = [argv(target.name, "local/x") for target in targets()]
     assert not any("--label" in argv or REPOSITORY in str(argv) for argv in argvs), "a user's build"
-
-
-def _argv(target: Target) -> list[str]:
-    builder = Builder(docker="docker", argv=("docker", "build"))
-    wheel = Wheel(name="lab.whl", sha256="0")
-    return build_argv(target, builder, wheel, base="local/x", iidfile=Path("i"), root=ROOT)
 
 
 def image_record(ref: str) -> dict:
@@ -183,3 +178,68 @@ def test_what_the_builder_says_becomes_the_next_thing_to_do(line, fix):
 def test_an_unfamiliar_failure_shows_its_last_lines():
     error = build_error(targets(["cpu"])[0], "b", [f"line {i}" for i in range(99)])
     assert error.fix is None and "line 98" in error.problem and "line 3\n" not in error.problem
+
+
+WHEEL = Wheel(name="lab-0-py3-none-any.whl", sha256="ab" * 32)
+
+
+BUILDER = Builder(docker="docker", argv=("docker", "build"), env={"DOCKER_BUILDKIT": "1"})
+
+
+def argv(name="cpu", base=None):
+    target = next(t for t in targets() if t.name == name)
+    return build_argv(target, BUILDER, WHEEL, base=base, iidfile=Path("/i"), root=ROOT)
+
+
+@pytest.fixture
+def plain_env(monkeypatch):
+    for name in (*arguments.CA_VARIABLES, *arguments.PIP_VARIABLES, *arguments.PROXY_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_build_command_names_base_wheel_lock_and_tag(plain_env):
+    words = argv()
+    assert words[:2] == ["docker", "build"] and words[-3:] == ["--tag", "localhost/lab/cpu", "."]
+    given = dict(w.split("=", 1) for before, w in itertools.pairwise(words) if before == "--build-arg")
+    assert given["BASE_IMAGE"] == "python:3.12-slim-bookworm" and given["LAB_WHEEL_SHA256"] == "ab" * 32
+    assert given["LAB_LOCK_SHA256"] == file_hash(ROOT / "images/cpu/requirements.lock")
+    assert "--secret" not in words and "PIP_INDEX_URL" not in given
+    assert "BASE_IMAGE=local/x" in argv(base="local/x")
+
+
+def test_certificate_and_index_of_the_environment_reach_the_build(plain_env, monkeypatch, tmp_path):
+    (tmp_path / "ca.pem").write_text("x")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.example.org/simple")
+    assert (
+        f"id=ca,src={tmp_path}/ca.pem" in argv()
+        and "PIP_INDEX_URL=https://index.example.org/simple" in argv()
+    )
+
+
+def test_an_index_with_a_password_is_refused_and_not_repeated(plain_env, monkeypatch):
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://a.example.org/s https://me:hunter2@b.example.org/s")
+    with pytest.raises(UsageError, match="PIP_EXTRA_INDEX_URL contains a password") as caught:
+        argv()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_argument_of_the_user_reaches_the_dockerfile_that_declares_it():
+    cuda = next(t for t in targets() if t.name == "cuda")
+    given = arguments.parse_given(["NSYS_PACKAGE="], targets(["cuda", "cpu"]), ROOT)
+    assert given == {"NSYS_PACKAGE": ""}
+    made = arguments.build_arguments(cuda, WHEEL, base=None, user_arguments=given, root=ROOT)
+    assert made["NSYS_PACKAGE"] == ""
+    assert "NSYS_PACKAGE" not in arguments.build_arguments(
+        targets(["cpu"])[0], WHEEL, base=None, user_arguments=given, root=ROOT
+    )
+
+
+@pytest.mark.parametrize(
+    "word, says",
+    [("NSYS_PACKAGE", "NAME=VALUE"), ("NSYS=1", "no Dockerfile"), ("BASE_IMAGE=x", "sets BASE_IMAGE itself")],
+)
+def test_an_argument_that_nothing_reads_or_lab_sets_is_an_error(word, says):
+    with pytest.raises(UsageError, match=says):
+        arguments.parse_given([word], targets(["cuda"]), ROOT)

@@ -13,7 +13,7 @@ from lab.cli.main import cli
 from lab.errors import EngineError, UsageError
 from lab.images.docker_cli import id_of, listed
 from lab.images.probe import probe_argv
-from lab.images.tree import ROOT
+from lab.images.targets import ROOT
 from tests.built import REPOSITORY
 from tests.images.made import in_container
 

@@ -11,8 +11,7 @@ import msgspec
 
 from lab.core.provenance import lab_with_content
 from lab.images import spec as images
-from lab.images.probe import PROBE, Contents, probe_argv, tools_of
-from lab.images.saved_checks import load_check, looked_once, save_check
+from lab.images.probe import PROBE, Contents, load_check, looked_once, probe_argv, save_check, tools_of
 from tests.images.made import CONTENTS
 
 

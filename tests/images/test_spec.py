@@ -1,11 +1,18 @@
-"""image.toml is read strictly; a name selects an image's targets, or one of them."""
+"""image.toml is read strictly; a name selects an image's targets, and no stranger answers it."""
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
+from lab.core.step import Step
 from lab.errors import ConfigError, UsageError
 from lab.images import spec as images
+from lab.images.check import UNPRIVILEGED, check
+from lab.images.container import HostContext, container_spec
+from lab.images.smoke import docker_run_arguments
+from lab.images.spec import load, registry_of, repository_of
 from lab.images.targets import targets
 
 
@@ -62,3 +69,57 @@ def test_a_name_means_all_that_the_image_needs_or_one_target():
     assert [t.name for t in targets(["cpu-torch", "cuda"])] == ["cpu-torch", "cuda"]
     with pytest.raises(UsageError, match="unknown image 'gpu'"):
         targets(["cpu", "gpu"])
+
+
+@pytest.mark.parametrize(
+    "ref, registry, repository",
+    [
+        ("lab/cuda", None, "lab/cuda"),
+        ("python", None, "python"),
+        ("localhost/lab/cuda:latest", "localhost", "lab/cuda"),
+        ("localhost:5000/lab/cuda", "localhost:5000", "lab/cuda"),
+        ("ghcr.io/me/lab/cuda@sha256:" + "0" * 64, "ghcr.io", "me/lab/cuda"),
+    ],
+)
+def test_a_name_is_taken_apart_as_engines_do(ref, registry, repository):
+    assert (registry_of(ref), repository_of(ref)) == (registry, repository)
+
+
+def test_every_image_of_lab_names_a_registry_that_no_stranger_owns():
+    assert {registry_of(target.ref) for target in targets()} == {"localhost"}
+
+
+def test_check_refuses_a_name_that_docker_io_would_answer(tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    text = (load_path() / "pascal/image.toml").read_text()
+    folder.joinpath("image.toml").write_text(
+        text.replace('"pascal"', '"mine"').replace("localhost/lab/pascal", "somebody/pascal")
+    )
+    monkeypatch.setenv("LAB_IMAGES", str(tmp_path))
+    row = next(row for row in check(["mine"]) if row.check == "image.toml")
+    assert row.state == "failed" and "localhost/somebody/pascal" in row.detail
+
+
+def load_path():
+    from lab.images.spec import images_root
+
+    return images_root()
+
+
+def test_no_container_of_check_or_smoke_pulls_its_image():
+    host = HostContext(run_dir="/r", hf_cache="/h", cache="/c", uid=1, gid=1)
+    spec = container_spec(load("cpu"), Step(name="x", argv=("true",)), [], host)
+    words = " ".join(docker_run_arguments(spec))
+    assert "--pull never" in words and "--pull never" in " ".join(UNPRIVILEGED)
+
+
+@pytest.mark.docker
+def test_the_engine_says_that_it_lacks_the_image_instead_of_pulling_it():
+    done = subprocess.run(
+        ["docker", "run", *UNPRIVILEGED, "localhost/lab/never-built", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 125 and "no such image" in done.stderr.lower()

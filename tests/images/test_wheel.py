@@ -81,6 +81,8 @@ def test_without_a_compiler_it_is_the_pure_one_and_says_so(pure):
 
 def test_both_are_the_same_lab_and_say_which_form_they_use(native, pure, tmp_path):
     assert content_sha256(native.site / "lab") == content_sha256(pure.site / "lab")
+    assert content_sha256(pure.site / "lab") == content_sha256(pure.tree / "lab"), "and the checkout's"
+    assert (pure.site / "lab/_images/cpu/image.toml").is_file()
     states = [state_of(built.site, tmp_path) for built in (native, pure)]
     assert states == ["native, from the wheel", "plain: no C compiler here"]
 

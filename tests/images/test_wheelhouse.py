@@ -5,9 +5,9 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from lab.images import wheelhouse as wheels
+from lab.images import wheel as wheels
 from lab.images.targets import targets
-from lab.images.wheelhouse import download_argv, fill_wheelhouse
+from lab.images.wheel import download_argv, fill_wheelhouse
 
 
 def wheel_with(path, *requires):

@@ -7,8 +7,7 @@ import pytest
 
 from lab.core.files import sha256_of
 from lab.core.findings import FINDINGS, load, note_lacking
-from lab.report.evidence import number_in
-from lab.report.page import write_page
+from lab.report.page import number_in, write_page
 from lab.report.parts import Card, Page, Section, Table
 
 

@@ -20,7 +20,7 @@ from lab.report.figures import (
     stacked_panels,
     timeline,
 )
-from lab.report.figures.output import short_path
+from lab.report.figures.style import short_path
 from lab.report.palette import PALETTE, css_variables, light
 
 PARTS = {"computation": np.array([1.0, 2.0]), "idle": np.array([0.5, np.nan])}

@@ -19,8 +19,7 @@ from lab.core.run import LOCK, MANIFEST
 from lab.errors import MissingError
 from lab.serve import index as index_module
 from lab.serve.confine import inside, opened
-from lab.serve.index import Index, key_of
-from lab.serve.live import ANALYSING, ELSEWHERE, LEFT, RUNNING, activity, live_tail
+from lab.serve.index import ANALYSING, ELSEWHERE, LEFT, RUNNING, Index, activity, key_of, live_tail
 from lab.serve.walk import walk
 from tests.serve.made import DAY, write_run, write_runs
 

@@ -1,4 +1,4 @@
-"""Effects against brute force, and against conditions whose effect is known."""
+"""Effects against brute force and known conditions; the best of several; Holm's correction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.stats.effects import median_ratio_ci, permutation_p
+from lab.stats.effects import best_of, holm, mcb_critical, median_ratio_ci, permutation_p
 
 
 @pytest.mark.parametrize(("n", "m"), [(12, 84), (11, 31), (2, 3), (40, 40)])
@@ -154,3 +154,55 @@ def test_p_values_are_uniform_without_an_effect():
         for _ in range(200)
     ]
     assert 0.02 <= np.mean(np.array(found) < 0.1) <= 0.18
+
+
+@pytest.mark.parametrize(("free", "known"), [(14, 2.59), (21, 2.50), (28, 2.46)])
+def test_critical_values_of_eight_treatments_are_the_tabled_ones(free, known):
+    assert mcb_critical(8, free) == pytest.approx(known, abs=0.015)
+
+
+def test_two_treatments_are_compared_by_students_t():
+    assert mcb_critical(2, 10) == pytest.approx(1.812, abs=0.015)
+
+
+def test_a_clear_best_stands_alone_though_blocks_differ_by_more():
+    blocks = np.array([[0.0], [50.0], [100.0]])
+    values = blocks + np.array([[10.0, 12.0, 12.1], [10.1, 12.1, 12.0], [9.9, 11.9, 12.1]])
+    found = best_of(values)
+    assert (found.lowest, found.candidates) == (0, (0,)) and found.lead == pytest.approx(2.0, abs=0.05)
+    assert found.lead > found.needed > 0
+
+
+def test_equal_treatments_are_rarely_told_apart():
+    random = np.random.default_rng(3)
+    alone = [len(best_of(random.normal(size=(4, 5))).candidates) == 1 for _ in range(400)]
+    assert np.mean(alone) < 0.08
+
+
+def test_one_block_proves_nothing():
+    found = best_of(np.array([[1.0, 2.0, 3.0]]))
+    assert found.candidates == (0, 1, 2) and math.isnan(found.needed) and found.lead == 1.0
+
+
+def test_who_is_clearly_worse_is_no_candidate():
+    values = np.array([[1.0, 1.02, 9.0], [1.02, 1.0, 9.1], [1.01, 1.02, 9.0]])
+    assert best_of(values).candidates == (0, 1)
+
+
+P_VALUES = st.lists(st.one_of(st.floats(0, 1), st.just(float("nan"))), max_size=8)
+
+
+def test_a_published_example():
+    corrected = holm([0.0098, 0.0324, 0.0163, 0.2, 0.0494, 0.0020, 0.6])
+    assert corrected == pytest.approx([0.0588, 0.1296, 0.0815, 0.4, 0.1482, 0.0140, 0.6], abs=1e-9)
+    assert holm([]).tolist() == []
+
+
+@given(P_VALUES)
+def test_it_is_the_plain_definition(p_values: list[float]) -> None:
+    known = sorted((p, i) for i, p in enumerate(p_values) if not np.isnan(p))
+    reached, expected = 0.0, [float("nan")] * len(p_values)
+    for place, (p, i) in enumerate(known):
+        reached = max(reached, (len(known) - place) * p)
+        expected[i] = min(1.0, reached)
+    assert np.allclose(holm(p_values), expected, equal_nan=True)

@@ -93,16 +93,6 @@ def test_of_equal_programs_at_most_one_in_a_hundred_is_called_slower(allowed):
     assert slower <= 0.01 * pairs
 
 
-def test_steps_taken_for_samples_would_fail_equal_programs():
-    """The same generator, judged by its steps: this is what the gate must not do."""
-    rng = np.random.default_rng(7)
-    slower = 0
-    for _ in range(60):
-        a, b = (np.exp(rng.normal(0, 0.05) + rng.normal(0, 0.03, 60)) for _ in range(2))
-        slower += decide(a, b, 0.0).outcome == "regression"
-    assert slower > 15
-
-
 @pytest.mark.skipif(not STEPS.exists(), reason="the shared recordings are not here")
 def test_seven_equal_runs_on_an_h200_never_fail():
     runs = json.loads(gzip.decompress(STEPS.read_bytes()))

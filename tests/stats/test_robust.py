@@ -21,12 +21,6 @@ def test_median_mad_and_cv_agree_with_the_standard_library(values):
     assert robust.cv(values) == pytest.approx(statistics.stdev(values) / statistics.mean(values), abs=1e-9)
 
 
-def test_one_outlier_moves_the_cv_and_not_the_mad():
-    calm = [10.0, 11.0, 9.0, 10.0, 10.5]
-    assert robust.mad([*calm, 1000.0]) < 1
-    assert robust.cv([*calm, 1000.0]) > 2
-
-
 @pytest.mark.filterwarnings("error")
 def test_no_values_give_nan_and_neither_an_error_nor_a_warning():
     assert all(math.isnan(f([])) for f in (robust.median, robust.mad, robust.cv))
@@ -41,10 +35,6 @@ def test_one_value_or_a_mean_of_0_has_no_cv():
 def test_deviations_of_small_types_are_exact():
     # 2**25 - 1 does not fit the 24 bits of a float32.
     assert robust.mad(np.array([1, 2**25, 2**26], dtype=np.float32)) == 2**25 - 1
-
-
-def test_a_percentile_interpolates():
-    assert robust.percentile([0, 10], 95) == pytest.approx(9.5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.1, 1e4)), max_size=30))

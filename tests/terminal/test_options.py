@@ -1,4 +1,4 @@
-"""Types of options."""
+"""Types of options, and which part of a recording a command is about."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from lab.errors import UsageError
 from lab.terminal.options import ABOVE_ZERO, SEED, WordList
+from lab.terminal.part import parse_steps, parse_time_ns, part_options, phase_names
 
 
 @click.command()
@@ -53,3 +55,40 @@ def test_the_largest_seed_starts_every_generator():
     largest = SEED.convert(str(2**62), None, None)
     torch.Generator().manual_seed(largest + 10**6)
     numpy.random.default_rng(largest + 10**6)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [("12.5ms", 12_500_000), ("300 us", 300_000), ("2s", 2 * 10**9), ("7", 7 * 10**6), ("9ns", 9), ("0", 0)],
+)
+def test_times_have_units_and_are_exact(text, ns):
+    assert parse_time_ns(text, "--from") == ns
+
+
+@pytest.mark.parametrize("text", ["", "-3ms", "1h", "1e9", "nan", "3 ms x", "9" * 50])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(UsageError, match="is not a time"):
+        parse_time_ns(text, "--from")
+
+
+def test_steps_are_numbers_and_spans():
+    assert parse_steps("3,7-9, 8") == {3, 7, 8, 9}
+    for text in ("", "9-7", "a", "1-99999999999", "-1"):
+        with pytest.raises(UsageError):
+            parse_steps(text)
+
+
+def test_a_phase_of_ones_own_may_be_named_or_guessed():
+    names = phase_names(["backward=grad", "fwd.*"], named=True)
+    assert (names.phase_of("grad"), names.phase_of("fwd_1")) == ("backward", "forward")
+    with pytest.raises(UsageError, match="which phase is it"):
+        phase_names(["x.*"], named=True)
+    assert phase_names(["x=y"]).phase_of("x=y") == "x=y"
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is_read():
+    flags = {"range_name": "x", "step": "3,7-9", "from_time": "1ms", "to_time": "2ms", "out": "o"}
+    assert part_options(flags).step == "3,7-9" and flags == {"out": "o"}
+    for words in ({"step": "x"}, {"from_time": "1h"}, {"to_time": ""}):
+        with pytest.raises(UsageError):
+            part_options(words)

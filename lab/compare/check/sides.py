@@ -20,8 +20,7 @@ from lab.gpus.discover import discover
 from lab.images import spec as images
 from lab.images.command_line import arguments_of
 from lab.images.container import Mount, container_spec
-from lab.images.docker_cli import engine_cli
-from lab.images.endpoint import endpoint_of
+from lab.images.docker_cli import endpoint_of, engine_cli
 from lab.images.spec import Image, Vendor
 
 PREFIX = "image:"  # before the name of an image, so that no folder or revision is taken for one

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core.gpu import Gpu
 from lab.errors import EngineError
 from lab.images.container import UserMapping
-from lab.images.endpoint import endpoint_of
+from lab.images.docker_cli import endpoint_of
 
 if TYPE_CHECKING:
     import docker

@@ -35,8 +35,7 @@ from lab.errors import EngineError, UsageError
 from lab.gpus.environment import passage, relevant_env
 from lab.images import spec as images
 from lab.images.container import ContainerSpec, analysis_spec, container_spec, fetch_spec
-from lab.images.docker_cli import id_of, listed
-from lab.images.endpoint import endpoint_of
+from lab.images.docker_cli import endpoint_of, id_of, listed
 from lab.images.foreign import image_of, mount_text
 from lab.images.spec import Image
 from lab.secrets import redact_env, secret_values

@@ -14,7 +14,7 @@ from lab.core.words import size_text
 from lab.engines.docker.client import UNLIMITED, Daemon, connect, how_gpus_reach
 from lab.errors import EngineError
 from lab.gpus.health import Check, as_root, join_group_of, program_path
-from lab.images import endpoint as endpoints
+from lab.images import docker_cli
 
 TIMEOUT_S = 30  # under load an engine is slow, and not one that does not answer
 LEAST_FREE = 10 * 2**30  # an image of a GPU has 8 GB
@@ -29,7 +29,7 @@ STARTS = {
 
 def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu], timeout_s: int | None = None) -> list[Check]:
     """Ask the engine of `env` itself: a socket may be there and nothing behind it."""
-    endpoint = endpoints.endpoint_of(env)
+    endpoint = docker_cli.endpoint_of(env)
     path = Path(endpoint.partition("unix://")[2])
     if endpoint.startswith("unix://") and not _exists(path):
         detail = f"no Docker engine at {path}: runs with --image need one"
@@ -70,7 +70,7 @@ def _start(path: Path, env: Mapping[str, str]) -> str:
     """What starts the engine of this socket, if its program is here; "" for a socket of another kind."""
     runtime_folder = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     of_socket = {
-        endpoints.SOCKET.removeprefix("unix://"): ("dockerd",),
+        docker_cli.SOCKET.removeprefix("unix://"): ("dockerd",),
         f"{runtime_folder}/docker.sock": ("dockerd-rootless.sh",),
         f"{runtime_folder}/podman/podman.sock": ("podman",),
     }

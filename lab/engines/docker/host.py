@@ -21,8 +21,7 @@ from lab.gpus.selection import parse_spec, placeholders, select
 from lab.hub import hub_cache
 from lab.images import spec as images
 from lab.images.container import HostContext
-from lab.images.docker_cli import ANSWER_S
-from lab.images.endpoint import endpoint_of
+from lab.images.docker_cli import ANSWER_S, endpoint_of
 from lab.images.preflight import refuse_unsuited
 from lab.images.smoke import Box
 from lab.images.spec import Image

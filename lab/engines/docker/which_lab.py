@@ -25,9 +25,8 @@ from lab.images import compare, spec
 from lab.images.acquire import TITLE_LABEL, labels_of
 from lab.images.container import TMP, USERNS_MODE, ContainerSpec, Mount, least_spec, user_inside
 from lab.images.docker_cli import engine_cli
-from lab.images.names import repository_of
-from lab.images.saved_checks import load_check, looked_once
-from lab.images.spec import Image
+from lab.images.probe import load_check, looked_once
+from lab.images.spec import Image, repository_of
 from lab.images.targets import Target, targets
 
 if TYPE_CHECKING:

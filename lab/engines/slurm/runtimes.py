@@ -29,8 +29,7 @@ from lab.engines.local.engine import LocalEngine
 from lab.errors import MissingError, UsageError
 from lab.gpus.selection import visible_env
 from lab.images.container import TMP, ContainerSpec, Mount, container_spec
-from lab.images.names import LOCAL, registry_of
-from lab.images.spec import Image
+from lab.images.spec import LOCAL, Image, registry_of
 
 IMAGE_FILES = "LAB_IMAGE_FILES"  # a folder that all nodes see, with NAME.sif or NAME.sqsh
 FABRIC = "/dev/infiniband"

@@ -22,11 +22,10 @@ from lab.rooms.kernels.catalogue.sources import trails_of
 from lab.rooms.kernels.energy import summary as energy_summary
 from lab.rooms.kernels.energy.choice import ENERGY_RAW, ENERGY_RESULT, ENERGY_TABLE, RawEnergy, is_energy
 from lab.rooms.kernels.energy.evaluate import evaluate as evaluate_energy
-from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE, RESULT, TABLE, RawReplay, is_replay
+from lab.rooms.kernels.replay.args import PLAN_FILE, RAW_FILE, RESULT, TABLE, RawReplay, ReplayPlan, is_replay
 from lab.rooms.kernels.replay.proof import summary as replay_summary
 from lab.rooms.kernels.replay.proof.evaluate import evaluate as evaluate_replay
-from lab.rooms.kernels.replay.proof.result import Row
+from lab.rooms.kernels.replay.proof.rows import Row
 from lab.rooms.kernels.report.page import About, write_report, write_result_page
 from lab.rooms.kernels.report.sections import energy_section, replay_section
 from lab.rooms.kernels.schema import Generation

@@ -13,8 +13,7 @@ from lab.rooms.kernels.config import KernelsConfig, known
 from lab.rooms.kernels.cures import no_gpu_cure
 from lab.rooms.kernels.energy.choice import ENERGY_CONFIG, ENERGY_RAW, EnergyConfig
 from lab.rooms.kernels.preflight import refuse_plan
-from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE
+from lab.rooms.kernels.replay.args import PLAN_FILE, RAW_FILE, ReplayPlan
 from lab.rooms.kernels.schema import PROFILE
 
 CONFIG = "kernels.json"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.rooms.kernels.options import RANK, SOURCE
+from lab.rooms.kernels.cli import RANK, SOURCE
 from lab.terminal.options import choice, option, options_of, seed
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ def profile(
     from lab.core.plan import Experiment
     from lab.errors import UsageError
     from lab.rooms.kernels.config import KernelsConfig
-    from lab.rooms.kernels.copies import copy_files, refuse_targets
     from lab.rooms.kernels.cures import host_env
     from lab.rooms.kernels.plan import plan
+    from lab.rooms.kernels.trails import copy_files, refuse_targets
 
     if model and named and model != named:
         raise UsageError(f"two models named: {model} and {named}", fix="name only one")

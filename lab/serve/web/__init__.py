@@ -1,1 +1,0 @@
-"""The pages of `lab serve`: a view of files for one person."""

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from lab.serve.index import key_of
-from lab.serve.live import RUNNING
+from lab.serve.index import RUNNING, key_of
 from lab.serve.rows import Figure, RunRow
-from lab.serve.web.figures import (
+from lab.serve.web.differences import (
     figure_labels,
     figure_of,
     is_elsewhere,

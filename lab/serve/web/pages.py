@@ -22,14 +22,12 @@ from lab.core.words import plural, size_text
 from lab.errors import MissingError, UsageError
 from lab.report import palette
 from lab.serve.confine import opened, recording_inside
-from lab.serve.index import Index, key_of
+from lab.serve.index import GOING, Index, activity, key_of, live_tail, may_go_on
 from lab.serve.jobs import DIFF, Jobs
-from lab.serve.live import GOING, activity, live_tail, may_go_on
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import SAVED, ask, infos
 from lab.serve.walk import by_step, folders_of_several, of_ranks
-from lab.serve.web.differences import changed, clocks_of, fields_of, previous_run
-from lab.serve.web.figures import figure_lines
+from lab.serve.web.differences import changed, clocks_of, fields_of, figure_lines, previous_run
 from lab.serve.web.files import file_lines, media_type, verified
 from lab.serve.web.guard import Guard
 from lab.serve.web.listing import GROUPS, SORTS, Facts, fact_of, link_of, listing, wish_of

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tarfile
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +30,11 @@ from lab.engines.docker.client import ask, connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.errors import Context
 from lab.engines.docker.leftovers import Leftover, leftovers
-from lab.images.endpoint import endpoint_of
+from lab.images.docker_cli import endpoint_of
 from lab.images.spec import Devices, Image, MountRule
 from tests.conftest import ROOT
 from tests.core.test_manifest import a_manifest
+from tests.wire import Wire
 
 CONTEXT = Context(
     endpoint="unix:///x.sock",
@@ -204,47 +204,22 @@ def _hook(how: int) -> Iterator[None]:
         yield
 
 
-class Wire:
+class EngineWire(Wire):
     """A socket in front of the engine's, to be cut: the engine itself is everybody's and stays up."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "wire.sock"
-        self._pairs: list[socket.socket] = []
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(self.path))
-        self._server.listen(64)
-        threading.Thread(target=self._serve, daemon=True).start()
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(self.path))
+        server.listen(64)
+        super().__init__(server, endpoint_of(os.environ).removeprefix("unix://"))
 
     def connect(self):
         return connect({"DOCKER_HOST": f"unix://{self.path}"})
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                ours, _ = self._server.accept()
-            except OSError:
-                return
-            theirs = socket.socket(socket.AF_UNIX)
-            theirs.connect(endpoint_of(os.environ).removeprefix("unix://"))
-            self._pairs += [ours, theirs]
-            for source, target in ((ours, theirs), (theirs, ours)):
-                threading.Thread(target=_carry, args=(source, target), daemon=True).start()
-
     def cut(self) -> None:
-        """Once or again: a line of lab's own about the loss may come while the engine is lost."""
-        self._server.close()
         self.path.unlink(missing_ok=True)
-        for one in self._pairs:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-
-def _carry(source, target) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+        super().cut()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import http.server
 import json
-import socket
 import socketserver
 import threading
 
@@ -25,8 +24,9 @@ from lab.engines.docker.refusals import allowed
 from lab.errors import EngineError, GpuError
 from lab.images import spec as images
 from lab.images.container import HostContext, container_spec
-from lab.images.endpoint import endpoint_of
+from lab.images.docker_cli import endpoint_of
 from tests.core.test_manifest import a_run
+from tests.wire import dead_socket, deaf_socket
 
 
 def test_no_engine_at_the_socket_names_both_ways_out(tmp_path):
@@ -38,21 +38,15 @@ def test_no_engine_at_the_socket_names_both_ways_out(tmp_path):
 
 
 def test_a_socket_that_nobody_serves_any_more_is_a_daemon_that_is_down(tmp_path):
-    dead = socket.socket(socket.AF_UNIX)
-    dead.bind(str(tmp_path / "s"))
-    dead.close()
+    dead_socket(tmp_path / "s")
     with pytest.raises(EngineError, match=r"no Docker engine answers at .*/s: nothing serves it"):
         connect({"DOCKER_HOST": f"unix://{tmp_path}/s"})
 
 
 def test_an_engine_that_hangs_is_told_after_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(docker_client, "TIMEOUT_S", 0.3)
-    deaf = socket.socket(socket.AF_UNIX)
-    deaf.bind(str(tmp_path / "s"))
-    deaf.listen()
-    with pytest.raises(EngineError, match="does not answer in time"):
+    with deaf_socket(tmp_path / "s"), pytest.raises(EngineError, match="does not answer in time"):
         connect({"DOCKER_HOST": f"unix://{tmp_path}/s"})
-    deaf.close()
 
 
 @pytest.mark.parametrize(
@@ -153,11 +147,8 @@ def test_an_engine_says_whether_it_is_rootless(tmp_path, said, mapping):
 
 
 def test_a_plan_waits_for_no_engine_that_is_not_there_or_does_not_speak(tmp_path):
-    deaf = socket.socket(socket.AF_UNIX)
-    deaf.bind(str(tmp_path / "s"))
-    deaf.listen()
-    assert ask(f"unix://{tmp_path}/s", 0.3) is None
-    deaf.close()
+    with deaf_socket(tmp_path / "s"):
+        assert ask(f"unix://{tmp_path}/s", 0.3) is None
     assert ask(f"unix://{tmp_path}/s", 0.3) is None
     assert ask(f"unix://{tmp_path}/none", 5) is None and ask("tcp://10.0.0.1:2375", 5) is None
 

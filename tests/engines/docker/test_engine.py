@@ -163,8 +163,7 @@ FETCH_DRIVER = """
     from lab.core.run import Run
     from lab.core.stop import Stop
     from lab.engines.docker.engine import DockerEngine
-    from tests.command import until
-from tests.engines.docker.fixtures import an_image
+    from tests.engines.docker.fixtures import an_image
     run = Run.open(Path(sys.argv[1]))
     step = run.manifest.steps[0].step
     run.begin(step)

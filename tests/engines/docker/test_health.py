@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import msgspec
 import pytest
@@ -17,6 +16,7 @@ from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.health import check_engine
 from tests.engines.docker.fixtures import an_image
 from tests.engines.docker.test_client import DOCKER, PODMAN, an_engine
+from tests.wire import dead_socket, deaf_socket
 
 GPU = Gpu(vendor="nvidia", index=0, uuid="GPU-0")
 NAMED = msgspec.structs.replace(GPU, cdi="nvidia.com/gpu=GPU-0")
@@ -32,9 +32,7 @@ def plain_environment(monkeypatch):
 
 
 def test_a_socket_that_nobody_serves_is_not_an_engine(tmp_path):
-    dead = socket.socket(socket.AF_UNIX)
-    dead.bind(str(tmp_path / "s"))
-    dead.close()
+    dead_socket(tmp_path / "s")
     (row,) = check_engine({"DOCKER_HOST": f"unix://{tmp_path}/s"}, [])
     assert (row.subject, row.state) == ("engine", "warn") and "no Docker engine answers" in row.detail
     assert (
@@ -44,12 +42,14 @@ def test_a_socket_that_nobody_serves_is_not_an_engine(tmp_path):
 
 def test_an_engine_that_hangs_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(health, "TIMEOUT_S", 0.3)
-    deaf = socket.socket(socket.AF_UNIX)
-    deaf.bind(str(tmp_path / "s"))
-    deaf.listen()
-    (row,) = check_engine({"DOCKER_HOST": f"unix://{tmp_path}/s"}, [])
+    with deaf_socket(tmp_path / "s"):
+        (row,) = check_engine({"DOCKER_HOST": f"unix://{tmp_path}/s"}, [])
     assert row.state == "warn" and "does not answer in time" in row.detail
-    deaf.close()
+
+
+def test_a_remote_engine_is_not_used(tmp_path):
+    (row,) = check_engine({"DOCKER_HOST": "tcp://10.0.0.1:2375"}, [])
+    assert row.state == "warn" and "not the socket of an engine of this machine" in row.detail
 
 
 def test_without_a_socket_there_is_no_engine(tmp_path):
@@ -116,12 +116,10 @@ def test_an_engine_whose_limits_have_no_effect_is_told_in_doctor_and_plan(
 
 def test_a_plan_without_an_answer_says_for_which_engine_it_is(tmp_path, monkeypatch):
     """A rootless podman that is loaded gets other users and mounts than what the plan shows."""
-    deaf = socket.socket(socket.AF_UNIX)
-    deaf.bind(str(tmp_path / "s"))
-    deaf.listen()
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/s")
     monkeypatch.setattr(docker_engine, "PREVIEW_TIMEOUT_S", 0.2)
-    assert DockerEngine(an_image()).notes([]) == (docker_engine.UNKNOWN_ENGINE,)
+    with deaf_socket(tmp_path / "s"):
+        assert DockerEngine(an_image()).notes([]) == (docker_engine.UNKNOWN_ENGINE,)
 
 
 def test_a_plan_says_that_the_toolkit_is_missing(tmp_path, monkeypatch):

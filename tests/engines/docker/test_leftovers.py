@@ -17,7 +17,7 @@ from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.leftovers import leftovers, stop_run
 from tests.command import until
 from tests.engines.docker.fixtures import (  # noqa: F401
-    Wire,
+    EngineWire,
     an_image,
     busybox,
     kill_driver_of,
@@ -106,7 +106,7 @@ def test_the_reaper_leaves_a_living_drivers_containers_alone(tmp_path):
 
 
 def test_an_engine_that_goes_away_leaves_the_step_to_be_taken_up_again(tmp_path):
-    wire, root = Wire(tmp_path), tmp_path / "r"
+    wire, root = EngineWire(tmp_path), tmp_path / "r"
     step = shell("echo up; sleep 2; echo more")
     with pytest.raises(EngineLost, match="may still run") as caught:
         run_step(root, step, daemon=wire.connect, meanwhile=lambda *_: wire.cut())

@@ -253,11 +253,3 @@ def test_the_runs_lab_is_mounted_read_only_and_nothing_of_it_reaches_the_tool(
     assert (mount in lines[0]) is bool(used)
     assert (f"{prefix}PYTHONPATH=/out/.lab/{'1' * 16}" in lines) is bool(used)
     assert (f"{prefix}LAB_CODE_REPORT=/out/s/.lab_imported" in lines) is bool(used)
-
-
-def test_a_tool_that_the_image_has_not_is_refused_by_name(tmp_path):
-    step = Step(name="s", folder="s", argv=("python",), tools=("nsys",))
-    run = Run.create(tmp_path / "r", a_manifest(step))
-    engine = engine_of(Ticket(run_dir=str(run.root), step="s", attempt=1, image="cpu", container="pyxis"))
-    with pytest.raises(UsageError, match="the image 'cpu' has no tool 'nsys'"):
-        engine.run(run, step, (), on_line=print, stop=Stop())

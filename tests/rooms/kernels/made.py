@@ -15,6 +15,9 @@ MM = {
     "Input Strides": [[8, 1], [1, 8]],
     "Concrete Inputs": ["", ""],
 }
+RESOURCES = {"shared memory": 512, "registers per thread": 90}
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+COPY = "Memcpy DtoD (Device -> Device)"
 
 
 def generation(
@@ -25,38 +28,15 @@ def generation(
     for forward in range(forwards):
         start = 1000 + forward * (FORWARD_US + GAP_US) + late_us
         writer.event("user_annotation", f"decode_{forward}" if forward else "prefill", start, FORWARD_US)
-        for layer in range(2):
-            op = writer.op("aten::mm", start + 20 + 100 * layer, 30, **MM)
-            writer.kernel(
-                "nvjet_gemm",
-                start + 60 + 100 * layer,
-                10,
-                op=op,
-                call_us=start + 45 + 100 * layer,
-                **{"shared memory": 512, "registers per thread": 90},
-            )
+        for at_us in (start, start + 100):
+            op = writer.op("aten::mm", at_us + 20, 30, **MM)
+            writer.kernel("nvjet_gemm", at_us + 60, 10, op=op, call_us=at_us + 45, **RESOURCES)
         op = writer.op("aten::add", start + 300, 20)
-        writer.kernel(
-            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)",
-            start + 340,
-            2,
-            op=op,
-            call_us=start + 315,
-        )
-        op = writer.op(
-            "aten::cat",
-            start + 400,
-            20,
-            **{
-                "Input Dims": [[[1, forward + 1]], []],
-                "Input type": ["TensorList", "Scalar"],
-                "Concrete Inputs": ["", "1"],
-            },
-        )
+        writer.kernel(ADD, start + 340, 2, op=op, call_us=start + 315)
+        sizes = {"Input Dims": [[[1, forward + 1]], []], "Input type": ["TensorList", "Scalar"]}
+        op = writer.op("aten::cat", start + 400, 20, **sizes, **{"Concrete Inputs": ["", "1"]})
         copied = 8 * (forward + 1)
-        writer.kernel(
-            "Memcpy DtoD (Device -> Device)", start + 440, 1, op=op, call_us=start + 415, bytes=copied
-        )
+        writer.kernel(COPY, start + 440, 1, op=op, call_us=start + 415, bytes=copied)
         if comm:
             writer.all_reduce(1024, start + 62, 8)
     return writer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.rooms.kernels.config import MODELS, num_params, sharded_params
-from lab.rooms.kernels.tensors import contiguous_stride, extent
+from lab.rooms.kernels.replay.args import contiguous_stride, extent
 
 
 def test_parameters_are_those_of_the_published_models():

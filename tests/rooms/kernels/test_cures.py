@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import LabError
-from lab.images.tree import ROOT
+from lab.images.targets import ROOT
 from lab.rooms.kernels.cures import FOR_OLD_TORCH, explain, explained
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from lab.core.run import MANIFEST
 from lab.serve.index import Index, key_of
-from lab.serve.web.differences import changed, previous_run
-from lab.serve.web.figures import figure_lines
+from lab.serve.web.differences import changed, figure_lines, previous_run
 from lab.serve.web.files import file_lines, verified
 from lab.serve.web.listing import PAGE, Wish, fact_of, listing
 from tests.serve.made import DAY, write_run, write_runs

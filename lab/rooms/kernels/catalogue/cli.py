@@ -11,7 +11,7 @@ import msgspec
 
 from lab.errors import StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
-from lab.rooms.kernels.options import CAPTURE, INDUCTOR, OUT, TABLE_OUTPUT, TRACES
+from lab.rooms.kernels.cli import CAPTURE, INDUCTOR, OUT, TABLE_OUTPUT, TRACES
 from lab.terminal.findings import REQUIRE, raise_for_lacks
 
 if TYPE_CHECKING:

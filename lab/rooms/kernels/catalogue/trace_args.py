@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from lab.perfmodel.dtypes import dtype_name
+from lab.rooms.kernels.replay.args import contiguous_stride
 from lab.rooms.kernels.schema import Arg
-from lab.rooms.kernels.tensors import contiguous_stride
 
 _INT = re.compile(r"[+-]?\d+\Z")
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z|[+-]?(inf|nan)\Z")

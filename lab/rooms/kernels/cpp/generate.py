@@ -18,10 +18,8 @@ from lab.core.files import write_atomic
 from lab.core.words import plural
 from lab.perfmodel.dtypes import ITEM_BYTES, SPELLINGS
 from lab.recordings.names import short_name
-from lab.rooms.kernels.replay.args import Arg, ReplayPlan, Signature, TensorArg, fill_of
-from lab.rooms.kernels.replay.files import RawReplay
-from lab.rooms.kernels.replay.proof.result import REBUILT
-from lab.rooms.kernels.tensors import extent
+from lab.rooms.kernels.replay.args import Arg, RawReplay, ReplayPlan, Signature, TensorArg, extent, fill_of
+from lab.rooms.kernels.replay.proof.rows import REBUILT
 
 PROGRAM = "replay.cpp"
 # Written as they are beside the program: name there -> file of this folder.

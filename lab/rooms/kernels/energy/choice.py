@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from lab.power.windows import Window
-from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.replay.files import PLAN_FILE
+from lab.rooms.kernels.replay.args import PLAN_FILE, ReplayPlan
 
 ENERGY_CONFIG, ENERGY_RAW = "energy_config.json", "energy/energy_raw.json"
 ENERGY_RESULT, ENERGY_TABLE = "energy.json", "tables/energy.csv"

@@ -5,11 +5,37 @@ These structs are all that the host, which reads recordings, and the workload, w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from lab.rooms.kernels.tensors import FLOATS
+from lab.perfmodel.dtypes import SPELLINGS
+
+# A replay does not rebuild these; the catalogue names them.
+_NAMED_ONLY = ("complex32", "float8_e8m0fnu", "float4_e2m1fn_x2")
+# Spellings in recordings (Kineto's "Input type", the execution trace's "Tensor(...)") -> torch's name.
+DTYPES = {spelling: name for spelling, name in SPELLINGS.items() if name not in _NAMED_ONLY}
+FLOATS = frozenset(name for name in DTYPES.values() if "float" in name or "complex" in name)
+
+
+def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last addressed one, 0 for an empty tensor."""
+    if any(size == 0 for size in shape):
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides, in elements."""
+    steps: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))
+
 
 PLAN_VERSION = 1
 
@@ -155,3 +181,53 @@ def fill_of(op: str, spec: TensorArg) -> str:
     if spec.high is not None:
         return "bounded"
     return "ones" if plain.startswith(DIVIDES) else "zeros"
+
+
+PLAN_FILE = "replay_plan.json"
+RAW_FILE = "replay/replay_raw.json"
+RESULT, TABLE = "replay.json", "tables/replay.csv"
+
+
+def is_replay(folder: Path) -> bool:
+    """Whether `folder` is a run of `lab run kernels replay`."""
+    return (folder / PLAN_FILE).is_file()
+
+
+class SignatureRun(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A signature called by itself. status: ran, shapes (on the meta device only), failed or unresolved.
+
+    launches: of its first measured call. dur_us: per repetition, of each launch (on a CPU: of the op).
+    """
+
+    sig_id: str
+    status: str
+    reason: str = ""
+    overload: str = ""
+    args: tuple[Arg, ...] = ()
+    numbers_as_tensors: bool = False
+    shapes_equal: bool | None = None  # results against the recorded ones; None: not recorded
+    launches: tuple[Launch, ...] = ()
+    dur_us: tuple[tuple[float, ...], ...] = ()
+
+
+class CallRun(msgspec.Struct, frozen=True, array_like=True):
+    """A call made in order: place is its index in the plan. Durations are per pass and launch."""
+
+    place: int
+    launch_set: int  # index in RawReplay.launch_sets; -1: the passes differed
+    dur_us: tuple[tuple[float, ...], ...]
+
+
+class RawReplay(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Everything one replay saw."""
+
+    mode: str
+    device: str  # "cuda" or "cpu"
+    device_name: str = ""
+    num_sms: int = 0
+    repeats: int = 1
+    versions: dict[str, str] = {}
+    signatures: tuple[SignatureRun, ...] = ()
+    calls: tuple[CallRun, ...] = ()
+    launch_sets: tuple[tuple[Launch, ...], ...] = ()
+    notes: tuple[str, ...] = ()

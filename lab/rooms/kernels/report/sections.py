@@ -19,8 +19,8 @@ from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt import CAPTION
 from lab.rooms.kernels.energy.choice import ENERGY_TABLE
 from lab.rooms.kernels.energy.evaluate import EnergyResult
-from lab.rooms.kernels.replay.files import TABLE
-from lab.rooms.kernels.replay.proof.result import EXACT, OP_ONLY, Coverage, Result, Row
+from lab.rooms.kernels.replay.args import TABLE
+from lab.rooms.kernels.replay.proof.rows import EXACT, OP_ONLY, Coverage, Result, Row
 from lab.rooms.kernels.replay.proof.summary import CPU_ONLY, QUESTIONS
 
 MOST_BARS = 60_000  # on the page; with more it would weigh megabytes

@@ -104,22 +104,6 @@ def test_commands_write_their_files_elsewhere_and_tell_the_verdict(tmp_path, wor
     assert {one.name for one in tmp_path.iterdir()} == {"a.db", "work"}
 
 
-@pytest.mark.parametrize("command", ["unique", "unique --launches", "gantt"])
-def test_a_hole_in_the_dispatch_ids_is_written_marked_and_fails(tmp_path, work, monkeypatch, command):
-    process, _ = two()
-    for table in ("kernel_dispatch", "region"):
-        del process.rows[table][1]
-    path = write(tmp_path / "a.db", process)
-    done = run(f"kernels {command}", path, cwd=work, monkeypatch=monkeypatch)
-    assert isinstance(done.exception, StepFailed) and done.exception.exit_code == 1
-    assert "1 of 4 dispatches are missing between others: ids 2" in done.output
-    tables = sorted((work / "experiments" / "a_analysis" / "tables").glob("*.csv"))
-    assert tables
-    for table in tables:
-        with table.open(newline="") as file:
-            assert all("at least" in row["bound"] for row in csv.DictReader(file)), table.name
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_table_of_a_torn_recording_is_marked_whatever_its_format(tmp_path, work, monkeypatch, name):
     form = FORMATS[name]

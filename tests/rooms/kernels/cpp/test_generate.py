@@ -11,8 +11,18 @@ import msgspec
 import pytest
 
 from lab.rooms.kernels.cpp.generate import generate
-from lab.rooms.kernels.replay.args import Arg, Call, Forward, Launch, Origin, ReplayPlan, Signature, TensorArg
-from lab.rooms.kernels.replay.files import RawReplay, SignatureRun
+from lab.rooms.kernels.replay.args import (
+    Arg,
+    Call,
+    Forward,
+    Launch,
+    Origin,
+    RawReplay,
+    ReplayPlan,
+    Signature,
+    SignatureRun,
+    TensorArg,
+)
 
 HALF = TensorArg(dtype="float16", shape=(4, 6), stride=(6, 1))
 FLOAT = TensorArg(dtype="float32", shape=(3, 5), stride=(1, 3), align_bytes=8)

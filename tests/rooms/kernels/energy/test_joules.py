@@ -108,12 +108,6 @@ def test_a_call_without_a_window_is_a_row_with_its_reason():
     assert any("not enough memory" in line for line in missing_sentences(result))
 
 
-def test_sensors_that_disagree_are_flagged():
-    raw = a_raw()
-    raw.signatures[0].windows = [a_window(2500.0, launches=50_000, integral=1500.0)]
-    assert any("disagree" in flag for row in evaluate(a_plan(), raw).rows for flag in row.flags)
-
-
 @pytest.mark.parametrize(
     ("integral_j", "flagged"), [(2300.0, False), (2700.0, False), (2200.0, True), (2800.0, True)]
 )

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from lab.rooms.kernels.replay.args import Call, Forward, Launch, Origin, ReplayPlan, Signature
-from lab.rooms.kernels.replay.files import CallRun, RawReplay, SignatureRun
+from lab.rooms.kernels.replay.args import (
+    Call,
+    CallRun,
+    Forward,
+    Launch,
+    Origin,
+    RawReplay,
+    ReplayPlan,
+    Signature,
+    SignatureRun,
+)
 
 GEMM = Launch("gemm", grid=(4, 1, 1), block=(128, 1, 1), smem_bytes=1024)
 

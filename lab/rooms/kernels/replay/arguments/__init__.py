@@ -1,1 +1,0 @@
-"""An op's overload and arguments, from the best source that a recording has."""

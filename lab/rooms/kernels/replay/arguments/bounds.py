@@ -6,8 +6,7 @@ import math
 
 import msgspec
 
-from lab.rooms.kernels.replay.args import SOURCES, Arg, TensorArg
-from lab.rooms.kernels.tensors import FLOATS
+from lab.rooms.kernels.replay.args import FLOATS, SOURCES, Arg, TensorArg
 
 
 def with_bounds(op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:

@@ -9,7 +9,7 @@ import msgspec
 
 from lab.core.words import plural
 from lab.errors import BadDataError
-from lab.rooms.kernels.replay.args import Arg, TensorArg
+from lab.rooms.kernels.replay.args import DTYPES, Arg, TensorArg, contiguous_stride
 from lab.rooms.kernels.replay.arguments.bounds import with_bounds
 from lab.rooms.kernels.replay.arguments.schemas import (
     TENSOR_LISTS,
@@ -19,7 +19,6 @@ from lab.rooms.kernels.replay.arguments.schemas import (
     parse_schema,
     split_args,
 )
-from lab.rooms.kernels.tensors import DTYPES, contiguous_stride
 from lab.rooms.kernels.trails import read_json
 
 

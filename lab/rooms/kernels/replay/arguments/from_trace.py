@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from lab.core.words import plural
-from lab.rooms.kernels.replay.args import Arg, Launch, RawArgs, TensorArg
+from lab.rooms.kernels.replay.args import DTYPES, Arg, Launch, RawArgs, TensorArg, contiguous_stride
 from lab.rooms.kernels.replay.arguments.bounds import with_bounds
 from lab.rooms.kernels.replay.arguments.schemas import TENSOR_LISTS, Param, Schema, Unresolved, literal_of
-from lab.rooms.kernels.tensors import DTYPES, contiguous_stride
 
 NO = -(10**6)  # a score that rules a schema out
 COPY = re.compile(r"Memcpy (\w)to(\w) ?(?:\((\w+) -> (\w+)\))?")

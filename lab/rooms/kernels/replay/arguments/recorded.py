@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import msgspec
 
 from lab.perfmodel.dtypes import ITEM_BYTES
-from lab.rooms.kernels.replay.args import Arg, TensorArg
+from lab.rooms.kernels.replay.args import FLOATS, Arg, TensorArg
 from lab.rooms.kernels.replay.arguments.bounds import with_bounds
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 from lab.rooms.kernels.schema import Arg as RecordedArg
 from lab.rooms.kernels.schema import RecordedOp
-from lab.rooms.kernels.tensors import FLOATS
 
 # Numbers of dtypes, layouts and memory formats in c10 (ScalarType.h, Layout.h, MemoryFormat.h).
 DTYPE_NUMBERS = {

@@ -16,11 +16,20 @@ import numpy as np
 from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.recordings.names import short_name
-from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.rooms.kernels.replay.args import RawReplay, ReplayPlan
 from lab.rooms.kernels.replay.calls.signatures import COLLECTIVE
-from lab.rooms.kernels.replay.files import RawReplay
-from lab.rooms.kernels.replay.proof.result import EXACT, REBUILT, Coverage, ForwardClosure, Result, Row
-from lab.rooms.kernels.replay.proof.rows import CallProof, call_proofs, origin_of, rows_of
+from lab.rooms.kernels.replay.proof.rows import (
+    EXACT,
+    REBUILT,
+    CallProof,
+    Coverage,
+    ForwardClosure,
+    Result,
+    Row,
+    call_proofs,
+    origin_of,
+    rows_of,
+)
 
 OFTEN = 8  # a launch recorded less often carries the noise of a single reading
 TIME_BAR, ERROR_BAR, CLOSURE_BAR = 98.0, 5.0, 5.0  # percent

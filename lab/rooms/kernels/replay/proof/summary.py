@@ -8,7 +8,7 @@ from lab.core.words import plural
 from lab.report.parts import Status
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.proof.evaluate import OFTEN, total_closure
-from lab.rooms.kernels.replay.proof.result import (
+from lab.rooms.kernels.replay.proof.rows import (
     GEOMETRY,
     OTHER,
     VARIED,

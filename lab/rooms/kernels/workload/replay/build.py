@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from lab.perfmodel.dtypes import ITEM_BYTES
-from lab.rooms.kernels.replay.args import Arg, Signature, TensorArg, fill_of
+from lab.rooms.kernels.replay.args import Arg, Signature, TensorArg, extent, fill_of
 from lab.rooms.kernels.replay.arguments.from_trace import from_trace
 from lab.rooms.kernels.replay.arguments.schemas import Schema, Unresolved, parse_schema
-from lab.rooms.kernels.tensors import extent
 
 PATTERN_ELEMENTS = 1 << 20  # the period of the hash
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lab.perfmodel.dtypes import ITEM_BYTES
-from lab.rooms.kernels.replay.args import Arg, Call, ReplayPlan, TensorArg
-from lab.rooms.kernels.tensors import extent
+from lab.rooms.kernels.replay.args import Arg, Call, ReplayPlan, TensorArg, extent
 from lab.rooms.kernels.workload.replay.build import (
     Bound,
     bind,

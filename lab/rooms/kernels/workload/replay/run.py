@@ -12,9 +12,8 @@ import torch
 from lab.core.files import write_atomic
 from lab.core.words import plural
 from lab.rooms.kernels.cures import first_line
-from lab.rooms.kernels.replay.args import Launch, ReplayPlan
+from lab.rooms.kernels.replay.args import CallRun, Launch, RawReplay, ReplayPlan, SignatureRun
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
-from lab.rooms.kernels.replay.files import CallRun, RawReplay, SignatureRun
 from lab.rooms.kernels.workload.replay.build import Bound, bind, first_call, flat_outputs, resolved
 from lab.rooms.kernels.workload.replay.machine import (
     describe,

@@ -7,9 +7,8 @@ import pytest
 from msgspec import structs
 
 from lab.errors import BadDataError
-from lab.rooms.kernels.replay.args import Call, Origin, Orphan
+from lab.rooms.kernels.replay.args import Call, CallRun, Origin, Orphan
 from lab.rooms.kernels.replay.calls.signatures import COLLECTIVE, why_orphan
-from lab.rooms.kernels.replay.files import CallRun
 from lab.rooms.kernels.replay.proof.evaluate import bars, evaluate, total_closure
 from lab.rooms.kernels.replay.proof.rows import compare
 from lab.rooms.kernels.replay.proof.summary import missing_sentences, status, terminal

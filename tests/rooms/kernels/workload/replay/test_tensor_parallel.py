@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from lab.rooms.kernels.replay.args import RawReplay  # noqa: E402
 from lab.rooms.kernels.replay.calls.source import read_plan  # noqa: E402
-from lab.rooms.kernels.replay.files import RawReplay  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -1,7 +1,8 @@
-"""A run's tables as one workbook or as Parquet files, and recordings' columns as Parquet."""
+"""Write runs and recordings in the formats of other tools: Perfetto, Chrome, spreadsheets, Parquet."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,46 @@ import pyarrow.parquet
 
 from lab.core import findings as findings_file
 from lab.core import manifest as manifests
-from lab.core.files import replacing
+from lab.core.files import make_folder, replacing
 from lab.core.findings import FINDINGS
 from lab.core.run import MANIFEST
-from lab.errors import LabError, MissingError
+from lab.core.words import ranks_text
+from lab.errors import LabError, MissingError, not_here
 from lab.recordings.capture import Capture
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
 from lab.recordings.load import load_capture
+from lab.recordings.merge import merge_captures, read_ranks
 from lab.report.excel import write_workbook
-from lab.serve.export.timelines import LEFT_OUT, notes_of
 from lab.serve.rows import row_of
 from lab.serve.sql.tables import read_table
 from lab.serve.walk import recordings_below
+
+LEFT_OUT, LACKS, ABSENT = "left out:", "missing from the recording", "no recording of"
+MISSING = (LEFT_OUT, LACKS, ABSENT)  # prefixes of notes that make an export incomplete
+
+
+def write_perfetto(paths: Sequence[Path], target: Path) -> list[str]:
+    """All ranks of these recordings, of any profiler, in one gzipped JSON; returns what is not in it.
+
+    Raises what the reader raises for a single recording, BadDataError where none of several can be read.
+    """
+    ranks = read_ranks([(None, path) for path in paths])
+    merge_captures(ranks.traces, target, offsets_ns=ranks.offsets_ns, absent=ranks.absent)
+    notes = [f"{LEFT_OUT} {text}" for text in ranks.left_out] + [*ranks.unnamed, *ranks.odd]
+    notes += [f"{LACKS} {text}" for text in ranks.torn]
+    if ranks.absent:
+        notes.append(f"{ABSENT} {ranks_text(ranks.absent, limit=16)}")
+    return list(dict.fromkeys(notes))
+
+
+def notes_of(path: Path, recording: Capture) -> list[str]:
+    """Sentences on what its reader met in a recording, and on what is missing from it."""
+    missing = sentences(holes(recording.lacks))
+    return [f"{path.name}: {text}" for text in recording.problems] + [
+        f"{LACKS} {path.name}: {text}" for text in missing
+    ]
+
 
 MOST_ROWS = (1 << 20) - 1  # of a sheet, below its heading
 TABLES = ("ops", "api", "ranges", "sync")
@@ -145,3 +175,55 @@ def _write(table: pa.Table, path: Path) -> Path:
     with replacing(path) as file:
         pyarrow.parquet.write_table(table, file, compression="zstd")
     return path
+
+
+def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:
+    """The files written into `out`, and sentences about what is not in them.
+
+    Raises MissingError where there is nothing to export, and what a reader raises for a single recording.
+    """
+    if not run.exists():
+        raise not_here("no such run or recording", run)
+    make_folder(out)
+    place = run.resolve().name
+    name = safe(place.split(".", 1)[0] if run.is_file() else place)
+    if form == "xlsx":
+        target = out / f"{name}.xlsx"
+        notes = write_xlsx(run, target)
+        return ([target] if target.exists() else []), notes
+    if form == "parquet":
+        written, notes = write_parquet(run, make_folder(out / name))
+        if not written:
+            raise MissingError(
+                "neither tables nor recordings", location=run, fix="; ".join(notes[:3]) or None
+            )
+        return written, notes
+    return _timelines(run, out, name)
+
+
+def _timelines(run: Path, out: Path, name: str) -> tuple[list[Path], list[str]]:
+    groups = recordings_below(run)
+    if not groups:
+        raise MissingError(
+            "no recording in this run", location=run, fix="lab inspect shows what a folder contains"
+        )
+    written: list[Path] = []
+    notes: list[str] = []
+    for group, paths in groups.items():
+        stem = name if run.is_file() else f"{name}_{safe(group)}" if group != "." else name
+        target = out / f"{stem}.json.gz"
+        try:
+            left = write_perfetto(paths, target)
+            written.append(target)
+        except LabError as error:
+            if len(groups) == 1:
+                raise
+            left = [f"left out: {error.problem}"]
+        notes += [with_place(text, group) for text in left]
+    return written, notes
+
+
+def with_place(note: str, place: str) -> str:
+    """Put the place into a note, behind its prefix."""
+    prefix = next((text for text in MISSING if note.startswith(text)), "")
+    return f"{prefix} {place}: {note[len(prefix) :].strip()}" if prefix else f"{place}: {note}"

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from lab.cli.main import cli
 from lab.errors import MissingError, StepFailed
-from lab.serve.export.all import export_run
+from lab.serve.export import export_run
 from lab.serve.walk import group_of, recordings_below
 from tests.conftest import SHARED
 from tests.recordings.merge.made import read

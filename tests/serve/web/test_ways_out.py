@@ -1,10 +1,9 @@
-"""A browser that reaches a Unix socket through a forwarded port, as `ssh -L 8000:/path` does it."""
+"""Ways out of `lab serve`: a Unix socket behind a forwarded port, a recording given to Perfetto's page."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,8 @@ pytest.importorskip("playwright", reason="needs playwright")
 
 from tests.serve.made import write_run
 from tests.serve.web.browser import served, visited
+from tests.serve.web.test_journeys import launches
+from tests.wire import Wire
 
 pytestmark = pytest.mark.browser
 REBOUND = "--host-resolver-rules=MAP evil.test 127.0.0.1"
@@ -23,29 +24,11 @@ REBOUND = "--host-resolver-rules=MAP evil.test 127.0.0.1"
 @contextlib.contextmanager
 def forwarded(path: Path) -> Iterator[int]:
     """A port of 127.0.0.1 whose connections go to the socket at `path`."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def copy(one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(65536):
-                other.sendall(data)
-        with contextlib.suppress(OSError):
-            other.shutdown(socket.SHUT_WR)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = listener.accept()
-                far = socket.socket(socket.AF_UNIX)
-                far.connect(str(path))
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=copy, args=pair, daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
+    wire = Wire(socket.create_server(("127.0.0.1", 0)), str(path))
     try:
-        yield listener.getsockname()[1]
+        yield wire.server.getsockname()[1]
     finally:
-        listener.close()
+        wire.cut()
 
 
 def test_two_sockets_are_read_side_by_side_and_rebound_names_are_refused(tmp_path):
@@ -74,3 +57,31 @@ def test_two_sockets_are_read_side_by_side_and_rebound_names_are_refused(tmp_pat
         answer = other.goto(page.base.replace("localhost", "evil.test"))
         assert answer.status == 400 and "not a name of this server" in other.content()
     assert not (tmp_path / "one.sock").exists()
+
+
+# Answers as Perfetto's page does, and shows what it was given.
+STUB = """addEventListener("message", (event) => {
+  if (event.data === "PING") event.source.postMessage("PONG", "*");
+  else if (event.data.perfetto) {
+    const { buffer, title, fileName } = event.data.perfetto, kind = new Uint8Array(buffer).slice(0, 2);
+    const shown = document.body.appendChild(document.createElement("p"));
+    shown.id = "got";
+    const zipped = kind[0] === 0x1f && kind[1] === 0x8b;
+    shown.textContent = [title, fileName, buffer.byteLength > 1000, zipped].join(" ");
+  }
+});"""
+
+
+def test_a_click_hands_the_recording_to_perfettos_page(tmp_path):
+    launches().write(tmp_path / "trace.json")
+    with served(tmp_path, tmp_path / "cache") as url, visited(url) as page:
+        body = f"<!doctype html><body><script>{STUB}</script>"
+        page.context.route(
+            "https://ui.perfetto.dev/**", lambda route: route.fulfill(body=body, content_type="text/html")
+        )
+        page.goto(f"{page.base}/timeline?file=trace.json")
+        with page.expect_popup() as popup:
+            page.click("text=open in Perfetto")
+        got = popup.value.locator("#got").inner_text()
+        assert got == "trace.json trace.json.gz true true", "a gzip file"
+        page.wait_for_selector("text=given to Perfetto")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lab.errors import BadDataError
-from lab.rooms.kernels.audit.published import OK, REFUSED, of_isolated, of_published
+from lab.rooms.kernels.audit import OK, REFUSED, of_isolated, of_published
 from tests.command import lab
 
 

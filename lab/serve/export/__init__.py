@@ -1,1 +1,0 @@
-"""Write runs and recordings in the formats of other tools: Perfetto, Chrome, spreadsheets, Parquet."""
