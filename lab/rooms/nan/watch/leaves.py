@@ -107,9 +107,7 @@ def as_counted(tensor: Any, depth: int = 0) -> Found:
             return [], ""
         if not is_odd(tensor):
             return [tensor] if tensor.numel() else [], ""
-        inside = (
-            _made_of(tensor) if depth <= MOST_WRAPPED else "a tensor inside of too many"
-        )
+        inside = _made_of(tensor) if depth <= MOST_WRAPPED else "a tensor inside of too many"
     except Exception as error:  # any subclass may refuse anything: a note, never the program's problem
         return [], f"{type(tensor).__name__} ({tensor.dtype}) cannot be read: {type(error).__name__}"
     if isinstance(inside, str):
