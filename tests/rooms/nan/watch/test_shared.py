@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -79,3 +80,22 @@ def test_guards_of_four_threads_come_and_go_while_the_others_train():
     assert not errors, errors
     # A loss of another thread's model is not this model's.
     assert sorted(set(statuses)) == [(n, "bad" if n == 3 else "clean", 5 + n) for n in range(4)]
+
+
+@pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+def test_updates_are_seen_after_dynamo_took_torchs_hooks_off_an_optimizer(monkeypatch):
+    """As that of torch 2.2 does when it first compiles."""
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    bare = torch.optim.SGD.step.__wrapped__
+    bare.hooked = True
+    monkeypatch.setattr(torch.optim.SGD, "step", bare)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", sys.modules.get("torch._dynamo", threading))
+    with nan.guard(model, optimizer) as g:
+        for number in range(4):
+            optimizer.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            optimizer.param_groups[0]["lr"] = float("nan") if number == 3 else 1e-2
+            optimizer.step()
+    assert g.step == 4 and (g.first.stage, g.first.step) == ("weights_after", 3), g.sentence()
+    assert torch.optim.SGD.step is bare
