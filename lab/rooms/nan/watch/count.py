@@ -206,21 +206,17 @@ class NativeCounts:
 
     def screen(self, tensors: Sequence[Tensor]) -> np.ndarray:
         """Count only if anything is bad: of clean tensors nothing else is known (-1)."""
-        kind = _only_type(tensors)
-        if kind is not None:
-            sizes = array("q", map(Tensor.numel, tensors))
-            if min(sizes) and not self._call(tensors, sizes, kind, False, None):
-                return clean_rows(len(tensors))
+        kind, sizes = _only_type(tensors)
+        if kind is not None and not self._call(tensors, sizes, kind, False, None):
+            return clean_rows(len(tensors))
         rows = self._rows(tensors, subnormals=False)
         return rows if (rows[:, :3] > 0).any() else clean_rows(len(tensors))
 
     def _rows(self, tensors: Sequence[Tensor], *, subnormals: bool) -> np.ndarray:
-        kind = _only_type(tensors)
-        if kind is not None:
-            sizes = array("q", map(Tensor.numel, tensors))
-            if min(sizes):
-                return self._of_one_type(tensors, sizes, kind, subnormals)
-        return self._of_several(tensors, subnormals)
+        kind, sizes = _only_type(tensors)
+        if kind is None:
+            return self._of_several(tensors, subnormals)
+        return self._of_one_type(tensors, sizes, kind, subnormals)
 
     def _of_one_type(
         self, tensors: Sequence[Tensor], sizes: array[int], kind: int, subnormals: bool
@@ -290,7 +286,11 @@ def counter_named(name: str) -> Counter:
     return KernelCounter()
 
 
-def _only_type(tensors: Sequence[Tensor]) -> int | None:
-    """The one type of tensors that all lie on the CPU, as C has it; None if they differ."""
-    dtypes = {*map(DTYPE, tensors)}
-    return C_FORMATS.get(dtypes.pop()) if len(dtypes) == 1 and all(map(_ON_CPU, tensors)) else None
+def _only_type(tensors: Sequence[Tensor]) -> tuple[int | None, array[int]]:
+    """(the one type of tensors that all lie on the CPU, as C has it; how many numbers each has).
+
+    None if they differ, or if one has no number.
+    """
+    dtypes, sizes = {*map(DTYPE, tensors)}, array("q", map(Tensor.numel, tensors))
+    is_one = len(dtypes) == 1 and min(sizes) and all(map(_ON_CPU, tensors))
+    return C_FORMATS.get(dtypes.pop()) if is_one else None, sizes

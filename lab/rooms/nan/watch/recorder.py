@@ -170,9 +170,6 @@ class Recorder(ABC):
     @hidden
     def settle(self) -> None:
         """Count what waits, and take the forwards it belongs to."""
-        self._settle()
-
-    def _settle(self) -> None:
         with self._lock:
             while self._waiting:
                 self._take_one(self._waiting.popleft())
@@ -195,7 +192,7 @@ class Recorder(ABC):
     def name_anew(self) -> None:
         """Give modules that have moved the names of now."""
         if self.modules.have_moved():
-            self._settle()  # what waits had the names of then
+            self.settle()  # what waits had the names of then
             self.modules.name_anew()
 
     def _attach_from(self, first_number: int) -> None:
@@ -234,19 +231,13 @@ class Recorder(ABC):
 
     @hidden
     def _arrived(self, lane: Lane, number: int, args: Any, kwargs: Any) -> None:
-        self._arrive(lane, number, args, kwargs)
-
-    @hidden
-    def _returned(self, lane: Lane, number: int, output: Any) -> None:
-        self._return(lane, number, output)
-
-    def _arrive(self, lane: Lane, number: int, args: Any, kwargs: Any) -> None:
         lane.heads.append((number, len(args), *kwargs))
         lane.values += (*args_as_passed(args), *kwargs_as_passed(kwargs))
         if lane.mode == AT_ONCE:
             self._absorb_safely(lane)
 
-    def _return(self, lane: Lane, number: int, output: Any) -> None:
+    @hidden
+    def _returned(self, lane: Lane, number: int, output: Any) -> None:
         lane.heads.append(~number)
         lane.values.append(as_passed(output, "output", False))
         if lane.mode == AT_ONCE:
@@ -385,13 +376,10 @@ class Recorder(ABC):
         if not is_last:
             forward.let_go()
 
-    def _begin(self, tensors: Sequence[Tensor]) -> Counted:
-        return quiet(self._begin_count, tensors, reads_only=self._reads_only)
-
     def _begin_or_apart(self, tensors: Sequence[Tensor]) -> Counted:
         """Begin a count; if it fails, count tensor by tensor, with rows of -1 for those that cannot be."""
         try:
-            return self._begin(tensors)
+            return quiet(self._begin_count, tensors, reads_only=self._reads_only)
         except Exception:
             if not tensors:
                 raise
@@ -426,7 +414,7 @@ class Recorder(ABC):
         forward = lane.forward
         if returned:
             try:
-                self._return(lane, number, output)
+                self._returned(lane, number, output)
             except Exception as error:  # an output that refuses to be asked for its class
                 forward.failed = f"{type(error).__name__}: {error}"
         self._absorb_safely(lane, is_last=True)
@@ -443,7 +431,7 @@ class Recorder(ABC):
             forward.number = next(self._numbers) if forward.phase != RECOMPUTE else -1
             self._waiting.append(forward)
             if len(self._waiting) >= MOST_FORWARDS_WAITING or self.takes_at_once(forward):
-                self._settle()
+                self.settle()
 
     def _learn(self, lane: Lane) -> None:
         """After a forward that was counted at once: was anything written in place after it passed?"""

@@ -39,6 +39,9 @@ class Shared:
     def remove(self, call: Call) -> None:
         with self._lock:
             self._calls = tuple(one for one in self._calls if one != call)
+            if self is after_update and not self._calls:
+                while _hooked_again:
+                    _hooked_again.popitem()[1].remove()
             if not self._calls and self._handle is not None and threading.active_count() == 1:
                 self._handle.remove()
                 self._handle = None
@@ -115,6 +118,7 @@ class Backwards:
                 self._patch = None
 
     def _enter(self, tensors: Any, *_: Any, **__: Any) -> tuple[Any, list[tuple[Call, Any]]]:
+        hook_again()  # before each update comes a backward
         self.count += 1
         return tensors, [(leave, enter(tensors)) for enter, leave in self._around]
 
@@ -133,6 +137,32 @@ after_update = Shared(_torchs("torch.optim.optimizer", "register_optimizer_step_
 new_module = Shared(_torchs("torch.nn.modules.module", "register_module_module_registration_hook"))
 new_parameter = Shared(_torchs("torch.nn.modules.module", "register_module_parameter_registration_hook"))
 backwards = Backwards()
+_hooked_again: dict[type[Any], Patch] = {}
+
+
+def hook_again() -> None:
+    """Surround the steps of optimizers that torch's hooks do not any more.
+
+    In torch 2.2, dynamo takes them off all of torch's optimizers, for good, when it first compiles.
+    """
+    if "torch._dynamo" not in sys.modules or not before_update.exists:
+        return
+    for kind in torch.optim.Optimizer.__subclasses__():
+        step = vars(kind).get("step")
+        bare = getattr(step, "hooked", False) and step.__code__.co_name != "wrapper"  # type: ignore[union-attr]
+        if bare and kind not in _hooked_again:
+            make = functools.partial(surrounded, enter=_before_step, leave=_after_step)
+            _hooked_again[kind] = Patch(kind, "step", make).put()
+
+
+def _before_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    before_update.call(optimizer, args, kwargs)
+    return optimizer
+
+
+def _after_step(optimizer: Any, returned: bool) -> None:
+    if returned:
+        after_update.call(optimizer, (), {})
 
 
 class Surrounded:

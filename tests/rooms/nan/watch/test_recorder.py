@@ -203,40 +203,10 @@ def test_tensors_overwritten_in_place_are_counted_at_once():
     assert w.status == "bad" and w.weights[0]["name"] == "0.bias"
 
 
-def test_an_overwritten_tensor_is_unknown_first_and_counted_from_then_on():
-    class Adds(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x):
-            y = self.inner(x)
-            y += float("inf")
-            return y
-
-    model = Adds()
-    with torch.no_grad(), lab.nan.watch(model) as w:
-        model(torch.ones(1, 4))
-        model(torch.ones(1, 4))
-    assert "overwritten in place" in w.notes[0]
-    assert w.steps[1].births[0].module == "" and w.steps[1].births[0].kind == "between"
-
-
 def test_inference_mode_is_watched_too():
     with torch.inference_mode(), lab.nan.watch(Body(after=lambda x: x / 0)) as w:
         w.model(torch.ones(1, 4))
     assert w.first.kind == "between"
-
-
-def test_nothing_stays_on_the_model_even_after_an_exception():
-    model = tiny()
-    before = [dict(module.__dict__) for module in model.modules()]
-    with pytest.raises(RuntimeError), lab.nan.watch(model):
-        model(input_ids=torch.ones(1, 3, dtype=torch.long), attention_mask=torch.ones(1, 7, 9))
-    for module, old in zip(model.modules(), before, strict=True):
-        assert module.__dict__.keys() == old.keys()
-        assert not module._forward_hooks and not module._forward_pre_hooks
-    assert gc.isenabled()
 
 
 def test_a_count_that_fails_leaves_neither_references_nor_a_stopped_gc():
@@ -279,13 +249,6 @@ def test_a_patch_that_was_made_meanwhile_stays_and_works():
         assert len(w.steps) == 1
     finally:
         nn.Module.__call__ = plain
-
-
-def test_gradients_still_flow_through_a_watched_model():
-    body = Body()
-    with lab.nan.watch(body):
-        body(torch.ones(2, 4)).sum().backward()
-    assert body.first.weight.grad is not None
 
 
 class Routed(nn.Module):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import io
 import os
-import threading
 import warnings
 
 import pytest
@@ -89,33 +86,6 @@ def test_a_compiled_model_becomes_the_same_graphs_without_a_break(observer):
     assert plain[0]["unique_graphs"] == 1 and plain[1] == {}
     assert graphs(lambda model, compiled: observe(model)) == plain
     assert graphs(lambda model, compiled: observe(compiled)) == plain
-
-
-def test_a_copy_made_inside_runs_its_own_weights_and_can_be_saved():
-    model, x = small(), torch.ones(2, 4)
-    with nan.watch(model):
-        ema = copy.deepcopy(model)
-        torch.save(model, io.BytesIO())
-    with torch.no_grad():
-        for weight in ema.parameters():
-            weight.zero_()
-    assert float(ema(x).abs().sum()) == 0 != float(model(x).abs().sum())
-    with nan.watch(model):
-        assert float(ema(x).abs().sum()) == 0
-
-
-def test_four_threads_record_all_their_forwards():
-    model = small()
-    with torch.no_grad(), nan.watch(model) as w:
-        threads = [
-            threading.Thread(target=lambda: [model(torch.ones(2, 4)) for _ in range(50)]) for _ in range(4)
-        ]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-    assert len(w.steps) == 200 and w.clean
-    assert sorted(step.number for step in w.steps) == [*range(200)]
 
 
 def test_nothing_is_left_on_modules_classes_or_tensors_after_an_exception():

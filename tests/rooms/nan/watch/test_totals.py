@@ -7,11 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
-import numpy as np  # noqa: E402
 
 import lab.nan  # noqa: E402
 from lab.rooms.nan.watch.count import KINDS  # noqa: E402
-from lab.rooms.nan.watch.explain import add_counts  # noqa: E402
 from tests.rooms.nan.watch.models import Body  # noqa: E402
 
 
@@ -29,11 +27,3 @@ def test_totals_of_many_forwards_are_the_sums_of_each():
     given = next(total for total in w.totals() if (total.module, total.side) == ("", "in"))
     assert given.counts.tolist()[:4] == [0, 4, 0, 5 * 4] and given.calls == 7 and given.first_bad_step == 4
     assert max(total.counts[4] for total in outputs) == max(largest)
-
-
-def test_what_was_not_counted_stays_unknown_until_something_was():
-    counts = np.array([[-1.0, -1, -1, -1, -1], [1, 0, 0, -1, 3]])
-    add_counts(counts, np.array([[-1.0, -1, -1, -1, -1], [-1, -1, -1, -1, -1]]))
-    assert counts.tolist() == [[-1] * 5, [1, 0, 0, -1, 3]]
-    add_counts(counts, np.array([[0.0, 2, 0, 0, 5], [1, 0, 0, 4, 2]]))
-    assert counts.tolist() == [[0, 2, 0, 0, 5], [2, 0, 0, 4, 3]]

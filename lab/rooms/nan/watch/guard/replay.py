@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -33,16 +34,7 @@ except ImportError:  # torch 1.12 has it in another shape
     TorchDispatchMode = None  # type: ignore[assignment,misc]
 
 # These give memory as it is, whatever was in it before.
-UNWRITTEN = (
-    "empty",
-    "new_empty",
-    "resize",
-    "set_",
-    "alias",
-    "detach",
-    "_unsafe_view",
-    "lift",
-)
+UNWRITTEN = ("empty", "new_empty", "resize", "set_", "alias", "detach", "_unsafe_view", "lift")
 HOOK = "a hook"  # in place of an autograd node
 MOST_BUFFER_BYTES = 256 << 20
 _sequence = getattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr", None)
@@ -368,7 +360,8 @@ if TorchDispatchMode is not None and _sequence is not None:
         def _op(self, name: str, module: str, node: Any, arguments: Any, inputs: str) -> Op:
             if node is None:
                 return op_of(name, module, arguments, user_line(), inputs)
-            if not isinstance(node, torch.autograd.function.BackwardCFunction) and (line := _hook_line()):
+            is_own = isinstance(node, torch.autograd.function.BackwardCFunction)  # of the program's
+            if not is_own and (line := user_line(around=backward_op.__code__)):  # then it is a hook's
                 return op_of(name, module, arguments, line, inputs, HOOK)
             return op_of(name, module, arguments, _forward_line(node), inputs, node.name())
 
@@ -411,20 +404,10 @@ def _is_ours(file: str) -> bool:
     return file.startswith((_TORCH, _WATCH, "<"))
 
 
-def user_line() -> str:
-    """The program's own line that led here."""
+def user_line(around: CodeType | None = None) -> str:
+    """The program's own line that led here; "" if there is none inside of the function of that code."""
     frame = sys._getframe(1)
-    while frame is not None:
-        if not _is_ours(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
-
-
-def _hook_line() -> str:
-    """The program's own line in backward, which is a hook's; "" if autograd alone runs here."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not backward_op.__code__:
+    while frame is not None and frame.f_code is not around:
         if not _is_ours(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -160,37 +160,25 @@ def leaves_out(optimizer: Any) -> bool:
     return isinstance(flag, torch.Tensor) and bool(flag)
 
 
-class Listener(Protocol):
-    """What follows scalers."""
-
-    def scaler_scales(self, scaler: Any) -> None:
-        """It is about to scale a loss."""
-
-    def scaler_begins(self, scaler: Any, optimizer: Any) -> None:
-        """Its `step` of this optimizer begins."""
-
-    def scaler_ended(self, scaler: Any, optimizer: Any, returned: bool) -> None:
-        """It has returned, or raised."""
-
-    def scaler_updates(self, scaler: Any) -> None:
-        """Its `update` begins, which forgets what it found."""
-
-
 class Scalers:
-    """Patches of `scale`, `step` and `update` of all scalers' classes, there while a guard lasts."""
+    """Patches of `scale`, `step` and `update` of all scalers' classes, there while a guard lasts.
+
+    A listener has `scaler_scales(scaler)`, `scaler_begins(scaler, optimizer)`, then `scaler_ended(scaler,
+    optimizer, returned)`, and `scaler_updates(scaler)`, before a scaler forgets what it found.
+    """
 
     def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: tuple[Any, ...] = ()
         self._lock, self._met = threading.RLock(), set[type[Any]]()
         self._patches: list[Patch] = []
 
-    def add(self, listener: Listener, scaler: Any) -> None:
+    def add(self, listener: Any, scaler: Any) -> None:
         """Follow for this listener; `scaler` may be of a class that is none of torch's."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
             self._meet([*_kinds(), *([] if scaler is None else [type(scaler)])])
 
-    def remove(self, listener: Listener) -> None:
+    def remove(self, listener: Any) -> None:
         with self._lock:
             self._listeners = tuple(held for held in self._listeners if held is not listener)
             if not self._listeners:

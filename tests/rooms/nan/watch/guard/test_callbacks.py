@@ -16,7 +16,7 @@ from lab import nan  # noqa: E402
 from lab.errors import MissingError  # noqa: E402
 from lab.rooms.nan.watch import seam  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
-from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
+from tests.rooms.nan.watch.zoo_clean import x  # noqa: E402
 
 NAN = float("nan")
 
@@ -192,23 +192,3 @@ def test_a_missing_library_is_named(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingError, match=r"lightning\.pytorch, pytorch_lightning"):
         nan.lightning_callback()
-
-
-def test_options_are_those_of_the_guard(lightning):
-    callback, calls = lightning(on_bad=lambda step: calls.append(step.number)), []
-    fit(model(), callback, bad_at=1)
-    assert calls[0] == 1
-
-
-def test_a_plain_model_is_not_changed_by_a_callback(lightning):
-    plain, guarded = small(), small()
-    guarded.load_state_dict(plain.state_dict())
-    plain, guarded = (nn.Sequential(one[0], Divides(), *one[1:]) for one in (plain, guarded))
-
-    class Nothing:
-        def __getattr__(self, name):
-            return lambda *args: None
-
-    fit(plain, Nothing())
-    fit(guarded, lightning())
-    assert all(map(torch.equal, plain.parameters(), guarded.parameters()))

@@ -432,7 +432,7 @@ def test_a_forward_in_which_the_guard_ended_is_part_of_its_verdict(calm):
     assert (g.first.step, g.first.stage, g.first.module) == (calm, "forward", "1")
 
 
-@pytest.mark.parametrize("way", ["_absorb", "ends", "_settle"])
+@pytest.mark.parametrize("way", ["_absorb", "ends", "settle"])
 def test_what_comes_after_an_interruption_is_seen(way):
     """Ctrl-C while a forward is counted, in a program that goes on: a notebook."""
     p = Program()

@@ -9,44 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab import nan  # noqa: E402
-from lab.rooms.nan.watch.count import plain_counts  # noqa: E402
 from lab.rooms.nan.watch.guard import gradients as collecting  # noqa: E402
-from lab.rooms.nan.watch.guard.gradients import Collector  # noqa: E402
-from lab.rooms.nan.watch.guard.step import StepState  # noqa: E402
 
 pytestmark = pytest.mark.torch
 KB, NAN = 1 << 10, float("nan")
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    """(a collector with room for one KiB, the number of tensors of each count that it begins)"""
-    monkeypatch.setattr(collecting, "LEAST_BUDGET", KB)
-    counts: list[int] = []
-
-    def count(tensors):
-        counts.append(len(tensors))
-        return plain_counts(tensors)
-
-    state = StepState(torch.nn.Linear(1, 1))
-    state.count = count
-    return Collector(state), counts
-
-
-def test_gradients_that_would_be_freed_are_counted_once_they_fill_the_budget(counted):
-    collector, counts = counted
-    for at in range(6):
-        collector.take("act_grads", at, torch.ones(KB // 8))  # half of the room
-    assert counts == [3, 3]
-
-
-def test_gradients_that_stay_wait_for_the_end_of_backward(counted):
-    collector, counts = counted
-    for at in range(6):
-        collector.take("param_grads", at, torch.ones(KB), stays=True)
-    assert counts == []
-    [(taken, _)] = collector.settled()
-    assert counts == [6] and [one.key for one in taken] == [*range(6)]
 
 
 def test_a_gpu_may_hold_a_small_part_of_what_is_free(monkeypatch):

@@ -13,10 +13,8 @@ from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.nan.guarded.read import Event  # noqa: E402
 from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
 from lab.rooms.nan.watch.guard import step as state_module  # noqa: E402
-from lab.rooms.nan.watch.guard.step import first_of  # noqa: E402
 from lab.rooms.nan.watch.shared import before_update  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
@@ -206,37 +204,6 @@ def test_an_invalid_reaction_and_a_second_use_are_refused():
         g.__enter__()
 
 
-def scaled(spoil, steps=6, init_scale=2.0**16):
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
-    with nan.guard(model, optimizer, scaler) as g:
-        for step in range(steps):
-            optimizer.zero_grad()
-            scaler.scale(model(x(8, 4)).square().mean()).backward()
-            spoil(model, step)
-            scaler.step(optimizer)
-            scaler.update()
-    return g
-
-
-@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for a CPU")
-def test_a_scaler_that_looks_for_its_scale_is_no_alarm():
-    def overflow(model, step):
-        if step < 2:
-            model[0].weight.grad[0, 0] = INF
-
-    g = scaled(overflow)
-    assert g.status == "clean" and g.first is None and g.skipped_steps == 2 and g.step == 6
-    assert "2 steps left out by the scaler" in g.sentence()
-
-
-@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for a CPU")
-def test_a_scaler_that_never_succeeds_is_an_alarm():
-    g = scaled(lambda model, step: model[0].weight.grad.fill_(INF), steps=8)
-    assert g.status == "bad" and "left out the last" in g.training.scaling.alarm()
-
-
 def test_a_guard_that_saw_nothing_is_not_clean():
     with nan.guard(small()) as g:
         pass
@@ -302,21 +269,6 @@ def test_a_replay_gives_back_buffers_gradients_and_random_numbers():
     assert all(map(torch.equal, seen["before"][1], seen["after"][1]))
 
 
-@needs_operators
-def test_a_fault_that_a_replay_does_not_show_again_is_called_so():
-    once = [1]
-
-    def code(y):
-        if switch.on and once:
-            once.pop()
-            return y / 0
-        return y
-
-    switch = Switch()
-    g = loop(stacked(code), switch, lambda *a: nan.guard(*a, on_bad="replay"))
-    assert g.first.module == "1" and g.first.op is None and "it did not come back" in g.first.op_missing
-
-
 def test_a_failure_inside_the_guard_is_a_note_and_never_clean():
     model = small()
     g = nan.guard(model)
@@ -327,12 +279,6 @@ def test_a_failure_inside_the_guard_is_a_note_and_never_clean():
         and g.training.state.failed > 0
         and any("ZeroDivisionError" in note for note in g.notes)
     )
-
-
-def test_the_first_event_is_by_time_and_in_one_moment_by_stage():
-    late, early = Event(0, "batch", "b", 2), Event(0, "weights_after", "w", 1)
-    same = Event(0, "forward", "f", 1)
-    assert first_of([late, early, same]) is same and first_of([]) is None
 
 
 def test_a_dispatch_mode_of_the_program_sees_no_operator_of_the_guards():

@@ -298,6 +298,7 @@ def test_every_kind_of_scaler_leaves_out(kind, given):
         assert (g.first.step, g.first.stage) == (0, "act_grads")
     else:
         assert as_told(g) == ("clean", COUNT, len(BAD), 0), g.sentence()
+        assert "2 steps left out by the scaler" in g.sentence()
 
 
 def clips(model, optimizer, scaler, number):

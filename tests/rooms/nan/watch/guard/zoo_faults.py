@@ -110,16 +110,13 @@ def with_code(code):
 
 FORWARD = {
     "division by zero": (lambda y: y / 0, "aten.div"),
-    "log of a negative number": (lambda y: torch.log(-y.abs() - 1), "aten.log"),
     "exp overflows": (lambda y: torch.exp(y * 0 + 1000), "aten.exp"),
     "all masked softmax": (lambda y: y + torch.softmax(y.masked_fill(y == y, -INF), -1), "aten._softmax"),
     "inf minus inf": (lambda y: y.exp() + (y * 3e38 * 1e5 - y * 3e38 * 1e5), "aten.mul"),
-    "square root of a negative number": (lambda y: y + torch.sqrt(-y.abs() - 1), "aten.sqrt"),
     "norm by a zero variance": (
         lambda y: (y - y) / (y - y).std(-1, keepdim=True, unbiased=False),
         "aten.div",
     ),
-    "pow of a negative number": (lambda y: torch.pow(-y.abs() - 1, 0.5), "aten.pow"),
     "half overflows": (lambda y: (y * 0 + 7e4).half().float() + y, "aten._to_copy"),
 }
 for _name, (_code, _op) in FORWARD.items():
@@ -134,20 +131,6 @@ def _in_place(guard):
         if switch.on:
             y += torch.full_like(y, 3e38)
             y += torch.full_like(y, 3e38)
-        return y
-
-    return loop(stacked(code), switch, guard)
-
-
-@fault("in place on a view", "forward", "1", unknown_allowed=True)
-def _view(guard):
-    switch = Switch()
-
-    def code(y):
-        y = y * 1
-        if switch.on:
-            y[:, 0] *= 3e38
-            y[:, 0] *= 3e38
         return y
 
     return loop(stacked(code), switch, guard)
@@ -285,17 +268,6 @@ def _nan_mask(guard):
     return g
 
 
-@fault("a bad batch", "batch", "")
-def _batch(guard):
-    switch, model = Switch(), small()
-    return loop(
-        model,
-        switch,
-        guard,
-        make=lambda: x(8, 4).masked_fill(torch.eye(8, 4).bool(), NAN if switch.on else 0.5),
-    )
-
-
 # Loss
 
 
@@ -322,8 +294,6 @@ def _loss_gradient(guard):
 BACKWARD = {
     "square root at zero": (lambda y: y + (y * 0).abs().sqrt(), "aten."),
     "where with a division": (lambda y: y + torch.where(y > 1e9, 1 / (y - y), y * 0), "aten."),
-    "square root of log1p at zero": (lambda y: y + (y * 0).abs().log1p().sqrt(), "aten."),
-    "pow below one at zero": (lambda y: y + (y * 0) ** 0.5, "aten."),
     "arccosine at one": (lambda y: y + (y * 0 + 1).acos(), "aten."),
 }
 for _name, (_code, _op) in BACKWARD.items():
@@ -421,24 +391,7 @@ def _clip(guard):
     return found
 
 
-@fault("code between backward and the update", "clipped", "0", name="0.weight")
-def _between(guard):
-    def spoil(model, optimizer):
-        model[0].weight.grad.mul_(NAN)
-
-    switch = Switch()
-    return loop(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), switch, guard, between=spoil)
-
-
 # The update
-
-
-@fault("learning rate is NaN", "weights_after", "0")
-def _lr(guard):
-    def spoil(model, optimizer):
-        optimizer.param_groups[0]["lr"] = NAN
-
-    return loop(small(), Switch(), guard, before=spoil)
 
 
 @fault("eps is zero and so is the gradient", "weights_after", "0", step=0)
@@ -482,15 +435,6 @@ def _poke(guard):
     return loop(small(), switch, guard, after=spoil)
 
 
-@fault("weights poked before the update", "weights_before", "2", name="2.weight")
-def _poke_before(guard):
-    def spoil(model, optimizer):
-        with torch.no_grad():
-            model[2].weight[0, 0] = NAN
-
-    return loop(small(), Switch(), guard, between=spoil)
-
-
 @fault("weights poked behind torch's back", "weights_before", "2", step=None, unknown_allowed=True)
 def _poke_data(guard):
     def spoil(model, optimizer):
@@ -512,34 +456,6 @@ def _buffer(guard):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).eval()
     model[1].running_var[0] = NAN
     return loop(model, Switch(), guard)
-
-
-# Scaler
-
-
-def scaled(model, switch, guard, loss):
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    with guard(model, optimizer, scaler) as g:
-        for step in range(STEPS):
-            switch.on = step >= FAULT_STEP
-            optimizer.zero_grad()
-            scaler.scale(loss(model(x(8, 4)))).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    return g
-
-
-@fault("forward fault under a scaler", "forward", "1", op="aten.div", needs="amp.GradScaler")
-def _scaler_forward(guard):
-    switch = Switch()
-    return scaled(stacked(lambda y: y / 0 if switch.on else y), switch, guard, lambda out: out.mean())
-
-
-@fault("NaN loss under a scaler", "loss", "", needs="amp.GradScaler")
-def _scaler_loss(guard):
-    switch = Switch()
-    return scaled(small(), switch, guard, lambda out: out.mean() * (NAN if switch.on else 1))
 
 
 # Compiled
