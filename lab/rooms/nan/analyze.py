@@ -163,7 +163,9 @@ def _applied_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
             "skipped_quant": result.get("skipped_quant", ""),
         }
         rows.append(row)
-    return _frame(rows, APPLIED).astype(dict.fromkeys(("expected", "count", "values_changed"), "Int64"))
+    whole = dict.fromkeys(("expected", "count", "values_changed"), "Int64")
+    table: pd.DataFrame = _frame(rows, APPLIED).astype(whole)
+    return table
 
 
 def _births_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
@@ -206,7 +208,8 @@ def experiments_table(
     ]
     numbers = dict.fromkeys([name for name in EXPERIMENTS if name not in TEXTS], "Int64")
     frame = _frame(rows, EXPERIMENTS).astype(numbers)
-    return frame.sort_values("rank", kind="stable", na_position="last").reset_index(drop=True)
+    table: pd.DataFrame = frame.sort_values("rank", kind="stable", na_position="last").reset_index(drop=True)
+    return table
 
 
 def _modules(experiment: Evidence, cause: Cause | None) -> dict[str, Any]:
@@ -261,7 +264,10 @@ def layers_table(evidence: Sequence[Evidence], read: ReadTable) -> pd.DataFrame:
         modules = _module_rows(experiment, read)
         if modules is not None and not modules.empty:
             parts.append(_by_layer(modules).assign(experiment=experiment.label))
-    return pd.concat(parts)[LAYERS].reset_index(drop=True) if parts else _frame([], LAYERS)
+    if not parts:
+        return _frame([], LAYERS)
+    table: pd.DataFrame = pd.concat(parts)[LAYERS].reset_index(drop=True)
+    return table
 
 
 def layer_of(module: str) -> str:
@@ -286,9 +292,10 @@ def _module_rows(experiment: Evidence, read: ReadTable) -> pd.DataFrame | None:
         return read(experiment, "modules.csv") if experiment.watch else None
     rows = [(name, *counts) for name, counts in experiment.counts["rows"].items()]
     unknown = dict.fromkeys(("numel", "neginf", "subnormal"), 0)
-    return _frame(rows, ["module", "nan", "posinf"]).assign(
+    table: pd.DataFrame = _frame(rows, ["module", "nan", "posinf"]).assign(
         side="out", phase="last call", dtype="", absmax=float("nan"), first_bad_step=-1, **unknown
     )
+    return table
 
 
 def _first_bad(steps: pd.Series) -> int:

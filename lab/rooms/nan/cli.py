@@ -179,8 +179,7 @@ def _experiment(ctx: click.Context, names: tuple[str, ...], settings: dict[str, 
     def make_plan(site: Site, root: Path) -> Plan:
         planned = plan(config, site)
         if config.sass:
-            in_container = options.image is not None
-            check_named(os.environ, in_container=in_container, dry_run=options.dry_run)
+            check_named(os.environ, dry_run=options.dry_run)
         return planned
 
     return Experiment("nan", make_plan, options)

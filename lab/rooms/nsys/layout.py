@@ -62,7 +62,6 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     params: int = 0
     device: dict[str, Any] = {}
     steps: list[dict[str, float]] = []
-    attention: dict[str, Any] = {}
     reason: str = ""
     peak_allocated_bytes: int | None = None
 

@@ -13,41 +13,19 @@ from functools import lru_cache
 from lab.recordings.names import kernel_class
 
 _PLAIN_TYPES = {
-    "FADD": "f32",
-    "FMUL": "f32",
-    "FFMA": "f32",
-    "FSEL": "f32",
-    "FMNMX": "f32",
-    "FSET": "f32",
-    "FCHK": "f32",
-    "DADD": "f64",
-    "DMUL": "f64",
-    "DFMA": "f64",
-    "DMMA": "f64",
-    "DSETP": "f64",
+    **dict.fromkeys(("FADD", "FMUL", "FFMA", "FSEL", "FMNMX", "FSET", "FCHK"), "f32"),
+    **dict.fromkeys(("DADD", "DMUL", "DFMA", "DMMA", "DSETP"), "f64"),
 }
 # First match counts; then the lab's table for kernel names; then `other`.
 _RULES = (
-    ("unnamed", re.compile(r"^(void )?(at::native::)?$"), "the name is cut before it says anything"),
-    ("device function", re.compile(r"^__(cuda_sm|internal)"), "a function that kernels call"),
-    (
-        "quantized gemm",
-        re.compile(r"kgemm_4bit|gemm_4bit|igemmlt|int8_mm|w4a16|marlin"),
-        "multiplies quantized weights",
-    ),
-    ("quant", re.compile(r"k(De)?[Qq]uantize"), "packs or unpacks quantized weights"),
-    ("gemv", re.compile(r"^std::enable_if$"), "cuBLAS' gemvx kernels are cut to their return type"),
-    ("gemm", re.compile(r"^(void )?gemmk1_kernel"), "cuBLAS' product over one"),
+    ("unnamed", re.compile(r"^(void )?(at::native::)?$")),  # cut before it says anything
+    ("device function", re.compile(r"^__(cuda_sm|internal)")),  # kernels call it
+    ("quantized gemm", re.compile(r"kgemm_4bit|gemm_4bit|igemmlt|int8_mm|w4a16|marlin")),
+    ("quant", re.compile(r"k(De)?[Qq]uantize")),  # packs or unpacks quantized weights
+    ("gemv", re.compile(r"^std::enable_if$")),  # cuBLAS' gemvx kernels are cut to their return type
+    ("gemm", re.compile(r"^(void )?gemmk1_kernel")),  # cuBLAS' product over one
 )
 _NUMBER = re.compile(r"_\d{2,}$")  # compilers number the kernels they make; no row of a table looks at that
-LABELS = {
-    "attention": "flash attention",
-    "splitk_reduce": "split-K sum",
-    "gemm": "GEMM",
-    "gemv": "GEMV",
-    "quantized gemm": "quantized GEMM",
-    "quant": "quantization",
-}
 
 
 def opcode_of(sass: str) -> str:
@@ -76,13 +54,9 @@ def type_of(opcode: str, operand: int | None) -> str | None:
         outputs = "f32" if "F32" in flags else "f16"
         return None if operand is None else outputs if operand in (0, 3) else inputs
     if name in ("HADD2", "HMUL2", "HFMA2"):
-        return (
-            "f32"
-            if "F32" in flags and operand == 0
-            else "bf16"
-            if any(f.startswith("BF16") for f in flags)
-            else "f16"
-        )
+        if "F32" in flags and operand == 0:
+            return "f32"
+        return "bf16" if any(flag.startswith("BF16") for flag in flags) else "f16"
     if name == "MUFU":
         return "f64" if any(flag.endswith("64H") for flag in flags) else "f16" if "F16" in flags else "f32"
     return _PLAIN_TYPES.get(name)
@@ -95,13 +69,8 @@ def category(function: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def _category(function: str) -> str:
-    rule_name = next((word for word, pattern, _ in _RULES if pattern.search(function)), None)
+    rule_name = next((word for word, pattern in _RULES if pattern.search(function)), None)
     return rule_name or kernel_class(function)
-
-
-def label(word: str) -> str:
-    """The category as a page writes it."""
-    return LABELS.get(word, word)
 
 
 def shown(function: str) -> str:

@@ -63,7 +63,7 @@ def compared(result: dict[str, Any]) -> str:
         parts.append(f"{plural(changed, 'common site')} with different kinds.")
     if any(row["new"] for row in result["grades"]):
         title = "Sites by the worst they saw (each grade with those above it)"
-        parts += ["", title, _without(result["grades"], "sites")]
+        parts += ["", title, rows_table(result["grades"])]
     for name in ("appeared", "vanished"):
         kinds = ", ".join(f"{count} {kind}" for kind, count in result[f"{name}_kinds"].items())
         parts.append(f"{result[f'{name}_count']} {name}{f' ({kinds})' if kinds else ''}")
@@ -93,10 +93,6 @@ def _first_rows(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
         }
         table.append({names[0]: f"{len(hidden_rows)} more", **sums})
     return rows_table(table)
-
-
-def _without(rows: list[dict[str, Any]], column: str) -> str:
-    return rows_table([{name: row[name] for name in row if name != column} for row in rows])
 
 
 def _count_rows(log: Log) -> list[dict[str, Any]]:

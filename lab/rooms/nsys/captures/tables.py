@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.recordings.capture import Capture
 from lab.recordings.gantt.bars import FAMILIES, LABELS, Bars
-from lab.recordings.integrity.words import bound
+from lab.recordings.integrity.words import bound, busy_and_idle
 from lab.recordings.lacks import AXES, Axis
 from lab.recordings.names import CLASSES, short_name
 from lab.recordings.processes import process_label
@@ -21,7 +21,7 @@ from lab.rooms.nsys.captures.summary import Summary
 def recording_tables(capture: Capture, per_process: Sequence[Summary]) -> dict[str, pd.DataFrame]:
     """Tables by the name of their CSV; every row names its process."""
     tables = {}
-    for name, rows_of in (("phases", _phase_rows), ("classes", _class_rows)):
+    for name, rows_of in (("phases", _phase_rows), ("classes", _class_rows), ("gpus", _gpu_rows)):
         rows = [{"process": process.label, **row} for process in per_process for row in rows_of(process)]
         if rows:
             tables[name] = pd.DataFrame(rows)
@@ -62,6 +62,21 @@ def _class_rows(summary: Summary) -> list[dict[str, Any]]:
     return [
         dict(zip(names, (kind.name, kind.kernels, kind.kernel_ms, 100 * kind.share, lost), strict=True))
         for kind in summary.classes
+    ]
+
+
+def _gpu_rows(summary: Summary) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu": gpu.device,
+            "name": gpu.name,
+            "busy_ms": gpu.busy_ms,
+            "idle_ms": gpu.idle_ms,
+            "longest_gap_ms": gpu.longest_gap_ms,
+            "warmup_left_out": gpu.warmup,
+            "bound": busy_and_idle(summary.lacks),
+        }
+        for gpu in summary.gpus
     ]
 
 

@@ -99,18 +99,16 @@ class RmsNorm(nn.Module):
 
 
 class Attention:
-    """Causal attention, each part under a range that the analysis looks for; `calls` counts how often it ran.
+    """Causal attention, each part under a range that the analysis looks for.
 
     annotated: False for the same operations without the ranges.
     """
 
     def __init__(self, mark: Mark, *, annotated: bool) -> None:
-        self.annotated, self.calls = annotated, 0
         self.mark: Mark = mark if annotated else lambda name: contextlib.nullcontext()
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, future: Tensor) -> Tensor:
         """query, key, value [B, h, T, e]; future [T, T]: true where masked -> [B, h, T, e]."""
-        self.calls += 1
         with self.mark("scaled_dot_product_attention"):
             with self.mark("computing_attention_scores"):
                 scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5

@@ -17,7 +17,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -107,17 +107,9 @@ def _find_nsys() -> str | None:
 
 def _record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str | None:
     """Why nsys failed; None if its capture is in `options.out`, or the cell ran out of memory."""
-    draft, nsys = options.out / DRAFT, str(_find_nsys())
-    command = [
-        nsys,
-        "profile",
-        *FLAGS.split(),
-        f"--output={draft}",
-        *WORKLOAD,
-        *arguments,
-        "--collector",
-        "nsys",
-    ]
+    draft = options.out / DRAFT
+    command = [str(_find_nsys()), "profile", *FLAGS.split(), f"--output={draft}"]
+    command += [*WORKLOAD, *arguments, "--collector", "nsys"]
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -131,7 +123,7 @@ def _record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str 
         is_oom = msgspec.json.decode(cell.read_bytes())["outcome"] == "oom"
         reason = None if is_oom else _take_in(draft, options)
         if reason is None:
-            _write_collector(options.out, "nsys", None, _version_of(nsys))
+            _write_collector(options.out, "nsys", None)
         return reason
     finally:
         for path in options.out.glob(f"{DRAFT}*"):
@@ -160,17 +152,10 @@ def _has_kernels(export: Path) -> bool:
     return bool(rows)
 
 
-def _write_collector(out: Path, name: str, reason: str | None, version: str | None = None) -> None:
-    """Write `collector.json`: the collector, its version, and why it is not nsys."""
-    content: Mapping[str, str | None] = {"collector": name, "reason": reason, "nsys_version": version}
+def _write_collector(out: Path, name: str, reason: str | None) -> None:
+    """Write `collector.json`: the collector, and why it is not nsys."""
+    content = {"collector": name, "reason": reason}
     write_atomic(out / "collector.json", msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-
-
-def _version_of(nsys: str) -> str | None:
-    """The line that `nsys --version` prints."""
-    command = [nsys, "--version"]
-    output = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
-    return output.strip().splitlines()[-1] if output.strip() else None
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def test_a_lossy_recording_has_its_page_and_exit_code_1(tmp_path, capsys):
     assert "at least" in (tmp_path / "out" / "report.html").read_text()
     for name in ("kernels", "processes"):
         assert [row["bound"] for row in rows(tmp_path / "out" / "tables" / f"{name}.csv")] == ["at least"]
-    (gpu,) = rows(tmp_path / "out" / "tables" / "busy.csv")
+    (gpu,) = rows(tmp_path / "out" / "tables" / "gpus.csv")
     assert gpu["bound"] == "busy at least, idle at most"
     (lack,) = json.loads(analyze(capsys, path, "-o", tmp_path / "again", "--json")[1])["incomplete"]
     assert "1 of 9 launches" in lack

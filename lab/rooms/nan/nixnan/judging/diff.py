@@ -32,10 +32,10 @@ def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
 
     Keys: a, b, noise (file, integrity, sites); sites_a, sites_b, common, jaccard; grades, a row per grade
     from an infinity up: a, b, new (sites of it only in b), floor (the same between `a` and its repeat; None
-    without one); appeared, vanished, changed, moved (rows, at most ROWS, and their numbers in appeared_count
-    and so on); noise {distance, graded_distance}; distance (1 - jaccard), graded_distance (a site of another
-    grade is another), beyond_noise (None: not judged), twins, verdict, warnings. `moved` are appeared and
-    vanished sites alike except for their registers.
+    without one); appeared, vanished (rows, at most ROWS, and their numbers in appeared_count and so on), the
+    numbers of changed and moved sites; noise {distance, graded_distance}; distance (1 - jaccard),
+    graded_distance (a site of another grade is another), beyond_noise (None: not judged), twins, verdict,
+    warnings. `moved` are appeared and vanished sites alike except for their registers.
     """
     table_a, table_b = _table(a), _table(b)
     floor = noise if noise and noise.integrity == a.integrity == "complete" else None
@@ -43,24 +43,19 @@ def diff(a: Log, b: Log, noise: Log | None = None) -> dict[str, Any]:
     new, gone = table_b.keys() - table_a.keys(), table_a.keys() - table_b.keys()
     appeared, vanished = new - flickering, gone - flickering
     moved = _moved([table_b[key] for key in appeared], [table_a[key] for key in vanished])
-    changed = [
-        key
-        for key in table_a.keys() & table_b.keys()
-        if table_a[key].kinds.keys() != table_b[key].kinds.keys()
-    ]
+    common = table_a.keys() & table_b.keys()
     result: dict[str, Any] = {
         "a": _identity(a),
         "b": _identity(b),
         "sites_a": len(table_a),
         "sites_b": len(table_b),
-        "common": len(table_a.keys() & table_b.keys()),
+        "common": len(common),
         "jaccard": _jaccard(table_a.keys(), table_b.keys()),
         "distance": 1 - _jaccard(table_a.keys(), table_b.keys()),
         "graded_distance": 1 - _jaccard(graded(a).items(), graded(b).items()),
         **_rows("appeared", [table_b[key] for key in appeared]),
         **_rows("vanished", [table_a[key] for key in vanished]),
-        "changed": [_change(table_a[key], table_b[key]) for key in sorted(changed, key=str)][:ROWS],
-        "changed_count": len(changed),
+        "changed_count": sum(table_a[key].kinds.keys() != table_b[key].kinds.keys() for key in common),
         "moved_count": moved,
         "grades": _grade_rows(graded(a), graded(b), graded(floor) if floor else None),
         "noise": None,
@@ -119,7 +114,6 @@ def _grade_rows(a: dict[Key, int], b: dict[Key, int], noise: dict[Key, int] | No
                 "b": sum(site_grade >= grade for site_grade in b.values()),
                 "new": len(new),
                 "floor": None if noise is None else len(noise_of(a, noise, grade)),
-                "sites": [list(key) for key in sorted(new, key=str)[:ROWS]],
             }
         )
     return rows
@@ -220,10 +214,6 @@ def _row(site: Site) -> dict[str, Any]:
         "line": site.line,
         "raw": site.raw,
     }
-
-
-def _change(site_a: Site, site_b: Site) -> dict[str, Any]:
-    return {**_row(site_b), "kinds_before": site_a.kinds}
 
 
 def _identity(log: Log) -> dict[str, Any]:

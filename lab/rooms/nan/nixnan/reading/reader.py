@@ -109,7 +109,7 @@ class Scan:
 
     def words(self, name: str) -> list[tuple[tuple[str, ...], int]]:
         """(words, lines) of each distinct line of this name; "" for a word that its build omits."""
-        counts = self.other_lines.get(name, {})
+        counts = self.other_lines.get(name, Counter())
         return [(tuple(word or "" for word in words), lines) for words, lines in counts.items() if words]
 
     def first_words(self, *names: str) -> list[str]:

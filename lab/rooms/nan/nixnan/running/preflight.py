@@ -18,14 +18,6 @@ from lab.rooms.nan.config import FLAGS
 from lab.secrets import expanded
 
 LEAST_CAPABILITY = 8.6
-KNOWN_PATHS = (
-    "nixnan.so",
-    "../nixnan/nixnan.so",
-    "~/nixnan/nixnan.so",
-    "/opt/lab/nixnan.so",
-    "/opt/nixnan/nixnan.so",
-    "/usr/local/lib/nixnan.so",
-)
 OWNED = {*FLAGS, "BIN_SPEC_FILE", "LOG_KERNELS", "LOGFILE", "CUDA_INJECTION64_PATH"}
 
 
@@ -51,7 +43,7 @@ def check_shared_object(path: Path) -> None:
 
 
 def find_tool(env: Mapping[str, str]) -> Path:
-    """The tool from NIXNAN_SO, from the image, or from a known path. Raises MissingError."""
+    """The tool from NIXNAN_SO, or where an image puts it. Raises MissingError."""
     for name in ("NIXNAN_SO", "CUDA_INJECTION64_PATH"):
         if env.get(name):
             path = expanded(env[name])
@@ -62,30 +54,20 @@ def find_tool(env: Mapping[str, str]) -> Path:
                     fix="name the nixnan.so that you built",
                 )
             return path.resolve()
-    for path in map(expanded, KNOWN_PATHS):
-        if path.is_file():
-            return path.resolve()
     raise MissingError(
-        "no nixnan.so: NIXNAN_SO is not set, and none in the known paths",
-        location=", ".join(KNOWN_PATHS),
-        fix="build it from parfloat/nixnan and name it in NIXNAN_SO",
+        "NIXNAN_SO is not set: it names the nixnan.so that you built",
+        fix="build it from parfloat/nixnan, then NIXNAN_SO=/path/to/nixnan.so lab run nixnan ...",
     )
 
 
-def check_named(env: Mapping[str, str], *, in_container: bool, dry_run: bool) -> None:
+def check_named(env: Mapping[str, str], *, dry_run: bool) -> None:
     """Whether steps will find the tool, as far as this machine can say, before the first of them starts.
 
     A plan that only shows needs no tool yet, but what is named must be one. Raises MissingError for no file,
     UsageError for one that is not an x86-64 shared object.
     """
-    if not env.get("NIXNAN_SO") and dry_run:
-        return
-    if not env.get("NIXNAN_SO") and in_container:
-        raise MissingError(
-            "NIXNAN_SO is not set: containers get the nixnan.so that it names",
-            fix="build it from parfloat/nixnan, then NIXNAN_SO=/path/to/nixnan.so lab run nixnan ...",
-        )
-    check_shared_object(find_tool(env))
+    if env.get("NIXNAN_SO") or not dry_run:
+        check_shared_object(find_tool({"NIXNAN_SO": env.get("NIXNAN_SO", "")}))
 
 
 def preflight(tool: Path, env: Mapping[str, str]) -> Path:

@@ -40,7 +40,7 @@ from lab.errors import (
 )
 from lab.rooms.nan.config import CONFIG, FLAGS, NanConfig, NixnanConfig
 from lab.rooms.nan.nixnan.grammar import LOGGED, RUNNING, tidy
-from lab.rooms.nan.nixnan.names import category, label
+from lab.rooms.nan.nixnan.names import category
 from lab.rooms.nan.nixnan.running.preflight import find_tool, preflight, scrubbed
 
 # Instrumented code is a thousand times slower. A pass with LOG_KERNELS only lists kernels; `--only-kernel`
@@ -89,7 +89,7 @@ def advice(kernels: Counter[str]) -> list[str]:
     lines = [f"{len(kernels)} kernels by nixnan's short names, in {len(families)} families:"]
     for word in sorted(families, key=lambda word: (word not in SUSPECTS, word)):
         options = " ".join(f"--only-kernel {quoted(name)}" for name in families[word])
-        lines.append(f"  {label(word)} ({len(families[word])}): {options}")
+        lines.append(f"  {word} ({len(families[word])}): {options}")
     return [*lines, "Launches that nixnan does not intercept (cuLaunchKernelEx, graphs) are not among them."]
 
 

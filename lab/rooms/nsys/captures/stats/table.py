@@ -108,4 +108,4 @@ def recorded_numbers(values: np.ndarray) -> list[str]:
 
 def megabytes(sizes: np.ndarray) -> list[str]:
     """Bytes (n,) as MB with three digits, "" for what was not recorded."""
-    return labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes).tolist()
+    return list(labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes))

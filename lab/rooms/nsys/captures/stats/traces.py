@@ -68,7 +68,7 @@ def _copies(ops: Table, is_copy: np.ndarray) -> dict[str, list[str]]:
         return rounded(size * (10**9 // dur_ns) / 1e6, 3) if dur_ns > 0 and size >= 0 else ""
 
     def memory(kind: np.ndarray) -> list[str]:
-        return labelled(lambda code: MEMORY_KINDS.get(code, ""), np.where(is_copy, kind, -1)).tolist()
+        return list(labelled(lambda code: MEMORY_KINDS.get(code, ""), np.where(is_copy, kind, -1)))
 
     size = np.where(is_copy, ops.bytes, -1)
     return {
@@ -85,7 +85,7 @@ def _devices(capture: Capture, ops: Table) -> list[str]:
     def text(pid: int, device: int) -> str:
         return names.get((pid, device)) or names.get((-1, device)) or str(device)
 
-    return labelled(text, ops.pid, ops.device).tolist()
+    return list(labelled(text, ops.pid, ops.device))
 
 
 def projected_trace(projection: Projection) -> Report:
