@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from lab.errors import BadDataError, StepFailed
 from lab.rooms.sweep.ranks.cli import ranks
-from tests.recordings.nccl.made import speed, write
+from tests.recordings.nccl_made import speed, write
 from tests.recordings.test_gpu_state import write_state
 from tests.rooms.sweep.tuner.made import CALLS, NELEMS, STEP_US, STEPS, write_run
 from tests.tracegen import BASE_NS, TraceWriter
