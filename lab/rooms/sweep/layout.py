@@ -185,9 +185,10 @@ def _runs(folder: Path, depth: int = 0) -> Iterator[Path]:
         has_first = any(_number(_REPEAT, path) < 2 for path in repeats)
         yield from repeats if has_first else [folder, *repeats]
     elif depth < _DEEPEST:
-        for path in sorted(folder.iterdir()):
-            # Other links are not followed: they may lead out of the folder, or in circles.
-            if path.is_dir() and (_LEVEL.fullmatch(path.name) or not path.is_symlink()):
+        # Beside settings lie analyses and older runs. Links may lead out of the folder, or in circles.
+        settings = [*_subfolders(folder, _THREADS), *_subfolders(folder, _CHANNELS)]
+        for path in settings or sorted(folder.iterdir()):
+            if path.is_dir() and (settings or not path.is_symlink()):
                 yield from _runs(path, depth + 1)
 
 
