@@ -19,7 +19,6 @@ from lab.rooms.sweep.knobs import Key, how_in
 _THREADS = re.compile(r"(\d+)threads?")
 _CHANNELS = re.compile(r"nccl_(\d+)channels?(?:[_-].*)?")
 _REPEAT = re.compile(r"repeat_?(\d+)")
-_LEVEL = re.compile(rf"{_THREADS.pattern}|{_CHANNELS.pattern}|{_REPEAT.pattern}")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE)
 _NODE = re.compile(r"(?:node|host|machine)[_-]?(\d+)", re.IGNORECASE)
@@ -158,9 +157,9 @@ def find_configs(
 def sweep_beside(analysis: Path) -> Path | None:
     """The sweep whose analysis folder this is, if its traces lie where a sweep keeps them."""
     parent = analysis.resolve().parent
-    folders = [config.path for config in find_configs(parent, may_be_empty=True) if config.traces]
-    levels = [folder.relative_to(parent).parts[:1] for folder in folders]
-    return parent if any(not level or _LEVEL.fullmatch(level[0]) for level in levels) else None
+    configs = [config for config in find_configs(parent, may_be_empty=True) if config.traces]
+    is_beside = any(config.path == parent or config.channels is not None for config in configs)
+    return parent if is_beside else None
 
 
 def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
