@@ -19,7 +19,6 @@ from lab.rooms.sweep.knobs import Key, how_in
 _THREADS = re.compile(r"(\d+)threads?")
 _CHANNELS = re.compile(r"nccl_(\d+)channels?(?:[_-].*)?")
 _REPEAT = re.compile(r"repeat_?(\d+)")
-_LEVEL = re.compile(rf"{_THREADS.pattern}|{_CHANNELS.pattern}|{_REPEAT.pattern}")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE)
 _NODE = re.compile(r"(?:node|host|machine)[_-]?(\d+)", re.IGNORECASE)
@@ -158,9 +157,9 @@ def find_configs(
 def sweep_beside(analysis: Path) -> Path | None:
     """The sweep whose analysis folder this is, if its traces lie where a sweep keeps them."""
     parent = analysis.resolve().parent
-    folders = [config.path for config in find_configs(parent, may_be_empty=True) if config.traces]
-    levels = [folder.relative_to(parent).parts[:1] for folder in folders]
-    return parent if any(not level or _LEVEL.fullmatch(level[0]) for level in levels) else None
+    configs = [config for config in find_configs(parent, may_be_empty=True) if config.traces]
+    is_beside = any(config.path == parent or config.channels is not None for config in configs)
+    return parent if is_beside else None
 
 
 def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
@@ -185,9 +184,10 @@ def _runs(folder: Path, depth: int = 0) -> Iterator[Path]:
         has_first = any(_number(_REPEAT, path) < 2 for path in repeats)
         yield from repeats if has_first else [folder, *repeats]
     elif depth < _DEEPEST:
-        for path in sorted(folder.iterdir()):
-            # Other links are not followed: they may lead out of the folder, or in circles.
-            if path.is_dir() and (_LEVEL.fullmatch(path.name) or not path.is_symlink()):
+        # Beside settings lie analyses and older runs. Links may lead out of the folder, or in circles.
+        settings = [*_subfolders(folder, _THREADS), *_subfolders(folder, _CHANNELS)]
+        for path in settings or sorted(folder.iterdir()):
+            if path.is_dir() and (settings or not path.is_symlink()):
                 yield from _runs(path, depth + 1)
 
 

@@ -184,6 +184,11 @@ def test_a_tree_of_runs_is_one_configuration_per_folder_of_ranks(tmp_path):
     assert [config.path for config in found] == [tmp_path / "a/deep", tmp_path / "b/deep"]
 
 
+def test_older_runs_beside_the_settings_of_a_sweep_are_no_repeats_of_them(tmp_path):
+    touch(tmp_path, config(256, 28), f"old/{config(256, 28)}", "merged/rank0/t.json")
+    assert [found.path for found in find_configs(tmp_path)] == [tmp_path / "256thread/nccl_28channels"]
+
+
 def test_settings_with_a_suffix_are_found_and_told_apart(tmp_path):
     touch(tmp_path, config(256, 28), "256thread/nccl_28channels_slow5/torch_profiler/rank0/trace_step3.json")
     found = find_configs(tmp_path)

@@ -171,10 +171,10 @@ def test_a_trace_without_events_is_no_readable_rank(tmp_path):
     assert tables.problems.what.str.contains("has no events").sum() == 1
 
 
-def killed(job):
+def killed(job, **options):
     if job.setting.channel == 42:
         os.kill(os.getpid(), signal.SIGKILL)
-    return read_rank_tables(job)
+    return read_rank_tables(job, **options)
 
 
 def test_a_reader_that_is_killed_costs_its_own_rank_only(tmp_path, monkeypatch):

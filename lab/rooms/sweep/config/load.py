@@ -42,7 +42,8 @@ def load_train_config(source: str | Path, overrides: Sequence[str] = ()) -> Trai
             location=config_name,
             fix=_did_you_mean(unknown[1], _all_keys()),
         ) from error
-    check_train_config(config, config_name)
+    for contradiction, fix in _contradictions(config):
+        raise ConfigError(contradiction, location=config_name, fix=fix)
     return config
 
 
@@ -122,12 +123,6 @@ def _all_keys() -> list[str]:
 def _did_you_mean(word: str, names: Sequence[str]) -> str | None:
     close = difflib.get_close_matches(word, names, n=2)
     return f"did you mean {' or '.join(close)}?" if close else None
-
-
-def check_train_config(config: TrainConfig, config_name: str | None = None) -> None:
-    """Raise ConfigError for the first pair of keys that contradict each other."""
-    for contradiction, fix in _contradictions(config):
-        raise ConfigError(contradiction, location=config_name, fix=fix)
 
 
 def planned_steps(config: TrainConfig, world_size: int) -> tuple[int, int]:

@@ -147,7 +147,7 @@ def compare(
 ) -> None:
     """Two or more sweeps side by side on one page; the first is what the others are compared to."""
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.compare.page import write_comparison
+        from lab.rooms.sweep.gemm.comparison import write_comparison
 
     progress = show_progress(Console(quiet=quiet).detail)
     page = out if out.suffix.lower() in (".html", ".htm") else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -142,19 +142,20 @@ def read_sweep(
             location=sweep,
             fix="leave out --threads, --channels or --ranks to see what is there",
         )
-    jobs = [
-        RankJob(trace, number, config.key, workbooks, salvage, gpu_only)
-        for number, config in enumerate(configs)
-        for trace in config.traces
-    ]
-    on_done = None if progress is None else lambda num_done, total, job: progress(num_done, total, job.path)
-    results = map_traces(read_rank_tables, jobs, workers=workers, progress=on_done)
+    jobs = [RankJob(trace, config.key) for config in configs for trace in config.traces]
+    on_done = None if progress is None else lambda num, total, job: progress(num, total, job.trace.path)
+    read_one = partial(read_rank_tables, workbooks=workbooks, salvage=salvage, gpu_only=gpu_only)
+    results = map_traces(read_one, jobs, workers=workers, progress=on_done)
     if not planned:  # a run has a row for each of its steps in any case
         raise_if_none_read(results)
-    read: list[list[RankTables]] = [[] for _ in configs]
-    for job, result in zip(jobs, results, strict=True):
-        tables = [RankTables(unread(job.trace, result))] if isinstance(result, LabError) else result
-        read[job.config] += [table for table in tables if only.has_rank(table.figures.rank)]
+    in_order = iter(results)
+    read = []
+    for config in configs:
+        of_config: list[RankTables] = []
+        for trace in config.traces:
+            result = next(in_order)
+            of_config += [RankTables(unread(trace, result))] if isinstance(result, LabError) else result
+        read.append([tables for tables in of_config if only.has_rank(tables.figures.rank)])
     return _together(sweep, configs, read, planned)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,23 +31,11 @@ UNFINISHED_SHARE = 0.9
 FOUND_BY_KERNEL = ("GEMM", "triton", "other", "")
 
 
-@dataclass(frozen=True)
-class RankJob:
-    """One trace to read: number and setting of its configuration, and the folder for its workbook, if any.
-
-    gpu_only: no workbook of a rank that recorded no GPU.
-    """
+class RankJob(NamedTuple):
+    """One trace to read, and its setting."""
 
     trace: TraceFile
-    config: int
     setting: Key
-    workbooks: Path | None = None
-    salvage: bool = False
-    gpu_only: bool = False
-
-    @property
-    def path(self) -> Path:
-        return self.trace.path
 
 
 @dataclass(frozen=True)
@@ -67,15 +56,23 @@ class RankTables:
     work: RankWork | None = None
 
 
-def read_rank_tables(job: RankJob) -> list[RankTables]:
-    """Everything of each rank in one file, of one in most; raises LabError if it cannot be read."""
-    traces = rank_captures(load_torch_trace(job.path, salvage=job.salvage))
+def read_rank_tables(
+    job: RankJob, *, workbooks: Path | None = None, salvage: bool = False, gpu_only: bool = False
+) -> list[RankTables]:
+    """Everything of each rank in one file, of one in most; raises LabError if it cannot be read.
+
+    workbooks: where to write the workbook of each rank, if anywhere; gpu_only: of those that recorded a GPU.
+    """
+    traces = rank_captures(load_torch_trace(job.trace.path, salvage=salvage))
     if len(traces) > 1:  # the path's rank is that of a merged file as a whole
-        job = replace(job, trace=replace(job.trace, rank=None))
-    return [_tables_of(job, trace) for trace in traces]
+        job = job._replace(trace=replace(job.trace, rank=None))
+    return [
+        _tables_of(job, trace, None if gpu_only and views.device_of(trace) == "cpu" else workbooks)
+        for trace in traces
+    ]
 
 
-def _tables_of(job: RankJob, trace: Capture) -> RankTables:
+def _tables_of(job: RankJob, trace: Capture, workbooks: Path | None) -> RankTables:
     figures = figures_of(job.trace, trace)
     launched = launches(trace)
     collectives = views.collective_instances(trace)
@@ -83,11 +80,11 @@ def _tables_of(job: RankJob, trace: Capture) -> RankTables:
     groups = gemm_sheet(launched, gemm)
     sheets = perf_sheets(launched, groups, coll_analysis(collectives, figures.rank))
     file = None
-    if job.workbooks and not (job.gpu_only and views.device_of(trace) == "cpu"):
+    if workbooks:
         from lab.report.excel import write_workbook
 
         ending = f"rank{max(figures.rank, 0)}"
-        file = write_workbook(sheets, job.workbooks / report_name("individual", job.setting, ending))
+        file = write_workbook(sheets, workbooks / report_name("individual", job.setting, ending))
     return RankTables(
         figures=figures,
         gemm=gemm,

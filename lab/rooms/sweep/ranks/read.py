@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,12 @@ from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.findings import not_joined
 from lab.recordings.ranks.stragglers import MISSING
-from lab.rooms.sweep.layout import ConfigDir, find_configs
+from lab.rooms.sweep.layout import ConfigDir, TraceFile, find_configs
 from lab.rooms.sweep.rank import about, differences
 from lab.rooms.sweep.tables import Progress, run_name
 
 # Share of operations without a launch above which an account says little about the host.
 MOST_UNLAUNCHED = 0.5
-
-
-@dataclass(frozen=True)
-class Job:
-    """One trace to read. is_named: its rank is `rank`, whatever the trace says."""
-
-    path: Path
-    rank: int | None
-    config: int
-    salvage: bool
-    is_named: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,18 +92,14 @@ def read_settings(
     """
     found_configs = find_configs(folder, ranks=ranks)
     configs = [window for config in found_configs for window in config.windows()]
-    jobs = [
-        Job(trace.path, trace.rank, number, salvage, trace.is_named)
-        for number, config in enumerate(configs)
-        for trace in config.traces
-    ]
-    on_done = None if progress is None else lambda num_done, total, job: progress(num_done, total, job.path)
-    results = map_traces(read_work, jobs, workers=workers, progress=on_done)
+    traces = [trace for config in configs for trace in config.traces]
+    on_done = None if progress is None else lambda num_done, total, file: progress(num_done, total, file.path)
+    results = map_traces(partial(read_work, salvage=salvage), traces, workers=workers, progress=on_done)
     raise_if_none_read(results)
     collected, left_out = [], []
-    for number, config in enumerate(configs):
-        of_config = [(job, result) for job, result in zip(jobs, results, strict=True) if job.config == number]
-        works, world, missing, problems = _collect(of_config)
+    in_order = iter(results)
+    for config in configs:
+        works, world, missing, problems = _collect([(trace, next(in_order)) for trace in config.traces])
         if works:
             collected.append((config, works, world, missing, problems))
         else:
@@ -189,17 +175,17 @@ def _lost_calls(explained: Explained, world: int) -> list[str]:
     ]
 
 
-def read_work(job: Job) -> list[Read]:
+def read_work(file: TraceFile, *, salvage: bool) -> list[Read]:
     """The work of each process in a recording of any format, one in most.
 
     Raises LabError if it cannot be read or lacks events.
     """
-    traces = rank_captures(load_capture(job.path, salvage=job.salvage))
+    traces = rank_captures(load_capture(file.path, salvage=salvage))
     reads = [
         Read(
-            replace(work_of(trace, job.rank), rank=job.rank)
-            if job.is_named and job.rank is not None and len(traces) == 1
-            else work_of(trace, job.rank),
+            replace(work_of(trace, file.rank), rank=file.rank)
+            if file.is_named and file.rank is not None and len(traces) == 1
+            else work_of(trace, file.rank),
             trace.meta.world_size,
             *_doubts(trace),
             about(trace),
@@ -210,7 +196,7 @@ def read_work(job: Job) -> list[Read]:
     if not any(len(read.work) for read in reads):
         raise BadDataError(
             "the trace is empty of events, so it cannot be read as a rank",
-            location=job.path,
+            location=file.path,
             fix="record this rank again, or leave its file out",
         )
     return [read for read in reads if len(read.work)]
@@ -225,34 +211,34 @@ def _doubts(trace: Capture) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _collect(
-    results: Sequence[tuple[Job, list[Read] | LabError]],
+    results: Sequence[tuple[TraceFile, list[Read] | LabError]],
 ) -> tuple[dict[int, RankWork], int, list[str], list[str]]:
     """(works by rank, world size, what is missing, problems) of one setting."""
     works: dict[int, RankWork] = {}
     missing, problems, world = [], [], 0
     abouts: dict[int, dict[str, str]] = {}
-    read: list[tuple[Job, Read]] = []
-    for job, result in results:
+    read: list[tuple[TraceFile, Read]] = []
+    for file, result in results:
         if isinstance(result, LabError):
-            missing.append(f"{job.path.name}: {result.problem}")
+            missing.append(f"{file.path.name}: {result.problem}")
         else:
-            read += [(job, rank_read) for rank_read in result]
+            read += [(file, rank_read) for rank_read in result]
     starts_ns = {rank_read.start_ns for _, rank_read in read}
     if len(starts_ns) > 1 and None not in starts_ns:  # sessions that began at different times
         read = [
-            (job, replace(rank_read, work=_shifted(rank_read.work, rank_read.start_ns or 0)))
-            for job, rank_read in read
+            (file, replace(rank_read, work=_shifted(rank_read.work, rank_read.start_ns or 0)))
+            for file, rank_read in read
         ]
     # Ranks that say who they are come first, so that a trace without a rank takes no one's number.
-    for job, rank_read in sorted(read, key=lambda pair: pair[1].work.rank < 0):
+    for file, rank_read in sorted(read, key=lambda pair: pair[1].work.rank < 0):
         rank = rank_read.work.rank
         if rank in works:
-            short_path = "/".join(job.path.parts[-2:])
+            short_path = "/".join(file.path.parts[-2:])
             missing.append(f"{short_path}: another trace says rank {rank} too; left out")
             continue
         if rank < 0:
             rank = next(number for number in range(len(works) + 1) if number not in works)
-            problems.append(f"{job.path.name}: the trace names no rank; counted as rank {rank}")
+            problems.append(f"{file.path.name}: the trace names no rank; counted as rank {rank}")
         works[rank] = replace(rank_read.work, rank=rank)
         abouts[rank] = rank_read.about
         world = max(world, rank_read.world_size or 0)

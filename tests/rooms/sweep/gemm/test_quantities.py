@@ -77,7 +77,7 @@ def differing(figures: Sequence[Figure]) -> list[str]:
 def sheets_of(path: Path) -> list[Figure]:
     """What the Excel reports of a trace say of its operators, ranks together, and of its steps."""
     (config,) = find_configs(path)
-    read = read_rank_tables(RankJob(config.traces[0], 0, config.key))
+    read = read_rank_tables(RankJob(config.traces[0], config.key))
     values: dict[tuple[Any, ...], float] = defaultdict(float)
     for tables in read:
         ops, gemm = tables.sheets["ops_summary"], tables.gemm

@@ -13,12 +13,10 @@ from click.testing import CliRunner, Result
 
 from lab.errors import BadDataError, StepFailed
 from lab.rooms.sweep.ranks.cli import ranks
-from tests.recordings.nccl.made import speed, write
+from tests.recordings.nccl_made import speed, write
 from tests.recordings.test_gpu_state import write_state
-from tests.rooms.sweep.tuner.made import NELEMS, write_run
+from tests.rooms.sweep.tuner.made import CALLS, NELEMS, STEP_US, STEPS, write_run
 from tests.tracegen import BASE_NS, TraceWriter
-
-STEPS, STEP_US, CALLS = 2, 8000, 3
 
 
 @pytest.fixture(autouse=True)
@@ -31,23 +29,9 @@ def write_job(
     root: Path, world: int = 3, *, late: dict[int, float] | None = None, only: tuple[int, ...] = ()
 ) -> Path:
     """Steps of GEMMs and all-reduces; a late rank's host stops for so many us before the 2nd all-reduce."""
-    late = late or {}
-    for rank in only or range(world):
-        writer = TraceWriter(rank=rank, world_size=world)
-        for step in range(STEPS):
-            at = 1000 + STEP_US * step
-            writer.step(5 + step, at, STEP_US)
-            own = after = 0.0
-            for call in range(CALLS):
-                own = after + (late.get(rank, 0.0) if call == 1 else 0.0)
-                writer.gemm(64, 32, 128, at + own + 100, 300)
-                begun = at + own + 401
-                last = at + after + 401 + (max(late.values(), default=0.0) if call == 1 else 0.0)
-                end = last + 120
-                writer.all_reduce(1024, begun, end - begun)
-                after = end - at
-        writer.write(root / f"rank{rank}" / "trace_step7.json.gz")
-    return root
+    return write_run(
+        *(root, 120.0), world=world, late=late or {}, late_calls=(1,), only=only, nelems=(1024,), traces=""
+    )
 
 
 def call(*words: object, ok: bool = True) -> Result:
@@ -250,22 +234,6 @@ def test_steps_that_not_every_rank_recorded_are_said_and_known_to_the_exit_code(
     ]
 
 
-def write_hot(root: Path) -> Path:
-    """Three ranks; every GEMM of rank 1 takes 1.3 times as long."""
-    for rank in range(3):
-        writer = TraceWriter(rank=rank, world_size=3)
-        for step in range(STEPS):
-            at, slow = 1000 + STEP_US * step, 1.3 if rank == 1 else 1.0
-            writer.step(5 + step, at, STEP_US)
-            for call in range(CALLS):
-                begin = at + 100 + call * 2200
-                writer.gemm(64, 32, 128, begin, 1500 * slow)
-                done = begin + 1500 * slow + 10
-                writer.all_reduce(1024, done, begin + 1500 * 1.3 + 130 - done)
-        writer.write(root / f"rank{rank}" / "trace_step7.json.gz")
-    return root
-
-
 @pytest.mark.parametrize(
     ("mhz", "said"),
     [
@@ -285,7 +253,7 @@ def write_hot(root: Path) -> Path:
     ],
 )
 def test_slow_kernels_are_set_beside_the_clock_of_their_gpu(tmp_path, mhz, said):
-    job = write_hot(tmp_path / "job")
+    job = write_run(tmp_path / "job", 120.0, world=3, slow={1: 1.3}, gemm_us=1500.0, traces="")
     if mhz:
         write_state(job, {0: [1980] * 5, 1: [mhz] * 5, 2: [1980] * 5}, begin=BASE_NS, bits=4)
     done = call(job, "--out", tmp_path / "out")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.tracegen import TraceWriter
 
@@ -15,29 +16,40 @@ def write_run(
     folder: Path,
     transfer_us: float,
     *,
+    world: int = 2,
+    only: Iterable[int] = (),
+    late: Mapping[int, float] = MappingProxyType({}),
+    late_calls: Container[int] = range(CALLS),
+    slow: Mapping[int, float] = MappingProxyType({}),
+    gemm_us: float = GEMM_US,
     grid: int = 28,
     block: int = 288,
-    late_us: float = 0.0,
     nelems: tuple[int, ...] = (NELEMS,),
     log: str = "",
+    traces: str = "torch_profiler",
 ) -> Path:
-    """One run: per step CALLS times a GEMM and an all-reduce. late_us: rank 1's host is so late in each."""
-    for rank in (0, 1):
-        writer = TraceWriter(rank=rank, world_size=2)
+    """One run: per step CALLS times a GEMM and an all-reduce, which ends for all ranks together.
+
+    late: us that a rank's host stops before each of late_calls; slow: factor on a rank's GEMMs; only: the
+    ranks that are recorded.
+    """
+    longest_us = gemm_us * max(slow.values(), default=1.0)
+    for rank in only or range(world):
+        writer = TraceWriter(rank=rank, world_size=world)
         for step in range(STEPS):
             at = 1000.0 + STEP_US * step
             writer.step(5 + step, at, STEP_US)
-            after = 0.0
+            after = at
             for call in range(CALLS):
-                own = after + (late_us if rank == 1 else 0.0)
-                writer.gemm(64, 32, 128, at + own + 100, GEMM_US)
-                begun = at + own + 401
-                end = at + after + 401 + late_us + transfer_us
-                writer.all_reduce(
-                    nelems[call % len(nelems)], begun, end - begun, grid=grid, block=block, stream=7
-                )
-                after = end - at
-        writer.write(folder / "torch_profiler" / f"rank{rank}" / "trace_step7.json.gz")
+                stops = late if call in late_calls else {}
+                begin, length = after + stops.get(rank, 0.0) + 100, gemm_us * slow.get(rank, 1.0)
+                writer.gemm(64, 32, 128, begin, length)
+                end = after + 101 + longest_us + max(stops.values(), default=0.0) + transfer_us
+                begun = begin + length + 1
+                size = nelems[call % len(nelems)]
+                writer.all_reduce(size, begun, end - begun, grid=grid, block=block, stream=7)
+                after = end
+        writer.write(folder / traces / f"rank{rank}" / "trace_step7.json.gz")
     (folder / "nccl.host.1.log").write_text(
         "host:1:1 [0] NCCL INFO 28 coll channels, 0 nvls channels\n" + log
     )

@@ -37,7 +37,7 @@ def test_the_planted_best_is_written_with_its_size(tmp_path):
 def test_a_late_rank_does_not_choose_the_channels(tmp_path):
     sweep = write_sweep(tmp_path / "s", {28: 120.0, 42: 180.0}, log=tuning(SIZE))
     for repeat in ("", "repeat2", "repeat3"):  # the better setting has the late host
-        write_run(sweep / "256thread/nccl_28channels" / repeat, 160.0, late_us=700.0, log=tuning(SIZE))
+        write_run(sweep / "256thread/nccl_28channels" / repeat, 160.0, late={1: 700.0}, log=tuning(SIZE))
     call(sweep, "--for", "rccl", "--out", tmp_path / "out")
     (row,) = read_rows(tmp_path / "out/rccl_tuner.csv")
     assert row.channels == 28

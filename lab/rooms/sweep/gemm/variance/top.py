@@ -182,8 +182,9 @@ def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
         cold_n=np.bincount(group, instances["cold"], n).astype(int),
         unfinished_n=np.bincount(group, instances["unfinished"], n).astype(int),
         step=high["step"].to_numpy(),
-        step_medians_us=_step_medians(instances["step"].to_numpy(), dur_us, group, n),
-        kernel_name=_kernel_names(instances["kernels"], group),
+        step_medians_us=_step_medians(pd.Series(dur_us), group, instances["step"].to_numpy()),
+        # The most frequent one; of equally frequent ones the first by name.
+        kernel_name=[names.mode().iloc[0] for _, names in instances["kernels"].astype(str).groupby(group)],
         **{f"min_{name}": low[name].to_numpy() for name in ("step", "correlation", "ts_ns", "end_ns")},
         **{f"max_{name}": high[name].to_numpy() for name in ("correlation", "ts_ns", "end_ns")},
         **_slowdowns(instances, order, ends),
@@ -197,24 +198,13 @@ def _slowdowns(instances: pd.DataFrame, order: np.ndarray, ends: np.ndarray) -> 
     return {name: [slowdown[name] for slowdown in slowdowns] for name in slowdowns[0]}
 
 
-def _step_medians(step: np.ndarray, dur_us: np.ndarray, group: np.ndarray, n: int) -> list[str]:
-    """Texts (n,) like `5: 168.448; 6: 169.137`, the median of each step."""
-    pairs, pair = np.unique(np.stack([group, step], axis=1), axis=0, return_inverse=True)
-    medians_us = grouped(dur_us, pair.ravel(), len(pairs))["median"]
-    texts: list[list[str]] = [[] for _ in range(n)]
-    for (group_index, number), us in zip(pairs.tolist(), medians_us.tolist(), strict=True):
-        texts[group_index].append(f"{number}: {us:.3f}")
-    return ["; ".join(text) for text in texts]
-
-
-def _kernel_names(kernels: pd.Series, group: np.ndarray) -> np.ndarray:
-    """The most frequent kernel of each group (n,)."""
-    codes, names = pd.factorize(kernels)
-    pairs, count = np.unique(np.stack([group, codes], axis=1), axis=0, return_counts=True)
-    order = np.lexsort((-count, pairs[:, 0]))
-    leading = order[np.unique(pairs[order, 0], return_index=True)[1]]
-    most_frequent: np.ndarray = np.asarray(names, dtype=object)[pairs[leading, 1]]
-    return most_frequent
+def _step_medians(dur_us: pd.Series, group: np.ndarray, step: np.ndarray) -> list[str]:
+    """Texts (groups,) like `5: 168.448; 6: 169.137`, the median of each step."""
+    medians_us = dur_us.groupby([group, step]).median()
+    return [
+        "; ".join(map("{}: {:.3f}".format, of_group.index.get_level_values(1), of_group))
+        for _, of_group in medians_us.groupby(level=0)
+    ]
 
 
 def _sheet_of(data: SweepData) -> pd.DataFrame:

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from lab.errors import StepFailed, UsageError
+from lab.rooms.sweep.gemm import changes
 from lab.rooms.sweep.gemm.cli import gemm
-from lab.rooms.sweep.gemm.compare import changes
-from lab.rooms.sweep.gemm.compare.page import PAGE, write_comparison
+from lab.rooms.sweep.gemm.comparison import PAGE, write_comparison
 from lab.rooms.sweep.gemm.plots import VARIANCE
 from tests.rooms.sweep.gemm.recorded import write_sweep
 

@@ -20,7 +20,7 @@ from lab.report.page import write_page
 from lab.report.parts import Card, Figure, Page, Prose, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
-from lab.rooms.sweep.gemm.compare.changes import (
+from lab.rooms.sweep.gemm.changes import (
     NO_DIFFERENCE,
     NOT_IN_BOTH,
     PROVEN,

@@ -9,7 +9,7 @@ import pytest
 
 from lab.errors import BadDataError, MissingError
 from lab.recordings.nccl import read_evidence
-from tests.recordings.nccl.made import speed, write
+from tests.recordings.nccl_made import speed, write
 
 
 def _one(*paths):

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.compare.changes import (
+from lab.rooms.sweep.gemm.changes import (
     Sweep,
     compared_in_words,
     config_changes,
