@@ -1,15 +1,22 @@
-"""Boards by their data sheets (boards.csv): the rate that a kernel competes with, the least time of an op."""
+"""Boards by their data sheets (boards.toml): the rate that a kernel competes with, the least time of an op."""
 
 from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
-from lab.perfmodel.calls import Work, rows_of
+from lab.perfmodel.calls import Work
 from lab.perfmodel.dtypes import dtype_name, rate_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _ROUNDING = 0.005  # recorders round times; data sheets round peaks
 # With fewer multiprocessors than this share of the board's, a device is a part of it (MIG slice, CPX mode).
@@ -23,7 +30,7 @@ _HALF_ACCUMULATED = re.compile(r"(^|_)hgemm|_h(884|1688|16816)gemm", re.IGNORECA
 
 
 class Board(msgspec.Struct, frozen=True):
-    """One device by its data sheet: dense TFLOP/s by rate (see boards.csv), TB/s of memory, the source."""
+    """One device by its data sheet: dense TFLOP/s by rate (see boards.toml), TB/s of memory, the source."""
 
     names: tuple[str, ...]
     multiprocessors: int
@@ -44,16 +51,9 @@ class Board(msgspec.Struct, frozen=True):
 @functools.cache
 def boards() -> Mapping[str, Board]:
     """Every known device by its name in lower case."""
-    rows = [_board(row) for row in rows_of("boards.csv")]
+    text = Path(__file__).with_name("boards.toml").read_text()
+    rows = msgspec.convert(tomllib.loads(text)["board"], list[Board])
     return {name.lower(): board for board in rows for name in board.names}
-
-
-def _board(row: dict[str, str]) -> Board:
-    names, num_units, tb_per_s, source = (
-        row.pop(key) for key in ("names", "multiprocessors", "tb_per_s", "source")
-    )
-    tflops = {rate: float(text) for rate, text in row.items() if text}
-    return Board(tuple(names.split("|")), int(num_units), tflops, float(tb_per_s), source)
 
 
 def board_of(device_name: str, multiprocessors: int | None = None) -> Board | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# torch's name -> bytes per element, its rate in boards.csv, spellings of Kineto, execution traces and NCCL.
+# torch's name -> bytes per element, its rate in boards.toml, spellings of Kineto, execution traces and NCCL.
 _TABLE: dict[str, tuple[int, str, str]] = {
     "float64": (8, "fp64", "double"),
     "float32": (4, "fp32", "float"),
