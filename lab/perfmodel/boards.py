@@ -1,4 +1,4 @@
-"""Boards by their data sheets (boards.toml): the rate that a kernel competes with, the least time of an op."""
+"""Boards by their data sheets (boards.toml): the rate a kernel competes with, the least time of an op."""
 
 from __future__ import annotations
 
