@@ -305,8 +305,9 @@ def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
 def _locate(pair: Pair) -> None:
     """Say of each replaced block, and of each finding about rows, where in the program it is."""
     comparison, sides = pair.comparison, pair.placed
-    sequences = [side.units.sequence for side in sides]
-    located = replaced(*sequences, [], *(side.paths_of(side.units.usual) for side in sides))
+    a, b = (side.units for side in sides)
+    paths_a, paths_b = (side.paths_of(side.units.usual) for side in sides)
+    located = replaced(a.sequence, b.sequence, [], paths_a, paths_b)
     for block, with_place in zip(comparison.blocks, located, strict=True):
         block.module_path = with_place.module_path
     place_of = {block.index: block.module_path for block in comparison.blocks}

@@ -73,8 +73,13 @@ def samples_of(rows: Sequence[Row]) -> np.ndarray:
     """Sampled elements (rows, MAX_SAMPLES) in float64, NaN where absent."""
     samples = np.full((len(rows), MAX_SAMPLES), np.nan)
     for index, row in enumerate(rows):
-        samples[index, : len(row.sample)] = [np.nan if value is None else value for value in row.sample]
+        samples[index, : len(row.sample)] = floats(row.sample)
     return samples
+
+
+def floats(values: Sequence[float | None]) -> np.ndarray:
+    """Numbers (n,), NaN for those that are not finite."""
+    return np.array(values, dtype=float)
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -93,20 +98,16 @@ def moved(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
     """
     estimates = np.full(len(a), np.nan)
     for index, (x, y) in enumerate(zip(a, b, strict=True)):
-        if x.l2 is None or y.l2 is None or not x.signed or len(x.signed) != len(y.signed):
-            continue
-        if None not in x.signed and None not in y.signed:
-            off = np.subtract(np.array(y.signed, dtype=float), np.array(x.signed, dtype=float))
-            size = float(np.sqrt(np.square(off).mean()))
-            estimates[index] = 0.0 if size == 0 else size / x.l2 if x.l2 else np.inf
+        if x.l2 is not None and y.l2 is not None and x.signed and len(x.signed) == len(y.signed):
+            size = np.sqrt(np.square(floats(y.signed) - floats(x.signed)).mean())
+            estimates[index] = _over(size, np.array(x.l2))
     return estimates
 
 
 def change(a: Sequence[float | None], b: Sequence[float | None]) -> np.ndarray:
     """|b - a| / |a| of two columns of norms (n,); None (not finite) on one side alone is infinite."""
-    x, y = (np.array([np.nan if one is None else one for one in column]) for column in (a, b))
-    ratio = _over(np.abs(y - x), np.abs(x))
-    ratio = np.where(np.isnan(x) & np.isnan(y), 0.0, ratio)
+    x, y = floats(a), floats(b)
+    ratio = np.where(np.isnan(x) & np.isnan(y), 0.0, _over(np.abs(y - x), np.abs(x)))
     return np.where(np.isnan(ratio), np.inf, ratio)
 
 

@@ -21,9 +21,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from lab.compare.same.judge import BEYOND
-from lab.compare.same.pairs import EPS, LEAST, moved
+from lab.compare.same.pairs import EPS, LEAST, floats, moved
 from lab.core.words import plural, ranks_text
 from lab.workload.recorder.format import Recording, Row, numbered
 
@@ -71,7 +72,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 class _Whole(NamedTuple):
     """A tensor as some ranks have it together."""
 
-    signed: tuple[float, ...]
+    signed: np.ndarray
     squares: float | None  # None: the norm of a sum does not follow from its parts
     bad: tuple[int, int]  # NaN and infinities
     ranks: tuple[int, ...]
@@ -226,10 +227,11 @@ def _wholes(row: Row, parts: Mapping[int, Row], world: int) -> Iterator[_Whole]:
 
 
 def _added(parts: Mapping[int, Row], sums: Sequence[Sequence[float | None]], is_sum: bool) -> _Whole:
-    signed = tuple(sum(math.nan if v is None else v for v in column) for column in zip(*sums, strict=True))
     squares = sum((part.l2 if part.l2 is not None else math.nan) ** 2 for part in parts.values())
     bad = sum(part.nan for part in parts.values()), sum(part.inf for part in parts.values())
-    return _Whole(signed, None if is_sum else squares, bad, tuple(parts))
+    return _Whole(
+        np.sum([floats(one) for one in sums], axis=0), None if is_sum else squares, bad, tuple(parts)
+    )
 
 
 def _relative(row: Row, together: _Whole, factor: float, size: float) -> float:
@@ -238,9 +240,8 @@ def _relative(row: Row, together: _Whole, factor: float, size: float) -> float:
         return math.inf
     if row.l2 is None:
         return 0.0  # NaN or infinities in both, equally many
-    twin_sums = [math.nan if value is None else value for value in row.signed]
-    off = [factor * sums - twin_sum for sums, twin_sum in zip(together.signed, twin_sums, strict=True)]
-    change = math.sqrt(sum(value * value for value in off) / len(off)) if off else 0.0
+    off = factor * together.signed - floats(row.signed)
+    change = float(np.sqrt(np.square(off).mean())) if len(off) else 0.0
     if together.squares is not None:
         change = max(change, abs(factor * math.sqrt(together.squares) - row.l2))
     relative = change / size if size else (0.0 if change == 0 else math.inf)
@@ -260,13 +261,12 @@ def _explain(row: Row, off: Sequence[tuple[float, _Whole]], limit: float) -> str
         return "weights differ before the step" if row.phase == "start" else "weights differ after the update"
     apart = [together for relative, together in off if relative > limit]
     texts = [] if len(apart) == len(off) else ["the other ranks have it right"]
-    twin_sums = [value or 0.0 for value in row.signed]
-    squares = sum(value * value for value in twin_sums)
-    sums = apart[0].signed
+    twin, sums = np.nan_to_num(floats(row.signed)), apart[0].signed
+    squares = float(twin @ twin)
     if squares and row.l2 and len(apart) == len(off):
-        scale = sum(a * b for a, b in zip(sums, twin_sums, strict=True)) / squares
-        left = sum((a - scale * b) ** 2 for a, b in zip(sums, twin_sums, strict=True)) / squares
-        if math.isfinite(left) and left < EXACT**4 and abs(scale - 1) > EXACT:
+        scale = float(sums @ twin) / squares
+        left = float(np.square(sums - scale * twin).sum()) / squares
+        if left < EXACT**4 and abs(scale - 1) > EXACT:
             texts.append(f"{scale:.4g} times the twin's")
     return "; ".join(texts)
 
