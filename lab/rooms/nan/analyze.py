@@ -163,8 +163,8 @@ def _applied_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
             "skipped_quant": result.get("skipped_quant", ""),
         }
         rows.append(row)
-    whole = dict.fromkeys(("expected", "count", "values_changed"), "Int64")
-    table: pd.DataFrame = _frame(rows, APPLIED).astype(whole)
+    integers = dict.fromkeys(("expected", "count", "values_changed"), "Int64")
+    table: pd.DataFrame = _frame(rows, APPLIED).astype(integers)
     return table
 
 
