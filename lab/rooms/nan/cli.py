@@ -67,13 +67,20 @@ WATCH = with_options(
     ),
 )
 NIXNAN = with_options(
+    option(
+        "--sampling",
+        type=ZERO_OR_MORE,
+        default=0,
+        help="Instrument 1 in N launches of a kernel; 0: all.",
+    ),
+    option(
+        "--line-info/--no-line-info",
+        default=False,
+        help="Report source lines; needs code built with them.",
+    ),
+    option("--max-errors", type=ZERO_OR_MORE, default=0, help="Stop after N lines; 0: never."),
     click.option(
-        "--flag",
-        "flags",
-        multiple=True,
-        metavar="NAME=N",
-        help="A variable of nixnan: SAMPLING=N (1 in N launches), MAX_ERRORS=N, LINE_INFO=1, HISTOGRAM=1 "
-        "(tears lines), ENABLE_FUN_DETAIL=1; repeatable.",
+        "--histogram", is_flag=True, help="Log ranges of exponents. It tears lines: needs a run of its own."
     ),
     click.option(
         "--only-kernel",
@@ -82,9 +89,21 @@ NIXNAN = with_options(
         help="Instrument only this exact short name; repeatable.",
     ),
     click.option(
+        "--not-kernel",
+        "not_kernels",
+        multiple=True,
+        help="Do not instrument this exact short name; repeatable.",
+    ),
+    click.option(
         "--inventory",
         is_flag=True,
         help="Only list the kernels, as options for --only-kernel. Fast; checks nothing.",
+    ),
+    choice(
+        "--attach",
+        "auto inject preload",
+        "inject: CUDA_INJECTION64_PATH. preload: LD_PRELOAD. auto: inject, then preload if it never "
+        "attached.",
     ),
 )
 
@@ -133,10 +152,9 @@ def run_nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: A
 
     NIXNAN_SO is the path of the nixnan.so that you built.
     """
-    from lab.rooms.nan.config import parse_flags
+    from lab.rooms.nan.config import NixnanConfig
 
-    tool = {name: settings.pop(name) for name in ("flags", "only_kernels", "inventory")}
-    tool["flags"] = parse_flags(tool["flags"])
+    tool = {name: settings.pop(name) for name in NixnanConfig.__struct_fields__ if name in settings}
     return _experiment(ctx, experiment, {**settings, "sass": True, "nixnan": tool})
 
 
@@ -179,7 +197,8 @@ def _experiment(ctx: click.Context, names: tuple[str, ...], settings: dict[str, 
     def make_plan(site: Site, root: Path) -> Plan:
         planned = plan(config, site)
         if config.sass:
-            check_named(os.environ, dry_run=options.dry_run)
+            in_container = options.image is not None
+            check_named(os.environ, in_container=in_container, dry_run=options.dry_run)
         return planned
 
     return Experiment("nan", make_plan, options)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
-
-from lab.errors import UsageError
 
 # What each experiment changes against the baseline. Names as in the published experiments.
 EXPERIMENTS = {
@@ -41,32 +38,22 @@ OneOrMore = Annotated[int, msgspec.Meta(ge=1)]
 ZeroOrMore = Annotated[int, msgspec.Meta(ge=0)]
 
 
-# nixnan's own variables and their values here; LINE_INFO crashes it on wheels without line information.
-FLAGS = dict.fromkeys(("SAMPLING", "LINE_INFO", "MAX_ERRORS", "HISTOGRAM", "ENABLE_FUN_DETAIL"), 0)
-
-
 class NixnanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What nixnan reads from its environment and its working directory, as the options of `lab run nixnan`.
 
     By default nothing is left out.
     """
 
-    flags: dict[str, ZeroOrMore] = {}
+    sampling: ZeroOrMore = 0
+    line_info: bool = False  # nixnan crashes on wheels without line information
+    max_errors: ZeroOrMore = 0
+    histogram: bool = False
     only_kernels: tuple[str, ...] = ()
+    not_kernels: tuple[str, ...] = ()
     inventory: bool = False
+    attach: Literal["auto", "inject", "preload"] = "auto"
     log_limit_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 20 << 30  # a larger log ends the step
     grace_s: AboveZero = 60.0  # from SIGINT to SIGKILL, for the tool's report
-
-
-def parse_flags(texts: Sequence[str]) -> dict[str, int]:
-    """`SAMPLING=4` and others by name. Raises UsageError."""
-    flags = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if name not in FLAGS or not value.isdecimal():
-            raise UsageError(f"--flag {text!r}: not NAME=N", fix=f"NAME is one of {', '.join(FLAGS)}")
-        flags[name] = int(value)
-    return flags
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

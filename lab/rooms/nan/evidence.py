@@ -46,6 +46,7 @@ class Evidence:
     published: bool = False
     inventory: bool = False  # nixnan only listed the kernels
     only_kernels: tuple[str, ...] = ()  # all that it was told to look at, by short names
+    not_kernels: tuple[str, ...] = ()  # what it was told to leave alone
 
     @property
     def watch(self) -> dict[str, Any]:

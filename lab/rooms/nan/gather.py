@@ -22,7 +22,7 @@ from lab.rooms.nan.evidence import Evidence, Progress, read_bytes, read_json, re
 
 QUANTIZED = {"baseline": "4-bit", "8bit": "8-bit", AGAIN: "4-bit"}
 # What nixnan was told to look at decides what its zero means.
-_LOOKED_AT = ("inventory", "only_kernels")
+_LOOKED_AT = ("inventory", "only_kernels", "not_kernels")
 PUBLISHED = re.compile(r"claude_(?P<stem>[A-Za-z0-9_.]+?)\.(?P<what>json|nixnan)(?:\.gz)?\Z")
 FOLDERS = ("", "nan_experiments", "nixnan_traces", "nan_experiments/nixnan_traces")
 NO_RESULT = "left no result: the process ended before it could write one"
@@ -133,7 +133,9 @@ def _read_log(experiment: Evidence, root: Path, progress: Progress) -> None:
             flags = read_json(record).get("flags")
             flags = flags if isinstance(flags, dict) else {}
             experiment.inventory = bool(flags.get("inventory"))
-            experiment.only_kernels = tuple(map(str, flags.get("only_kernels") or ()))
+            experiment.only_kernels, experiment.not_kernels = (
+                tuple(map(str, flags.get(name) or ())) for name in ("only_kernels", "not_kernels")
+            )
     except BadDataError as error:
         experiment.log_error = error.problem
     if log.exists():

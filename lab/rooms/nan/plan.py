@@ -117,6 +117,9 @@ def _notes(config: NanConfig, wanted: tuple[str, ...]) -> tuple[str, ...]:
     if config.sass and config.nixnan.only_kernels:
         names = plural(len(config.nixnan.only_kernels), "kernel")
         notes.append(f"only {names} will be looked at: what is born in any other is not seen")
-    if config.sass and (sampling := config.nixnan.flags.get("SAMPLING")):
-        notes.append(f"SAMPLING={sampling} leaves launches out: births in them are not seen")
+    if config.sass and config.nixnan.not_kernels:
+        names = plural(len(config.nixnan.not_kernels), "kernel")
+        notes.append(f"{names} will be left alone: what is born there is not seen")
+    if config.sass and config.nixnan.sampling:
+        notes.append(f"SAMPLING={config.nixnan.sampling} leaves launches out: births in them are not seen")
     return tuple(notes)

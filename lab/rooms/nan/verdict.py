@@ -122,8 +122,9 @@ def _nothing_instrumented(experiment: Evidence) -> str:
 
 def _of_chosen(experiment: Evidence) -> str:
     """What the options left to look at, if they left something out."""
-    chosen = plural(len(experiment.only_kernels), "kernel")
-    return f" of {chosen} that --only-kernel names" if experiment.only_kernels else ""
+    if experiment.only_kernels:
+        return f" of {plural(len(experiment.only_kernels), 'kernel')} that --only-kernel names"
+    return f" but for {plural(len(experiment.not_kernels), 'kernel')}" if experiment.not_kernels else ""
 
 
 def _attached(experiment: Evidence) -> bool:

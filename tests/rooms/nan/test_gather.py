@@ -39,10 +39,10 @@ def test_two_runs_of_one_experiment_become_one_row_with_both_levels(tmp_path):
 
 def test_kernels_that_the_options_chose_are_known_to_the_verdict(tmp_path):
     run = run_of(tmp_path / "s", {"baseline": result("baseline")}, sass=True)
-    flags = {"only_kernels": ["void softmax"]}
+    flags = {"only_kernels": ["void softmax"], "not_kernels": []}
     (tmp_path / "s/steps/baseline/nixnan.json").write_text(json.dumps({"flags": flags}))
     (one,) = gather([tmp_path / "s"], [run], lambda _: None)
-    assert (one.only_kernels, one.inventory) == (("void softmax",), False)
+    assert (one.only_kernels, one.not_kernels, one.inventory) == (("void softmax",), (), False)
 
 
 def test_what_nixnan_was_told_to_look_at_survives_the_join_of_two_runs(tmp_path):

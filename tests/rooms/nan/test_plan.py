@@ -7,7 +7,7 @@ import pytest
 
 from lab.core.plan import Site
 from lab.errors import UsageError
-from lab.rooms.nan.config import EXPERIMENTS, NanConfig, NixnanConfig, label, parse_flags
+from lab.rooms.nan.config import EXPERIMENTS, NanConfig, NixnanConfig, label
 from lab.rooms.nan.plan import experiments, plan
 
 NVIDIA = Site(vendor="nvidia", gpus=())
@@ -60,15 +60,8 @@ def test_nixnan_is_refused_where_there_are_no_instructions_of_its_kind(site, mor
 
 
 def test_sampling_is_said_to_hide_births():
-    made = plan(config("baseline", sass=True, nixnan=NixnanConfig(flags={"SAMPLING": 8})), NVIDIA)
+    made = plan(config("baseline", sass=True, nixnan=NixnanConfig(sampling=8)), NVIDIA)
     assert any("SAMPLING=8" in note for note in made.notes)
-
-
-def test_flags_of_nixnan_are_numbers_of_known_names():
-    assert parse_flags(["SAMPLING=4", "LINE_INFO=1"]) == {"SAMPLING": 4, "LINE_INFO": 1}
-    for text in ("SAMPLING", "LOGFILE=1", "SAMPLING=-1"):
-        with pytest.raises(UsageError, match="not NAME=N"):
-            parse_flags([text])
 
 
 def test_a_label_tells_the_knob_that_the_experiment_turns():
@@ -82,5 +75,7 @@ def test_a_plan_under_nixnan_says_what_it_will_cost_and_what_an_inventory_is_not
     chosen = plan(config("baseline", sass=True, nixnan=NixnanConfig(only_kernels=("k",))), NVIDIA).notes
     assert not any("--inventory" in note for note in chosen)
     assert any(note.startswith("only 1 kernel will be looked at") for note in chosen)
+    left = plan(config("baseline", sass=True, nixnan=NixnanConfig(not_kernels=("k", "l"))), NVIDIA).notes
+    assert any(note.startswith("2 kernels will be left alone") for note in left)
     listing = plan(config("baseline", sass=True, nixnan=NixnanConfig(inventory=True)), NVIDIA).notes
     assert any("clears nothing" in note for note in listing) and not any("hours" in note for note in listing)

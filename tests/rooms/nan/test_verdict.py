@@ -228,3 +228,4 @@ def test_kernels_that_were_chosen_bound_what_no_line_means():
     log.kernels = ["void softmax"]
     some = chain_of(evidence(log=log, only_kernels=("void softmax",)), None)
     assert some.instruction == ("no", "no line, in what nixnan can see of 1 kernel that --only-kernel names")
+    assert chain_of(evidence(log=log, not_kernels=("k",)), None).stored[1].endswith("but for 1 kernel")

@@ -14,11 +14,27 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lab.errors import GpuError, MissingError, UsageError
-from lab.rooms.nan.config import FLAGS
 from lab.secrets import expanded
 
 LEAST_CAPABILITY = 8.6
-OWNED = {*FLAGS, "BIN_SPEC_FILE", "LOG_KERNELS", "LOGFILE", "CUDA_INJECTION64_PATH"}
+KNOWN_PATHS = (
+    "nixnan.so",
+    "../nixnan/nixnan.so",
+    "~/nixnan/nixnan.so",
+    "/opt/lab/nixnan.so",
+    "/opt/nixnan/nixnan.so",
+    "/usr/local/lib/nixnan.so",
+)
+FLAGS = (
+    "SAMPLING",
+    "LINE_INFO",
+    "MAX_ERRORS",
+    "HISTOGRAM",
+    "BIN_SPEC_FILE",
+    "ENABLE_FUN_DETAIL",
+    "LOG_KERNELS",
+    "LOGFILE",
+)
 
 
 def check_shared_object(path: Path) -> None:
@@ -43,7 +59,7 @@ def check_shared_object(path: Path) -> None:
 
 
 def find_tool(env: Mapping[str, str]) -> Path:
-    """The tool from NIXNAN_SO, or where an image puts it. Raises MissingError."""
+    """The tool from NIXNAN_SO, from the image, or from a known path. Raises MissingError."""
     for name in ("NIXNAN_SO", "CUDA_INJECTION64_PATH"):
         if env.get(name):
             path = expanded(env[name])
@@ -54,20 +70,30 @@ def find_tool(env: Mapping[str, str]) -> Path:
                     fix="name the nixnan.so that you built",
                 )
             return path.resolve()
+    for path in map(expanded, KNOWN_PATHS):
+        if path.is_file():
+            return path.resolve()
     raise MissingError(
-        "NIXNAN_SO is not set: it names the nixnan.so that you built",
-        fix="build it from parfloat/nixnan, then NIXNAN_SO=/path/to/nixnan.so lab run nixnan ...",
+        "no nixnan.so: NIXNAN_SO is not set, and none in the known paths",
+        location=", ".join(KNOWN_PATHS),
+        fix="build it from parfloat/nixnan and name it in NIXNAN_SO",
     )
 
 
-def check_named(env: Mapping[str, str], *, dry_run: bool) -> None:
+def check_named(env: Mapping[str, str], *, in_container: bool, dry_run: bool) -> None:
     """Whether steps will find the tool, as far as this machine can say, before the first of them starts.
 
     A plan that only shows needs no tool yet, but what is named must be one. Raises MissingError for no file,
     UsageError for one that is not an x86-64 shared object.
     """
-    if env.get("NIXNAN_SO") or not dry_run:
-        check_shared_object(find_tool({"NIXNAN_SO": env.get("NIXNAN_SO", "")}))
+    if not env.get("NIXNAN_SO") and dry_run:
+        return
+    if not env.get("NIXNAN_SO") and in_container:
+        raise MissingError(
+            "NIXNAN_SO is not set: containers get the nixnan.so that it names",
+            fix="build it from parfloat/nixnan, then NIXNAN_SO=/path/to/nixnan.so lab run nixnan ...",
+        )
+    check_shared_object(find_tool(env))
 
 
 def preflight(tool: Path, env: Mapping[str, str]) -> Path:
@@ -134,6 +160,6 @@ def check_gpu(env: Mapping[str, str]) -> None:
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without the tool and its flags."""
-    clean_env = {name: value for name, value in env.items() if name not in OWNED}
+    clean_env = {name: value for name, value in env.items() if name not in (*FLAGS, "CUDA_INJECTION64_PATH")}
     preload = [word for word in clean_env.pop("LD_PRELOAD", "").split(":") if word and "nixnan" not in word]
     return {**clean_env, **({"LD_PRELOAD": ":".join(preload)} if preload else {})}

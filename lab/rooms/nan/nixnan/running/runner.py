@@ -38,7 +38,7 @@ from lab.errors import (
     StepFailed,
     UsageError,
 )
-from lab.rooms.nan.config import CONFIG, FLAGS, NanConfig, NixnanConfig
+from lab.rooms.nan.config import CONFIG, NanConfig, NixnanConfig
 from lab.rooms.nan.nixnan.grammar import LOGGED, RUNNING, tidy
 from lab.rooms.nan.nixnan.names import category
 from lab.rooms.nan.nixnan.running.preflight import find_tool, preflight, scrubbed
@@ -48,12 +48,12 @@ from lab.rooms.nan.nixnan.running.preflight import find_tool, preflight, scrubbe
 LISTED = "kernels.log"  # what LOG_KERNELS names
 SUSPECTS = ("attention", "softmax", "norm")  # where NaN are usually born in a Transformer
 LOG, RECORD = "nixnan.log", "nixnan.json"
-# Current drivers ignore LD_PRELOAD; old ones know nothing else.
-ATTACH = {"inject": "CUDA_INJECTION64_PATH", "preload": "LD_PRELOAD"}
 CONTEXT_LINE = b"Initializing GPU context"
+LINE_INFO_CRASH = b"LINE_INFO"
 POLL_S = 0.2
 FIX = (
-    "the program must use the GPU in its own process, without another injected tool (nsys, "
+    "use CUDA_INJECTION64_PATH (--attach inject, the default): current drivers ignore LD_PRELOAD. The "
+    "program must also use the GPU in its own process, without another injected tool (nsys, "
     "compute-sanitizer, a profiler)"
 )
 
@@ -112,6 +112,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     """One start of the command. `ended` says who ended it, `attached` that the log names a GPU context."""
 
     mode: str  # inject | preload
+    line_info: bool
     exit_code: int = 0
     seconds: float = 0.0
     log_bytes: int = 0
@@ -119,18 +120,29 @@ class Attempt(msgspec.Struct, kw_only=True):
     ended: str = ""
 
 
-def start(job: Job, mode: str) -> Attempt:
+def write_lists(config: NixnanConfig, out: Path) -> None:
+    """Write what the tool reads from its working directory; lists of an earlier attempt are removed."""
+    for name, kernels in (
+        ("kernel_whitelist.txt", config.only_kernels),
+        ("kernel_blacklist.txt", config.not_kernels),
+    ):
+        (out / name).unlink(missing_ok=True)
+        if kernels:
+            write_atomic(out / name, "\n".join(kernels) + "\n")
+
+
+def start(job: Job, mode: str, line_info: bool) -> Attempt:
     """Run the command once under the tool. On an interrupt it has a grace period to write its report."""
     log, command = (job.out / LOG).absolute(), job.command
     keep_old(log)
     began = time.monotonic()
-    attempt = Attempt(mode=mode)
+    attempt = Attempt(mode=mode, line_info=line_info)
     program = sys.executable if command[0] == "python" else command[0]
     words = [program, *command[1:], "--root", str(Path.cwd())]
     print(f"nixnan: {job.tool} by {mode}, log {log}", flush=True)
     with interrupted() as stop:
         try:
-            child = subprocess.Popen(words, cwd=job.out, env=child_env(job, mode, log))
+            child = subprocess.Popen(words, cwd=job.out, env=child_env(job, mode, line_info, log))
         except OSError as error:
             raise EngineError(f"cannot start the command: {error.strerror}", location=words[0]) from error
         attempt.ended = follow(child, log, job.config, stop)
@@ -140,13 +152,21 @@ def start(job: Job, mode: str) -> Attempt:
     return attempt
 
 
-def child_env(job: Job, mode: str, log: Path) -> dict[str, str]:
+def child_env(job: Job, mode: str, line_info: bool, log: Path) -> dict[str, str]:
     """The environment with one way of attaching the tool, never both, and all of its flags."""
-    inventory = {"LOG_KERNELS": str(log.with_name(LISTED))} if job.config.inventory else {}
+    config = job.config
+    flags = {
+        "SAMPLING": config.sampling,
+        "LINE_INFO": int(line_info),
+        "MAX_ERRORS": config.max_errors,
+        "HISTOGRAM": int(config.histogram),
+    }
+    attach = "CUDA_INJECTION64_PATH" if mode == "inject" else "LD_PRELOAD"
+    inventory = {"LOG_KERNELS": str(log.with_name(LISTED))} if config.inventory else {}
     return {
         **scrubbed(job.env),
-        **{name: str(value) for name, value in {**FLAGS, **job.config.flags}.items()},
-        ATTACH[mode]: str(job.tool),
+        **{name: str(value) for name, value in flags.items()},
+        attach: str(job.tool),
         **inventory,
         "LOGFILE": str(log),
     }
@@ -181,6 +201,11 @@ def interrupted() -> Iterator[list[int]]:
     finally:
         for kind, handler in zip(kinds, handlers, strict=True):
             signal.signal(kind, handler)
+
+
+def crashed_by_line_info(attempt: Attempt, out: Path) -> bool:
+    """Whether the tool's last note names LINE_INFO, as it does before a segmentation fault."""
+    return attempt.exit_code not in (0, 130) and log_holds(out / LOG, LINE_INFO_CRASH)
 
 
 def log_holds(log: Path, words: bytes) -> bool:
@@ -227,14 +252,14 @@ def run(config: NixnanConfig, out: Path, command: Sequence[str], env: Mapping[st
         raise UsageError("no command to run", fix="put it after --")
     tool = preflight(find_tool(env), env)
     make_folder(out)
-    chosen = out / "kernel_whitelist.txt"  # the tool reads it in its working directory
-    chosen.unlink(missing_ok=True)
-    if config.only_kernels:
-        write_atomic(chosen, "\n".join(config.only_kernels) + "\n")
+    write_lists(config, out)
     job = Job(config, tool, out, command, env)
     attempts = []
-    for mode in ATTACH:
-        attempts.append(start(job, mode))
+    for mode in {"auto": ("inject", "preload")}.get(config.attach, (config.attach,)):
+        attempts.append(start(job, mode, config.line_info))
+        if config.line_info and crashed_by_line_info(attempts[-1], out):
+            print("nixnan: the tool crashed on line information: running again without it", file=sys.stderr)
+            attempts.append(start(job, mode, False))
         if attempts[-1].attached or attempts[-1].exit_code:
             break
     record(out, tool, config, attempts)
@@ -250,10 +275,11 @@ def judge(attempts: Sequence[Attempt], out: Path) -> int:
         raise StepFailed(
             "the log outgrew its limit and the program was stopped",
             location=out / LOG,
-            fix="use fewer tokens, --only-kernel, --flag SAMPLING=N or --flag MAX_ERRORS=N",
+            fix="use fewer tokens, --sampling, --only-kernel or --max-errors",
         )
     if last_attempt.exit_code == 0 and not last_attempt.attached:
-        tried = " and ".join(ATTACH[attempt.mode] for attempt in attempts)
+        ways = {"inject": "CUDA_INJECTION64_PATH", "preload": "LD_PRELOAD"}
+        tried = " and ".join(ways[attempt.mode] for attempt in attempts)
         problem = f"the tool was loaded but never attached (by {tried})"
         raise EngineError(
             f"{problem}: no GPU context in its log, nothing was checked", location=out / LOG, fix=FIX

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -60,11 +61,15 @@ def test_another_injected_tool_is_not_pushed_aside(tmp_path, env, tool):
         preflight.preflight(tool, {**env, "CUDA_INJECTION64_PATH": "/opt/nsys/inject.so"})
 
 
-def test_the_tool_is_named_by_the_user_or_by_an_image(tool):
+def test_the_tool_is_named_by_the_user_or_lies_in_a_known_path(tmp_path, tool, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preflight, "KNOWN_PATHS", ("nixnan.so",))
     with pytest.raises(MissingError, match="NIXNAN_SO is not set"):
         preflight.find_tool({})
     with pytest.raises(MissingError, match="the file named in NIXNAN_SO does not exist"):
         preflight.find_tool({"NIXNAN_SO": "/no/such.so"})
+    shutil.copy(tool, tmp_path / "nixnan.so")
+    assert preflight.find_tool({}) == tmp_path / "nixnan.so"
     assert preflight.find_tool({"CUDA_INJECTION64_PATH": str(tool)}) == tool, "an image puts it there"
 
 

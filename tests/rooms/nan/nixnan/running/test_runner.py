@@ -55,10 +55,7 @@ def record(tmp_path) -> dict:
 
 
 def test_the_tool_is_injected_with_all_its_flags_and_the_step_has_a_folder_of_its_own(tmp_path, env, tool):
-    assert (
-        start(tmp_path, env, flags={"SAMPLING": 4, "MAX_ERRORS": 9}, only_kernels=("void kernel", "other"))
-        == 0
-    )
+    assert start(tmp_path, env, sampling=4, max_errors=9, only_kernels=("void kernel", "other")) == 0
     seen = json.loads((tmp_path / "out" / "seen.json").read_text())
     assert seen["cwd"] == str(tmp_path / "out") and seen["argv"][1:] == ["--root", os.getcwd()]
     assert seen["env"]["CUDA_INJECTION64_PATH"] == str(tool) and "LD_PRELOAD" not in seen["env"]
@@ -82,7 +79,9 @@ def test_a_tool_that_never_attached_is_an_error_with_its_cure_and_no_clean_run(t
     (tmp_path / "idle.py").write_text("print('no GPU used')")
     with pytest.raises(EngineError, match="never attached") as caught:
         runner.run(NixnanConfig(), tmp_path / "out", idle, env)
-    assert "CUDA_INJECTION64_PATH and LD_PRELOAD" in caught.value.problem and caught.value.fix
+    assert "CUDA_INJECTION64_PATH and LD_PRELOAD" in caught.value.problem and "--attach inject" in str(
+        caught.value.fix
+    )
     assert [one["mode"] for one in record(tmp_path)["attempts"]] == ["inject", "preload"]
     assert (tmp_path / "out" / "nixnan.attempt1.log").exists() is False, (
         "an injected tool that no driver loads leaves no log"
@@ -104,6 +103,22 @@ def test_preloading_is_the_way_in_only_where_injection_did_not_attach(tmp_path, 
 def test_a_program_that_fails_keeps_its_exit_code_and_is_not_tried_again(tmp_path, env):
     assert start(tmp_path, env, "sys.exit(7)") == 7
     assert len(record(tmp_path)["attempts"]) == 1
+
+
+def test_a_crash_over_line_information_is_tried_once_more_without(tmp_path, env):
+    crash = (
+        "if os.environ['LINE_INFO'] == '1':\n"
+        "    open(os.environ['LOGFILE'], 'a').write('#nixnan: SIGSEGV: try LINE_INFO=0\\n')\n"
+        "    os._exit(1)"
+    )
+    assert start(tmp_path, env, crash, line_info=True) == 0
+    assert [(one["line_info"], one["exit_code"]) for one in record(tmp_path)["attempts"]] == [
+        (True, 1),
+        (False, 0),
+    ]
+    assert "SIGSEGV" in (tmp_path / "out" / "nixnan.attempt1.log").read_text(), (
+        "the first attempt's log is kept"
+    )
 
 
 def test_a_log_that_outgrows_its_limit_ends_the_program_and_keeps_the_report(tmp_path, env):
@@ -149,6 +164,12 @@ def test_a_program_that_ignores_the_interrupt_is_killed_after_the_grace(tmp_path
     with pytest.raises(StepFailed):
         start(tmp_path, env, stubborn, log_limit_bytes=100, grace_s=0.5)
     assert time.monotonic() - began < 300
+
+
+def test_a_good_bin_specification_reaches_the_tool_as_a_file(tmp_path, env):
+    assert start(tmp_path, env, bin_spec='{"count": 1, "f16": [[-24, -14]]}') == 0
+    seen = json.loads((tmp_path / "out" / "seen.json").read_text())
+    assert json.loads(Path(seen["env"]["BIN_SPEC_FILE"]).read_text())["count"] == 1
 
 
 def test_an_inventory_only_lists_kernels_and_prints_the_options_that_watch_them(tmp_path, env, capfd):
