@@ -45,6 +45,7 @@ WORKLOAD = with_options(
         default=True,
         help="Ranges inside attention (part e needs them).",
     ),
+    choice("--softmax", "plain fused", "The course's softmax of five kernels, or torch's of one."),
     click.option("--fused-qkv", is_flag=True, help="One GEMM for query, key and value."),
     choice("--dtype", "fp32 tf32 bf16 fp16", "Type of the matrix products; bf16 and fp16 by autocast."),
     seed(0, "Seed of weights and tokens."),
@@ -56,6 +57,13 @@ WORKLOAD = with_options(
 @WORKLOAD
 @choice("--collector", "auto nsys kineto", "auto: nsys where it works, else torch.profiler.")
 @option("--twin/--no-twin", default=True, help="Time the same steps without a profiler too.")
+@click.option("--keep-original", is_flag=True, help="Keep the .nsys-rep: it holds the process's environment.")
+@option(
+    *("--pause", "pause_s"),
+    type=click.FloatRange(min=0),
+    default=1.0,
+    help="Pause in seconds before each process on GPUs.",
+)
 @click.option("-s", "--skip-existing", is_flag=True, help="Skip cells whose results are in --output-dir.")
 @click.pass_context
 def run_nsys(ctx: click.Context, /, **flags: Any) -> Experiment:

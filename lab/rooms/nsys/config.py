@@ -39,6 +39,7 @@ class WorkloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     warmup_steps: CountOrNone = 5
     measure_steps: Count = 10
     annotated_attention: bool = True  # ranges inside attention
+    softmax: Literal["plain", "fused"] = "plain"  # max, subtract, exp, sum, divide; or torch.softmax
     fused_qkv: bool = False  # one GEMM for query, key and value
     dtype: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"  # bf16 and fp16 by autocast
     seed: CountOrNone = 0  # of weights and tokens
@@ -53,6 +54,8 @@ class NsysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     profile_types: tuple[ProfileType, ...] = ()  # (): those the parts need
     collector: Literal["auto", "nsys", "kineto"] = "auto"
     twin: bool = True  # time the same steps without a profiler too
+    keep_original: bool = False  # nsys' own .nsys-rep, which holds the environment
+    pause_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0  # before each process on GPUs
     step_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 900.0  # of one process
     workload: WorkloadConfig = WorkloadConfig()
 

@@ -51,8 +51,9 @@ def _cell_steps(config: NsysConfig, cell: Cell, site: Site) -> list[Step]:
     """The recorded process, and its twin without a profiler before it."""
     folder = f"captures/{cell.name}"
     twin = f"{folder}/unprofiled"
-    recorder = ["-m", RECORDER, "--collector", config.collector, "--out", folder, "--"]
-    recorded = _step(config, cell, site, folder, recorder)
+    recorder = ["-m", RECORDER, "--collector", config.collector]
+    recorder += ["--keep-original"] if config.keep_original else []
+    recorded = _step(config, cell, site, folder, [*recorder, "--out", folder, "--"])
     if not config.twin:
         return [recorded]
     return [_step(config, cell, site, twin, ["-m", WORKLOAD, "--out", twin]), recorded]
@@ -66,7 +67,7 @@ def _step(config: NsysConfig, cell: Cell, site: Site, folder: str, program: list
         num_gpus=1 if on_gpu else 0,
         argv=("python", "-u", *program, *_workload_arguments(config, cell, on_gpu=on_gpu)),
         timeout_s=config.step_timeout_s,
-        settle_s=1.0 if on_gpu else 0.0,
+        settle_s=config.pause_s if on_gpu else 0.0,
         expects=(f"{folder}/cell.json",),
         labels={
             "size": cell.size,
@@ -88,6 +89,7 @@ def _workload_arguments(config: NsysConfig, cell: Cell, *, on_gpu: bool) -> list
         "--warmup-steps": workload.warmup_steps,
         "--measure-steps": workload.measure_steps,
         "--dtype": workload.dtype,
+        "--softmax": workload.softmax,
         "--seed": workload.seed,
         "--device": "cuda" if on_gpu else "cpu",
     }

@@ -98,16 +98,19 @@ def test_the_flags_of_the_command_line_reach_the_workload():
         "warmup_steps": 1,
         "measure_steps": 3,
         "annotated_attention": False,
+        "softmax": "fused",
         "fused_qkv": True,
         "dtype": "bf16",
         "seed": 7,
         "collector": "kineto",
         "twin": False,
+        "keep_original": False,
+        "pause_s": 0.0,
     }
     steps = plan(config_of(flags), H200, Path("out")).steps
     assert [step.labels["context"] for step in steps] == [64, 64, 32, 32]
     words = " ".join(steps[0].argv)
-    assert "--batch-size 2 --warmup-steps 1 --measure-steps 3 --dtype bf16 --seed 7" in words
+    assert "--batch-size 2 --warmup-steps 1 --measure-steps 3 --dtype bf16 --softmax fused --seed 7" in words
     assert (
         "--fused-qkv" in words and "--use-annotated-attention" not in words and "--collector kineto" in words
     )

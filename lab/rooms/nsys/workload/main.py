@@ -67,6 +67,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--measure-steps", type=int, default=defaults.measure_steps)
     parser.add_argument("--profile-type", choices=list(TYPES), default="forward_backward")
     parser.add_argument("--use-annotated-attention", action="store_true")
+    parser.add_argument("--softmax", choices=["plain", "fused"], default=defaults.softmax)
     parser.add_argument("--fused-qkv", action="store_true")
     parser.add_argument("--dtype", choices=["fp32", "tf32", "bf16", "fp16"], default=defaults.dtype)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -123,7 +124,7 @@ class Cell:
         # Whatever torch's default is: float32 products may round their factors to tf32 only where asked to.
         torch.backends.cuda.matmul.allow_tf32 = options.dtype == "tf32"
         torch.backends.cudnn.allow_tf32 = options.dtype == "tf32"
-        attention = Attention(mark, annotated=options.use_annotated_attention)
+        attention = Attention(options.softmax, mark, annotated=options.use_annotated_attention)
         with mark("model_creation"):
             model = Transformer(self.spec, options.context_length, attention, options.device)
             self.model = model.fill(options.seed)

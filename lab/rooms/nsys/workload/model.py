@@ -16,6 +16,7 @@ from torch.profiler import record_function
 
 from lab.rooms.nsys.flops import ModelSpec
 
+Softmax = Callable[[Tensor], Tensor]
 Mark = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
@@ -104,7 +105,8 @@ class Attention:
     annotated: False for the same operations without the ranges.
     """
 
-    def __init__(self, mark: Mark, *, annotated: bool) -> None:
+    def __init__(self, softmax: str, mark: Mark, *, annotated: bool) -> None:
+        self.softmax = SOFTMAX[softmax]
         self.mark: Mark = mark if annotated else lambda name: contextlib.nullcontext()
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, future: Tensor) -> Tensor:
@@ -115,16 +117,24 @@ class Attention:
             with self.mark("applying_mask"):
                 scores = scores.masked_fill(future, float("-inf"))
             with self.mark("computing_softmax"):
-                weights = softmax(scores)
+                weights = self.softmax(scores)
             with self.mark("final_matmul"):
                 return weights.to(value.dtype) @ value
 
 
-def softmax(x: Tensor) -> Tensor:
+def plain_softmax(x: Tensor) -> Tensor:
     """The course's softmax in five kernels, over the last axis, in float32."""
     wide = x.float()
     powers = torch.exp(wide - wide.max(dim=-1, keepdim=True).values)
     return powers / powers.sum(dim=-1, keepdim=True)
+
+
+def fused_softmax(x: Tensor) -> Tensor:
+    """torch's softmax: one kernel."""
+    return torch.softmax(x.float(), dim=-1)
+
+
+SOFTMAX: dict[str, Softmax] = {"plain": plain_softmax, "fused": fused_softmax}
 
 
 def rotary_tables(context: int, width: int) -> tuple[Tensor, Tensor]:

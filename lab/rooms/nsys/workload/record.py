@@ -3,7 +3,7 @@
     python -m lab.rooms.nsys.workload.record --collector auto --out DIR -- --model-size small ...
 
 Under nsys the workload gets an allow-listed environment, because a capture holds all of it; the export is
-scrubbed before it takes its name, and nsys' own file is deleted. An exit code
+scrubbed before it takes its name, and nsys' own file is deleted (--keep-original keeps it). An exit code
 proves nothing: the export must hold kernels. LAB_NSYS names an nsys that is not on PATH.
 """
 
@@ -31,7 +31,7 @@ from lab.secrets import is_secret
 WORKLOAD = (sys.executable, "-u", "-m", "lab.rooms.nsys.workload")
 CAPTURE = "capture.sqlite"
 DRAFT = ".nsys_capture"
-RESULTS = (CAPTURE, "capture.json.gz", "cell.json", "collector.json")
+RESULTS = (CAPTURE, "capture.json.gz", "capture.nsys-rep", "cell.json", "collector.json")
 # No CPU samples, no context switches: those need privileges that a container should not have. Graphs node
 # by node.
 FLAGS = """
@@ -62,6 +62,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     end = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(prog="lab.rooms.nsys.workload.record")
     parser.add_argument("--collector", choices=["auto", "nsys", "kineto"], default="auto")
+    parser.add_argument("--keep-original", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv[:end]), argv[end + 1 :]
 
@@ -132,13 +133,15 @@ def _record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str 
 
 def _take_in(draft: Path, options: argparse.Namespace) -> str | None:
     """Scrub nsys' export and give it its name; returns why it cannot be used, or None."""
-    export = draft.with_name(f"{DRAFT}.sqlite")
+    export, report = (draft.with_name(f"{DRAFT}.{ending}") for ending in ("sqlite", "nsys-rep"))
     if not export.exists():
         endings = sorted(path.name.removeprefix(DRAFT) for path in options.out.glob(f"{DRAFT}*"))
         return f"it left no SQLite export{f', only {endings}' if endings else ''}"
     if not _has_kernels(export):
         return "its export has no kernels"
     scrub(export, options.out / CAPTURE)
+    if report.exists() and options.keep_original:
+        report.replace(options.out / "capture.nsys-rep")
     return None
 
 

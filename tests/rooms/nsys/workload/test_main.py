@@ -81,8 +81,8 @@ def test_the_same_seed_gives_the_same_loss_in_every_profile_type(tmp_path):
     assert not (tmp_path / "forward" / "capture.json.gz").exists(), "the twin runs without a profiler"
 
 
-@pytest.mark.parametrize("flags", [["--dtype", "bf16"], ["--fused-qkv"]])
-def test_other_dtypes_and_products_compute_the_same_model(tmp_path, flags):
+@pytest.mark.parametrize("flags", [["--dtype", "bf16"], ["--softmax", "fused"], ["--fused-qkv"]])
+def test_other_dtypes_softmaxes_and_products_compute_the_same_model(tmp_path, flags):
     plain = run(tmp_path / "plain", "--profile-type", "training").steps[-1]["loss"]
     other = run(tmp_path / "other", "--profile-type", "training", *flags).steps[-1]["loss"]
     assert other == pytest.approx(plain, rel=0.02)

@@ -117,6 +117,12 @@ def test_nsys_export_is_scrubbed_named_and_its_report_deleted(tmp_path, nsys):
     assert told(tmp_path / "out")["collector"] == "nsys"
 
 
+def test_the_original_is_kept_only_if_asked(tmp_path, nsys):
+    nsys(export=export_of(tmp_path / "made.sqlite"))
+    run(tmp_path / "out", "--keep-original")
+    assert (tmp_path / "out" / "capture.nsys-rep").read_bytes() == b"report with the environment"
+
+
 def test_the_workload_gets_an_allowed_environment_and_flags_without_privileges(tmp_path, nsys, monkeypatch):
     monkeypatch.setenv("MY_PASSWORD", SECRET)
     monkeypatch.setenv("PYTHON_API_TOKEN", SECRET)
