@@ -23,7 +23,8 @@ from lab.report.page import write_page
 from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, Timeline
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
-from lab.report.terminal import number
+from lab.report.terminal import Heading, number
+from lab.rooms.nsys.captures.hardware import TRAFFIC
 from lab.rooms.nsys.captures.summary import NO_KERNELS, TOP, Summary, unknowns
 from lab.rooms.nsys.captures.summary_text import TOOLS, summaries_text
 from lab.rooms.nsys.captures.tables import bar_table, recording_tables
@@ -127,11 +128,14 @@ def _sections(
         else frame.drop(columns="process", errors="ignore")
         for name, frame in tables.items()
     }
+    metrics = "Mean percent of the peak of the samples inside the GPU work of a range or kernel"
     blocks: dict[str, list[Block]] = {
         "Integrity": _integrity_blocks(capture, tables["integrity"]),
         "Phases": _table_of(shown, "phases", phases),
         "Kernel classes": _table_of(shown, "classes", f"Kernel time by class, over {over}"),
         "Costliest kernels": _table_of(shown, "kernels", kernels, top=TOP, open_rows=60),
+        "GPU metrics": _table_of(shown, "gpu_metrics", metrics),
+        "Unified memory": _table_of(shown, "unified_memory", "MB that migrated, and page faults"),
     }
     if bars is not None:
         chart = Timeline("gantt", packed(bars), CAPTION, "tables/gantt.csv")
@@ -171,4 +175,5 @@ def _table_of(
         frame = frame.groupby("process", sort=False).head(top) if "process" in frame else frame.head(top)
     if name == "kernels":
         frame = frame.drop(columns="name")
-    return [Table(frame, caption, f"tables/{name}.csv", open_rows=open_rows, limit=300)]
+    headings = {column: Heading(*f"{words}, ".split(", ")[:2]) for column, words in TRAFFIC.items()}
+    return [Table(frame, caption, f"tables/{name}.csv", headings, open_rows=open_rows, limit=300)]

@@ -44,26 +44,28 @@ class Phase:
     gemm_uncounted_ms: float = 0.0
 
 
-def phases_of(projection: Projection, step_of_operation: np.ndarray, steps: np.ndarray) -> tuple[Phase, ...]:
-    """The figures of each path: the step, then each parent before its children."""
+def phases_of(
+    projection: Projection, step_of_operation: np.ndarray, steps: np.ndarray
+) -> dict[Path, tuple[Phase, np.ndarray]]:
+    """Path -> its figures and the rows of its ranges: the step, then each parent before its children."""
     below = _paths_below_step(projection, steps)
     used = [path for path, num_ops in zip(below, projection.tree.num_ops, strict=True) if path and num_ops]
     paths = sorted({path[:depth] for path in used for depth in range(1, min(len(path), MAX_DEPTH) + 1)})
     gemms = _gemm_flops(projection)
-    phases: dict[Path, Phase] = {}
+    phases: dict[Path, tuple[Phase, np.ndarray]] = {}
     for path in [(), *paths]:
         inside = np.array([node is not None and node[: len(path)] == path for node in below])
         group = np.where(inside[projection.ops.path], step_of_operation, -1)
         rows = _ranges_at_path(projection, below, path, steps)
-        step_ms = phases[()].kernel_ms if path else 0.0
-        phases[path] = _phase(projection, path, rows, group, max(len(steps), 1), gemms, step_ms)
-    return tuple(phases[path] for path in _by_time(phases, ())[:MAX_PHASES])
+        step_ms = phases[()][0].kernel_ms if path else 0.0
+        phases[path] = _phase(projection, path, rows, group, max(len(steps), 1), gemms, step_ms), rows
+    return {path: phases[path] for path in _by_time(phases, ())[:MAX_PHASES]}
 
 
-def _by_time(phases: Mapping[Path, Phase], path: Path) -> list[Path]:
+def _by_time(phases: Mapping[Path, tuple[Phase, np.ndarray]], path: Path) -> list[Path]:
     """The path and all below it, the costliest child before the others."""
     children = [child for child in phases if len(child) == len(path) + 1 and child[:-1] == path]
-    children.sort(key=lambda child: -phases[child].kernel_ms)
+    children.sort(key=lambda child: -phases[child][0].kernel_ms)
     return [path, *(below for child in children for below in _by_time(phases, child))]
 
 

@@ -24,6 +24,12 @@ from lab.recordings.lacks import Lack, verdict_of
 from lab.recordings.processes import process_label
 from lab.recordings.projection import PHASES, RULES, Offer, Projection, offers
 from lab.recordings.views import row_classes
+from lab.rooms.nsys.captures.hardware import (
+    UNKNOWN_GPU,
+    gpu_metrics,
+    has_unknown_gpu,
+    unified_memory,
+)
 from lab.rooms.nsys.captures.phases import Phase, phases_of, products
 from lab.stats import intervals
 
@@ -89,6 +95,8 @@ class Summary:
     part: str
     offers: tuple[Offer, ...]
     warmup_left_out: int
+    gpu_metrics: dict[str, Any] | None
+    unified_memory: dict[str, Any] | None
     unknown: tuple[str, ...]
 
     @property
@@ -124,6 +132,10 @@ def summarise(
     num_steps = max(len(steps), 1)
     dur_ns = capture.ops.end_ns - capture.ops.start_ns
     by_name = _shares(capture, capture.ops.name_id, kernels, num_steps)
+    costs = phases_of(projection, step_of_operation, steps)
+    rows_by_path = {path: rows for path, (_, rows) in costs.items()}
+    names = capture.text(capture.ops.name_id) if capture.device_events else np.empty(0)
+    top = {share.name: kernels & (names == share.name) for share in by_name[:TOP] if len(names)}
     return Summary(
         source=str(capture.source),
         collector=capture.collector,
@@ -131,7 +143,7 @@ def summarise(
         schema=capture.schema,
         attribution=projection.attribution,
         steps=tuple(capture.name(int(name)) for name in capture.ranges.name_id[steps]),
-        phases=phases_of(projection, step_of_operation, steps),
+        phases=tuple(phase for phase, _ in costs.values()),
         classes=_by_class(capture, kernels, num_steps),
         top=tuple(by_name[:TOP]),
         origins=_origins(projection, kernels, num_steps),
@@ -151,6 +163,8 @@ def summarise(
         part=projection.part.text if projection.part else "",
         offers=offers(projection, phases),
         warmup_left_out=0 if len(steps) else int(outside.sum()),
+        gpu_metrics=gpu_metrics(projection, rows_by_path, step_of_operation, top),
+        unified_memory=unified_memory(projection, rows_by_path, num_steps),
         unknown=tuple(unknowns(capture)),
     )
 
@@ -164,6 +178,8 @@ def unknowns(capture: Capture) -> list[str]:
         sentences.append("no ranges and no operators were recorded: phases cannot be known")
     if not len(capture.api):
         sentences.append("no API calls were recorded: who launched what cannot be known")
+    if has_unknown_gpu(capture):
+        sentences.append(UNKNOWN_GPU)
     if len(capture.ops) and not (capture.ops.name_id >= 0).any():
         sentences.append("no names were recorded (no StringIds): classes and kernels cannot be told apart")
     return sentences

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lab.core.words import first_few, plural, printable
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines, marked
 from lab.recordings.names import short_name
+from lab.rooms.nsys.captures.hardware import METRICS, TRAFFIC, UNKNOWN_GPU
 from lab.rooms.nsys.captures.phases import Path, Phase
 from lab.rooms.nsys.captures.summary import TOP, Share, Summary
 
@@ -106,7 +108,7 @@ def _lines(summary: Summary) -> list[str]:
         named = [replace(share, name=share.name or "(no operator known)") for share in summary.replayed[:TOP]]
         title = f"kernels of graph replays by their operator at capture, {per_step}{at_least}"
         lines += ["", *_share_lines(title, named)]
-    lines += ["", *_gpu_lines(summary), "", *_rule_lines(summary)]
+    lines += ["", *_gpu_lines(summary), *_hardware_lines(summary), "", *_rule_lines(summary)]
     lines += [
         f"note: {offer.sentence} ({offer.kernel_ms:.3f} ms, launched by another thread, in no phase)"
         for offer in summary.offers[:8]
@@ -226,6 +228,46 @@ def _gpu_lines(summary: Summary) -> list[str]:
             f"longest gap {idle}{gpu.longest_gap_ms:.3f} ms"
         )
     return lines
+
+
+def _hardware_lines(summary: Summary) -> list[str]:
+    """GPU metrics and unified memory; of another tool than nsys, which has neither, no line."""
+    if summary.collector != "nsys":
+        return []
+    metrics, memory = summary.gpu_metrics, summary.unified_memory
+    lines = []
+    if metrics is None and UNKNOWN_GPU not in summary.unknown:
+        lines.append("GPU metrics: not recorded (nsys profile --gpu-metrics-devices)")
+    elif metrics is not None:
+        heads = {**dict.fromkeys(METRICS.values(), 15), "samples": 10}
+        rows = [
+            *((_path_name(summary, row["path"])[:43], _metric_cells(row)) for row in metrics["ranges"]),
+            *(
+                (f"  {shortened(short_name(row['name']), 41)}", _metric_cells(row))
+                for row in metrics["kernels"]
+            ),
+        ]
+        lines += ["", *_table("GPU metrics, mean % of the peak", 44, heads, rows)]
+        period = f"{metrics['period_us']:g} us"
+        lines.append(f"  a sample per {period} and GPU; - : no work that spans a sample's neighbours")
+    if memory is None:
+        reason = (
+            "not divided by part" if summary.part else "not recorded (unified-memory migrations, page faults)"
+        )
+        return [*lines, f"unified memory: {reason}"]
+    rows = [(_path_name(summary, row["path"])[:43], _traffic_cells(row)) for row in memory["ranges"]]
+    rows.append(("  in all", _traffic_cells(memory["in_all"])))
+    title = f"unified memory, {'per step' if summary.steps else 'in all'}"
+    return [*lines, "", *_table(title, 44, dict.fromkeys(TRAFFIC.values(), 13), rows)]
+
+
+def _metric_cells(row: Mapping[str, Any]) -> list[str]:
+    means = [row[f"{metric}_percent"] for metric in METRICS]
+    return [*("-" if mean is None else f"{mean:.1f}" for mean in means), str(row["samples"])]
+
+
+def _traffic_cells(row: Mapping[str, Any]) -> list[str]:
+    return ["not recorded" if row[name] is None else f"{row[name]:.6g}" for name in TRAFFIC]
 
 
 def _rule_lines(summary: Summary) -> list[str]:

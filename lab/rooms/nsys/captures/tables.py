@@ -21,7 +21,14 @@ from lab.rooms.nsys.captures.summary import Summary
 def recording_tables(capture: Capture, per_process: Sequence[Summary]) -> dict[str, pd.DataFrame]:
     """Tables by the name of their CSV; every row names its process."""
     tables = {}
-    for name, rows_of in (("phases", _phase_rows), ("classes", _class_rows), ("gpus", _gpu_rows)):
+    makers = {
+        "phases": _phase_rows,
+        "classes": _class_rows,
+        "gpus": _gpu_rows,
+        "gpu_metrics": _metric_rows,
+        "unified_memory": _traffic_rows,
+    }
+    for name, rows_of in makers.items():
         rows = [{"process": process.label, **row} for process in per_process for row in rows_of(process)]
         if rows:
             tables[name] = pd.DataFrame(rows)
@@ -78,6 +85,24 @@ def _gpu_rows(summary: Summary) -> list[dict[str, Any]]:
         }
         for gpu in summary.gpus
     ]
+
+
+def _metric_rows(summary: Summary) -> list[dict[str, Any]]:
+    metrics = summary.gpu_metrics or {"ranges": [], "kernels": []}
+    ranges = ({"of": "range", "name": _path_text(summary, row["path"]), **row} for row in metrics["ranges"])
+    return _without_path([*ranges, *({"of": "kernel", **row} for row in metrics["kernels"])])
+
+
+def _traffic_rows(summary: Summary) -> list[dict[str, Any]]:
+    if (memory := summary.unified_memory) is None:
+        return []
+    per = "step" if summary.steps else "recording"
+    ranges = ({"phase": _path_text(summary, row["path"]), "per": per, **row} for row in memory["ranges"])
+    return _without_path([*ranges, {"phase": "the whole recording", "per": "recording", **memory["in_all"]}])
+
+
+def _without_path(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "path"} for row in rows]
 
 
 def _integrity_table(capture: Capture) -> pd.DataFrame:
