@@ -66,7 +66,7 @@ class Forward:
     _at_once, _is_plain, _first_leaf = False, True, 0  # of the part that was read last
     _put_out: np.ndarray | None = None
     # Of an equal forward: asking each tensor is a tenth of what watching a decode step costs. Its types are
-    # these; its sizes may be others, which nobody asks for while it is clean.
+    # these; its sizes may be others, which are not asked for while it is clean.
     _like: Shapes | None = None
 
     def __init__(self, number: int = 0, phase: str = "forward", query_length: int = 0) -> None:
@@ -181,8 +181,8 @@ class Forward:
         """A sparse, distributed, wrapped... tensor: each dense part of it is a leaf."""
         begin, first = len(self._shapes), self._first_leaf
         leaves = [*zip(self.labels[first:], self.leaf_call[first:], self.index[first:], strict=True)]
-        for kept in (self.labels, self.leaf_call, self.index):
-            del kept[first:]
+        for column in (self.labels, self.leaf_call, self.index):
+            del column[first:]
         tensors, self.tensors = self.tensors, []
         parts_of, reasons = {UNKNOWN: [UNKNOWN]}, {UNKNOWN: ""}
         for u, tensor in enumerate(tensors, begin):
@@ -231,8 +231,8 @@ class Forward:
 
     def shapes(self) -> Shapes:
         """Of each row."""
-        here = zip(map(SHAPE, self.tensors), map(DTYPE, self.tensors), strict=True)
-        return [*self._shapes, *here] if self.tensors else self._shapes
+        last_shapes = zip(map(SHAPE, self.tensors), map(DTYPE, self.tensors), strict=True)
+        return [*self._shapes, *last_shapes] if self.tensors else self._shapes
 
     def let_go(self) -> None:
         """Drop the tensors, but keep their shapes and types."""
@@ -280,8 +280,8 @@ class Forward:
 
     def known_clean(self) -> bool:
         """Whether it was read at once, is known to be clean, and nothing of it was missed."""
-        one = len(self._counted) == 1 and not self.failed and not self.overwritten
-        return one and self._counted[0].known_clean()
+        is_whole = len(self._counted) == 1 and not self.failed and not self.overwritten
+        return is_whole and self._counted[0].known_clean()
 
     @property
     def leaf_rows(self) -> np.ndarray:

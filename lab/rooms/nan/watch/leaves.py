@@ -112,9 +112,9 @@ def as_counted(tensor: Any, depth: int = 0) -> Found:
         return [], f"{type(tensor).__name__} ({tensor.dtype}) cannot be read: {type(error).__name__}"
     if isinstance(inside, str):
         return [], inside
-    found = [as_counted(part, depth + 1) for part in inside]
-    reasons = sorted({reason for _, reason in found if reason})
-    return [dense for parts, _ in found for dense in parts], "; ".join(reasons)
+    counted = [as_counted(part, depth + 1) for part in inside]
+    reasons = sorted({reason for _, reason in counted if reason})
+    return [dense for parts, _ in counted for dense in parts], "; ".join(reasons)
 
 
 @torch.no_grad()  # type: ignore[no-untyped-call,untyped-decorator,unused-ignore]

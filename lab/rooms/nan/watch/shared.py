@@ -35,6 +35,8 @@ class Shared:
             self._calls = (*self._calls, call)
             if self._handle is None and self._register is not None:
                 self._handle = self._register(self.call)
+        if self is after_update:
+            hook_again()
 
     def remove(self, call: Call) -> None:
         with self._lock:
@@ -118,13 +120,14 @@ class Backwards:
                 self._patch = None
 
     def _enter(self, tensors: Any, *_: Any, **__: Any) -> tuple[Any, list[tuple[Call, Any]]]:
-        hook_again()  # before each update comes a backward
+        hook_again()  # the program may have compiled meanwhile
         self.count += 1
         return tensors, [(leave, enter(tensors)) for enter, leave in self._around]
 
-    def _leave(self, begun: tuple[Any, list[tuple[Call, Any]]], _: bool) -> None:
-        for leave, token in reversed(begun[1]):
-            leave(begun[0], token)
+    def _leave(self, backward: tuple[Any, list[tuple[Call, Any]]], _: bool) -> None:
+        tensors, tokens = backward
+        for leave, token in reversed(tokens):
+            leave(tensors, token)
 
 
 def _torchs(module: str, name: str) -> Any:

@@ -213,8 +213,8 @@ class Scalers:
         self._each("scaler_begins", scaler, optimizer)
         return scaler, optimizer
 
-    def _ended(self, begun: tuple[Any, Any], returned: bool) -> None:
-        self._each("scaler_ended", *begun, returned)
+    def _ended(self, scaler_optimizer: tuple[Any, Any], returned: bool) -> None:
+        self._each("scaler_ended", *scaler_optimizer, returned)
 
     @hidden
     def _each(self, name: str, scaler: Any, *args: Any) -> None:
