@@ -82,6 +82,7 @@ NIXNAN = with_options(
     click.option(
         "--histogram", is_flag=True, help="Log ranges of exponents. It tears lines: needs a run of its own."
     ),
+    click.option("--bin-spec", type=click.Path(path_type=Path), help="JSON file of exponent bins."),
     click.option(
         "--only-kernel",
         "only_kernels",
@@ -99,6 +100,7 @@ NIXNAN = with_options(
         is_flag=True,
         help="Only list the kernels, as options for --only-kernel. Fast; checks nothing.",
     ),
+    click.option("--fun-detail", is_flag=True, help="Write full names of kernels on repeats too."),
     choice(
         "--attach",
         "auto inject preload",
@@ -153,8 +155,10 @@ def run_nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: A
     NIXNAN_SO is the path of the nixnan.so that you built.
     """
     from lab.rooms.nan.config import NixnanConfig
+    from lab.rooms.nan.nixnan.running.preflight import read_bin_spec
 
     tool = {name: settings.pop(name) for name in NixnanConfig.__struct_fields__ if name in settings}
+    tool["bin_spec"] = read_bin_spec(tool["bin_spec"]) if tool["bin_spec"] else None
     return _experiment(ctx, experiment, {**settings, "sass": True, "nixnan": tool})
 
 

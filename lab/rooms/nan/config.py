@@ -48,9 +48,11 @@ class NixnanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     line_info: bool = False  # nixnan crashes on wheels without line information
     max_errors: ZeroOrMore = 0
     histogram: bool = False
+    bin_spec: str | None = None  # the JSON itself
     only_kernels: tuple[str, ...] = ()
     not_kernels: tuple[str, ...] = ()
     inventory: bool = False
+    fun_detail: bool = False
     attach: Literal["auto", "inject", "preload"] = "auto"
     log_limit_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 20 << 30  # a larger log ends the step
     grace_s: AboveZero = 60.0  # from SIGINT to SIGKILL, for the tool's report

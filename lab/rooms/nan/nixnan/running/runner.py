@@ -129,6 +129,8 @@ def write_lists(config: NixnanConfig, out: Path) -> None:
         (out / name).unlink(missing_ok=True)
         if kernels:
             write_atomic(out / name, "\n".join(kernels) + "\n")
+    if config.bin_spec:
+        write_atomic(out / "bin_spec.json", config.bin_spec)
 
 
 def start(job: Job, mode: str, line_info: bool) -> Attempt:
@@ -160,14 +162,17 @@ def child_env(job: Job, mode: str, line_info: bool, log: Path) -> dict[str, str]
         "LINE_INFO": int(line_info),
         "MAX_ERRORS": config.max_errors,
         "HISTOGRAM": int(config.histogram),
+        "ENABLE_FUN_DETAIL": int(config.fun_detail),
     }
     attach = "CUDA_INJECTION64_PATH" if mode == "inject" else "LD_PRELOAD"
-    inventory = {"LOG_KERNELS": str(log.with_name(LISTED))} if config.inventory else {}
+    spec = {"BIN_SPEC_FILE": str(log.with_name("bin_spec.json"))} if config.bin_spec else {}
+    if config.inventory:
+        spec["LOG_KERNELS"] = str(log.with_name(LISTED))
     return {
         **scrubbed(job.env),
         **{name: str(value) for name, value in flags.items()},
         attach: str(job.tool),
-        **inventory,
+        **spec,
         "LOGFILE": str(log),
     }
 

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from lab.errors import GpuError, MissingError, UsageError
+from lab.errors import ConfigError, GpuError, MissingError, UsageError
 from lab.rooms.nan.nixnan.running import preflight
+from lab.rooms.nan.nixnan.running.preflight import read_bin_spec
 from tests.rooms.nan.nixnan import nixgen
 
 ELF = b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x03\x00\x3e\x00"  # 64-bit, shared object, x86-64
@@ -32,6 +33,13 @@ def test_a_file_that_cannot_be_loaded_is_refused_before_any_container(tmp_path, 
     path.write_bytes(content)
     with pytest.raises(UsageError, match=complaint):
         preflight.check_shared_object(path)
+
+
+def test_a_tool_that_is_no_shared_object_is_refused(tmp_path, env):
+    text = tmp_path / "nixnan.so"
+    text.write_text("not a library")
+    with pytest.raises(UsageError, match="not an ELF shared object"):
+        preflight.preflight(text, env)
 
 
 def test_a_tool_with_a_missing_symbol_is_told_in_the_loaders_words(tmp_path, env):
@@ -99,3 +107,21 @@ def test_a_tool_that_is_not_there_ends_the_plan_before_any_step_or_folder(tmp_pa
         )
         assert done.returncode == code and says in done.stderr, done.stderr
         assert not (tmp_path / "experiments").exists()
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("{", "not JSON"),
+        ("[]", "a bin specification is"),
+        ('{"f16": []}', "a bin specification is"),
+        ('{"count": 3, "f8": []}', "'f8' is not a type"),
+        ('{"count": 3, "f16": [[3, 1]]}', "not a range"),
+        ('{"count": 3, "f16": [[1]]}', "not a range"),
+    ],
+)
+def test_a_bad_bin_specification_is_refused_before_it_ends_a_run_silently(tmp_path, text, complaint):
+    path = tmp_path / "bins.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        read_bin_spec(path)
