@@ -20,6 +20,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}\Z")
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")  # one host: no list, no option of sbatch
 VARIABLE = re.compile(r"[A-Za-z_]\w*\Z")
 PLACES = ("image", "gpu", "node", "seed")
+LIMIT_BYTES = 1 << 20
 
 
 class Mitigation(NamedTuple):
@@ -78,15 +79,21 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_matrix(path: Path) -> Matrix:
     """Raises MissingError, or ConfigError that names the field."""
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(LIMIT_BYTES + 1)
     except OSError as error:
         raise MissingError(f"cannot read the matrix: {error.strerror}", location=path) from error
+    if len(text) > LIMIT_BYTES:
+        raise ConfigError("a matrix of more than 1 MiB", location=path)
     matrix: Matrix = yaml_as(text, Matrix, location=str(path))
     return matrix
 
 
 def yaml_as(text: bytes | str, kind: Any, *, location: str) -> Any:
+    """YAML as `kind`, without aliases: a few lines of them unfold to gigabytes."""
     try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise ConfigError("YAML aliases are not read here", location=location)
         return msgspec.convert(yaml.safe_load(text), kind)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", location=location) from error

@@ -97,6 +97,16 @@ def test_a_matrix_that_does_not_fit_is_refused(tmp_path, text):
         read_matrix(path)
 
 
+def test_aliases_and_large_files_are_refused_before_they_unfold(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text("command: x\ncells:\n- &a {name: x}\n- *a\n")
+    with pytest.raises(ConfigError, match="aliases are not read"):
+        read_matrix(path)
+    path.write_text("command: x\n#" + "x" * (1 << 20))
+    with pytest.raises(ConfigError, match="more than 1 MiB"):
+        read_matrix(path)
+
+
 def test_cells_have_seeds_gpus_and_nodes_of_their_own():
     gpus = tuple(Gpu(vendor="nvidia", index=n, uuid=f"GPU-{n}") for n in range(2))
     texts = ("none", "{gpu: 1}", "{seed: 70}")
