@@ -122,7 +122,7 @@ def log_partition(engine: Any, alarm: Alarm | None, problem: Problem) -> Tensor:
 def posteriors(engine: Any, problem: Problem) -> Posteriors:
     """log Z and the counts, differentiable in `problem.floats()`; by the log domain where that is wanted."""
     if traced() or wants_gradient(problem):
-        return log_domain.differentiable_posteriors(problem)
+        return log_domain.derived_posteriors(problem)
     if engine is naive:
         return naive.posteriors(problem)
     with torch.no_grad():

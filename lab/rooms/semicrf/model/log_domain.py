@@ -16,6 +16,7 @@ they stay in [0, 1], however large the scores are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -247,7 +248,9 @@ def _window(state: State, t: int, reach: int) -> Tensor:
     return state.gamma_TBC[t - reach : t].flip(0) + content_KBC
 
 
-def differentiable_posteriors(problem: Problem) -> Posteriors:
+def derived_posteriors(
+    problem: Problem, partition: Callable[[Problem], Tensor] = log_partition
+) -> Posteriors:
     """log Z and all counts as derivatives by each sequence's scores, which autograd differentiates."""
     batch, frames, longest, labels = problem.shape
     new = problem.score_BTC.new_zeros
@@ -266,7 +269,7 @@ def differentiable_posteriors(problem: Problem) -> Posteriors:
 
     def moved(*steps: Tensor) -> tuple[Tensor, Tensor]:
         pairs = zip(values.items(), steps, strict=True)
-        log_z_B = log_partition(
+        log_z_B = partition(
             replace(problem, **{name: step if x is None else x.double() + step for (name, x), step in pairs})
         )
         return log_z_B.sum(), log_z_B

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.log_domain import logsumexp
+from lab.rooms.semicrf.model.log_domain import derived_posteriors, logsumexp
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, masked
 
 Segment = tuple[int, int, int]
@@ -31,18 +31,25 @@ Sum = Callable[[Tensor, int], Tensor]
 
 def log_partition(problem: Problem, over: Sum = logsumexp) -> Tensor:
     """log Z (B,), float64, differentiable: alpha[t, c] from all alpha[t-k, c'] as the definition says."""
-    return torch.stack([_log_partition_of(problem, b, over) for b in range(problem.shape[0])])
+    return torch.stack([_log_partition_of(alone(problem, b), over) for b in range(problem.shape[0])])
 
 
-def _log_partition_of(problem: Problem, b: int, over: Sum) -> Tensor:
-    """log Z of sequence `b`."""
-    score_TC = masked(problem, problem.score_BTC)[b]
+def alone(problem: Problem, b: int) -> Problem:
+    """Sequence `b` as a batch of one, with the model where each sequence has its own."""
+    one = problem.rows([b])
+    own = {name: getattr(one, name) for name in ("transition", "duration_KC")}
+    return replace(one, **{name: value[0] if value.dim() > 2 else value for name, value in own.items()})
+
+
+def _log_partition_of(problem: Problem, over: Sum) -> Tensor:
+    """log Z of a batch of one."""
+    score_TC = masked(problem, problem.score_BTC)[0]
     start_C, end_C = problem.start_C.double(), problem.end_C.double()
     alpha: list[Tensor] = []  # alpha[t - 1] belongs to boundary t
-    for t in range(1, int(problem.lengths_B[b]) + 1):
+    for t in range(1, int(problem.lengths_B[0]) + 1):
         arcs = []
         for s in range(t - 1, max(t - problem.shape[2], 0) - 1, -1):
-            segment_C = score_TC[s:t].sum(0) + segment_score(problem, b, s, t)
+            segment_C = score_TC[s:t].sum(0) + segment_score(problem, 0, s, t)
             if s == 0:
                 arcs.append(segment_C + start_C)
             else:
@@ -64,36 +71,10 @@ def segment_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
     return total_C
 
 
-@torch.enable_grad()
+@torch.no_grad()
 def posteriors(problem: Problem) -> Posteriors:
-    """All expected counts by autograd, sequence by sequence."""
-    plain = problem.detached()
-    rows = [_counts_of(plain.rows([b])) for b in range(problem.shape[0])]
-    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
-    log_z_B, label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *segments = columns
-    checked = mass(label_BTC, problem.lengths_B, log_z_B)
-    counts = (label_BTC, starts_BTC, ends_BTC, duration_BKC, transition)
-    return Posteriors(log_z_B, *counts, *checked, segment_BTKC=segments[0] if segments else None)
-
-
-def _counts_of(problem: Problem, over: Sum = logsumexp) -> list[Tensor]:
-    """log Z and the counts of a batch of one, in the order of `Posteriors`: zeros where nothing fits."""
-    zero_BTC = torch.zeros_like(problem.score_BTC)
-    opens, closes = (
-        zero_BTC if value is None else value for value in (problem.seg_start_BTC, problem.seg_end_BTC)
-    )
-    problem = replace(problem, seg_start_BTC=opens, seg_end_BTC=closes)
-    names = ["score_BTC", "seg_start_BTC", "seg_end_BTC", "duration_KC", "transition"]
-    names += ["segment_BTKC"] if problem.segment_BTKC is not None else []
-    values = [getattr(problem, name).double().clone().requires_grad_() for name in names]
-    log_z = log_partition(replace(problem, **dict(zip(names, values, strict=True))), over)[0]
-    grads = [torch.zeros_like(value) for value in values]
-    if bool(torch.isfinite(log_z)):
-        used = torch.autograd.grad(log_z, values, allow_unused=True)
-        grads = [zero if grad is None else grad for zero, grad in zip(grads, used, strict=True)]
-    shared = {"duration_KC", "transition"}
-    counts = [grad[None] if name in shared else grad for name, grad in zip(names, grads, strict=True)]
-    return [log_z.detach()[None], *counts]
+    """All expected counts by autograd."""
+    return derived_posteriors(problem.detached(), log_partition)
 
 
 def segmentations(length: int, longest: int, labels: int) -> Iterator[list[Segment]]:
@@ -135,17 +116,15 @@ def enumerate_segmentations(problem: Problem, b: int) -> tuple[list[list[Segment
     return paths, torch.stack([path_score(problem, b, path) for path in paths])
 
 
-@torch.enable_grad()
 def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
     """The best score (B,) and segmentation of each sequence; ties: smallest duration, then smallest label.
 
     The same recursion with a maximum for each sum: its counts are those of the best segmentation alone.
     """
-    scores, paths = [], []
-    for b in range(problem.shape[0]):
-        score_B, _, starts_BTC, ends_BTC, *_ = _counts_of(problem.detached().rows([b]), best)
-        scores.append(float(score_B))
-        ends = (ends_BTC[0].nonzero()[:, 0] + 1).tolist()
-        starts = starts_BTC[0].nonzero().tolist()
-        paths.append([(start, end, label) for (start, label), end in zip(starts, ends, strict=True)])
-    return torch.tensor(scores, dtype=torch.float64, device=problem.score_BTC.device), paths
+    found = derived_posteriors(problem.detached(), partial(log_partition, over=best))
+    paths: list[list[Segment]] = []
+    for score, starts_TC, ends_TC in zip(found.log_z_B, found.starts_BTC, found.ends_BTC, strict=True):
+        starts = starts_TC.nonzero().tolist() if score > -torch.inf else []
+        ends = (ends_TC.nonzero()[:, 0] + 1).tolist()
+        paths.append([(start, end, label) for (start, label), end in zip(starts, ends, strict=False)])
+    return found.log_z_B, paths

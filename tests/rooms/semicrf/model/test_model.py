@@ -80,7 +80,7 @@ def test_every_form_has_the_counts_of_the_definition(terms):
         )
         right = naive.posteriors(problem)
         assert apart(log_domain.posteriors(problem), right) < 1e-10
-        assert apart(log_domain.differentiable_posteriors(problem), right) < 1e-10
+        assert apart(log_domain.derived_posteriors(problem), right) < 1e-10
         assert balanced(problem, right)
 
 

@@ -97,17 +97,15 @@ def backward(state: State) -> Posteriors:
 
 
 def batch_of(problem: Problem) -> list[Word]:
-    """Convert to the library's `Batch`: scores in float32 or float64, and the rest in float64."""
-    score, *parameters = (value.detach().resolve_neg().contiguous() for value in problem.floats())
-    single = score.dtype == torch.float32
-    score = score if single else score.double()
-    inputs = [score, problem.lengths_B.contiguous(), *(value.double() for value in parameters)]
+    """Convert to the library's `Batch`, whose scores are float64."""
+    score, *parameters = (value.detach().resolve_neg().double().contiguous() for value in problem.floats())
+    inputs = [score, problem.lengths_B.contiguous(), *parameters]
     if not all(map(Tensor.data_ptr, inputs)):
         raise UsageError(
             "an input is a tensor without memory of its own (a DTensor or another wrapper)",
             fix="the plain tensor in it: to_local() or full_tensor() of a DTensor",
         )
-    return [*problem.shape, torch.get_num_threads(), int(single), *inputs]
+    return [*problem.shape, torch.get_num_threads(), *inputs]
 
 
 def best(problem: Problem) -> tuple[np.ndarray, np.ndarray]:

@@ -80,39 +80,29 @@ Vectors vectors(int64_t count) {
     return Vectors(static_cast<V*>(p));
 }
 
-// One sequence's scores, (T, C): float64, or float32 where `single`.
+// Rows of labels, such as one sequence's scores, (T, C).
 struct Sequence {
-    const void* score;
+    const double* from;
     int64_t length, labels;
-    bool single;
 
-    double at(int64_t t, int64_t c) const {
-        const int64_t i = t * labels + c;
-        return single ? double(static_cast<const float*>(score)[i]) : static_cast<const double*>(score)[i];
-    }
-    // Frame t, with `padding` up to whole vectors.
+    // Row t, with `padding` up to whole vectors.
     void read(int64_t t, int64_t wide, double padding, V* line) const {
         double* flat = reinterpret_cast<double*>(line);
-        if (single) std::copy_n(static_cast<const float*>(score) + t * labels, labels, flat);
-        else std::copy_n(static_cast<const double*>(score) + t * labels, labels, flat);
+        std::copy_n(from + t * labels, labels, flat);
         std::fill(flat + labels, flat + wide, padding);
     }
 };
 
-// What every function is given first, as Python lays it out: numbers of 64 bits and addresses. Arrays are contiguous, and hold
-// float64 unless said otherwise.
+// What every function is given first, as Python lays it out: numbers of 64 bits and addresses of contiguous arrays.
 struct Batch {
-    int64_t batch, frames, longest, labels, threads, single;
-    const void* score;       // (B, T, C), float32 where `single`
+    int64_t batch, frames, longest, labels, threads;
+    const double* score;     // (B, T, C)
     const int64_t* lengths;  // (B,)
     const double *transition, *duration, *start, *end;  // (C, C), (K, C), (C,), (C,)
 
     int64_t length(int64_t b) const { return std::min(std::max<int64_t>(lengths[b], 1), frames); }
     int64_t padded() const { return (labels + PADDED - 1) / PADDED * PADDED; }
-    Sequence sequence(int64_t b) const {
-        const char* from = static_cast<const char*>(score) + b * frames * labels * (single ? 4 : 8);
-        return {from, length(b), labels, single != 0};
-    }
+    Sequence sequence(int64_t b) const { return {score + b * frames * labels, length(b), labels}; }
 };
 
 // `one(b, memory)` for every sequence, on up to x.threads threads; `memory` are a thread's `size` vectors. Throws bad_alloc where
@@ -180,7 +170,7 @@ struct Additions {
         pad(x.end, 1, x.labels, ends.get() + nv);
     }
     void pad(const double* from, int64_t rows, int64_t labels, V* to) const {
-        const Sequence all_rows{from, rows, labels, false};
+        const Sequence all_rows{from, rows, labels};
         for (int64_t row = 0; row < rows; ++row) all_rows.read(row, nv * LANES, -INF, to + row * nv);
     }
 };

@@ -21,7 +21,7 @@ int main() {
             std::vector<double> log_z = empty(batch), best = empty(batch), durations = empty(batch * longest * labels);
             std::vector<double> counts = empty(3 * batch * frames * labels), crossed = empty(batch * labels * labels);
             std::vector<int32_t> marks(size_t(batch * frames));
-            const Batch x{batch, frames, longest, labels, 1, 0, score.data(), lengths.data(), into.data(), lasting.data(), first.data(),
+            const Batch x{batch, frames, longest, labels, 1, score.data(), lengths.data(), into.data(), lasting.data(), first.data(),
                           last.data()};
             const int64_t size = batch * (frames + 1) * x.padded();
             const Vectors rows = vectors(3 * size / LANES);
