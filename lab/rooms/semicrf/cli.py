@@ -75,6 +75,7 @@ def compare(ctx: click.Context, /, output_json: Path | None, **values: Any) -> E
 def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experiment:
     """Run the guide's diagnostic workflow as one matrix and name what is wrong."""
     from lab.core.plan import Experiment
+    from lab.errors import UsageError
     from lab.rooms.semicrf.config import DiagnoseConfig
     from lab.rooms.semicrf.plan import plan_diagnose
 
@@ -82,8 +83,11 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
     settings["import_path"] = str(Path.cwd()) if settings["partition"] else ""
     # The matrix has many trainings; each need only be long enough to fail.
     values.update(preset=values["preset"] or "smoke", models=["semicrf"])
+    train = train_config(with_corpus_path(ctx, values), gpus=True)
+    if len(train.backends) > 1:
+        raise UsageError(f"diagnose tests one backend, got {', '.join(train.backends)}", fix="a run for each")
     config = DiagnoseConfig(
-        train=train_config(with_corpus_path(ctx, values), gpus=True),
+        train=train,
         case=None if case is None else absolute(case),
         **settings,
     )

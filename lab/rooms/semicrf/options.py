@@ -65,15 +65,23 @@ LOOP = (
 
 
 def train_config(values: dict[str, Any], *, gpus: bool) -> TrainConfig:
-    """The preset, then what was set by a flag; `gpus` chooses the preset where none is named."""
+    """The preset, then what was set by a flag; `gpus` chooses the preset where none is named.
+
+    Raises UsageError for a backend that two names mean.
+    """
     import msgspec
 
+    from lab.errors import UsageError
     from lab.rooms.semicrf.config import TrainConfig
 
     values = dict(values)
     preset = PRESETS[values.pop("preset") or ("timit" if gpus else "tiny")]
     words = {**GUIDE_BACKENDS, **({"auto": "torch", "streaming": "torch"} if values.pop("no_triton") else {})}
-    values["backends"] = [words.get(name, name) for name in values["backends"]]
+    backends = values["backends"] = [words.get(name, name) for name in values["backends"]]
+    if len(set(backends)) < len(backends):
+        twice = ", ".join(sorted({name for name in backends if backends.count(name) > 1}))
+        read = "exact is read as torch, streaming as auto, and with --no-triton auto as torch"
+        raise UsageError(f"--backend names {twice} twice: {read}", fix="name each once")
     settings = {name: value for name, value in values.items() if value is not None}
     return msgspec.convert({**preset, **settings}, TrainConfig)
 

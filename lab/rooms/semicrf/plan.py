@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
-from lab.errors import UsageError
 from lab.rooms.semicrf.config import CheckConfig, DiagnoseConfig, TrainConfig
 
 IN_CONTAINER = "/corpus"  # where the image's tool `corpus` mounts what LAB_CORPUS names
@@ -21,7 +20,11 @@ def plan_train(
     config: TrainConfig, site: Site, *, command: str = "train", skipped: tuple[str, ...] = ()
 ) -> Plan:
     """One step per (head, backend); `skipped` heads become rows with their reason."""
-    steps = {f"{model}-{name}": {"model": model, "backend": name} for model, name in cases(config)}
+    steps = {
+        f"{model}-{name}": {"model": model, "backend": name}
+        for model in config.models
+        for name in (["own"] if model == "pytorch-crf" else config.backends)
+    }
     reason = "the package torchcrf (PyPI: pytorch-crf) is not installed"
     absent = {name: reason for name, options in steps.items() if options["model"] in skipped}
     plan = plan_of("train", config, site, steps, config)
@@ -53,16 +56,6 @@ def plan_check(config: CheckConfig, site: Site) -> Plan:
     """
     backends = ["auto", "torch"] if config.backends == ["auto"] else config.backends
     return plan_of("check", config, site, {f"check-{name}": {"backend": name} for name in backends})
-
-
-def cases(config: TrainConfig) -> list[tuple[str, str]]:
-    """(head, backend) pairs; pytorch-crf has one backend, its own."""
-    pairs: list[tuple[str, str]] = []
-    for model in config.models:
-        pairs += [(model, "own")] if model == "pytorch-crf" else [(model, name) for name in config.backends]
-    if len(set(pairs)) != len(pairs):
-        raise UsageError("a head and backend are named twice", fix="name each once")
-    return pairs
 
 
 def have_torchcrf() -> bool:

@@ -124,6 +124,8 @@ def test_the_guides_flags_are_understood(tmp_path):
         (["train", "--data", "/no/such/folder"], "no such file or folder"),
         (["train", "--model", "crf"], "'crf' is none of pytorch-crf, linear, semicrf"),
         (["train", "--backend", "torch,torch"], "twice"),
+        (["train", "--backend", "torch,exact"], "--backend names torch twice: exact is read as torch"),
+        (["diagnose", "--backend", "torch,naive"], "diagnose tests one backend, got torch, naive"),
         (["train", "--backend", "triton"], "'triton' is none of auto, naive, torch, native"),
     ],
 )

@@ -17,9 +17,9 @@ from lab.rooms.semicrf.model import head as head_module  # noqa: E402
 from lab.rooms.semicrf.model import naive  # noqa: E402
 from lab.rooms.semicrf.model.head import gold_score, run_starts  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from lab.rooms.semicrf.workload.guide import guide_gold, plant_objective  # noqa: E402
 from lab.rooms.semicrf.workload.probes import linter  # noqa: E402
 from lab.rooms.semicrf.workload.probes.linter import FRAMES, drift_probe, outcomes  # noqa: E402
+from lab.rooms.semicrf.workload.training import guide_gold, plant_objective  # noqa: E402
 from tests.rooms.semicrf.problems import starts_of  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -9,7 +9,6 @@ once.
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -31,10 +30,10 @@ FINITE = (-sys.float_info.max, sys.float_info.max)
 
 @dataclass(frozen=True)
 class Point:
-    """One watched tensor; `low_high` are its minimum and maximum, NaN if it holds one."""
+    """One watched tensor; `low_high` (2,) are its minimum and maximum in float64, NaN if it holds one."""
 
     name: str
-    low_high: tuple[Tensor, Tensor]
+    low_high: Tensor
     allowed: Range
     error: Callable[[], Exception]
 
@@ -51,15 +50,15 @@ class Validator:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
-        self.travelling: tuple[dict[int, Point], Tensor, Any] | None = None
+        self.travelling: tuple[list[Point], Tensor, Any] | None = None
 
     def watch(self, name: str, tensor: Tensor, allowed: Range, error: Callable[[], Exception]) -> None:
         """Note the minimum and maximum of `tensor`; on a CPU raise `error()` at once if they are outside."""
         if tensor.numel() == 0:
             return
-        point = Point(name, torch.aminmax(tensor.detach()), allowed, error)
+        point = Point(name, torch.stack(torch.aminmax(tensor.detach())).double(), allowed, error)
         if tensor.device.type == "cpu":
-            point.check(*map(float, point.low_high))
+            point.check(*point.low_high.tolist())
         else:
             self.points.append(point)
 
@@ -67,13 +66,13 @@ class Validator:
         """Read what has arrived, then send what was noted since; with `wait` read that too."""
         self._look()
         if self.points:
-            points, together = extremes(self.points)
+            together = torch.stack([point.low_high for point in self.points])
             # Pinned, because a copy to other memory waits for the GPU.
             arrived = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=True)
             arrived.copy_(together, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-            self.travelling, self.points = (points, arrived, event), []
+            self.travelling, self.points = (self.points, arrived, event), []
         if wait:
             self._look()
 
@@ -83,10 +82,9 @@ class Validator:
         points, arrived, event = self.travelling
         event.synchronize()
         self.travelling = None
-        extremes_by_point = dict(zip(points, arrived.tolist(), strict=True))
         noted, self.points = self.points, []
-        for number in sorted(extremes_by_point):
-            points[number].check(*extremes_by_point[number])
+        for point, low_high in zip(points, arrived.tolist(), strict=True):
+            point.check(*low_high)
         self.points = noted
 
     def inputs(self, hidden: Tensor, lengths: Tensor | None, labels: Tensor, classes: int) -> None:
@@ -165,18 +163,6 @@ SPLIT = (
     "the segment is longer than max_duration={} and was split, which needs a finite self-transition: "
     "over_long='mask' leaves such sequences out, a larger max_duration holds them"
 )
-
-
-def extremes(points: list[Point]) -> tuple[dict[int, Point], Tensor]:
-    """The points by their number, and in the same order their (low, high) as one (points, 2) float64 tensor.
-
-    Joined by dtype, one or two launches each: on a GPU one launch per point would cost more than the reading.
-    """
-    dtypes = [str(point.low_high[0].dtype) for point in points]
-    order = sorted(range(len(points)), key=dtypes.__getitem__)
-    groups = itertools.groupby(order, dtypes.__getitem__)
-    joined = [torch.stack([v for i in group for v in points[i].low_high]).double() for _, group in groups]
-    return {index: points[index] for index in order}, torch.cat(joined).view(-1, 2)
 
 
 def backend_name(backend: str, tensor: Tensor) -> str:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
-from lab.rooms.semicrf.model.validation.points import Point, Validator, drift_messages, extremes  # noqa: E402
+from lab.rooms.semicrf.model.validation.points import Point, Validator, drift_messages  # noqa: E402
 
 pytestmark = pytest.mark.torch
 B, T, H, C, K = 2, 7, 5, 3, 4
@@ -159,21 +159,6 @@ def test_drift_is_told_in_the_guides_words():
     )
 
 
-def test_extremes_of_many_dtypes_travel_together_and_keep_their_points():
-    tensors = [
-        torch.tensor([2, -3]),
-        torch.tensor([0.5]),
-        torch.tensor([7]),
-        torch.tensor([1.0, math.nan]).double(),
-    ]
-    points = [Point(str(at), tuple(torch.aminmax(t)), None, None) for at, t in enumerate(tensors)]
-    order, together = extremes(points)
-    assert together.dtype == torch.float64 and sorted(order) == [0, 1, 2, 3]
-    found = {order[at].name: pair for at, pair in zip(order, together.tolist(), strict=True)}
-    assert (found["0"], found["1"], found["2"]) == ([-3, 2], [0.5, 0.5], [7, 7])
-    assert all(map(math.isnan, found["3"]))
-
-
 def test_of_the_points_of_a_step_the_first_bad_one_is_raised_when_the_next_step_begins(monkeypatch):
     """The way of a GPU, with a copy that has arrived at once."""
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, **_: torch.zeros(shape, dtype=dtype))
@@ -181,13 +166,10 @@ def test_of_the_points_of_a_step_the_first_bad_one_is_raised_when_the_next_step_
         torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     )
     validator = Validator()
-    for at, value in enumerate(
-        (torch.tensor([1]), torch.tensor([2.0]), torch.tensor([9]), torch.tensor([9.0]))
-    ):
-        extremes_ = tuple(torch.aminmax(value))
-        validator.points.append(
-            Point(str(at), extremes_, (-math.inf, 2), lambda at=at: RuntimeError(f"point {at}"))
-        )
+    for at, value in enumerate((1.0, 2.0, 9.0, 9.0)):
+        low_high = torch.tensor([value, value]).double()
+        error = lambda at=at: RuntimeError(f"point {at}")  # noqa: E731
+        validator.points.append(Point(str(at), low_high, (-math.inf, 2), error))
     validator.settle()
     with pytest.raises(RuntimeError, match="point 2"):
         validator.settle()
