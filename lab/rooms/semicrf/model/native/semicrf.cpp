@@ -40,7 +40,6 @@ typedef decltype(V{} > V{}) M;  // lanes of -1 where true, of 0 where not
 inline V all(double value) { return value - V{}; }
 inline V pick(M mask, V yes, V no) { return (V)((mask & (M)yes) | (~mask & (M)no)); }
 inline V larger(V a, V b) { return a > b ? a : b; }
-inline V smaller(V a, V b) { return a < b ? a : b; }
 inline V finite_or_zero(V a) { return pick(a > -INF, a, V{}); }
 
 inline double largest(V a) {
@@ -332,22 +331,6 @@ struct Best {
     int32_t* marks;  // (B, T): label + 1 where a segment ends with that frame, else 0 as before
 };
 
-// What ends with the frame before boundary t, in COUNT vectors of labels: their sums stay in registers.
-template <int COUNT>
-void arrive(const Additions& m, int64_t t, int64_t reach, const V* frames, const V* gamma, V* ended, int64_t v) {
-    V sum[COUNT], best[COUNT];
-    for (int i = 0; i < COUNT; ++i) sum[i] = V{}, best[i] = all(-INF);
-    for (int64_t k = 1; k <= reach; ++k) {
-        const V *frame = frames + (t - k) * m.nv, *before = gamma + (t - k) * m.nv,
-                *lasting = m.duration.get() + (k - 1) * m.nv + v;
-        for (int i = 0; i < COUNT; ++i) {
-            sum[i] += frame[i];
-            best[i] = larger(before[i] + (sum[i] + lasting[i]), best[i]);
-        }
-    }
-    for (int i = 0; i < COUNT; ++i) ended[i] = best[i];
-}
-
 // The best segmentation of one sequence: the best score up to each boundary, and what made it again on the way back. Of equals the
 // smaller label wins, then the smaller duration, from the end. No sum spans more than one segment, so no score spoils another.
 void best_one(const Batch& x, const Additions& m, const Best& to, int64_t b, V* memory) {
@@ -359,13 +342,17 @@ void best_one(const Batch& x, const Additions& m, const Best& to, int64_t b, V* 
     for (int64_t t = 1; t <= length; ++t) {
         const int64_t reach = std::min(x.longest, t);
         V* ended = alpha_rows + t * nv;
-        int64_t v = 0;
-        for (; v + 4 <= nv; v += 4) arrive<4>(m, t, reach, frame_rows + v, gamma_rows + v, ended + v, v);
-        for (; v + 2 <= nv; v += 2) arrive<2>(m, t, reach, frame_rows + v, gamma_rows + v, ended + v, v);
-        for (; v < nv; ++v) arrive<1>(m, t, reach, frame_rows + v, gamma_rows + v, ended + v, v);
+        for (int64_t v = 0; v < nv; ++v) {
+            V sum = V{}, best = all(-INF);
+            for (int64_t k = 0; k < reach; ++k) {
+                sum += frame_rows[(t - 1 - k) * nv + v];
+                best = larger(gamma_rows[(t - 1 - k) * nv + v] + (sum + m.duration[k * nv + v]), best);
+            }
+            ended[v] = best;
+        }
         if (t == length) break;
         const double* sent = reinterpret_cast<const double*>(ended);
-        for (v = 0; v < nv; ++v) {
+        for (int64_t v = 0; v < nv; ++v) {
             V top = all(-INF);
             for (int64_t from = 0; from < labels; ++from) top = larger(sent[from] + m.transition[from * nv + v], top);
             gamma_rows[t * nv + v] = top;
