@@ -35,8 +35,8 @@ class Terms:
     """The log scores that a message meets on its way, in float64, time first and without the padding; those
     of single segments that are not given are skipped.
 
-    A message leaves boundary t (`first` or `onward`, which includes the score of a start there) for segments
-    of 1..K frames (`lasting`), gathers the frames, and arrives at the boundary after frame t (`closed`).
+    A message leaves a boundary (`first` or `onward`, which includes the score of a start there), gathers the
+    frames of a segment and the score of its duration (`arriving`), and ends with frame t (`closed`).
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -65,16 +65,6 @@ class Terms:
     def closed(self, alpha_BC: Tensor, t: int) -> Tensor:
         """Add the score of segments that end with frame t."""
         return alpha_BC if self.closes_TBC is None else alpha_BC + self.closes_TBC[t]
-
-    def lasting(self, t: int) -> Tensor:
-        """The score of each duration of a segment that starts with frame t: (K, B or 1, C)."""
-        segment = self.problem.segment_BTKC
-        if segment is None:
-            return self.duration_KBC
-        last_K1 = t + torch.arange(self.problem.shape[2], device=segment.device)[:, None]
-        fits_KB = last_K1 < self.problem.lengths_B
-        segment_KBC = segment[:, t].double().transpose(0, 1)
-        return self.duration_KBC + torch.where(fits_KB[..., None], segment_KBC, torch.zeros_like(segment_KBC))
 
     def arriving(self, t: int, reach: int) -> Tensor:
         """The score of each duration of a segment that ends at boundary t: (reach, B or 1, C)."""

@@ -46,27 +46,24 @@ def best_messages(problem: Problem, count: int) -> tuple[Tensor, Tensor, Tensor]
     """
     batch, frames, longest, labels = problem.shape
     terms = log_domain.Terms(problem)
-    pending = terms.frame_TBC.new_full((frames + longest, count, batch, labels), -float("inf"))
-    taken = torch.zeros(pending.shape, dtype=torch.int32, device=pending.device)
-    coming_codes = torch.arange(longest * count, dtype=torch.int32, device=pending.device)
-    coming_codes = coming_codes.view(longest, count, 1, 1).expand(-1, -1, batch, labels)
-    alpha, entered = [torch.full_like(pending[0], -float("inf"))], []
-    gamma = torch.full_like(pending[0], -float("inf"))
+    nothing = terms.frame_TBC.new_full((count, batch, labels), -float("inf"))
+    crossing = terms.transition.transpose(1, 2)[..., None]
+    alpha, ended, entered = [nothing], [], []
+    window, gamma = nothing[None][:0], nothing.clone()
     gamma[0] = terms.first()
     for t in range(frames):
-        window, codes = pending[t : t + longest], taken[t : t + longest]
-        coming = gamma + terms.lasting(t)[:, None]
-        # A later start is a shorter segment: it wins ties.
-        value, indices = largest(torch.cat([coming, window], 1), count, 1)
-        codes.copy_(torch.cat([coming_codes, codes], 1).gather(1, indices))
-        window.copy_(value + terms.frame_TBC[t])
-        alpha.append(terms.closed(window[0], t).clone())
-        crossing = terms.transition.transpose(1, 2)[..., None]
+        # Row k-1: what left boundary t+1-k, plus its frames so far; a shorter segment comes first and wins
+        # ties.
+        window = torch.cat([gamma[None], window[: longest - 1]]) + terms.frame_TBC[t]
+        arrived = window + terms.arriving(t + 1, len(window))[:, None]
+        value, indices = largest(arrived.flatten(0, 1), count, 0)
+        ended.append(indices.int())
+        alpha.append(terms.closed(value, t))
         sent = (alpha[-1].permute(1, 2, 0)[:, None] + crossing).flatten(2)  # (B, C, C' N)
         value, indices = largest(sent, count, 2)
         gamma = terms.opened(value.permute(2, 0, 1), t + 1)
         entered.append(indices.permute(2, 0, 1).int())
-    return torch.stack(alpha), taken[:frames], torch.stack(entered)
+    return torch.stack(alpha), torch.stack(ended), torch.stack(entered)
 
 
 def largest(value: Tensor, count: int, dim: int) -> tuple[Tensor, Tensor]:
