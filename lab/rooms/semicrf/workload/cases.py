@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
@@ -146,6 +147,11 @@ class Solution:
     def tensors(self) -> list[tuple[str, Tensor]]:
         return [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "mended"]
 
+    def errors(self, exact: Solution) -> dict[str, float]:
+        """The largest error of each tensor's values, relative beyond 1; inf for NaN."""
+        pairs = zip(self.tensors(), exact.tensors(), strict=True)
+        return {name: largest_error(value.double().cpu(), right) for (name, value), (_, right) in pairs}
+
     def first_nonfinite(self, lengths_B: Tensor) -> str | None:
         """The first invalid tensor; log Z may be -inf, and its gradients are then 0."""
         for name, tensor in self.tensors():
@@ -156,6 +162,12 @@ class Solution:
                 place = " ".join(map(str, bad.nonzero()[0].tolist()))
                 return f"{'log Z' if name == 'logZ_B' else 'gradient of ' + name} at [{place}]"
         return None
+
+
+def largest_error(value: Tensor, right: Tensor) -> float:
+    same = (value == right) | (torch.isnan(value) & torch.isnan(right))
+    error = torch.where(same, torch.zeros_like(right), (value - right).abs() / (1 + right.abs()))
+    return float(torch.nan_to_num(error, nan=math.inf).max())
 
 
 def solve(case: Case, partition: Partition | str, weight_B: Tensor | None = None) -> Solution:

@@ -66,19 +66,9 @@ def worst_value(subject: Subject, case: Case) -> tuple[str, float]:
     Counts that the audit had to mend are an error too: the values are right, the backend is not.
     """
     solution, exact = subject.solve(case), solve(case.to("cpu", torch.float64), "naive")
-    errors = {
-        name: largest_error(value.double().cpu(), right)
-        for (name, value), (_, right) in zip(solution.tensors(), exact.tensors(), strict=True)
-    }
     if solution.mended:
         return f"mended: {solution.mended}", math.inf
-    return max(errors.items(), key=lambda item: item[1])
-
-
-def largest_error(value: Tensor, right: Tensor) -> float:
-    same = (value == right) | (torch.isnan(value) & torch.isnan(right))
-    error = torch.where(same, torch.zeros_like(right), (value - right).abs() / (1 + right.abs()))
-    return float(torch.nan_to_num(error, nan=math.inf).max())
+    return max(solution.errors(exact).items(), key=lambda item: item[1])
 
 
 def hostile_case(dice: torch.Generator, frames: int = 24) -> tuple[Case, str]:
