@@ -255,8 +255,8 @@ def gradient_error(kernel: Kernel, case: Case, weight_B: Tensor) -> tuple[str, f
     errors = kernel.solve(case, weight_B).errors(kernel.exact(case, weight_B))
     skipped = {"logZ_B", *(() if kernel.ends else ("start_C", "end_C"))}
     skipped |= set() if kernel.longest is None else {"duration_KC"}
-    kept = {name.partition("_")[0]: error for name, error in errors.items() if name not in skipped}
-    return max(kept.items(), key=lambda item: item[1])
+    by_name = {name.partition("_")[0]: error for name, error in errors.items() if name not in skipped}
+    return max(by_name.items(), key=lambda item: item[1])
 
 
 def _mass(kernel: Kernel) -> Answer:
