@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,31 @@ SLURM = (
 )
 
 
+def _show_slurm(ctx: click.Context, _option: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        formatter = ctx.make_formatter()
+        _write_section(ctx, formatter, "With --engine slurm", SLURM)
+        click.echo(formatter.getvalue(), nl=False)
+        ctx.exit()
+
+
+def _write_section(
+    ctx: click.Context, formatter: click.HelpFormatter, title: str, options: Sequence[click.Parameter]
+) -> None:
+    with formatter.section(title):
+        formatter.write_dl([record for option in options if (record := option.get_help_record(ctx))])
+
+
+HELP_SLURM = click.Option(
+    ["--help-slurm"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_slurm,
+    help="Slurm's options.",
+)
+
+
 def _absolute(text: str) -> str:
     source, colon, target = text.partition(":")
     path = os.path.abspath(os.path.expanduser(source)) if source else ""
@@ -151,15 +177,10 @@ class RunGroup(LazyGroup):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Common options first, those of Slurm last."""
+        """Common options first; those of Slurm by --help-slurm."""
         further = [param for param in self.get_params(ctx) if param not in (*COMMON, *SLURM)]
-        for title, params in (
-            ("Options", COMMON),
-            ("Further options", further),
-            ("With --engine slurm", SLURM),
-        ):
-            with formatter.section(title):
-                formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
+        _write_section(ctx, formatter, "Options", COMMON)
+        _write_section(ctx, formatter, "Further options", further)
         self.format_commands(ctx, formatter)
 
 
@@ -191,7 +212,7 @@ def _run(ctx: click.Context, /, resume_run: Path | None, **flags: Any) -> None:
 run = RunGroup(
     "run",
     callback=_run,
-    params=[*COMMON, *FURTHER, *SLURM],
+    params=[*COMMON, *FURTHER, *SLURM, HELP_SLURM],
     help=_run.__doc__,
     lazy=run_commands(),
     invoke_without_command=True,

@@ -1,4 +1,4 @@
-"""`lab diff`: nixnan logs, or folders of some, are compared by the nan room; recordings by lab.compare."""
+"""`lab diff`: nixnan logs, or folders of one, are compared by the nan room; recordings by lab.compare."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lab.errors import UsageError
 
 OF_LOGS = ("a", "b", "repeats_a", "as_json")
 HELP_OF_LOGS = (
-    "Two nixnan logs, or a folder of logs per run: which sites (function, SASS, operand) appeared or "
-    "vanished, judged against --repeat-a."
+    "Two nixnan logs, or folders of one: which sites (function, SASS, operand) appeared or vanished, judged "
+    "against --repeat-a."
 )
 
 
