@@ -24,8 +24,7 @@ from lab.rooms.sweep.tables import (
     shown,
     size_text,
 )
-from lab.rooms.sweep.verdict.honoured import knobs_of
-from lab.rooms.sweep.verdict.time import on_cpu
+from lab.rooms.sweep.verdict import knobs_of, on_cpu
 
 BARS_CAPTION = (
     "The parts of the total time, mean over ranks; communication and copies only where no computation hides "

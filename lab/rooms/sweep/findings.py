@@ -31,10 +31,10 @@ from lab.rooms.sweep.layout import find_configs
 from lab.rooms.sweep.ranks.page import SPAN_CAPTION, step_picture, write_account
 from lab.rooms.sweep.ranks.read import gpus_of, read_settings
 from lab.rooms.sweep.ranks.tables import account_table
+from lab.rooms.sweep.ranks.verdict import Settings, ranking
 from lab.rooms.sweep.report import report
 from lab.rooms.sweep.tables import run_name, shown
 from lab.rooms.sweep.unprofiled import left_out, unprofiled_table
-from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
 
 def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:

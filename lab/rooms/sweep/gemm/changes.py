@@ -19,9 +19,9 @@ from lab.core.run import Run
 from lab.core.words import first_few, plural
 from lab.rooms.sweep.gemm.data import SweepData, read_sweep
 from lab.rooms.sweep.journal import expected_runs
+from lab.rooms.sweep.ranks.verdict import bound_by_hosts
 from lab.rooms.sweep.tables import SETTING, SweepTables, column_names, grouped, name_of
-from lab.rooms.sweep.verdict.ranks import bound_by_hosts
-from lab.rooms.sweep.verdict.time import left_out, profiled_runs
+from lab.rooms.sweep.verdict import left_out, profiled_runs
 from lab.stats.effects import holm, permutation_p
 from lab.stats.means import Sample, difference_ci
 from lab.stats.robust import median

@@ -35,7 +35,7 @@ from lab.rooms.sweep.gemm.changes import (
 )
 from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
-from lab.rooms.sweep.gemm.variance.top import groups, sheet_columns, top_rows
+from lab.rooms.sweep.gemm.variance import groups, sheet_columns, top_rows
 from lab.rooms.sweep.tables import SETTING, name_of
 
 PAGE = "sweep_comparison.html"

@@ -38,7 +38,7 @@ from lab.rooms.sweep.tables import (
     column_names,
     run_name,
 )
-from lab.rooms.sweep.verdict.honoured import unproven
+from lab.rooms.sweep.verdict import unproven
 
 _TEXTS = column_names("op strides dtype dims transpose overlap family kernels file algorithm protocol")
 

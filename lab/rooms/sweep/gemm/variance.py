@@ -16,16 +16,14 @@ import pandas as pd
 
 from lab.core.files import write_atomic
 from lab.core.words import plural
-from lab.errors import MissingError
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm.beside import overlap_findings, slowdown, usable, with_overlap
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.sheets.workbook import EXTRAS
-from lab.rooms.sweep.gemm.variance.overlap import overlap_findings, with_overlap
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import GROUP, KEY, NO_LAUNCH, column_names, run_name
-from lab.stats.effects import median_ratio_ci, permutation_p
-from lab.stats.robust import grouped, median
+from lab.stats.robust import grouped
 
 TOP_FILE = "top{k}_gemm_kernels_time_variance.csv"
 INSTANCES_FILE = "gemm_instances.parquet"
@@ -149,18 +147,6 @@ def groups(data: SweepData) -> pd.DataFrame:
     return ordered
 
 
-def usable(data: SweepData) -> pd.DataFrame:
-    """The GEMM instances that have an op. Raises MissingError if there is none."""
-    rows: pd.DataFrame = data.gemm[data.gemm["op"] != NO_LAUNCH]
-    if rows.empty:
-        raise MissingError(
-            "no GEMM in these traces was launched by a recorded op",
-            location=data.folder,
-            fix="record the traces with record_shapes=True, and the CPU side too",
-        )
-    return rows
-
-
 def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
     """One row per group 0..n-1 with all figures but those of the sheet; `group`: that of each instance."""
     dur_us = instances["dur_ns"].to_numpy() / 1000
@@ -219,35 +205,3 @@ def _sheet_of(data: SweepData) -> pd.DataFrame:
 
 def sheet_columns(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame if str(name).startswith("col_")]
-
-
-def slowdown(instances: pd.DataFrame) -> dict[str, float]:
-    """Compare one GEMM without and with a collective beside it: medians, ratio, 95 % interval and p-value.
-
-    instances: one group, with rank, step, dur_ns and comm_ns. The p-value shuffles labels within a rank and
-    step only; NaN where no rank and step has both kinds.
-    """
-    dur_us = instances["dur_ns"].to_numpy() / 1000
-    beside = instances["comm_ns"].to_numpy() > 0
-    free_us, overlapped_us = dur_us[~beside], dur_us[beside]
-    low, high, p_value = np.nan, np.nan, np.nan
-    if len(free_us) and len(overlapped_us):
-        low, high = median_ratio_ci(free_us, overlapped_us)
-        p_value = permutation_p(np.log(np.maximum(dur_us, 1e-3)), beside, blocks_of(instances))
-    return {
-        "free_n": len(free_us),
-        "overlapped_n": len(overlapped_us),
-        "free_median_us": median(free_us),
-        "overlapped_median_us": median(overlapped_us),
-        "slowdown": median(overlapped_us) / (median(free_us) or np.nan),  # NaN beside GEMMs of no time
-        "ci_low": low,
-        "ci_high": high,
-        "p_value": p_value,
-    }
-
-
-def blocks_of(instances: pd.DataFrame) -> np.ndarray:
-    """A number (n,) for each configuration, rank and step: what chance may not mix."""
-    key = [name for name in (*KEY, "rank", "step") if name in instances]
-    numbers: np.ndarray = instances.groupby(key, sort=False, observed=True).ngroup().to_numpy()
-    return numbers
