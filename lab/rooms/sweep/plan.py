@@ -209,12 +209,11 @@ def collective_env(vendor: str, knobs: Knobs, folder: str, channels_as: str) -> 
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
         "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p.log",
     }
-    if vendor == "amd":
-        # Without SDMA, copies are kernels that compete for the same units as the GEMMs: the case under study.
-        asked = {"RCCL_THREADS_PER_BLOCK": str(threads)} if threads else {}
-        return {**asked, **channel_env, **variables(knobs), "HSA_ENABLE_SDMA": "0", **logs}
-    asked = {"NCCL_NTHREADS": str(threads)} if threads else {}
-    return {**asked, **channel_env, **variables(knobs), **logs}
+    threads_name = "RCCL_THREADS_PER_BLOCK" if vendor == "amd" else "NCCL_NTHREADS"
+    asked = {threads_name: str(threads)} if threads else {}
+    # Without SDMA, copies are kernels that compete for the same units as the GEMMs: the case under study.
+    copies = {"HSA_ENABLE_SDMA": "0"} if vendor == "amd" else {}
+    return {**asked, **channel_env, **variables(knobs), **copies, **logs}
 
 
 def _tuner_env(config: SweepConfig, site: Site) -> dict[str, str]:

@@ -20,7 +20,7 @@ import pandas as pd
 
 from lab.core.words import first_few, plural
 from lab.recordings.views.timeline import GLOO_PREFIX
-from lab.rooms.sweep.effective import verdict_over_sizes
+from lab.rooms.sweep.effective import WORDS, verdict_over_sizes
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.tables import (
     GEMM_SHAPE,
@@ -40,7 +40,6 @@ from lab.stats.effects import best_of
 from lab.stats.means import mean_interval
 
 UNPROFILED, PROFILED = "without the profiler", "from first to last kernel, as profiled"
-WORDS = ("algorithm", "protocol")
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lab.core.words import plural
 from lab.errors import MissingError
+from lab.report.figures import ranges, save_png
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm import Report
 from lab.rooms.sweep.gemm.data import SweepData
-from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import (
     FREE,
@@ -33,6 +35,7 @@ from lab.rooms.sweep.tables import (
     column_names,
     grouped,
     long_name,
+    name_of,
 )
 from lab.stats.effects import median_ratio_ci, permutation_p
 from lab.stats.intervals import meetings, spans, total
@@ -49,6 +52,7 @@ EFFECT = [
     ),
 ]
 FEW = 5  # instances
+MOST_ROWS = 40  # of the plot
 BY_BLOCK, BY_RANK, NO_TEST = "within rank and step", "whole ranks", "none possible"
 OVERLAP = column_names(
     "overlapping_collective_count overlapping_collective_names max_overlap_percentage "
@@ -69,14 +73,25 @@ def write_causes(data: SweepData, out: Path) -> Report:
 
     A GEMM that ran only with or only without a collective beside it has its row, with NaN and a note.
     """
-    from lab.report.figures import save_png  # matplotlib takes 0.3 s to load
-    from lab.rooms.sweep.gemm.plots import slowdown_plot
-
     effects = effect_table(data)
     files = [write_csv(effects, out / "gemm_overlap_effect.csv")]
     if figure := slowdown_plot(effects):
         files.append(save_png(figure, out / "plots" / "gemm_overlap_slowdown.png"))
     return Report(files, list(data.missing), list(data.problems), findings(effects))
+
+
+def slowdown_plot(effects: pd.DataFrame) -> Figure | None:
+    """The slowdown of each GEMM beside a collective, largest first; None if nothing was compared."""
+    compared = effects.dropna(subset=["slowdown"])
+    if compared.empty:
+        return None
+    shown = compared.sort_values("slowdown", ascending=False).head(MOST_ROWS)
+    labels = [f"{name_of(row)}  {row.op} {row.M}×{row.N}×{row.K}" for row in shown.itertuples()]
+    spans = list(shown[["ci_low", "slowdown", "ci_high"]].itertuples(index=False, name=None))
+    # An interval that holds 1 does not show a slowdown.
+    roles = ["communication" if low > 1 else "unknown" for low, _, _ in spans]
+    axis = "time under a concurrent collective ÷ time without (95 % interval)"
+    return ranges(labels, spans, axis=axis, reference=1.0, roles=roles)
 
 
 def effect_table(data: SweepData) -> pd.DataFrame:
@@ -166,13 +181,10 @@ def _p_value(rows: pd.DataFrame, dur_us: np.ndarray, blocked: float) -> tuple[fl
 
 def _same_rank(rows: pd.DataFrame, dur_us: np.ndarray) -> list[float]:
     """Slowdown within each rank (of each repeat) that ran both kinds."""
-    is_free = (rows["overlap"] == FREE).to_numpy()
-    unit = rows.groupby(["repeat", "rank"], sort=False).ngroup().to_numpy()
-    return [
-        median(dur_us[(unit == number) & ~is_free]) / (median(dur_us[(unit == number) & is_free]) or np.nan)
-        for number in range(int(unit.max()) + 1)
-        if 0 < is_free[unit == number].sum() < (unit == number).sum()
-    ]
+    units = [rows["repeat"].to_numpy(), rows["rank"].to_numpy(), (rows["overlap"] == FREE).to_numpy()]
+    medians_us = pd.Series(dur_us).groupby(units).median().unstack().reindex(columns=[False, True]).dropna()
+    slowdowns: list[float] = (medians_us[False] / medians_us[True].replace(0, np.nan)).tolist()
+    return slowdowns
 
 
 def _note(rows: pd.DataFrame, figures: dict[str, Any], test: str) -> str:

@@ -11,7 +11,7 @@ from lab.errors import LabError
 from lab.recordings.load import load_torch_trace
 from lab.recordings.merge import Ranks, merge_captures, read_ranks
 from lab.recordings.pool import map_traces
-from lab.rooms.sweep.gemm.places import Places, Report
+from lab.rooms.sweep.gemm import Places, Report
 from lab.rooms.sweep.layout import ConfigDir, TraceFile, find_configs
 
 if TYPE_CHECKING:

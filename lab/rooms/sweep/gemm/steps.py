@@ -17,11 +17,11 @@ from lab.errors import BadDataError, MissingError
 from lab.recordings.pairing import Pairs
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm import Places, Report, report_name
 from lab.rooms.sweep.gemm.beside import write_causes
 from lab.rooms.sweep.gemm.collectives import Nodes, collective_sheets, straggler_summary
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
-from lab.rooms.sweep.gemm.places import Places, Report, report_name
 from lab.rooms.sweep.gemm.rank import RankTables
 from lab.rooms.sweep.gemm.variance import usable, write_variance
 from lab.rooms.sweep.knobs import Key
@@ -73,10 +73,10 @@ def _run(steps: dict[str, Callable[[], Report]]) -> Report:
     """Run all steps for one report; a sentence that several of them give is in it once."""
     reports = [_attempt(name, step) for name, step in steps.items()]
     return Report(
-        files=list(dict.fromkeys(path for report in reports for path in report.files)),
-        missing=list(dict.fromkeys(text for report in reports for text in report.missing)),
-        problems=list(dict.fromkeys(text for report in reports for text in report.problems)),
-        findings=list(dict.fromkeys(text for report in reports for text in report.findings)),
+        *(
+            list(dict.fromkeys(value for report in reports for value in getattr(report, name)))
+            for name in ("files", "missing", "problems", "findings")
+        )
     )
 
 

@@ -9,20 +9,23 @@ name.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lab.core.files import write_atomic
 from lab.core.words import plural
+from lab.report.figures import distributions, lines, save_png
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm import Report
 from lab.rooms.sweep.gemm.beside import overlap_findings, slowdown, usable, with_overlap
 from lab.rooms.sweep.gemm.data import SweepData
-from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.sheets.workbook import EXTRAS
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.tables import GROUP, KEY, NO_LAUNCH, column_names, run_name
+from lab.rooms.sweep.tables import GROUP, KEY, NO_LAUNCH, SETTING, column_names, run_name
 from lab.stats.robust import grouped
 
 TOP_FILE = "top{k}_gemm_kernels_time_variance.csv"
@@ -43,6 +46,11 @@ MORE = column_names(
     "unfinished_n step_medians_us free_n overlapped_n min_step min_correlation min_ts_ns min_end_ns "
     "max_correlation max_ts_ns max_end_ns file algorithm protocol"
 )
+AXIS = "max − min of a GEMM's time, µs"
+KNOBS = {"threads": "threads", "channel": "channels", "rank": "ranks"}
+_LINE = ["threads", "algorithm", "protocol"]
+UNKNOWN = "unknown"
+Draw = Callable[[pd.DataFrame, pd.DataFrame], Figure]
 
 
 def write_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
@@ -73,9 +81,6 @@ def write_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
 
 def write_plots(top: pd.DataFrame, traces: pd.DataFrame, out: Path) -> list[Path]:
     """The five plots of the list; none where no GEMM ran more than once."""
-    from lab.report.figures import save_png  # matplotlib takes 0.3 s to load
-    from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
-
     if top.empty:
         return []
     settings = settings_of(top, traces)
@@ -205,3 +210,61 @@ def _sheet_of(data: SweepData) -> pd.DataFrame:
 
 def sheet_columns(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame if str(name).startswith("col_")]
+
+
+def settings_of(top: pd.DataFrame, traces: pd.DataFrame) -> pd.DataFrame:
+    """Setting and rank of every row of `top` and of every trace that was read."""
+    parts = [part.reindex(columns=[*SETTING, "rank"]) for part in (top, traces) if len(part)]
+    settings: pd.DataFrame = pd.concat(parts).drop_duplicates()
+    return settings
+
+
+def _by(knob: str) -> Draw:
+    def draw(top: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+        title = f"Time difference of the most varying GEMMs by {KNOBS[knob]}"
+        return distributions([title], [_by_value(top, settings, knob)], axis=AXIS)
+
+    return draw
+
+
+def _violins(top: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+    titles = [f"by {words}" for words in KNOBS.values()]
+    return distributions(titles, [_by_value(top, settings, knob) for knob in KNOBS], axis=AXIS, violins=True)
+
+
+def _interaction(top: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+    channels = sorted(settings["channel"].dropna().unique())
+    means = top.groupby(SETTING)["time_diff_us"].mean().unstack("channel").reindex(columns=channels)
+    series = {}
+    for threads, algorithm, protocol in sorted(set(settings[_LINE].itertuples(index=False, name=None))):
+        label = "threads unknown" if _value("threads", threads) == UNKNOWN else f"{int(threads)} threads"
+        row = means.reindex([(threads, algorithm, protocol)]).to_numpy()[0]
+        series[" ".join(filter(None, (label, algorithm, protocol)))] = row
+    return lines(
+        [_value("channel", channel) for channel in channels],
+        series,
+        across="channels",
+        axis=f"mean of {AXIS}",
+        title="Threads and channels together",
+    )
+
+
+def _by_value(top: pd.DataFrame, settings: pd.DataFrame, knob: str) -> dict[str, np.ndarray]:
+    values_us = dict(list(top.groupby(knob)["time_diff_us"]))
+    empty = pd.Series(dtype=float)
+    values = sorted(settings[knob].dropna().unique())
+    return {_value(knob, value): values_us.get(value, empty).to_numpy() for value in values}
+
+
+def _value(knob: str, value: float) -> str:
+    """A setting as an axis shows it: threads and channels that were not recorded are 0, such a rank is -1."""
+    return UNKNOWN if value < (0 if knob == "rank" else 1) else str(int(value))
+
+
+VARIANCE: dict[str, Draw] = {
+    "variance_by_threads_boxplot": _by("threads"),
+    "variance_by_channels_boxplot": _by("channel"),
+    "variance_by_ranks_boxplot": _by("rank"),
+    "variance_violin_combined": _violins,
+    "variance_thread_channel_interaction": _interaction,
+}

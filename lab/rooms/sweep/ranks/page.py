@@ -19,7 +19,7 @@ from lab.report.page import write_page
 from lab.report.parts import Block, Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
-from lab.rooms.sweep.gemm.places import Report
+from lab.rooms.sweep.gemm import Report
 from lab.rooms.sweep.ranks.read import Setting
 from lab.rooms.sweep.ranks.tables import tables
 from lab.rooms.sweep.ranks.words import sentences

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from lab.core.words import plural, ranks_text
-from lab.recordings.ranks.account import Account, Row
+from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.common import GPU_STEPS, WHOLE
 from lab.recordings.ranks.explain import shares
 from lab.recordings.ranks.explained import (
@@ -98,7 +96,8 @@ def _where_time_goes(setting: Setting) -> str:
     def part(name: str) -> str:
         return f"{np.median([row.parts[name] for row in rows]) / 1e6:.2f}"
 
-    unpaired = f"unpaired sends and receives {part('unpaired_ns')}, " if _has(rows, "unpaired_ns") else ""
+    has_unpaired = any(row.parts["unpaired_ns"] for row in rows)
+    unpaired = f"unpaired sends and receives {part('unpaired_ns')}, " if has_unpaired else ""
     over = "ranks" if is_whole(setting.account.together.steps) else "ranks and steps"
     return (
         f"{_a_step(setting.account)} takes {step:.2f} ms (median over {over}): compute {part('compute_ns')}, "
@@ -106,10 +105,6 @@ def _where_time_goes(setting: Setting) -> str:
         f"{part('wait_ns')}, {unpaired}"
         f"late launches {part('launch_late_ns')}, copies {part('copy_ns')} ms."
     )
-
-
-def _has(rows: Sequence[Row], part: str) -> bool:
-    return any(row.parts[part] for row in rows)
 
 
 def pipeline_sentences(setting: Setting) -> list[str]:

@@ -154,7 +154,9 @@ def class_text(name: Class) -> str:
 
 def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) -> Decision:
     observed = {(ran.knobs, ran.repeat): ran.classes[name] for ran in runs if name in ran.classes}
-    settings, repeats = _complete(observed)
+    settings, repeats = _complete(
+        {key: run.cost.cost_ms + run.cost.least_ms for key, run in observed.items()}
+    )
 
     def left(reason: str, looked: bool = True, cost: Best | None = None) -> Decision:
         return Decision(name, settings, len(repeats), cost, None, reason, looked)
@@ -217,11 +219,11 @@ def _set_of(knobs: Knobs, kind: str) -> Set:
     return Set(knobs.channel, knobs.algorithm if serves(knobs.algorithm, kind) else "", knobs.protocol)
 
 
-def _complete(observed: Mapping[tuple[Knobs, int], Observed]) -> tuple[tuple[Knobs, ...], list[int]]:
+def _complete(length_ms: Mapping[tuple[Knobs, int], float]) -> tuple[tuple[Knobs, ...], list[int]]:
     """The settings that ran, and the repeats (blocks) in which every one of them could be replayed."""
-    replayed = {key for key, ran in observed.items() if math.isfinite(ran.cost.cost_ms + ran.cost.least_ms)}
-    settings = sorted({knobs for knobs, _ in observed})
-    repeats = sorted({repeat for _, repeat in observed})
+    replayed = {key for key, ms in length_ms.items() if math.isfinite(ms)}
+    settings = sorted({knobs for knobs, _ in length_ms})
+    repeats = sorted({repeat for _, repeat in length_ms})
     # Blocks are compared within themselves; an incomplete one would favour settings of a quiet hour.
     return tuple(settings), [
         repeat for repeat in repeats if all((knobs, repeat) in replayed for knobs in settings)
@@ -293,19 +295,13 @@ def _why(sets: Sequence[Set], cost: Best) -> str:
 
 def _threads(runs: Sequence[Ran]) -> tuple[int | None, str]:
     """The best threads per block by the step with no rank late; a tuner's file cannot set them."""
-    ready_of_run = {(ran.knobs, ran.repeat): ran.ready_ms for ran in runs}
-    settings = sorted({key for key, _ in ready_of_run})
+    ready_ms = {(ran.knobs, ran.repeat): math.nan if ran.ready_ms is None else ran.ready_ms for ran in runs}
+    settings, repeats = _complete(ready_ms)
     if len({knobs.threads for knobs in settings}) < 2:
         return None, "one number of threads was run"
-    repeats = [
-        repeat
-        for repeat in sorted({repeat for _, repeat in ready_of_run})
-        if all(ready_of_run.get((key, repeat)) is not None for key in settings)
-    ]
     if len(repeats) < 2:
         return None, "too few complete repeats to tell threads apart"
-    values = np.array([[ready_of_run[key, repeat] for key in settings] for repeat in repeats], dtype=float)
-    judged = best_of(np.log(values))
+    judged = best_of(np.log([[ready_ms[key, repeat] for key in settings] for repeat in repeats]))
     several = sorted({settings[candidate][0] for candidate in judged.candidates})
     best = short_name(*settings[judged.lowest])
     if len(several) > 1:
