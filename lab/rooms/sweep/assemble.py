@@ -172,9 +172,8 @@ def _medians(good: list[RankFigures]) -> dict[str, Any]:
 def _problem_rows(
     config: ConfigDir, ranks: Sequence[RankFigures], key: Mapping[str, Any]
 ) -> Iterable[dict[str, Any]]:
-    for note in config.notes:
-        yield {**key, "rank": -1, "file": str(config.path), "what": note, "fix": ""}
-    for text in differences({figures.rank: figures.about for figures in ranks if figures.timeline}):
+    differ = differences({figures.rank: figures.about for figures in ranks if figures.timeline})
+    for text in (*config.notes, *differ):
         yield {**key, "rank": -1, "file": str(config.path), "what": text, "fix": ""}
     for figures in ranks:
         row = {**key, "rank": figures.rank, "file": str(figures.path)}

@@ -145,8 +145,7 @@ def _order(config: SweepConfig, settings: Sequence[Knobs]) -> list[Key]:
 def _step(config: SweepConfig, train: TrainConfig, site: Site, key: Key) -> Step:
     knobs, repeat = key.knobs, key.repeat
     folder = folder_of(knobs) + (f"/repeat{repeat}" if repeat > 1 else "")
-    words = {"algorithm": knobs.algorithm, "protocol": knobs.protocol}
-    requested = {name: word for name, word in words.items() if word}
+    requested = {name: word for name in ("algorithm", "protocol") if (word := getattr(knobs, name))}
     parts = [
         f"{knobs.threads}t_{knobs.channel}ch",
         *requested.values(),

@@ -97,14 +97,12 @@ def slowdown_plot(effects: pd.DataFrame) -> Figure | None:
 def effect_table(data: SweepData) -> pd.DataFrame:
     """The table EFFECT, by configuration, most GEMM time first."""
     key = [*SETTING, *GROUP]
-    rows, total_ns = [], []
-    for values, instances in usable(data).groupby(key, observed=True, sort=True):
-        rows.append({**dict(zip(key, values, strict=True)), **effect(instances)})
-        total_ns.append(float(instances["dur_ns"].sum()))
-    settings = (np.array([row[name] for row in rows]) for name in reversed(SETTING))
-    order = np.lexsort((-np.array(total_ns), *settings))
-    table: pd.DataFrame = pd.DataFrame([rows[index] for index in order], columns=EFFECT)
-    return table
+    rows = [
+        {**dict(zip(key, values, strict=True)), **effect(instances), "least": -instances["dur_ns"].sum()}
+        for values, instances in usable(data).groupby(key, observed=True, sort=True)
+    ]
+    table: pd.DataFrame = pd.DataFrame(rows).sort_values([*SETTING, "least"], ignore_index=True)
+    return table[EFFECT]
 
 
 def findings(effects: pd.DataFrame) -> list[str]:

@@ -102,8 +102,7 @@ def with_timestamps(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
     low_ms = (top["min_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     high_ms = (top["max_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     values = (low_ms, high_ms, np.abs(high_ms - low_ms), top["kernel_time_min_us"], top["kernel_time_max_us"])
-    stamps = pd.DataFrame(dict(zip(STAMPS, values, strict=True)), index=top.index)
-    stamped: pd.DataFrame = pd.concat([top, stamps], axis=1)
+    stamped: pd.DataFrame = top.assign(**dict(zip(STAMPS, values, strict=True)))
     return stamped
 
 

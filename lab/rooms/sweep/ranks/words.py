@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lab.core.words import plural, ranks_text
@@ -60,19 +62,21 @@ def _alone(setting: Setting) -> list[str]:
     account = setting.account
     if not account.ranks:
         return ["No rank has operations."]
-    of = f" of a job of {setting.world_size} ranks" if setting.world_size > 1 else ""
-    limit = ""
+    of, limit = "", ""
     if setting.world_size > 1:
+        of = f" of a job of {setting.world_size} ranks"
         limit = " Waiting cannot be told from transfer: that needs the other ranks' traces."
-    parts = account.rows
-    names = {"compute": ("compute_ns",), "collectives": ("transfer_ns", "unpaired_ns")}
-    names["late launches"] = ("launch_late_ns",)
-    medians = {
-        words: np.median([sum(row.parts[part] for part in of_part) for row in parts]) / 1e6
-        for words, of_part in names.items()
+    parts = {
+        "compute": ("compute_ns",),
+        "collectives": ("transfer_ns", "unpaired_ns"),
+        "late launches": ("launch_late_ns",),
     }
-    busy = ", ".join(f"{words} {ms:.2f} ms" for words, ms in medians.items())
-    step = np.median([row.step_ns for row in parts]) / 1e6
+
+    def median_ms(names: Sequence[str]) -> float:
+        return float(np.median([sum(row.parts[name] for name in names) for row in account.rows])) / 1e6
+
+    busy = ", ".join(f"{words} {median_ms(names):.2f} ms" for words, names in parts.items())
+    step = np.median([row.step_ns for row in account.rows]) / 1e6
     return [
         f"This is one trace, of rank {account.ranks[0]}{of}.{limit}",
         f"{_a_step(account)} takes {step:.2f} ms: {busy}.",

@@ -87,14 +87,13 @@ class Set(NamedTuple):
 class Decision:
     """One class of collectives. row is what to set, None where it stays at default, for the reason.
 
-    cost is what its collectives and their effect on other kernels add to a step in each of settings, compared
-    over so many blocks (repeats). looked is False where something that a judgement needs was not recorded, so
-    that no answer is not an all-clear. inferred: algorithm and protocol are told by the kernels' blocks.
+    cost is what its collectives and their effect on other kernels add to a step in each of settings. looked
+    is False where something that a judgement needs was not recorded, so that no answer is not an all-clear.
+    inferred: algorithm and protocol are told by the kernels' blocks.
     """
 
     name: Class
     settings: tuple[Knobs, ...]
-    blocks: int
     cost: Best | None
     row: Row | None
     reason: str
@@ -159,7 +158,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     )
 
     def left(reason: str, looked: bool = True, cost: Best | None = None) -> Decision:
-        return Decision(name, settings, len(repeats), cost, None, reason, looked)
+        return Decision(name, settings, cost, None, reason, looked)
 
     if all(run.cost.kernel.startswith(GLOO_PREFIX) for run in observed.values()):
         return left("gloo has neither channels nor threads")
@@ -211,7 +210,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         name.num_ranks,
     )
     inferred = any(run.choice.evidence == BLOCK for run in best_runs)
-    return Decision(name, settings, len(repeats), cost, row, _why(sets, cost), inferred=inferred)
+    return Decision(name, settings, cost, row, _why(sets, cost), inferred=inferred)
 
 
 def _set_of(knobs: Knobs, kind: str) -> Set:
