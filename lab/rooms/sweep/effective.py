@@ -103,11 +103,6 @@ def how_of(
     return _by_block(kernel, block, threads, log_choices)
 
 
-def is_one(choice: How) -> bool:
-    """Whether all calls ran in one way, and it is known."""
-    return all(word and SEVERAL not in word for word in choice[:2])
-
-
 def _by_block(kernel: str, block: int, threads: int, log_choices: LogChoices) -> How:
     """How calls ran by their kernel's block, where the log has no tuning lines; nothing without proof.
 

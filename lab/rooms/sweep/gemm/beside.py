@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lab.core.words import plural
+from lab.core.words import plural, ranks_text
 from lab.errors import MissingError
 from lab.report.figures import ranges, save_png
 from lab.report.tables import write_csv
@@ -98,10 +98,10 @@ def effect_table(data: SweepData) -> pd.DataFrame:
     """The table EFFECT, by configuration, most GEMM time first."""
     key = [*SETTING, *GROUP]
     rows = [
-        {**dict(zip(key, values, strict=True)), **effect(instances), "least": -instances["dur_ns"].sum()}
+        {**dict(zip(key, values, strict=True)), **effect(instances), "order": -instances["dur_ns"].sum()}
         for values, instances in usable(data).groupby(key, observed=True, sort=True)
     ]
-    table: pd.DataFrame = pd.DataFrame(rows).sort_values([*SETTING, "least"], ignore_index=True)
+    table: pd.DataFrame = pd.DataFrame(rows).sort_values([*SETTING, "order"], ignore_index=True)
     return table[EFFECT]
 
 
@@ -194,7 +194,7 @@ def _note(rows: pd.DataFrame, figures: dict[str, Any], test: str) -> str:
     notes = [f"only {plural(count, f'{kind} instance')}" for kind, count in counts.items() if count < FEW]
     if test == BY_RANK:
         free = sorted(set(rows.loc[rows["overlap"] == FREE, "rank"].tolist()))
-        ranks = f"rank{'' if len(free) == 1 else 's'} {', '.join(map(str, free))}"
+        ranks = ranks_text(free, limit=len(free))
         notes.append(f"free only on {ranks}, so the rank and the overlap cannot be told apart")
     return "; ".join(notes)
 

@@ -111,7 +111,9 @@ def gemm_table(launched: Launches, collectives: Table) -> Table:
     trace = launched.trace
     instances = views.gemm_instances(trace)
     end_ns, own_ns = _windows(launched, instances)
-    instances = instances.with_columns(end_ns=end_ns, own_ns=own_ns, dims=_unknown_dims(trace, instances))
+    # The arguments' sizes as written, where they could not be read as M, N, K.
+    dims = np.where(instances.M < 0, trace.text(of_op(trace, "dims_id", instances.op_row)), "")
+    instances = instances.with_columns(end_ns=end_ns, own_ns=own_ns, dims=dims)
     table = _concat(instances, _by_kernel(launched, instances))
     window = np.stack([table.ts_ns, table.end_ns], axis=1)
     comm_ns = overlap(window, spans(collectives.ts_ns, collectives.dur_ns))
@@ -183,11 +185,6 @@ def _by_kernel(launched: Launches, instances: Table) -> Table:
         "tid": of_op(trace, "tid", link),
     }
     return Table({name: columns[name] for name in instances})
-
-
-def _unknown_dims(trace: Capture, gemm: Table) -> np.ndarray:
-    """The arguments' sizes as written, where they could not be read as M, N, K; else ""."""
-    return np.where(gemm.M < 0, trace.text(of_op(trace, "dims_id", gemm.op_row)), "")
 
 
 def _odd_steps(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

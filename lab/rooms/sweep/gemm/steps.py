@@ -18,12 +18,12 @@ from lab.recordings.pairing import Pairs
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
 from lab.rooms.sweep.gemm import Places, Report, report_name
-from lab.rooms.sweep.gemm.beside import write_causes
+from lab.rooms.sweep.gemm.beside import usable, write_causes
 from lab.rooms.sweep.gemm.collectives import Nodes, collective_sheets, straggler_summary
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
 from lab.rooms.sweep.gemm.rank import RankTables
-from lab.rooms.sweep.gemm.variance import usable, write_variance
+from lab.rooms.sweep.gemm.variance import write_variance
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.ranks.read import not_told
 from lab.rooms.sweep.ranks.verdict import Settings
@@ -169,9 +169,8 @@ def comparison(by_threads: Mapping[int, RankTables]) -> dict[str, pd.DataFrame]:
 
     diff is new minus first, ratio new over first; the first is the lowest thread count.
     """
-    keys = {"gpu_timeline": ("type", ["time ms", "percent"])}
     figures = ["Count", "total_direct_kernel_time_ms", "total_subtree_kernel_time_ms"]
-    keys["ops_summary"] = ("name", figures)
+    keys = {"gpu_timeline": ("type", ["time ms", "percent"]), "ops_summary": ("name", figures)}
     return {sheet: _beside(by_threads, sheet, key, values) for sheet, (key, values) in keys.items()}
 
 

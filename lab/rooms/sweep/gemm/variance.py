@@ -40,7 +40,7 @@ OURS = column_names(
     "overlapped_median_us slowdown ci_low ci_high p_value"
 )
 # What the GEMM sheet has computed of these.
-SPREAD = column_names("mad_us cv p5_us p95_us family num_kernel_names")
+SPREAD = EXTRAS[:6]
 MORE = column_names(
     "B bias dims transpose repeat robust_spread excess_time_us num_kernel_names family cold_n "
     "unfinished_n step_medians_us free_n overlapped_n min_step min_correlation min_ts_ns min_end_ns "

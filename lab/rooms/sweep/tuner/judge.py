@@ -13,7 +13,7 @@ from lab.core.words import first_few, plural
 from lab.recordings.ranks.costs import Class, Cost, costs_of
 from lab.recordings.ranks.explained import READY
 from lab.recordings.views.timeline import GLOO_PREFIX
-from lab.rooms.sweep.effective import BLOCK, NAMES, How, how_of, is_one, read_logs
+from lab.rooms.sweep.effective import BLOCK, NAMES, SEVERAL, How, how_of, read_logs
 from lab.rooms.sweep.knobs import Knobs, serves
 from lab.rooms.sweep.ranks.read import Setting
 from lab.rooms.sweep.tables import short_name, size_text
@@ -194,7 +194,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     best_runs = [observed[settings[candidate], repeat] for candidate in cost.candidates for repeat in repeats]
     reason, looked = _not_honoured(best_runs, best)
     choices = {run.choice[:2] for run in best_runs}
-    ran_alike = len(choices) == 1 and is_one(best_runs[0].choice)
+    ran_alike = len(choices) == 1 and all(word and SEVERAL not in word for word in best_runs[0].choice[:2])
     if reason or not ran_alike:
         return left(reason or _no_choice(choices), looked and ran_alike, cost)
     ((algorithm, protocol),) = choices

@@ -124,7 +124,8 @@ def _kernel_categories(trace: Capture, link: np.ndarray) -> np.ndarray:
     ids = of_op(trace, "name_id", link), trace.ops.name_id
     first_rows, group = grouped_rows(ids)
     names = zip(*(trace.text(name_ids[first_rows]) for name_ids in ids), strict=True)
-    return objects([category(op, kernel) if op else "" for op, kernel in names])[group]
+    categories: np.ndarray = objects([category(op, kernel) if op else "" for op, kernel in names])[group]
+    return categories
 
 
 def of_op(trace: Capture, column: str, op_rows: np.ndarray) -> np.ndarray:

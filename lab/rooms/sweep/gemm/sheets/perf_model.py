@@ -120,7 +120,7 @@ def _unified(instances: _Instances) -> Table:
     stats = grouped(instances.time_us, group, n)
     host = grouped(trace.operators.dur_ns[instances.rows] / 1000, group, n)
     rate_stats = rates(works, instances.time_us, group)
-    details = kernel_details(launched, _looked_up(group, instances.of_kernel), n)
+    details = kernel_details(launched, np.append(group, -1)[instances.of_kernel], n)
     rows = sheet(
         {
             "name": trace.text(ops.name_id),
@@ -149,12 +149,6 @@ def _unified(instances: _Instances) -> Table:
     return Table({name: columns[name] for name in [*(name for name in columns if name not in ROOFS), *ROOFS]})
 
 
-def _looked_up(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """values[index] (n,), -1 where index is."""
-    looked_up: np.ndarray = np.append(values, -1)[index]
-    return looked_up
-
-
 def _sheet(instances: _Instances, works: Mapping[int, Work]) -> Table:
     """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens.
 
@@ -175,7 +169,7 @@ def _sheet(instances: _Instances, works: Mapping[int, Work]) -> Table:
         leading_works,
         instances.time_us[chosen],
         row[chosen],
-        _looked_up(row, instances.of_kernel),
+        np.append(row, -1)[instances.of_kernel],
         {
             name: _cells([work.params.get(name) for work in leading_works])
             for name in dict.fromkeys(name for work in leading_works for name in work.params)

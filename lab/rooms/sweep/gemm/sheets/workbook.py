@@ -27,14 +27,11 @@ from lab.rooms.sweep.gemm.sheets.ops import (
     short_kernels_summary,
 )
 from lab.rooms.sweep.gemm.sheets.perf_model import TIMES, op_columns, perf_model_sheets
-from lab.rooms.sweep.tables import GROUP, column_names
+from lab.rooms.sweep.tables import GROUP, TIMELINE_MS, column_names
 from lab.stats.columns import grouped_rows, in_order_of_appearance, objects
 from lab.stats.robust import grouped
 
-ROWS_OF_TIMELINE = column_names(
-    "computation_time exposed_comm_time exposed_memcpy_time busy_time idle_time total_time "
-    "total_comm_time total_memcpy_time"
-)
+ROWS_OF_TIMELINE = [name.removesuffix("_ms") for name in TIMELINE_MS]
 SHEET_GROUP = [*GROUP, "transpose"]
 # Our own columns of the GEMM sheet, after those of TraceLens.
 EXTRAS = column_names(
