@@ -17,8 +17,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN, Together, launched_in
-from lab.recordings.ranks.hosts import HostWait, host_waits, usual_pace
+from lab.recordings.ranks.common import (
+    GPU_STEPS,
+    UNKNOWN,
+    HostWait,
+    Together,
+    host_waits,
+    launched_in,
+    usual_pace,
+)
 from lab.recordings.ranks.work import RankWork
 from lab.stats import robust
 from lab.stats.columns import distinct

@@ -14,8 +14,7 @@ import numpy as np
 from lab.core.words import printable
 from lab.recordings.names import kernel_class
 from lab.recordings.ranks.account import Account, Row
-from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN
-from lab.recordings.ranks.hosts import host_lateness_ns
+from lab.recordings.ranks.common import GPU_STEPS, UNKNOWN, host_lateness_ns
 from lab.recordings.ranks.work import COMM, COMP, COPY, common_keys
 from lab.stats import robust
 from lab.stats.robust import column_medians

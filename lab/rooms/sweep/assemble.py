@@ -16,6 +16,7 @@ from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.rooms.sweep.effective import (
     NAMES,
+    WORDS,
     LogChoices,
     channels_verdict,
     how_of,
@@ -94,10 +95,14 @@ def _of_config(
         **key,
         **_status(config, ranks, planned.get(config.key, ("ok", ""))),
         **_medians(good),
-        "channels_verdict": _over_sizes(effective, "channels_verdict"),
-        "threads_verdict": _over_sizes(effective, "threads_verdict"),
-        "algorithm_verdict": _over_sizes(effective, "algorithm_verdict") if config.algorithm else "",
-        "protocol_verdict": _over_sizes(effective, "protocol_verdict") if config.protocol else "",
+        **{
+            f"{knob}_verdict": verdict_over_sizes(
+                (row["msg_bytes"], row[f"{knob}_verdict"]) for row in effective
+            )
+            if getattr(config, knob) != ""
+            else ""
+            for knob in ("channels", "threads", *WORDS)
+        },
         "log_channels": from_log,
     }
     return {
@@ -167,9 +172,8 @@ def _medians(good: list[RankFigures]) -> dict[str, Any]:
 def _problem_rows(
     config: ConfigDir, ranks: Sequence[RankFigures], key: Mapping[str, Any]
 ) -> Iterable[dict[str, Any]]:
-    for note in config.notes:
-        yield {**key, "rank": -1, "file": str(config.path), "what": note, "fix": ""}
-    for text in differences({figures.rank: figures.about for figures in ranks if figures.timeline}):
+    differ = differences({figures.rank: figures.about for figures in ranks if figures.timeline})
+    for text in (*config.notes, *differ):
         yield {**key, "rank": -1, "file": str(config.path), "what": text, "fix": ""}
     for figures in ranks:
         row = {**key, "rank": figures.rank, "file": str(figures.path)}
@@ -183,16 +187,13 @@ def _never_seen(configs: Sequence[ConfigDir], planned: Planned) -> list[dict[str
     """Rows for what is in the manifest but not in the folder."""
     rows: list[dict[str, Any]] = []
     for key in planned.keys() - {config.key for config in configs}:
-        status, reason = planned[key]
-        row: dict[str, Any] = {**key._asdict(), "status": "failed", "reason": _reason(status, reason)}
-        if status == "ok":
-            reason = "succeeded according to the manifest, but its folder is gone"
-            row |= {"status": "missing", "reason": reason}
-        row |= {"ranks_found": 0, "ranks_expected": 0, "missing_ranks": ""}
-        row |= {"slowest_rank": -1, "log_channels": -1}
+        status, reason = "failed", _reason(*planned[key])
+        if planned[key][0] == "ok":
+            status, reason = "missing", "succeeded according to the manifest, but its folder is gone"
+        row: dict[str, Any] = {**key._asdict(), "status": status, "reason": reason, "missing_ranks": ""}
+        row |= {"ranks_found": 0, "ranks_expected": 0, "slowest_rank": -1, "log_channels": -1}
         row |= {"channels_verdict": "unknown", "threads_verdict": "unknown"}
-        row |= {f"{word}_verdict": "unknown" if row[word] else "" for word in ("algorithm", "protocol")}
-        rows.append(row)
+        rows.append(row | {f"{word}_verdict": "unknown" if row[word] else "" for word in WORDS})
     return [{"configs": rows}]
 
 
@@ -232,10 +233,6 @@ def _effective_row(
         "protocol_verdict": word_verdict(protocol, choice.protocol),
         "evidence": choice.evidence,
     }
-
-
-def _over_sizes(effective: list[dict[str, Any]], column: str) -> str:
-    return verdict_over_sizes((row["msg_bytes"], row[column]) for row in effective)
 
 
 def _reason(status: str, reason: str) -> str:

@@ -24,8 +24,7 @@ from lab.rooms.sweep.tables import (
     shown,
     size_text,
 )
-from lab.rooms.sweep.verdict.honoured import knobs_of
-from lab.rooms.sweep.verdict.time import on_cpu
+from lab.rooms.sweep.verdict import knobs_of, on_cpu
 
 BARS_CAPTION = (
     "The parts of the total time, mean over ranks; communication and copies only where no computation hides "
@@ -124,7 +123,7 @@ def _effective_grid(effective: pd.DataFrame, knob: str) -> Drawing:
         rows = cases.get((*settings[down], *messages[across]))
         if rows is None:
             return None
-        verdict = _worst(rows[f"{knob}_verdict"])
+        verdict = str(max(rows[f"{knob}_verdict"], key=VERDICTS.index))
         asked, got = (_shown(rows[f"{side}_{knob}"]) for side in ("requested", "effective"))
         text = f"{asked} → {got}"
         return Cell(text, PILLS.get(verdict, "unknown"), 0.55, f"{text}: {verdict}")
@@ -136,24 +135,12 @@ def _effective_grid(effective: pd.DataFrame, knob: str) -> Drawing:
     return cell_grid([short_name(*setting) for setting in settings], names, cell, legend=legend)
 
 
-def _worst(verdicts: pd.Series) -> str:
-    return str(max(verdicts, key=VERDICTS.index))
-
-
 def _shown(values: pd.Series) -> str:
-    """Numbers as a span, words one beside the other, a dash if unknown."""
-    if pd.api.types.is_numeric_dtype(values):
-        return _span(values)
-    return ", ".join(sorted({word for word in values if word})) or "–"
-
-
-def _span(values: pd.Series) -> str:
-    """`27`, or `27–28` if ranks or repeats differ, or a dash if unknown."""
-    positive = values[values > 0]
-    if positive.empty:
-        return "–"
-    low, high = int(positive.min()), int(positive.max())
-    return str(low) if low == high else f"{low}–{high}"
+    """`27`, or `27–28` if ranks or repeats differ; words one beside the other; a dash if unknown."""
+    if not pd.api.types.is_numeric_dtype(values):
+        return ", ".join(sorted({word for word in values if word})) or "–"
+    known = sorted({int(value) for value in values if value > 0})
+    return "–".join(map(str, dict.fromkeys((known[0], known[-1])))) if known else "–"
 
 
 def gemm_blocks(gemm: pd.DataFrame, folder: Path) -> list[Block]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +16,10 @@ from lab.rooms.sweep.tables import size_text
 NCCL_EXTRA_THREADS = 32
 # Names of kinds in NCCL's log and in a tuner's file; others have none.
 NAMES = {
-    "all_reduce": "allreduce",
-    "all_gather": "allgather",
-    "reduce_scatter": "reducescatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
+    kind: kind.replace("_", "")
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 }
+WORDS = ("algorithm", "protocol")
 MOST_THREADS = 640  # NCCL's largest block: LL128's
 LOG, BLOCK = "log", "block"
 SEVERAL = "/"  # between the words of calls that ran differently
@@ -101,13 +99,8 @@ def how_of(
     from_log = log_choices.choices.get((NAMES.get(kind, kind), num_bytes))
     if from_log:
         algorithms, protocols = {c.algorithm for c in from_log}, {c.protocol for c in from_log}
-        return How(_joined(algorithms), _joined(protocols), LOG)
+        return How(SEVERAL.join(sorted(algorithms)), SEVERAL.join(sorted(protocols)), LOG)
     return _by_block(kernel, block, threads, log_choices)
-
-
-def is_one(choice: How) -> bool:
-    """Whether all calls ran in one way, and it is known."""
-    return all(word and SEVERAL not in word for word in choice[:2])
 
 
 def _by_block(kernel: str, block: int, threads: int, log_choices: LogChoices) -> How:
@@ -130,10 +123,6 @@ def word_verdict(requested: str, effective: str) -> str:
     if not requested or not effective:
         return "unknown"
     return "honoured" if requested == effective else "ignored"
-
-
-def _joined(words: Collection[str]) -> str:
-    return SEVERAL.join(sorted(words))
 
 
 class Choice(NamedTuple):

@@ -20,9 +20,9 @@ from lab.report.figures import save
 from lab.report.parts import Block, Figure, Files, Points, Section, Status, Table, title_of
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm import Places, Report, within
 from lab.rooms.sweep.gemm.data import SweepData, read_sweep
 from lab.rooms.sweep.gemm.merge import MergeOptions
-from lab.rooms.sweep.gemm.places import Places, Report, within
 from lab.rooms.sweep.gemm.session import num_workers, show_progress
 from lab.rooms.sweep.gemm.steps import run_all
 from lab.rooms.sweep.journal import expected_runs
@@ -31,10 +31,10 @@ from lab.rooms.sweep.layout import find_configs
 from lab.rooms.sweep.ranks.page import SPAN_CAPTION, step_picture, write_account
 from lab.rooms.sweep.ranks.read import gpus_of, read_settings
 from lab.rooms.sweep.ranks.tables import account_table
+from lab.rooms.sweep.ranks.verdict import Settings, ranking
 from lab.rooms.sweep.report import report
 from lab.rooms.sweep.tables import run_name, shown
 from lab.rooms.sweep.unprofiled import left_out, unprofiled_table
-from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
 
 def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
@@ -154,23 +154,19 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
         for row in gpus_of(explained.account, states.get(key))
     )
     frames = [account_table(explained).assign(**key._asdict()) for key, explained in settings.items()]
+    ranks = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     tables = {
-        "ranking": ranking(settings),
-        "gpu_clocks": gpus,
-        "ranks": pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(),
-    }
-    captions = {
-        "ranking": "Settings as measured, and with waiting for late ranks taken out",
-        "gpu_clocks": "Clocks, power and temperature beside each run",
-        "ranks": "Every rank and step, ns; the parts sum to the step",
+        "ranking": (ranking(settings), "Settings as measured, and with waiting for late ranks taken out"),
+        "gpu_clocks": (gpus, "Clocks, power and temperature beside each run"),
+        "ranks": (ranks, "Every rank and step, ns; the parts sum to the step"),
     }
     blocks: list[Block] = []
-    for name, table in tables.items():
+    for name, (table, caption) in tables.items():
         if name != "gpu_clocks" or len(table):
             write_csv(table, out / "tables" / f"{name}.csv")
         if len(table):
             open_rows = 24 if name == "ranking" else 0
-            blocks.append(Table(shown(table), captions[name], f"tables/{name}.csv", open_rows=open_rows))
+            blocks.append(Table(shown(table), caption, f"tables/{name}.csv", open_rows=open_rows))
     waits = {key: sum(wait.ns for wait in explained.account.waits) for key, explained in settings.items()}
     if waits:
         worst = max(waits, key=lambda key: waits[key])
@@ -178,8 +174,10 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
         for step in explained.account.together.steps[:1]:
             name = f"ranks_step_{step}"
             svg = save(partial(step_picture, explained, step), out / "figures", name)
-            caption = f"{run_name(worst)}, step {step}. {SPAN_CAPTION}"
-            blocks.insert(1, Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
+            where = f"{run_name(worst)}, step {step}"
+            blocks.insert(
+                1, Figure(svg, f"{where}. {SPAN_CAPTION}", f"figures/{name}.png", "tables/ranks.csv")
+            )
     return Section("Which rank makes the others wait", blocks)
 
 

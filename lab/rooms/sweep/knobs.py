@@ -12,19 +12,8 @@ from lab.core.words import plural
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
 # As NCCL spells them in its variables.
-SPELLED = {
-    "tree": "Tree",
-    "ring": "Ring",
-    "collnet_direct": "CollNetDirect",
-    "collnet_chain": "CollNetChain",
-    "nvls": "NVLS",
-    "nvls_tree": "NVLSTree",
-    "pat": "PAT",
-    "ll": "LL",
-    "ll128": "LL128",
-    "simple": "Simple",
-}
-FUNCTIONS = {"all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter"}
+_IN_NCCL = "Tree Ring CollNetDirect CollNetChain NVLS NVLSTree PAT LL LL128 Simple"
+SPELLED = dict(zip((*ALGORITHMS, *PROTOCOLS), _IN_NCCL.split(), strict=True))
 # Which collectives each algorithm has kernels for; ring has them for all. Source: NVIDIA/nccl 2.30,
 # src/device/generate.py (algos_of_coll).
 _SERVES = {
@@ -94,7 +83,8 @@ def variables(knobs: Knobs) -> dict[str, str]:
     if knobs.algorithm:
         kinds = _SERVES.get(knobs.algorithm)
         word = SPELLED[knobs.algorithm]
-        env["NCCL_ALGO"] = ";".join(f"{FUNCTIONS[kind]}:{word}" for kind in kinds) if kinds else word
+        functions = [kind.title().replace("_", "") for kind in kinds or ()]  # AllReduce
+        env["NCCL_ALGO"] = ";".join(f"{function}:{word}" for function in functions) or word
     if knobs.algorithm.startswith("collnet"):
         env["NCCL_COLLNET_ENABLE"] = "1"
     if knobs.protocol:

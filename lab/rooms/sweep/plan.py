@@ -145,8 +145,7 @@ def _order(config: SweepConfig, settings: Sequence[Knobs]) -> list[Key]:
 def _step(config: SweepConfig, train: TrainConfig, site: Site, key: Key) -> Step:
     knobs, repeat = key.knobs, key.repeat
     folder = folder_of(knobs) + (f"/repeat{repeat}" if repeat > 1 else "")
-    words = {"algorithm": knobs.algorithm, "protocol": knobs.protocol}
-    requested = {name: word for name, word in words.items() if word}
+    requested = {name: word for name in ("algorithm", "protocol") if (word := getattr(knobs, name))}
     parts = [
         f"{knobs.threads}t_{knobs.channel}ch",
         *requested.values(),
@@ -209,12 +208,11 @@ def collective_env(vendor: str, knobs: Knobs, folder: str, channels_as: str) -> 
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
         "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p.log",
     }
-    if vendor == "amd":
-        # Without SDMA, copies are kernels that compete for the same units as the GEMMs: the case under study.
-        asked = {"RCCL_THREADS_PER_BLOCK": str(threads)} if threads else {}
-        return {**asked, **channel_env, **variables(knobs), "HSA_ENABLE_SDMA": "0", **logs}
-    asked = {"NCCL_NTHREADS": str(threads)} if threads else {}
-    return {**asked, **channel_env, **variables(knobs), **logs}
+    threads_name = "RCCL_THREADS_PER_BLOCK" if vendor == "amd" else "NCCL_NTHREADS"
+    asked = {threads_name: str(threads)} if threads else {}
+    # Without SDMA, copies are kernels that compete for the same units as the GEMMs: the case under study.
+    copies = {"HSA_ENABLE_SDMA": "0"} if vendor == "amd" else {}
+    return {**asked, **channel_env, **variables(knobs), **copies, **logs}
 
 
 def _tuner_env(config: SweepConfig, site: Site) -> dict[str, str]:

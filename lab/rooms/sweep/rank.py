@@ -99,8 +99,6 @@ def _collective_rows(trace: Capture) -> list[dict[str, Any]]:
     instances = views.collective_instances(trace)
     keys = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
     first_rows, group = grouped_rows([getattr(instances, name) for name in keys])
-    largest = np.full(len(first_rows), np.iinfo(np.int64).min)
-    np.maximum.at(largest, group, instances.group_size)
     named, kernels = instances.collective[first_rows].tolist(), instances.kernel[first_rows].tolist()
     columns = {
         "collective": [name or "(no metadata)" for name in named],
@@ -111,7 +109,7 @@ def _collective_rows(trace: Capture) -> list[dict[str, Any]]:
         "effective_threads": instances.block_x[first_rows],
         "count": np.bincount(group, minlength=len(first_rows)),
         "kernel": kernels,
-        "group_size": largest,
+        "group_size": grouped(instances.group_size, group, len(first_rows))["max"].astype(np.int64),
         "kind": [kind_of(name, kernel) for name, kernel in zip(named, kernels, strict=True)],
     }
     return _rows(columns)
@@ -176,13 +174,9 @@ def differences(ranks: Mapping[int, About]) -> list[str]:
             continue
         usual = counts.most_common(1)[0][0]
         minorities = [
-            f"{ranks_in_words(_with(values, value), 'has', 'have')} {value}"
+            f"{ranks_in_words([rank for rank in values if values[rank] == value], 'has', 'have')} {value}"
             for value in counts
             if value != usual
         ]
         sentences.append(f"ranks differ in their {name}: {', '.join(minorities)}, the others {usual}")
     return sentences
-
-
-def _with(values: Mapping[int, str], value: str) -> list[int]:
-    return [rank for rank, rank_value in values.items() if rank_value == value]

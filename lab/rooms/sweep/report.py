@@ -13,11 +13,10 @@ from lab.report.page import write_page
 from lab.report.parts import Card, Page, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.sweep.blocks import PILLS, effective_blocks, gemm_blocks, time_blocks
+from lab.rooms.sweep.ranks.verdict import Settings, bound_by_hosts, ranking, stragglers, who_wins
 from lab.rooms.sweep.tables import PARTS, SETTING, SweepTables, shown
 from lab.rooms.sweep.unprofiled import sentences as unprofiled_sentences
-from lab.rooms.sweep.verdict.honoured import honoured, knobs_of, unproven
-from lab.rooms.sweep.verdict.ranks import Settings, bound_by_hosts, ranking, stragglers, who_wins
-from lab.rooms.sweep.verdict.time import (
+from lab.rooms.sweep.verdict import (
     ON_CPU,
     ORIGIN,
     UNPROFILED,
@@ -27,11 +26,14 @@ from lab.rooms.sweep.verdict.time import (
     gemm_change,
     gemm_totals_ms,
     headline,
+    honoured,
+    knobs_of,
     left_out,
     on_cpu,
     starved,
     step_times,
     uneven_steps,
+    unproven,
 )
 
 QUESTION = "Which NCCL or RCCL setting starves the GEMMs, why, and did the setting take effect at all?"

@@ -100,8 +100,8 @@ class SweepTables:
 
 def of_complete(frame: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
     """The rows of `frame` that belong to complete repeats."""
-    complete = configs.loc[configs["status"] == "ok", [*SETTING, "repeat"]].drop_duplicates()
-    rows: pd.DataFrame = frame.merge(complete, on=[*SETTING, "repeat"])
+    complete = configs.loc[configs["status"] == "ok", KEY].drop_duplicates()
+    rows: pd.DataFrame = frame.merge(complete, on=KEY)
     return rows
 
 

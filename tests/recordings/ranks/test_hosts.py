@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lab.recordings.ranks import RankWork, account_of
-from lab.recordings.ranks.hosts import host_lateness_ns
+from lab.recordings.ranks.common import host_lateness_ns
 from tests.recordings.ranks.made import MS, Job
 
 

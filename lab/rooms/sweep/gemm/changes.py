@@ -19,15 +19,16 @@ from lab.core.run import Run
 from lab.core.words import first_few, plural
 from lab.rooms.sweep.gemm.data import SweepData, read_sweep
 from lab.rooms.sweep.journal import expected_runs
+from lab.rooms.sweep.ranks.verdict import bound_by_hosts
 from lab.rooms.sweep.tables import SETTING, SweepTables, column_names, grouped, name_of
-from lab.rooms.sweep.verdict.ranks import bound_by_hosts
-from lab.rooms.sweep.verdict.time import left_out, profiled_runs
+from lab.rooms.sweep.verdict import left_out, profiled_runs
 from lab.stats.effects import holm, permutation_p
 from lab.stats.means import Sample, difference_ci
 from lab.stats.robust import median
 
 SIGNIFICANT = 0.05
 NOT_RECORDED = "not recorded"
+GPU_FACTS = {"driver": "driver", "highest SM clock, MHz": "max_sm_mhz", "power limit, W": "power_limit_w"}
 UNEVEN, TOO_FEW, NOT_IN_BOTH = "other numbers of steps", "too few repeats", "not in both"
 NO_DIFFERENCE, PROVEN = "no difference shown", ("faster", "slower")
 CONFIG_FIGURES = [
@@ -164,12 +165,11 @@ def read_for_comparison(
 def environments(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     """What is known of each sweep's environment, one row per fact; what differs comes first."""
     facts = list(dict.fromkeys(name for sweep in sweeps for name in sweep.environment))
-    rows = []
-    for fact in facts:
-        values = [sweep.environment.get(fact, NOT_RECORDED) for sweep in sweeps]
-        row = dict(zip([sweep.label for sweep in sweeps], values, strict=True))
-        rows.append({"what": fact, **row, "state": "same" if len(set(values)) == 1 else "differs"})
-    frame = pd.DataFrame(rows, columns=["what", *[sweep.label for sweep in sweeps], "state"])
+    columns = {sweep.label: [sweep.environment.get(fact, NOT_RECORDED) for fact in facts] for sweep in sweeps}
+    states = [
+        "same" if len(set(values)) == 1 else "differs" for values in zip(*columns.values(), strict=True)
+    ]
+    frame = pd.DataFrame({"what": facts, **columns, "state": states})
     ordered: pd.DataFrame = frame.sort_values("state", kind="stable", ignore_index=True)
     return ordered
 
@@ -188,11 +188,7 @@ def _from_traces(data: SweepData) -> dict[str, str]:
 def _from_manifest(manifest: Manifest) -> dict[str, str]:
     gpus = {
         name: sorted({str(getattr(gpu, field) or "unknown") for gpu in manifest.gpus})
-        for name, field in (
-            ("driver", "driver"),
-            ("highest SM clock, MHz", "max_sm_mhz"),
-            ("power limit, W", "power_limit_w"),
-        )
+        for name, field in GPU_FACTS.items()
     }
     parts: dict[str, Mapping[str, Any]] = {
         "host": manifest.host,

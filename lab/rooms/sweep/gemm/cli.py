@@ -53,7 +53,7 @@ def everything(sweep: Path, top_k: int, salvage: bool, **shared: Any) -> None:
 def report(sweep: Path, salvage: bool, **shared: Any) -> None:
     """Excel reports per rank and configuration, and timeline, collectives, effective, stragglers as CSV."""
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.reports import write_reports
+        from lab.rooms.sweep.gemm.steps import write_reports
 
     session = Session(sweep, salvage=salvage, **shared)
     data = session.read(workbooks=True)

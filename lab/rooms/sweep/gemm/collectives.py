@@ -168,8 +168,7 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Node
 
 
 def _calls(pairs: Pairs) -> pd.DataFrame:
-    calls: pd.DataFrame = pd.DataFrame(pairs.instances.as_dict())
-    return calls
+    return pd.DataFrame(pairs.instances.as_dict())
 
 
 def _item_mib(calls: pd.DataFrame) -> np.ndarray:

@@ -20,6 +20,7 @@ from lab.report.page import write_page
 from lab.report.parts import Card, Figure, Page, Prose, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
+from lab.rooms.sweep.gemm import Report
 from lab.rooms.sweep.gemm.changes import (
     NO_DIFFERENCE,
     NOT_IN_BOTH,
@@ -33,9 +34,7 @@ from lab.rooms.sweep.gemm.changes import (
     not_compared,
     read_for_comparison,
 )
-from lab.rooms.sweep.gemm.places import Report
-from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
-from lab.rooms.sweep.gemm.variance.top import groups, sheet_columns, top_rows
+from lab.rooms.sweep.gemm.variance import VARIANCE, groups, settings_of, sheet_columns, top_rows
 from lab.rooms.sweep.tables import SETTING, name_of
 
 PAGE = "sweep_comparison.html"

@@ -6,7 +6,7 @@ What cannot be read is a row with its reason; the rest is analysed all the same.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from lab.recordings.pool import map_traces, raise_if_none_read
 from lab.recordings.ranks import Account, account_of
 from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import Explained
-from lab.recordings.tables import Table
 from lab.rooms.sweep.assemble import sweep_tables
 from lab.rooms.sweep.gemm.rank import RankJob, RankTables, read_rank_tables
 from lab.rooms.sweep.knobs import Key
@@ -38,7 +37,7 @@ from lab.rooms.sweep.tables import (
     column_names,
     run_name,
 )
-from lab.rooms.sweep.verdict.honoured import unproven
+from lab.rooms.sweep.verdict import unproven
 
 _TEXTS = column_names("op strides dtype dims transpose overlap family kernels file algorithm protocol")
 
@@ -87,21 +86,21 @@ class SweepData:
     @cached_property
     def gemm(self) -> pd.DataFrame:
         """Every executed GEMM of every readable rank, with the columns INSTANCES."""
-        frame = self._joined(lambda tables: tables.gemm)
+        frame = self._joined("gemm")
         result: pd.DataFrame = frame.reindex(columns=INSTANCES).astype(dict.fromkeys(_TEXTS, "category"))
         return result
 
     @cached_property
     def groups(self) -> pd.DataFrame:
         """The GEMM sheet of every readable rank, by KEY and rank."""
-        return self._joined(lambda tables: tables.groups)
+        return self._joined("groups")
 
-    def _joined(self, table_of: Callable[[RankTables], Table | None]) -> pd.DataFrame:
+    def _joined(self, name: str) -> pd.DataFrame:
         """A table of all ranks with setting, rank and the trace's file."""
         frames = []
         for setting, ranks in self.ranks.items():
             for rank, tables in ranks.items():
-                if table := table_of(tables):
+                if table := getattr(tables, name):
                     file = os.path.relpath(tables.figures.path, self.folder)
                     columns = {**setting._asdict(), "rank": rank, "file": file}
                     frames.append(pd.DataFrame(table.as_dict()).assign(**columns))

@@ -16,9 +16,9 @@ import pandas as pd
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError
 from lab.report.tables import write_csv
-from lab.rooms.sweep.gemm.places import Report
+from lab.rooms.sweep.gemm import Report
 from lab.rooms.sweep.gemm.sheets.workbook import EXTRAS
-from lab.rooms.sweep.gemm.variance.top import FIRST, MORE, OURS, TOP_FILE, findings_of, top_rows, write_plots
+from lab.rooms.sweep.gemm.variance import FIRST, MORE, OURS, TOP_FILE, findings_of, top_rows, write_plots
 from lab.rooms.sweep.knobs import ALGORITHMS, PROTOCOLS
 from lab.rooms.sweep.layout import Selection
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from lab.errors import LabError
 from lab.recordings.load import load_torch_trace
 from lab.recordings.merge import Ranks, merge_captures, read_ranks
 from lab.recordings.pool import map_traces
-from lab.rooms.sweep.gemm.places import Places, Report
+from lab.rooms.sweep.gemm import Places, Report
 from lab.rooms.sweep.layout import ConfigDir, TraceFile, find_configs
 
 if TYPE_CHECKING:
@@ -51,33 +52,24 @@ def merge_ranks(places: Places, options: MergeOptions, *, progress: Progress | N
             )
             report.missing.append(f"{_name(config)}: no {options.trace_name} of {lacking}")
         target = places.merged / f"{_name(config)}{SUFFIXES[options.form]}"
-        jobs.append(MergeJob(traces[: options.num_ranks], target, options))
+        jobs.append((traces[: options.num_ranks], target))
         if not options.trace_name:
             report.missing.extend(f"{_name(config)}: {text}" for text in config.left_out())
-    on_done = None if progress is None else lambda count, total, job: progress(count, total, job.target)
-    results = map_traces(merge_one, jobs, workers=options.workers, progress=on_done)
-    for job, result in zip(jobs, results, strict=True):
-        _add_result(report, job, result)
+    on_done = None if progress is None else lambda count, total, job: progress(count, total, job[1])
+    results = map_traces(partial(merge_one, options=options), jobs, workers=options.workers, progress=on_done)
+    for (_, target), result in zip(jobs, results, strict=True):
+        _add_result(report, target, result, is_whole=options.num_ranks is None)
     return report
 
 
-@dataclass(frozen=True)
-class MergeJob:
-    """One configuration to merge into `target`."""
-
-    traces: tuple[TraceFile, ...]
-    target: Path
-    options: MergeOptions
-
-
-def merge_one(job: MergeJob) -> Ranks:
-    """Merge one configuration; clocks are aligned where the ranks' collectives show that they differ."""
-    options = job.options
-    traces = [(trace.rank, trace.path) for trace in job.traces]
-    ranks = read_ranks(traces, salvage=options.salvage, read=load_torch_trace)
+def merge_one(job: tuple[tuple[TraceFile, ...], Path], *, options: MergeOptions) -> Ranks:
+    """Merge a configuration's traces; clocks are aligned where the collectives show that they differ."""
+    traces, target = job
+    recordings = [(trace.rank, trace.path) for trace in traces]
+    ranks = read_ranks(recordings, salvage=options.salvage, read=load_torch_trace)
     merge_captures(
         ranks.traces,
-        job.target,
+        target,
         offsets_ns=ranks.offsets_ns,
         absent=ranks.absent,
         cpu_ops=options.cpu_ops,
@@ -86,16 +78,16 @@ def merge_one(job: MergeJob) -> Ranks:
     return ranks
 
 
-def _add_result(report: Report, job: MergeJob, result: Ranks | LabError) -> None:
-    name = job.target.name
+def _add_result(report: Report, target: Path, result: Ranks | LabError, *, is_whole: bool) -> None:
+    name = target.name
     if isinstance(result, LabError):
         report.missing.append(f"{name}: {result.problem}" + (f" ({result.fix})" if result.fix else ""))
         return
     report.problems.extend(f"{name}: left out: {text}" for text in result.left_out)
     report.problems.extend(f"{name}: {text}" for text in result.unnamed)
-    report.files.append(job.target)
+    report.files.append(target)
     report.missing.extend(result.torn)
-    if result.absent and job.options.num_ranks is None:
+    if result.absent and is_whole:
         report.missing.append(f"{name}: without {ranks_text(result.absent)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from sys import intern
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ from lab.recordings.names import gemm_library
 from lab.recordings.processes import rank_captures
 from lab.recordings.ranks import RankWork, work_of
 from lab.recordings.tables import KERNEL, Table
-from lab.rooms.sweep.gemm.places import report_name
-from lab.rooms.sweep.gemm.sheets.launches import Launches, launches
+from lab.rooms.sweep.gemm import report_name
+from lab.rooms.sweep.gemm.sheets.launches import Launches, launches, of_op
 from lab.rooms.sweep.gemm.sheets.workbook import coll_analysis, gemm_sheet, perf_sheets
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import TraceFile
@@ -110,7 +111,9 @@ def gemm_table(launched: Launches, collectives: Table) -> Table:
     trace = launched.trace
     instances = views.gemm_instances(trace)
     end_ns, own_ns = _windows(launched, instances)
-    instances = instances.with_columns(end_ns=end_ns, own_ns=own_ns, dims=_unknown_dims(trace, instances))
+    # The arguments' sizes as written, where they could not be read as M, N, K.
+    dims = np.where(instances.M < 0, trace.text(of_op(trace, "dims_id", instances.op_row)), "")
+    instances = instances.with_columns(end_ns=end_ns, own_ns=own_ns, dims=dims)
     table = _concat(instances, _by_kernel(launched, instances))
     window = np.stack([table.ts_ns, table.end_ns], axis=1)
     comm_ns = overlap(window, spans(collectives.ts_ns, collectives.dur_ns))
@@ -129,9 +132,7 @@ def gemm_table(launched: Launches, collectives: Table) -> Table:
         unfinished=unfinished,
         family=_texts([gemm_library(name.split(" ; ")[0]) for name in table.kernels.tolist()]),
         kernels=_texts(table.kernels.tolist()),
-        uid=np.where(table.op_row >= 0, trace.operators.external_id[table.op_row], -1)
-        if len(trace.operators)
-        else table.op_row,
+        uid=of_op(trace, "external_id", table.op_row),
     )
 
 
@@ -156,11 +157,7 @@ def _by_kernel(launched: Launches, instances: Table) -> Table:
     is_gemm = np.zeros(len(trace.strings) + 1, dtype=bool)
     for name_id in set(trace.ops.name_id.tolist()):
         is_gemm[name_id] = name_id >= 0 and bool(gemm_library(trace.strings[name_id]))
-    is_loose = (
-        np.isin(launched.kernel_category.astype(str), FOUND_BY_KERNEL)
-        if len(launched.link)
-        else launched.link > 0
-    )
+    is_loose = np.isin(launched.kernel_category.astype(str), FOUND_BY_KERNEL)
     rows = np.flatnonzero(
         (trace.ops.kind == KERNEL)
         & is_gemm[trace.ops.name_id]
@@ -168,15 +165,13 @@ def _by_kernel(launched: Launches, instances: Table) -> Table:
         & ~np.isin(launched.link, instances.op_row)
     )
     kernels, link = trace.ops.take(rows), launched.link[rows]
-    n, ops = len(rows), trace.operators.take(np.maximum(link, 0)) if len(trace.operators) else None
-    names = trace.text(ops.name_id) if ops else _texts([""] * n)
-    dims = trace.text(ops.dims_id) if ops else _texts([""] * n)
+    n = len(rows)
     unknown = np.full(n, -1, dtype=np.int64)
     columns: dict[str, np.ndarray] = dict.fromkeys(("M", "N", "K", "B"), unknown)
     columns |= dict.fromkeys(("dtype", "strides", "transpose"), _texts([""] * n))
     columns |= {
-        "op": np.where(link >= 0, names, NO_LAUNCH),
-        "dims": np.where(link >= 0, dims, ""),
+        "op": np.where(link >= 0, trace.text(of_op(trace, "name_id", link)), NO_LAUNCH),
+        "dims": trace.text(of_op(trace, "dims_id", link)),
         "bias": np.zeros(n, dtype=bool),
         "ts_ns": kernels.start_ns,
         "dur_ns": kernels.dur_ns,
@@ -187,16 +182,9 @@ def _by_kernel(launched: Launches, instances: Table) -> Table:
         "correlation": kernels.corr,
         "kernels": trace.text(kernels.name_id),
         "op_row": link,
-        "tid": np.where(link >= 0, ops.tid, -1) if ops else unknown,
+        "tid": of_op(trace, "tid", link),
     }
     return Table({name: columns[name] for name in instances})
-
-
-def _unknown_dims(trace: Capture, gemm: Table) -> np.ndarray:
-    """The arguments' sizes as written, where they could not be read as M, N, K; else ""."""
-    if len(gemm) == 0:
-        return np.empty(0, dtype=object)
-    return np.where(gemm.M < 0, trace.text(trace.operators.dims_id[gemm.op_row]), "")
 
 
 def _odd_steps(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,5 +203,4 @@ def _concat(top: Table, second: Table) -> Table:
 
 def _texts(values: list[str]) -> np.ndarray:
     """An object array (n,) in which equal texts are one object, so that it is small between processes."""
-    cache: dict[str, str] = {}
-    return objects([cache.setdefault(value, value) for value in values])
+    return objects([*map(intern, values)])

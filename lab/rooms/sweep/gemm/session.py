@@ -13,7 +13,7 @@ import click
 
 from lab.core.run import Run
 from lab.errors import StepFailed, needs
-from lab.rooms.sweep.gemm.places import Report, places
+from lab.rooms.sweep.gemm import Report, places
 from lab.rooms.sweep.layout import Selection
 from lab.terminal.console import Console
 from lab.terminal.findings import REQUIRE, raise_unless_complete

@@ -85,11 +85,10 @@ def _document(setting: Setting) -> dict[str, Any]:
     from lab.rooms.sweep.ranks.tables import as_json
 
     config = setting.config
-    words = {"algorithm": config.algorithm, "protocol": config.protocol}
     return {
         "threads": config.threads,
         "channels": config.channels,
-        **{name: word for name, word in words.items() if word},
+        **{name: word for name in ("algorithm", "protocol") if (word := getattr(config, name))},
         "repeat": config.repeat,
         **as_json(setting.explained),
         "lacking": setting.missing,

@@ -19,7 +19,7 @@ from lab.report.page import write_page
 from lab.report.parts import Block, Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
-from lab.rooms.sweep.gemm.places import Report
+from lab.rooms.sweep.gemm import Report
 from lab.rooms.sweep.ranks.read import Setting
 from lab.rooms.sweep.ranks.tables import tables
 from lab.rooms.sweep.ranks.words import sentences
@@ -140,11 +140,8 @@ def _matrix(waits: pd.DataFrame) -> pd.DataFrame:
     """Rows wait, columns are waited for."""
     if waits.empty:
         return waits
-    total = (
-        waits.pivot_table(index="rank", columns="for", values="wait_ns", aggfunc="sum", fill_value=0) / 1e6
-    )
-    total.columns = [f"for rank {rank}" for rank in total.columns]
-    matrix: pd.DataFrame = total.reset_index()
+    total_ns = waits.pivot_table(index="rank", columns="for", values="wait_ns", aggfunc="sum", fill_value=0)
+    matrix: pd.DataFrame = (total_ns / 1e6).add_prefix("for rank ").rename_axis(columns=None).reset_index()
     return matrix
 
 
@@ -153,16 +150,10 @@ def _cards(setting: Setting) -> list[Card]:
     if not rows:
         return []
     frame = pd.DataFrame([{"step_ns": row.step_ns, **row.parts} for row in rows]) / 1e6
-
-    def card(label: str, column: str) -> Card:
-        return Card(
-            label, f"{frame[column].median():.1f}", "account.csv", "ms", "median over ranks and steps"
-        )
-
+    columns = {"step": "step_ns", "waiting for ranks": "wait_ns", "contention": "contention_ns"}
     return [
-        card("step", "step_ns"),
-        card("waiting for ranks", "wait_ns"),
-        card("contention", "contention_ns"),
+        Card(label, f"{frame[column].median():.1f}", "account.csv", "ms", "median over ranks and steps")
+        for label, column in columns.items()
     ]
 
 

@@ -125,12 +125,13 @@ def not_told(explained: Explained, world: int) -> list[str]:
     """What the account of the ranks that could be read lacks, world: as many as the job has."""
     reason = not_joined(explained.account)
     loose = [f"{reason}: who waits for whom is not told"] if reason else []
-    holes = [
+    return [
         *(loose or _loose_exchanges(explained)),
         *_steps_not_shared(explained),
         *_lost_calls(explained, world),
+        *_without_launches(explained),
+        *_without_length(explained),
     ]
-    return [*holes, *_without_launches(explained), *_without_length(explained)]
 
 
 def _loose_exchanges(explained: Explained) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lab.core.words import plural, ranks_text
-from lab.recordings.ranks.account import Account, Row
+from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.common import GPU_STEPS, WHOLE
 from lab.recordings.ranks.explain import shares
 from lab.recordings.ranks.explained import (
@@ -62,19 +62,21 @@ def _alone(setting: Setting) -> list[str]:
     account = setting.account
     if not account.ranks:
         return ["No rank has operations."]
-    of = f" of a job of {setting.world_size} ranks" if setting.world_size > 1 else ""
-    limit = ""
+    of, limit = "", ""
     if setting.world_size > 1:
+        of = f" of a job of {setting.world_size} ranks"
         limit = " Waiting cannot be told from transfer: that needs the other ranks' traces."
-    parts = account.rows
-    names = {"compute": ("compute_ns",), "collectives": ("transfer_ns", "unpaired_ns")}
-    names["late launches"] = ("launch_late_ns",)
-    medians = {
-        words: np.median([sum(row.parts[part] for part in of_part) for row in parts]) / 1e6
-        for words, of_part in names.items()
+    parts = {
+        "compute": ("compute_ns",),
+        "collectives": ("transfer_ns", "unpaired_ns"),
+        "late launches": ("launch_late_ns",),
     }
-    busy = ", ".join(f"{words} {ms:.2f} ms" for words, ms in medians.items())
-    step = np.median([row.step_ns for row in parts]) / 1e6
+
+    def median_ms(names: Sequence[str]) -> float:
+        return float(np.median([sum(row.parts[name] for name in names) for row in account.rows])) / 1e6
+
+    busy = ", ".join(f"{words} {median_ms(names):.2f} ms" for words, names in parts.items())
+    step = np.median([row.step_ns for row in account.rows]) / 1e6
     return [
         f"This is one trace, of rank {account.ranks[0]}{of}.{limit}",
         f"{_a_step(account)} takes {step:.2f} ms: {busy}.",
@@ -98,7 +100,8 @@ def _where_time_goes(setting: Setting) -> str:
     def part(name: str) -> str:
         return f"{np.median([row.parts[name] for row in rows]) / 1e6:.2f}"
 
-    unpaired = f"unpaired sends and receives {part('unpaired_ns')}, " if _has(rows, "unpaired_ns") else ""
+    has_unpaired = any(row.parts["unpaired_ns"] for row in rows)
+    unpaired = f"unpaired sends and receives {part('unpaired_ns')}, " if has_unpaired else ""
     over = "ranks" if is_whole(setting.account.together.steps) else "ranks and steps"
     return (
         f"{_a_step(setting.account)} takes {step:.2f} ms (median over {over}): compute {part('compute_ns')}, "
@@ -106,10 +109,6 @@ def _where_time_goes(setting: Setting) -> str:
         f"{part('wait_ns')}, {unpaired}"
         f"late launches {part('launch_late_ns')}, copies {part('copy_ns')} ms."
     )
-
-
-def _has(rows: Sequence[Row], part: str) -> bool:
-    return any(row.parts[part] for row in rows)
 
 
 def pipeline_sentences(setting: Setting) -> list[str]:

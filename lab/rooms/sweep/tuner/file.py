@@ -2,7 +2,8 @@
 
 A row is `collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks`, without blanks; bounds
 are inclusive and the first match wins. An unknown word silently becomes allreduce, ring or simple there, and
-a line of 256 characters or more is read as two.
+a line of 256 characters or more is read as two. Sources: NVIDIA/nccl `ext-tuner/example`, ROCm/rocm-systems
+`projects/rccl` (its tuner reads the same columns).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from lab.core.words import first_few, plural
 from lab.recordings.ranks.costs import Class, Cost, costs_of
 from lab.recordings.ranks.explained import READY
 from lab.recordings.views.timeline import GLOO_PREFIX
-from lab.rooms.sweep.effective import BLOCK, NAMES, How, how_of, is_one, read_logs
+from lab.rooms.sweep.effective import BLOCK, NAMES, SEVERAL, How, how_of, read_logs
 from lab.rooms.sweep.knobs import Knobs, serves
 from lab.rooms.sweep.ranks.read import Setting
 from lab.rooms.sweep.tables import short_name, size_text
@@ -87,14 +87,13 @@ class Set(NamedTuple):
 class Decision:
     """One class of collectives. row is what to set, None where it stays at default, for the reason.
 
-    cost is what its collectives and their effect on other kernels add to a step in each of settings, compared
-    over so many blocks (repeats). looked is False where something that a judgement needs was not recorded, so
-    that no answer is not an all-clear. inferred: algorithm and protocol are told by the kernels' blocks.
+    cost is what its collectives and their effect on other kernels add to a step in each of settings. looked
+    is False where something that a judgement needs was not recorded, so that no answer is not an all-clear.
+    inferred: algorithm and protocol are told by the kernels' blocks.
     """
 
     name: Class
     settings: tuple[Knobs, ...]
-    blocks: int
     cost: Best | None
     row: Row | None
     reason: str
@@ -154,10 +153,12 @@ def class_text(name: Class) -> str:
 
 def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) -> Decision:
     observed = {(ran.knobs, ran.repeat): ran.classes[name] for ran in runs if name in ran.classes}
-    settings, repeats = _complete(observed)
+    settings, repeats = _complete(
+        {key: run.cost.cost_ms + run.cost.least_ms for key, run in observed.items()}
+    )
 
     def left(reason: str, looked: bool = True, cost: Best | None = None) -> Decision:
-        return Decision(name, settings, len(repeats), cost, None, reason, looked)
+        return Decision(name, settings, cost, None, reason, looked)
 
     if all(run.cost.kernel.startswith(GLOO_PREFIX) for run in observed.values()):
         return left("gloo has neither channels nor threads")
@@ -193,7 +194,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     best_runs = [observed[settings[candidate], repeat] for candidate in cost.candidates for repeat in repeats]
     reason, looked = _not_honoured(best_runs, best)
     choices = {run.choice[:2] for run in best_runs}
-    ran_alike = len(choices) == 1 and is_one(best_runs[0].choice)
+    ran_alike = len(choices) == 1 and all(word and SEVERAL not in word for word in best_runs[0].choice[:2])
     if reason or not ran_alike:
         return left(reason or _no_choice(choices), looked and ran_alike, cost)
     ((algorithm, protocol),) = choices
@@ -209,7 +210,7 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         name.num_ranks,
     )
     inferred = any(run.choice.evidence == BLOCK for run in best_runs)
-    return Decision(name, settings, len(repeats), cost, row, _why(sets, cost), inferred=inferred)
+    return Decision(name, settings, cost, row, _why(sets, cost), inferred=inferred)
 
 
 def _set_of(knobs: Knobs, kind: str) -> Set:
@@ -217,11 +218,11 @@ def _set_of(knobs: Knobs, kind: str) -> Set:
     return Set(knobs.channel, knobs.algorithm if serves(knobs.algorithm, kind) else "", knobs.protocol)
 
 
-def _complete(observed: Mapping[tuple[Knobs, int], Observed]) -> tuple[tuple[Knobs, ...], list[int]]:
+def _complete(length_ms: Mapping[tuple[Knobs, int], float]) -> tuple[tuple[Knobs, ...], list[int]]:
     """The settings that ran, and the repeats (blocks) in which every one of them could be replayed."""
-    replayed = {key for key, ran in observed.items() if math.isfinite(ran.cost.cost_ms + ran.cost.least_ms)}
-    settings = sorted({knobs for knobs, _ in observed})
-    repeats = sorted({repeat for _, repeat in observed})
+    replayed = {key for key, ms in length_ms.items() if math.isfinite(ms)}
+    settings = sorted({knobs for knobs, _ in length_ms})
+    repeats = sorted({repeat for _, repeat in length_ms})
     # Blocks are compared within themselves; an incomplete one would favour settings of a quiet hour.
     return tuple(settings), [
         repeat for repeat in repeats if all((knobs, repeat) in replayed for knobs in settings)
@@ -293,19 +294,13 @@ def _why(sets: Sequence[Set], cost: Best) -> str:
 
 def _threads(runs: Sequence[Ran]) -> tuple[int | None, str]:
     """The best threads per block by the step with no rank late; a tuner's file cannot set them."""
-    ready_of_run = {(ran.knobs, ran.repeat): ran.ready_ms for ran in runs}
-    settings = sorted({key for key, _ in ready_of_run})
+    ready_ms = {(ran.knobs, ran.repeat): math.nan if ran.ready_ms is None else ran.ready_ms for ran in runs}
+    settings, repeats = _complete(ready_ms)
     if len({knobs.threads for knobs in settings}) < 2:
         return None, "one number of threads was run"
-    repeats = [
-        repeat
-        for repeat in sorted({repeat for _, repeat in ready_of_run})
-        if all(ready_of_run.get((key, repeat)) is not None for key in settings)
-    ]
     if len(repeats) < 2:
         return None, "too few complete repeats to tell threads apart"
-    values = np.array([[ready_of_run[key, repeat] for key in settings] for repeat in repeats], dtype=float)
-    judged = best_of(np.log(values))
+    judged = best_of(np.log([[ready_ms[key, repeat] for key in settings] for repeat in repeats]))
     several = sorted({settings[candidate][0] for candidate in judged.candidates})
     best = short_name(*settings[judged.lowest])
     if len(several) > 1:

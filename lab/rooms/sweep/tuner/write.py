@@ -145,7 +145,8 @@ def _prove(row: Row, grids: dict[Class, Counter[int]], log_choices: LogChoices) 
         if not choices:
             open_.append(f"{text}: the log has no line on its algorithm and protocol")
         elif set(choices) != {requested}:
-            wrong.append(f"{text}: {row.algorithm} {row.protocol} is set, the log says {_words(choices)}")
+            logged = " and ".join(sorted(" ".join(choice) for choice in choices))
+            wrong.append(f"{text}: {row.algorithm} {row.protocol} is set, the log says {logged}")
         if requested not in log_choices.applied.get(key, ()):  # it may have applied another row
             open_.append(f"{text}: no line of the log says that a tuner applied it")
     if wrong:
@@ -158,10 +159,6 @@ def _prove(row: Row, grids: dict[Class, Counter[int]], log_choices: LogChoices) 
     blocks = f"{plural(kernels, 'kernel')} on {row.channels} blocks" if row.channels > 0 else "channels kept"
     evidence = f"{row.algorithm} {row.protocol} by the log, applied by the tuner in {plural(lines, 'line')}"
     return Proof(row, TOOK_EFFECT, f"{names}: {blocks}, {evidence}")
-
-
-def _words(choices: Counter[Choice]) -> str:
-    return " and ".join(sorted(" ".join(choice) for choice in choices))
 
 
 def _plugin(log_choices: LogChoices) -> list[str]:

@@ -19,9 +19,12 @@ Written for torch 1.12 to 2.13.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,6 @@ import torch
 from lab.errors import writing
 from lab.rooms.sweep.config.load import ignored_keys, load_train_config, planned_steps
 from lab.rooms.sweep.config.train import TrainConfig
-from lab.rooms.sweep.workload.profiler import profile_phase, profiler
 from lab.rooms.sweep.workload.trainer import (
     Trainer,
     check_torch_can_run,
@@ -131,6 +133,69 @@ def report_step(line: dict[str, Any], log_interval: int, total_steps: int) -> No
             line["lr"],
             line["profile"]["total_ms"],
         )
+
+
+@contextlib.contextmanager
+def profiler(config: TrainConfig, out: Path, rank: int, device: torch.device) -> Iterator[Any]:
+    """A running torch.profiler that writes one trace per window; None if the config disables it."""
+    options = config.profiling
+    if not options.enabled:
+        yield None
+        return
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)  # also ROCm's name for it
+    with torch.profiler.profile(
+        activities=activities,
+        schedule=torch.profiler.schedule(
+            wait=options.wait, warmup=options.warmup, active=options.active, repeat=options.repeat
+        ),
+        on_trace_ready=functools.partial(write_trace, config=config, out=out, rank=rank),
+        record_shapes=options.record_shapes,
+        profile_memory=options.profile_memory,
+        with_stack=options.with_stack,
+        with_flops=options.with_flops,
+        **(sync_events() if options.cuda_sync else {}),
+    ) as profile:
+        yield profile
+
+
+def sync_events() -> dict[str, Any]:
+    """The profiler's argument that records which stream waited for which event; {} where torch has none."""
+    make = getattr(getattr(torch._C, "_profiler", None), "_ExperimentalConfig", None)
+    if make is None or torch.version.hip is not None:
+        return {}
+    try:
+        return {"experimental_config": make(enable_cuda_sync_events=True)}
+    except TypeError:  # before torch 2.1
+        log.info("torch %s records no waits of streams", torch.__version__)
+        return {}
+
+
+def profile_phase(profile: Any) -> str:
+    """What the profiler does with the current step: off, none, warmup, record, record_and_save."""
+    return profile.current_action.name.lower() if profile is not None else "off"
+
+
+def write_trace(profile: Any, *, config: TrainConfig, out: Path, rank: int) -> None:
+    """Export the window that just ended."""
+    stem, step = Path(config.profiling.trace_filename).stem, profile.step_num
+    folder = out / "torch_profiler" / f"rank{rank}"
+    # The dot hides the file from readers until it is complete; .json.gz makes torch compress.
+    draft = folder / f".draft_{stem}_step{step}.json.gz"
+    with writing(draft):
+        folder.mkdir(parents=True, exist_ok=True)
+        profile.export_chrome_trace(str(draft))
+        if config.profiling.tensorboard:
+            (out / "tensorboard").mkdir(exist_ok=True)
+            copy = out / "tensorboard" / f"rank{rank}.{step}.pt.trace.json.gz"
+            shutil.copyfile(draft, copy.with_name(f".draft_{copy.name}"))
+            copy.with_name(f".draft_{copy.name}").replace(copy)
+        if config.profiling.chrome_trace:
+            draft.replace(folder / f"{stem}_step{step}.json.gz")
+        else:
+            draft.unlink()
+    log.info("trace of the window ending at step %d written", step)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import logging
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
 
 from lab.errors import ConfigError
 from lab.rooms.sweep.config.train import TrainConfig
@@ -27,7 +29,6 @@ from lab.rooms.sweep.workload.model import (
     layer_class,
     make_batch,
 )
-from lab.rooms.sweep.workload.profiler import StepClock
 from lab.workload.rank import RankContext
 
 log = logging.getLogger("lab.workload")
@@ -102,6 +103,56 @@ class Trainer:
             return self.model.wrapped.clip_grad_norm_(limit)
         norm: Any = nn.utils.clip_grad_norm_(self.model.wrapped.parameters(), limit)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+class StepClock:
+    """Times the ranges of one step, in ms since its start: by GPU events, or by the host's clock on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.begin: Any = None
+        self.marks: list[tuple[str, Any, Any]] = []
+
+    def start(self) -> None:
+        """Begin a step and forget the last one."""
+        self.begin, self.marks = self._now(), []
+
+    @contextlib.contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """Time the work launched inside, and name it in the trace."""
+        begin = self._now()
+        with record_function(name):
+            yield
+        self.marks.append((name, begin, self._now()))
+
+    def summary(self, index: int, phase: str) -> dict[str, Any]:
+        """The step's `profile` record; waits for the GPU."""
+        end = self._now()
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        ranges = [
+            {"name": name, "start_ms": self._since_begin(start), "end_ms": self._since_begin(stop)}
+            for name, start, stop in self.marks
+        ]
+        markers = [{"name": f"profiler_{phase}", "at_ms": 0.0}]
+        return {
+            "index": index,
+            "total_ms": self._since_begin(end),
+            "ranges": ranges,
+            "markers": markers,
+            "overlap": {},
+        }
+
+    def _now(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _since_begin(self, mark: Any) -> float:
+        elapsed_ms: float = self.begin.elapsed_time(mark) if self.on_gpu else (mark - self.begin) * 1e3
+        return round(elapsed_ms, 4)
 
 
 def lr_factor(step: int, *, warmup_steps: int, total_steps: int) -> float:

@@ -12,7 +12,7 @@ from lab.recordings.pairing import Pairs, pair_collectives
 from lab.recordings.ranks.explained import Finding
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.collectives import Nodes, straggler_summary
-from lab.rooms.sweep.gemm.reports import STRAGGLERS, stragglers
+from lab.rooms.sweep.gemm.steps import STRAGGLERS, stragglers
 from lab.rooms.sweep.knobs import Key
 from tests.recordings.pairing.made import call, table
 

@@ -14,7 +14,7 @@ from lab.errors import StepFailed, UsageError
 from lab.rooms.sweep.gemm import changes
 from lab.rooms.sweep.gemm.cli import gemm
 from lab.rooms.sweep.gemm.comparison import PAGE, write_comparison
-from lab.rooms.sweep.gemm.plots import VARIANCE
+from lab.rooms.sweep.gemm.variance import VARIANCE
 from tests.rooms.sweep.gemm.recorded import write_sweep
 
 

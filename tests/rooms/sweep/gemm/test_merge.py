@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.rooms.sweep.gemm import within
 from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
-from lab.rooms.sweep.gemm.places import within
 
 
 def test_nothing_to_merge_fails_and_says_why(tmp_path: Path) -> None:

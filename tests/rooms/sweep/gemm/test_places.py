@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.errors import MissingError
-from lab.rooms.sweep.gemm.places import places, report_name
+from lab.rooms.sweep.gemm import places, report_name
 from lab.rooms.sweep.knobs import Key
 
 

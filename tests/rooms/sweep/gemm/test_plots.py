@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.image import imread
 
-from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of, slowdown_plot
-from lab.rooms.sweep.gemm.variance.top import write_plots
+from lab.rooms.sweep.gemm.beside import slowdown_plot
+from lab.rooms.sweep.gemm.variance import VARIANCE, settings_of, write_plots
 from lab.rooms.sweep.knobs import Key
 
 

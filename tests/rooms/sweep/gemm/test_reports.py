@@ -7,8 +7,8 @@ import pytest
 
 from lab.errors import BadDataError
 from lab.rooms.sweep.gemm.data import read_sweep
-from lab.rooms.sweep.gemm.reports import write_reports
-from lab.rooms.sweep.gemm.variance.top import groups
+from lab.rooms.sweep.gemm.steps import write_reports
+from lab.rooms.sweep.gemm.variance import groups
 from tests.rooms.sweep.gemm.recorded import write_rank, write_sweep
 from tests.tracegen import TraceWriter, cpu_step
 

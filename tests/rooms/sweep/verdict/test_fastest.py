@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.sweep.tables import SweepTables
-from lab.rooms.sweep.verdict.time import PROFILED, UNPROFILED, headline, step_times, uneven_steps
+from lab.rooms.sweep.verdict import PROFILED, UNPROFILED, headline, step_times, uneven_steps
 from tests.rooms.sweep.made import sweep
 
 A, B, C = (256, 28), (256, 42), (512, 28)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.verdict.honoured import honoured
+from lab.rooms.sweep.verdict import honoured
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ import pytest
 
 from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED, Explained, Finding, WhatIf
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.verdict.ranks import bound_by_hosts, ranking, stragglers, who_wins
+from lab.rooms.sweep.ranks.verdict import bound_by_hosts, ranking, stragglers, who_wins
 
 
 def setting(

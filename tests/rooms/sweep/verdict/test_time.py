@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.verdict.time import exposed_share, gemm_change, left_out, on_cpu, starved
+from lab.rooms.sweep.verdict import exposed_share, gemm_change, left_out, on_cpu, starved
 
 
 def shares(*rows):

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.sweep.config.load import load_train_config  # noqa: E402
-from lab.rooms.sweep.workload.profiler import profiler, sync_events, write_trace  # noqa: E402
+from lab.rooms.sweep.workload.__main__ import profiler, sync_events, write_trace  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

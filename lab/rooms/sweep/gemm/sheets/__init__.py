@@ -1,1 +1,0 @@
-"""The sheets of one rank's workbook."""

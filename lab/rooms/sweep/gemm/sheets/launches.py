@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from lab.perfmodel.calls import nested_tuple
+from lab.perfmodel.calls import OpCall, nested_tuple
 from lab.perfmodel.dtypes import item_bytes
 from lab.perfmodel.products import is_product
 from lab.recordings import views
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
-from lab.stats.columns import column, distinct_rows, objects
+from lab.stats.columns import column, grouped_rows, objects
 from lab.stats.intervals import spans, totals
 
 _CATEGORIES = [
@@ -68,6 +68,12 @@ class Launches:
     def ops(self) -> Table:
         return self.trace.operators.take(self.launchers)
 
+    def calls(self, op_rows: np.ndarray) -> list[OpCall]:
+        """The calls of the ops at these rows (n,), with the arguments that were recorded."""
+        ops, text = self.trace.operators.take(op_rows), self.trace.text
+        texts = (text(getattr(ops, name)) for name in ("name_id", *ARGUMENTS.values()))
+        return [OpCall.from_profiler(*call) for call in zip(*texts, strict=True)]
+
 
 def launches(trace: Capture) -> Launches:
     """Link the kernels of a trace to its ops and add up their time."""
@@ -115,13 +121,17 @@ def _ancestry(trace: Capture, link: np.ndarray, launchers: np.ndarray) -> tuple[
 
 def _kernel_categories(trace: Capture, link: np.ndarray) -> np.ndarray:
     """Category text of each kernel (n,), "" where its op is not known."""
-    op_name = np.where(link >= 0, trace.operators.name_id[link] if len(trace.operators) else -1, -1)
-    pairs, pair_of_kernel = distinct_rows(np.stack([op_name, trace.ops.name_id], 1))
-    texts = [
-        category(op, kernel) if op else ""
-        for op, kernel in zip(trace.text(pairs[:, 0]), trace.text(pairs[:, 1]), strict=True)
-    ]
-    return np.array(texts, dtype=object)[pair_of_kernel.ravel()] if texts else np.empty(0, dtype=object)
+    ids = of_op(trace, "name_id", link), trace.ops.name_id
+    first_rows, group = grouped_rows(ids)
+    names = zip(*(trace.text(name_ids[first_rows]) for name_ids in ids), strict=True)
+    categories: np.ndarray = objects([category(op, kernel) if op else "" for op, kernel in names])[group]
+    return categories
+
+
+def of_op(trace: Capture, column: str, op_rows: np.ndarray) -> np.ndarray:
+    """A column of the ops at these rows (n,), -1 where the row is -1."""
+    values: np.ndarray = np.append(getattr(trace.operators, column), -1)[op_rows]
+    return values
 
 
 @lru_cache(maxsize=65536)  # a trace names a few hundred kernels, thousands of times

@@ -15,16 +15,18 @@ from lab.rooms.sweep.gemm.sheets.launches import (
     Launches,
     as_tuples,
     most_first,
+    of_op,
     percent,
     ranked,
     sheet,
     who,
 )
-from lab.stats.columns import distinct_rows, grouped_rows
+from lab.stats.columns import grouped_rows
 from lab.stats.robust import grouped
 
 SHORT_US = 10.0
 BINS = 100
+DURATIONS = {"total": "sum", "mean": "mean", "median": "median", "std_dev": "std", "min": "min", "max": "max"}
 
 
 def ops_summary_by_category(launched: Launches) -> Table:
@@ -90,22 +92,18 @@ def ops_unique_args(launched: Launches) -> Table:
 
 def kernel_summary(launched: Launches, total_us: float) -> Table:
     """One row per op, kernel and stream; kernels whose launch was not recorded have no op."""
-    kernels = launched.trace.ops
-    rows = np.flatnonzero(kernels.kind == KERNEL)
-    link, kernels = launched.link[rows], kernels.take(rows)
-    op_name = np.where(
-        link >= 0, launched.trace.operators.name_id[link] if len(launched.trace.operators) else -1, -1
-    )
-    keys = np.stack([op_name, kernels.name_id, kernels.stream], axis=1)
-    distinct, first_rows, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    stats = grouped(kernels.dur_ns / 1000, group.ravel(), len(distinct), (95,))
-    names = launched.trace.text(distinct[:, 1])
+    trace = launched.trace
+    rows = np.flatnonzero(trace.ops.kind == KERNEL)
+    kernels, op_name = trace.ops.take(rows), of_op(trace, "name_id", launched.link[rows])
+    first_rows, group = grouped_rows([op_name, kernels.name_id, kernels.stream])
+    stats = grouped(kernels.dur_ns / 1000, group, len(first_rows), (95,))
+    names = trace.text(kernels.name_id[first_rows])
     found_rows = sheet(
         {
             "Parent op category": launched.kernel_category[rows][first_rows],
-            "Parent cpu_op": launched.trace.text(distinct[:, 0]),
+            "Parent cpu_op": trace.text(op_name[first_rows]),
             "Kernel name": names,
-            "Kernel stream": distinct[:, 2],
+            "Kernel stream": kernels.stream[first_rows],
             **{f"Kernel duration (µs)_{key}": stats[key] for key in ("sum", "count", "mean", "min", "max")},
             "Percent of kernels time (%)": percent(stats["sum"], kernels.dur_ns.sum() / 1000),
             "Percent of total time (%)": percent(stats["sum"], total_us),
@@ -129,17 +127,17 @@ def short_kernels_summary(launched: Launches, total_us: float) -> Table:
     kernels = launched.trace.ops
     is_short = (kernels.kind == KERNEL) & (kernels.dur_ns < SHORT_US * 1000) & (launched.link >= 0)
     rows = np.flatnonzero(is_short)
-    ops, text = launched.trace.operators.take(launched.link[rows]), launched.trace.text
-    keys = np.stack([ops.name_id, ops.dims_id, ops.strides_id, ops.concrete_id, kernels.name_id[rows]], 1)
-    distinct, group = distinct_rows(keys)
-    stats = grouped(kernels.dur_ns[rows] / 1000, group.ravel(), len(distinct))
+    ops, name_id = launched.trace.operators.take(launched.link[rows]), kernels.name_id[rows]
+    first_rows, group = grouped_rows([ops.name_id, ops.dims_id, ops.strides_id, ops.concrete_id, name_id])
+    leads, text = ops.take(first_rows), launched.trace.text
+    stats = grouped(kernels.dur_ns[rows] / 1000, group, len(first_rows))
     found_rows = sheet(
         {
-            "Parent cpu_op": text(distinct[:, 0]),
-            "Input dims": as_tuples(launched.trace, distinct[:, 1]),
-            "Input strides": as_tuples(launched.trace, distinct[:, 2]),
-            "Concrete Inputs": as_tuples(launched.trace, distinct[:, 3]),
-            "Kernel name": text(distinct[:, 4]),
+            "Parent cpu_op": text(leads.name_id),
+            "Input dims": as_tuples(launched.trace, leads.dims_id),
+            "Input strides": as_tuples(launched.trace, leads.strides_id),
+            "Concrete Inputs": as_tuples(launched.trace, leads.concrete_id),
+            "Kernel name": text(name_id[first_rows]),
             "Short Kernel duration (µs) sum": stats["sum"],
             "Short Kernel count": stats["count"],
             "Short Kernel duration (µs) mean": stats["mean"],
@@ -156,25 +154,19 @@ def kernel_details(launched: Launches, group: np.ndarray, num_groups: int) -> di
     """
     rows = np.flatnonzero(group >= 0)
     kernels = launched.trace.ops.take(rows)
-    keys = np.stack([group[rows], kernels.name_id, kernels.stream], axis=1)
-    distinct, details_of = distinct_rows(keys)
-    stats = grouped(kernels.dur_ns / 1000, details_of.ravel(), len(distinct))
-    names = launched.trace.text(distinct[:, 1]).tolist()
+    first_rows, details_of = grouped_rows([group[rows], kernels.name_id, kernels.stream])
+    stats = grouped(kernels.dur_ns / 1000, details_of, len(first_rows))
+    leads, order = kernels.take(first_rows), np.argsort(-stats["sum"], kind="stable")
+    columns = {
+        "name": launched.trace.text(leads.name_id),
+        "stream": leads.stream,
+        "count": stats["count"],
+        **{f"{name}_duration_us": stats[key] for name, key in DURATIONS.items()},
+    }
     long: list[list[dict[str, Any]]] = [[] for _ in range(num_groups)]
-    for index in np.argsort(-stats["sum"], kind="stable").tolist():
-        long[int(distinct[index, 0])].append(
-            {
-                "name": names[index],
-                "stream": int(distinct[index, 2]),
-                "count": int(stats["count"][index]),
-                "total_duration_us": float(stats["sum"][index]),
-                "mean_duration_us": float(stats["mean"][index]),
-                "median_duration_us": float(stats["median"][index]),
-                "std_dev_duration_us": float(stats["std"][index]),
-                "min_duration_us": float(stats["min"][index]),
-                "max_duration_us": float(stats["max"][index]),
-            }
-        )
+    details = zip(*(values[order].tolist() for values in columns.values()), strict=True)
+    for number, values in zip(group[rows][first_rows][order].tolist(), details, strict=True):
+        long[number].append(dict(zip(columns, values, strict=True)))
     return {
         "kernel_details_summary": [str(kernels) for kernels in long],
         "trunc_kernel_details": [str([_short(kernel) for kernel in kernels]) for kernels in long],

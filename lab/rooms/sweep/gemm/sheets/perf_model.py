@@ -15,7 +15,6 @@ import numpy as np
 from lab.perfmodel.boards import Board, board_of, excess_of, roof_of
 from lab.perfmodel.calls import OpCall, Work
 from lab.perfmodel.ops import BEYOND_TRACELENS, work_of
-from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
 from lab.recordings.views import work_owners
 from lab.rooms.sweep.gemm.sheets.launches import (
@@ -25,6 +24,7 @@ from lab.rooms.sweep.gemm.sheets.launches import (
     as_tuples,
     category,
     most_first,
+    of_op,
     op_arguments,
     ranked,
     sheet,
@@ -32,7 +32,7 @@ from lab.rooms.sweep.gemm.sheets.launches import (
 )
 from lab.rooms.sweep.gemm.sheets.ops import kernel_details
 from lab.rooms.sweep.tables import column_names
-from lab.stats.columns import objects
+from lab.stats.columns import grouped_rows, in_order_of_appearance, objects
 from lab.stats.intervals import spans, totals
 from lab.stats.robust import grouped
 
@@ -93,24 +93,23 @@ def _instances(launched: Launches) -> _Instances:
     of_kernel[linked] = index.ravel()
     op_spans = spans(trace.ops.start_ns, trace.ops.dur_ns)
     ops = trace.operators.take(rows)
-    keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
-    distinct, first_rows, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    arguments = (getattr(ops, name) for name in ARGUMENTS.values())
+    first_rows, group = grouped_rows([ops.name_id, *arguments, ops.pid, ops.tid])
     device = next(iter(trace.devices), None)  # the recording's first, for whose data sheet the roofs are
     return _Instances(
         launched,
         rows,
         totals(op_spans[linked], of_kernel[linked], len(rows)) / 1000,
         of_kernel,
-        group.ravel(),
+        group,
         first_rows,
-        [_work(trace, key) for key in distinct[:, :5].tolist()],
+        [_work(call) for call in launched.calls(rows[first_rows])],
         board_of(device.name, device.num_sms) if device else None,
     )
 
 
-def _work(trace: Capture, key: Sequence[int]) -> Work | None:
-    name, dims, types, strides, concrete = (trace.text(np.array([index]))[0] for index in key)
-    work = work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
+def _work(call: OpCall) -> Work | None:
+    work = work_of(call)
     return None if work is not None and work.kind in BEYOND_TRACELENS else work
 
 
@@ -121,7 +120,7 @@ def _unified(instances: _Instances) -> Table:
     stats = grouped(instances.time_us, group, n)
     host = grouped(trace.operators.dur_ns[instances.rows] / 1000, group, n)
     rate_stats = rates(works, instances.time_us, group)
-    details = kernel_details(launched, _looked_up(group, instances.of_kernel), n)
+    details = kernel_details(launched, np.append(group, -1)[instances.of_kernel], n)
     rows = sheet(
         {
             "name": trace.text(ops.name_id),
@@ -150,39 +149,27 @@ def _unified(instances: _Instances) -> Table:
     return Table({name: columns[name] for name in [*(name for name in columns if name not in ROOFS), *ROOFS]})
 
 
-def _looked_up(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """values[index] (n,), -1 where index is."""
-    looked_up: np.ndarray = np.append(values, -1)[index]
-    return looked_up
-
-
 def _sheet(instances: _Instances, works: Mapping[int, Work]) -> Table:
     """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens.
 
     works: the index of each distinct op of this kind, and its work.
     """
-    launched, first_rows = instances.launched, instances.first_rows
-    trace = launched.trace
-    names = trace.text(trace.operators.name_id[instances.rows[first_rows[[*works]]]])
-    number: dict[tuple[str, str], int] = {}
-    of_group = np.full(len(first_rows), -1, dtype=np.int64)
-    leads: list[int] = []
-    for (lead, work), name in zip(works.items(), names, strict=True):
-        key = name, str(work.params)
-        if key not in number:
-            number[key] = len(number)
-            leads.append(lead)
-        of_group[lead] = number[key]
+    launched, groups = instances.launched, np.array([*works])
+    op_rows = instances.rows[instances.first_rows[groups]]
+    keys = [of_op(launched.trace, "name_id", op_rows), objects([str(work.params) for work in works.values()])]
+    leads, number = in_order_of_appearance(*grouped_rows(keys))
+    of_group = np.full(len(instances.works), -1, dtype=np.int64)
+    of_group[groups] = number
     row = of_group[instances.group]
     chosen = np.flatnonzero(row >= 0)
-    leading_works = [works[lead] for lead in leads]
+    leading_works = [works[lead] for lead in groups[leads].tolist()]
     columns = op_columns(
         launched,
-        instances.rows[first_rows[leads]],
+        op_rows[leads],
         leading_works,
         instances.time_us[chosen],
         row[chosen],
-        _looked_up(row, instances.of_kernel),
+        np.append(row, -1)[instances.of_kernel],
         {
             name: _cells([work.params.get(name) for work in leading_works])
             for name in dict.fromkeys(name for work in leading_works for name in work.params)

@@ -17,7 +17,7 @@ from lab.perfmodel.products import factor_indices, product_work
 from lab.recordings import views
 from lab.recordings.capture import Capture
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.sheets.launches import ARGUMENTS, Launches, dtype_bytes, most_first, sheet
+from lab.rooms.sweep.gemm.sheets.launches import Launches, dtype_bytes, most_first, sheet
 from lab.rooms.sweep.gemm.sheets.ops import (
     kernel_summary,
     ops_summary,
@@ -27,14 +27,11 @@ from lab.rooms.sweep.gemm.sheets.ops import (
     short_kernels_summary,
 )
 from lab.rooms.sweep.gemm.sheets.perf_model import TIMES, op_columns, perf_model_sheets
-from lab.rooms.sweep.tables import GROUP, column_names
-from lab.stats.columns import distinct_rows, grouped_rows, in_order_of_appearance, objects
+from lab.rooms.sweep.tables import GROUP, TIMELINE_MS, column_names
+from lab.stats.columns import grouped_rows, in_order_of_appearance, objects
 from lab.stats.robust import grouped
 
-ROWS_OF_TIMELINE = column_names(
-    "computation_time exposed_comm_time exposed_memcpy_time busy_time idle_time total_time "
-    "total_comm_time total_memcpy_time"
-)
+ROWS_OF_TIMELINE = [name.removesuffix("_ms") for name in TIMELINE_MS]
 SHEET_GROUP = [*GROUP, "transpose"]
 # Our own columns of the GEMM sheet, after those of TraceLens.
 EXTRAS = column_names(
@@ -118,7 +115,7 @@ def gemm_sheet(launched: Launches, gemm: Table) -> Table:
     first_rows, group = in_order_of_appearance(*grouped_rows([getattr(gemm, name) for name in SHEET_GROUP]))
     shape = Table({name: getattr(gemm, name)[first_rows] for name in SHEET_GROUP})
     op_rows = gemm.op_row[first_rows]
-    calls = _calls(launched, op_rows)
+    calls = launched.calls(op_rows)
     of_op = np.full(len(launched.trace.operators) + 1, -1, dtype=np.int64)
     of_op[gemm.op_row] = group
     parameters = {name: getattr(shape, name) for name in ("B", "M", "N", "K", "bias")}
@@ -137,12 +134,6 @@ def gemm_sheet(launched: Launches, gemm: Table) -> Table:
     return most_first(sheet({**columns, **_extras(gemm, group, first_rows), **keys}), f"{TIMES}_sum")
 
 
-def _calls(launched: Launches, op_rows: np.ndarray) -> list[OpCall]:
-    trace, ops = launched.trace, launched.trace.operators.take(op_rows)
-    columns = [trace.text(getattr(ops, name)) for name in ("name_id", *ARGUMENTS.values())]
-    return [OpCall.from_profiler(*texts) for texts in zip(*columns, strict=True)]
-
-
 def _factors(calls: Sequence[OpCall], transpose: np.ndarray) -> dict[str, list[str]]:
     """stride_A, stride_B, dtype_A_B and transpose (of B and A, as a column-major BLAS sees them)."""
     columns: dict[str, list[str]] = {name: [] for name in ("stride_A", "stride_B", "dtype_A_B", "transpose")}
@@ -159,14 +150,14 @@ def _extras(gemm: Table, group: np.ndarray, first_rows: np.ndarray) -> dict[str,
     """Our columns: robust spread, the kernels' family, and the time with and without a collective beside."""
     n, dur_us = len(first_rows), gemm.dur_ns / 1000
     stats = grouped(dur_us, group, n, (5, 95))
-    names, _ = distinct_rows(np.stack([group, grouped_rows([gemm.kernels])[1]], axis=1))
+    by_names, _ = grouped_rows([group, gemm.kernels])
     extras: dict[str, Any] = {
         "mad_us": stats["mad"],
         "cv": stats["cv"],
         "p5_us": stats["p5"],
         "p95_us": stats["p95"],
         "family": gemm.family[first_rows],
-        "num_kernel_names": np.bincount(names[:, 0], minlength=n),
+        "num_kernel_names": np.bincount(group[by_names], minlength=n),
     }
     for name, chosen in (("free", gemm.comm_ns == 0), ("overlapped", gemm.comm_ns > 0)):
         part = grouped(dur_us[chosen], group[chosen], n)

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from lab.errors import MissingError
+from lab.rooms.sweep.gemm import variance as rules
 from lab.rooms.sweep.gemm.data import read_sweep
-from lab.rooms.sweep.gemm.variance import top as rules
-from lab.rooms.sweep.gemm.variance.top import FIRST, OURS, STAMPS, groups, write_variance
+from lab.rooms.sweep.gemm.variance import FIRST, OURS, STAMPS, groups, write_variance
 from tests.rooms.sweep.gemm.recorded import read, two_shapes, write_sweep
 from tests.tracegen import BASE_NS, TraceWriter
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lab.rooms.sweep.gemm.beside import BY_BLOCK, BY_RANK, EFFECT, effect, effect_table, write_causes
 from lab.rooms.sweep.gemm.data import read_sweep
-from lab.rooms.sweep.gemm.variance.cause import BY_BLOCK, BY_RANK, EFFECT, effect, effect_table, write_causes
 from tests.rooms.sweep.gemm.made import instances
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from lab.rooms.sweep.gemm.variance.overlap import COLUMNS, MORE
-from lab.rooms.sweep.gemm.variance.top import write_variance
+from lab.rooms.sweep.gemm.beside import CONTROL, OVERLAP
+from lab.rooms.sweep.gemm.variance import write_variance
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 from tests.tracegen import TraceWriter
 
@@ -15,9 +15,9 @@ def test_the_longest_instance_was_overlapped_and_the_shortest_was_not(tmp_path):
     report = write_variance(read(write_sweep(tmp_path)), tmp_path / "out")
     assert report.files[2].name == "top5_gemm_kernels_time_variance_with_collective_overlap.csv"
     table = pd.read_csv(report.files[2])
-    assert list(table)[-len(COLUMNS + MORE) :] == [*COLUMNS, *MORE]
+    assert list(table)[-len(OVERLAP + CONTROL) :] == [*OVERLAP, *CONTROL]
     row = table[table["rank"] == 0].iloc[0]
-    assert row[COLUMNS].tolist() == [1, "allreduce", 100.0, "allreduce", pytest.approx(0.02)]
+    assert row[OVERLAP].tolist() == [1, "allreduce", 100.0, "allreduce", pytest.approx(0.02)]
     assert row["min_instance_overlap_percentage"] == 0
     # Rank 0 enters at 200 and waits for rank 1 until 350: its GEMMs at 220 and 300 run beside the waiting.
     assert row[["waiting_percentage", "transfer_percentage"]].tolist() == [100, 0]

@@ -9,23 +9,24 @@ name.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lab.core.files import write_atomic
 from lab.core.words import plural
-from lab.errors import MissingError
+from lab.report.figures import distributions, lines, save_png
 from lab.report.tables import write_csv
+from lab.rooms.sweep.gemm import Report
+from lab.rooms.sweep.gemm.beside import overlap_findings, slowdown, usable, with_overlap
 from lab.rooms.sweep.gemm.data import SweepData
-from lab.rooms.sweep.gemm.places import Report
 from lab.rooms.sweep.gemm.sheets.workbook import EXTRAS
-from lab.rooms.sweep.gemm.variance.overlap import overlap_findings, with_overlap
 from lab.rooms.sweep.knobs import Key
-from lab.rooms.sweep.tables import GROUP, KEY, NO_LAUNCH, column_names, run_name
-from lab.stats.effects import median_ratio_ci, permutation_p
-from lab.stats.robust import grouped, median
+from lab.rooms.sweep.tables import GROUP, KEY, NO_LAUNCH, SETTING, column_names, run_name
+from lab.stats.robust import grouped
 
 TOP_FILE = "top{k}_gemm_kernels_time_variance.csv"
 INSTANCES_FILE = "gemm_instances.parquet"
@@ -39,12 +40,17 @@ OURS = column_names(
     "overlapped_median_us slowdown ci_low ci_high p_value"
 )
 # What the GEMM sheet has computed of these.
-SPREAD = column_names("mad_us cv p5_us p95_us family num_kernel_names")
+SPREAD = EXTRAS[:6]
 MORE = column_names(
     "B bias dims transpose repeat robust_spread excess_time_us num_kernel_names family cold_n "
     "unfinished_n step_medians_us free_n overlapped_n min_step min_correlation min_ts_ns min_end_ns "
     "max_correlation max_ts_ns max_end_ns file algorithm protocol"
 )
+AXIS = "max − min of a GEMM's time, µs"
+KNOBS = {"threads": "threads", "channel": "channels", "rank": "ranks"}
+_LINE = ["threads", "algorithm", "protocol"]
+UNKNOWN = "unknown"
+Draw = Callable[[pd.DataFrame, pd.DataFrame], Figure]
 
 
 def write_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
@@ -75,9 +81,6 @@ def write_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
 
 def write_plots(top: pd.DataFrame, traces: pd.DataFrame, out: Path) -> list[Path]:
     """The five plots of the list; none where no GEMM ran more than once."""
-    from lab.report.figures import save_png  # matplotlib takes 0.3 s to load
-    from lab.rooms.sweep.gemm.plots import VARIANCE, settings_of
-
     if top.empty:
         return []
     settings = settings_of(top, traces)
@@ -99,8 +102,7 @@ def with_timestamps(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
     low_ms = (top["min_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     high_ms = (top["max_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     values = (low_ms, high_ms, np.abs(high_ms - low_ms), top["kernel_time_min_us"], top["kernel_time_max_us"])
-    stamps = pd.DataFrame(dict(zip(STAMPS, values, strict=True)), index=top.index)
-    stamped: pd.DataFrame = pd.concat([top, stamps], axis=1)
+    stamped: pd.DataFrame = top.assign(**dict(zip(STAMPS, values, strict=True)))
     return stamped
 
 
@@ -147,18 +149,6 @@ def groups(data: SweepData) -> pd.DataFrame:
     joined = frame.merge(_sheet_of(data), how="left", on=key, validate="one_to_one")
     ordered: pd.DataFrame = joined[[*FIRST, *sorted(sheet_columns(joined)), *OURS, *MORE]]
     return ordered
-
-
-def usable(data: SweepData) -> pd.DataFrame:
-    """The GEMM instances that have an op. Raises MissingError if there is none."""
-    rows: pd.DataFrame = data.gemm[data.gemm["op"] != NO_LAUNCH]
-    if rows.empty:
-        raise MissingError(
-            "no GEMM in these traces was launched by a recorded op",
-            location=data.folder,
-            fix="record the traces with record_shapes=True, and the CPU side too",
-        )
-    return rows
 
 
 def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
@@ -221,33 +211,59 @@ def sheet_columns(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame if str(name).startswith("col_")]
 
 
-def slowdown(instances: pd.DataFrame) -> dict[str, float]:
-    """Compare one GEMM without and with a collective beside it: medians, ratio, 95 % interval and p-value.
-
-    instances: one group, with rank, step, dur_ns and comm_ns. The p-value shuffles labels within a rank and
-    step only; NaN where no rank and step has both kinds.
-    """
-    dur_us = instances["dur_ns"].to_numpy() / 1000
-    beside = instances["comm_ns"].to_numpy() > 0
-    free_us, overlapped_us = dur_us[~beside], dur_us[beside]
-    low, high, p_value = np.nan, np.nan, np.nan
-    if len(free_us) and len(overlapped_us):
-        low, high = median_ratio_ci(free_us, overlapped_us)
-        p_value = permutation_p(np.log(np.maximum(dur_us, 1e-3)), beside, blocks_of(instances))
-    return {
-        "free_n": len(free_us),
-        "overlapped_n": len(overlapped_us),
-        "free_median_us": median(free_us),
-        "overlapped_median_us": median(overlapped_us),
-        "slowdown": median(overlapped_us) / (median(free_us) or np.nan),  # NaN beside GEMMs of no time
-        "ci_low": low,
-        "ci_high": high,
-        "p_value": p_value,
-    }
+def settings_of(top: pd.DataFrame, traces: pd.DataFrame) -> pd.DataFrame:
+    """Setting and rank of every row of `top` and of every trace that was read."""
+    parts = [part.reindex(columns=[*SETTING, "rank"]) for part in (top, traces) if len(part)]
+    settings: pd.DataFrame = pd.concat(parts).drop_duplicates()
+    return settings
 
 
-def blocks_of(instances: pd.DataFrame) -> np.ndarray:
-    """A number (n,) for each configuration, rank and step: what chance may not mix."""
-    key = [name for name in (*KEY, "rank", "step") if name in instances]
-    numbers: np.ndarray = instances.groupby(key, sort=False, observed=True).ngroup().to_numpy()
-    return numbers
+def _by(knob: str) -> Draw:
+    def draw(top: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+        title = f"Time difference of the most varying GEMMs by {KNOBS[knob]}"
+        return distributions([title], [_by_value(top, settings, knob)], axis=AXIS)
+
+    return draw
+
+
+def _violins(top: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+    titles = [f"by {words}" for words in KNOBS.values()]
+    return distributions(titles, [_by_value(top, settings, knob) for knob in KNOBS], axis=AXIS, violins=True)
+
+
+def _interaction(top: pd.DataFrame, settings: pd.DataFrame) -> Figure:
+    channels = sorted(settings["channel"].dropna().unique())
+    means = top.groupby(SETTING)["time_diff_us"].mean().unstack("channel").reindex(columns=channels)
+    series = {}
+    for threads, algorithm, protocol in sorted(set(settings[_LINE].itertuples(index=False, name=None))):
+        label = "threads unknown" if _value("threads", threads) == UNKNOWN else f"{int(threads)} threads"
+        row = means.reindex([(threads, algorithm, protocol)]).to_numpy()[0]
+        series[" ".join(filter(None, (label, algorithm, protocol)))] = row
+    return lines(
+        [_value("channel", channel) for channel in channels],
+        series,
+        across="channels",
+        axis=f"mean of {AXIS}",
+        title="Threads and channels together",
+    )
+
+
+def _by_value(top: pd.DataFrame, settings: pd.DataFrame, knob: str) -> dict[str, np.ndarray]:
+    values_us = dict(list(top.groupby(knob)["time_diff_us"]))
+    empty = pd.Series(dtype=float)
+    values = sorted(settings[knob].dropna().unique())
+    return {_value(knob, value): values_us.get(value, empty).to_numpy() for value in values}
+
+
+def _value(knob: str, value: float) -> str:
+    """A setting as an axis shows it: threads and channels that were not recorded are 0, such a rank is -1."""
+    return UNKNOWN if value < (0 if knob == "rank" else 1) else str(int(value))
+
+
+VARIANCE: dict[str, Draw] = {
+    "variance_by_threads_boxplot": _by("threads"),
+    "variance_by_channels_boxplot": _by("channel"),
+    "variance_by_ranks_boxplot": _by("rank"),
+    "variance_violin_combined": _violins,
+    "variance_thread_channel_interaction": _interaction,
+}

@@ -1,1 +1,0 @@
-"""Which GEMMs vary most, what ran beside them, and what slows them."""
