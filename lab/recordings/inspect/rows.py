@@ -15,8 +15,8 @@ from lab.core.words import plural, printable, ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.capture import Capture
 from lab.recordings.inspect.walk import Item, Other, items_of, other_of
+from lab.recordings.integrity import Shape, lacks_over_ranks, shape_of
 from lab.recordings.integrity.replays import NO_WINDOWS, Windows, replay_lacks, windows_of
-from lab.recordings.integrity.rules import Shape, lacks_over_ranks, shape_of
 from lab.recordings.lacks import Lack, counted, holes, verdict_of
 from lab.recordings.load import format_of, load_capture, named_as_recording
 

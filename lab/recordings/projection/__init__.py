@@ -14,9 +14,8 @@ launched, however late it ran; which range *needed* its result is not known.
 
 from lab.recordings.phase_names import PHASES, STEPS, WARMUPS, PhaseNames
 from lab.recordings.projection.project import project
-from lab.recordings.projection.result import AMBIGUOUS, RULES, Projection
+from lab.recordings.projection.result import AMBIGUOUS, RULES, Offer, Projection, offers
 from lab.recordings.projection.select import Wanted, first_ns, select
-from lab.recordings.projection.threads import Offer, offers
 
 __all__ = [
     "AMBIGUOUS",

@@ -19,11 +19,16 @@ from lab.recordings.graphs.origins import RULE, Origins, origins_of
 from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import PHASES
 from lab.recordings.processes import process_label, single_processes, with_processes
-from lab.recordings.projection.nest import RangeForest
-from lab.recordings.projection.result import RULES, Projection
+from lab.recordings.projection.result import RULES, Projection, phases_of_other_threads
 from lab.recordings.projection.select import Wanted, select
-from lab.recordings.projection.sums import Paths, forward_origins, instance_sums, loose_pairs, path_tree
-from lab.recordings.projection.threads import phases_of_other_threads
+from lab.recordings.projection.sums import (
+    Paths,
+    RangeForest,
+    forward_origins,
+    instance_sums,
+    loose_pairs,
+    path_tree,
+)
 from lab.recordings.tables import Table
 
 

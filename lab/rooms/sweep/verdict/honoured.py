@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lab.core.words import first_few
-from lab.recordings.views.timeline import GLOO_PREFIX
+from lab.recordings.views.launches import GLOO_PREFIX
 from lab.rooms.sweep.effective import verdict_over_sizes
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.tables import SETTING, grouped, long_name, size_text
