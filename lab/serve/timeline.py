@@ -15,7 +15,7 @@ import pandas as pd
 from lab.core.words import plural, ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.capture import API_COLUMNS, Capture, filled
-from lab.recordings.gantt.capture import bars_of_capture, process_names
+from lab.recordings.gantt import bars_of_capture, process_names
 from lab.recordings.gantt.bars import CPU, FAMILIES, FAMILY_OF, Bars, Span, assemble, joined, kinds_of
 from lab.recordings.integrity.words import sentences
 from lab.recordings.load import load_capture
