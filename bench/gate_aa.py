@@ -24,10 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.table import Row, measured
-from lab.compare.check.gate import LOOKS, SHARES, confirmed, judge
-from lab.compare.check.repeat import repeat, schedule
+from lab.compare.check import LOOKS, SHARES, confirmed, judge
+from lab.compare.check.repeat import repeat, schedule, sides
 from lab.compare.check.samples import Process
-from lab.compare.check.sides import sides
 from lab.compare.whole import OWN
 
 PROGRAM = """

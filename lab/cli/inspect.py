@@ -26,7 +26,7 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
     from lab.recordings.integrity.words import sentences
 
     with needs("analysis"):
-        from lab.recordings.inspect.rows import inspect_all, rows_text
+        from lab.recordings.inspect import inspect_all, rows_text
     rows = inspect_all(paths)
     if not rows:
         raise MissingError(

@@ -191,14 +191,13 @@ def check(
     """
     import msgspec
 
-    from lab.compare.check.gate import judge_folders, sentences
+    from lab.compare.check import judge_folders, sentences
     from lab.core.words import printable
     from lab.errors import UsageError, needs
 
     with needs("analysis"):
         if command:
-            from lab.compare.check.repeat import repeat
-            from lab.compare.check.sides import sides
+            from lab.compare.check.repeat import repeat, sides
 
             if out is None:
                 raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")

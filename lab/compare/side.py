@@ -14,7 +14,7 @@ from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.calls import GRAPH_LAUNCH, call_kinds
 from lab.recordings.capture import Capture
-from lab.recordings.integrity.rules import lost_at_edges
+from lab.recordings.integrity import lost_at_edges
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.recordings.load import load_capture

@@ -11,6 +11,7 @@ import msgspec
 from lab.core.gpu import Gpu
 from lab.core.options import Options
 from lab.core.step import Outcome, Step
+from lab.hub import ModelNeed
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,14 +21,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
     resolved: bool = True  # False: the GPUs are placeholders, because they are not in this machine
     notes: tuple[str, ...] = ()  # on GPUs that are in this machine and are left out
-
-
-class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of the Hub that steps load from its cache; a row of models.json."""
-
-    model: str
-    commit: str = ""  # which the run began with; "": it began without the model
-    without: str = ""  # what happens without it; "": its steps fail
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

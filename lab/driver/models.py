@@ -9,7 +9,7 @@ import msgspec
 
 from lab.core.files import read_json
 from lab.core.manifest import refuse_change
-from lab.core.plan import ModelNeed, Plan
+from lab.core.plan import Plan
 from lab.core.run import Run
 from lab.core.words import size_text
 from lab.engines.base import Engine
@@ -17,6 +17,7 @@ from lab.errors import MissingError
 from lab.hub import (
     MODELS,
     CachedModel,
+    ModelNeed,
     State,
     check_hub_id,
     fetch_command,

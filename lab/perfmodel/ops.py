@@ -12,18 +12,18 @@ import math
 import re
 from collections.abc import Callable
 
-from lab.perfmodel.attention import attention_work
-from lab.perfmodel.calls import OpCall, Work, broadcast, count, op_of, op_table
-from lab.perfmodel.convolution import convolution_work
-from lab.perfmodel.dtypes import item_bytes
-from lab.perfmodel.inference import (
+from lab.perfmodel.attention import (
+    attention_work,
     cache_write_work,
+    convolution_work,
     experts_work,
     grouped_work,
     loop_work,
     rotary_work,
     selective_scan_work,
 )
+from lab.perfmodel.calls import OpCall, Work, broadcast, count, op_of, op_table
+from lab.perfmodel.dtypes import item_bytes
 from lab.perfmodel.products import product_work
 
 # FLOPs per element. A softmax: maximum, difference, exponential, sum and quotient; a norm: two for mean and

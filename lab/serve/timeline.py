@@ -15,15 +15,15 @@ import pandas as pd
 from lab.core.words import plural, ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.capture import API_COLUMNS, Capture, filled
+from lab.recordings.gantt import bars_of_capture, process_names
 from lab.recordings.gantt.bars import CPU, FAMILIES, FAMILY_OF, Bars, Span, assemble, joined, kinds_of
-from lab.recordings.gantt.capture import bars_of_capture, process_names
 from lab.recordings.integrity.words import sentences
 from lab.recordings.load import load_capture
 from lab.recordings.names import short_name
 from lab.recordings.pairing import pair_collectives
 from lab.recordings.processes import combined, with_processes
 from lab.recordings.projection import project
-from lab.recordings.projection.nest import RangeForest
+from lab.recordings.projection.sums import RangeForest
 from lab.recordings.tables import Table
 from lab.recordings.views.collectives import collective_instances
 

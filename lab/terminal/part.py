@@ -131,8 +131,7 @@ def projections(
     """
     from lab.recordings.load import load_capture
     from lab.recordings.processes import with_processes
-    from lab.recordings.projection import Wanted, first_ns
-    from lab.recordings.projection.project import project_part
+    from lab.recordings.projection import Wanted, first_ns, project_part
 
     capture = with_processes(load_capture(recording) if isinstance(recording, Path) else recording)
     start_ns = first_ns(capture)

@@ -9,6 +9,7 @@ the standard library, because every step waits for its start.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -111,7 +112,8 @@ def kill_descendants(keep: int | None = None) -> None:
             signal_to(pid, signal.SIGKILL)
         for pid in alive:
             if pid != keep:
-                wait_nohang(pid)
+                with contextlib.suppress(ChildProcessError):  # a grandchild: its own parent or the next round
+                    os.waitpid(pid, os.WNOHANG)
         if keep is not None:
             return
         time.sleep(0.02)
@@ -130,13 +132,6 @@ def reap(child: int) -> int | None:
         _, status = os.waitpid(info.si_pid, 0)
         if info.si_pid == child:
             return status
-
-
-def wait_nohang(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass  # a grandchild: its own parent or the next round collects it
 
 
 def descendants() -> list[int]:
@@ -161,10 +156,8 @@ def descendants() -> list[int]:
 
 
 def signal_to(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # it ended by itself meanwhile
 
 
 def receive(driver: socket.socket) -> bytes:
@@ -175,10 +168,8 @@ def receive(driver: socket.socket) -> bytes:
 
 
 def send(driver: socket.socket, message: dict[str, object]) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the driver is gone
         driver.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        pass  # the driver is gone
 
 
 if __name__ == "__main__":

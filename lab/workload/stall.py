@@ -25,8 +25,8 @@ from lab.core.files import write_atomic
 from lab.core.step import STALL_LIMIT
 from lab.errors import LabError, StepFailed
 from lab.recordings.flight import read_dumps, verdict_of
-from lab.workload.failures import leave
 from lab.workload.rank import RankContext
+from lab.workload.start import leave
 
 log = logging.getLogger("lab.workload")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.compare.check.gate import LOOKS, SHARES, judge, sentences
+from lab.compare.check import LOOKS, SHARES, judge, sentences
 from lab.compare.check.samples import Process
 from lab.compare.signatures import judge_signatures
 from lab.compare.signatures import sentences as words

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lab.compare.check.gate import judge
+from lab.compare.check import judge
 from lab.compare.cli import check
 from lab.compare.diff.comparison import compare_pair
 from lab.compare.whole import (

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from lab.core.options import SlurmOptions
-from lab.core.plan import ModelNeed, Plan
+from lab.core.plan import Plan
 from lab.core.run import Run
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.engines.local.engine import LocalEngine
 from lab.engines.slurm.engine import SlurmEngine
 from lab.errors import BadDataError, MissingError, UsageError
-from lab.hub import MODELS
+from lab.hub import MODELS, ModelNeed
 from tests.core.test_manifest import a_manifest
 from tests.driver.made import a_step
 from tests.test_hub import COMMIT, cached

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from lab.rooms.kernels.workload.profile.tracing import tracing
-from lab.workload.failures import leave_group
+from lab.workload.start import leave_group
 from lab.workload.rank import RankContext, process_group
 
 ends = []

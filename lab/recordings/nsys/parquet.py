@@ -11,8 +11,8 @@ from typing import Any
 
 from lab.errors import BadDataError, StorageError, needs
 from lab.recordings.capture import Capture
+from lab.recordings.nsys import capture_of
 from lab.recordings.nsys.export import PARQUET, Export
-from lab.recordings.nsys.reader import capture_of
 from lab.recordings.sqlite import quoted
 
 # What lab reads. Of other tables, which may be much larger (SCHED_EVENTS), only the columns are copied.

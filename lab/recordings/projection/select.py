@@ -13,10 +13,8 @@ from lab.errors import MissingError
 from lab.recordings.capture import OP, Capture
 from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import PHASES
-from lab.recordings.projection.nest import RangeForest
-from lab.recordings.projection.result import Part, Projection
-from lab.recordings.projection.sums import instance_sums, path_tree
-from lab.recordings.projection.threads import phases_of_other_threads
+from lab.recordings.projection.result import Part, Projection, phases_of_other_threads
+from lab.recordings.projection.sums import RangeForest, instance_sums, path_tree
 from lab.recordings.tables import Table
 
 _NUMBER = re.compile(r"(\d+)\D*$")

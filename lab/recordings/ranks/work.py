@@ -156,8 +156,8 @@ def _of_cpu(trace: Capture) -> dict[str, Any]:
     ops, comm = (
         table.where(trace.by_text(rule, table.name_id))
         for table, rule in (
-            (trace.operators, views.timeline.is_computation),
-            (trace.annotations, views.timeline.is_gloo),
+            (trace.operators, views.launches.is_computation),
+            (trace.annotations, views.launches.is_gloo),
         )
     )
     start = np.concatenate([ops.start_ns, comm.start_ns])

@@ -6,7 +6,105 @@ rows without a word, and in a foreign file they are code. A call and its kernels
 `correlation_id` holds the external id, which is usually 0. Times are ns on one clock since boot.
 """
 
-from lab.recordings.rocpd.reader import load
-from lab.recordings.rocpd.rows import TABLE
+from __future__ import annotations
 
-__all__ = ["TABLE", "load"]
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.errors import BadDataError
+from lab.recordings import sqlite
+from lab.recordings.capture import Capture, Strings
+from lab.recordings.lacks import Lack
+from lab.recordings.rocm import Parts
+from lab.recordings.rocpd.rows import (
+    TABLE as TABLE,
+)
+from lab.recordings.rocpd.rows import (
+    Section,
+    read_calls,
+    read_copies,
+    read_dispatches,
+    sections_of,
+)
+from lab.recordings.tables import Table
+
+
+def load(path: Path | str) -> Capture:
+    """Read one database, of one or several processes.
+
+    Raises MissingError without the file; BadDataError if it is truncated, damaged, holds values of wrong
+    types, or has no table of kernel dispatches.
+    """
+    path = Path(path)
+    strings, parts, nodes = Strings(), Parts(), set[int]()
+    with sqlite.opened(path) as connection:
+        database = sqlite.Database(connection, path)
+        sections = sections_of(database)
+        if not sections:
+            raise BadDataError("a rocpd database without a table rocpd_kernel_dispatch_*", location=path)
+        for section in sections:
+            section = replace(section, base=len(parts.processes))
+            nodes |= set(section.described["nid"].tolist())
+            _add(section, strings, parts)
+        schema = _schema(sections[0])
+    parts.problems += database.problems
+    if len(nodes) > 1:
+        parts.problems.append(f"{len(nodes)} machines recorded: times of one do not compare with another's")
+    guids = " ".join(str(section.guid) for section in sections)
+    return parts.capture(path, "rocpd", strings, schema, ids=guids)
+
+
+def _add(section: Section, strings: Strings, parts: Parts) -> None:
+    kernels, dispatches = read_dispatches(section, strings)
+    api, ranges = read_calls(section, strings)
+    for index, environment in enumerate(section.environments):
+        process = section.base + index
+        of_process = kernels.process == process
+        ids = dispatches[of_process]
+        parts.add_dispatches(process, ids, calls=bool((api.process == process).any()))
+        parts.lacks += _untraced_kernels(environment, process, len(ids))
+        parts.lacks += _short_replays(section, process, kernels.where(of_process))
+    parts.ops += [kernels, read_copies(section, strings)]
+    parts.api.append(api)
+    parts.ranges.append(ranges)
+    parts.processes += section.processes
+    parts.devices += section.devices()
+
+
+def _untraced_kernels(environment: dict[str, str], process: int, num_kernels: int) -> list[Lack]:
+    """Rule T: the profiler's own settings name other domains, but not kernels."""
+    traced = {name: value for name, value in environment.items() if name.startswith("ROCPROF_")}
+    if num_kernels or not traced or traced.get("ROCPROF_KERNEL_TRACE", "0").lower() in ("1", "true", "on"):
+        return []
+    text = "kernels were not traced: record with --kernel-trace"
+    return [Lack("gpu", "all", "T", process, 0, 0, None, text, unknown=True)]
+
+
+def _short_replays(section: Section, process: int, kernels: Table) -> list[Lack]:
+    """Rule R: newer tools count a graph's kernels at its launch; fewer rows of that graph are a loss."""
+    launches = section.integers("graph_launch", "pid graph_exec_id kernel_dispatch_count")
+    of_process = section.process_of(launches["pid"]) == process
+    graphs = launches["graph_exec_id"][of_process]
+    counts = np.maximum(launches["kernel_dispatch_count"][of_process], 0)
+    missing = sum(
+        max(int(counts[graphs == graph].sum()) - int((kernels.graph == graph).sum()), 0)
+        for graph in np.unique(graphs[graphs > 0]).tolist()
+    )
+    due = int(counts[graphs > 0].sum())
+    if not missing:
+        return []
+    text = f"{missing:,} of {plural(due, 'kernel')} that graph launches counted are not here"
+    return [Lack("gpu", "hole", "R", process, missing, due, missing / due, text)]
+
+
+def _schema(section: Section) -> str | None:
+    table = section.name("metadata")
+    if not {"tag", "value"} <= section.database.columns.get(table, frozenset()):
+        return None
+    row = section.database.connection.execute(
+        f"SELECT value FROM {sqlite.quoted(table)} WHERE tag = 'schema_version' AND typeof(value) = 'text'"
+    ).fetchone()
+    return str(row[0])[:32] if row else None

@@ -5,9 +5,15 @@ A capture without GPU rows (gloo on a CPU) answers the same from its CPU ops; `d
 
 from lab.recordings.calls import launch_calls, of_graphs
 from lab.recordings.views.collectives import collective_instances
-from lab.recordings.views.gemms import gemm_flops, gemm_instances
 from lab.recordings.views.launches import (
+    COMM,
+    COMP,
+    MEMCOPY,
+    classify,
     device_of,
+    gemm_flops,
+    gemm_instances,
+    gpu_timeline,
     kernel_steps,
     link_ops,
     linked_by_id,
@@ -15,8 +21,12 @@ from lab.recordings.views.launches import (
     row_classes,
     steps_at,
 )
-from lab.recordings.views.roofline import drawing_of, op_roofs, summary_of, work_owners
-from lab.recordings.views.timeline import COMM, COMP, MEMCOPY, classify, gpu_timeline
+from lab.recordings.views.roofline import (
+    drawing_of,
+    op_roofs,
+    summary_of,
+    work_owners,
+)
 
 __all__ = [
     "COMM",

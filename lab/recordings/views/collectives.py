@@ -17,8 +17,16 @@ from lab.recordings.calls import launch_calls
 from lab.recordings.capture import Capture, once
 from lab.recordings.owners import first_index
 from lab.recordings.tables import Table
-from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
-from lab.recordings.views.timeline import COMM, GLOO_PREFIX, classify, is_gloo
+from lab.recordings.views.launches import (
+    COMM,
+    GLOO_PREFIX,
+    classify,
+    device_of,
+    is_gloo,
+    kernel_steps,
+    link_ops,
+    steps_at,
+)
 from lab.stats.columns import objects
 
 

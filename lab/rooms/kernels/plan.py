@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from lab.core.plan import ModelNeed, Plan, Site
+from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.errors import GpuError
+from lab.hub import ModelNeed
 from lab.rooms.kernels.config import KernelsConfig, known
 from lab.rooms.kernels.cures import no_gpu_cure
 from lab.rooms.kernels.energy.choice import ENERGY_CONFIG, ENERGY_RAW, EnergyConfig

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from lab.core.plan import ModelNeed, Plan, Site
+from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.core.words import plural
 from lab.errors import UsageError
+from lab.hub import ModelNeed
 from lab.rooms.nan.config import (
     AGAIN,
     CONFIG,

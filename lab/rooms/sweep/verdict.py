@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from lab.core.words import first_few, plural
-from lab.recordings.views.timeline import GLOO_PREFIX
+from lab.recordings.views.launches import GLOO_PREFIX
 from lab.rooms.sweep.effective import WORDS, verdict_over_sizes
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.tables import (

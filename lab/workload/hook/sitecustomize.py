@@ -8,6 +8,7 @@ environment has runs too.
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -17,13 +18,10 @@ from typing import Any
 def _chain() -> None:
     """Run the sitecustomize that this one hides."""
     own_folder = os.path.dirname(os.path.abspath(__file__))
-    for folder in sys.path:
-        path = os.path.join(folder or os.curdir, "sitecustomize.py")
-        if os.path.abspath(folder or os.curdir) != own_folder and os.path.isfile(path):
-            spec = importlib.util.spec_from_file_location("lab_hidden_sitecustomize", path)
-            if spec is not None and spec.loader is not None:
-                spec.loader.exec_module(importlib.util.module_from_spec(spec))
-            return
+    further_folders = [folder for folder in sys.path if os.path.abspath(folder) != own_folder]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", further_folders)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 class _AfterTorch:

@@ -30,7 +30,9 @@ MAX_SIGNED = 16
 WRITE = "write one with lab.same.record"
 GZIP = b"\x1f\x8b"
 Text = Annotated[str, msgspec.Meta(max_length=1000)]
-Numbers = tuple[float | None, ...]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Samples = Annotated[tuple[float | None, ...], msgspec.Meta(max_length=MAX_SAMPLES)]
+Sums = Annotated[tuple[float | None, ...], msgspec.Meta(max_length=MAX_SIGNED)]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -55,20 +57,20 @@ class Row(msgspec.Struct, frozen=True):
     phase: Text = ""
     node: Text = ""
     module: Text = ""
-    nan: int = 0
-    inf: int = 0
+    nan: Count = 0
+    inf: Count = 0
     in_ck: tuple[Text, ...] = ()
     local_rel: float | None = None
     sample_at: tuple[int, ...] = ()
-    sample: Numbers = ()
-    signed: Numbers = ()
+    sample: Samples = ()
+    signed: Sums = ()
     step: int = 1
     attempt: int = 0
     random: bool = False
     place: tuple[Text, ...] = ()
     coordinate: tuple[int, ...] = ()
     full_shape: tuple[int, ...] = ()
-    sharded: tuple[Numbers, ...] = ()
+    sharded: tuple[Sums, ...] = ()
 
 
 class Recording(NamedTuple):
@@ -136,8 +138,9 @@ def read(path: Path) -> Recording:
                         end = msgspec.json.decode(line, type=_End).end
                     else:
                         rows.append(_checked(_rows.decode(line), path, number))
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    if line.endswith(b"\n") or number == 1 or packed:
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    is_whole = isinstance(error, msgspec.ValidationError) or line.endswith(b"\n")
+                    if is_whole or number == 1 or packed:
                         raise
                     is_cut = True  # a killed program's last line
     except IsADirectoryError as error:
@@ -163,14 +166,11 @@ def _checked_meta(meta: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _checked(row: Row, path: Path, number: int) -> Row:
-    if len(row.sample) > MAX_SAMPLES or len(row.sample) != len(row.sample_at):
-        raise BadDataError(
-            f"line {number}: {len(row.sample)} samples at {len(row.sample_at)} places", location=path
-        )
-    has_values = row.l2 is not None or row.sample
-    if (has_values and not row.ck.strip()) or min(row.nan, row.inf) < 0 or len(row.signed) > MAX_SIGNED:
-        problem = f"line {number}: no checksum, a count below 0, or too many sums"
+    if len(row.sample) != len(row.sample_at):
+        problem = f"line {number}: {len(row.sample)} samples at {len(row.sample_at)} places"
         raise BadDataError(problem, location=path, fix=WRITE)
+    if (row.l2 is not None or row.sample) and not row.ck.strip():
+        raise BadDataError(f"line {number}: a row without a checksum", location=path, fix=WRITE)
     texts = (row.op, row.module, row.node, row.dtype, row.kind, row.phase)
     if all(text.isprintable() for text in texts):
         return row

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lab.core.words import plural
 from lab.workload.recorder.bits import tensors_in
-from lab.workload.recorder.rows import Rows, described, facts
+from lab.workload.recorder.rows import Rows, described
 from lab.workload.unwritten import gives_no_values, unwritten
 
 LEVELS = ("op", "module", "ends")
@@ -63,10 +63,10 @@ class Thread(threading.local):
 
 
 class Recorder:
-    """Writes rows of modules and ops to `rows`, once there are any. reference: each op again in float64."""
+    """Writes rows of modules and ops to `rows`, once there are any."""
 
-    def __init__(self, level: str, *, with_values: bool, reference: bool = False) -> None:
-        self.level, self.with_values, self._reference = level, with_values, reference
+    def __init__(self, level: str, *, with_values: bool) -> None:
+        self.level, self.with_values = level, with_values
         self.rows: Rows | None = None
         self.thread = Thread()
         self.step, self.attempt, self.phase = 1, 0, ""  # phase "": forward or backward, as the graph says
@@ -199,7 +199,7 @@ class Recorder:
     def op(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Make one call and record its outputs."""
         name = str(func)
-        if self.thread.busy or self.rows is None or gives_no_values(name) or _aliases(func)[0]:
+        if self.thread.busy or self.rows is None or gives_no_values(name) or aliases(func)[0]:
             return func(*args, **kwargs)
         input_slots = [
             *self.bits(self.read_by(func, name, args, kwargs)),
@@ -216,19 +216,19 @@ class Recorder:
         if is_collective:
             outputs = _finished(name, result, args)
         elif not outputs:
-            outputs = _out_arguments(func, kwargs)
+            outputs = tensors_in([kwargs[key] for key in _out_names(func) if key in kwargs])
         elif name == COPY_IN:
             outputs = outputs[:1]
         if not outputs:
             return result
-        errors = self._local_errors(func, name, args, kwargs, outputs)
+        errors = self.errors_of(func, args, kwargs, outputs)
         node = _current_node()
         context: dict[str, Any] = {
             "phase": self.phase or ("fwd" if node is None else "bwd"),
             "node": "" if node is None else node.name(),
             "module": self.module_of(node),
             "in_ck": input_slots,
-            **({"random": True} if _is_random(func) else {}),
+            **({"random": True} if is_random(func) else {}),
         }
         indices = [index for index in range(len(outputs)) if is_collective or index not in left]
         slots = self.bits([outputs[index] for index in indices])
@@ -240,8 +240,7 @@ class Recorder:
 
     def read_by(self, func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
         """The inputs that an op computes from: not those that it only writes, nor unwritten memory."""
-        arguments = func._schema.arguments if hasattr(func, "_schema") else ()
-        only_written = {argument.name for argument in arguments if getattr(argument, "is_out", False)}
+        only_written = _out_names(func)
         values = [*args, *(value for key, value in kwargs.items() if key not in only_written)]
         if name == COPY_IN:
             values = values[:1]
@@ -249,24 +248,15 @@ class Recorder:
             values = values[1:]
         return [tensor for tensor in tensors_in(values) if _address(tensor) not in self._unwritten]
 
-    def _local_errors(
-        self, func: Any, name: str, args: Any, kwargs: Any, outputs: Any
-    ) -> list[dict[str, Any]]:
-        """Per output, its error against the same call in float64."""
-        nothing: list[dict[str, Any]] = [{} for _ in outputs]
-        floats = [tensor for tensor in outputs if tensor.is_floating_point()]
-        if not self._reference or not floats or all(tensor.dtype == torch.float64 for tensor in floats):
-            return nothing
-        is_library = not name.startswith(("aten.", "aten::"))
-        exact: list[Tensor] = []
-        if not (_aliases(func)[1] or _is_random(func) or is_library):
-            with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError):
-                exact = tensors_in(func(*_doubled(args), **_doubled(kwargs)))
-        if len(exact) != len(outputs):  # or the op has no float64 kernel
-            return nothing
-        return [_error(output, reference) for output, reference in zip(outputs, exact, strict=True)]
+    def errors_of(self, func: Any, args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """What each output of an op is off by, where a recording measures it."""
+        return [{} for _ in outputs]
 
     # Rows
+
+    def facts(self, tensor: Tensor) -> dict[str, Any]:
+        """What a row says of a tensor beside its checksum."""
+        return described(tensor)
 
     @contextlib.contextmanager
     def _own_work(self) -> Iterator[None]:
@@ -294,7 +284,7 @@ class Recorder:
             return row
         if tensor is not None:
             with self._own_work():
-                row.update(facts(tensor, self.rank, self.world) if self.with_values else described(tensor))
+                row.update(self.facts(tensor))
         return self.rows.add(row)
 
     def rows_of(self, kind: str, named: Sequence[tuple[str, Tensor]], phase: str) -> None:
@@ -350,11 +340,10 @@ def _plain(value: Any, depth: int = 0) -> str:
     return type(value).__name__
 
 
-def _out_arguments(func: Any, kwargs: Any) -> list[Tensor]:
-    """What an operator that returns nothing has written."""
+def _out_names(func: Any) -> list[str]:
+    """Arguments that an operator only writes; one that returns nothing gives its results there."""
     arguments = func._schema.arguments if hasattr(func, "_schema") else ()
-    names = [argument.name for argument in arguments if getattr(argument, "is_out", False)]
-    return tensors_in([kwargs[name] for name in names if name in kwargs])
+    return [argument.name for argument in arguments if getattr(argument, "is_out", False)]
 
 
 def _address(tensor: Tensor) -> int:
@@ -376,7 +365,7 @@ def _finished(name: str, result: Any, args: Any) -> list[Tensor]:
 
 
 @functools.cache
-def _aliases(func: Any) -> tuple[bool, bool]:
+def aliases(func: Any) -> tuple[bool, bool]:
     """Whether an op returns a view, and whether it writes into an argument; by the text of its schema,
     because torch 1.12 shows neither in another way. Without a schema the second is unknown, and taken for
     so."""
@@ -386,29 +375,10 @@ def _aliases(func: Any) -> tuple[bool, bool]:
     return _VIEW.search(returns) is not None, _WRITTEN.search(arguments) is not None
 
 
-def _is_random(func: Any) -> bool:
+def is_random(func: Any) -> bool:
     tag = getattr(torch.Tag, "nondeterministic_seeded", None) if hasattr(torch, "Tag") else None
     return tag is not None and tag in getattr(func, "tags", ())
 
 
 def _handles_ops(kind: type) -> bool:
     return issubclass(kind, Tensor) and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
-
-
-def _doubled(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().double() if value.is_floating_point() else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_doubled, value))
-    return {key: _doubled(inner) for key, inner in value.items()} if isinstance(value, dict) else value
-
-
-def _error(output: Tensor, exact: Tensor) -> dict[str, Any]:
-    """The L2 norm of the error over that of the reference."""
-    if not output.is_floating_point() or not output.numel() or not exact.is_floating_point():
-        return {}
-    reference = exact.double()
-    off, size = output.double() - reference, float(reference.norm())
-    if not size > 0:
-        return {} if bool(off.any()) else {"local_rel": 0.0}
-    return {"local_rel": float(off.norm()) / size}

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 from click.testing import CliRunner
 
-from lab.compare.check.gate import confirmed, judge, sentences
+from lab.compare.check import confirmed, judge, sentences
 from lab.compare.cli import check
 from lab.compare.whole import IDLE
 from lab.errors import BusyError

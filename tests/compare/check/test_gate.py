@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lab.compare.check.gate import judge
+from lab.compare.check import judge
 from lab.compare.check.samples import Process
 from lab.compare.cli import check
 from lab.compare.whole import OWN

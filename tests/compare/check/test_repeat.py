@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lab.compare.check import sides as sides_module
-from lab.compare.check.gate import LOOKS, SHARES
-from lab.compare.check.repeat import schedule
-from lab.compare.check.sides import sides
+from lab.compare.check import LOOKS, SHARES
+from lab.compare.check import repeat as repeat_module
+from lab.compare.check.repeat import schedule, sides
 from lab.compare.cli import check
 from lab.errors import BusyError, EngineError, MissingError, UsageError
 from lab.stats.gate import LEVEL
@@ -165,12 +164,12 @@ def test_three_looks_at_equal_sides_keep_the_false_alarms_of_one():
 
 
 def test_a_side_in_an_image_gets_its_work_read_only_and_nothing_is_pulled(tmp_path, monkeypatch):
-    monkeypatch.setattr(sides_module, "engine_cli", lambda: ["docker"])
-    monkeypatch.setattr(sides_module, "discover", list)
-    monkeypatch.setattr(sides_module, "ask", lambda *_: None)
-    image = sides_module.image_named("example.org/own/train:1")
+    monkeypatch.setattr(repeat_module, "engine_cli", lambda: ["docker"])
+    monkeypatch.setattr(repeat_module, "discover", list)
+    monkeypatch.setattr(repeat_module, "ask", lambda *_: None)
+    image = repeat_module.image_named("example.org/own/train:1")
     assert (image.ref, image.vendor) == ("example.org/own/train:1", "none")
-    words = sides_module.command_in(
+    words = repeat_module.command_in(
         image,
         ["python", "work.py", "/out/a.json"],
         tmp_path,
@@ -203,7 +202,7 @@ def test_both_sides_run_in_images_and_a_missing_image_ends_the_check(tmp_path, m
 
 
 def test_an_engine_that_does_not_remove_a_container_is_named(monkeypatch):
-    monkeypatch.setattr(sides_module, "ENGINE_S", 0.1)
-    monkeypatch.setattr(sides_module, "engine_cli", lambda: ["/bin/sh", "-c", "sleep 30"])
+    monkeypatch.setattr(repeat_module, "ENGINE_S", 0.1)
+    monkeypatch.setattr(repeat_module, "engine_cli", lambda: ["/bin/sh", "-c", "sleep 30"])
     with pytest.raises(EngineError, match=r"did not remove the container lab-check-x in 0\.1 s"):
-        sides_module.remove_container("lab-check-x")
+        repeat_module.remove_container("lab-check-x")

@@ -8,8 +8,8 @@ import zlib
 import numpy as np
 import pytest
 
+from lab.recordings.gantt import bars_of_capture
 from lab.recordings.gantt.bars import FAMILIES, assemble, packed
-from lab.recordings.gantt.capture import bars_of_capture
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from tests.tracegen import TraceWriter

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.recordings.gantt.capture import bars_of_capture, sources_of
+from lab.recordings.gantt import bars_of_capture, sources_of
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from tests.recordings import rocpdgen

@@ -11,8 +11,7 @@ from contextlib import closing
 import pytest
 
 from lab.errors import MissingError
-from lab.recordings.inspect import inspect_all
-from lab.recordings.inspect.rows import rows_text
+from lab.recordings.inspect import inspect_all, rows_text
 from lab.recordings.lacks import holes
 from tests.recordings.sqlgen import Export, training_step
 from tests.tracegen import TraceWriter

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from lab.errors import BadDataError
+from lab.recordings import rocprofv3
 from lab.recordings.capture import MEMCPY, PUSH_POP, START_END
 from lab.recordings.load import load_capture
-from lab.recordings.rocprofv3 import reader
 from tests.recordings.sdkgen import Element, write
 
 REAL = "captures/rocprofv3_aorta_mi350x_dispatch_1_20000.json.gz"
@@ -172,7 +172,7 @@ def test_names_with_brackets_quotes_and_commas_stay_whole(tmp_path, element):
 
 
 def test_a_file_beyond_the_bound_is_refused_not_kept(tmp_path, monkeypatch, element):
-    monkeypatch.setattr(reader, "MOST_BYTES", 2_000)
+    monkeypatch.setattr(rocprofv3, "MOST_BYTES", 2_000)
     with pytest.raises(BadDataError, match="larger than"):
         load_capture(write(tmp_path / "a.json", element))
 

@@ -10,7 +10,7 @@ import pytest
 from lab.perfmodel.products import is_product
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.recordings.views import gemms
+from lab.recordings.views import launches
 from tests.recordings.views.made import read, two_steps
 from tests.tracegen import BASE_NS
 
@@ -61,7 +61,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("op", "dims", "strides", "expected"), SHAPES)
 def test_gemm_sizes_are_read_from_the_arguments(op, dims, strides, expected):
-    shape = gemms._gemm_shape(op, dims, '["float","float","float"]', strides)
+    shape = launches._gemm_shape(op, dims, '["float","float","float"]', strides)
     assert tuple(shape[name] for name in ("M", "N", "K", "B", "bias", "transpose")) == expected
 
 

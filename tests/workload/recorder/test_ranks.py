@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from lab.same import part_offset
 from lab.workload.recorder.recorder import plain_name, ranks
-from lab.workload.recorder.rows import part_offset
 
 pytestmark = pytest.mark.torch
 

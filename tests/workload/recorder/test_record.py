@@ -19,9 +19,9 @@ from lab import same  # noqa: E402
 from lab.compare.same.judge import judge  # noqa: E402
 from lab.compare.same.text import text  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
+from lab.same import facts_of, sample_places  # noqa: E402
 from lab.workload.recorder.format import read  # noqa: E402
-from lab.workload.recorder.recorder import _aliases  # noqa: E402
-from lab.workload.recorder.rows import facts, sample_places  # noqa: E402
+from lab.workload.recorder.recorder import aliases  # noqa: E402
 from tests.workload.attention import Attention, efficient_attention_on_a_cpu  # noqa: E402
 
 
@@ -85,7 +85,7 @@ def test_numbers_without_a_sign_are_sampled_where_nothing_picks_them(name):
     most = 2 ** int(name[4:]) - 1
     tensor = torch.tensor([7, most, 3], dtype=getattr(torch, name))
     with NoIndex():
-        assert facts(tensor)["sample"] == [7.0, float(most), 3.0]
+        assert facts_of(tensor)["sample"] == [7.0, float(most), 3.0]
 
 
 def test_a_recording_has_every_weight_module_gradient_and_op_and_the_recorders_own_ops_are_not_in_it(runs):
@@ -336,18 +336,18 @@ def test_lines_are_json_without_nan(tmp_path):
 
 
 def test_norms_cover_all_elements_of_a_tensor_larger_than_a_part(monkeypatch):
-    monkeypatch.setattr("lab.workload.recorder.rows.CHUNK", 7)
+    monkeypatch.setattr("lab.same.CHUNK", 7)
     torch.manual_seed(5)
     x = torch.randn(5, 10)
     x[4, 9] = -50.0
-    found = facts(x)
+    found = facts_of(x)
     assert found["l2"] == pytest.approx(float(x.double().norm()), rel=1e-12)
     assert (found["absmax"], found["nan"], found["inf"]) == (50.0, 0, 0)
     parts = found["signed"]
-    monkeypatch.setattr("lab.workload.recorder.rows.CHUNK", 1000)
-    assert facts(x)["signed"] == pytest.approx(parts)
+    monkeypatch.setattr("lab.same.CHUNK", 1000)
+    assert facts_of(x)["signed"] == pytest.approx(parts)
     x[0, 0], x[0, 1] = float("nan"), float("inf")
-    found = facts(x)
+    found = facts_of(x)
     assert (found["nan"], found["inf"]) == (1, 1)
     assert found["absmax"] != found["absmax"] and found["l2"] != found["l2"]
 
@@ -414,11 +414,11 @@ def test_sums_under_signs_estimate_the_change_whatever_elements_changed():
     for count, share in ((1, 2.0), (100, 0.5), (100_000, 1e-6)):
         y = x.clone()
         y[torch.randperm(100_000, generator=generator)[:count]] *= 1 + share
-        one, two = facts(x), facts(y)
+        one, two = facts_of(x), facts_of(y)
         off = [(b - a) ** 2 for a, b in zip(one["signed"], two["signed"], strict=True)]
         estimate, true = (sum(off) / len(off)) ** 0.5, float((y - x).norm())
         assert 0.2 < estimate / true < 3
-    assert facts(x[:0])["signed"] == [0.0] * 4
+    assert facts_of(x[:0])["signed"] == [0.0] * 4
 
 
 def test_a_floor_or_reference_of_other_inputs_or_draws_is_refused(runs, tmp_path):
@@ -488,7 +488,7 @@ def test_the_text_of_a_schema_says_what_its_alias_marks_say():
             for parts in (one._schema.returns, one._schema.arguments)
         )
         marks = any(not alias.is_write for alias in returns), any(alias.is_write for alias in given)
-        assert _aliases(one) == marks, str(one._schema)
+        assert aliases(one) == marks, str(one._schema)
         seen.add(marks)
     assert len(overloads) > 1000 and {(False, False), (True, False), (False, True)} <= seen
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from lab.core.words import plural
 from lab.errors import MissingError
+from lab.recordings.gantt import sources_of
 from lab.recordings.gantt.bars import (
     FAMILIES,
     FAMILY_OF,
@@ -23,7 +24,6 @@ from lab.recordings.gantt.bars import (
     joined,
     packed,
 )
-from lab.recordings.gantt.capture import sources_of
 from lab.recordings.integrity.words import integrity_lines
 from lab.recordings.lacks import verdict_of
 from lab.report.figures import save_png, timeline

@@ -29,10 +29,9 @@ from lab.rooms.kernels.config import KernelsConfig
 from lab.rooms.kernels.cures import explained, host_env
 from lab.rooms.kernels.preflight import Facts, refuse_here, version
 from lab.workload.environment import describe_environment, gpu_state
-from lab.workload.failures import leave_group
 from lab.workload.launch import available_bytes
 from lab.workload.rank import RankContext, process_group
-from lab.workload.start import read_config, start, write_json
+from lab.workload.start import leave_group, read_config, start, write_json
 
 log = logging.getLogger("lab.workload")
 

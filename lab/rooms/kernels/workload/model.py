@@ -16,11 +16,10 @@ import torch
 from torch import nn
 
 from lab.errors import ConfigError, MissingError, UsageError
-from lab.hub import is_offline
+from lab.hub import fetch_command, is_loadable, is_offline, revision_to_load
 from lab.rooms.kernels.config import MODELS, KernelsConfig, known
 from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.preflight import version
-from lab.workload.models import fetch_command, is_loadable, revision_to_load
 
 
 class Loaded(NamedTuple):

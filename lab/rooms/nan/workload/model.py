@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lab.errors import MissingError, UsageError, needs
+from lab.hub import check_model, revision_to_load
 from lab.rooms.nan.config import NanConfig
 from lab.rooms.nan.workload.cell import DTYPES, SHAPES, Cell
-from lab.workload.models import check_model, revision_to_load
 
 log = logging.getLogger("lab.workload")
 INITIAL_STD = 0.02

@@ -10,12 +10,11 @@ import pandas as pd
 from lab.core.plan import Findings
 from lab.core.words import plural, printable
 from lab.recordings.capture import Capture
+from lab.recordings.gantt import bars_of_capture
 from lab.recordings.gantt.bars import Bars, busy_table, packed
-from lab.recordings.gantt.capture import bars_of_capture
 from lab.recordings.integrity.words import bound, marked, sentences
 from lab.recordings.lacks import AXES, counted, holes, verdict_of
-from lab.recordings.projection import project
-from lab.recordings.projection.project import with_origins
+from lab.recordings.projection import project, with_origins
 from lab.recordings.tables import Table as Columns
 from lab.recordings.views import drawing_of, op_roofs, summary_of
 from lab.report.figures import roofline, save

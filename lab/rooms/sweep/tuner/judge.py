@@ -12,7 +12,7 @@ import numpy as np
 from lab.core.words import first_few, plural
 from lab.recordings.ranks.costs import Class, Cost, costs_of
 from lab.recordings.ranks.explained import READY
-from lab.recordings.views.timeline import GLOO_PREFIX
+from lab.recordings.views.launches import GLOO_PREFIX
 from lab.rooms.sweep.effective import BLOCK, NAMES, SEVERAL, How, how_of, read_logs
 from lab.rooms.sweep.knobs import Knobs, serves
 from lab.rooms.sweep.ranks.read import Setting

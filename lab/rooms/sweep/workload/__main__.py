@@ -39,10 +39,9 @@ from lab.rooms.sweep.workload.trainer import (
     check_torch_can_run,
 )
 from lab.workload.environment import describe_environment, gpu_state
-from lab.workload.failures import leave_group
 from lab.workload.rank import RankContext, choose_device, process_group
 from lab.workload.stall import watch_for_stall
-from lab.workload.start import start, write_json
+from lab.workload.start import leave_group, start, write_json
 
 log = logging.getLogger("lab.workload")
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.profiler import record_function
 
 from lab.rooms.kernels.workload.profile.tracing import tracing
-from lab.workload.failures import leave_group
 from lab.workload.rank import RankContext, process_group
+from lab.workload.start import leave_group
 
 
 class Net(torch.nn.Module):
