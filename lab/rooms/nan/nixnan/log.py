@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from lab.rooms.nan.nixnan.grammar import KINDS, Event
-from lab.rooms.nan.nixnan.names import is_store, opcode_of, type_of
+from lab.rooms.nan.nixnan.grammar import KINDS, Event, is_store, opcode_of, type_of
 
 CLASSES = ("birth", "transit", "source_only", "unknown")
 

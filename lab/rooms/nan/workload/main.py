@@ -40,10 +40,8 @@ from lab.rooms.nan.watch.explain import Row, Step, Total
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.watch import Watch
 from lab.rooms.nan.workload.cell import Cell, choose_cell, effective, environment
-from lab.rooms.nan.workload.changes import make_change, proof_of_loading
-from lab.rooms.nan.workload.generate import Generated, first_logits, generate
-from lab.rooms.nan.workload.model import Loaded, load
-from lab.rooms.nan.workload.provoke import provoke
+from lab.rooms.nan.workload.changes import make_change, proof_of_loading, provoke
+from lab.rooms.nan.workload.model import Generated, Loaded, first_logits, generate, load
 from lab.workload.start import read_config, start, write_json
 
 log = logging.getLogger("lab.workload")

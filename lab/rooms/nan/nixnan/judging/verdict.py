@@ -8,9 +8,8 @@ intercept.
 from __future__ import annotations
 
 from lab.core.words import plural
-from lab.rooms.nan.nixnan.grammar import KINDS
+from lab.rooms.nan.nixnan.grammar import KINDS, category
 from lab.rooms.nan.nixnan.log import Log
-from lab.rooms.nan.nixnan.names import category
 
 _TENSOR_CORES = ("HMMA", "DMMA", "HGMMA", "IMMA", "QGMMA")
 
