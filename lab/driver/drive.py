@@ -23,10 +23,19 @@ from lab.core.snapshot import take_snapshot
 from lab.core.step import STALL_LIMIT, Outcome, Status, Step, utc_now
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
-from lab.driver.comparable import content_of, described, same_cpu, same_images, same_lab
+from lab.driver.comparable import (
+    content_of,
+    described,
+    look_up,
+    refuse_missing,
+    same_cpu,
+    same_images,
+    same_lab,
+    same_models,
+    with_models,
+)
 from lab.driver.detached import detach
 from lab.driver.execute import StepRunner, check_gpus
-from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.driver.report import seen_env
 from lab.driver.show import show_error, show_plan, show_result
 from lab.engines import engine_class, engine_for

@@ -97,8 +97,6 @@ def generate(config: KernelsConfig, out: Path, context: RankContext, device: tor
     loaded = load(config, device, on_cpu=config.tp > 1)
     log.info("%s: %s", loaded.weights, loaded.note)
     if config.tp > 1:
-        from lab.rooms.kernels.workload.main import shard
-
         shard(loaded.model, config.tp, device)
     return Run(config, loaded, out, context.rank, device).all()
 

@@ -30,7 +30,7 @@ from lab.rooms.kernels.schema import Arg, Forward, Generation, LinearShape
 from lab.rooms.kernels.trails import write_lines
 from lab.rooms.kernels.workload.model import Loaded, count_params, encode, local
 from lab.rooms.kernels.workload.recorder import Recorder, recording, short
-from lab.rooms.kernels.workload.torch_switches import read_switches
+from lab.rooms.kernels.workload.replay.machine import read_switches
 
 
 class ShapeLog:
