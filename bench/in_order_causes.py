@@ -21,7 +21,7 @@ import torch
 
 from bench.table import Row, measured
 from lab.rooms.kernels.workload.replay.machine import l2_bytes
-from lab.rooms.kernels.workload.replay.observe import Observer
+from lab.rooms.kernels.workload.replay.main import Observer
 
 GPU = torch.device("cuda", 0)
 

@@ -98,7 +98,7 @@ def measure(model: Any, tokens: int, found: dict[str, Way]) -> Times:
     """By round; the first one only warms up."""
     import torch
 
-    from lab.rooms.nan.workload.generate import state_name, state_of
+    from lab.rooms.nan.workload.model import state_name, state_of
 
     ids = torch.randint(3, 250, (1, tokens), device=next(model.parameters()).device)
     times: Times = {}

@@ -27,7 +27,7 @@ OURS = """
     import json, sys; from pathlib import Path
     import msgspec, tempfile, torch
     from lab.rooms.kernels.replay.calls.source import read_plan
-    from lab.rooms.kernels.workload.replay.run import run
+    from lab.rooms.kernels.workload.replay.main import run
     nodes = Path(sys.argv[2]) if len(sys.argv) > 2 else None
     plan = read_plan(Path(sys.argv[1]), nodes)
     with tempfile.TemporaryDirectory() as name:

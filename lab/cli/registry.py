@@ -158,6 +158,6 @@ def commands() -> Lazy:
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
         "setup": ("lab.cli.setup:setup", "Get the image for this machine, try it, print the next command."),
-        "images": ("lab.cli.images:images", "List, build and check images."),
+        "images": ("lab.cli.setup:images", "List, build and check images."),
         "doctor": ("lab.cli.doctor:doctor", "Show what this machine offers: GPUs, engine, packages, disk."),
     }

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from lab.core import provenance
+from lab.core.files import read_json
 from lab.core.manifest import Manifest, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
@@ -21,15 +23,24 @@ from lab.core.snapshot import take_snapshot
 from lab.core.step import STALL_LIMIT, Outcome, Status, Step, utc_now
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
-from lab.driver.comparable import content_of, described, same_cpu, same_images, same_lab
+from lab.driver.comparable import (
+    content_of,
+    described,
+    look_up,
+    refuse_missing,
+    same_cpu,
+    same_images,
+    same_lab,
+    same_models,
+    with_models,
+)
 from lab.driver.detached import detach
 from lab.driver.execute import StepRunner, check_gpus
-from lab.driver.job import finish_run, gather
-from lab.driver.models import look_up, refuse_missing, same_models, with_models
-from lab.driver.show import show_plan, show_result
+from lab.driver.report import seen_env
+from lab.driver.show import show_error, show_plan, show_result
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine, refuse_other_gpus
-from lab.errors import Interrupted, UsageError
+from lab.errors import Interrupted, LabError, UsageError
 from lab.rooms import room
 from lab.secrets import redact, redact_env, secret_values
 from lab.terminal.console import Console, StepDisplay
@@ -234,3 +245,42 @@ def _with_limits(step: Step, options: Options) -> Step:
     return msgspec.structs.replace(
         step, timeout_s=options.timeout_s or step.timeout_s, stall_timeout_s=stall_s, env=env
     )
+
+
+# What steps left: versions for the manifest and, after a detached run, outcomes and analysis.
+
+
+def finish_run(folder: str, analysis: Literal["auto", "host", "none"]) -> None:
+    """Record the outcomes of a run whose jobs have ended, then analyse it; with lab's exit codes."""
+    options, console = Options(quiet=True, analysis=analysis), Console(quiet=True)
+    try:
+        run = Run.open(Path(folder))
+        _, engine = engine_class(run.manifest.engine).restore(run, options)
+        with run.locked():
+            runner = StepRunner(run, engine, [room(run.manifest.room).watcher(run)], Stop())
+            runner.take_up()
+            for step in run.open_steps():
+                runner.finish(step, engine.lost(run, step))
+            gather(run, engine)
+            findings = analyse_run(run, engine, options, console)
+        show_result(run, findings, options)
+    except LabError as error:
+        raise SystemExit(show_error(error)) from error
+
+
+def gather(run: Run, engine: Engine) -> None:
+    """Add to the manifest the versions and GPUs that the steps saw."""
+    for record in run.manifest.steps:
+        path = run.folder(record.step) / "environment.json"
+        versions = read_json(path, _Environment, path.name).versions if path.exists() else {}
+        run.manifest.versions |= {name: str(text) for name, text in versions.items() if text is not None}
+    run.manifest.gpus = engine.gpus_seen(run)
+    run.manifest.env = seen_env(run.manifest)
+    run.manifest.image = engine.image_seen(run)
+    run.save()
+
+
+class _Environment(msgspec.Struct):
+    """What a workload left in its folder about its software."""
+
+    versions: dict[str, Any] = {}

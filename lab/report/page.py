@@ -22,7 +22,7 @@ from markupsafe import Markup
 import lab
 from lab.core.files import sha256_of, write_atomic
 from lab.core.findings import FINDINGS, Evidence, Finding, Findings, save
-from lab.report import palette
+from lab.report import css_variables
 from lab.report.parts import Card, Page
 from lab.report.terminal import heading
 
@@ -44,7 +44,7 @@ def render(page: Page) -> str:
     kinds = {block.kind for section in page.sections for block in section.blocks}
     scripts = ["page.js", *(name for kind, name in SCRIPTS.items() if kind in kinds)]
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in scripts)
-    style = palette.css_variables() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
+    style = css_variables() + "\n" + (_HERE / "page.css").read_text(encoding="utf-8")
     return environment.get_template("template.html.jinja").render(
         page=page, style=Markup(style), script=Markup(script), script_hash=_content_hash(script)
     )

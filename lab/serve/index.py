@@ -25,9 +25,8 @@ from lab.core.manifest import Manifest
 from lab.core.run import LOCK, LOG, MANIFEST
 from lab.core.words import printable
 from lab.errors import LabError, MissingError
-from lab.serve.confine import inside, opened
 from lab.serve.rows import RunRow, TableFile, analysis_row, broken_row, row_of
-from lab.serve.walk import RunFiles, Walk, stamp, walk
+from lab.serve.walk import RunFiles, Walk, inside, opened, stamp, walk
 
 TAIL_BYTES = 16 << 10
 MOST_LOGS = 8  # of ranks of one step

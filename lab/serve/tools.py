@@ -10,11 +10,11 @@ import msgspec
 
 import lab
 from lab.errors import LabError, UsageError
-from lab.serve.confine import recording_inside
 from lab.serve.index import Index, activity
 from lab.serve.jobs import Jobs, Task
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import ask
+from lab.serve.walk import recording_inside
 from lab.serve.web.differences import changed, clocks_of, figure_lines
 from lab.serve.web.files import file_lines
 from lab.serve.web.listing import fact_of, fits

@@ -8,7 +8,7 @@ import pytest
 from lab.core.options import SlurmOptions
 from lab.core.plan import Plan
 from lab.core.run import Run
-from lab.driver.models import look_up, refuse_missing, same_models, with_models
+from lab.driver.comparable import look_up, refuse_missing, same_models, with_models
 from lab.engines.local.engine import LocalEngine
 from lab.engines.slurm.engine import SlurmEngine
 from lab.errors import BadDataError, MissingError, UsageError

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
+from lab.report import PALETTE, css_variables, light
 from lab.report.figures import (
     Cell,
     cell_grid,
@@ -21,7 +22,6 @@ from lab.report.figures import (
     timeline,
 )
 from lab.report.figures.style import short_path
-from lab.report.palette import PALETTE, css_variables, light
 
 PARTS = {"computation": np.array([1.0, 2.0]), "idle": np.array([0.5, np.nan])}
 HOSTILE = '"><script>alert(1)</script>--><!--$\\frac{'

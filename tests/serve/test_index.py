@@ -18,9 +18,8 @@ from lab.core.findings import FINDINGS
 from lab.core.run import LOCK, MANIFEST
 from lab.errors import MissingError
 from lab.serve import index as index_module
-from lab.serve.confine import inside, opened
 from lab.serve.index import ANALYSING, ELSEWHERE, LEFT, RUNNING, Index, activity, key_of, live_tail
-from lab.serve.walk import walk
+from lab.serve.walk import inside, opened, walk
 from tests.serve.made import DAY, write_run, write_runs
 
 

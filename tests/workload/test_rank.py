@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lab.rooms.kernels.workload.profile.tracing import tracing
+from lab.rooms.kernels.workload.profile.passes import tracing
 from lab.workload.start import leave_group
 from lab.workload.rank import RankContext, process_group
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from lab.report import light
 from lab.report.figures.style import (
     MARKERS,
     SERIES,
@@ -22,7 +23,6 @@ from lab.report.figures.style import (
     set_hover,
     styled,
 )
-from lab.report.palette import light
 
 
 @styled

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from lab.core.files import write_atomic
-from lab.report.palette import PALETTE, light
+from lab.report import PALETTE, light
 
 WIDTH_IN = 10.6
 PHONE_IN = 4.75  # what a figure is on a screen of 400 px, its text as large as on a wide one

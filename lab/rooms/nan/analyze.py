@@ -19,9 +19,8 @@ from lab.rooms.nan.evidence import (
     reported,
     text_of,
 )
-from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, totals
-from lab.rooms.nan.nixnan.log import nan_sites
-from lab.rooms.nan.nixnan.names import category, shown
+from lab.rooms.nan.nixnan.grammar import category, shown
+from lab.rooms.nan.nixnan.log import memory_nan_lines, nan_sites, totals
 from lab.rooms.nan.verdict import Chain, chain_of, ranks, verdict_of
 
 LINKS = ("instruction", "stored", "module", "logits", "text")

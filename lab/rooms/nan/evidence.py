@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from lab.errors import BadDataError, LabError
-from lab.rooms.nan.nixnan.judging.verdict import totals
-from lab.rooms.nan.nixnan.log import Log
+from lab.rooms.nan.nixnan.log import Log, totals
 from lab.rooms.nan.nixnan.reading.parse import parse
 
 Progress = Callable[[str], None]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from lab.core.words import plural
 from lab.rooms.nan.analyze import NanTables
 from lab.rooms.nan.evidence import Evidence
-from lab.rooms.nan.nixnan.judging.verdict import totals
-from lab.rooms.nan.nixnan.log import nan_sites
-from lab.rooms.nan.nixnan.names import shown
+from lab.rooms.nan.nixnan.grammar import shown
+from lab.rooms.nan.nixnan.log import nan_sites, totals
 from lab.rooms.nan.verdict import SEVERITY
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lab.core.words import plural
 from lab.rooms.nan.evidence import Evidence, bad_leaves, subnormals, text_of
-from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, stored_nan, totals
+from lab.rooms.nan.nixnan.log import memory_nan_lines, stored_nan, totals
 
 # Verdict -> grade. What stayed inside kernels does no harm and shares the first grade: a level that was not
 # watched cannot make one experiment better than another. What is not listed here is inconclusive and has no

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from lab.core.findings import Finding
 from lab.errors import LabError
-from lab.serve.confine import opened
 from lab.serve.index import TABLE_SUFFIXES, Index
 from lab.serve.rows import RunRow, StepRow, TableFile, is_lower_bound
 from lab.serve.sql.ask import COLUMNS, FINDINGS, RUNS, STEPS, table_name
+from lab.serve.walk import opened
 
 MOST_FILE_BYTES = 64 << 20
 MOST_BYTES = 512 << 20  # of all files of one question

@@ -10,8 +10,8 @@ from statistics import median
 from lab.core.words import plural
 from lab.errors import LabError
 from lab.power.sampling import COLUMNS, SAMPLES
-from lab.serve.confine import opened
 from lab.serve.rows import Figure, RunRow, text_of
+from lab.serve.walk import opened
 
 Facts = dict[tuple[str, str], str]  # (group, name) -> value
 ClocksOf = Callable[[RunRow], Facts]

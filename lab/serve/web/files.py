@@ -11,8 +11,7 @@ from lab.core import manifest as manifests
 from lab.core.run import MANIFEST
 from lab.core.words import first_few, plural
 from lab.errors import LabError
-from lab.serve.confine import opened
-from lab.serve.walk import is_recording, is_text, stamp
+from lab.serve.walk import is_recording, is_text, opened, stamp
 
 MOST_FILES = 3000
 SHOWN = {

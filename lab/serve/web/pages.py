@@ -18,22 +18,22 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 
+from lab import report
 from lab.core.words import plural, size_text
 from lab.errors import MissingError, UsageError
-from lab.report import palette
-from lab.serve.confine import opened, recording_inside
+from lab.report import css_variables
 from lab.serve.index import GOING, Index, activity, key_of, live_tail, may_go_on
 from lab.serve.jobs import DIFF, Jobs
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import SAVED, ask, infos
-from lab.serve.walk import by_step, folders_of_several, of_ranks
+from lab.serve.walk import by_step, folders_of_several, of_ranks, opened, recording_inside
 from lab.serve.web.differences import changed, clocks_of, fields_of, figure_lines, previous_run
 from lab.serve.web.files import file_lines, media_type, verified
 from lab.serve.web.guard import Guard
 from lab.serve.web.listing import GROUPS, SORTS, Facts, fact_of, link_of, listing, wish_of
 
 FOLDER = Path(__file__).parent
-REPORT_FOLDER = Path(palette.__file__).parent
+REPORT_FOLDER = Path(report.__file__).parent
 SCRIPTS = {
     "serve.js": FOLDER / "static" / "serve.js",
     "perfetto.js": FOLDER / "static" / "perfetto.js",
@@ -247,7 +247,7 @@ class Site:
         name = request.path_params["name"]
         if name == "lab.css":
             sheets = (REPORT_FOLDER / "page.css", FOLDER / "static" / "serve.css")
-            text = "\n".join([palette.css_variables(), *(path.read_text() for path in sheets)])
+            text = "\n".join([css_variables(), *(path.read_text() for path in sheets)])
             return Response(text, media_type="text/css")
         if name not in SCRIPTS:
             raise MissingError("no such file")

@@ -15,7 +15,7 @@ from lab import report
 from lab.compare.cli import diff as command
 from lab.compare.diff.comparison import compare_sides
 from lab.compare.diff.timelines import FASTER, LONE, OTHER, SAME, SLOWER, timelines
-from lab.report.palette import PALETTE
+from lab.report import PALETTE
 from tests.compare.diff.test_comparison import BASE
 from tests.compare.diff.test_groups import with_modules
 from tests.compare.made import layer, trace

@@ -25,7 +25,7 @@ AS_USER = """
 import contextlib, io, json, os, pwd, sys
 from pathlib import Path
 import difflib, rich.live, rich.table, rich.markdown, rich.progress
-import lab.cli.main, lab.driver.drive, lab.driver.job, lab.rooms.sweep.cli, lab.engines.docker.leftovers
+import lab.cli.main, lab.driver.drive, lab.driver.drive, lab.rooms.sweep.cli, lab.engines.docker.leftovers
 import lab.cli.setup
 import encodings.idna, docker
 from lab.core.stop import Stop

@@ -23,8 +23,8 @@ from lab.core.snapshot import package_folder, take_snapshot
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
 from lab.driver.detached import follow_logs
+from lab.driver.drive import finish_run
 from lab.driver.execute import StepRunner
-from lab.driver.job import finish_run
 from lab.engines.slurm import queue
 from lab.engines.slurm.engine import SlurmEngine
 from lab.engines.slurm.follow import cancel_run

@@ -9,8 +9,8 @@ import pytest
 
 from lab.core.gpu import Gpu
 from lab.core.plan import Site
+from lab.rooms.semicrf.cli import train_config
 from lab.rooms.semicrf.config import PRESETS, CheckConfig, DiagnoseConfig, TrainConfig
-from lab.rooms.semicrf.options import train_config
 from lab.rooms.semicrf.plan import plan_check, plan_diagnose, plan_train
 from tests.command import lab
 from tests.test_walls import modules_after

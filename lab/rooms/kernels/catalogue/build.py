@@ -15,8 +15,7 @@ from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import Lack
 from lab.recordings.ranks import work_of
 from lab.recordings.ranks.common import UNKNOWN, together
-from lab.rooms.kernels.catalogue.launches import launches_of
-from lab.rooms.kernels.catalogue.ops import OpBook
+from lab.rooms.kernels.catalogue.ops import OpBook, launches_of
 from lab.rooms.kernels.catalogue.rank import RankData, no_launches, read_ranks
 from lab.rooms.kernels.catalogue.signatures import modules_of, ranks_text, signatures_of, unique_table
 from lab.rooms.kernels.schema import Launch, OpRecord, Signatures

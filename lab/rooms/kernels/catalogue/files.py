@@ -15,7 +15,7 @@ from lab.core.words import plural
 from lab.recordings.compiled import InductorKernel, fused_ops, is_inductor, name_of_category
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
-from lab.rooms.kernels.catalogue.launches import GEOMETRY
+from lab.rooms.kernels.catalogue.ops import GEOMETRY
 from lab.rooms.kernels.catalogue.signatures import bucketed
 from lab.rooms.kernels.schema import LAUNCHES, OPS, SIGNATURES, TABLES, UNIQUE, Launch, Signature
 from lab.rooms.kernels.trails import write_lines

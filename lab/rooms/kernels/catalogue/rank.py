@@ -27,8 +27,7 @@ from lab.recordings.processes import process_captures
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET
 from lab.recordings.views import device_of, launch_calls, link_ops, linked_by_id, of_graphs
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops, working_ops
-from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
-from lab.rooms.kernels.catalogue.replayed import Replayed, read_replayed
+from lab.rooms.kernels.catalogue.replayed import Compiled, Replayed, own_capture, read_compiled, read_replayed
 from lab.rooms.kernels.schema import Generation, RecordedOp
 from lab.rooms.kernels.trails import Trail, read_json, read_lines
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lab.recordings.names import short_name
-from lab.rooms.kernels.catalogue.launches import GEOMETRY
-from lab.rooms.kernels.catalogue.ops import OpBook
+from lab.rooms.kernels.catalogue.ops import GEOMETRY, OpBook
 from lab.rooms.kernels.catalogue.rank import RankData
 from lab.rooms.kernels.catalogue.trace_args import summary
 from lab.rooms.kernels.schema import UNIQUE_COLUMNS, Durations, Launch, OpRecord, Signature, Signatures

@@ -12,8 +12,17 @@ from lab.core.words import first_few, plural, ranks_text
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.nan.guarded.join import Verdict, process_name, status_of, verdict_of
-from lab.rooms.nan.guarded.read import STEPS_BY, Event, Job, Mark, Record
+from lab.rooms.nan.guarded.read import (
+    STEPS_BY,
+    Event,
+    Job,
+    Mark,
+    Record,
+    Verdict,
+    process_name,
+    status_of,
+    verdict_of,
+)
 
 QUESTION = "Where in the training step is the first NaN or infinity made, and on which rank?"
 STATUS_OF: dict[str, Status] = {"clean": "ok", "partly-seen": "warn", "nothing-seen": "fail", "bad": "fail"}

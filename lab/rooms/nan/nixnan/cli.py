@@ -171,8 +171,7 @@ def write_sites(logs: Sequence[Log], path: Path) -> None:
     import pandas as pd
 
     from lab.report.tables import write_csv
-    from lab.rooms.nan.nixnan.grammar import KINDS
-    from lab.rooms.nan.nixnan.names import category
+    from lab.rooms.nan.nixnan.grammar import KINDS, category
 
     rows = [
         {

@@ -12,11 +12,10 @@ import pandas as pd
 from lab.core.words import plural
 from lab.rooms.nan.config import AGAIN
 from lab.rooms.nan.evidence import Evidence, read_json
+from lab.rooms.nan.nixnan.grammar import category, shown
 from lab.rooms.nan.nixnan.judging.causes import causes
 from lab.rooms.nan.nixnan.judging.diff import diff
-from lab.rooms.nan.nixnan.judging.verdict import coverage
-from lab.rooms.nan.nixnan.log import Log, Site, class_table, instructions
-from lab.rooms.nan.nixnan.names import category, shown
+from lab.rooms.nan.nixnan.log import Log, Site, class_table, coverage, instructions
 
 COLUMNS = {
     "sass_instructions": "experiment opcode operand type kinds lines",

@@ -7,11 +7,17 @@ from typing import Any
 
 from lab.core.words import plural, printable
 from lab.report.terminal import rows_table
-from lab.rooms.nan.nixnan.grammar import KINDS
+from lab.rooms.nan.nixnan.grammar import KINDS, category, is_store, shown
 from lab.rooms.nan.nixnan.judging.causes import causes
-from lab.rooms.nan.nixnan.judging.verdict import coverage, verdict_of
-from lab.rooms.nan.nixnan.log import Instruction, Log, instructions, nan_sites, own_sites
-from lab.rooms.nan.nixnan.names import category, is_store, shown
+from lab.rooms.nan.nixnan.log import (
+    Instruction,
+    Log,
+    coverage,
+    instructions,
+    nan_sites,
+    own_sites,
+    verdict_of,
+)
 
 MOST_ROWS = 12
 _KINDS = ("lines", "sites", "NaN", "infinity", "-infinity", "subnormal")

@@ -24,11 +24,11 @@ from lab.rooms.nsys.answers.answer import (
     kernel_ns_by_step,
     launches_repeat,
     no_answer,
+    part_e,
     python_sample,
     spread,
     times_nest,
 )
-from lab.rooms.nsys.answers.attention import part_e
 from lab.rooms.nsys.config import PART_TYPES, Cell, parts_of
 from lab.rooms.nsys.recording import PHASES, STEP
 from lab.stats.means import Sample, difference_ci, mean_ci

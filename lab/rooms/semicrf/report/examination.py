@@ -17,7 +17,7 @@ from lab.report.parts import Block, Card, Figure, Files, Points, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf import verdict as verdicts
 from lab.rooms.semicrf.analyze import Examination
-from lab.rooms.semicrf.report.common import FOUND, PILLS, finish, short_numbers
+from lab.rooms.semicrf.report import FOUND, PILLS, finish, short_numbers
 
 QUESTION = "Why does this semi-CRF give NaN, or drift: kernel, shared code, boundaries, objective or input?"
 KERNEL_ALONE = "Not covered: shapes, dtypes and devices that no probe has, decoding, loss and training."

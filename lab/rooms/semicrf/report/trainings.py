@@ -19,7 +19,7 @@ from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.semicrf.analyze import Trainings, comparison
 from lab.rooms.semicrf.config import COMPARISON
-from lab.rooms.semicrf.report.common import PILLS, finish
+from lab.rooms.semicrf.report import PILLS, finish
 from lab.rooms.semicrf.verdict import growth
 
 QUESTION = "Does a semi-Markov CRF segment better than a linear one, and what do its backends cost?"

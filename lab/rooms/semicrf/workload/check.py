@@ -17,8 +17,16 @@ import torch
 from lab.rooms.semicrf.config import CheckConfig
 from lab.rooms.semicrf.model.api import resolve_backend
 from lab.rooms.semicrf.workload.checks.hostile import composition, hostile, infeasible, poison, repeats
-from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row
-from lab.rooms.semicrf.workload.checks.values import accuracy, accuracy_long, audit, decoding, head_loss
+from lab.rooms.semicrf.workload.checks.values import (
+    Row,
+    Subject,
+    accuracy,
+    accuracy_long,
+    as_row,
+    audit,
+    decoding,
+    head_loss,
+)
 from lab.rooms.semicrf.workload.common import begin, log
 from lab.workload.start import read_config, write_json
 

@@ -16,7 +16,7 @@ from lab.rooms.kernels.analyze import frame_of, shares
 from lab.rooms.kernels.catalogue import files
 from lab.rooms.kernels.catalogue.build import read_catalogue
 from lab.rooms.kernels.catalogue.cli import unique
-from lab.rooms.kernels.report.sentences import _waits
+from lab.rooms.kernels.report.page import _waits
 from lab.rooms.kernels.schema import UNIQUE_COLUMNS, Launch, OpRecord, Signatures
 from lab.rooms.kernels.trails import Trail, read_json, read_lines, trails
 from tests.compare.made import edited, layer, trace

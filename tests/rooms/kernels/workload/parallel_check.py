@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from lab.rooms.kernels.config import KernelsConfig
+from lab.rooms.kernels.workload.main import shard
 from lab.rooms.kernels.workload.model import load
-from lab.rooms.kernels.workload.model_parallel import shard
 from lab.workload.rank import RankContext, process_group
 from lab.workload.start import leave_group
 

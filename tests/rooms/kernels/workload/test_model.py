@@ -10,7 +10,7 @@ pytestmark = pytest.mark.torch
 from lab.errors import MissingError, UsageError  # noqa: E402
 from lab.rooms.kernels.config import KernelsConfig  # noqa: E402
 from lab.rooms.kernels.workload.model import encode, load, word_ids  # noqa: E402
-from lab.rooms.kernels.workload.torch_switches import read_switches, restored  # noqa: E402
+from lab.rooms.kernels.workload.replay.machine import read_switches, restored  # noqa: E402
 
 
 def test_a_folder_with_a_checkpoint_runs_with_its_weights(tmp_path):

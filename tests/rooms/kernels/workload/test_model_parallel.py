@@ -47,7 +47,7 @@ def test_a_rank_holds_half_of_the_rows(compared, model):
 def test_a_model_without_a_plan_and_heads_that_do_not_divide_are_refused():
     import torch
 
-    from lab.rooms.kernels.workload.model_parallel import _check_heads, shard
+    from lab.rooms.kernels.workload.main import _check_heads, shard
 
     class Config:
         model_type, num_attention_heads = "gpt2", 4

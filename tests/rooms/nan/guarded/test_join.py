@@ -7,9 +7,8 @@ import json
 import numpy
 import pytest
 
-from lab.rooms.nan.guarded.join import verdict_of
 from lab.rooms.nan.guarded.page import guarded_page, sentences_of
-from lab.rooms.nan.guarded.read import Event, Mark, Record, read
+from lab.rooms.nan.guarded.read import Event, Mark, Record, read, verdict_of
 
 
 def event(step=1, stage="forward", module="a", **more):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.nan.nixnan.names import category, opcode_of, shown, type_of
+from lab.rooms.nan.nixnan.grammar import category, opcode_of, shown, type_of
 from lab.rooms.nan.nixnan.reading.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 from tests.rooms.nan.nixnan.examples import FLASH

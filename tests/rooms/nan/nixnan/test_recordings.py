@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.rooms.nan.nixnan.judging.causes import causes
-from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines, verdict_of
-from lab.rooms.nan.nixnan.log import class_table, instructions
+from lab.rooms.nan.nixnan.log import class_table, instructions, memory_nan_lines, verdict_of
 from lab.rooms.nan.nixnan.reading.parse import parse
 from lab.rooms.nan.nixnan.terminal import function_rows
 

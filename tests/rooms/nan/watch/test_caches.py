@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(cache_utils, "StaticLayer"), reason="these caches have no layers"),
 ]
 import lab.nan  # noqa: E402
-from lab.rooms.nan.workload.generate import state_name, state_of  # noqa: E402
+from lab.rooms.nan.workload.model import state_name, state_of  # noqa: E402
 from tests.rooms.nan.watch.models import prompt, tiny  # noqa: E402
 
 NAN = float("nan")

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import lab.nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
-from lab.rooms.nan.workload.generate import generate  # noqa: E402
-from lab.rooms.nan.workload.provoke import provoke  # noqa: E402
+from lab.rooms.nan.workload.changes import provoke  # noqa: E402
+from lab.rooms.nan.workload.model import generate  # noqa: E402
 from tests.rooms.nan.watch.models import Body, prompt, tiny, watched  # noqa: E402
 
 

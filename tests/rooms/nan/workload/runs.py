@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 from lab.rooms.nan.config import NanConfig  # noqa: E402
-from lab.rooms.nan.workload import main as workload  # noqa: E402
+from lab.rooms.nan.workload import __main__ as workload  # noqa: E402
 from lab.rooms.nan.workload.cell import choose_cell  # noqa: E402
 from lab.rooms.nan.workload.model import ByteTokenizer, load  # noqa: E402
 

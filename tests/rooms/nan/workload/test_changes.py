@@ -10,8 +10,10 @@ pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
 from lab.rooms.nan.workload.changes import attention_modules, clip_attention, scale_attention, set_epsilon  # noqa: E402
-from lab.rooms.nan.workload.generate import first_logits  # noqa: E402
-from lab.rooms.nan.workload.model import ByteTokenizer  # noqa: E402
+from lab.rooms.nan.workload.model import (  # noqa: E402
+    ByteTokenizer,
+    first_logits,
+)
 from tests.rooms.nan.workload.runs import prompt, tiny  # noqa: E402
 
 

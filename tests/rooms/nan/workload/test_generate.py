@@ -7,8 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
-from lab.rooms.nan.workload.generate import generate  # noqa: E402
-from lab.rooms.nan.workload.model import ByteTokenizer  # noqa: E402
+from lab.rooms.nan.workload.model import (  # noqa: E402
+    ByteTokenizer,
+    generate,
+)
 from tests.rooms.nan.workload.runs import tiny  # noqa: E402
 
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 from lab.errors import BadDataError, GpuError, MissingError, UsageError  # noqa: E402
-from lab.rooms.nan.workload import main as workload  # noqa: E402
+from lab.rooms.nan.workload import __main__ as workload  # noqa: E402
 from tests.rooms.nan.workload.runs import config, run  # noqa: E402
 
 

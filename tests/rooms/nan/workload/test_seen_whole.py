@@ -12,8 +12,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from lab.rooms.nan.config import TrainConfig  # noqa: E402
-from lab.rooms.nan.guarded.join import verdict_of  # noqa: E402
-from lab.rooms.nan.guarded.read import read  # noqa: E402
+from lab.rooms.nan.guarded.read import (  # noqa: E402
+    read,
+    verdict_of,
+)
 from lab.rooms.nan.workload.train import run_command  # noqa: E402
 
 HOOKS = int(torch.__version__.split(".")[0]) >= 2  # torch tells of updates

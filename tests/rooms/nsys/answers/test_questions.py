@@ -12,8 +12,7 @@ import pytest
 
 from lab.perfmodel.boards import board_of
 from lab.rooms.nsys.analyze import tables_of
-from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN
-from lab.rooms.nsys.answers.attention import part_e
+from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, part_e
 from lab.rooms.nsys.answers.questions import answers_of, brief, part_a, part_b, part_c, part_d
 from lab.rooms.nsys.flops import SIZES
 from tests.rooms.nsys import made

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from lab.errors import GpuError  # noqa: E402
 from lab.rooms.nsys.layout import CellResult, read_json  # noqa: E402
-from lab.rooms.nsys.workload import main as workload  # noqa: E402
+from lab.rooms.nsys.workload import __main__ as workload  # noqa: E402
 
 pytestmark = pytest.mark.torch
 TINY = [

@@ -18,8 +18,11 @@ from lab.errors import LabError, UsageError  # noqa: E402
 from lab.rooms.semicrf import SegmentDistribution  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
 from lab.rooms.semicrf.model.autograd import MendedCounts  # noqa: E402
-from lab.rooms.semicrf.workload.checks.subject import Subject  # noqa: E402
-from lab.rooms.semicrf.workload.checks.values import audit, stale_counts  # noqa: E402
+from lab.rooms.semicrf.workload.checks.values import (  # noqa: E402
+    Subject,
+    audit,
+    stale_counts,
+)
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -14,7 +14,7 @@ from lab.rooms.semicrf.model import native as choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native  # noqa: E402
 from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
 from lab.rooms.semicrf.workload.checks import hostile, values  # noqa: E402
-from lab.rooms.semicrf.workload.checks import subject as subjects  # noqa: E402
+from lab.rooms.semicrf.workload.checks import values as subjects  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

@@ -10,7 +10,6 @@ import msgspec
 from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.rooms.kernels.replay.args import DTYPES, Arg, TensorArg, contiguous_stride
-from lab.rooms.kernels.replay.arguments.bounds import with_bounds
 from lab.rooms.kernels.replay.arguments.schemas import (
     TENSOR_LISTS,
     Param,
@@ -18,6 +17,7 @@ from lab.rooms.kernels.replay.arguments.schemas import (
     Unresolved,
     parse_schema,
     split_args,
+    with_bounds,
 )
 from lab.rooms.kernels.trails import read_json
 

@@ -13,8 +13,14 @@ import msgspec
 
 from lab.core.words import plural
 from lab.rooms.kernels.replay.args import DTYPES, Arg, Launch, RawArgs, TensorArg, contiguous_stride
-from lab.rooms.kernels.replay.arguments.bounds import with_bounds
-from lab.rooms.kernels.replay.arguments.schemas import TENSOR_LISTS, Param, Schema, Unresolved, literal_of
+from lab.rooms.kernels.replay.arguments.schemas import (
+    TENSOR_LISTS,
+    Param,
+    Schema,
+    Unresolved,
+    literal_of,
+    with_bounds,
+)
 
 NO = -(10**6)  # a score that rules a schema out
 COPY = re.compile(r"Memcpy (\w)to(\w) ?(?:\((\w+) -> (\w+)\))?")

@@ -12,8 +12,7 @@ import msgspec
 
 from lab.perfmodel.dtypes import ITEM_BYTES
 from lab.rooms.kernels.replay.args import FLOATS, Arg, TensorArg
-from lab.rooms.kernels.replay.arguments.bounds import with_bounds
-from lab.rooms.kernels.replay.arguments.schemas import Unresolved
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved, with_bounds
 from lab.rooms.kernels.schema import Arg as RecordedArg
 from lab.rooms.kernels.schema import RecordedOp
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from lab.rooms.nan.nixnan.grammar import category, is_store
 from lab.rooms.nan.nixnan.log import Instruction
-from lab.rooms.nan.nixnan.names import category, is_store
 
 INFINITIES = ("infinity", "-infinity")
 _SUMS = ("FADD", "DADD", "HADD2")

@@ -13,9 +13,8 @@ from collections import Counter
 from typing import Any
 
 from lab.core.words import plural
-from lab.rooms.nan.nixnan.grammar import KINDS
+from lab.rooms.nan.nixnan.grammar import KINDS, category, is_store
 from lab.rooms.nan.nixnan.log import Instruction, Log, Site, instructions
-from lab.rooms.nan.nixnan.names import category, is_store
 
 GRADES = ("near zero", "infinite", "NaN", "NaN born", "NaN stored")
 """What a site saw, harmless first: subnormal or a division by zero; an infinity; a NaN in a source, or handed

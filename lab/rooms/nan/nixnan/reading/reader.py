@@ -23,10 +23,10 @@ from lab.rooms.nan.nixnan.grammar import (
     Event,
     Line,
     Other,
+    opcode_of,
     read_line,
 )
 from lab.rooms.nan.nixnan.log import Cell, Site
-from lab.rooms.nan.nixnan.names import opcode_of
 
 ReportCell = tuple[str, bool, str]  # type, memory, kind
 BLOCK_BYTES = 128 << 10  # small enough that a block and its lines stay in the processor's cache

@@ -39,8 +39,7 @@ from lab.errors import (
     UsageError,
 )
 from lab.rooms.nan.config import CONFIG, NanConfig, NixnanConfig
-from lab.rooms.nan.nixnan.grammar import LOGGED, RUNNING, tidy
-from lab.rooms.nan.nixnan.names import category
+from lab.rooms.nan.nixnan.grammar import LOGGED, RUNNING, category, tidy
 from lab.rooms.nan.nixnan.running.preflight import find_tool, preflight, scrubbed
 
 # Instrumented code is a thousand times slower. A pass with LOG_KERNELS only lists kernels; `--only-kernel`

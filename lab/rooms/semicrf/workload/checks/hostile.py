@@ -19,7 +19,7 @@ from lab.rooms.semicrf.workload.cases import (
     same_bits,
     solve,
 )
-from lab.rooms.semicrf.workload.checks.subject import FORBIDDEN, SMALL, Row, Subject, as_row, drawn
+from lab.rooms.semicrf.workload.checks.values import FORBIDDEN, SMALL, Row, Subject, as_row, drawn
 
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Errors of any value, relative beyond 1."""

@@ -36,7 +36,7 @@ def test_the_workload_without_a_gpu_says_so(tmp_path):
 def test_idle_is_a_window_in_which_nothing_runs_and_the_warm_one_is_taken_off():
     pytest.importorskip("torch")
     from lab.rooms.kernels.energy.evaluate import idle_power
-    from lab.rooms.kernels.workload.energy.measurement import at_rest
+    from lab.rooms.kernels.workload.energy.main import at_rest
 
     class Steady(FakeMeter):
         def energy_j(self):
@@ -53,7 +53,7 @@ def test_idle_is_a_window_in_which_nothing_runs_and_the_warm_one_is_taken_off():
 @pytest.mark.torch
 def test_calls_that_cannot_be_made_are_said_to_be_missing_from_the_whole(tmp_path):
     torch = pytest.importorskip("torch")
-    from lab.rooms.kernels.workload.energy.measurement import Measurement
+    from lab.rooms.kernels.workload.energy.main import Measurement
 
     plan, raw = msgspec.structs.replace(a_plan(), config={}), a_raw()
     one = Measurement(plan, EnergyConfig(), FakeMeter(), raw, tmp_path)

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lab.rooms.kernels.replay.calls.source import read_plan
 from lab.rooms.kernels.workload.recorder import Recorder, recording
-from lab.rooms.kernels.workload.replay.run import run
+from lab.rooms.kernels.workload.replay.main import run
 
 
 def replay_recorded(folder: Path):

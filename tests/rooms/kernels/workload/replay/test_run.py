@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 from lab.rooms.kernels.replay.args import Arg, Signature  # noqa: E402
 from lab.rooms.kernels.replay.calls.source import read_plan  # noqa: E402
 from lab.rooms.kernels.workload.replay.build import bind  # noqa: E402
-from lab.rooms.kernels.workload.replay.run import run  # noqa: E402
+from lab.rooms.kernels.workload.replay.main import run  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.rooms.kernels.workload.replay.made import CPU, spec  # noqa: E402
 from tests.rooms.kernels.workload.replay.recorded import replay_recorded  # noqa: E402
@@ -66,7 +66,7 @@ def test_the_recorder_alone_is_enough_without_an_execution_trace(tmp_path):
 
 
 def test_an_op_in_place_gets_its_data_back_before_each_repetition():
-    from lab.rooms.kernels.workload.replay.run import refresher
+    from lab.rooms.kernels.workload.replay.main import refresher
 
     args = [Arg(name="self", type="Tensor", tensor=spec()), Arg(name="other", type="Tensor", tensor=spec())]
     bound = bind("aten::mul_", "Tensor", args, CPU)

@@ -60,8 +60,8 @@ def test_it_replays_in_order_in_a_process_of_its_own_and_lives(plan):
 
 def test_results_that_the_recording_keeps_apart_keep_their_values(plan):
     """Each arange grew the same empty tensor, so the second one used to overwrite the first one's result."""
+    from lab.rooms.kernels.workload.replay.main import Replay
     from lab.rooms.kernels.workload.replay.order import InOrder
-    from lab.rooms.kernels.workload.replay.run import Replay
 
     _, plan = plan
     replay = Replay(plan, torch.device("cpu"), 1)

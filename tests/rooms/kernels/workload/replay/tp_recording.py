@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.profiler import record_function
 
-from lab.rooms.kernels.workload.profile.tracing import tracing
+from lab.rooms.kernels.workload.profile.passes import tracing
 from lab.workload.rank import RankContext, process_group
 from lab.workload.start import leave_group
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.rooms.nan.nixnan.judging.verdict import coverage, memory_nan_lines, stored_nan, totals, verdict_of
+from lab.rooms.nan.nixnan.log import coverage, memory_nan_lines, stored_nan, totals, verdict_of
 from tests.rooms.nan.nixnan.examples import BIRTH
 from tests.rooms.nan.nixnan.nixgen import error
 

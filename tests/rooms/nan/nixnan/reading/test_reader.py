@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lab.errors import MissingError
-from lab.rooms.nan.nixnan.reading import integrity, reader
+from lab.rooms.nan.nixnan.reading import parse as parsing
+from lab.rooms.nan.nixnan.reading import reader
 from lab.rooms.nan.nixnan.reading.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 
@@ -83,7 +84,7 @@ def test_sites_beyond_the_table_are_counted_and_said(tmp_path, small_limits, mon
     same(found, nixgen.plain(path))
     assert len(found.sites) < found.site_count and any("not listed" in reason for reason in found.reasons)
     monkeypatch.setattr(reader, "FURTHER_LIMIT", 5)
-    monkeypatch.setattr(integrity, "FURTHER_LIMIT", 5)
+    monkeypatch.setattr(parsing, "FURTHER_LIMIT", 5)
     assert any("at least 5 further sites" in reason for reason in parse(path).reasons)
 
 

@@ -12,8 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from lab.rooms.nan.guarded.join import verdict_of  # noqa: E402
-from lab.rooms.nan.guarded.read import read  # noqa: E402
+from lab.rooms.nan.guarded.read import (  # noqa: E402
+    read,
+    verdict_of,
+)
 from tests.conftest import ROOT, free_port  # noqa: E402
 
 if not torch.distributed.is_available() or not hasattr(torch.distributed, "device_mesh"):
