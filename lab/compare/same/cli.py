@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ EXITS = {
     **dict.fromkeys(("same bits", "within noise", "within rounding", "bitwise"), 0),
     "undecided": 3,
 }
-# What compares recordings of training steps, as `lab run replay` makes them: compare_folders(folders).
-OF_STEPS = "lab.rooms.trials.replay.page"
 
 
 @click.command("same")
@@ -92,7 +89,9 @@ def same(
 def _of_steps(folders: list[Path], as_json: bool) -> int:
     import msgspec
 
-    answer, sentences, lacking = importlib.import_module(OF_STEPS).compare_folders(folders)
+    from lab.compare.same.steps_text import compare_folders
+
+    answer, sentences, lacking = compare_folders(folders)
     if as_json:
         click.echo(msgspec.json.encode({**answer, "verdict": sentences, "lacking": lacking}))
     else:
