@@ -89,14 +89,19 @@ def same(
 def _of_steps(folders: list[Path], as_json: bool) -> int:
     import msgspec
 
-    from lab.compare.same.steps_text import compare_folders
+    from lab.compare.same.steps import folders_of, gather, judge_steps
+    from lab.compare.same.steps_text import answer, missing, sentences
 
-    answer, sentences, lacking = compare_folders(folders)
+    names = [f"{folder.name}/" if len(folders) > 1 else "" for folder in folders]
+    replays = [gather(folders_of(folder, name)) for folder, name in zip(folders, names, strict=True)]
+    verdict = judge_steps([record for records, _ in replays for record in records])
+    lacking = [*(problem for _, problems in replays for problem in problems), *missing(verdict)]
+    lines = sentences(verdict)
     if as_json:
-        click.echo(msgspec.json.encode({**answer, "verdict": sentences, "lacking": lacking}))
+        click.echo(msgspec.json.encode({**answer(verdict), "verdict": lines, "lacking": lacking}))
     else:
-        click.echo("\n".join([*sentences, *(f"! {problem}" for problem in lacking)]))
-    return 1 if lacking else EXITS.get(answer["replay"], 1)
+        click.echo("\n".join([*lines, *(f"! {problem}" for problem in lacking)]))
+    return 1 if lacking else EXITS.get(verdict.outcome, 1)
 
 
 def _read(path: Path) -> Recording:

@@ -144,10 +144,10 @@ def gather(folders: Iterable[tuple[str, Path]]) -> tuple[list[Record], list[str]
     return records, problems + [f"{r.name}: {text}" for r in records for text in r.recording.lacks]
 
 
-def folders_of(replay: Path) -> list[tuple[str, Path]]:
-    """The folder of each run in a replay's folder; a folder without any is one itself."""
+def folders_of(replay: Path, prefix: str = "") -> list[tuple[str, Path]]:
+    """The folder of each run in a replay's folder, by its name; a folder without any is one itself."""
     steps = sorted(step for step in (replay / "steps").glob("*") if step.is_dir())
-    return [(step.name, step) for step in steps] or [(replay.resolve().name, replay)]
+    return [(prefix + folder.resolve().name, folder) for folder in steps or [replay]]
 
 
 def judge_steps(records: Sequence[Record]) -> Verdict:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.compare.same.steps import Place, Record, Verdict, folders_of, gather, judge_steps
+from lab.compare.same.steps import Place, Record, Verdict
 from lab.core.words import first_few, plural, ranks_text
 from lab.workload.recorder.format import Row
 
@@ -57,18 +57,6 @@ def source_at(place: Place) -> Source | None:
     """The known source of a difference that may have been made at this place."""
     made_here = place.equal_inputs is not False and place.row.kind in ("op", "comm")
     return source_of(place.row.op) if made_here else None
-
-
-def compare_folders(replays: Sequence[Path]) -> tuple[dict[str, Any], list[str], list[str]]:
-    """For `lab same`: what scripts rely on, the verdict's sentences, and what it does not cover."""
-    records, lacking = [], []
-    for replay in replays:
-        of_replay, problems = gather(folders_of(replay))
-        prefix = f"{replay.name}/" if len(replays) > 1 else ""
-        records += [record._replace(run=f"{prefix}{record.run}") for record in of_replay]
-        lacking += problems
-    verdict = judge_steps(records)
-    return answer(verdict), sentences(verdict), [*lacking, *missing(verdict)]
 
 
 def missing(verdict: Verdict, *, runs: int = 2, steps: int = 0, repeats: int = 0) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.trials.replay.config import SETTINGS
+from lab.rooms.trials.replay import SETTINGS
 from lab.rooms.trials.workload.replay.repeat import (
     Saved,
     as_it_was,

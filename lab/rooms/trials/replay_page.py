@@ -16,7 +16,7 @@ from lab.report.page import write_page
 from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.trials.replay.config import CONFIG, read_replay
+from lab.rooms.trials.replay import CONFIG, read_replay
 
 MOST_NOTES = 40
 FOOTNOTES = (
