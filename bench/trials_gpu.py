@@ -46,10 +46,9 @@ def named() -> None:
     import torch
     from torch import nn
 
-    from lab.compare.same.steps import Record, judge_steps
+    from lab.compare.same.steps import gather, judge_steps
     from lab.compare.same.steps_text import notes_of, place_text, source_at
     from lab.rooms.trials.workload.replay.training import Training
-    from lab.workload.recorder.format import files_of, read
 
     class Rows(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -85,7 +84,7 @@ def named() -> None:
                 model(x).float().square().mean().backward()
                 optimizer.step()
                 recorder.stop(ended=True)
-                records = [Record.of("run-0", read(path)) for path in files_of(Path(folder))]
+                records, _ = gather([("run-0", Path(folder))])
             found = judge_steps(records)
             first = found.first_place
             place = place_text(first) if first else "no difference"

@@ -186,8 +186,9 @@ def _again(saved: Saved, watch: Any) -> Iterator[list[int]]:
 def _eager() -> Any:
     """A compiled region runs operator by operator, where torch can do that (2.6)."""
     stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
-    is_compiled = stance is not None and "torch._dynamo" in sys.modules
-    return stance("force_eager") if is_compiled else contextlib.nullcontext()
+    if stance is None or "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    return stance("force_eager")
 
 
 class _Look:

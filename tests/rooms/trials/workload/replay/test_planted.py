@@ -6,9 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lab.compare.same.steps import Record, judge_steps  # noqa: E402
+from lab.compare.same.steps import gather, judge_steps  # noqa: E402
 from lab.compare.same.steps_text import place_text, sentences  # noqa: E402
-from lab.workload.recorder.format import files_of, read  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 from tests.rooms.trials.workload.replay.trainee import PLANTS, expected, train  # noqa: E402
 
@@ -21,8 +20,7 @@ CASES = [
 
 
 def records(folder, runs=2):
-    folders = [(f"run-{run}", folder / f"run-{run}") for run in range(runs)]
-    return [Record.of(name, read(path)) for name, place in folders for path in files_of(place)]
+    return gather((f"run-{run}", folder / f"run-{run}") for run in range(runs))[0]
 
 
 def named(finding):
@@ -84,8 +82,7 @@ def test_nothing_stays_behind_and_the_numbers_are_those_without_a_recorder(tmp_p
     assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
     assert (nn.Module.__call__, torch.autograd.backward, torch.autograd.grad) == before
     assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
-    (path,) = files_of(tmp_path)
-    record = Record.of("run-0", read(path))
+    (record,), _ = gather([("run-0", tmp_path)])
     assert record.recording.end["steps"] == 3 and not record.recording.end["notes"]
     assert judge_steps([record]).repeats_agree
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from lab.compare.same.steps import Record, judge_steps  # noqa: E402
+from lab.compare.same.steps import gather, judge_steps  # noqa: E402
 from lab.compare.same.steps_text import notes_of, sentences  # noqa: E402
 from lab.rooms.trials.workload.replay import training as recorder_module  # noqa: E402
 from lab.rooms.trials.workload.replay.training import Training  # noqa: E402
@@ -35,8 +35,7 @@ def twice(tmp_path, job, *, level="op", repeats=1, runs=2):
             job()
         finally:
             recorder.stop(ended=True)
-    folders = [(f"run-{n}", tmp_path / f"run-{n}") for n in range(runs)]
-    records = [Record.of(name, read(path)) for name, folder in folders for path in files_of(folder)]
+    records, _ = gather((f"run-{n}", tmp_path / f"run-{n}") for n in range(runs))
     return judge_steps(records), records
 
 
