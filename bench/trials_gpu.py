@@ -46,10 +46,9 @@ def named() -> None:
     import torch
     from torch import nn
 
-    from lab.rooms.trials.replay.compare import Record, compare
-    from lab.rooms.trials.replay.page import notes_of, place_text
+    from lab.compare.same.steps import gather, judge_steps
+    from lab.compare.same.steps_text import notes_of, place_text, source_at
     from lab.rooms.trials.workload.replay.training import Training
-    from lab.workload.recorder.format import files_of, read
 
     class Rows(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -85,13 +84,14 @@ def named() -> None:
                 model(x).float().square().mean().backward()
                 optimizer.step()
                 recorder.stop(ended=True)
-                records = [Record.of("run-0", read(path)) for path in files_of(Path(folder))]
-            found = compare(records)
+                records, _ = gather([("run-0", Path(folder))])
+            found = judge_steps(records)
             first = found.first_place
             place = place_text(first) if first else "no difference"
-            switched = first.source.switch if first and first.source else "-"
-            print(f"{name}, deterministic {'on' if switch else 'off'}: {found.verdict}; {place}")
-            print(f"   known switch: {switched}; repeats {'agree' if found.repeats_agree else 'differ'}")
+            source = source_at(first) if first else None
+            switch_text = source.switch if source else "-"
+            print(f"{name}, deterministic {'on' if switch else 'off'}: {found.outcome}; {place}")
+            print(f"   known switch: {switch_text}; repeats {'agree' if found.repeats_agree else 'differ'}")
             for note in notes_of(records[0]):
                 print(f"   note: {note}")
     torch.use_deterministic_algorithms(False)

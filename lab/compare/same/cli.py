@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ EXITS = {
     **dict.fromkeys(("same bits", "within noise", "within rounding", "bitwise"), 0),
     "undecided": 3,
 }
-# What compares recordings of training steps, as `lab run replay` makes them: compare_folders(folders).
-OF_STEPS = "lab.rooms.trials.replay.page"
 
 
 @click.command("same")
@@ -92,12 +89,19 @@ def same(
 def _of_steps(folders: list[Path], as_json: bool) -> int:
     import msgspec
 
-    answer, sentences, lacking = importlib.import_module(OF_STEPS).compare_folders(folders)
+    from lab.compare.same.steps import folders_of, gather, judge_steps
+    from lab.compare.same.steps_text import answer, missing, sentences
+
+    names = [f"{folder.name}/" if len(folders) > 1 else "" for folder in folders]
+    replays = [gather(folders_of(folder, name)) for folder, name in zip(folders, names, strict=True)]
+    verdict = judge_steps([record for records, _ in replays for record in records])
+    lacking = [*(problem for _, problems in replays for problem in problems), *missing(verdict)]
+    lines = sentences(verdict)
     if as_json:
-        click.echo(msgspec.json.encode({**answer, "verdict": sentences, "lacking": lacking}))
+        click.echo(msgspec.json.encode({**answer(verdict), "verdict": lines, "lacking": lacking}))
     else:
-        click.echo("\n".join([*sentences, *(f"! {problem}" for problem in lacking)]))
-    return 1 if lacking else EXITS.get(answer["replay"], 1)
+        click.echo("\n".join([*lines, *(f"! {problem}" for problem in lacking)]))
+    return 1 if lacking else EXITS.get(verdict.outcome, 1)
 
 
 def _read(path: Path) -> Recording:

@@ -57,14 +57,14 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
     from lab.errors import needs
 
     with needs("analysis"):
-        from lab.rooms.trials.gpus.config import CONFIG as OF_GPUS
+        from lab.rooms.trials.gpus import CONFIG as OF_GPUS
 
         if run is not None and (folder / OF_GPUS).is_file():
-            from lab.rooms.trials.gpus.page import report as report_gpus
+            from lab.rooms.trials.gpus_page import report as report_gpus
 
             return report_gpus(out, run)
         if _is_replay(folder):
-            from lab.rooms.trials.replay.page import report as report_replay
+            from lab.rooms.trials.replay_page import report as report_replay
 
             return report_replay(folder, out, run)
         from lab.rooms.trials.findings import report
@@ -73,7 +73,7 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
 
 
 def _is_replay(folder: Path) -> bool:
-    from lab.rooms.trials.replay.config import CONFIG
+    from lab.rooms.trials.replay import CONFIG
     from lab.workload.recorder.format import OF_STEPS
 
     return (

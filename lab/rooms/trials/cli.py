@@ -108,7 +108,7 @@ def _options(ctx: click.Context, as_json: bool) -> Options:
 def _of_gpus(flags: dict[str, Any], options: Options) -> Experiment:
     from lab.core.plan import Experiment
     from lab.errors import UsageError
-    from lab.rooms.trials.gpus.config import GpusConfig, plan
+    from lab.rooms.trials.gpus import GpusConfig, plan
 
     if any(flags[name] for name in flags if name not in ("command", "trials", "seed", "num_gpus")):
         raise UsageError("trials gpus takes -n (rounds) and --seed alone", fix="lab run trials -n 5 gpus")
@@ -137,7 +137,7 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     """
     from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
-    from lab.rooms.trials.replay.config import ReplayConfig, plan
+    from lab.rooms.trials.replay import ReplayConfig, plan
     from lab.rooms.trials.settings import folder_of, refuse_missing, refuse_secrets
 
     options = _options(ctx, as_json)

@@ -56,6 +56,8 @@ DAMAGED = {
     "gzip's first bytes": b"\x1f\x8b",
     "a list": b"[1]\n",
     "no version": b'{"meta": {}}\n{"op": 1}\n',
+    "bytes": b"\x00\xff",
+    "a rank of no job": b'{"meta": {"format": 2, "rank": 99999999}}\n',
     "a line of 2 MiB": b'{"meta": {}}\n' + b"x" * (1 << 21),
     "no checksum": json.dumps(META).encode() + b"\n" + json.dumps({**ROW, "ck": ""}).encode(),
     "a count below 0": json.dumps(META).encode() + b"\n" + json.dumps({**ROW, "nan": -3}).encode(),

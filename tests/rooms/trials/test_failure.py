@@ -15,21 +15,6 @@ def judged(fail, *lines, code=0, timed_out=False):
     return reader.verdict(code, timed_out=timed_out)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["loss: nan", "loss=NaN", '{"loss": NaN}', "step 3 | loss nan: 1 loss = -nan", "loss: tensor(nan)"],
-)
-def test_a_nan_is_found_as_programs_write_it(line):
-    assert judged("nan in loss", line)[0] == "fail"
-
-
-@pytest.mark.parametrize(
-    "line", ["loss: 0.5", "val_loss: nan loss: 1", "loss: nanosecond loss: 2", "loss: inf"]
-)
-def test_what_is_no_nan_of_this_number_passes(line):
-    assert judged("nan in loss", line) == ("pass", "")
-
-
 def test_a_number_that_the_output_never_says_is_an_error_and_no_pass():
     assert judged("nan in loss", "training", "done") == (
         "error",
@@ -75,6 +60,11 @@ def test_step_times_are_the_median_of_what_the_output_says():
 @pytest.mark.parametrize(
     "line",
     [
+        "loss: nan",
+        "loss=NaN",
+        '{"loss": NaN}',
+        "step 3 | loss nan: 1 loss = -nan",
+        "loss: tensor(nan)",
         "loss is nan",
         "loss  -nan",
         '{"loss": null}',
@@ -93,13 +83,17 @@ def test_step_times_are_the_median_of_what_the_output_says():
         "  5%| | 1/20 [00:01, loss=0.4]\r 10%| | 2/20 [00:02, loss=nan]",
     ],
 )
-def test_unusual_ways_to_write_a_nan(line):
+def test_a_nan_is_found_as_programs_write_it(line):
     assert judged("nan in loss", "loss: 1", line)[0] == "fail"
 
 
 @pytest.mark.parametrize(
     "line",
     [
+        "loss: 0.5",
+        "val_loss: nan loss: 1",
+        "loss: nanosecond loss: 2",
+        "loss: inf",
         "nan_loss: 1",
         "nan loss: 0.5",
         "loss nanny",
@@ -108,7 +102,7 @@ def test_unusual_ways_to_write_a_nan(line):
         "loss: [0.5, 0.25]",
     ],
 )
-def test_what_only_resembles_a_nan_passes(line):
+def test_what_is_no_nan_of_this_number_passes(line):
     assert judged("nan in loss", "loss: 1", line) == ("pass", "")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lab.errors import LabError
 from lab.power.meters import NvmlMeter
-from lab.rooms.trials.gpus.config import VISIT, Check, Visit
+from lab.rooms.trials.gpus import VISIT, Check, Visit
 from lab.workload.rank import check_promised_gpus
 from lab.workload.recorder.bits import Sums
 from lab.workload.start import write_json

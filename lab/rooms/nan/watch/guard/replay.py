@@ -11,14 +11,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
@@ -27,6 +25,7 @@ from lab.rooms.nan.guarded.read import Op
 from lab.rooms.nan.watch.forward import ASIDE, AT_ONCE
 from lab.rooms.nan.watch.leaves import as_counted, leaves
 from lab.rooms.nan.watch.watch import NonFiniteError
+from lab.workload.again import Moment, at, moment
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -49,9 +48,7 @@ class Saved:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     versions: list[tuple[Tensor, int]]
-    random: Any
-    buffers: list[tuple[Tensor, Tensor]]
-    autocast: Any
+    then: Moment
     grad: bool
     gradients: dict[str, Tensor] = field(default_factory=dict)  # by the name among the outputs
 
@@ -73,9 +70,7 @@ def save(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sa
         args,
         kwargs,
         [(one, one._version) for one in inputs if not one.is_inference()],
-        _random_now(),
-        [(buffer, buffer.detach().clone()) for buffer in buffers],
-        _autocast_now(),
+        moment(buffers),
         torch.is_grad_enabled(),
     )
 
@@ -178,64 +173,22 @@ def _not_repeatable(saved: Saved) -> str:
 @contextlib.contextmanager
 def _again(saved: Saved, watch: Any) -> Iterator[list[int]]:
     """The state of then; afterwards the state of now. Gives the stack of modules."""
-    random_state, buffers = _random_now(), [(one, one.detach().clone()) for one, _ in saved.buffers]
     lane = watch._lanes.lane
     mode = lane.mode
     lane.mode, lane.path = ASIDE, []
     try:
-        _set_random(saved.random)
-        _put_back(saved.buffers)
-        with contextlib.ExitStack() as stack:
-            for device, dtype, enabled in saved.autocast:
-                if enabled:
-                    stack.enter_context(torch.autocast(device, dtype=dtype))
-            _force_eager(stack)
+        with at(saved.then), _eager():
             yield lane.path
     finally:
         lane.mode, lane.path = mode if mode != ASIDE else AT_ONCE, None
-        _set_random(random_state)
-        _put_back(buffers)
 
 
-def _force_eager(stack: contextlib.ExitStack) -> None:
+def _eager() -> Any:
     """A compiled region runs operator by operator, where torch can do that (2.6)."""
     stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
-    if stance is not None and "torch._dynamo" in sys.modules:
-        stack.enter_context(stance("force_eager"))
-
-
-def _put_back(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
-    with torch.no_grad():
-        for buffer, value in buffers:
-            buffer.copy_(value)
-
-
-def _random_now() -> Any:
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and _cuda_runs() else []
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpu
-
-
-def _cuda_runs() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _set_random(state: Any) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_rng_state(state[2])
-    if state[3]:
-        torch.cuda.set_rng_state_all(state[3])
-
-
-def _autocast_now() -> list[tuple[str, Any, bool]]:
-    dtype_of = getattr(torch, "get_autocast_dtype", None)
-    if dtype_of is not None:  # since torch 2.4, which warns of the older names
-        return [(kind, dtype_of(kind), torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
-    try:
-        settings = [("cpu", torch.get_autocast_cpu_dtype(), torch.is_autocast_cpu_enabled())]
-        return [*settings, ("cuda", torch.get_autocast_gpu_dtype(), torch.is_autocast_enabled())]
-    except (AttributeError, RuntimeError):
-        return []
+    if stance is None or "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    return stance("force_eager")
 
 
 class _Look:

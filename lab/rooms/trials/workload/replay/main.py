@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lab.errors import LabError, MissingError
 from lab.rooms.trials.failure import shell_code
-from lab.rooms.trials.replay.config import SETTINGS, START, read_replay
+from lab.rooms.trials.replay import SETTINGS, START, read_replay
 from lab.rooms.trials.workload.main import callers_environment
 from lab.workload.hook import hooked
 from lab.workload.recorder.format import files_of

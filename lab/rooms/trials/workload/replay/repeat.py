@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import pickle
-import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from lab.workload.again import Moment, at, moment, put
 from lab.workload.recorder.bits import tensors_in
 
 MOST_INPUT_BYTES = 4 << 30
@@ -50,25 +49,6 @@ def outermost(outputs: Sequence[Tensor], wanted: Sequence[int]) -> list[int]:
     return [index for index in wanted if index not in inner]
 
 
-def random_state() -> dict[str, Any]:
-    """Read the state of every generator that a program draws from without naming it."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        state["numpy"] = numpy.random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_random(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        sys.modules["numpy"].random.set_state(state["numpy"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
-
-
 def digests(state: dict[str, Any]) -> dict[str, str]:
     """A hash per generator."""
     plain = dict(state)
@@ -85,9 +65,7 @@ class Saved:
     root: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    random: dict[str, Any]
-    buffers: list[tuple[Tensor, Tensor]]
-    autocast: list[tuple[str, Any]]  # where it was on, and its type
+    then: Moment
     fresh: list[bool]  # per parameter: it had no gradient
     synced: Any = None  # of DDP: whether its backward reduces
     gradients: dict[int, Tensor] = field(default_factory=dict)  # by the number of the output
@@ -103,9 +81,7 @@ def save(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Save
         root,
         copied(args) if fits else (),
         copied(kwargs) if fits else {},
-        random_state(),
-        [(buffer, buffer.detach().clone()) for buffer in root.buffers()],
-        [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)],
+        moment(root.buffers()),
         [weight.grad is None for weight in root.parameters()],
         getattr(root, "require_backward_grad_sync", None),
         why_not="" if fits else "its inputs are larger than 4 GiB",
@@ -115,34 +91,20 @@ def save(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Save
 @contextlib.contextmanager
 def as_it_was(saved: Saved) -> Iterator[None]:
     """The state before the step's forward; afterwards the present state, in place."""
-    present = random_state()
     weights = list(saved.root.parameters())
     grads = [(w, w.grad, None if w.grad is None else w.grad.detach().clone()) for w in weights]
-    buffers = [(buffer, buffer.detach().clone()) for buffer, _ in saved.buffers]
     synced = getattr(saved.root, "require_backward_grad_sync", None)
     try:
         for weight, fresh in zip(weights, saved.fresh, strict=True):
             # 0 + -0.0 is not -0.0: a gradient that began at zero begins there again.
             weight.grad = None if fresh or weight.grad is None else torch.zeros_like(weight.grad)
-        set_random(saved.random)
-        _put(saved.buffers)
         if synced is not None:
             setattr(saved.root, "require_backward_grad_sync", saved.synced)  # noqa: B010 - for mypy, too
-        with contextlib.ExitStack() as stack:
-            for device, dtype in saved.autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype))
+        with at(saved.then):
             yield
     finally:
-        set_random(present)
-        _put(buffers)
         if synced is not None:
             setattr(saved.root, "require_backward_grad_sync", synced)  # noqa: B010
         for weight, grad, value in grads:
             weight.grad = grad
-            _put([(grad, value)] if grad is not None and value is not None else [])
-
-
-def _put(values: list[tuple[Tensor, Tensor]]) -> None:
-    with torch.no_grad():
-        for tensor, value in values:
-            tensor.copy_(value)
+            put([(grad, value)] if grad is not None and value is not None else [])

@@ -21,16 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.trials.replay.config import SETTINGS
-from lab.rooms.trials.workload.replay.repeat import (
-    Saved,
-    as_it_was,
-    digests,
-    outermost,
-    random_state,
-    save,
-    set_random,
-)
+from lab.rooms.trials.replay import SETTINGS
+from lab.rooms.trials.workload.replay.repeat import Saved, as_it_was, digests, outermost, save
+from lab.workload.again import random_state
 from lab.workload.recorder.bits import tensors_in
 from lab.workload.recorder.format import OF_STEPS
 from lab.workload.recorder.recorder import Recorder, is_compiling, owner_of, plain_name, ranks
@@ -300,8 +293,6 @@ class Training(Recorder):
         depth, self.thread.depth = self.thread.depth, 0
         try:
             with as_it_was(saved), torch.enable_grad():
-                # Once more: autocast and the rest above may have drawn.
-                set_random(saved.random)
                 outputs = tensors_in(saved.root(*saved.args, **saved.kwargs))
                 wanted = outermost(outputs, sorted(saved.gradients))
                 gradients = [saved.gradients[index].clone() for index in wanted]

@@ -11,7 +11,7 @@ if not hasattr(fsdp, "fully_shard"):
 
 from torch import nn  # noqa: E402
 
-from lab.rooms.trials.replay.compare import compare  # noqa: E402
+from lab.compare.same.steps import judge_steps  # noqa: E402
 from lab.rooms.trials.workload.replay.training import Training  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 from tests.rooms.trials.workload.replay.test_planted import records  # noqa: E402
@@ -65,10 +65,10 @@ def _rank(rank: int, port: int, folder) -> None:
 
 def test_sharded_models_are_compared_and_the_first_place_of_a_disturbed_rank_is_named(tmp_path):
     torch.multiprocessing.spawn(_rank, args=(free_port(), tmp_path), nprocs=2)
-    clean = compare(records(tmp_path / "clean"))
-    assert (clean.verdict, clean.first_place, clean.steps, clean.repeats) == ("bitwise", None, 3, 2 * 2 * 3)
+    clean = judge_steps(records(tmp_path / "clean"))
+    assert (clean.outcome, clean.first_place, clean.steps, clean.repeats) == ("bitwise", None, 3, 2 * 2 * 3)
     for name in ("planted", "coarse"):
-        first = compare(records(tmp_path / name)).first_place
+        first = judge_steps(records(tmp_path / name)).first_place
         assert (first.step, first.rank, first.direction) == (STEP, 1, "forward"), name
         assert first.row.module == "3", name
     names = {row.op for one in records(tmp_path / "clean") for row in one.recording.rows}

@@ -6,9 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lab.rooms.trials.replay.compare import Record, compare  # noqa: E402
-from lab.rooms.trials.replay.page import place_text, sentences  # noqa: E402
-from lab.workload.recorder.format import files_of, read  # noqa: E402
+from lab.compare.same.steps import gather, judge_steps  # noqa: E402
+from lab.compare.same.steps_text import place_text, sentences  # noqa: E402
 from tests.conftest import free_port  # noqa: E402
 from tests.rooms.trials.workload.replay.trainee import PLANTS, expected, train  # noqa: E402
 
@@ -21,14 +20,13 @@ CASES = [
 
 
 def records(folder, runs=2):
-    folders = [(f"run-{run}", folder / f"run-{run}") for run in range(runs)]
-    return [Record.of(name, read(path)) for name, place in folders for path in files_of(place)]
+    return gather((f"run-{run}", folder / f"run-{run}") for run in range(runs))[0]
 
 
 def named(finding):
     first = finding.first_place
     row = first.row
-    return finding.verdict, first.step, first.rank, row.module, first.direction, row.kind, row.op
+    return finding.outcome, first.step, first.rank, row.module, first.direction, row.kind, row.op
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +41,14 @@ def _one_thread():
 def test_a_planted_cause_is_named_at_its_first_place(plant, given, tmp_path):
     for run in range(2):
         train(tmp_path / f"run-{run}", plant, run=run, repeats=given["seed"] % 2, **given)
-    assert named(compare(records(tmp_path))) == expected(plant, where=given["where"], step=given["step"])
+    assert named(judge_steps(records(tmp_path))) == expected(plant, where=given["where"], step=given["step"])
 
 
 def test_a_job_without_a_plant_is_bitwise_and_its_repeats_too(tmp_path):
     for run in range(3):
         train(tmp_path / f"run-{run}", "none", where=0, step=1, seed=7, run=run, repeats=2)
-    finding = compare(records(tmp_path, 3))
-    assert finding.verdict == "bitwise" and finding.first_place is None and finding.repeats_agree
+    finding = judge_steps(records(tmp_path, 3))
+    assert finding.outcome == "bitwise" and finding.first_place is None and finding.repeats_agree
     assert (
         finding.steps == 3
         and finding.repeats == 3 * 3 * 2
@@ -84,10 +82,9 @@ def test_nothing_stays_behind_and_the_numbers_are_those_without_a_recorder(tmp_p
     assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
     assert (nn.Module.__call__, torch.autograd.backward, torch.autograd.grad) == before
     assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
-    (path,) = files_of(tmp_path)
-    record = Record.of("run-0", read(path))
+    (record,), _ = gather([("run-0", tmp_path)])
     assert record.recording.end["steps"] == 3 and not record.recording.end["notes"]
-    assert compare([record]).repeats_agree
+    assert judge_steps([record]).repeats_agree
 
 
 @pytest.mark.parametrize("plant", ["atomic", "flip", "rank"])
@@ -95,7 +92,7 @@ def test_without_operators_the_module_is_named(plant, tmp_path):
     for run in range(2):
         train(tmp_path / f"run-{run}", plant, where=1, step=2, seed=5, run=run, level="module", repeats=0)
     _, step, rank, module, direction, _, _ = expected(plant, where=1, step=2)
-    assert named(compare(records(tmp_path)))[1:5] == (step, rank, module, direction)
+    assert named(judge_steps(records(tmp_path)))[1:5] == (step, rank, module, direction)
 
 
 @pytest.mark.parametrize("level", ["op", "module"])
@@ -119,7 +116,7 @@ def test_a_gradient_that_is_changed_before_the_update_is_named_there_and_not_a_s
                 with torch.no_grad():
                     model[1].weight.grad[0, 2] *= 1 + run * 2**-23
             optimizer.step()
-    finding = compare(records(tmp_path))
+    finding = judge_steps(records(tmp_path))
     assert named(finding) == ("run-to-run", 2, 0, "1", "update", "used", "1.weight") and finding.repeats_agree
 
 
@@ -141,7 +138,7 @@ def test_planted_causes_on_two_ranks_of_gloo(tmp_path):
     torch.multiprocessing.spawn(_rank, args=(free_port(), tmp_path), nprocs=2)
     wrong = []
     for number, (plant, given) in enumerate(CASES):
-        finding = compare(records(tmp_path / str(number)))
+        finding = judge_steps(records(tmp_path / str(number)))
         wanted = expected(plant, where=given["where"], step=given["step"], odd_rank=number % 2, world=2)
         if named(finding) != wanted:
             wrong.append((plant, given, number % 2, named(finding), wanted))
@@ -188,14 +185,14 @@ PLANTS_BY_HAND = ("none", "before", "after")
 
 def test_of_an_all_reduce_by_hand_the_rank_is_named_on_which_the_difference_began(tmp_path):
     torch.multiprocessing.spawn(_by_hand, args=(free_port(), tmp_path), nprocs=2)
-    assert compare(records(tmp_path / "none")).verdict == "bitwise"
+    assert judge_steps(records(tmp_path / "none")).outcome == "bitwise"
     for name, place in (
         ("before", (2, 1, "", "update", "comm", "c10d.allreduce_.default")),
         ("after", (2, 1, "1", "update", "used", "1.weight")),
     ):
-        found = compare(records(tmp_path / name))
+        found = judge_steps(records(tmp_path / name))
         assert named(found)[1:] == place, named(found)
-        text = " ".join(sentences(found, records(tmp_path / name)))
+        text = " ".join(sentences(found))
         wanted = {"before": "inputs differed on rank 1 alone", "after": "It differs on rank 1 alone"}[name]
         assert wanted in text
         assert ("allreduce" in place_text(found.first_place)) == (name == "before")

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from lab.rooms.trials.replay.compare import Record, compare  # noqa: E402
-from lab.rooms.trials.replay.page import notes_of, sentences  # noqa: E402
+from lab.compare.same.steps import gather, judge_steps  # noqa: E402
+from lab.compare.same.steps_text import notes_of, sentences  # noqa: E402
 from lab.rooms.trials.workload.replay import training as recorder_module  # noqa: E402
 from lab.rooms.trials.workload.replay.training import Training  # noqa: E402
 from lab.workload.recorder.bits import dense, host_sum  # noqa: E402
@@ -35,9 +35,8 @@ def twice(tmp_path, job, *, level="op", repeats=1, runs=2):
             job()
         finally:
             recorder.stop(ended=True)
-    folders = [(f"run-{n}", tmp_path / f"run-{n}") for n in range(runs)]
-    records = [Record.of(name, read(path)) for name, folder in folders for path in files_of(folder)]
-    return compare(records), records
+    records, _ = gather((f"run-{n}", tmp_path / f"run-{n}") for n in range(runs))
+    return judge_steps(records), records
 
 
 def mlp():
@@ -141,7 +140,7 @@ def evaluation_between():
 )
 def test_equal_runs_agree_and_every_step_repeats(job, tmp_path):
     finding, records = twice(tmp_path, job)
-    assert finding.verdict == "bitwise" and finding.repeats == 2 * 2, (
+    assert finding.outcome == "bitwise" and finding.repeats == 2 * 2, (
         finding.first_place,
         records[0].recording.end,
     )
@@ -200,7 +199,7 @@ def no_optimizer():
 )
 def test_a_step_that_cannot_run_again_alone_is_not_repeated_and_that_is_said(job, why, tmp_path):
     finding, records = twice(tmp_path, job)
-    assert finding.verdict == "bitwise" and finding.repeats == 0
+    assert finding.outcome == "bitwise" and finding.repeats == 0
     assert any(why in text for text in notes_of(records[0]))
 
 
@@ -343,7 +342,7 @@ def test_weights_that_something_else_changes_between_steps_are_named_as_weights(
             with torch.no_grad():
                 model[3].weight += next(poke)
 
-    finding, records = twice(tmp_path, job)
+    finding, _ = twice(tmp_path, job)
     first = finding.first_place
     assert (first.step, first.row.kind, first.row.op, first.direction) == (
         2,
@@ -351,7 +350,7 @@ def test_weights_that_something_else_changes_between_steps_are_named_as_weights(
         "3.weight",
         "start",
     )
-    assert any("something other than the optimizer" in text for text in sentences(finding, records))
+    assert any("something other than the optimizer" in text for text in sentences(finding))
 
 
 class Chain(nn.Module):
@@ -417,7 +416,7 @@ def test_a_teacher_in_inference_mode_does_not_end_the_program(level, tmp_path):
 
     model = Taught()
     finding, records = twice(tmp_path, lambda: loop(model, lambda: model(x())), level=level, runs=1)
-    assert finding.verdict == "bitwise" and finding.repeats == 2, records[0].recording.end
+    assert finding.outcome == "bitwise" and finding.repeats == 2, records[0].recording.end
 
 
 def test_a_gradient_that_changes_before_it_is_read_is_unseen_and_not_another_number(tmp_path):

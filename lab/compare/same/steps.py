@@ -1,16 +1,23 @@
-"""Compare the records of some runs: the first place where bits differ, and the kind of difference. Pure."""
+"""Runs of one training program against each other: the first tensor of its first steps whose bits differ.
+
+`lab run replay` records them, as checksums by run, rank, step and repeat. Every run is compared with the
+first, every repeat with its step, replicas with each other. Each comparison stops at its own first place; the
+first of all is the cause, and the rest follow from it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lab.rooms.trials.replay.sources import Source, source_of
-from lab.workload.recorder.format import Recording, Row, majority, numbered, same_bits
+from lab.core.words import first_few, plural
+from lab.errors import BadDataError
+from lab.workload.recorder.format import Recording, Row, files_of, majority, numbered, read, same_bits
 
-Verdict = Literal["bitwise", "run-to-run", "machine-to-machine", "input pipeline", "nothing seen"]
+Outcome = Literal["bitwise", "run-to-run", "machine-to-machine", "input pipeline", "nothing seen"]
 # Whose bits say nothing of an order: they may come from anywhere before.
 GIVEN = ("random", "weight", "buffer", "input")
 DIRECTIONS = {"start": "start", "fwd": "forward", "bwd": "backward"}
@@ -36,26 +43,26 @@ class Record(NamedTuple):
         return self.recording.rank
 
     @property
+    def name(self) -> str:
+        return f"{self.run}, rank {self.rank}"
+
+    @property
     def replicated(self) -> bool:
         return bool(self.recording.meta.get("replicated"))
 
     @property
     def machine(self) -> tuple[str, ...]:
-        return tuple(self.fact(name) for name in ("host", "device", "uuid"))
-
-    def fact(self, name: str) -> str:
-        """One fact of the record's head, "" where it has none."""
-        return str(self.recording.meta.get(name, ""))
+        return tuple(str(self.recording.meta.get(name, "")) for name in ("host", "device", "uuid"))
 
     def steps(self) -> list[int]:
         return sorted({step for step, attempt in self.attempts if attempt == 0})
 
 
-Runs = dict[str, dict[int, Record]]
+Runs = Mapping[str, Mapping[int, Record]]
 
 
 @dataclass(frozen=True)
-class Divergence:
+class Place:
     """The first place where a run differs from another, or a repeat from its step.
 
     between: what was compared. equal_inputs: the inputs had the same bits, so the difference was made
@@ -82,60 +89,97 @@ class Divergence:
     def direction(self) -> str:
         return DIRECTIONS.get(self.row.phase, "update")
 
-    @property
-    def source(self) -> Source | None:
-        return source_of(self.row.op) if self.row.kind in ("op", "comm") else None
 
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """All that the records say. `places`: of every comparison that differs, the earliest first."""
 
-@dataclass(frozen=True)
-class Finding:
-    """All that the records say."""
-
-    verdict: Verdict
-    first_place: Divergence | None
-    divergences: list[Divergence]
+    outcome: Outcome
+    first_place: Place | None
+    places: list[Place]
+    runs: int
+    ranks: int
+    rows: int
+    repeats: int
+    recorded: list[int]  # numbers of steps that records have, the fewest first
+    worlds: int  # different numbers of ranks of a run
     same_batches: bool = False  # the batches of the runs are the same in another order
     # Generators whose state differed when the first step that differs began; else the first step.
     random_differs: list[str] = field(default_factory=list)
     groups: list[list[str]] = field(default_factory=list)  # runs that agree in all
-    steps: int = 0
-    rows: int = 0
-    repeats: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self.recorded[0] if self.recorded else 0
 
     @property
     def repeats_agree(self) -> bool:
-        return self.repeats > 0 and not any(place.kind == "repeats" for place in self.divergences)
+        return self.repeats > 0 and not any(place.kind == "repeats" for place in self.places)
 
 
-def compare(records: Sequence[Record]) -> Finding:
-    """Every run against the first, every repeat against its step, replicas against each other."""
-    runs: Runs = defaultdict(dict)
+def gather(folders: Iterable[tuple[str, Path]]) -> tuple[list[Record], list[str]]:
+    """The records of runs by their names, and what is missing. Raises BadDataError without any."""
+    records: list[Record] = []
+    problems: list[str] = []
+    folder = Path()
+    for name, folder in folders:
+        of_run = []
+        for path in files_of(folder):
+            try:
+                of_run.append(Record.of(name, read(path)))
+            except BadDataError as error:
+                problems.append(f"{name}: {path.name}: {error.problem}")
+        if not of_run:
+            problems.append(f"{name}: no record of it")
+            continue
+        absent = sorted({*range(max(r.recording.world for r in of_run))} - {r.rank for r in of_run})
+        if absent:
+            numbers = first_few([str(rank) for rank in absent], 16)
+            problems.append(f"{name}: no record of {plural(len(absent), 'rank')}: {numbers}")
+        records += of_run
+    if not records:
+        raise BadDataError(
+            "no record of bits", location=folder, fix="see the steps' logs: did a model train?"
+        )
+    return records, problems + [f"{r.name}: {text}" for r in records for text in r.recording.lacks]
+
+
+def folders_of(replay: Path, prefix: str = "") -> list[tuple[str, Path]]:
+    """The folder of each run in a replay's folder, by its name; a folder without any is one itself."""
+    steps = sorted(step for step in (replay / "steps").glob("*") if step.is_dir())
+    return [(prefix + folder.resolve().name, folder) for folder in steps or [replay]]
+
+
+def judge_steps(records: Sequence[Record]) -> Verdict:
+    """Compare all. Pure."""
+    runs: dict[str, dict[int, Record]] = defaultdict(dict)
     for record in records:
         runs[record.run][record.rank] = record
-    divergences = [*_between_runs(runs), *_between_repeats(records), *_between_ranks(runs)]
-    # Each comparison stops at its own first place; the first of all is the cause, the rest follow from it.
-    divergences.sort(key=_order)
-    place = divergences[0] if divergences else None
-    groups = _groups(runs)
+    places = [*_between_runs(runs), *_between_repeats(records), *_between_ranks(runs)]
+    places.sort(key=_order)
     # A record of inputs alone is equal to any other: it must not pass as bitwise.
     is_seen = any(row.kind not in GIVEN for record in records for row in record.recording.rows)
-    if not is_seen:
-        place = None
-    ranks = [place.rank] if place else sorted({record.rank for record in records})
-    return Finding(
-        _verdict(place, divergences, runs, groups) if is_seen else "nothing seen",
-        place,
-        divergences,
-        _same_batches(records),
-        sorted({name for rank in ranks for name in _random_differs(runs, rank, place.step if place else 1)}),
-        groups,
-        steps=min((int(record.recording.end.get("steps", 0)) for record in records), default=0),
+    place = places[0] if places and is_seen else None
+    groups = _groups(runs)
+    all_ranks = {record.rank for record in records}
+    ranks, step = ({place.rank}, place.step) if place else (all_ranks, 1)
+    return Verdict(
+        outcome=_outcome(place, places, runs, groups) if is_seen else "nothing seen",
+        first_place=place,
+        places=places,
+        runs=len(runs),
+        ranks=len(all_ranks),
         rows=sum(len(record.recording.rows) for record in records),
         repeats=sum(attempt > 0 for record in records for _, attempt in record.attempts),
+        recorded=sorted({int(record.recording.end.get("steps", 0)) for record in records}),
+        worlds=len({max(r.recording.world for r in of_run.values()) for of_run in runs.values()}),
+        same_batches=_same_batches(records),
+        random_differs=_random_differs([r for r in records if r.rank in ranks], step),
+        groups=groups,
     )
 
 
-def _order(place: Divergence) -> tuple[int, ...]:
+def _order(place: Place) -> tuple[int, ...]:
     """Sort key: step and place, what came from another rank last; then whether it was made there."""
     in_place = (place.equal_inputs is False, place.kind == "ranks", place.rank)
     return (place.step, place.inherited, place.index, *in_place)
@@ -165,8 +209,8 @@ def _is_given_or_of_a_bucket(row: Row) -> bool:
 
 
 def _first_difference(
-    a: Sequence[Row], b: Sequence[Row], ignore: Callable[[Row], bool], place: Divergence, *, strict: bool
-) -> Divergence | None:
+    a: Sequence[Row], b: Sequence[Row], ignore: Callable[[Row], bool], place: Place, *, strict: bool
+) -> Place | None:
     """`place` with the first row that differs. strict: a row that only one side has is a difference."""
     base, head = _keyed(a), _keyed(b)
     for index, (key, row) in enumerate(base.items()):
@@ -186,22 +230,21 @@ def _first_difference(
     return None
 
 
-def _between_runs(runs: Runs) -> Iterable[Divergence]:
+def _between_runs(runs: Runs) -> Iterable[Place]:
     (base_run, base_ranks), *head_runs = runs.items()
     for run, ranks in head_runs:
-        for rank, record in ranks.items():
-            base = base_ranks.get(rank)
-            for step in sorted({*base.steps()} & {*record.steps()}) if base else ():
-                assert base is not None
-                pair = base.attempts[step, 0], record.attempts[step, 0]
-                place = Divergence(step, rank, 0, pair[0][0], (base_run, run), "runs")
+        for rank in sorted(ranks.keys() & base_ranks.keys()):
+            base, head = base_ranks[rank], ranks[rank]
+            for step in sorted({*base.steps()} & {*head.steps()}):
+                pair = base.attempts[step, 0], head.attempts[step, 0]
+                place = Place(step, rank, 0, pair[0][0], (base_run, run), "runs")
                 # A generator may differ without having been drawn from; only what was computed counts.
                 if differing := _first_difference(*pair, _is_random_state, place, strict=True):
                     yield _over_ranks(differing, runs)
                     break
 
 
-def _over_ranks(place: Divergence, runs: Runs) -> Divergence:
+def _over_ranks(place: Place, runs: Runs) -> Place:
     """Whose inputs of a collective differed, and whose outputs: what one rank gave reaches all others."""
     if place.row.kind not in ("comm", "used") or place.absent:
         return place
@@ -225,17 +268,17 @@ def _over_ranks(place: Divergence, runs: Runs) -> Divergence:
     return placed if all_there else replace(placed, equal_inputs=None)
 
 
-def _between_repeats(records: Sequence[Record]) -> Iterable[Divergence]:
+def _between_repeats(records: Sequence[Record]) -> Iterable[Place]:
     """A step against its own repeats: only the step's first forward and backward run again."""
     for record in records:
         for step in record.steps():
             ignore = _is_given_or_of_a_bucket if step == 1 and record.replicated else _is_given
             program = record.attempts[step, 0]
-            places: list[Divergence] = []
+            places: list[Place] = []
             for (number, attempt), rows in record.attempts.items():
                 if number == step and attempt:
                     between = (f"{record.run} step {step}", f"its repeat {attempt}")
-                    place = Divergence(step, record.rank, 0, program[0], between, "repeats")
+                    place = Place(step, record.rank, 0, program[0], between, "repeats")
                     places += filter(None, [_first_difference(program, rows, ignore, place, strict=False)])
             if places:
                 # The place nearest to the cause is the earliest over all repeats.
@@ -243,33 +286,32 @@ def _between_repeats(records: Sequence[Record]) -> Iterable[Divergence]:
                 break
 
 
-def _between_ranks(runs: Runs) -> Iterable[Divergence]:
+def _between_ranks(runs: Runs) -> Iterable[Place]:
     """Replicas hold the same weights and reduced gradients: a rank that does not is named."""
     for ranks in runs.values():
         replicas = [record for record in ranks.values() if record.replicated]
-        tables = [_of_replicas(record) for record in replicas]
-        for key in tables[0] if len(tables) > 1 else ():
-            checksums = [table[key].ck if key in table else "" for table in tables]
-            if len(set(checksums)) == 1:
-                continue
+        shared = set.intersection(*({*record.steps()} for record in replicas)) if replicas else set()
+        for step in sorted(shared):
+            if place := _odd_replica(replicas, step):
+                yield place
+                break
+
+
+def _odd_replica(replicas: Sequence[Record], step: int) -> Place | None:
+    """The first tensor of a step in which one of them is not as the most are."""
+    rows_of = [record.attempts[step, 0] for record in replicas]
+    tables = [_keyed(row for row in rows if row.kind in ("weight", "reduced")) for rows in rows_of]
+    for key in tables[0]:
+        checksums = [table[key].ck if key in table else "" for table in tables]
+        if len(set(checksums)) > 1:
             # Of two replicas either may be the odd one: the text then names "another rank" only.
             usual, count, _ = majority(checksums)
             odd = next(index for index, checksum in enumerate(checksums) if checksum != usual)
             row = tables[odd].get(key) or tables[0][key]
-            rows = replicas[odd].attempts[key[0], 0]
-            index = next((number for number, other in enumerate(rows) if other is row), len(rows))
+            index = next((i for i, other in enumerate(rows_of[odd]) if other is row), len(rows_of[odd]))
             between = (f"rank {replicas[odd].rank}", "the other ranks" if count > 1 else "another rank")
-            yield Divergence(key[0], replicas[odd].rank, index, row, between, "ranks")
-            break
-
-
-def _of_replicas(record: Record) -> dict[Key, Row]:
-    return {
-        (step, *key): row
-        for step in record.steps()
-        for key, row in _keyed(record.attempts[step, 0]).items()
-        if row.kind in ("weight", "reduced")
-    }
+            return Place(step, replicas[odd].rank, index, row, between, "ranks")
+    return None
 
 
 def _groups(runs: Runs) -> list[list[str]]:
@@ -277,7 +319,7 @@ def _groups(runs: Runs) -> list[list[str]]:
     groups: dict[int, list[str]] = defaultdict(list)
     for run, ranks in runs.items():
         bits = tuple(
-            (rank, step, *((r.kind, r.module, r.op, r.ck) for r in rows if not _is_random_state(r)))
+            (rank, step, *(hash((*_key(row), row.ck)) for row in rows if not _is_random_state(row)))
             for rank, record in sorted(ranks.items())
             for (step, attempt), rows in sorted(record.attempts.items())
             if attempt == 0
@@ -286,9 +328,9 @@ def _groups(runs: Runs) -> list[list[str]]:
     return list(groups.values())
 
 
-def _verdict(
-    place: Divergence | None, divergences: Sequence[Divergence], runs: Runs, groups: Sequence[Sequence[str]]
-) -> Verdict:
+def _outcome(
+    place: Place | None, places: Sequence[Place], runs: Runs, groups: Sequence[Sequence[str]]
+) -> Outcome:
     # Order matters: other inputs explain all later rows, and unequal replicas any repeat or run.
     if place is None:
         return "bitwise"
@@ -296,15 +338,14 @@ def _verdict(
         return "input pipeline"
     if place.kind == "ranks":
         return "machine-to-machine"
-    if any(place.kind == "repeats" for place in divergences):
+    if any(place.kind == "repeats" for place in places):
         return "run-to-run"  # it differs where nothing but time has changed
     machines = {run: [record.machine for _, record in sorted(ranks.items())] for run, ranks in runs.items()}
     group_of = {run: number for number, group in enumerate(groups) for run in group}
-    same_machine_differs = any(
-        machines[a] == machines[b] and group_of[a] != group_of[b] for a in runs for b in runs if a < b
+    on_one_machine = any(
+        machines[a] == machines[b] and group_of[a] != group_of[b] for a in runs for b in runs
     )
-    crosses = all(machines[d.between[0]] != machines[d.between[1]] for d in divergences if d.kind == "runs")
-    return "machine-to-machine" if crosses and not same_machine_differs else "run-to-run"
+    return "run-to-run" if on_one_machine else "machine-to-machine"
 
 
 def _same_batches(records: Sequence[Record]) -> bool:
@@ -317,11 +358,11 @@ def _same_batches(records: Sequence[Record]) -> bool:
     return len(bags) > 1 and all(bag == bags[0] for bag in bags) and sum(bags[0].values()) > 1
 
 
-def _random_differs(runs: Runs, rank: int, step: int) -> Iterable[str]:
-    """The generators whose state differed between runs when this step began."""
-    states: dict[str, set[str]] = defaultdict(set)
-    for ranks in runs.values():
-        for row in ranks[rank].attempts.get((step, 0), ()) if rank in ranks else ():
+def _random_differs(records: Sequence[Record], step: int) -> list[str]:
+    """The generators whose state differed between runs when this step began, on any rank."""
+    states: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for record in records:
+        for row in record.attempts.get((step, 0), ()):
             if row.kind == "random":
-                states[row.op].add(row.ck)
-    return (name for name, checksums in states.items() if len(checksums) > 1)
+                states[row.op, record.rank].add(row.ck)
+    return sorted({name for (name, _), checksums in states.items() if len(checksums) > 1})

@@ -6,9 +6,8 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,7 +25,7 @@ from lab.report.parts import Card, Page, Section, Status, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import sensors
-from lab.rooms.trials.gpus.config import SLOWER, VISIT, Check, Visit
+from lab.rooms.trials.gpus import SLOWER, VISIT, Check, Visit
 from lab.workload.recorder.format import majority
 
 CAPTIONS = {
@@ -47,8 +46,7 @@ SERIOUS = {
 SLOWDOWNS = 0x8 | 0x40 | 0x80  # of REASONS, what no program's load explains
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One GPU and one check over all visits; `odd`: repeats whose bits were not those of the most."""
 
     uuid: str
@@ -58,12 +56,11 @@ class Row:
     odd: int
     distinct: int
     median_ms: float | None
-    ratio: float | None = None  # of its median time to the median of the other GPUs' medians
-    error: str = ""
+    ratio: float | None  # of its median time to the median of the other GPUs' medians
+    error: str
 
 
-@dataclass(frozen=True)
-class Suspect:
+class Suspect(NamedTuple):
     """One GPU and why; kind: bits, itself, slower, error, counters."""
 
     uuid: str
@@ -71,8 +68,7 @@ class Suspect:
     evidence: str
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """tested: UUIDs of GPUs with at least one check that ended. open_pairs: GPUs that differ, no majority."""
 
     rows: list[Row]
@@ -97,17 +93,21 @@ def judge(visits: Sequence[Visit], throttle_bits: Mapping[str, int] | None = Non
         of_kind = [v for v in visits if (v.name, v.device, v.torch) == kind]
         for check in dict.fromkeys(c.name for v in of_kind for c in v.checks):
             _judge_check(check, of_kind, finding)
-    concerns = {
-        (v.uuid, text.format(v.counters[name])): None
-        for v in visits
-        for name, text in SERIOUS.items()
-        if v.counters.get(name)
-    }
-    for uuid, bits in (throttle_bits or {}).items():
-        concerns.update(
-            {(uuid, f"a {text}"): None for bit, text in REASONS.items() if bits & bit & SLOWDOWNS}
-        )
-    finding.suspects.extend(Suspect(uuid, "counters", text) for uuid, text in concerns)
+    concerns = [
+        *(
+            (v.uuid, text.format(v.counters[n]))
+            for v in visits
+            for n, text in SERIOUS.items()
+            if v.counters.get(n)
+        ),
+        *(
+            (uuid, f"a {text}")
+            for uuid, bits in (throttle_bits or {}).items()
+            for bit, text in REASONS.items()
+            if bits & bit & SLOWDOWNS
+        ),
+    ]
+    finding.suspects.extend(Suspect(uuid, "counters", text) for uuid, text in dict.fromkeys(concerns))
     return finding
 
 
@@ -121,27 +121,26 @@ def _judge_check(check: str, visits: Sequence[Visit], finding: Finding) -> None:
     votes = [majority(counts.elements())[0] for counts in counts_of.values() if counts]
     usual, num_usual, sure = majority(votes) if votes else ("", 0, True)
     medians = {uuid: _median([ms for c in checks for ms in c.ms]) for uuid, checks in per_gpu.items()}
-    for uuid, checks in per_gpu.items():
-        counts, own_ms = counts_of[uuid], medians[uuid]
+    for uuid, counts in counts_of.items():
         total, odd = counts.total(), sum(n for bits, n in counts.items() if bits != usual)
-        elsewhere_ms = [ms for other, ms in medians.items() if other != uuid and ms is not None]
-        ratio = own_ms / statistics.median(elsewhere_ms) if own_ms and elsewhere_ms else None
-        error = next((c.error for c in checks if c.error), "")
+        own_ms = medians[uuid]
+        others_ms = _median([ms for other, ms in medians.items() if other != uuid and ms is not None])
+        ratio = own_ms / others_ms if own_ms and others_ms else None
+        error = next((c.error for c in per_gpu[uuid] if c.error), "")
         finding.rows.append(Row(uuid, visits[0].name, check, total, odd, len(counts), own_ms, ratio, error))
+        evidence = {}
         if len(counts) > 1:
             fewer = total - counts.most_common(1)[0][1]
-            evidence = (
-                f"{check}: {fewer} of {plural(total, 'repeat')} gave other bits than its own usual ones"
+            evidence["itself"] = (
+                f"{fewer} of {plural(total, 'repeat')} gave other bits than its own usual ones"
             )
-            finding.suspects.append(Suspect(uuid, "itself", evidence))
         elif odd and sure:
-            evidence = f"{check}: its bits differ from those of {plural(num_usual, 'equal GPU')}"
-            finding.suspects.append(Suspect(uuid, "bits", evidence))
+            evidence["bits"] = f"its bits differ from those of {plural(num_usual, 'equal GPU')}"
         # Only these checks are long enough to time.
         is_timed = check.startswith(("matmul", "memory")) and uuid in finding.tested
         if is_timed and ratio is not None and ratio > SLOWER:
-            evidence = f"{check}: {ratio:.2f} times the others' median time"
-            finding.suspects.append(Suspect(uuid, "slower", evidence))
+            evidence["slower"] = f"{ratio:.2f} times the others' median time"
+        finding.suspects.extend(Suspect(uuid, kind, f"{check}: {text}") for kind, text in evidence.items())
     if not sure:
         names = " and ".join(sorted(counts_of))
         finding.open_pairs.append(f"{check}: {names} differ, and which is wrong is open")
@@ -161,9 +160,9 @@ def report(out: Path, run: Run) -> Findings:
     finding = judge(visits, _throttle_bits(folders))
     lacking = problems + missing(finding, visits)
     verdict = sentences(finding, visits)
-    checks = pd.DataFrame([asdict(row) for row in finding.rows], columns=list(Row.__annotations__))
+    checks = pd.DataFrame(finding.rows, columns=list(Row._fields))
     frames = {
-        "suspects": pd.DataFrame([asdict(suspect) for suspect in finding.suspects]),
+        "suspects": pd.DataFrame(finding.suspects),
         "checks": checks,
         "visits": pd.DataFrame([_visit_row(visit, folders[visit.uuid, visit.round]) for visit in visits]),
     }

@@ -13,8 +13,8 @@ from lab.core.gpu import Gpu
 from lab.core.plan import Site
 from lab.core.step import Outcome, Status
 from lab.errors import UsageError
-from lab.rooms.trials.gpus.config import VISIT, Check, GpusConfig, Visit, plan
-from lab.rooms.trials.gpus.page import gather, judge, missing, sentences
+from lab.rooms.trials.gpus import VISIT, Check, GpusConfig, Visit, plan
+from lab.rooms.trials.gpus_page import gather, judge, missing, sentences
 from tests.command import lab
 from tests.conftest import ROOT
 

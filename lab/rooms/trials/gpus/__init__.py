@@ -1,1 +1,0 @@
-"""GPUs against each other: does one of them compute other bits, slower, or with errors? No torch here."""

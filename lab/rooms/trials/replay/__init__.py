@@ -1,1 +1,0 @@
-"""Replay: where do two runs of the same step first differ, bit by bit? No torch here."""
