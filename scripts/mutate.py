@@ -135,7 +135,7 @@ def constants_of(path: Path) -> list[Constant]:
     """Every number in the module-level constants of a file, in tuples and tables too."""
     source = path.read_bytes()
     starts = [0, *itertools.accumulate(len(line) for line in source.splitlines(keepends=True))]
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     constants = []
     for statement in ast.parse(source).body:
         if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
@@ -236,7 +236,8 @@ def outcomes() -> Iterator[tuple[str, str]]:
 def survivor(name: str, state: str) -> Survivor:
     module, _, mangled = name.rpartition(".")
     stem, _, number = mangled.rpartition("__mutmut_")
-    functions = _functions(MUTANTS / Path(*module.split(".")).with_suffix(".py"))
+    file = MUTANTS / Path(*module.split("."))
+    functions = _functions(file / "__init__.py" if file.is_dir() else file.with_suffix(".py"))
     before, after = (functions[f"{stem}__mutmut_{which}"] for which in ("orig", number))
     lines = [line for line in difflib.ndiff(before, after) if line[0] in "-+"]
     parts = [" ".join(line[2:].strip() for line in lines if line[0] == sign) for sign in "-+"]

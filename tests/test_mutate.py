@@ -71,12 +71,15 @@ def test_every_function_that_is_explained_exists():
         parts = row["function"].split(".")
         if re.search(r"[*?\[]", row["function"]):
             continue
-        file = next(
-            path
+        file, names = next(
+            (path, parts[length:])
             for length in range(len(parts) - 1, 0, -1)
-            if (path := ROOT.joinpath(*parts[:length]).with_suffix(".py")).exists()
+            for path in (
+                ROOT.joinpath(*parts[:length]).with_suffix(".py"),
+                ROOT.joinpath(*parts[:length], "__init__.py"),
+            )
+            if path.exists()
         )
-        names = parts[len(file.relative_to(ROOT).parts) :]
         if not all(
             re.search(rf"^\s*(def|class) {name}\b|^{name}\b", file.read_text(), re.M) for name in names
         ):
