@@ -101,8 +101,9 @@ def effect_table(data: SweepData) -> pd.DataFrame:
         {**dict(zip(key, values, strict=True)), **effect(instances), "order": -instances["dur_ns"].sum()}
         for values, instances in usable(data).groupby(key, observed=True, sort=True)
     ]
-    table: pd.DataFrame = pd.DataFrame(rows).sort_values([*SETTING, "order"], ignore_index=True)
-    return table[EFFECT]
+    ordered = pd.DataFrame(rows).sort_values([*SETTING, "order"], ignore_index=True)
+    table: pd.DataFrame = ordered[EFFECT]
+    return table
 
 
 def findings(effects: pd.DataFrame) -> list[str]:
