@@ -139,8 +139,8 @@ def _shown(values: pd.Series) -> str:
     """`27`, or `27–28` if ranks or repeats differ; words one beside the other; a dash if unknown."""
     if not pd.api.types.is_numeric_dtype(values):
         return ", ".join(sorted({word for word in values if word})) or "–"
-    known = sorted({int(value) for value in values if value > 0})
-    return "–".join(map(str, dict.fromkeys((known[0], known[-1])))) if known else "–"
+    counts = sorted({int(value) for value in values if value > 0})
+    return "–".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "–"
 
 
 def gemm_blocks(gemm: pd.DataFrame, folder: Path) -> list[Block]:

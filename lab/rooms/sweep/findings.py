@@ -174,9 +174,9 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
         for step in explained.account.together.steps[:1]:
             name = f"ranks_step_{step}"
             svg = save(partial(step_picture, explained, step), out / "figures", name)
-            where = f"{run_name(worst)}, step {step}"
+            step_name = f"{run_name(worst)}, step {step}"
             blocks.insert(
-                1, Figure(svg, f"{where}. {SPAN_CAPTION}", f"figures/{name}.png", "tables/ranks.csv")
+                1, Figure(svg, f"{step_name}. {SPAN_CAPTION}", f"figures/{name}.png", "tables/ranks.csv")
             )
     return Section("Which rank makes the others wait", blocks)
 

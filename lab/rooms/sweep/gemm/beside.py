@@ -101,8 +101,9 @@ def effect_table(data: SweepData) -> pd.DataFrame:
         {**dict(zip(key, values, strict=True)), **effect(instances), "order": -instances["dur_ns"].sum()}
         for values, instances in usable(data).groupby(key, observed=True, sort=True)
     ]
-    table: pd.DataFrame = pd.DataFrame(rows).sort_values([*SETTING, "order"], ignore_index=True)
-    return table[EFFECT]
+    ordered = pd.DataFrame(rows).sort_values([*SETTING, "order"], ignore_index=True)
+    table: pd.DataFrame = ordered[EFFECT]
+    return table
 
 
 def findings(effects: pd.DataFrame) -> list[str]:
@@ -158,18 +159,10 @@ def _p_value(rows: pd.DataFrame, dur_us: np.ndarray, blocked: float) -> tuple[fl
     """Within ranks and steps if both kinds ran there, otherwise over whole ranks."""
     if not np.isnan(blocked):
         return blocked, BY_BLOCK
-    by_rank = (
-        pd.DataFrame(
-            {
-                "unit": rows.groupby(["repeat", "rank"], sort=False).ngroup().to_numpy(),
-                # A GEMM of 0 ns has no logarithm.
-                "dur": np.log(np.maximum(dur_us, 1e-3)),
-                "beside": (rows["overlap"] != FREE).to_numpy(),
-            }
-        )
-        .groupby("unit")
-        .agg({"dur": "median", "beside": "mean"})
-    )
+    # A GEMM of 0 ns has no logarithm.
+    columns = {"dur": np.log(np.maximum(dur_us, 1e-3)), "beside": (rows["overlap"] != FREE).to_numpy()}
+    unit = rows.groupby(["repeat", "rank"], sort=False).ngroup().to_numpy()
+    by_rank = pd.DataFrame(columns).groupby(unit).agg({"dur": "median", "beside": "mean"})
     units = len(by_rank)
     p_value = permutation_p(
         by_rank["dur"].to_numpy(), by_rank["beside"].to_numpy() > 0.5, np.zeros(units, dtype=int)
@@ -223,7 +216,10 @@ def slowdown(instances: pd.DataFrame) -> dict[str, float]:
     low, high, p_value = np.nan, np.nan, np.nan
     if len(free_us) and len(overlapped_us):
         low, high = median_ratio_ci(free_us, overlapped_us)
-        p_value = permutation_p(np.log(np.maximum(dur_us, 1e-3)), beside, blocks_of(instances))
+        # Chance may not mix configurations, ranks and steps.
+        unit = [name for name in (*KEY, "rank", "step") if name in instances]
+        blocks = instances.groupby(unit, sort=False, observed=True).ngroup().to_numpy()
+        p_value = permutation_p(np.log(np.maximum(dur_us, 1e-3)), beside, blocks)
     return {
         "free_n": len(free_us),
         "overlapped_n": len(overlapped_us),
@@ -234,13 +230,6 @@ def slowdown(instances: pd.DataFrame) -> dict[str, float]:
         "ci_high": high,
         "p_value": p_value,
     }
-
-
-def blocks_of(instances: pd.DataFrame) -> np.ndarray:
-    """A number (n,) for each configuration, rank and step: what chance may not mix."""
-    key = [name for name in (*KEY, "rank", "step") if name in instances]
-    numbers: np.ndarray = instances.groupby(key, sort=False, observed=True).ngroup().to_numpy()
-    return numbers
 
 
 class RankCollectives(NamedTuple):

@@ -168,7 +168,8 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Node
 
 
 def _calls(pairs: Pairs) -> pd.DataFrame:
-    return pd.DataFrame(pairs.instances.as_dict())
+    calls: pd.DataFrame = pd.DataFrame(pairs.instances.as_dict())
+    return calls
 
 
 def _item_mib(calls: pd.DataFrame) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -102,7 +103,8 @@ def with_timestamps(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
     low_ms = (top["min_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     high_ms = (top["max_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     values = (low_ms, high_ms, np.abs(high_ms - low_ms), top["kernel_time_min_us"], top["kernel_time_max_us"])
-    stamped: pd.DataFrame = top.assign(**dict(zip(STAMPS, values, strict=True)))
+    stamps: dict[str, Any] = dict(zip(STAMPS, values, strict=True))
+    stamped: pd.DataFrame = top.assign(**stamps)
     return stamped
 
 
