@@ -82,3 +82,13 @@ def products(catalogue: Catalogue) -> pd.DataFrame:
     columns = [*_PRODUCT_COLUMNS.split(), "rate", "note"]
     table: pd.DataFrame = rows.reindex(columns=columns).rename(columns=_PRODUCT_NAMES)
     return table
+
+
+def shortened(frame: pd.DataFrame, max_chars: int = 40) -> pd.DataFrame:
+    """Long texts cut in the middle, for a terminal."""
+    table: pd.DataFrame = frame.map(lambda cell: _cut(cell, max_chars) if isinstance(cell, str) else cell)
+    return table
+
+
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars - 14]}…{text[-13:]}"

@@ -171,7 +171,7 @@ def _show(table: Any, catalogue: Catalogue, written: list[Path], as_json: bool, 
         return
     from lab.core.words import plural
     from lab.report.tables import terminal_table
-    from lab.rooms.kernels.report.page import shortened
+    from lab.rooms.kernels.analyze import shortened
 
     click.echo(terminal_table(shortened(table.head(top), 30), width=170))
     total_us = sum(launch.dur_us for launch in catalogue.launches)

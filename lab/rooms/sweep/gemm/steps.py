@@ -18,12 +18,10 @@ from lab.recordings.pairing import Pairs
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
 from lab.rooms.sweep.gemm import Places, Report, report_name
-from lab.rooms.sweep.gemm.beside import usable, write_causes
 from lab.rooms.sweep.gemm.collectives import Nodes, collective_sheets, straggler_summary
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
 from lab.rooms.sweep.gemm.rank import RankTables
-from lab.rooms.sweep.gemm.variance import write_variance
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.ranks.read import not_told
 from lab.rooms.sweep.ranks.verdict import Settings
@@ -60,6 +58,9 @@ def run_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
 
     Raises MissingError without any GEMM that an op launched.
     """
+    from lab.rooms.sweep.gemm.beside import usable, write_causes  # matplotlib, which a report does without
+    from lab.rooms.sweep.gemm.variance import write_variance
+
     usable(data)  # raises here, so that the want of GEMMs is said once and not by every step
     return _run(
         {

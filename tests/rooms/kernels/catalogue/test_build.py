@@ -182,16 +182,19 @@ def without(*categories):
 
 
 @pytest.mark.parametrize(
-    ("lost", "code", "said", "time"),
+    ("lost", "board", "code", "said", "time"),
     [
-        ((), 0, False, "launches, 0.165 ms in all"),
-        (("kernel",), 5, False, ""),
-        (("kernel", "cuda_runtime"), 0, False, "launches, 0.036 ms of CPU time in all"),
+        ((), "GPU", 0, False, "launches, 0.165 ms in all"),
+        (("kernel",), "GPU", 5, False, ""),
+        (("kernel", "cuda_runtime"), "", 0, False, "launches, 0.036 ms of CPU time in all"),
+        (("kernel", "cuda_runtime"), "GPU", 0, True, "launches, 0.036 ms of CPU time in all"),
     ],
-    ids=["on a GPU", "rows lost", "on a CPU"],
+    ids=["on a GPU", "rows lost", "on a CPU", "on the CPU beside a GPU"],
 )
-def test_times_of_operators_are_said_to_be_the_cpus(tmp_path, lost, code, said, time):
+def test_times_of_operators_are_said_to_be_the_cpus(tmp_path, lost, board, code, said, time):
     path = edited(trace(tmp_path / "a.json", [layer()] * 3), without(*lost))
+    if not board:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"deviceProperties": []}))
     done = CliRunner().invoke(unique, [str(path), "-o", str(tmp_path / "out")], standalone_mode=False)
     assert getattr(done.exception, "exit_code", 0) == code
     assert (f"! a.json: {LOST}" in done.output) is said and time in done.output
