@@ -36,9 +36,9 @@ def log_partition(problem: Problem, over: Sum = logsumexp) -> Tensor:
 
 def alone(problem: Problem, b: int) -> Problem:
     """Sequence `b` as a batch of one, with the model where each sequence has its own."""
-    one = problem.rows([b])
-    own = {name: getattr(one, name) for name in ("transition", "duration_KC")}
-    return replace(one, **{name: value[0] if value.dim() > 2 else value for name, value in own.items()})
+    row = problem.rows([b])
+    model = {name: getattr(row, name) for name in ("transition", "duration_KC")}
+    return replace(row, **{name: value[0] if value.dim() > 2 else value for name, value in model.items()})
 
 
 def _log_partition_of(problem: Problem, over: Sum) -> Tensor:
@@ -121,10 +121,12 @@ def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
 
     The same recursion with a maximum for each sum: its counts are those of the best segmentation alone.
     """
-    found = derived_posteriors(problem.detached(), partial(log_partition, over=best))
+    counts = derived_posteriors(problem.detached(), partial(log_partition, over=best))
     paths: list[list[Segment]] = []
-    for score, starts_TC, ends_TC in zip(found.log_z_B, found.starts_BTC, found.ends_BTC, strict=True):
+    for score, starts_TC, ends_TC in zip(
+        counts.log_z_B, counts.starts_BTC, counts.ends_BTC, strict=True
+    ):
         starts = starts_TC.nonzero().tolist() if score > -torch.inf else []
         ends = (ends_TC.nonzero()[:, 0] + 1).tolist()
         paths.append([(start, end, label) for (start, label), end in zip(starts, ends, strict=False)])
-    return found.log_z_B, paths
+    return counts.log_z_B, paths
