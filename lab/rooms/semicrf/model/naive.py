@@ -123,9 +123,7 @@ def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
     """
     counts = derived_posteriors(problem.detached(), partial(log_partition, over=best))
     paths: list[list[Segment]] = []
-    for score, starts_TC, ends_TC in zip(
-        counts.log_z_B, counts.starts_BTC, counts.ends_BTC, strict=True
-    ):
+    for score, starts_TC, ends_TC in zip(counts.log_z_B, counts.starts_BTC, counts.ends_BTC, strict=True):
         starts = starts_TC.nonzero().tolist() if score > -torch.inf else []
         ends = (ends_TC.nonzero()[:, 0] + 1).tolist()
         paths.append([(start, end, label) for (start, label), end in zip(starts, ends, strict=False)])
