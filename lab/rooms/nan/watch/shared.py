@@ -152,10 +152,16 @@ def hook_again() -> None:
         return
     for kind in torch.optim.Optimizer.__subclasses__():
         step = vars(kind).get("step")
-        bare = getattr(step, "hooked", False) and step.__code__.co_name != "wrapper"  # type: ignore[union-attr]
-        if bare and kind not in _hooked_again:
+        if getattr(step, "hooked", False) and not _has_hooks(step) and kind not in _hooked_again:
             make = functools.partial(surrounded, enter=_before_step, leave=_after_step)
             _hooked_again[kind] = Patch(kind, "step", make).put()
+
+
+def _has_hooks(step: Any) -> bool:
+    """Whether torch's wrapper is around a step; for LBFGS, dynamo puts one of its own around that."""
+    while step is not None and step.__code__.co_name != "wrapper":
+        step = getattr(step, "__wrapped__", None)
+    return step is not None
 
 
 def _before_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:

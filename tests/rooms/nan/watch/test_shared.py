@@ -99,3 +99,23 @@ def test_updates_are_seen_after_dynamo_took_torchs_hooks_off_an_optimizer(monkey
             optimizer.step()
     assert g.step == 4 and (g.first.stage, g.first.step) == ("weights_after", 3), g.sentence()
     assert torch.optim.SGD.step is bare
+
+
+@pytest.mark.skipif(not before_update.exists or not hasattr(torch, "compile"), reason="an old torch")
+def test_an_update_that_dynamo_surrounds_is_counted_once():
+    """As it does LBFGS's when it first compiles."""
+    model = small()
+    torch.optim.LBFGS(model.parameters())
+    torch.compile(lambda value: value + 1, backend="eager")(torch.ones(2))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x(8, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    with nan.guard(model, optimizer) as g:
+        for _ in range(4):
+            optimizer.step(closure)
+    assert (g.step, g.status) == (4, "clean")
