@@ -17,7 +17,8 @@ from torch import nn
 
 from lab.core.words import plural
 from lab.errors import LabError, UsageError
-from lab.rooms.nan.watch.count import Counter, choose_counter, counter_named
+from lab.rooms.nan.watch.choose import choose_counter, counter_named
+from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.explain import Explainer, Judged, RunningTotals, Step, Total, add_counts
 from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label
 from lab.rooms.nan.watch.leaves import CACHE, FP8

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.guarded.read import STAGES, Event
-from lab.rooms.nan.watch.count import Counter, NativeCounts, choose_counter, counter_named
+from lab.rooms.nan.watch.choose import choose_counter, counter_named
+from lab.rooms.nan.watch.count import Counter, NativeCounts
 from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.native import library
 from lab.rooms.nan.watch.seam import Modules
