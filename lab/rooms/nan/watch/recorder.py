@@ -58,7 +58,7 @@ from lab.rooms.nan.watch.leaves import (
 )
 from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.shared import new_module, new_parameter
-from lab.rooms.nan.watch.unseen_by_compile import hidden
+from lab.rooms.nan.watch.unseen_by_compile import hidden, leave_alone
 
 WEIGH_EVERY = 128  # values that passed between two looks at the memory that references hold
 MOST_NOTES = 50
@@ -130,6 +130,7 @@ class Recorder(ABC):
             raise UsageError("this watch has already been used", fix="make a new one: watch(model)")
 
     def attach(self) -> None:
+        leave_alone()  # each time: a guard's modules may be loaded while another watch is open
         self._attach_from(0)
         for hook in (new_module, new_parameter):
             hook.add(self._something_was_registered)

@@ -101,6 +101,7 @@ def meet_strangers(meet: Callable[[nn.Module], Call | None] | None) -> None:
 
     It may `add` the module and return its call.
     """
+    leave_alone()
     with _lock:
         if meet is not None and not _makers and _state["strangers"] is None:
             _open()
@@ -117,7 +118,6 @@ def is_open() -> bool:
 
 
 def _open() -> None:
-    leave_alone()
     if not is_open():
         _state["original"] = nn.Module.__call__
         setattr(nn.Module, "__call__", _patched)  # noqa: B010 - for mypy

@@ -35,15 +35,10 @@ class Shared:
             self._calls = (*self._calls, call)
             if self._handle is None and self._register is not None:
                 self._handle = self._register(self.call)
-        if self is after_update:
-            hook_again()
 
     def remove(self, call: Call) -> None:
         with self._lock:
             self._calls = tuple(one for one in self._calls if one != call)
-            if self is after_update and not self._calls:
-                while _hooked_again:
-                    _hooked_again.popitem()[1].remove()
             if not self._calls and self._handle is not None and threading.active_count() == 1:
                 self._handle.remove()
                 self._handle = None
@@ -94,6 +89,51 @@ def surrounded(plain: Call, enter: Call, leave: Call | None = None) -> Call:
     return around
 
 
+class AfterUpdates(Shared):
+    """The hook after updates; it surrounds the steps of optimizers that torch's hooks do not any more.
+
+    In torch 2.2, dynamo takes them off all of torch's optimizers, for good, when it first compiles.
+    """
+
+    def __init__(self, register: Callable[[Call], Any] | None, before: Shared) -> None:
+        super().__init__(register)
+        self._before, self._patches = before, dict[type[Any], Patch]()
+
+    def add(self, call: Call) -> None:
+        super().add(call)
+        self.hook_again()
+
+    def remove(self, call: Call) -> None:
+        super().remove(call)
+        with self._lock:
+            while self._patches and not self._calls:
+                self._patches.popitem()[1].remove()
+
+    def hook_again(self) -> None:
+        if "torch._dynamo" not in sys.modules or not self.exists:
+            return
+        for kind in torch.optim.Optimizer.__subclasses__():
+            step = vars(kind).get("step")
+            if getattr(step, "hooked", False) and not _has_hooks(step) and kind not in self._patches:
+                make = functools.partial(surrounded, enter=self._begin, leave=self._end)
+                self._patches[kind] = Patch(kind, "step", make).put()
+
+    def _begin(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self._before.call(optimizer, args, kwargs)
+        return optimizer
+
+    def _end(self, optimizer: Any, returned: bool) -> None:
+        if returned:
+            self.call(optimizer, (), {})
+
+
+def _has_hooks(step: Any) -> bool:
+    """Whether torch's wrapper is around a step; for LBFGS, dynamo puts one of its own around that."""
+    while step is not None and getattr(getattr(step, "__code__", None), "co_name", "") != "wrapper":
+        step = getattr(step, "__wrapped__", None)
+    return step is not None
+
+
 class Backwards:
     """`torch.autograd.backward` with something before and after it, for several guards at once."""
 
@@ -120,7 +160,7 @@ class Backwards:
                 self._patch = None
 
     def _enter(self, tensors: Any, *_: Any, **__: Any) -> tuple[Any, list[tuple[Call, Any]]]:
-        hook_again()  # the program may have compiled meanwhile
+        after_update.hook_again()  # the program may have compiled meanwhile
         self.count += 1
         return tensors, [(leave, enter(tensors)) for enter, leave in self._around]
 
@@ -136,42 +176,12 @@ def _torchs(module: str, name: str) -> Any:
 
 # Around every optimizer's step; parts that become part of a module. Since torch 2.0.
 before_update = Shared(_torchs("torch.optim.optimizer", "register_optimizer_step_pre_hook"))
-after_update = Shared(_torchs("torch.optim.optimizer", "register_optimizer_step_post_hook"))
+after_update = AfterUpdates(
+    _torchs("torch.optim.optimizer", "register_optimizer_step_post_hook"), before_update
+)
 new_module = Shared(_torchs("torch.nn.modules.module", "register_module_module_registration_hook"))
 new_parameter = Shared(_torchs("torch.nn.modules.module", "register_module_parameter_registration_hook"))
 backwards = Backwards()
-_hooked_again: dict[type[Any], Patch] = {}
-
-
-def hook_again() -> None:
-    """Surround the steps of optimizers that torch's hooks do not any more.
-
-    In torch 2.2, dynamo takes them off all of torch's optimizers, for good, when it first compiles.
-    """
-    if "torch._dynamo" not in sys.modules or not before_update.exists:
-        return
-    for kind in torch.optim.Optimizer.__subclasses__():
-        step = vars(kind).get("step")
-        if getattr(step, "hooked", False) and not _has_hooks(step) and kind not in _hooked_again:
-            make = functools.partial(surrounded, enter=_before_step, leave=_after_step)
-            _hooked_again[kind] = Patch(kind, "step", make).put()
-
-
-def _has_hooks(step: Any) -> bool:
-    """Whether torch's wrapper is around a step; for LBFGS, dynamo puts one of its own around that."""
-    while step is not None and step.__code__.co_name != "wrapper":
-        step = getattr(step, "__wrapped__", None)
-    return step is not None
-
-
-def _before_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    before_update.call(optimizer, args, kwargs)
-    return optimizer
-
-
-def _after_step(optimizer: Any, returned: bool) -> None:
-    if returned:
-        after_update.call(optimizer, (), {})
 
 
 class Surrounded:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -84,3 +86,20 @@ def test_nothing_of_the_guard_is_compiled(way):
     assert [
         str(one.message) for one in met if "Dynamo" in str(one.message) and str(one.message) not in texts
     ] == []
+
+
+LOADED_LATER = """
+import torch
+from torch import nn
+from lab import nan
+from tests.rooms.nan.watch import test_unseen_by_compile as tests
+with nan.watch(nn.Linear(2, 2)):
+    tests.losses("forward", guarded=True)
+print(tests.own_frames())
+"""
+
+
+def test_a_guard_whose_code_is_loaded_while_a_watch_is_open_is_not_compiled():
+    """In a process of its own: here the guard's modules are loaded already."""
+    done = subprocess.run([sys.executable, "-c", LOADED_LATER], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout

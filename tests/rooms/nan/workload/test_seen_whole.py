@@ -58,6 +58,17 @@ def test_a_healthy_command_that_becomes_another_program_is_clean(tmp_path):
     assert verdict(tmp_path, TRAIN + becomes).status == "clean"
 
 
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        "os._exit(status=0)",
+        f'os.execve(sys.executable, [sys.executable, "-c", {SCORE!r}], env=dict(os.environ))',
+    ],
+)
+def test_a_program_may_leave_by_keywords(tmp_path, leaves):
+    assert verdict(tmp_path, TRAIN + f"train(); {leaves}").status == "clean"
+
+
 FORKED = "train(); pid = os.fork()\nif not pid: train(bad=1); os._exit(0)\nos.waitpid(pid, 0)"
 
 

@@ -308,7 +308,7 @@ def _forked() -> None:
 def _leaving(name: str) -> None:
     """Surround a function of `os` after which this program has ended, with the writing of all records."""
 
-    def leave(*_: Any) -> Process | None:
+    def leave(*_: Any, **__: Any) -> Process | None:
         process = _processes[-1] if _processes and not _processes[-1]._ended else None
         if process is not None:
             with contextlib.suppress(Exception):
