@@ -168,8 +168,10 @@ def recordings(draw: st.DrawFn) -> Draw:
     number = draw(st.sampled_from((0, 1, 1, 1, 2)))
     chosen = tuple(draw(damages(form, every=index == 0)) for index in range(number))
     if any(isinstance(fault, faults.Lost) and fault.what == "calls" for fault in chosen):
-        # The call is the witness: of a clock that jumps, and, where it waits, of a last row that is too long.
-        chosen = tuple(fault for fault in chosen if not isinstance(fault, faults.TooLong | faults.ClockJump))
+        # The call is the witness: of a stream whose rows are lost, of a clock that jumps, and, where it
+        # waits, of a last row that is too long.
+        unseen = (faults.LostStream, faults.TooLong, faults.ClockJump)
+        chosen = tuple(fault for fault in chosen if not isinstance(fault, unseen))
     return Draw(draw(programs()), form, chosen, pages=draw(st.sampled_from((False, False, False, True))))
 
 
