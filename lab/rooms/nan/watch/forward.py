@@ -265,11 +265,12 @@ class Forward:
     def turned_out_clean(self) -> bool:
         """Whether a GPU has found nothing bad in it, after the wait for that; False if no GPU counted it.
 
-        The work that its tensors need here is done before the wait.
+        The work that its tensors need here is done before the wait. While a prefill is still computed, so is
+        letting them go; a decode step is computed by then, and would only ask for shapes in vain.
         """
         if self.failed or not all(counted.by_gpu for counted in self._counted):
             return False
-        if self._like is None:
+        if self._like is None or self.query_length > 1:
             self.let_go()
         if self.collecting and 0 < gc.get_threshold()[0] < gc.get_count()[0]:
             gc.collect(0)  # which would come as soon as it is on again, while the GPU waits
@@ -317,10 +318,10 @@ class Pattern:
         flat = [*values, *inside]
         self._tensors = _picker([n for n, value in enumerate(flat) if isinstance(value, Tensor)])
         tensors = self._tensors(flat)
-        self._dtypes = [*map(DTYPE, tensors)]
         first: dict[int, int] = {}  # the first place of each object
         self._firsts = _picker([first.setdefault(id(tensor), n) for n, tensor in enumerate(tensors)])
         self._once, self._num_objects = _picker([*first.values()]), len(first)
+        self._dtypes = [*map(DTYPE, self._once(tensors))]
         self._distinct = _picker([first[id(tensor)] for tensor in forward.tensors])
         caches = [id(value.cache) if type(value) is Passed else 0 for value in values]
         self._caches = [(call, caches.index(id(cache))) for call, cache in forward.caches]
@@ -342,7 +343,7 @@ class Pattern:
         tensors = self._tensors([*values, *inside])
         keys = [*map(id, tensors)]
         same = self._firsts(keys) == tuple(keys) and len({*self._once(keys)}) == self._num_objects
-        if not same or [*map(DTYPE, tensors)] != self._dtypes:
+        if not same or [*map(DTYPE, self._once(tensors))] != self._dtypes:
             return False
         distinct = self._distinct(tensors)
         if any(map(VERSION, distinct)) or {*map(LAYOUT, distinct)} != {torch.strided}:

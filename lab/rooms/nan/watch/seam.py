@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, kwargs_as_passed
 from lab.rooms.nan.watch.unseen_by_compile import is_compiling, leave_alone
@@ -47,15 +47,27 @@ def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if not lane.mode:
             heads, values = lane.heads, lane.values
             if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
-                value = as_passed(args[0], "args[0]", True)
+                value = args[0]
+                try:  # as_passed, without its frame: most modules take and give such a tensor
+                    plain = type(value) is Tensor and not value._version
+                except RuntimeError:  # made in inference mode
+                    plain = False
+                if not plain:
+                    value = as_passed(value, "args[0]", True)
                 try:
-                    output = _state["original"](self, *args)
+                    output = passed = _state["original"](self, *args)
                 except BaseException:  # what it took was seen; a checkpoint ends its repetition so, too
                     heads.append((module, 1))
                     values.append(value)
                     raise
+                try:
+                    plain = type(output) is Tensor and not output._version
+                except RuntimeError:
+                    plain = False
+                if not plain:
+                    passed = as_passed(output, "output", False)
                 heads.append(module)
-                values += (value, as_passed(output, "output", False))
+                values += (value, passed)
             else:
                 heads.append((module, len(args), *kwargs))
                 values += args_as_passed(args)
