@@ -224,8 +224,11 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield from _dmon_rows(lines)
     elif lines:
         delimiter = max(",;\t", key=lines[0].count)
-        header, *rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-        header = [name.strip() for name in header]
+        # Apart: a quote that a heading never closes would swallow the file.
+        heading, rows = (
+            csv.reader(part, delimiter=delimiter, skipinitialspace=True) for part in (lines[:1], lines[1:])
+        )
+        header = [name.strip() for name in next(heading)]
         for line, cells in enumerate(rows, start=2):
             if delimiter == ";":  # written where the comma is the decimal point
                 cells = [cell.replace(",", ".") for cell in cells]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lab.terminal.options import PATH, as_json, option
+from lab.terminal.options import PATH, Finite, as_json, option
 
 if TYPE_CHECKING:
     from lab.serve.sql.ask import Answer
@@ -111,7 +111,7 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
 @option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0.1, 3600),
+    type=Finite(0.1, 3600),
     default=30.0,
     help="Time limit of the query, s.",
 )

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from lab import rooms
 from lab.cli.main import cli
 from lab.cli.registry import ROOMS, commands, removed, run_commands, smoke_runs
+from lab.terminal.options import Finite
 from tests.conftest import ROOT
 
 
@@ -61,6 +62,17 @@ def test_every_command_and_every_option_is_explained(contexts):
         if isinstance(option, click.Option) and not (option.help or "").strip()
     ]
     assert silent == []
+
+
+def test_no_number_may_be_nan_or_infinite(contexts):
+    numbers = [
+        (here.command_path, option.name, option.type)
+        for here in contexts
+        for option in here.command.params
+        if isinstance(option.type, click.types.FloatParamType)
+    ]
+    assert len(numbers) > 10
+    assert [number for number in numbers if not isinstance(number[2], Finite)] == []
 
 
 def test_no_sentence_in_a_list_of_commands_is_cut(contexts):

@@ -271,6 +271,12 @@ def test_odd_logs_are_read_for_what_they_hold(tmp_path, text, gpu, watts):
     assert readings.t_s == pytest.approx([FIRST + n for n in range(len(watts))], abs=0.6)
 
 
+def test_a_quote_that_a_heading_never_closes_swallows_no_row(tmp_path):
+    path = tmp_path / "power.csv"
+    path.write_text('timestamp, index, "power.draw [W]\n1772615730, 0, 31\n1772615731, 0, 33\n')
+    assert read_power_log(path)["0"].power_w == [31, 33]
+
+
 def test_a_column_in_an_unknown_unit_and_gpus_that_are_not_told_apart_are_refused(tmp_path):
     path = tmp_path / "power.csv"
     path.write_text("timestamp,gpu,power [dBm]\n1772615730,0,31\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.terminal.group import LazyGroup
-from lab.terminal.options import as_json, option, out, with_options
+from lab.terminal.options import Finite, as_json, option, out, with_options
 
 if TYPE_CHECKING:
     from lab.power.energy import Energy
@@ -113,7 +113,7 @@ TABLE_OUTPUT = with_options(
 @click.option(
     "--board-limit",
     "board_limit_w",
-    type=click.FloatRange(min=1),
+    type=Finite(min=1),
     help="The board's power limit in watts, if the files do not contain it (GTX 1080 Ti: 250).",
 )
 @as_json("The audits")
@@ -204,7 +204,7 @@ def _home_of(source: Path) -> Path:
 @click.option(
     "--idle",
     "idle_w",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     metavar="W",
     help="Idle power to subtract; otherwise that of the log outside the window. 0: gross energy.",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.rooms.kernels.cli import RANK, SOURCE
-from lab.terminal.options import choice, option, options_of, seed
+from lab.terminal.options import Finite, choice, option, options_of, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment, Plan, Site
@@ -149,25 +149,25 @@ def replay(
 
 @click.command("energy")
 @SOURCE
-@option("--window", "window_s", type=click.FloatRange(min=0.1), default=5.0, help="Seconds per window.")
+@option("--window", "window_s", type=Finite(min=0.1), default=5.0, help="Seconds per window.")
 @option("--windows", type=click.IntRange(min=1), default=3, help="Windows of every call, interleaved.")
 @option(
     "--preroll",
     "preroll_s",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=1.0,
     help="Seconds of load before a window: the ramp.",
 )
 @option(
     "--idle",
     "idle_s",
-    type=click.FloatRange(min=0.5),
+    type=Finite(min=0.5),
     default=5.0,
     help="Seconds of idle, cold and with a context.",
 )
 @option(
     "--coverage",
-    type=click.FloatRange(min=0, max=1, min_open=True),
+    type=Finite(min=0, max=1, min_open=True),
     default=0.95,
     help="Share of recorded GPU time whose calls are measured; measured calls stand in for the rest.",
 )

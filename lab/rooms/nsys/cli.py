@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.terminal.group import LazyGroup
-from lab.terminal.options import choice, option, options_of, seed, with_options
+from lab.terminal.options import Finite, choice, option, options_of, seed, with_options
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
@@ -60,7 +60,7 @@ WORKLOAD = with_options(
 @click.option("--keep-original", is_flag=True, help="Keep the .nsys-rep: it holds the process's environment.")
 @option(
     *("--pause", "pause_s"),
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=1.0,
     help="Pause in seconds before each process on GPUs.",
 )

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from lab.rooms.sweep.gemm.cli import gemm
 from lab.rooms.sweep.knobs import ALGORITHMS, PROTOCOLS
 from lab.rooms.sweep.ranks.cli import ranks
-from lab.terminal.options import ONE_OR_MORE, IntList, WordList, choice, option, options_of, seed
+from lab.terminal.options import ONE_OR_MORE, Finite, IntList, WordList, choice, option, options_of, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
@@ -81,7 +81,7 @@ __all__ = ["gemm", "ranks", "run_sweep"]
 @option(
     "--pause",
     "pause_s",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=5.0,
     help="Seconds of rest before each run on GPUs.",
 )

@@ -178,17 +178,25 @@ def in_order(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
 
 def _runs(folder: Path, depth: int = 0) -> Iterator[Path]:
     """Folders named as settings, or that hold the traces of one run: the topmost of each branch."""
-    repeats = _subfolders(folder, _REPEAT)
-    if _CHANNELS.fullmatch(folder.resolve().name) or repeats or _by_rank(folder):
-        # The first repeat lies in the folder itself, unless it has a folder of its own.
-        has_first = any(_number(_REPEAT, path) < 2 for path in repeats)
-        yield from repeats if has_first else [folder, *repeats]
+    by_threads = [
+        path for threads in _subfolders(folder, _THREADS) for path in _subfolders(threads, _CHANNELS)
+    ]
+    if settings := by_threads or _subfolders(folder, _CHANNELS):
+        # Beside settings lie analyses, older runs, a trace that was copied up: none of them is a setting.
+        for path in settings:
+            yield from _repeats(path)
+    elif _CHANNELS.fullmatch(folder.resolve().name) or _subfolders(folder, _REPEAT) or _by_rank(folder):
+        yield from _repeats(folder)
     elif depth < _DEEPEST:
-        # Beside settings lie analyses and older runs. Links may lead out of the folder, or in circles.
-        settings = [*_subfolders(folder, _THREADS), *_subfolders(folder, _CHANNELS)]
-        for path in settings or sorted(folder.iterdir()):
-            if path.is_dir() and (settings or not path.is_symlink()):
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink():  # links may lead out of the folder, or in circles
                 yield from _runs(path, depth + 1)
+
+
+def _repeats(folder: Path) -> list[Path]:
+    """The first repeat lies in the folder itself, unless it has a folder of its own."""
+    repeats = _subfolders(folder, _REPEAT)
+    return repeats if any(_number(_REPEAT, path) < 2 for path in repeats) else [folder, *repeats]
 
 
 def _numbered_apart(configs: Iterable[ConfigDir]) -> Iterator[ConfigDir]:
@@ -223,8 +231,7 @@ def _by_pattern(folder: Path, pattern: re.Pattern[str]) -> list[ConfigDir]:
     """One configuration for each way in which paths differ beside the rank that the pattern's groups give."""
     runs: dict[str, dict[tuple[int, ...], list[Path]]] = {}
     unmatched: list[str] = []
-    files = (path for path in folder.rglob("*") if path.is_file())
-    for path in sorted(islice(files, _MOST_FILES)):
+    for path in islice(_below(folder), _MOST_FILES):
         name = path.relative_to(folder).as_posix()
         match = pattern.search(name)
         if match is None:
@@ -258,6 +265,15 @@ def _rank_of(parts: tuple[int, ...], paths: Mapping[tuple[int, ...], object]) ->
         return parts[0]
     num_local = 1 + max(key[1] for key in paths)
     return sorted({key[0] for key in paths}).index(parts[0]) * num_local + parts[1]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """All files below, in order. Raises what a folder that cannot be read raises: `rglob` would skip it."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():  # links may lead out of the folder, or in circles
+            yield from _below(path)
+        elif path.is_file():
+            yield path
 
 
 def _config(

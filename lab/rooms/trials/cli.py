@@ -13,6 +13,7 @@ from lab.terminal.options import (
     ONE_OR_MORE,
     PATH,
     ZERO_OR_MORE,
+    Finite,
     as_json,
     choice,
     option,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from lab.core.options import Options
     from lab.core.plan import Experiment
 
-RATE = click.FloatRange(min=0, max=1, min_open=True, max_open=True)
+RATE = Finite(min=0, max=1, min_open=True, max_open=True)
 
 
 @click.command("trials")

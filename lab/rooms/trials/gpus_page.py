@@ -205,7 +205,8 @@ def gather(run: Run) -> tuple[list[Visit], list[str]]:
         elif outcome.ok:
             try:
                 read = read_json(run.folder(step) / VISIT, Visit, "the visit")
-                visits.append(msgspec.structs.replace(read, uuid=visit.uuid))  # torch may have no UUID for it
+                # Torch may have no UUID for it, and the file may be of another round.
+                visits.append(msgspec.structs.replace(read, uuid=visit.uuid, round=visit.round))
             except LabError as error:
                 problems.append(f"{step.name}: {error.problem}")
         else:  # a GPU that hangs or falls off the bus is what is looked for

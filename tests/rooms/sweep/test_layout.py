@@ -189,6 +189,42 @@ def test_older_runs_beside_the_settings_of_a_sweep_are_no_repeats_of_them(tmp_pa
     assert [found.path for found in find_configs(tmp_path)] == [tmp_path / "256thread/nccl_28channels"]
 
 
+@pytest.mark.parametrize(
+    "stray",
+    [
+        "rank0_trace.json",
+        "merged.pt.trace.json",
+        "256thread/rank1.json",
+        "rank0/notes",
+        "256thread/repeat2/t.json",
+    ],
+)
+def test_what_lies_beside_settings_hides_none_of_them(tmp_path, stray):
+    touch(tmp_path, config(256, 28), config(256, 56), stray)
+    found = find_configs(tmp_path)
+    assert [(c.threads, c.channels, len(c.traces)) for c in found] == [(256, 28, 1), (256, 56, 1)]
+
+
+def test_a_link_to_a_folder_above_repeats_no_setting(tmp_path):
+    touch(tmp_path, config(256, 28))
+    (tmp_path / "256thread/512threads").symlink_to(".")
+    (tmp_path / "256thread/128thread").symlink_to("..")
+    assert [(c.threads, c.repeat) for c in find_configs(tmp_path)] == [(256, 1)]
+
+
+def test_a_pattern_leaves_out_no_folder_that_cannot_be_read(tmp_path, monkeypatch):
+    touch(tmp_path, "a/rank0/t.json", "b/rank0/t.json")
+
+    def iterdir(path: Path, plain=Path.iterdir):
+        if path.name == "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(PermissionError):
+        find_configs(tmp_path, ranks=re.compile(r"rank(\d+)/"))
+
+
 def test_settings_with_a_suffix_are_found_and_told_apart(tmp_path):
     touch(tmp_path, config(256, 28), "256thread/nccl_28channels_slow5/torch_profiler/rank0/trace_step3.json")
     found = find_configs(tmp_path)

@@ -62,10 +62,11 @@ def test_a_visit_that_a_person_ended_accuses_no_gpu(tmp_path, status, accused):
     ended = str(steps[-1].labels["gpu"])
     for step in steps[:-1]:
         (tmp_path / step.folder).mkdir(parents=True)
-        (tmp_path / step.folder / VISIT).write_bytes(msgspec.json.encode(visit("?", step.labels["round"])))
+        (tmp_path / step.folder / VISIT).write_bytes(msgspec.json.encode(visit("?", 9)))
     manifest = SimpleNamespace(steps=records)
     found, problems = gather(SimpleNamespace(manifest=manifest, folder=lambda step: tmp_path / step.folder))
     assert {uuid for uuid, _ in kinds(judge(found))} == ({ended} if accused else set())
+    assert {seen.round for seen in found} == {0, 1}  # as planned, whatever the file says
     assert bool(problems) != accused
 
 
