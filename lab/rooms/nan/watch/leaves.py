@@ -252,6 +252,11 @@ class Passed:
         self.leaves, self.cache = leaves, cache
 
 
+_CACHE_LEAVES: dict[str, list[tuple[str, Tensor | Unseen, int]]] = {
+    name: [(name, Unseen(CACHE), 0)] for name in CACHES
+}
+
+
 def writes_to(tensor: Tensor) -> int:
     """How often torch has seen this tensor written."""
     if type(tensor) not in ORDINARY:
@@ -303,14 +308,22 @@ def _passed(value: Any, name: str, is_input: bool) -> Any:
     return Passed(passed) if passed else None
 
 
+# By number: a name is made for each argument of each call.
+_ARGS = [f"args[{index}]" for index in range(32)]
+
+
 def args_as_passed(args: tuple[Any, ...]) -> list[Any]:
-    return [as_passed(value, f"args[{index}]", True) for index, value in enumerate(args)]
+    if len(args) > len(_ARGS):
+        _ARGS.extend(f"args[{index}]" for index in range(len(_ARGS), len(args)))
+    return [as_passed(value, name, True) for value, name in zip(args, _ARGS, strict=False)]
 
 
 def kwargs_as_passed(kwargs: dict[str, Any]) -> list[Any]:
     return [
-        Passed([(name, Unseen(CACHE), 0)], value)
-        if name in CACHES and value is not None
+        value
+        if type(value) in ATOMS  # most are None or a flag
+        else Passed(_CACHE_LEAVES[name], value)
+        if name in CACHES
         else as_passed(value, name, True)
         for name, value in kwargs.items()
     ]

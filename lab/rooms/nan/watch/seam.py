@@ -28,7 +28,7 @@ _makers: dict[int, list[Make]] = {}
 _directs: dict[Make, Direct] = {}
 _held: dict[int, nn.Module] = {}  # a watched module must not die, or its id may become another's
 _lock = threading.RLock()
-_state: dict[str, Any] = {"strangers": None}
+_state: dict[str, Any] = {"strangers": None, "wrapped": False}
 
 
 def _pass_on(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,10 @@ def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 if not plain:
                     value = as_passed(value, "args[0]", True)
                 try:
-                    output = passed = _state["original"](self, *args)
+                    if _state["wrapped"] and self._compiled_call_impl is None:  # without torch's frame
+                        output = passed = self._call_impl(*args)  # type: ignore[no-untyped-call]
+                    else:
+                        output = passed = _state["original"](self, *args)
                 except BaseException:  # what it took was seen; a checkpoint ends its repetition so, too
                     heads.append((module, 1))
                     values.append(value)
@@ -132,6 +135,7 @@ def is_open() -> bool:
 def _open() -> None:
     if not is_open():
         _state["original"] = nn.Module.__call__
+        _state["wrapped"] = nn.Module.__call__ is getattr(nn.Module, "_wrapped_call_impl", None)
         setattr(nn.Module, "__call__", _patched)  # noqa: B010 - for mypy
 
 
