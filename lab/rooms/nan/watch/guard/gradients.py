@@ -51,16 +51,8 @@ class Taken(NamedTuple):
     stage: str
     key: Any
     step: int
-    size: torch.Size
-    type: torch.dtype
-
-    @property
-    def shape(self) -> str:
-        return "x".join(map(str, self.size))
-
-    @property
-    def dtype(self) -> str:
-        return str(self.type)[6:]
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 @dataclass

@@ -30,6 +30,7 @@ from lab.errors import MissingError, UsageError
 from lab.rooms.nan.guarded.read import STEPS_BY, Event, Mark, Record, Step
 from lab.rooms.nan.watch.guard.step import GRADIENT_STAGES, GuardStep, StepState, first_of, rank, world
 from lab.rooms.nan.watch.guard.training import Training
+from lab.rooms.nan.watch.watch import printed
 
 _numbers = itertools.count()  # each guard of a process has a record of its own
 _identity: dict[int, str] = {}  # by pid: a forked child is another process
@@ -256,18 +257,11 @@ class Guard:
         """The verdict in five lines."""
         watch = self.training.watch
         counted = STEPS_BY.get(self._state.counted_by, "no update")
-        places = ", ".join([*watch.absorbed][:3]) or "none"
-        gaps = self.not_seen()
-        further = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
-        lines = (
-            f"guard of {type(self._state.model).__name__}: {self.status}",
-            self.sentence(),
+        looked_at = (
             f"looked at: {plural(self.step, 'step')} ({counted}), {plural(watch.forwards, 'forward')}, "
-            f"{plural(self._state.looked_at['loss'], 'loss', 'losses')}",
-            f"infinities that did no harm: {places}",
-            f"not seen: {gaps[0] + further if gaps else 'nothing'}",
+            f"{plural(self._state.looked_at['loss'], 'loss', 'losses')}"
         )
-        return "\n".join(lines)
+        return printed("guard", self, watch, looked_at)
 
     def sentence(self) -> str:
         """The verdict in one line."""

@@ -26,7 +26,7 @@ from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import plain_counts
 from lab.rooms.nan.watch.forward import blind, recomputing
 from lab.rooms.nan.watch.guard.guard import EndsByRaising, identity, write_record
-from lab.rooms.nan.watch.guard.step import rank, world
+from lab.rooms.nan.watch.guard.step import bad_event, rank, world
 from lab.rooms.nan.watch.guard.weights import parameters_of
 from lab.rooms.nan.watch.leaves import as_counted, quiet
 from lab.rooms.nan.watch.shared import after_update, backwards, surrounded
@@ -89,10 +89,7 @@ class OwnTensors:
                     f"in the optimizer's update of {label} ({self.kind}), which belongs to no watched model"
                 )
                 step = max(self.updates - 1, 0)
-                self.event = Event(
-                    step, "weights_after", place, name=label, nan=float(row[0]), inf=float(row[1] + row[2])
-                )
-                self.event.shape, self.event.dtype = "x".join(map(str, part.shape)), str(part.dtype)[6:]
+                self.event = bad_event(step, "weights_after", place, row, part, name=label)
                 return
 
 
@@ -244,9 +241,8 @@ class Process:
         parts = [part for loss in losses if isinstance(loss, Tensor) for part in quiet(as_counted, loss)[0]]
         rows = quiet(plain_counts, parts)
         if rows[:, :3].sum() > 0:
-            place = "in a loss that belongs to no watched model"
-            self._loss = Event(self._backwards - 1, "loss", place, reason=BY_BACKWARDS)
-            self._loss.nan, self._loss.inf = float(rows[:, 0].sum()), float(rows[:, 1:3].sum())
+            place, row = "in a loss that belongs to no watched model", rows.sum(axis=0)
+            self._loss = bad_event(self._backwards - 1, "loss", place, row, reason=BY_BACKWARDS)
 
     def _write_own(self, *, ended: bool) -> None:
         """One record for what belongs to no watched model, if there is any."""

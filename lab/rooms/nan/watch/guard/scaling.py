@@ -8,7 +8,6 @@ returns. The classes are patched, not the scalers, so that copies and pickles ca
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from lab.rooms.nan.watch.leaves import quiet
-from lab.rooms.nan.watch.shared import Patch, surrounded
+from lab.rooms.nan.watch.shared import Listeners, Patch, surrounded
 from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 LEAST_SCALE = 1.0
@@ -160,7 +159,7 @@ def leaves_out(optimizer: Any) -> bool:
     return isinstance(flag, torch.Tensor) and bool(flag)
 
 
-class Scalers:
+class Scalers(Listeners):
     """Patches of `scale`, `step` and `update` of all scalers' classes, there while a guard lasts.
 
     A listener has `scaler_scales(scaler)`, `scaler_begins(scaler, optimizer)`, then `scaler_ended(scaler,
@@ -168,48 +167,39 @@ class Scalers:
     """
 
     def __init__(self) -> None:
-        self._listeners: tuple[Any, ...] = ()
-        self._lock, self._met = threading.RLock(), set[type[Any]]()
+        super().__init__()
+        self._met = set[type[Any]]()
         self._patches: list[Patch] = []
 
-    def add(self, listener: Any, scaler: Any) -> None:
-        """Follow for this listener; `scaler` may be of a class that is none of torch's."""
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
-            self._meet([*_kinds(), *([] if scaler is None else [type(scaler)])])
+    def begin(self) -> None:
+        self.meet(_kinds())
 
-    def remove(self, listener: Any) -> None:
-        with self._lock:
-            self._listeners = tuple(held for held in self._listeners if held is not listener)
-            if not self._listeners:
-                for patch in self._patches:
-                    patch.remove()
-                self._patches.clear()
-                self._met.clear()
+    def end(self) -> None:
+        for patch in self._patches:
+            patch.remove()
+        self._patches.clear()
+        self._met.clear()
 
-    def _meet(self, kinds: Iterable[type[Any]]) -> None:
-        make = {
-            "scale": partial(surrounded, enter=self._scales),
-            "step": partial(surrounded, enter=self._begins, leave=self._ended),
-            "update": partial(surrounded, enter=self._updates),
+    def meet(self, kinds: Iterable[type[Any]]) -> None:
+        """Follow the scalers of these classes, which may be none of torch's."""
+        enter = {
+            "scale": lambda scaler, *_, **__: self._each("scaler_scales", scaler),
+            "step": self._begins,
+            "update": lambda scaler, *_, **__: self._each("scaler_updates", scaler),
         }
-        for kind in [base for scaler_class in kinds for base in scaler_class.__mro__]:
-            for name, around in make.items() if kind not in self._met else ():
-                if isinstance(vars(kind).get(name), FunctionType):
-                    self._patches.append(Patch(kind, name, around).put())
-            self._met.add(kind)
-
-    def _scales(self, scaler: Any, *_: Any, **__: Any) -> None:
-        self._each("scaler_scales", scaler)
-
-    def _updates(self, scaler: Any, *_: Any, **__: Any) -> None:
-        self._each("scaler_updates", scaler)
+        with self._lock:
+            for kind in [base for scaler_class in kinds for base in scaler_class.__mro__]:
+                for name in enter if kind not in self._met else ():
+                    if isinstance(vars(kind).get(name), FunctionType):
+                        leave = self._ended if name == "step" else None
+                        make = partial(surrounded, enter=enter[name], leave=leave)
+                        self._patches.append(Patch(kind, name, make).put())
+                self._met.add(kind)
 
     def _begins(self, scaler: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         optimizer = args[0] if args else kwargs.get("optimizer")
         if type(scaler) not in self._met:  # its class came after the guard
-            with self._lock:
-                self._meet([type(scaler)])
+            self.meet([type(scaler)])
         self._each("scaler_begins", scaler, optimizer)
         return scaler, optimizer
 
@@ -221,7 +211,7 @@ class Scalers:
         if not is_enabled(scaler):
             return
         with ExitStack() as stack:  # an exception of one listener keeps no other from its turn
-            for listener in self._listeners:
+            for listener in self._calls:
                 stack.callback(getattr(listener, name), scaler, *args)
 
 

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.guarded.read import STAGES, Event
-from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import Counter, NativeCounts
 from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.native import library
 from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.unseen_by_compile import hidden
-from lab.rooms.nan.watch.watch import NonFiniteError
+from lab.rooms.nan.watch.watch import NonFiniteError, choose_counter, counter_named
 
 CLASS = {
     "forward": "activation",
@@ -113,7 +112,7 @@ class StepState:
         self, model: nn.Module, scaler: Any = None, *, headroom: int = 16, counter: str | None = None
     ) -> None:
         self.model, self.modules = model, Modules(model)
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.device = device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self.on_gpu = device.type == "cuda"
         self.strategy, self.scaling, self.headroom = strategy_of(model), Scaling(scaler), Headroom(headroom)
         self.counter, self.count = self._chosen(device, counter)
@@ -234,28 +233,11 @@ class StepState:
     # What was bad
 
     def event(
-        self,
-        moment: float,
-        stage: str,
-        module: str,
-        name: str,
-        row: Sequence[float] | np.ndarray | None,
-        tensor: Any,
-        *,
-        unsure: str = "",
-        reason: str = "",
-        place: str = "",
-        step: int | None = None,
+        self, stage: str, row: Row, tensor: Any, *, step: int | None = None, place: str = "", **more: Any
     ) -> None:
-        """Note a bad tensor called `name`, with its counts; `place` if the name alone does not say it."""
+        """Note a bad tensor, as `bad_event`; `place` if its name alone does not say it."""
         number = self.step if step is None else step
-        event = Event(number, stage, place or f"{WORDS[stage]} {name}", moment, module, name)
-        event.unsure, event.reason = unsure, reason
-        if row is not None:
-            event.nan, event.inf = float(row[0]), float(row[1] + row[2])
-        if tensor is not None:
-            event.shape = tensor.shape if isinstance(tensor.shape, str) else "x".join(map(str, tensor.shape))
-            event.dtype = str(tensor.dtype).replace("torch.", "")
+        event = bad_event(number, stage, place or f"{WORDS[stage]} {more['name']}", row, tensor, **more)
         self.add(event)
         if stage in GRADIENT_STAGES:
             for reached, _ in self._waiting.pop(number, ()):
@@ -291,6 +273,17 @@ class StepState:
         """Something in the guard failed, and the program goes on."""
         self.failed += 1
         self.note(f"{task}: {type(error).__name__}: {str(error)[:300]}")
+
+
+Row = Sequence[float] | np.ndarray  # counts by KINDS
+
+
+def bad_event(step: int, stage: str, place: str, row: Row, tensor: Any = None, **more: Any) -> Event:
+    """A bad tensor with its counts, and with its size and type where it is known."""
+    event = Event(step, stage, place, nan=float(row[0]), inf=float(row[1] + row[2]), **more)
+    if tensor is not None:
+        event.shape, event.dtype = "x".join(map(str, tensor.shape)), str(tensor.dtype)[6:]
+    return event
 
 
 def named(module: str) -> str:

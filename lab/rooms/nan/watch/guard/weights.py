@@ -23,7 +23,7 @@ from torch.optim import LBFGS
 
 from lab.rooms.nan.watch.count import KINDS
 from lab.rooms.nan.watch.explain import any_bad
-from lab.rooms.nan.watch.guard.step import StepState, owner
+from lab.rooms.nan.watch.guard.step import Row, StepState, owner
 from lab.rooms.nan.watch.leaves import (
     ORDINARY,
     REAL,
@@ -46,7 +46,6 @@ BY_PROGRAM = "written by the program: no optimizer of torch has updated weights 
 UNUSED = "a forward or other code wrote it since it was read last, and no module has used it yet"
 VERSION = attrgetter("_version")
 Named = tuple[str, Tensor]
-Row = Sequence[float]  # counts by KINDS
 State = tuple[int, str]  # the id of a weight, and what of it the optimizer keeps
 Label = TypeVar("Label")
 SHARED = 0  # in place of a weight's id: a state of all weights
@@ -272,7 +271,7 @@ class Weights:
                 if buffers and not is_references:
                     self._bad.add(name)
                     moment = late if late >= 0 else self._updated_at
-                    self._event("weights_before", name, row, tensor, moment=moment, unsure=UNUSED)
+                    self._event("weights_before", name, row, tensor, time=moment, unsure=UNUSED)
             elif late >= 0 and (self._written_since_update(name) or not self._may_be_updated(name)):
                 self.was_bad(name, row, tensor, moment=late)
             else:
@@ -280,22 +279,10 @@ class Weights:
                 stage, reason, unsure = self._after_update(name)
                 self._event(stage, name, row, tensor, reason=reason, unsure=unsure)
 
-    def _event(
-        self,
-        stage: str,
-        name: str,
-        row: np.ndarray | None,
-        tensor: Any,
-        *,
-        moment: float = -1,
-        reason: str = "",
-        unsure: str = "",
-    ) -> None:
+    def _event(self, stage: str, name: str, row: Row, tensor: Any, **more: Any) -> None:
         """What the last update left, at the moment it ended unless another is given."""
-        moment, step = moment if moment >= 0 else self._updated_at, self._updated_step
-        self._state.event(
-            moment, stage, owner(name), name, row, tensor, step=step, reason=reason, unsure=unsure
-        )
+        more = {"time": self._updated_at, "step": self._updated_step, **more}
+        self._state.event(stage, row, tensor, module=owner(name), name=name, **more)
 
     # Who made it
 
@@ -346,9 +333,7 @@ class Weights:
             unsure = "" if reason else UNEXPLAINED
         elif step is not None:
             reason = WRITTEN
-        self._state.event(
-            moment, stage, owner(name), name, row, tensor, step=step, reason=reason, unsure=unsure
-        )
+        self._event(stage, name, row, tensor, time=moment, step=step, reason=reason, unsure=unsure)
 
     def _written_in(self, name: str) -> int | None:
         """The step in which other code wrote this weight before the update, if it did."""
