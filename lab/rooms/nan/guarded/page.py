@@ -68,18 +68,14 @@ def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str
         badge=BADGES[verdict.status],
     )
     files.append(write_page(page, out / "report.html"))
-    shown = terminal_table(
-        frames["ranks"][["process", "model", "status", "updates", "first", "unsure"]], width=140
-    )
-    lines = [
-        sentences[0],
-        *(f"- {sentence}" for sentence in sentences[1:]),
-        "",
-        shown,
-        "",
-        f"report: {files[-1]}",
-    ]
-    return Findings(sentences, status, files, "\n".join(lines), lacking)
+    shown = frames["ranks"][["process", "model", "status", "updates", "first", "unsure"]]
+    return Findings(sentences, status, files, on_terminal(sentences, shown, files[-1]), lacking)
+
+
+def on_terminal(sentences: Sequence[str], frame: pd.DataFrame, page: Path) -> str:
+    """The first sentence, the others as points, a table, and where the page is."""
+    points, shown = (f"- {sentence}" for sentence in sentences[1:]), terminal_table(frame, width=140)
+    return "\n".join([sentences[0], *points, "", shown, "", f"report: {page}"])
 
 
 def sentences_of(verdict: Verdict, records: Sequence[Record]) -> list[str]:

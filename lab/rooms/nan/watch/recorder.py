@@ -15,7 +15,6 @@ Whatever fails in here becomes a note; the program that is watched never sees it
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import sys
@@ -23,7 +22,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.words import plural
-from lab.errors import UsageError
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import KINDS, Counted, Counter, beginning, reads_only
 from lab.rooms.nan.watch.forward import (
@@ -125,10 +123,6 @@ class Recorder(ABC):
         """Whether a forward that has ended is taken before the program goes on."""
         return True
 
-    def refuse_second_use(self) -> None:
-        if self._makers or self._ended:
-            raise UsageError("this watch has already been used", fix="make a new one: watch(model)")
-
     def attach(self) -> None:
         leave_alone()  # each time: a guard's modules may be loaded while another watch is open
         self._attach_from(0)
@@ -149,19 +143,9 @@ class Recorder(ABC):
         self._lanes = Lanes(self._weigh)
 
     def step_aside(self) -> None:
-        """Let calls pass by until `stepping_in`; what was learnt of the model stays."""
+        """Let calls pass by from now on."""
         for module, make, _ in self._makers:
             seam.remove(module, make)
-
-    @contextlib.contextmanager
-    def stepping_in(self) -> Iterator[None]:
-        """See calls again, after `step_aside`, for as long as the block lasts."""
-        for module, make, direct in self._makers:
-            seam.add(module, make, direct)
-        try:
-            yield
-        finally:
-            self.step_aside()
 
     @property
     def waits(self) -> bool:
@@ -303,7 +287,8 @@ class Recorder(ABC):
                 self.meet_new_modules()
             phase, length = phase_of(args, kwargs)
             phase = RECOMPUTE if recomputing() else phase
-            mode = self._mode_for(phase, args, kwargs)
+            at_once = self._at_once or phase not in self._light or in_transform()
+            mode = AT_ONCE if at_once or versions_are_missing(args, kwargs) else COLLECT
         except Exception as error:
             return f"its inputs cannot be read ({type(error).__name__})", "", 0, ASIDE
         if number and phase != RECOMPUTE and (direct := self.modules.called_directly(number)):
@@ -320,11 +305,6 @@ class Recorder(ABC):
             return inner(module, *args, **kwargs)
         finally:
             lane.mode = AT_ONCE
-
-    def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
-        if self._at_once or phase not in self._light or in_transform() or versions_are_missing(args, kwargs):
-            return AT_ONCE
-        return COLLECT
 
     @hidden
     def _weigh(self, lane: Lane) -> None:

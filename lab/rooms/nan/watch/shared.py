@@ -110,10 +110,13 @@ def surrounded(plain: Call, enter: Call, leave: Call | None = None) -> Call:
 
 
 class AfterUpdates(Shared):
-    """The hook after updates; it surrounds the steps of optimizers that torch's hooks do not any more.
+    """The hook after updates; it surrounds the steps of optimizers around which torch has no hooks.
 
-    In torch 2.2, dynamo takes them off all of torch's optimizers, for good, when it first compiles.
+    As before torch 2.0. In 2.2, dynamo takes them off all of torch's optimizers, for good, when it first
+    compiles. The class is patched, not the optimizer, so that copies and pickles carry nothing along.
     """
+
+    running = 0  # surrounded steps that have begun and not ended, with an exception either
 
     def __init__(self, register: Callable[[Call], Any] | None, before: Shared) -> None:
         super().__init__(register)
@@ -133,15 +136,21 @@ class AfterUpdates(Shared):
             return
         for kind in torch.optim.Optimizer.__subclasses__():
             step = vars(kind).get("step")
-            if getattr(step, "hooked", False) and not _has_hooks(step) and kind not in self._patches:
-                make = functools.partial(surrounded, enter=self._begin, leave=self._end)
-                self._patches[kind] = Patch(kind, "step", make).put()
+            if getattr(step, "hooked", False) and not _has_hooks(step):
+                self.surround(kind)
+
+    def surround(self, kind: type[Any]) -> None:
+        if kind not in self._patches:
+            make = functools.partial(surrounded, enter=self._begin, leave=self._end)
+            self._patches[kind] = Patch(kind, "step", make).put()
 
     def _begin(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._before.call(optimizer, args, kwargs)
+        self.running += 1
         return optimizer
 
     def _end(self, optimizer: Any, returned: bool) -> None:
+        self.running -= 1
         if returned:
             self.call(optimizer, (), {})
 
@@ -195,29 +204,6 @@ after_update = AfterUpdates(
 new_module = Shared(_torchs("torch.nn.modules.module", "register_module_module_registration_hook"))
 new_parameter = Shared(_torchs("torch.nn.modules.module", "register_module_parameter_registration_hook"))
 backwards = Backwards()
-
-
-class Surrounded:
-    """The `step` of an optimizer class with calls before and after it.
-
-    The class is patched, not the optimizer, so that copies and pickles carry nothing along.
-    """
-
-    def __init__(self, kind: type[Any], enter: Callable[[Any], None], leave: Callable[[Any], None]) -> None:
-        self._before, self._after = enter, leave
-        self.running = 0  # steps that have begun and not ended, with an exception either
-        make = functools.partial(surrounded, enter=self._enter, leave=self._leave)
-        self.remove = Patch(kind, "step", make).put().remove
-
-    def _enter(self, optimizer: Any, *_: Any, **__: Any) -> Any:
-        self._before(optimizer)
-        self.running += 1
-        return optimizer
-
-    def _leave(self, optimizer: Any, returned: bool) -> None:
-        self.running -= 1
-        if returned:
-            self._after(optimizer)
 
 
 FUNCTIONS = ("isnan", "isinf", "isfinite")

@@ -111,7 +111,8 @@ class Watch(Recorder):
         self._num_kept = 0  # steps with rows
 
     def __enter__(self) -> Watch:
-        self.refuse_second_use()
+        if self._makers or self._ended:
+            raise UsageError("this watch has already been used", fix="make a new one: watch(model)")
         if self.check_weights:
             self.weights += self._explainer.check_weights(self._count, sentinels=self.sentinels)
             for name in self.sentinels:

@@ -14,10 +14,9 @@ from torch import nn
 from lab.rooms.nan.guarded.read import Event, Op
 from lab.rooms.nan.watch.explain import NOT_CALLED, Step
 from lab.rooms.nan.watch.forward import RECOMPUTE, Forward
-from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken, Unhooked
-from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save, stop_at
+from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, local, save, stop_at
 from lab.rooms.nan.watch.guard.step import (
     FROM_WEIGHTS,
     GRADIENT_STAGES,
@@ -132,7 +131,8 @@ class Reactions:
 
     def _may_be_left_out(self, step: GuardStep) -> bool:
         """Whether a scaler may still leave this step out: only its gradients were bad."""
-        return self._scaling.may_leave_out(step.number) and all(map(_is_expected, step.events))
+        is_decided = not self._scaling.active or step.number < self._scaling.decided
+        return not is_decided and all(map(_is_expected, step.events))
 
     def _react(self, step: GuardStep) -> None:
         if step.reacted:
@@ -352,8 +352,7 @@ class GradientEvents:
 
     def _forward_doubt(self, step: int) -> str:
         """Why a bad loss of this step may have come from a forward that was not seen; "" if it did not."""
-        if step in self._watch.lost:
-            reason = self._watch.lost[step]
+        if reason := self._state.lost.get(step):
             return f"a forward of this step could not be counted in full, and may have made it: {reason}"
         unseen = step == self._state.step and not self._state.forward_since_update
         if not self._watch.called or unseen:

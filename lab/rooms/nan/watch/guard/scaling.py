@@ -39,7 +39,7 @@ class Scaling:
         self._rows: dict[int, tuple[int, int]] = {}  # optimizer -> (first, how many) left out in a row
         self._most_in_a_row = MOST_IN_A_ROW
         self._lowest = math.inf  # what a scale has fallen to
-        self._scaled = False  # some scaler of the process scaled a loss since the last update
+        self.scaled = False  # some scaler of the process scaled a loss since the last update
         self._updated = False  # the optimizer that runs made its update
         self._reported: set[int] = set()  # optimizers, by id, that ran since their scaler's `update`
         self._has_succeeded = False  # an update was made under a scaler
@@ -47,15 +47,7 @@ class Scaling:
     @property
     def active(self) -> bool:
         """Whether a scaler may leave out what is bad now."""
-        return self._scaled or (self.scaler is not None and is_enabled(self.scaler))
-
-    def scales(self) -> None:
-        """Some scaler scales a loss, perhaps one of this model."""
-        self._scaled = True
-
-    def may_leave_out(self, step: int) -> bool:
-        """Whether a scaler may still leave out this step, or a part of it."""
-        return self.active and step >= self.decided
+        return self.scaled or (self.scaler is not None and is_enabled(self.scaler))
 
     def decides(self, step: int) -> None:
         """No more is left out of the steps before this one."""
@@ -70,7 +62,7 @@ class Scaling:
 
     def update_was_made(self, optimizer: Any) -> None:
         """An optimizer of this model made its update."""
-        self._updated, self._scaled = True, False
+        self._updated, self.scaled = True, False
         self._reported.add(id(optimizer))
 
     def leave(self, scaler: Any, optimizer: Any) -> bool:
@@ -92,7 +84,7 @@ class Scaling:
 
         0 where it did not even ask the scaler, but gives it another scale.
         """
-        states, is_own = _states_of(scaler) or {}, scaler is self.scaler or self._scaled
+        states, is_own = _states_of(scaler) or {}, scaler is self.scaler or self.scaled
         new = [key for key in states if key not in self._reported and found_infinity(states[key])]
         self._reported.clear()
         return new if states else [0] * is_own
@@ -102,7 +94,7 @@ class Scaling:
         self.scaler = scaler
         self.skipped += step != self._last_skipped
         self._last_skipped = self._last_step = step
-        self._scaled = False
+        self.scaled = False
         first_step, count = self._rows.get(optimizer, (step, 0))
         self._rows[optimizer] = first_step, count + 1
         scale, back = getattr(scaler, "get_scale", None), getattr(scaler, "_backoff_factor", 0.5)

@@ -123,14 +123,15 @@ class StepState:
         self.updating: Any = None  # the optimizer whose update runs
         self.updating_weights: list[Tensor] = []  # of that
         self._updated_by: set[int] = set()  # the optimizers, by id, of the step that has just ended
-        self._begun_at: dict[int, int] = {}  # optimizer, by id -> the step in which its update began
+        self.begun_at: dict[int, int] = {}  # optimizer, by id -> the step in which its update began
 
         self.steps: list[GuardStep] = []  # those with something bad that are over
         self.open: dict[int, GuardStep] = {}  # by number, over or not
-        # Forwards whose infinities reached the output, by step: what to do if the loss or a
-        # gradient is bad (and whether by a NaN), and if not.
-        self._waiting: dict[int, list[tuple[Callable[[bool], None], Callable[[], None]]]] = {}
+        # Forwards whose infinities reached the output, by step: what to do if the loss or a gradient, which
+        # decide on them, is bad (and whether by a NaN), and if not.
+        self.waiting: dict[int, list[tuple[Callable[[bool], None], Callable[[], None]]]] = {}
         self.loss_in = -1  # the last step with a loss
+        self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
         self.looked_at: Tally[str] = Tally()  # tensors looked at, by stage
         self.notes: list[str] = []
         self.failed = 0  # times that something in the guard failed
@@ -158,8 +159,8 @@ class StepState:
         if self.counted_by == "backward":
             self.step = self.loss_in = 0
             parts = [self.open[number] for number in sorted(self.open)]
-            waiting = [one for number in sorted(self._waiting) for one in self._waiting[number]]
-            self._waiting = {0: waiting} if waiting else {}
+            waiting = [one for number in sorted(self.waiting) for one in self.waiting[number]]
+            self.waiting = {0: waiting} if waiting else {}
             if parts:
                 events = [msgspec.structs.replace(event, step=0) for part in parts for event in part.events]
                 merged = GuardStep(0, events[:MOST_EVENTS], reacted=any(part.reacted for part in parts))
@@ -173,22 +174,14 @@ class StepState:
         Updates by several optimizers after one forward are one step.
         """
         joined = self._joins(optimizer)
-        self._begun_at[optimizer] = self.step
+        self.begun_at[optimizer] = self.step
         return not joined and not self.forward_since_update
 
     def update_returns(self, optimizer: int) -> None:
         """Go back to the step that this update began, if another one inside of it has ended that."""
-        begun_at = self._begun_at.pop(optimizer, self.step)
+        begun_at = self.begun_at.pop(optimizer, self.step)
         if self.step > begun_at and not self.forward_since_update:
             self.step -= 1
-
-    def began(self, optimizer: int) -> bool:
-        """Whether an update by this optimizer began and has not returned."""
-        return optimizer in self._begun_at
-
-    def forget_update(self, optimizer: int) -> None:
-        """Forget an update that never returned: its optimizer is gone, and another has its id."""
-        self._begun_at.pop(optimizer, None)
 
     def left_out(self, optimizer: int) -> int:
         """End the step in which a scaler left out this optimizer's update; its number."""
@@ -213,21 +206,17 @@ class StepState:
 
     # Infinities in the output of a forward
 
-    def waits_for_loss(self, step: int, reached: Callable[[bool], None], gone: Callable[[], None]) -> None:
-        """Infinities reached the output of a forward of this step; its loss decides on them."""
-        self._waiting.setdefault(step, []).append((reached, gone))
-
     @hidden
     def infinities_are_gone(self, first_step: int) -> None:
         """Losses and gradients of all steps before this one were looked at, and only the bad ones had any."""
-        for step in [number for number in self._waiting if number < first_step]:
-            for _, gone in self._waiting.pop(step):
+        for step in [number for number in self.waiting if number < first_step]:
+            for _, gone in self.waiting.pop(step):
                 self.within(gone)
 
     def infinities_stay(self) -> None:
         """No loss was made of the last outputs: they are what counts."""
-        for step in [number for number in self._waiting if number > self.loss_in]:
-            for reached, _ in self._waiting.pop(step):
+        for step in [number for number in self.waiting if number > self.loss_in]:
+            for reached, _ in self.waiting.pop(step):
                 self.within(reached, True)
 
     # What was bad
@@ -240,7 +229,7 @@ class StepState:
         event = bad_event(number, stage, place or f"{WORDS[stage]} {more['name']}", row, tensor, **more)
         self.add(event)
         if stage in GRADIENT_STAGES:
-            for reached, _ in self._waiting.pop(number, ()):
+            for reached, _ in self.waiting.pop(number, ()):
                 self.within(reached, event.nan > 0)
 
     def add(self, event: Event) -> None:

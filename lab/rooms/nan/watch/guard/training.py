@@ -19,15 +19,15 @@ from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import all_clean
 from lab.rooms.nan.watch.explain import Judged, Step
 from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Lane
-from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.borders import Borders, Losses
 from lab.rooms.nan.watch.guard.gradients import Collector, ParameterHooks
 from lab.rooms.nan.watch.guard.reactions import GradientEvents, OnBad, Reactions
+from lab.rooms.nan.watch.guard.replay import local
 from lab.rooms.nan.watch.guard.scaling import found_infinity_of, leaves_out, scalers
 from lab.rooms.nan.watch.guard.step import StepState
 from lab.rooms.nan.watch.guard.weights import Weights, parameters_of
 from lab.rooms.nan.watch.leaves import is_unbuilt
-from lab.rooms.nan.watch.shared import Surrounded, after_update, asked, backwards, before_update
+from lab.rooms.nan.watch.shared import after_update, asked, backwards, before_update
 from lab.rooms.nan.watch.unseen_by_compile import hidden
 from lab.rooms.nan.watch.watch import Watch
 
@@ -47,12 +47,12 @@ class Forwards(Watch):
             state.model, counter=state.count, keep_rows=False, modules=state.modules, allow=allow
         )
         self._state, self._training = state, training
-        self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
         self._least_budget, self._ask_at = self.budget_bytes, FIRST_ASKED
 
     def meet_new_modules(self) -> None:
         super().meet_new_modules()
-        self._state.safely(self._training.new_modules)
+        self._state.safely(self._training.weights.learn_names)
+        self._state.safely(self._training.parameters.enter)
 
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._state.on_gpu and self._state.step >= self._ask_at:
@@ -64,14 +64,14 @@ class Forwards(Watch):
         unknown = self.unknown
         super()._take_one(forward)
         reason = forward.failed or (OVERWRITTEN if self.unknown > unknown else "")
-        if reason and len(self.lost) < MOST_LOST:
-            self.lost[forward.update] = reason[:200]
+        if reason and len(self._state.lost) < MOST_LOST:
+            self._state.lost[forward.update] = reason[:200]
 
     def _aside(
         self, lane: Lane, reason: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
-        if len(self.lost) < MOST_LOST:
-            self.lost[self._state.step] = reason
+        if len(self._state.lost) < MOST_LOST:
+            self._state.lost[self._state.step] = reason
         return super()._aside(lane, reason, inner, module, args, kwargs)
 
     def take_clean(self, forward: Forward) -> bool:
@@ -111,7 +111,8 @@ class Forwards(Watch):
                 self._training.forward_was_bad(step, forward)
 
         forward.let_go()  # shapes stay: they are asked for when the loss is known
-        self._state.waits_for_loss(forward.update, reached, partial(self.absorb, judged))
+        waiting = self._state.waiting.setdefault(forward.update, [])
+        waiting.append((reached, partial(self.absorb, judged)))
 
     def passing(self, forward: Forward) -> None:
         self._state.within(self._training.borders.enter, forward)
@@ -170,7 +171,6 @@ class Training:
         self.reactions = Reactions(state, on_bad, self.watch, self.weights, write, stop)
         self.gradients = GradientEvents(state, self.collector, self.borders, self.weights, self.watch)
         self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
-        self._handles: list[Any] = []
         self._backwards_before = 0  # when the last step by hand was counted
         self._may_be_by_hand = not optimizers  # that the program updates weights itself
         self._unbuilt = False  # some weights are lazy
@@ -184,16 +184,15 @@ class Training:
 
     def _attach(self) -> None:
         self.parameters.enter()
-        if before_update.exists:
-            before_update.add(self.update_begins)
-            after_update.add(self.update_ends)
-        else:
+        before_update.add(self.update_begins)
+        after_update.add(self.update_ends)
+        if not before_update.exists:
             self.state.note(
                 f"torch {torch.__version__} has no hooks around updates: the steps of the optimizers "
                 "given are surrounded, and other updates are seen at the next forward"
             )
-            kinds = {type(optimizer) for optimizer in self.weights.optimizers}
-            self._handles += [Surrounded(kind, self.update_begins, self.update_ends) for kind in kinds]
+            for optimizer in self.weights.optimizers:
+                after_update.surround(type(optimizer))
         backwards.add(self.losses.enter, self.losses.leave)
         asked.add(self.losses.look)
         scalers.add(self)
@@ -242,11 +241,6 @@ class Training:
         if self.state.ended:  # inside of this forward: nothing comes that would keep it
             self.reactions.keep()
 
-    def new_modules(self) -> None:
-        """Weights became part of the model, or began to need gradients, after the guard began."""
-        self.weights.learn_names()
-        self.parameters.enter()
-
     @hidden
     def _hook_what_is_built(self) -> None:
         self._unbuilt = any(map(is_unbuilt, self.state.model.parameters()))
@@ -263,7 +257,7 @@ class Training:
     # Scaling
 
     def scaler_scales(self, scaler: Any) -> None:
-        self.scaling.scales()
+        self.scaling.scaled = True
 
     def scaler_begins(self, scaler: Any, optimizer: Any) -> None:
         if not self.state.ended and self._is_ours(optimizer, parameters_of(optimizer)):
@@ -331,7 +325,7 @@ class Training:
         parameters, state = parameters_of(optimizer), self.state
         local.between.end()
         if not self._is_ours(optimizer, parameters):
-            state.forget_update(id(optimizer))
+            state.begun_at.pop(id(optimizer), None)  # never returned: another optimizer had this id
             state.within(self.weights.met_another, optimizer, parameters)
             return
         if state.counted_by == "backward":
@@ -369,7 +363,7 @@ class Training:
         state.updating, state.updating_weights = None, []
         if updating is not optimizer:  # another one ran inside of its update
             parameters = parameters_of(optimizer)
-            if not (state.began(id(optimizer)) or self._is_ours(optimizer, parameters)):
+            if not (id(optimizer) in state.begun_at or self._is_ours(optimizer, parameters)):
                 return
         state.within(self._look_after_update, optimizer, parameters)
 
@@ -379,7 +373,7 @@ class Training:
             self.settle()  # while the GPU updates: reading weights waits for it
         self.weights.leave(optimizer, parameters)
         if not before_update.exists:
-            self.weights.note_versions()
+            self.weights.changed_without_hooks()  # from here on
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
         if self.collector.waits:
             self._settle_safely()
@@ -423,8 +417,7 @@ class Training:
 
     @hidden
     def _look_for_update(self) -> None:
-        is_updating = any(getattr(handle, "running", 0) for handle in self._handles)
-        if not is_updating and self.weights.changed_without_hooks():
+        if not after_update.running and self.weights.changed_without_hooks():
             self._update_without_hooks()
 
     def _update_without_hooks(self) -> None:
@@ -467,7 +460,7 @@ class Training:
         self.watch.settle()
         if not before_update.exists and self.weights.changed_without_hooks():
             self._update_without_hooks()
-        elif self.weights.unread_now:
+        elif self.weights.since_read:
             self.read_what_was_updated()
         elif not self.state.open:  # no optimizer of torch has run, but the program may have written weights
             self.weights.look()
@@ -479,9 +472,6 @@ class Training:
     def end(self) -> None:
         local.between.end()
         self.state.ended = True
-        for handle in self._handles:
-            self.state.safely(handle.remove)
-        self._handles.clear()
         self.state.updating, self.state.updating_weights = None, []
         self.parameters.remove()
         self.reactions.forget()

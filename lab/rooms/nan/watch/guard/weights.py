@@ -68,7 +68,7 @@ class Weights:
         self._modules: Sequence[tuple[str, nn.Module]] = ()
         self.updates = self.reads = 0  # so far, and after how many of these weights were read
         self._counted_in = -1  # the step of the last of these
-        self._since_read = 0  # updates
+        self.since_read = 0  # updates
         self._updated_by: dict[int, Any] = {}  # the optimizers of these, by id
         self._beside: dict[int, ref[Tensor]] = {}  # what they update outside the model
         self._elsewhere: dict[int, ref[Tensor]] = {}  # of optimizers that have nothing of the model
@@ -150,7 +150,7 @@ class Weights:
 
     def leave(self, optimizer: Any, parameters: list[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
-        read_already = self._state.step == self._counted_in and not self._since_read
+        read_already = self._state.step == self._counted_in and not self.since_read
         self.updated_by(optimizer)
         if read_already or self.updates <= READ_FIRST or (self.updates - 1) % READ_EVERY == 0:
             self._state.safely(self.look)
@@ -166,18 +166,15 @@ class Weights:
         if step != self._counted_in:  # several optimizers may update in one step
             self._counted_in = step
             self.updates += 1
-            self._since_read += 1
-        elif not self._since_read:  # read after another optimizer of this step: once more after this one
-            self._since_read, self.reads = 1, self.reads - 1
+            self.since_read += 1
+        elif not self.since_read:  # read after another optimizer of this step: once more after this one
+            self.since_read, self.reads = 1, self.reads - 1
         for optimizer in optimizers:
             self._updated_by[id(optimizer)] = optimizer
         self._updated_at = self._state.now()
 
-    def note_versions(self) -> None:
-        self._versions = sum(map(version, self._model.parameters()))
-
     def changed_without_hooks(self) -> bool:
-        """For torch before 2.0: whether weights were written since they were looked at last."""
+        """Whether weights were written since this was asked last."""
         versions = sum(map(version, self._model.parameters()))
         versions_before, self._versions = self._versions, versions
         return 0 <= versions_before != versions
@@ -189,25 +186,21 @@ class Weights:
         """Updates after which weights were not read at once."""
         return self.updates - self.reads
 
-    @property
-    def unread_now(self) -> bool:
-        return self._since_read > 0
-
     def read_what_was_updated(self, moment: float = -1) -> None:
         """The verdict is asked for, or something is bad at the moment `before`: were weights so already?
 
         Then buffers are not judged: the forward that was bad may have written them.
         """
-        if self._since_read:
+        if self.since_read:
             self.look(late=self._state.now() if moment < 0 else moment - 0.25, buffers=moment < 0)
 
     def look(self, *, late: float = -1, buffers: bool = True) -> None:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
-        if not self._since_read:
+        if not self.since_read:
             self._updated_at, self._updated_step = self._state.now(), self._state.step
         self._read(late, buffers)
-        self.reads += self._since_read > 0
-        self._since_read = 0
+        self.reads += self.since_read > 0
+        self.since_read = 0
         self._updated_by.clear()
         self._written_before_update.clear()
 
@@ -218,7 +211,9 @@ class Weights:
             for by in self._updated_by.values()
             for state_tensor in state_tensors(by, self.unread_state)
         ]
-        weights = named_weights(self._walk())
+        if not new_module.exists:  # else torch tells when one comes
+            self._modules = [*self._model.named_modules()]
+        weights = named_weights(self._modules)
         states, weights = parts_of(states), parts_of(weights)
         rows = quiet(self._count, [one for _, one in (*states, *weights)])
         if (rows[:, :3] > 0).any() and self.name_anew():
@@ -236,12 +231,6 @@ class Weights:
         if (rows[:, :3] > 0).any():
             self._judge_states(states, rows)
             self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
-
-    def _walk(self) -> Sequence[tuple[str, nn.Module]]:
-        """All modules; those of last time if torch would have said that one came."""
-        if not new_module.exists:
-            self._modules = [*self._model.named_modules()]
-        return self._modules
 
     def name_anew(self) -> bool:
         """Whether modules have left the model or moved in it, which torch may not tell; learn their names."""
@@ -293,7 +282,7 @@ class Weights:
             return "weights_before", CHANGED, ""
         if not reason and self._written_in(name) is not None:
             return "weights_before", WRITTEN, ""
-        if not self._since_read:
+        if not self.since_read:
             return "weights_before", BY_PROGRAM, ""
         return "weights_after", reason or self._span(), "" if reason else UNEXPLAINED
 
@@ -308,9 +297,9 @@ class Weights:
 
     def _span(self) -> str:
         """If weights were not read after every update: since when this may be."""
-        if self._since_read < 2:
+        if self.since_read < 2:
             return ""
-        return f"made in one of the last {self._since_read} updates: weights are not read after each"
+        return f"made in one of the last {self.since_read} updates: weights are not read after each"
 
     def _why(self, name: str) -> str:
         parameter = self.parameter(name)
