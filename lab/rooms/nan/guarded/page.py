@@ -122,8 +122,7 @@ def _headline(verdict: Verdict, records: Sequence[Record]) -> str:
             if verdict.record and verdict.record.world > 1
             else ""
         )
-        op = f" ({verdict.first.op})" if verdict.first.op else ""
-        return f"Step {verdict.first.step}: first bad number {verdict.first.place}{op}{rank}."
+        return f"Step {verdict.first.step}: {verdict.first}{rank}."
     if verdict.status == "bad":
         return "A gradient scaler could not find its scale."
     if verdict.status == "clean":

@@ -115,6 +115,8 @@ class Guard:
     never). allow: as for `nan.watch`.
     """
 
+    ends_by_raising = False  # True where no `with` block ends by that itself
+
     def __init__(
         self,
         model: nn.Module,
@@ -162,7 +164,9 @@ class Guard:
             self._state.safely(self._write)
 
     def _stop(self) -> None:
-        """A reaction is about to raise in the program; a `with` block ends by that alone."""
+        """A reaction is about to raise in the program."""
+        if self.ends_by_raising:
+            self.__exit__()
 
     def _write(self, ended: bool | None = None) -> None:
         """Bring the record up to date: a job that is killed loses little."""
@@ -267,12 +271,11 @@ class Guard:
         """The verdict in one line."""
         status, event = self.status, self.first
         if event is not None:
-            op = f" ({event.op})" if event.op else ""
             unsure = event.unsure if event.unsure not in event.place else ""
             doubt = f"; not certain: {unsure}" if unsure else ""
             by = self._state.counted_by
             counted = f"; steps are {STEPS_BY[by]}" if by in ("weights", "backward") else ""
-            return f"step {event.step}: first bad number {event.place}{op}{doubt}{counted}"
+            return f"step {event.step}: {event}{doubt}{counted}"
         if status == "bad":
             return self._state.scaling.alarm()
         skipped = self.skipped_steps
@@ -291,13 +294,6 @@ class Guard:
         return f"bad gradients in {numbers} wait for the scaler: its step, or its update, did not come"
 
 
-class EndsByRaising(Guard):
-    """A guard in a program that has no `with` block around it."""
-
-    def _stop(self) -> None:
-        self.__exit__()
-
-
 class _Guards:
     """One guard per training; `guard` is the last one."""
 
@@ -308,7 +304,9 @@ class _Guards:
     def begin(self, model: Any, optimizers: Any, scaler: Any) -> None:
         self.end()
         if model is not None:
-            self.guard = EndsByRaising(model, optimizers or None, scaler, **self.options).__enter__()
+            self.guard = Guard(model, optimizers or None, scaler, **self.options)
+            self.guard.ends_by_raising = True
+            self.guard.__enter__()
 
     def end(self, kind: type[BaseException] | None = None) -> None:
         """Training has ended, by an exception of this kind if there is one, which passes on."""

@@ -25,7 +25,7 @@ from lab.rooms.nan.guarded.read import Event, Mark, Record, Step
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import plain_counts
 from lab.rooms.nan.watch.forward import blind, recomputing
-from lab.rooms.nan.watch.guard.guard import EndsByRaising, identity, write_record
+from lab.rooms.nan.watch.guard.guard import Guard, identity, write_record
 from lab.rooms.nan.watch.guard.step import bad_event, rank, world
 from lab.rooms.nan.watch.guard.weights import parameters_of
 from lab.rooms.nan.watch.leaves import as_counted, quiet
@@ -39,8 +39,10 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _processes: list[Process] = []  # the one of this process, after a fork the child's
 
 
-class ModelGuard(EndsByRaising):
+class ModelGuard(Guard):
     """The guard of one model of this process."""
+
+    ends_by_raising = True
 
     def write_now(self, *, ended: bool) -> None:
         """Write the record as if the process ended here, or to say that it did not."""
@@ -255,9 +257,6 @@ class Process:
             return
         first_event = min(events, key=lambda event: event.step, default=None)
         kinds = ", ".join(sorted({tensors.kind for tensors in self._own_tensors.values()}))
-        sentence = "clean"
-        if first_event is not None:
-            sentence = f"step {first_event.step}: first bad number {first_event.place}"
         record = Record(
             ended=ended,
             process=identity(),
@@ -267,7 +266,7 @@ class Process:
             status="bad" if first_event else "clean",
             updates=max((tensors.updates for tensors in self._own_tensors.values()), default=0),
             first=first_event,
-            sentence=sentence,
+            sentence=f"step {first_event.step}: {first_event}" if first_event else "clean",
             steps=tuple(Step(event.step, (event,)) for event in events),
             looked_at={"weights_after": sum(len(own.labelled) for own in self._own_tensors.values())},
         )

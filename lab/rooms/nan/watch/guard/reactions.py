@@ -153,9 +153,7 @@ class Reactions:
         elif self.on_bad == "raise" and not self._state.ended:
             event = step.first
             assert event is not None
-            raise NonFiniteError(
-                f"first bad number {event.place}", location=f"step {event.step}, stage {event.stage}"
-            )
+            raise NonFiniteError(str(event), location=f"step {event.step}, stage {event.stage}")
         elif callable(self.on_bad):
             self.on_bad(step)
 
@@ -187,8 +185,7 @@ class Reactions:
         for named_event, saved, scope in self._named:
             if named_event is event and event.op is not None:
                 stop_at(event.op, saved, self._watch, scope)
-        op = f" ({event.op})" if event.op else ""
-        raise NonFiniteError(f"first bad number {event.place}{op}", location=f"step {event.step}")
+        raise NonFiniteError(str(event), location=f"step {event.step}")
 
     def forward_was_bad(self, step: Step, forward: Forward) -> None:
         """Turn a bad forward into events, after what weights held before it."""
