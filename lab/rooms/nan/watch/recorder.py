@@ -15,6 +15,7 @@ Whatever fails in here becomes a note; the program that is watched never sees it
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import sys
@@ -22,7 +23,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,9 +144,19 @@ class Recorder(ABC):
         self._lanes = Lanes(self._weigh)
 
     def step_aside(self) -> None:
-        """Let calls pass by from now on."""
+        """Let calls pass by until `stepping_in`; what was learnt of the model stays."""
         for module, make, _ in self._makers:
             seam.remove(module, make)
+
+    @contextlib.contextmanager
+    def stepping_in(self) -> Iterator[None]:
+        """See calls again, after `step_aside`, for as long as the block lasts."""
+        for module, make, direct in self._makers:
+            seam.add(module, make, direct)
+        try:
+            yield
+        finally:
+            self.step_aside()
 
     @property
     def waits(self) -> bool:
