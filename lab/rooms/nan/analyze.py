@@ -106,7 +106,7 @@ def analyze(evidence: Sequence[Evidence]) -> NanTables:
         if experiment.birth and (cause := cause_of(experiment, read(experiment, "calls.csv"))):
             causes[experiment.label] = cause
     return NanTables(
-        experiments=experiments_table(evidence, verdicts, causes),
+        experiments=experiments_table(evidence, chains, verdicts, causes),
         chain=_chain_table(chains),
         applied=_applied_table(evidence),
         births=_births_table(evidence),
@@ -186,10 +186,13 @@ def _functions_table(evidence: Sequence[Evidence]) -> pd.DataFrame:
 
 
 def experiments_table(
-    evidence: Sequence[Evidence], verdicts: Mapping[str, str], causes: Mapping[str, Cause]
+    evidence: Sequence[Evidence],
+    chains: Mapping[str, Chain],
+    verdicts: Mapping[str, str],
+    causes: Mapping[str, Cause],
 ) -> pd.DataFrame:
     """Ranked experiments first, the others after them; equals in the order in which they came."""
-    base, ranked = baseline_of(evidence), ranks(evidence, verdicts)
+    ranked, same = ranks(evidence, verdicts), {"yes": "no", "no": "yes", "?": ""}
     rows = [
         {
             "rank": ranked.get(experiment.label),
@@ -198,7 +201,8 @@ def experiments_table(
             "verdict": verdicts[experiment.label],
             **_modules(experiment, causes.get(experiment.label)),
             **_instructions(experiment),
-            **_text(experiment, base),
+            "same_text": same[chains[experiment.label].text[0]],
+            "characters": None if (text := text_of(experiment)) is None else len(text),
             "reason": experiment.reason or experiment.log_error,
             "result_file": experiment.result_file,
             "log_files": ", ".join(experiment.log_files),
@@ -239,18 +243,11 @@ def _instructions(experiment: Evidence) -> dict[str, Any]:
         "memory_nan_lines": memory_nan_lines(experiment.log),
     }
     for name, types in {"half": ("f16", "bf16"), "float": ("f32",)}.items():
-        for kind in ("nan", "subnormal"):
-            counts = reported(experiment, types, {"nan": "NaN"}.get(kind, kind)) or (None, None)
-            row |= {f"{name}_{kind}_unique": counts[0], f"{name}_{kind}_repeats": counts[1]}
+        for kind in ("NaN", "subnormal"):
+            unique, repeats = reported(experiment, types, kind) or (None, None)
+            column = f"{name}_{kind.lower()}"
+            row |= {f"{column}_unique": unique, f"{column}_repeats": repeats}
     return row
-
-
-def _text(experiment: Evidence, base: Evidence | None) -> dict[str, Any]:
-    text, of_base = text_of(experiment), text_of(base)
-    same = ""
-    if text is not None and of_base is not None and experiment is not base:
-        same = "yes" if text == of_base else "no"
-    return {"same_text": same, "characters": None if text is None else len(text)}
 
 
 ReadTable = Callable[[Evidence, str], "pd.DataFrame | None"]

@@ -12,9 +12,10 @@ from lab.core.words import plural
 from lab.report.figures import Cell, cell_grid, save, stacked_bars
 from lab.report.page import write_page
 from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, Status, Table
-from lab.report.tables import terminal_table, write_csv
+from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.nan.analyze import LINKS, OUTPUTS, RANKING, SASS, TERMINAL, NanTables
+from lab.rooms.nan.guarded.page import on_terminal
 from lab.rooms.nan.nixnan.tables import SassTables
 from lab.rooms.nan.sentences import sentences
 from lab.rooms.nan.verdict import SEVERITY
@@ -107,10 +108,7 @@ def report(
 
 
 def _terminal(tables: NanTables, verdict: Sequence[str], page: Path) -> str:
-    shown = terminal_table(tables.experiments[TERMINAL].dropna(axis=1, how="all"), width=140)
-    return "\n".join(
-        [verdict[0], *(f"- {sentence}" for sentence in verdict[1:]), "", shown, "", f"report: {page}"]
-    )
+    return on_terminal(verdict, tables.experiments[TERMINAL].dropna(axis=1, how="all"), page)
 
 
 def _status(tables: NanTables, lacking: Sequence[str]) -> Status:

@@ -68,18 +68,14 @@ def guarded_page(job: Job, out: Path, title: str, provenance: dict[str, dict[str
         badge=BADGES[verdict.status],
     )
     files.append(write_page(page, out / "report.html"))
-    shown = terminal_table(
-        frames["ranks"][["process", "model", "status", "updates", "first", "unsure"]], width=140
-    )
-    lines = [
-        sentences[0],
-        *(f"- {sentence}" for sentence in sentences[1:]),
-        "",
-        shown,
-        "",
-        f"report: {files[-1]}",
-    ]
-    return Findings(sentences, status, files, "\n".join(lines), lacking)
+    shown = frames["ranks"][["process", "model", "status", "updates", "first", "unsure"]]
+    return Findings(sentences, status, files, on_terminal(sentences, shown, files[-1]), lacking)
+
+
+def on_terminal(sentences: Sequence[str], frame: pd.DataFrame, page: Path) -> str:
+    """The first sentence, the others as points, a table, and where the page is."""
+    points, shown = (f"- {sentence}" for sentence in sentences[1:]), terminal_table(frame, width=140)
+    return "\n".join([sentences[0], *points, "", shown, "", f"report: {page}"])
 
 
 def sentences_of(verdict: Verdict, records: Sequence[Record]) -> list[str]:
@@ -126,8 +122,7 @@ def _headline(verdict: Verdict, records: Sequence[Record]) -> str:
             if verdict.record and verdict.record.world > 1
             else ""
         )
-        op = f" ({verdict.first.op})" if verdict.first.op else ""
-        return f"Step {verdict.first.step}: first bad number {verdict.first.place}{op}{rank}."
+        return f"Step {verdict.first.step}: {verdict.first}{rank}."
     if verdict.status == "bad":
         return "A gradient scaler could not find its scale."
     if verdict.status == "clean":

@@ -80,6 +80,9 @@ class Event(msgspec.Struct, omit_defaults=True):
     op_missing: Text = ""  # why no operator is named, after an attempt
     extremes: tuple[Text, ...] = ()  # of the last modules before it
 
+    def __str__(self) -> str:
+        return f"first bad number {self.place}" + (f" ({self.op})" if self.op else "")
+
 
 class Step(msgspec.Struct, frozen=True):
     step: int

@@ -174,9 +174,6 @@ class Instruction:
     def lines(self) -> int:
         return sum(site.lines for site in self.sites.values())
 
-    def type_of_result(self) -> str:
-        return (self.sites.get(0) or next(iter(self.sites.values()))).type
-
 
 def instructions(log: Log) -> list[Instruction]:
     """The listed sites as instructions, in the log's order, without device functions that repeat a kernel."""

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.words import plural
-from lab.errors import UsageError
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import KINDS, Counted, Counter, beginning, reads_only
 from lab.rooms.nan.watch.forward import (
@@ -124,10 +123,6 @@ class Recorder(ABC):
     def takes_at_once(self, forward: Forward) -> bool:
         """Whether a forward that has ended is taken before the program goes on."""
         return True
-
-    def refuse_second_use(self) -> None:
-        if self._makers or self._ended:
-            raise UsageError("this watch has already been used", fix="make a new one: watch(model)")
 
     def attach(self) -> None:
         leave_alone()  # each time: a guard's modules may be loaded while another watch is open
@@ -303,7 +298,8 @@ class Recorder(ABC):
                 self.meet_new_modules()
             phase, length = phase_of(args, kwargs)
             phase = RECOMPUTE if recomputing() else phase
-            mode = self._mode_for(phase, args, kwargs)
+            at_once = self._at_once or phase not in self._light or in_transform()
+            mode = AT_ONCE if at_once or versions_are_missing(args, kwargs) else COLLECT
         except Exception as error:
             return f"its inputs cannot be read ({type(error).__name__})", "", 0, ASIDE
         if number and phase != RECOMPUTE and (direct := self.modules.called_directly(number)):
@@ -320,11 +316,6 @@ class Recorder(ABC):
             return inner(module, *args, **kwargs)
         finally:
             lane.mode = AT_ONCE
-
-    def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
-        if self._at_once or phase not in self._light or in_transform() or versions_are_missing(args, kwargs):
-            return AT_ONCE
-        return COLLECT
 
     @hidden
     def _weigh(self, lane: Lane) -> None:

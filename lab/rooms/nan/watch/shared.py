@@ -22,26 +22,46 @@ from lab.rooms.nan.watch.unseen_by_compile import OWN, hidden, is_compiling, not
 Call = Callable[..., Any]
 
 
-class Shared:
+class Listeners:
+    """What watches want to be called: `begin` comes with each of them, `end` when none is left."""
+
+    def __init__(self) -> None:
+        self._calls: tuple[Any, ...] = ()
+        self._lock = threading.RLock()
+
+    def add(self, *call: Any) -> None:
+        with self._lock:
+            self.begin()
+            self._calls = (*self._calls, call if call[1:] else call[0])
+
+    def remove(self, *call: Any) -> None:
+        """Take it out again, in any order."""
+        with self._lock:
+            gone = call if call[1:] else call[0]
+            self._calls = tuple(held for held in self._calls if held != gone)
+            if not self._calls:
+                self.end()
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Shared(Listeners):
     """One hook that calls what each watch gave it. `register` is torch's; None where this torch lacks it."""
 
     def __init__(self, register: Callable[[Call], Any] | None) -> None:
-        self._register, self._handle, self._lock = register, None, threading.RLock()
-        self.exists = register is not None
-        self._calls: tuple[Call, ...] = ()
+        super().__init__()
+        self._register, self._handle, self.exists = register, None, register is not None
 
-    def add(self, call: Call) -> None:
-        with self._lock:
-            self._calls = (*self._calls, call)
-            if self._handle is None and self._register is not None:
-                self._handle = self._register(self.call)
+    def begin(self) -> None:
+        if self._handle is None and self._register is not None:
+            self._handle = self._register(self.call)
 
-    def remove(self, call: Call) -> None:
-        with self._lock:
-            self._calls = tuple(one for one in self._calls if one != call)
-            if not self._calls and self._handle is not None and threading.active_count() == 1:
-                self._handle.remove()
-                self._handle = None
+    def end(self) -> None:
+        if self._handle is not None and threading.active_count() == 1:
+            self._handle.remove()
+            self._handle = None
 
     @not_traced
     def call(self, *args: Any) -> None:
@@ -90,39 +110,47 @@ def surrounded(plain: Call, enter: Call, leave: Call | None = None) -> Call:
 
 
 class AfterUpdates(Shared):
-    """The hook after updates; it surrounds the steps of optimizers that torch's hooks do not any more.
+    """The hook after updates; it surrounds the steps of optimizers around which torch has no hooks.
 
-    In torch 2.2, dynamo takes them off all of torch's optimizers, for good, when it first compiles.
+    As before torch 2.0. In 2.2, dynamo takes them off all of torch's optimizers, for good, when it first
+    compiles. The class is patched, not the optimizer, so that copies and pickles carry nothing along.
     """
+
+    running = 0  # surrounded steps that have begun and not ended, with an exception either
 
     def __init__(self, register: Callable[[Call], Any] | None, before: Shared) -> None:
         super().__init__(register)
         self._before, self._patches = before, dict[type[Any], Patch]()
 
-    def add(self, call: Call) -> None:
-        super().add(call)
+    def begin(self) -> None:
+        super().begin()
         self.hook_again()
 
-    def remove(self, call: Call) -> None:
-        super().remove(call)
-        with self._lock:
-            while self._patches and not self._calls:
-                self._patches.popitem()[1].remove()
+    def end(self) -> None:
+        super().end()
+        while self._patches:
+            self._patches.popitem()[1].remove()
 
     def hook_again(self) -> None:
         if "torch._dynamo" not in sys.modules or not self.exists:
             return
         for kind in torch.optim.Optimizer.__subclasses__():
             step = vars(kind).get("step")
-            if getattr(step, "hooked", False) and not _has_hooks(step) and kind not in self._patches:
-                make = functools.partial(surrounded, enter=self._begin, leave=self._end)
-                self._patches[kind] = Patch(kind, "step", make).put()
+            if getattr(step, "hooked", False) and not _has_hooks(step):
+                self.surround(kind)
+
+    def surround(self, kind: type[Any]) -> None:
+        if kind not in self._patches:
+            make = functools.partial(surrounded, enter=self._begin, leave=self._end)
+            self._patches[kind] = Patch(kind, "step", make).put()
 
     def _begin(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._before.call(optimizer, args, kwargs)
+        self.running += 1
         return optimizer
 
     def _end(self, optimizer: Any, returned: bool) -> None:
+        self.running -= 1
         if returned:
             self.call(optimizer, (), {})
 
@@ -134,35 +162,29 @@ def _has_hooks(step: Any) -> bool:
     return step is not None
 
 
-class Backwards:
-    """`torch.autograd.backward` with something before and after it, for several guards at once."""
+class Backwards(Listeners):
+    """`torch.autograd.backward` with something before and after it, for several guards at once.
 
-    def __init__(self) -> None:
-        self._around: tuple[tuple[Call, Call], ...] = ()
-        self._lock = threading.RLock()
-        self._patch: Patch | None = None
-        self.count = 0  # calls so far, of any model
+    Each adds `enter(tensors)` and `leave(tensors, what enter gave)`, which comes after an exception, too.
+    """
 
-    def add(self, enter: Call, leave: Call) -> None:
-        """`enter(tensors)` before, `leave(tensors, what enter gave)` after it, after an exception too."""
-        with self._lock:
-            self._around = (*self._around, (enter, leave))
-            if self._patch is None:
-                make = functools.partial(surrounded, enter=self._enter, leave=self._leave)
-                self._patch = Patch(torch.autograd, "backward", make).put()
+    count = 0  # calls so far, of any model
+    _patch: Patch | None = None
 
-    def remove(self, enter: Call, leave: Call) -> None:
-        """Take these out again, in any order."""
-        with self._lock:
-            self._around = tuple(one for one in self._around if one != (enter, leave))
-            if not self._around and self._patch is not None:
-                self._patch.remove()
-                self._patch = None
+    def begin(self) -> None:
+        if self._patch is None:
+            make = functools.partial(surrounded, enter=self._enter, leave=self._leave)
+            self._patch = Patch(torch.autograd, "backward", make).put()
+
+    def end(self) -> None:
+        if self._patch is not None:
+            self._patch.remove()
+            self._patch = None
 
     def _enter(self, tensors: Any, *_: Any, **__: Any) -> tuple[Any, list[tuple[Call, Any]]]:
         after_update.hook_again()  # the program may have compiled meanwhile
         self.count += 1
-        return tensors, [(leave, enter(tensors)) for enter, leave in self._around]
+        return tensors, [(leave, enter(tensors)) for enter, leave in self._calls]
 
     def _leave(self, backward: tuple[Any, list[tuple[Call, Any]]], _: bool) -> None:
         tensors, tokens = backward
@@ -184,65 +206,36 @@ new_parameter = Shared(_torchs("torch.nn.modules.module", "register_module_param
 backwards = Backwards()
 
 
-class Surrounded:
-    """The `step` of an optimizer class with calls before and after it.
-
-    The class is patched, not the optimizer, so that copies and pickles carry nothing along.
-    """
-
-    def __init__(self, kind: type[Any], enter: Callable[[Any], None], leave: Callable[[Any], None]) -> None:
-        self._before, self._after = enter, leave
-        self.running = 0  # steps that have begun and not ended, with an exception either
-        make = functools.partial(surrounded, enter=self._enter, leave=self._leave)
-        self.remove = Patch(kind, "step", make).put().remove
-
-    def _enter(self, optimizer: Any, *_: Any, **__: Any) -> Any:
-        self._before(optimizer)
-        self.running += 1
-        return optimizer
-
-    def _leave(self, optimizer: Any, returned: bool) -> None:
-        self.running -= 1
-        if returned:
-            self._after(optimizer)
-
-
-Listener = Callable[[Tensor, Any], None]  # what was asked about, and its value where that is known
 FUNCTIONS = ("isnan", "isinf", "isfinite")
 METHODS = ("item", "detach", "tolist", "__float__", "isnan", "isinf", "isfinite")
 _register_builtin = getattr(torch.jit._builtins, "_register_builtin", lambda function, name: None)
 
 
-class Asked:
+class Asked(Listeners):
     """Scalars that the program asks about before backward: `loss.item()`, `torch.isnan(loss)`, `float(loss)`.
 
     A program may throw a bad loss away and never call backward on it. `torch.isnan`, `isinf` and `isfinite`,
-    and the methods of Tensor by which a number leaves the graph, are surrounded while a guard lasts.
+    and the methods of Tensor by which a number leaves the graph, are surrounded while a guard lasts. It adds
+    `look(tensor, its value where that is known)`.
     """
 
     def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
-        self._lock, self._busy = threading.RLock(), threading.local()
+        super().__init__()
+        self._busy = threading.local()
         self._patches: list[Patch] = []  # made once, because torch.jit knows builtin functions by their ids
 
-    def add(self, listener: Listener) -> None:
-        with self._lock:
-            if not self._patches:
-                for owner, names in ((torch, FUNCTIONS), (Tensor, METHODS)):
-                    self._patches += [Patch(owner, name, self._around) for name in names]
-                for name, patch in zip(FUNCTIONS, self._patches, strict=False):
-                    _register_builtin(patch.patch, f"aten::{name}")
-            if not self._listeners:
-                for patch in self._patches:
-                    patch.put()
-            self._listeners = (*self._listeners, listener)
+    def begin(self) -> None:
+        if not self._patches:
+            for owner, names in ((torch, FUNCTIONS), (Tensor, METHODS)):
+                self._patches += [Patch(owner, name, self._around) for name in names]
+            for name, patch in zip(FUNCTIONS, self._patches, strict=False):
+                _register_builtin(patch.patch, f"aten::{name}")
+        for patch in self._patches if not self._calls else ():
+            patch.put()
 
-    def remove(self, listener: Listener) -> None:
-        with self._lock:
-            had = bool(self._listeners)
-            self._listeners = tuple(held for held in self._listeners if held != listener)
-            for patch in self._patches if had and not self._listeners else ():
-                patch.remove()
+    def end(self) -> None:
+        for patch in self._patches:
+            patch.remove()
 
     def _around(self, plain: Any) -> Any:
         @functools.wraps(plain)
@@ -265,8 +258,8 @@ class Asked:
             return
         self._busy.on = True
         try:
-            for listener in self._listeners:
-                listener(tensor, value)
+            for look in self._calls:
+                look(tensor, value)
         finally:
             self._busy.on = False
 

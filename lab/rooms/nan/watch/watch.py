@@ -16,18 +16,46 @@ import torch
 from torch import nn
 
 from lab.core.words import plural
-from lab.errors import LabError, UsageError
-from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import Counter
+from lab.errors import LabError, MissingError, UsageError
+from lab.rooms.nan.watch.count import Counter, NativeCounts, norm_counts, plain_counts
 from lab.rooms.nan.watch.explain import Explainer, Judged, RunningTotals, Step, Total, add_counts
 from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Label
 from lab.rooms.nan.watch.leaves import CACHE, FP8
+from lab.rooms.nan.watch.native import library, library_state
 from lab.rooms.nan.watch.recorder import Recorder
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.seam import Modules
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
 MOST_STEPS = 20_000  # forwards in `steps`; `forwards` and `totals` count all
+
+
+def choose_counter(device: torch.device) -> tuple[str, Counter, str]:
+    """(name, function, reason) of the best way on `device`."""
+    if device.type != "cuda":
+        name = "bits" if library() is not None else "plain"
+        return name, counter_named(name), f"the model is not on a GPU ({library_state()})"
+    try:
+        return "kernel", counter_named("kernel"), "Triton is available"
+    except MissingError as error:
+        return "norm", norm_counts, f"Triton is not available ({error.__cause__})"
+
+
+def counter_named(name: str) -> Counter:
+    """The counter of this name. Raises UsageError for an unknown name, MissingError without Triton."""
+    if name == "bits":
+        loaded = library()
+        return NativeCounts(loaded).exact if loaded is not None else plain_counts
+    counters: dict[str, Counter] = {"plain": plain_counts, "norm": norm_counts}
+    if name in counters:
+        return counters[name]
+    if name != "kernel":
+        raise UsageError(f"no counter {name!r}", fix="use kernel, bits, norm or plain")
+    try:
+        from lab.rooms.nan.watch.kernel import KernelCounter
+    except ImportError as error:
+        raise MissingError(f"the kernel needs Triton: {error}", fix="use counter=norm") from error
+    return KernelCounter()
 
 
 class NonFiniteError(LabError, FloatingPointError):
@@ -83,7 +111,8 @@ class Watch(Recorder):
         self._num_kept = 0  # steps with rows
 
     def __enter__(self) -> Watch:
-        self.refuse_second_use()
+        if self._makers or self._ended:
+            raise UsageError("this watch has already been used", fix="make a new one: watch(model)")
         if self.check_weights:
             self.weights += self._explainer.check_weights(self._count, sentinels=self.sentinels)
             for name in self.sentinels:
@@ -127,15 +156,7 @@ class Watch(Recorder):
 
     def __str__(self) -> str:
         """The verdict in a few lines."""
-        gaps = self.not_seen()
-        further = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
-        lines = (
-            f"watch of {type(self.model).__name__}: {self.status}",
-            self.sentence(),
-            f"infinities that did no harm: {', '.join([*self.absorbed][:3]) or 'none'}",
-            f"not seen: {gaps[0] + further if gaps else 'nothing'}",
-        )
-        return "\n".join(lines)
+        return printed("watch", self, self)
 
     def sentence(self) -> str:
         """The verdict in one line."""
@@ -239,6 +260,10 @@ class Watch(Recorder):
             self._steps = [one for one in older if one.bad_leaves][: MOST_STEPS // 4] + newer
         self.stepped(step, forward)
 
+    def bad_weights(self, *, read: bool) -> list[dict[str, Any]]:
+        """Weights and buffers that are bad now, or all weights that were when they were read last."""
+        return self._explainer.check_weights(self._count) if read else self._explainer.bad_weights
+
     def absorb(self, judged: Judged) -> None:
         """Its infinities were gone before they did harm."""
         self.absorbed.update(self._explainer.absorb(judged.infinities))
@@ -296,6 +321,20 @@ class Watch(Recorder):
                 self._totals[key] = RunningTotals(step.phase, forward)
             part = self._latest_totals[step.phase] = self._totals[key]
         part.add(step, forward, bad)
+
+
+def printed(kind: str, findings: Any, watch: Watch, *looked_at: str) -> str:
+    """A watch or a guard in a few lines."""
+    gaps = findings.not_seen()
+    further = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+    lines = (
+        f"{kind} of {type(watch.model).__name__}: {findings.status}",
+        findings.sentence(),
+        *looked_at,
+        f"infinities that did no harm: {', '.join([*watch.absorbed][:3]) or 'none'}",
+        f"not seen: {gaps[0] + further if gaps else 'nothing'}",
+    )
+    return "\n".join(lines)
 
 
 def _budget(device: torch.device) -> int:

@@ -113,15 +113,13 @@ def execute(
     planted = provoke(model, config.provoke, config.provoke_layer, ids, mask) if config.provoke else None
     plain = first_logits(model, ids, mask) if watched else None
     proof = proof_of_loading(experiment, model, cell)
-    change = make_change(experiment, model, config, cell)
+    change = make_change(experiment, model, config)
     if change is not None and plain is not None:
-        change.applied.logits_moved = _moved(plain, first_logits(model, ids, mask))
+        change.logits_moved = _moved(plain, first_logits(model, ids, mask))
     counter = None if config.counter == "auto" else config.counter
     watch = Watch(model, counter=counter) if watched else None
     generated = generate(model, ids, mask, config.max_new_tokens, watch)
-    if change is not None:
-        change.settle()
-        proof = change.applied
+    proof = change or proof
     result = {
         "experiment": experiment,
         "label": label(config, experiment),
@@ -207,8 +205,8 @@ def _module_row(total: Total) -> list[Any]:
 
 
 def _call_row(step: Step, row: Row) -> list[Any]:
-    cells = (row.seq, row.module, row.kind, row.side, row.leaf, row.shape, row.dtype)
-    return [step.number, step.phase, *cells, *map(_number, row.counts), row.role]
+    *cells, counts, role = dataclasses.astuple(row)
+    return [step.number, step.phase, *cells, *map(_number, counts), role]
 
 
 def _born(step: Step, birth: Birth) -> dict[str, Any]:

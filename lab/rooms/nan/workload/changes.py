@@ -8,7 +8,7 @@ neither is compared.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ PROJECTIONS = ("q_proj", "query", "q")
 
 @dataclass
 class Applied:
-    """What a change did: modules that could take it, modules that did, values altered so far."""
+    """What a change did: modules that could take it, modules that did, and more after the model has run."""
 
     description: str
     expected: int
@@ -33,6 +33,7 @@ class Applied:
     values_changed: int | None = None
     logits_moved: float | None = None  # largest difference of the first logits; None: not comparable
     reason: str = ""
+    clipped: list[Tensor] = field(default_factory=list)  # counts of altered values, on the device
 
     @property
     def status(self) -> str:
@@ -42,33 +43,13 @@ class Applied:
         return "no-effect" if self.logits_moved == 0.0 or self.values_changed == 0 else "applied"
 
     def as_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        return {"what": values.pop("description"), **values, "status": self.status}
+        if self.clipped:
+            self.values_changed = int(torch.stack(self.clipped).sum())
+        names = ("expected", "count", "values_changed", "logits_moved", "reason", "status")
+        return {"what": self.description, **{name: getattr(self, name) for name in names}}
 
 
-class Change:
-    """A change of a model that can be taken back; `applied` is complete only after the model has run."""
-
-    def __init__(self, applied: Applied) -> None:
-        self.applied = applied
-        self.undo: list[Callable[[], None]] = []
-        self._clipped: list[Tensor] = []
-
-    def restore(self) -> None:
-        for step in reversed(self.undo):
-            step()
-        self.undo.clear()
-
-    def settle(self) -> None:
-        """Read what was counted on the device."""
-        if self._clipped:
-            self.applied.values_changed = int(torch.stack([flags.sum() for flags in self._clipped]).sum())
-
-    def count_clipped(self, flags: Tensor) -> None:
-        self._clipped.append(flags.sum())
-
-
-def make_change(experiment: str, model: nn.Module, config: NanConfig, cell: Cell) -> Change | None:
+def make_change(experiment: str, model: nn.Module, config: NanConfig) -> Applied | None:
     """Change `model` in place as `experiment` says. None for those that change how it was loaded."""
     if experiment == "attention_scale":
         return scale_attention(model, config.scale)
@@ -93,59 +74,55 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def scale_attention(model: nn.Module, factor: float) -> Change:
+def scale_attention(model: nn.Module, factor: float) -> Applied:
     """Multiply the softmax scale: the module's own, else its queries (the rotation is linear)."""
     modules = attention_modules(model)
-    change = Change(Applied(f"attention scores x {factor:g}", len(modules), 0))
+    change = Applied(f"attention scores x {factor:g}", len(modules), 0)
     for module in modules.values():
         name = next((name for name in SCALED_NAMES if isinstance(getattr(module, name, None), float)), None)
         query = next(
             (getattr(module, projection) for projection in PROJECTIONS if hasattr(module, projection)), None
         )
         if name is not None:
-            scaling_before = getattr(module, name)
-            setattr(module, name, scaling_before * factor)
-            change.undo.append(lambda m=module, n=name, b=scaling_before: setattr(m, n, b))  # type: ignore[misc]
+            setattr(module, name, getattr(module, name) * factor)
         elif query is not None:
-            _replace_forward(change, query, lambda output: output * factor)
+            _replace_forward(query, lambda output: output * factor)
         else:
             continue
-        change.applied.count += 1
-    if change.applied.count < len(modules):
-        change.applied.reason = "an attention module has neither its own scale nor a query projection"
+        change.count += 1
+    if change.count < len(modules):
+        change.reason = "an attention module has neither its own scale nor a query projection"
     return change
 
 
-def clip_attention(model: nn.Module, limit: float) -> Change:
+def clip_attention(model: nn.Module, limit: float) -> Applied:
     """Clamp what each attention module puts out, keeping the structure it comes in. NaN stays NaN."""
     modules = attention_modules(model)
-    change = Change(Applied(f"attention outputs clamped to +-{limit:g}", len(modules), len(modules)))
+    change = Applied(f"attention outputs clamped to +-{limit:g}", len(modules), len(modules))
 
     def clamped(output: Any) -> Any:
         hidden = output[0] if isinstance(output, tuple) else output
-        change.count_clipped(hidden.abs() > limit)
+        change.clipped.append((hidden.abs() > limit).sum())
         # A limit beyond the type's largest number touches nothing, and clamp would refuse it.
         clipped = hidden.clamp(-limit, limit) if limit < torch.finfo(hidden.dtype).max else hidden
         return (clipped, *output[1:]) if isinstance(output, tuple) else clipped
 
     for module in modules.values():
-        _replace_forward(change, module, clamped)
+        _replace_forward(module, clamped)
     return change
 
 
-def set_epsilon(model: nn.Module, epsilon: float) -> Change:
+def set_epsilon(model: nn.Module, epsilon: float) -> Applied:
     """Set the epsilon of every norm (LayerNorm or RMSNorm), whatever the attribute is called."""
     norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
-    change = Change(Applied(f"epsilon of every norm = {epsilon:g}", len(norms), 0))
+    change = Applied(f"epsilon of every norm = {epsilon:g}", len(norms), 0)
     for module in norms:
         name = next((name for name in ("variance_epsilon", "eps") if hasattr(module, name)), None)
         if name is None:
-            change.applied.reason = f"{type(module).__name__} has no known epsilon attribute"
+            change.reason = f"{type(module).__name__} has no known epsilon attribute"
             continue
-        epsilon_before = getattr(module, name)
         setattr(module, name, epsilon)
-        change.undo.append(lambda m=module, n=name, b=epsilon_before: setattr(m, n, b))  # type: ignore[misc]
-        change.applied.count += 1
+        change.count += 1
     return change
 
 
@@ -166,7 +143,7 @@ def proof_of_loading(experiment: str, model: nn.Module, cell: Cell) -> Applied |
     return None
 
 
-def _replace_forward(change: Change, module: nn.Module, alter: Callable[[Any], Any]) -> None:
+def _replace_forward(module: nn.Module, alter: Callable[[Any], Any]) -> None:
     """Pass what `module` returns through `alter`; an instance attribute, so that every call is met."""
     forward = module.forward
 
@@ -174,7 +151,6 @@ def _replace_forward(change: Change, module: nn.Module, alter: Callable[[Any], A
         return alter(forward(*args, **kwargs))
 
     module.__dict__["forward"] = altered
-    change.undo.append(lambda: module.__dict__.pop("forward", None))
 
 
 # Provoking: a known cause planted in one layer of a random-weight model, to compare what is found with what

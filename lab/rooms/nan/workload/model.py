@@ -28,7 +28,6 @@ INITIAL_STD = 0.02
 class Loaded:
     model: Any
     tokenizer: Any
-    builtin: bool
 
 
 def load(config: NanConfig, cell: Cell) -> Loaded:
@@ -38,7 +37,7 @@ def load(config: NanConfig, cell: Cell) -> Loaded:
     library: Any = transformers  # its types differ from version to version
     library.logging.set_verbosity_error()
     if config.model in SHAPES:
-        return Loaded(_random_mistral(library, config, cell), ByteTokenizer(), True)
+        return Loaded(_random_mistral(library, config, cell), ByteTokenizer())
     if config.layers is not None:
         raise UsageError("--layers only works with tiny and 7b-shape", fix="drop --layers")
     return _from_hub(library, config, cell)
@@ -110,7 +109,7 @@ def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
         ) from error
     if cell.quant == "none":
         model = model.to(cell.device)
-    return Loaded(model.eval(), HubTokenizer(tokenizer), False)
+    return Loaded(model.eval(), HubTokenizer(tokenizer))
 
 
 def _bits(library: Any, cell: Cell) -> Any:

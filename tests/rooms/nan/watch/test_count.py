@@ -12,9 +12,9 @@ pytestmark = pytest.mark.torch
 
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.nan.watch import count as count  # noqa: E402
-from lab.rooms.nan.watch.choose import counter_named  # noqa: E402
 from lab.rooms.nan.watch.count import NativeCounts  # noqa: E402
 from lab.rooms.nan.watch.native import library  # noqa: E402
+from lab.rooms.nan.watch.watch import counter_named  # noqa: E402
 
 NATIVE = NativeCounts(library()) if library() is not None else None
 BITS = [NATIVE.exact] if NATIVE else []

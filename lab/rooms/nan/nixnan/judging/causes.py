@@ -183,7 +183,7 @@ def _of_zero_or_overflow(instruction: Instruction) -> Cause | None:
         return Cause("overflow", "high", "The logarithm of 0 is -inf.", benign=True)
     if ".RCP" in opcode or ".RSQ" in opcode:
         return Cause("overflow", "medium", "The reciprocal of a number next to 0.")
-    kind = instruction.type_of_result()
+    kind = (instruction.sites.get(0) or next(iter(instruction.sites.values()))).type
     limits = {"f16": "65,504", "bf16": "3.4e38", "f32": "3.4e38", "f64": "1.8e308"}
     reason = f"Finite sources, infinite result: past {limits.get(kind, 'the largest number')} of {kind}."
     return Cause("overflow", "medium" if _base(instruction) in _TENSOR else "high", reason)

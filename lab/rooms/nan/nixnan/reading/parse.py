@@ -6,14 +6,14 @@ import gc
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from lab.core.words import plural
-from lab.rooms.nan.nixnan.grammar import KINDS, categories, category, is_store, type_of
+from lab.rooms.nan.nixnan.grammar import KINDS, TYPES, categories, category, type_of
 from lab.rooms.nan.nixnan.log import Log
-from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, Progress, ReportCell, Scan, gather
+from lab.rooms.nan.nixnan.reading.reader import FURTHER_LIMIT, Progress, ReportCell, Scan
 
 Entry = tuple[str, int | None]  # SASS, operand
 
@@ -26,7 +26,7 @@ def parse(path: str | Path, *, progress: Progress | None = None) -> Log:
     collects = gc.isenabled()
     gc.disable()  # hundreds of thousands of tuples and no cycle: looking for garbage took half of the time
     try:
-        return _log(gather(Path(path), progress))
+        return _log(Scan(Path(path), progress))
     finally:
         if collects:
             gc.enable()
@@ -45,34 +45,33 @@ def as_json(log: Log) -> dict[str, Any]:
 
 
 def _log(scan: Scan) -> Log:
-    verdict, file = judge(scan), str(scan.path)
-    twins = twins_of(scan.sites)
+    file, lines, twins = str(scan.path), scan.cell_lines(), twins_of(scan.sites)
+    differences = reconcile(scan, lines)
+    integrity, reason = _verdict(scan, lines, differences)
     functions = {name: sum(by_kinds.values()) for name, by_kinds in scan.functions.items()}
     function_kinds: Counter[tuple[str, str]] = Counter()
     for name, by_kinds in scan.functions.items():
-        for kinds, lines in by_kinds.items():
-            function_kinds.update({(name, kind): lines for kind in kinds})
-    report = {
-        cell: {"unique": unique, "repeats": scan.report.repeats[cell]}
-        for cell, unique in scan.report.unique.items()
-    }
+        for kinds, count in by_kinds.items():
+            function_kinds.update({(name, kind): count for kind in kinds})
+    unique = scan.report.unique
+    report = {cell: {"unique": unique[cell], "repeats": scan.report.repeats[cell]} for cell in unique}
     return Log(
         file=file,
-        size_bytes=scan.path.stat().st_size,
+        size_bytes=scan.size_bytes,
         lines=scan.lines,
         error_lines=scan.error_lines,
         torn_lines=scan.torn_lines,
         foreign_lines=scan.foreign_lines,
-        site_count=len(scan.sites) + scan.further_sites,
+        site_count=len(scan.sites) + len(scan.further_sites),
         sites=list(scan.sites.values()),
-        integrity=verdict.integrity,
-        reasons=verdict.reasons,
-        counts=counted(cell_lines(scan)),
+        integrity=integrity,
+        reasons=[reason, *_remarks(scan)],
+        counts=by_type({**NO_LINES, **lines}),
         report=by_type(report) if scan.report.blocks else None,
         report_blocks=scan.report.blocks,
         differences=[
-            {"type": label, "memory": memory, "kind": kind, "lines": have, "unique": unique}
-            for (label, memory, kind), have, unique in verdict.differences
+            {"type": label, "memory": memory, "kind": kind, "lines": have, "unique": events}
+            for (label, memory, kind), have, events in differences
         ],
         functions=functions,
         function_kinds=function_kinds,
@@ -100,13 +99,6 @@ def _log(scan: Scan) -> Log:
     )
 
 
-def counted(cells: dict[tuple[str, bool, str], int]) -> dict[str, Any]:
-    """Lines as type -> kind -> number, with zeros for every type and kind; under `memory` NaN alone."""
-    full = {(label, False, kind): 0 for label in ("f16", "bf16", "f32", "f64") for kind in KINDS}
-    full |= {(label, True, "NaN"): 0 for label in ("f16", "bf16", "f32", "f64")}
-    return by_type({**full, **cells})
-
-
 def _times(scan: Scan) -> dict[str, int]:
     longest: dict[str, int] = {}
     for (kernel, time_us), _ in scan.words("timed"):
@@ -117,12 +109,8 @@ def _times(scan: Scan) -> dict[str, int]:
 def _bins(scan: Scan) -> list[dict[str, Any]]:
     columns = ("type", "function", "low", "high", "count", "sass")
     return [
-        {
-            **dict(zip(columns, words, strict=False)),
-            "count": int(words[4]),
-            "sass": words[5] or None,
-            "lines": lines,
-        }
+        dict(zip(columns, words, strict=False))
+        | {"count": int(words[4]), "sass": words[5] or None, "lines": lines}
         for words, lines in scan.words("bin")
     ]
 
@@ -156,42 +144,25 @@ def twins_of(sites: Iterable[tuple[str, str, int | None]]) -> dict[str, str]:
 _ATTACHED = {"running", "logged", "timed", "function of", "bin", "immediate", "exponents"}
 
 
-class Verdict(NamedTuple):
-    integrity: str  # complete | truncated | torn | inconsistent | empty
-    reasons: list[str]  # sentences; the first is why
-    differences: list[tuple[ReportCell, int, int]]  # cell, lines, unique events of the report
+# With zeros for every type and kind; of the memory check NaN alone.
+NO_LINES = {(label, False, kind): 0 for label in TYPES[:4] for kind in KINDS}
+NO_LINES |= {(label, True, "NaN"): 0 for label in TYPES[:4]}
+Difference = tuple[ReportCell, int, int]  # cell, lines, unique events of the report
 
 
-def judge(scan: Scan) -> Verdict:
-    """How far a log can be trusted, and why. What is missing is never filled in."""
-    differences = reconcile(scan) if scan.report.blocks else []
-    integrity, reason = _verdict(scan, differences)
-    return Verdict(integrity, [reason, *_remarks(scan)], differences)
-
-
-def cell_lines(scan: Scan) -> Counter[ReportCell]:
-    """Lines of each (type as printed, memory, kind); a line of two kinds counts for both."""
-    lines: Counter[ReportCell] = Counter()
-    for (opcode, _, label, kinds), count in scan.cells.items():
-        for kind in kinds:
-            lines[label, is_store(opcode), kind] += count
-    return lines
-
-
-def reconcile(scan: Scan) -> list[tuple[ReportCell, int, int]]:
+def reconcile(scan: Scan, lines: Counter[ReportCell]) -> list[Difference]:
     """The cells of the report whose unique events the log's lines do not explain, worst first."""
-    lines = cell_lines(scan)
     differing = []
     for cell, unique in scan.report.unique.items():
         label, memory, kind = cell
-        have = lines[cell]
         with_both = lines[label, memory, "infinity"] if kind == "-infinity" else 0
-        if not have <= unique <= have + with_both:
-            differing.append((cell, have, unique))
+        if not lines[cell] <= unique <= lines[cell] + with_both:
+            differing.append((cell, lines[cell], unique))
     return sorted(differing, key=lambda row: -abs(row[1] - row[2]))
 
 
-def _verdict(scan: Scan, differences: list[tuple[ReportCell, int, int]]) -> tuple[str, str]:
+def _verdict(scan: Scan, lines: Counter[ReportCell], differences: list[Difference]) -> tuple[str, str]:
+    """How far a log can be trusted, and why. What is missing is never filled in."""
     contexts = scan.contexts()
     if not scan.lines:
         return (
@@ -219,7 +190,7 @@ def _verdict(scan: Scan, differences: list[tuple[ReportCell, int, int]]) -> tupl
     if not differences:
         return (
             "complete",
-            f"The lines of every type and kind equal the report's unique events{_both(scan)}.",
+            f"The lines of every type and kind equal the report's unique events{_both(scan, lines)}.",
         )
     if scan.report.blocks < contexts and all(have >= unique for _, have, unique in differences):
         return (
@@ -229,9 +200,8 @@ def _verdict(scan: Scan, differences: list[tuple[ReportCell, int, int]]) -> tupl
     return "inconsistent", _difference(differences)
 
 
-def _both(scan: Scan) -> str:
+def _both(scan: Scan, lines: Counter[ReportCell]) -> str:
     """How many events of -infinity the report has beyond the lines: nixnan prints such a mask as infinity."""
-    lines = cell_lines(scan)
     surplus = {
         cell[0]: unique - lines[cell]
         for cell, unique in scan.report.unique.items()
@@ -243,7 +213,7 @@ def _both(scan: Scan) -> str:
     return f", but for -infinity: the report has {counts} more, of masks with both infinities"
 
 
-def _difference(differences: list[tuple[ReportCell, int, int]]) -> str:
+def _difference(differences: list[Difference]) -> str:
     (label, memory, kind), have, unique = differences[0]
     place = f"{label} {'memory ' if memory else ''}{kind}"
     others_text = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
@@ -283,7 +253,7 @@ def _remarks(scan: Scan) -> list[str]:
         )
     if scan.report.blocks and not any(kind == "-infinity" for _, _, kind in scan.report.unique):
         remarks.append("The report is of an old build: it does not count -infinity apart.")
-    if further := scan.further_sites:
+    if further := len(scan.further_sites):
         at_least = "at least " if further >= FURTHER_LIMIT else ""
         remarks.append(
             f"{at_least}{plural(further, 'further site')} counted but not listed: the table holds the first "

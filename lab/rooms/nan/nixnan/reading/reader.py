@@ -23,6 +23,7 @@ from lab.rooms.nan.nixnan.grammar import (
     Event,
     Line,
     Other,
+    is_store,
     opcode_of,
     read_line,
 )
@@ -93,19 +94,40 @@ class ReportReader:
 
 
 class Scan:
-    """Everything read from one file."""
+    """Everything read from one log, compressed or not.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    progress is called with (bytes read, bytes in all). Raises MissingError for a missing file, BadDataError
+    for one that is broken. An empty file and one without a line of nixnan's are read: that they say nothing
+    is a result.
+    """
+
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+        if not path.exists():
+            raise not_here("no such log", path)
+        if not path.is_file():
+            raise MissingError("this is a folder, not a log", location=path)
+        self.path, self.size_bytes = path, path.stat().st_size
         self.lines = self.error_lines = self.torn_lines = self.foreign_lines = 0
         self.sites: dict[tuple[str, str, int | None], Site] = {}
-        self.further_sites = self.unlisted_function_lines = 0  # that the tables had no room for
+        self.further_sites = set[int]()  # hashes of those that the table had no room for
+        self.unlisted_function_lines = 0
         self.functions: dict[str, dict[tuple[str, ...], int]] = {}  # name -> kinds -> lines
         self.cells: Counter[Cell] = Counter()
         self.other_lines: dict[str, Counter[tuple[str | None, ...]]] = {}  # what -> its words -> lines
         self.torn: list[tuple[int, str]] = []
         self.report = ReportReader()
         self.cut: str | None = None  # why the end is missing; None: it is not seen to be
+        self._counts: Counter[bytes] = Counter()  # lines since the last fold
+        self._read: dict[bytes, tuple[Line, Site | None]] = {}  # what they are
+        self._read_bytes = 0
+        with path.open("rb") as file:
+            is_compressed = file.peek(2)[:2] == b"\x1f\x8b"
+            for lines in self._lines(gzip.GzipFile(fileobj=file) if is_compressed else file):
+                self._take(lines)
+                if progress:
+                    progress(file.tell(), self.size_bytes)
+        self._fold()
+        self.report.finish()
 
     def words(self, name: str) -> list[tuple[tuple[str, ...], int]]:
         """(words, lines) of each distinct line of this name; "" for a word that its build omits."""
@@ -117,43 +139,15 @@ class Scan:
 
     def contexts(self) -> int:
         """How often nixnan began on a GPU."""
-        return sum(lines for words, lines in self.words("context") if words == ("Initializing",))
+        return dict(self.words("context")).get(("Initializing",), 0)
 
-
-def gather(path: Path, progress: Progress | None = None) -> Scan:
-    """Read the log at `path`, compressed or not.
-
-    progress is called with (bytes read, bytes in all). Raises MissingError for a missing file, BadDataError
-    for one that is broken. An empty file and one without a line of nixnan's are read: that they say nothing
-    is a result.
-    """
-    if not path.exists():
-        raise not_here("no such log", path)
-    if not path.is_file():
-        raise MissingError("this is a folder, not a log", location=path)
-    return _Reader(path, progress).read()
-
-
-class _Reader:
-    def __init__(self, path: Path, progress: Progress | None) -> None:
-        self.scan = Scan(path)
-        self._progress, self._size = progress, path.stat().st_size
-        self._counts: Counter[bytes] = Counter()  # lines since the last fold
-        self._read: dict[bytes, tuple[Line, Site | None]] = {}  # what they are
-        self._read_bytes = 0
-        self._further = set[int]()  # hashes of the sites that the table had no room for
-
-    def read(self) -> Scan:
-        with self.scan.path.open("rb") as file:
-            is_compressed = file.peek(2)[:2] == b"\x1f\x8b"
-            for lines in self._lines(gzip.GzipFile(fileobj=file) if is_compressed else file):
-                self._take(lines)
-                if self._progress:
-                    self._progress(file.tell(), self._size)
-        self._fold()
-        self.scan.further_sites = len(self._further)
-        self.scan.report.finish()
-        return self.scan
+    def cell_lines(self) -> Counter[ReportCell]:
+        """Lines of each (type as printed, memory, kind); a line of two kinds counts for both."""
+        lines: Counter[ReportCell] = Counter()
+        for (opcode, _, label, kinds), count in self.cells.items():
+            for kind in kinds:
+                lines[label, is_store(opcode), kind] += count
+        return lines
 
     def _lines(self, file: io.BufferedReader | gzip.GzipFile) -> Iterator[list[bytes]]:
         """All lines, block by block; of those too long for nixnan only whether its prefix was in them."""
@@ -177,8 +171,8 @@ class _Reader:
         if skipping:
             self._drop(is_nixnan)
         elif unfinished:
-            if not self.scan.cut and read_line(unfinished) is TORN:
-                self.scan.cut = "the last line is cut"
+            if not self.cut and read_line(unfinished) is TORN:
+                self.cut = "the last line is cut"
             yield [unfinished]
 
     def _chunk(self, file: io.BufferedReader | gzip.GzipFile) -> bytes:
@@ -186,51 +180,51 @@ class _Reader:
         try:
             return file.read1(BLOCK_BYTES)
         except EOFError:
-            self.scan.cut = "the compressed file is cut"
+            self.cut = "the compressed file is cut"
             return b""
         except (zlib.error, gzip.BadGzipFile) as error:
             raise BadDataError(
                 f"the compressed log is broken: {error}",
-                location=self.scan.path,
+                location=self.path,
                 fix="copy it again, or inflate what can be with zcat",
             ) from error
 
     def _drop(self, is_nixnan: bool) -> None:
-        self.scan.lines += 1
-        self.scan.torn_lines += is_nixnan
-        self.scan.foreign_lines += not is_nixnan
+        self.lines += 1
+        self.torn_lines += is_nixnan
+        self.foreign_lines += not is_nixnan
 
     def _take(self, lines: list[bytes]) -> None:
         num_distinct = len(self._counts)
         self._counts.update(lines)
         if len(self._counts) > num_distinct:
-            for number, raw in enumerate(lines, start=self.scan.lines + 1):
+            for number, raw in enumerate(lines, start=self.lines + 1):
                 if raw not in self._read:
                     self._take_new(raw, number)
-        self.scan.lines += len(lines)
+        self.lines += len(lines)
         if len(self._read) > _MEMO_LINES or self._read_bytes > _MEMO_BYTES:
             self._fold()
 
     def _take_new(self, raw: bytes, number: int) -> None:
         line = read_line(raw)
         if isinstance(line, Other) and line.name in ReportReader.LINES:
-            self.scan.report.take(line)
+            self.report.take(line)
             self._counts.pop(raw, None)  # its meaning depends on the lines before it: always new
             return
-        if line is TORN and len(self.scan.torn) < _SAMPLES:
-            self.scan.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
+        if line is TORN and len(self.torn) < _SAMPLES:
+            self.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
         self._read[raw] = line, self._site(line, number, raw) if isinstance(line, Event) else None
         self._read_bytes += len(raw)
 
     def _site(self, event: Event, number: int, raw: bytes) -> Site | None:
         key = event.function, event.sass, event.operand
-        site = self.scan.sites.get(key)
-        if site is None and len(self.scan.sites) < SITE_LIMIT:
-            site = self.scan.sites[key] = Site(*key, file=str(self.scan.path))
+        site = self.sites.get(key)
+        if site is None and len(self.sites) < SITE_LIMIT:
+            site = self.sites[key] = Site(*key, file=str(self.path))
         if site is not None:
             site.see(event, number, raw)
-        elif len(self._further) < FURTHER_LIMIT:
-            self._further.add(hash(key))
+        elif len(self.further_sites) < FURTHER_LIMIT:
+            self.further_sites.add(hash(key))
         return site
 
     def _fold(self) -> None:
@@ -242,26 +236,25 @@ class _Reader:
         self._read_bytes = 0
 
     def _add(self, line: Line, site: Site | None, lines: int) -> None:
-        scan = self.scan
         if isinstance(line, Event):
-            scan.error_lines += lines
+            self.error_lines += lines
             cell = opcode_of(line.sass), line.operand, line.label, line.kinds
-            if len(scan.cells) >= CELL_LIMIT and cell not in scan.cells:
+            if len(self.cells) >= CELL_LIMIT and cell not in self.cells:
                 cell = (OTHER_OPCODES, *cell[1:])
-            scan.cells[cell] += lines
-            of_function = scan.functions.get(line.function)
-            if of_function is None and len(scan.functions) < FUNCTION_LIMIT:
-                of_function = scan.functions[line.function] = {}
+            self.cells[cell] += lines
+            of_function = self.functions.get(line.function)
+            if of_function is None and len(self.functions) < FUNCTION_LIMIT:
+                of_function = self.functions[line.function] = {}
             if of_function is None:
-                scan.unlisted_function_lines += lines
+                self.unlisted_function_lines += lines
             else:
                 of_function[line.kinds] = of_function.get(line.kinds, 0) + lines
             if site is not None:
                 site.add(line.kinds, line.label, lines)
         elif isinstance(line, Other):
-            words = scan.other_lines.setdefault(line.name, Counter())
+            words = self.other_lines.setdefault(line.name, Counter())
             words[line.groups if line.groups in words or len(words) < _NAMES else ()] += lines
         elif line is FOREIGN:
-            scan.foreign_lines += lines
+            self.foreign_lines += lines
         else:
-            scan.torn_lines += lines
+            self.torn_lines += lines

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import os
 import signal
 import subprocess
@@ -29,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from lab.core.files import make_folder, write_atomic
+from lab.core.files import make_folder, sha256_of, write_atomic
 from lab.errors import (
     BadDataError,
     EngineError,
@@ -293,9 +292,8 @@ def judge(attempts: Sequence[Attempt], out: Path) -> int:
 
 def record(out: Path, tool: Path, config: NixnanConfig, attempts: Sequence[Attempt]) -> None:
     """Write what was run under what, beside the log: nixnan prints its flags to stdout, never to its log."""
-    digest = hashlib.sha256(tool.read_bytes()).hexdigest()
     content = {
-        "tool": {"path": str(tool), "bytes": tool.stat().st_size, "sha256": digest},
+        "tool": {"path": str(tool), "bytes": tool.stat().st_size, "sha256": sha256_of(tool)},
         "flags": config,
         "attempts": attempts,
     }

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.forward import IN_BACKWARD, Forward, Label, recomputing
-from lab.rooms.nan.watch.guard.between import local
 from lab.rooms.nan.watch.guard.gradients import AskedLoss, Collector, Taken
+from lab.rooms.nan.watch.guard.replay import local
 from lab.rooms.nan.watch.guard.step import StepState, named
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.shared import backwards
@@ -104,7 +104,8 @@ class Borders:
         if _PREHOOKS:
             node.register_prehook(partial(self.look, border, number, passage))
         else:
-            self._hook_tensor(tensor, border, passage)
+            look = partial(self.look, border, 0, passage)
+            tensor.register_hook(lambda grad: look((grad,)))  # type: ignore[no-untyped-call]
 
     def _begin_passage(self) -> Passage:
         passage = Passage(self, backwards.count, self.num_taken)
@@ -185,10 +186,6 @@ class Borders:
             forward.is_one_part(),
         )
 
-    def _hook_tensor(self, tensor: Tensor, border: Border, passage: Passage | None) -> None:
-        """For torch before 2.0."""
-        tensor.register_hook(lambda grad: self.look(border, 0, passage, (grad,)))  # type: ignore[no-untyped-call]
-
     def look(self, border: Border, number: int, passage: Passage | None, grads: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
         grad = grads[number]
@@ -244,9 +241,10 @@ class Borders:
 
     def place(self, taken: Taken) -> tuple[str, str, str, str]:
         """(stage, module, place, why unsure) of a bad gradient at a border."""
-        entered = self._of(taken)
-        if entered is None:
+        index = taken.key - self._forgotten
+        if not 0 <= index < len(self.entered):
             return "act_grads", "", "in backward", "its step was over when it was counted"
+        entered = self.entered[index]
         border = entered[0]
         uses, outside = self._uses(entered), self._is_used_outside(entered)
         if border.root_leaf is not None and uses <= 0 and not border.consumers:
@@ -288,10 +286,6 @@ class Borders:
             if parent in begins and call > begins[parent] and call not in gave
         )
         return list(dict.fromkeys(modules))
-
-    def _of(self, taken: Taken) -> Entered | None:
-        index = taken.key - self._forgotten
-        return self.entered[index] if 0 <= index < len(self.entered) else None
 
     def _uses(self, entered: Entered) -> int:
         """How many nodes of the step's graphs take this output; -1 if that cannot be told."""

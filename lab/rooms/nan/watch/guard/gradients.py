@@ -51,16 +51,8 @@ class Taken(NamedTuple):
     stage: str
     key: Any
     step: int
-    size: torch.Size
-    type: torch.dtype
-
-    @property
-    def shape(self) -> str:
-        return "x".join(map(str, self.size))
-
-    @property
-    def dtype(self) -> str:
-        return str(self.type)[6:]
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 @dataclass
@@ -277,7 +269,7 @@ class ParameterHooks:
             if collector.weighs:
                 self._weigh(parameter, grad)
             if self._reduces_at_once:
-                self._flush()
+                collector.flush()
         except Exception as error:  # a note, never an exception inside autograd
             self._state.failure("gradients of weights", error)
 
@@ -287,10 +279,6 @@ class ParameterHooks:
             self._stay = False
         self.latest = parameter, grad
         self._collector.weigh(grad, stays=self._stay)
-
-    @hidden
-    def _flush(self) -> None:
-        self._collector.flush()
 
     def look_before_update(self, parameters: list[Tensor]) -> None:
         """The gradients that the update will use, where they have changed since they were counted."""

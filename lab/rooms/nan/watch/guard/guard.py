@@ -30,6 +30,7 @@ from lab.errors import MissingError, UsageError
 from lab.rooms.nan.guarded.read import STEPS_BY, Event, Mark, Record, Step
 from lab.rooms.nan.watch.guard.step import GRADIENT_STAGES, GuardStep, StepState, first_of, rank, world
 from lab.rooms.nan.watch.guard.training import Training
+from lab.rooms.nan.watch.watch import printed
 
 _numbers = itertools.count()  # each guard of a process has a record of its own
 _identity: dict[int, str] = {}  # by pid: a forked child is another process
@@ -114,6 +115,8 @@ class Guard:
     never). allow: as for `nan.watch`.
     """
 
+    ends_by_raising = False  # True where no `with` block ends by that itself
+
     def __init__(
         self,
         model: nn.Module,
@@ -161,7 +164,9 @@ class Guard:
             self._state.safely(self._write)
 
     def _stop(self) -> None:
-        """A reaction is about to raise in the program; a `with` block ends by that alone."""
+        """A reaction is about to raise in the program."""
+        if self.ends_by_raising:
+            self.__exit__()
 
     def _write(self, ended: bool | None = None) -> None:
         """Bring the record up to date: a job that is killed loses little."""
@@ -256,29 +261,21 @@ class Guard:
         """The verdict in five lines."""
         watch = self.training.watch
         counted = STEPS_BY.get(self._state.counted_by, "no update")
-        places = ", ".join([*watch.absorbed][:3]) or "none"
-        gaps = self.not_seen()
-        further = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
-        lines = (
-            f"guard of {type(self._state.model).__name__}: {self.status}",
-            self.sentence(),
+        looked_at = (
             f"looked at: {plural(self.step, 'step')} ({counted}), {plural(watch.forwards, 'forward')}, "
-            f"{plural(self._state.looked_at['loss'], 'loss', 'losses')}",
-            f"infinities that did no harm: {places}",
-            f"not seen: {gaps[0] + further if gaps else 'nothing'}",
+            f"{plural(self._state.looked_at['loss'], 'loss', 'losses')}"
         )
-        return "\n".join(lines)
+        return printed("guard", self, watch, looked_at)
 
     def sentence(self) -> str:
         """The verdict in one line."""
         status, event = self.status, self.first
         if event is not None:
-            op = f" ({event.op})" if event.op else ""
             unsure = event.unsure if event.unsure not in event.place else ""
             doubt = f"; not certain: {unsure}" if unsure else ""
             by = self._state.counted_by
             counted = f"; steps are {STEPS_BY[by]}" if by in ("weights", "backward") else ""
-            return f"step {event.step}: first bad number {event.place}{op}{doubt}{counted}"
+            return f"step {event.step}: {event}{doubt}{counted}"
         if status == "bad":
             return self._state.scaling.alarm()
         skipped = self.skipped_steps
@@ -297,13 +294,6 @@ class Guard:
         return f"bad gradients in {numbers} wait for the scaler: its step, or its update, did not come"
 
 
-class EndsByRaising(Guard):
-    """A guard in a program that has no `with` block around it."""
-
-    def _stop(self) -> None:
-        self.__exit__()
-
-
 class _Guards:
     """One guard per training; `guard` is the last one."""
 
@@ -314,7 +304,9 @@ class _Guards:
     def begin(self, model: Any, optimizers: Any, scaler: Any) -> None:
         self.end()
         if model is not None:
-            self.guard = EndsByRaising(model, optimizers or None, scaler, **self.options).__enter__()
+            self.guard = Guard(model, optimizers or None, scaler, **self.options)
+            self.guard.ends_by_raising = True
+            self.guard.__enter__()
 
     def end(self, kind: type[BaseException] | None = None) -> None:
         """Training has ended, by an exception of this kind if there is one, which passes on."""

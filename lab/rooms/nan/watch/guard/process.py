@@ -25,8 +25,8 @@ from lab.rooms.nan.guarded.read import Event, Mark, Record, Step
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.count import plain_counts
 from lab.rooms.nan.watch.forward import blind, recomputing
-from lab.rooms.nan.watch.guard.guard import EndsByRaising, identity, write_record
-from lab.rooms.nan.watch.guard.step import rank, world
+from lab.rooms.nan.watch.guard.guard import Guard, identity, write_record
+from lab.rooms.nan.watch.guard.step import bad_event, rank, world
 from lab.rooms.nan.watch.guard.weights import parameters_of
 from lab.rooms.nan.watch.leaves import as_counted, quiet
 from lab.rooms.nan.watch.shared import after_update, backwards, surrounded
@@ -39,8 +39,10 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _processes: list[Process] = []  # the one of this process, after a fork the child's
 
 
-class ModelGuard(EndsByRaising):
+class ModelGuard(Guard):
     """The guard of one model of this process."""
+
+    ends_by_raising = True
 
     def write_now(self, *, ended: bool) -> None:
         """Write the record as if the process ended here, or to say that it did not."""
@@ -89,10 +91,7 @@ class OwnTensors:
                     f"in the optimizer's update of {label} ({self.kind}), which belongs to no watched model"
                 )
                 step = max(self.updates - 1, 0)
-                self.event = Event(
-                    step, "weights_after", place, name=label, nan=float(row[0]), inf=float(row[1] + row[2])
-                )
-                self.event.shape, self.event.dtype = "x".join(map(str, part.shape)), str(part.dtype)[6:]
+                self.event = bad_event(step, "weights_after", place, row, part, name=label)
                 return
 
 
@@ -244,9 +243,8 @@ class Process:
         parts = [part for loss in losses if isinstance(loss, Tensor) for part in quiet(as_counted, loss)[0]]
         rows = quiet(plain_counts, parts)
         if rows[:, :3].sum() > 0:
-            place = "in a loss that belongs to no watched model"
-            self._loss = Event(self._backwards - 1, "loss", place, reason=BY_BACKWARDS)
-            self._loss.nan, self._loss.inf = float(rows[:, 0].sum()), float(rows[:, 1:3].sum())
+            place, row = "in a loss that belongs to no watched model", rows.sum(axis=0)
+            self._loss = bad_event(self._backwards - 1, "loss", place, row, reason=BY_BACKWARDS)
 
     def _write_own(self, *, ended: bool) -> None:
         """One record for what belongs to no watched model, if there is any."""
@@ -259,9 +257,6 @@ class Process:
             return
         first_event = min(events, key=lambda event: event.step, default=None)
         kinds = ", ".join(sorted({tensors.kind for tensors in self._own_tensors.values()}))
-        sentence = "clean"
-        if first_event is not None:
-            sentence = f"step {first_event.step}: first bad number {first_event.place}"
         record = Record(
             ended=ended,
             process=identity(),
@@ -271,7 +266,7 @@ class Process:
             status="bad" if first_event else "clean",
             updates=max((tensors.updates for tensors in self._own_tensors.values()), default=0),
             first=first_event,
-            sentence=sentence,
+            sentence=f"step {first_event.step}: {first_event}" if first_event else "clean",
             steps=tuple(Step(event.step, (event,)) for event in events),
             looked_at={"weights_after": sum(len(own.labelled) for own in self._own_tensors.values())},
         )

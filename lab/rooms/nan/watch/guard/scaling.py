@@ -8,7 +8,6 @@ returns. The classes are patched, not the scalers, so that copies and pickles ca
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from lab.rooms.nan.watch.leaves import quiet
-from lab.rooms.nan.watch.shared import Patch, surrounded
+from lab.rooms.nan.watch.shared import Listeners, Patch, surrounded
 from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 LEAST_SCALE = 1.0
@@ -40,7 +39,7 @@ class Scaling:
         self._rows: dict[int, tuple[int, int]] = {}  # optimizer -> (first, how many) left out in a row
         self._most_in_a_row = MOST_IN_A_ROW
         self._lowest = math.inf  # what a scale has fallen to
-        self._scaled = False  # some scaler of the process scaled a loss since the last update
+        self.scaled = False  # some scaler of the process scaled a loss since the last update
         self._updated = False  # the optimizer that runs made its update
         self._reported: set[int] = set()  # optimizers, by id, that ran since their scaler's `update`
         self._has_succeeded = False  # an update was made under a scaler
@@ -48,15 +47,7 @@ class Scaling:
     @property
     def active(self) -> bool:
         """Whether a scaler may leave out what is bad now."""
-        return self._scaled or (self.scaler is not None and is_enabled(self.scaler))
-
-    def scales(self) -> None:
-        """Some scaler scales a loss, perhaps one of this model."""
-        self._scaled = True
-
-    def may_leave_out(self, step: int) -> bool:
-        """Whether a scaler may still leave out this step, or a part of it."""
-        return self.active and step >= self.decided
+        return self.scaled or (self.scaler is not None and is_enabled(self.scaler))
 
     def decides(self, step: int) -> None:
         """No more is left out of the steps before this one."""
@@ -71,7 +62,7 @@ class Scaling:
 
     def update_was_made(self, optimizer: Any) -> None:
         """An optimizer of this model made its update."""
-        self._updated, self._scaled = True, False
+        self._updated, self.scaled = True, False
         self._reported.add(id(optimizer))
 
     def leave(self, scaler: Any, optimizer: Any) -> bool:
@@ -93,7 +84,7 @@ class Scaling:
 
         0 where it did not even ask the scaler, but gives it another scale.
         """
-        states, is_own = _states_of(scaler) or {}, scaler is self.scaler or self._scaled
+        states, is_own = _states_of(scaler) or {}, scaler is self.scaler or self.scaled
         new = [key for key in states if key not in self._reported and found_infinity(states[key])]
         self._reported.clear()
         return new if states else [0] * is_own
@@ -103,7 +94,7 @@ class Scaling:
         self.scaler = scaler
         self.skipped += step != self._last_skipped
         self._last_skipped = self._last_step = step
-        self._scaled = False
+        self.scaled = False
         first_step, count = self._rows.get(optimizer, (step, 0))
         self._rows[optimizer] = first_step, count + 1
         scale, back = getattr(scaler, "get_scale", None), getattr(scaler, "_backoff_factor", 0.5)
@@ -160,7 +151,7 @@ def leaves_out(optimizer: Any) -> bool:
     return isinstance(flag, torch.Tensor) and bool(flag)
 
 
-class Scalers:
+class Scalers(Listeners):
     """Patches of `scale`, `step` and `update` of all scalers' classes, there while a guard lasts.
 
     A listener has `scaler_scales(scaler)`, `scaler_begins(scaler, optimizer)`, then `scaler_ended(scaler,
@@ -168,48 +159,39 @@ class Scalers:
     """
 
     def __init__(self) -> None:
-        self._listeners: tuple[Any, ...] = ()
-        self._lock, self._met = threading.RLock(), set[type[Any]]()
+        super().__init__()
+        self._met = set[type[Any]]()
         self._patches: list[Patch] = []
 
-    def add(self, listener: Any, scaler: Any) -> None:
-        """Follow for this listener; `scaler` may be of a class that is none of torch's."""
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
-            self._meet([*_kinds(), *([] if scaler is None else [type(scaler)])])
+    def begin(self) -> None:
+        self.meet(_kinds())
 
-    def remove(self, listener: Any) -> None:
-        with self._lock:
-            self._listeners = tuple(held for held in self._listeners if held is not listener)
-            if not self._listeners:
-                for patch in self._patches:
-                    patch.remove()
-                self._patches.clear()
-                self._met.clear()
+    def end(self) -> None:
+        for patch in self._patches:
+            patch.remove()
+        self._patches.clear()
+        self._met.clear()
 
-    def _meet(self, kinds: Iterable[type[Any]]) -> None:
-        make = {
-            "scale": partial(surrounded, enter=self._scales),
-            "step": partial(surrounded, enter=self._begins, leave=self._ended),
-            "update": partial(surrounded, enter=self._updates),
+    def meet(self, kinds: Iterable[type[Any]]) -> None:
+        """Follow the scalers of these classes, which may be none of torch's."""
+        enter = {
+            "scale": lambda scaler, *_, **__: self._each("scaler_scales", scaler),
+            "step": self._begins,
+            "update": lambda scaler, *_, **__: self._each("scaler_updates", scaler),
         }
-        for kind in [base for scaler_class in kinds for base in scaler_class.__mro__]:
-            for name, around in make.items() if kind not in self._met else ():
-                if isinstance(vars(kind).get(name), FunctionType):
-                    self._patches.append(Patch(kind, name, around).put())
-            self._met.add(kind)
-
-    def _scales(self, scaler: Any, *_: Any, **__: Any) -> None:
-        self._each("scaler_scales", scaler)
-
-    def _updates(self, scaler: Any, *_: Any, **__: Any) -> None:
-        self._each("scaler_updates", scaler)
+        with self._lock:
+            for kind in [base for scaler_class in kinds for base in scaler_class.__mro__]:
+                for name in enter if kind not in self._met else ():
+                    if isinstance(vars(kind).get(name), FunctionType):
+                        leave = self._ended if name == "step" else None
+                        make = partial(surrounded, enter=enter[name], leave=leave)
+                        self._patches.append(Patch(kind, name, make).put())
+                self._met.add(kind)
 
     def _begins(self, scaler: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         optimizer = args[0] if args else kwargs.get("optimizer")
         if type(scaler) not in self._met:  # its class came after the guard
-            with self._lock:
-                self._meet([type(scaler)])
+            self.meet([type(scaler)])
         self._each("scaler_begins", scaler, optimizer)
         return scaler, optimizer
 
@@ -221,7 +203,7 @@ class Scalers:
         if not is_enabled(scaler):
             return
         with ExitStack() as stack:  # an exception of one listener keeps no other from its turn
-            for listener in self._listeners:
+            for listener in self._calls:
                 stack.callback(getattr(listener, name), scaler, *args)
 
 

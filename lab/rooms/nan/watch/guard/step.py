@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.guarded.read import STAGES, Event
-from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import Counter, NativeCounts
 from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.native import library
 from lab.rooms.nan.watch.seam import Modules
 from lab.rooms.nan.watch.unseen_by_compile import hidden
-from lab.rooms.nan.watch.watch import NonFiniteError
+from lab.rooms.nan.watch.watch import NonFiniteError, choose_counter, counter_named
 
 CLASS = {
     "forward": "activation",
@@ -113,7 +112,7 @@ class StepState:
         self, model: nn.Module, scaler: Any = None, *, headroom: int = 16, counter: str | None = None
     ) -> None:
         self.model, self.modules = model, Modules(model)
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.device = device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self.on_gpu = device.type == "cuda"
         self.strategy, self.scaling, self.headroom = strategy_of(model), Scaling(scaler), Headroom(headroom)
         self.counter, self.count = self._chosen(device, counter)
@@ -124,14 +123,15 @@ class StepState:
         self.updating: Any = None  # the optimizer whose update runs
         self.updating_weights: list[Tensor] = []  # of that
         self._updated_by: set[int] = set()  # the optimizers, by id, of the step that has just ended
-        self._begun_at: dict[int, int] = {}  # optimizer, by id -> the step in which its update began
+        self.begun_at: dict[int, int] = {}  # optimizer, by id -> the step in which its update began
 
         self.steps: list[GuardStep] = []  # those with something bad that are over
         self.open: dict[int, GuardStep] = {}  # by number, over or not
-        # Forwards whose infinities reached the output, by step: what to do if the loss or a
-        # gradient is bad (and whether by a NaN), and if not.
-        self._waiting: dict[int, list[tuple[Callable[[bool], None], Callable[[], None]]]] = {}
+        # Forwards whose infinities reached the output, by step: what to do if the loss or a gradient, which
+        # decide on them, is bad (and whether by a NaN), and if not.
+        self.waiting: dict[int, list[tuple[Callable[[bool], None], Callable[[], None]]]] = {}
         self.loss_in = -1  # the last step with a loss
+        self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
         self.looked_at: Tally[str] = Tally()  # tensors looked at, by stage
         self.notes: list[str] = []
         self.failed = 0  # times that something in the guard failed
@@ -159,8 +159,8 @@ class StepState:
         if self.counted_by == "backward":
             self.step = self.loss_in = 0
             parts = [self.open[number] for number in sorted(self.open)]
-            waiting = [one for number in sorted(self._waiting) for one in self._waiting[number]]
-            self._waiting = {0: waiting} if waiting else {}
+            waiting = [one for number in sorted(self.waiting) for one in self.waiting[number]]
+            self.waiting = {0: waiting} if waiting else {}
             if parts:
                 events = [msgspec.structs.replace(event, step=0) for part in parts for event in part.events]
                 merged = GuardStep(0, events[:MOST_EVENTS], reacted=any(part.reacted for part in parts))
@@ -174,22 +174,14 @@ class StepState:
         Updates by several optimizers after one forward are one step.
         """
         joined = self._joins(optimizer)
-        self._begun_at[optimizer] = self.step
+        self.begun_at[optimizer] = self.step
         return not joined and not self.forward_since_update
 
     def update_returns(self, optimizer: int) -> None:
         """Go back to the step that this update began, if another one inside of it has ended that."""
-        begun_at = self._begun_at.pop(optimizer, self.step)
+        begun_at = self.begun_at.pop(optimizer, self.step)
         if self.step > begun_at and not self.forward_since_update:
             self.step -= 1
-
-    def began(self, optimizer: int) -> bool:
-        """Whether an update by this optimizer began and has not returned."""
-        return optimizer in self._begun_at
-
-    def forget_update(self, optimizer: int) -> None:
-        """Forget an update that never returned: its optimizer is gone, and another has its id."""
-        self._begun_at.pop(optimizer, None)
 
     def left_out(self, optimizer: int) -> int:
         """End the step in which a scaler left out this optimizer's update; its number."""
@@ -214,51 +206,30 @@ class StepState:
 
     # Infinities in the output of a forward
 
-    def waits_for_loss(self, step: int, reached: Callable[[bool], None], gone: Callable[[], None]) -> None:
-        """Infinities reached the output of a forward of this step; its loss decides on them."""
-        self._waiting.setdefault(step, []).append((reached, gone))
-
     @hidden
     def infinities_are_gone(self, first_step: int) -> None:
         """Losses and gradients of all steps before this one were looked at, and only the bad ones had any."""
-        for step in [number for number in self._waiting if number < first_step]:
-            for _, gone in self._waiting.pop(step):
+        for step in [number for number in self.waiting if number < first_step]:
+            for _, gone in self.waiting.pop(step):
                 self.within(gone)
 
     def infinities_stay(self) -> None:
         """No loss was made of the last outputs: they are what counts."""
-        for step in [number for number in self._waiting if number > self.loss_in]:
-            for reached, _ in self._waiting.pop(step):
+        for step in [number for number in self.waiting if number > self.loss_in]:
+            for reached, _ in self.waiting.pop(step):
                 self.within(reached, True)
 
     # What was bad
 
     def event(
-        self,
-        moment: float,
-        stage: str,
-        module: str,
-        name: str,
-        row: Sequence[float] | np.ndarray | None,
-        tensor: Any,
-        *,
-        unsure: str = "",
-        reason: str = "",
-        place: str = "",
-        step: int | None = None,
+        self, stage: str, row: Row, tensor: Any, *, step: int | None = None, place: str = "", **more: Any
     ) -> None:
-        """Note a bad tensor called `name`, with its counts; `place` if the name alone does not say it."""
+        """Note a bad tensor, as `bad_event`; `place` if its name alone does not say it."""
         number = self.step if step is None else step
-        event = Event(number, stage, place or f"{WORDS[stage]} {name}", moment, module, name)
-        event.unsure, event.reason = unsure, reason
-        if row is not None:
-            event.nan, event.inf = float(row[0]), float(row[1] + row[2])
-        if tensor is not None:
-            event.shape = tensor.shape if isinstance(tensor.shape, str) else "x".join(map(str, tensor.shape))
-            event.dtype = str(tensor.dtype).replace("torch.", "")
+        event = bad_event(number, stage, place or f"{WORDS[stage]} {more['name']}", row, tensor, **more)
         self.add(event)
         if stage in GRADIENT_STAGES:
-            for reached, _ in self._waiting.pop(number, ()):
+            for reached, _ in self.waiting.pop(number, ()):
                 self.within(reached, event.nan > 0)
 
     def add(self, event: Event) -> None:
@@ -291,6 +262,17 @@ class StepState:
         """Something in the guard failed, and the program goes on."""
         self.failed += 1
         self.note(f"{task}: {type(error).__name__}: {str(error)[:300]}")
+
+
+Row = Sequence[float] | np.ndarray  # counts by KINDS
+
+
+def bad_event(step: int, stage: str, place: str, row: Row, tensor: Any = None, **more: Any) -> Event:
+    """A bad tensor with its counts, and with its size and type where it is known."""
+    event = Event(step, stage, place, nan=float(row[0]), inf=float(row[1] + row[2]), **more)
+    if tensor is not None:
+        event.shape, event.dtype = "x".join(map(str, tensor.shape)), str(tensor.dtype)[6:]
+    return event
 
 
 def named(module: str) -> str:

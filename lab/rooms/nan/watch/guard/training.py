@@ -9,26 +9,140 @@ in here becomes a note.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.explain import Step
-from lab.rooms.nan.watch.forward import RECOMPUTE, Forward
-from lab.rooms.nan.watch.guard.between import local
+from lab.rooms.nan.watch import seam
+from lab.rooms.nan.watch.count import all_clean
+from lab.rooms.nan.watch.explain import Judged, Step
+from lab.rooms.nan.watch.forward import RECOMPUTE, Forward, Lane
 from lab.rooms.nan.watch.guard.borders import Borders, Losses
-from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, Forwards, GradientEvents, bad_forward
 from lab.rooms.nan.watch.guard.gradients import Collector, ParameterHooks
-from lab.rooms.nan.watch.guard.reactions import OnBad, Reactions
+from lab.rooms.nan.watch.guard.reactions import GradientEvents, OnBad, Reactions
+from lab.rooms.nan.watch.guard.replay import local
 from lab.rooms.nan.watch.guard.scaling import found_infinity_of, leaves_out, scalers
 from lab.rooms.nan.watch.guard.step import StepState
 from lab.rooms.nan.watch.guard.weights import Weights, parameters_of
 from lab.rooms.nan.watch.leaves import is_unbuilt
-from lab.rooms.nan.watch.shared import Surrounded, after_update, asked, backwards, before_update
+from lab.rooms.nan.watch.shared import after_update, asked, backwards, before_update
 from lab.rooms.nan.watch.unseen_by_compile import hidden
+from lab.rooms.nan.watch.watch import Watch
 
 WRITE_EVERY = 50  # updates between two records
+FIRST_ASKED, ASK_EVERY = 2, 64  # updates, before and between looks at a GPU's free memory
+MOST_BORDERS = 20_000  # gradients at borders that are remembered within a step
+MOST_LOST = 10_000  # steps with forwards that could not be counted, of which the reason is kept
+FREE_PART = 4  # one part in so many of it may be held
+OVERWRITTEN = "tensors were overwritten in place before being counted"
+
+
+class Forwards(Watch):
+    """The batch and the forwards of a step: the watch, which tells the training when they begin and end."""
+
+    def __init__(self, state: StepState, training: Training, allow: Sequence[str]) -> None:
+        super().__init__(
+            state.model, counter=state.count, keep_rows=False, modules=state.modules, allow=allow
+        )
+        self._state, self._training = state, training
+        self._least_budget, self._ask_at = self.budget_bytes, FIRST_ASKED
+
+    def meet_new_modules(self) -> None:
+        super().meet_new_modules()
+        self._state.safely(self._training.weights.learn_names)
+        self._state.safely(self._training.parameters.enter)
+
+    def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._state.on_gpu and self._state.step >= self._ask_at:
+            self._ask_at = self._state.step + ASK_EVERY
+            self._state.within(self._ask_for_memory)
+        self._state.within(self._training.forward_begins, forward, module, args, kwargs)
+
+    def _take_one(self, forward: Forward) -> None:
+        unknown = self.unknown
+        super()._take_one(forward)
+        reason = forward.failed or (OVERWRITTEN if self.unknown > unknown else "")
+        if reason and len(self._state.lost) < MOST_LOST:
+            self._state.lost[forward.update] = reason[:200]
+
+    def _aside(
+        self, lane: Lane, reason: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        if len(self._state.lost) < MOST_LOST:
+            self._state.lost[self._state.step] = reason
+        return super()._aside(lane, reason, inner, module, args, kwargs)
+
+    def take_clean(self, forward: Forward) -> bool:
+        if not forward.fp8:
+            self._add(forward)
+        return not forward.fp8
+
+    def _add(self, forward: Forward) -> None:
+        self.forwards += forward.phase != RECOMPUTE
+        self.recomputed += forward.phase == RECOMPUTE
+
+    def take(self, forward: Forward) -> None:
+        rows, clean = forward.rows, all_clean(forward.rows)
+        is_bad = not clean and bool((rows[:, :3] > 0).any())
+        if is_bad and not (self.has_loss(forward) and self._explainer.all_absorbed(forward)):
+            self.name_anew()  # torch does not tell of all that leave the model or move in it
+            super().take(forward)
+        else:
+            self._add(forward)
+            if forward.fp8:
+                self._note_saturated(forward)
+        if not clean and len(rows) and rows[:, 4].max() > 0:
+            dtypes = [dtype for _, dtype in forward.shapes()]
+            self._state.within(self._state.headroom.met, "forward", dtypes, rows[:, 4])
+
+    def has_loss(self, forward: Forward) -> bool:
+        return forward.passage is not None
+
+    def wait_for_loss(self, forward: Forward, judged: Judged) -> None:
+        def reached(nan: bool) -> None:
+            bad = judged.bad
+            if (bad is None or not bad.any()) and not nan:
+                bad = judged.masks
+            if bad is not None and bad.any():
+                step = Step(forward.number, forward.phase, forward.query_length, int(bad.sum()))
+                self._explainer.explain(step, forward, bad, self._count)
+                self._training.forward_was_bad(step, forward)
+
+        forward.let_go()  # shapes stay: they are asked for when the loss is known
+        waiting = self._state.waiting.setdefault(forward.update, [])
+        waiting.append((reached, partial(self.absorb, judged)))
+
+    def passing(self, forward: Forward) -> None:
+        self._state.within(self._training.borders.enter, forward)
+
+    def ends(self, forward: Forward) -> None:
+        self._state.within(self._training.forward_ends, forward)
+
+    def _ask_for_memory(self) -> None:
+        """After whole steps, a forward may hold more of what the driver has free.
+
+        One that is counted as a whole is read by a few comparisons (`Pattern`), in less time.
+        """
+        free = torch.cuda.mem_get_info(self._state.device)[0]
+        self.budget_bytes = max(self._least_budget, free // FREE_PART)
+
+    def stepped(self, step: Step, forward: Forward) -> None:
+        if step.births:
+            self._training.forward_was_bad(step, forward)
+        else:
+            self._steps.clear()  # a training job has no end of forwards
+
+    def react(self, forward: Forward) -> None:
+        if not self._waiting:  # else it is clean
+            self._training.react_if_bad()
+        self._training.forward_over()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread runs a forward of the model."""
+        return self._lanes.lane.inside
 
 
 class Training:
@@ -50,14 +164,13 @@ class Training:
         self._replays = on_bad in ("replay", "break") and not state.strategy.no_replay
         self.collector = Collector(state)
         self.borders = Borders(state, self.collector)
-        self.watch = Forwards(state, self.borders, self, allow)
+        self.watch = Forwards(state, self, allow)
         self.losses = Losses(state, self.collector, self.borders)
         self.weights = Weights(state, optimizers)
         self.parameters = ParameterHooks(state, self.collector, self.weights)
+        self.reactions = Reactions(state, on_bad, self.watch, self.weights, write, stop)
         self.gradients = GradientEvents(state, self.collector, self.borders, self.weights, self.watch)
-        self.reactions = Reactions(state, on_bad, self.watch, result_grew=write, stops=stop)
         self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
-        self._handles: list[Any] = []
         self._backwards_before = 0  # when the last step by hand was counted
         self._may_be_by_hand = not optimizers  # that the program updates weights itself
         self._unbuilt = False  # some weights are lazy
@@ -71,19 +184,20 @@ class Training:
 
     def _attach(self) -> None:
         self.parameters.enter()
-        if before_update.exists:
-            before_update.add(self.update_begins)
-            after_update.add(self.update_ends)
-        else:
+        before_update.add(self.update_begins)
+        after_update.add(self.update_ends)
+        if not before_update.exists:
             self.state.note(
                 f"torch {torch.__version__} has no hooks around updates: the steps of the optimizers "
                 "given are surrounded, and other updates are seen at the next forward"
             )
-            kinds = {type(optimizer) for optimizer in self.weights.optimizers}
-            self._handles += [Surrounded(kind, self.update_begins, self.update_ends) for kind in kinds]
+            for optimizer in self.weights.optimizers:
+                after_update.surround(type(optimizer))
         backwards.add(self.losses.enter, self.losses.leave)
         asked.add(self.losses.look)
-        scalers.add(self, self.scaling.scaler)
+        scalers.add(self)
+        if self.scaling.scaler is not None:
+            scalers.meet([type(self.scaling.scaler)])
 
     # Batch and forward
 
@@ -123,15 +237,9 @@ class Training:
 
     def forward_was_bad(self, step: Step, forward: Forward) -> None:
         """It was counted, and something bad was made in it."""
-        stages = {"watch": self.watch, "weights": self.weights, "reactions": self.reactions}
-        bad_forward(step, forward, state=self.state, **stages)  # type: ignore[arg-type]
+        self.reactions.forward_was_bad(step, forward)
         if self.state.ended:  # inside of this forward: nothing comes that would keep it
             self.reactions.keep()
-
-    def new_modules(self) -> None:
-        """Weights became part of the model, or began to need gradients, after the guard began."""
-        self.weights.learn_names()
-        self.parameters.enter()
 
     @hidden
     def _hook_what_is_built(self) -> None:
@@ -149,7 +257,7 @@ class Training:
     # Scaling
 
     def scaler_scales(self, scaler: Any) -> None:
-        self.scaling.scales()
+        self.scaling.scaled = True
 
     def scaler_begins(self, scaler: Any, optimizer: Any) -> None:
         if not self.state.ended and self._is_ours(optimizer, parameters_of(optimizer)):
@@ -217,7 +325,7 @@ class Training:
         parameters, state = parameters_of(optimizer), self.state
         local.between.end()
         if not self._is_ours(optimizer, parameters):
-            state.forget_update(id(optimizer))
+            state.begun_at.pop(id(optimizer), None)  # never returned: another optimizer had this id
             state.within(self.weights.met_another, optimizer, parameters)
             return
         if state.counted_by == "backward":
@@ -255,7 +363,7 @@ class Training:
         state.updating, state.updating_weights = None, []
         if updating is not optimizer:  # another one ran inside of its update
             parameters = parameters_of(optimizer)
-            if not (state.began(id(optimizer)) or self._is_ours(optimizer, parameters)):
+            if not (id(optimizer) in state.begun_at or self._is_ours(optimizer, parameters)):
                 return
         state.within(self._look_after_update, optimizer, parameters)
 
@@ -265,7 +373,7 @@ class Training:
             self.settle()  # while the GPU updates: reading weights waits for it
         self.weights.leave(optimizer, parameters)
         if not before_update.exists:
-            self.weights.note_versions()
+            self.weights.changed_without_hooks()  # from here on
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
         if self.collector.waits:
             self._settle_safely()
@@ -309,8 +417,7 @@ class Training:
 
     @hidden
     def _look_for_update(self) -> None:
-        is_updating = any(getattr(handle, "running", 0) for handle in self._handles)
-        if not is_updating and self.weights.changed_without_hooks():
+        if not after_update.running and self.weights.changed_without_hooks():
             self._update_without_hooks()
 
     def _update_without_hooks(self) -> None:
@@ -353,7 +460,7 @@ class Training:
         self.watch.settle()
         if not before_update.exists and self.weights.changed_without_hooks():
             self._update_without_hooks()
-        elif self.weights.unread_now:
+        elif self.weights.since_read:
             self.read_what_was_updated()
         elif not self.state.open:  # no optimizer of torch has run, but the program may have written weights
             self.weights.look()
@@ -365,9 +472,6 @@ class Training:
     def end(self) -> None:
         local.between.end()
         self.state.ended = True
-        for handle in self._handles:
-            self.state.safely(handle.remove)
-        self._handles.clear()
         self.state.updating, self.state.updating_weights = None, []
         self.parameters.remove()
         self.reactions.forget()

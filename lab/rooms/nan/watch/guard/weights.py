@@ -23,7 +23,7 @@ from torch.optim import LBFGS
 
 from lab.rooms.nan.watch.count import KINDS
 from lab.rooms.nan.watch.explain import any_bad
-from lab.rooms.nan.watch.guard.step import StepState, owner
+from lab.rooms.nan.watch.guard.step import Row, StepState, owner
 from lab.rooms.nan.watch.leaves import (
     ORDINARY,
     REAL,
@@ -46,7 +46,6 @@ BY_PROGRAM = "written by the program: no optimizer of torch has updated weights 
 UNUSED = "a forward or other code wrote it since it was read last, and no module has used it yet"
 VERSION = attrgetter("_version")
 Named = tuple[str, Tensor]
-Row = Sequence[float]  # counts by KINDS
 State = tuple[int, str]  # the id of a weight, and what of it the optimizer keeps
 Label = TypeVar("Label")
 SHARED = 0  # in place of a weight's id: a state of all weights
@@ -69,7 +68,7 @@ class Weights:
         self._modules: Sequence[tuple[str, nn.Module]] = ()
         self.updates = self.reads = 0  # so far, and after how many of these weights were read
         self._counted_in = -1  # the step of the last of these
-        self._since_read = 0  # updates
+        self.since_read = 0  # updates
         self._updated_by: dict[int, Any] = {}  # the optimizers of these, by id
         self._beside: dict[int, ref[Tensor]] = {}  # what they update outside the model
         self._elsewhere: dict[int, ref[Tensor]] = {}  # of optimizers that have nothing of the model
@@ -151,7 +150,7 @@ class Weights:
 
     def leave(self, optimizer: Any, parameters: list[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
-        read_already = self._state.step == self._counted_in and not self._since_read
+        read_already = self._state.step == self._counted_in and not self.since_read
         self.updated_by(optimizer)
         if read_already or self.updates <= READ_FIRST or (self.updates - 1) % READ_EVERY == 0:
             self._state.safely(self.look)
@@ -167,18 +166,15 @@ class Weights:
         if step != self._counted_in:  # several optimizers may update in one step
             self._counted_in = step
             self.updates += 1
-            self._since_read += 1
-        elif not self._since_read:  # read after another optimizer of this step: once more after this one
-            self._since_read, self.reads = 1, self.reads - 1
+            self.since_read += 1
+        elif not self.since_read:  # read after another optimizer of this step: once more after this one
+            self.since_read, self.reads = 1, self.reads - 1
         for optimizer in optimizers:
             self._updated_by[id(optimizer)] = optimizer
         self._updated_at = self._state.now()
 
-    def note_versions(self) -> None:
-        self._versions = sum(map(version, self._model.parameters()))
-
     def changed_without_hooks(self) -> bool:
-        """For torch before 2.0: whether weights were written since they were looked at last."""
+        """Whether weights were written since this was asked last."""
         versions = sum(map(version, self._model.parameters()))
         versions_before, self._versions = self._versions, versions
         return 0 <= versions_before != versions
@@ -190,25 +186,21 @@ class Weights:
         """Updates after which weights were not read at once."""
         return self.updates - self.reads
 
-    @property
-    def unread_now(self) -> bool:
-        return self._since_read > 0
-
     def read_what_was_updated(self, moment: float = -1) -> None:
         """The verdict is asked for, or something is bad at the moment `before`: were weights so already?
 
         Then buffers are not judged: the forward that was bad may have written them.
         """
-        if self._since_read:
+        if self.since_read:
             self.look(late=self._state.now() if moment < 0 else moment - 0.25, buffers=moment < 0)
 
     def look(self, *, late: float = -1, buffers: bool = True) -> None:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
-        if not self._since_read:
+        if not self.since_read:
             self._updated_at, self._updated_step = self._state.now(), self._state.step
         self._read(late, buffers)
-        self.reads += self._since_read > 0
-        self._since_read = 0
+        self.reads += self.since_read > 0
+        self.since_read = 0
         self._updated_by.clear()
         self._written_before_update.clear()
 
@@ -219,7 +211,9 @@ class Weights:
             for by in self._updated_by.values()
             for state_tensor in state_tensors(by, self.unread_state)
         ]
-        weights = named_weights(self._walk())
+        if not new_module.exists:  # else torch tells when one comes
+            self._modules = [*self._model.named_modules()]
+        weights = named_weights(self._modules)
         states, weights = parts_of(states), parts_of(weights)
         rows = quiet(self._count, [one for _, one in (*states, *weights)])
         if (rows[:, :3] > 0).any() and self.name_anew():
@@ -237,12 +231,6 @@ class Weights:
         if (rows[:, :3] > 0).any():
             self._judge_states(states, rows)
             self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
-
-    def _walk(self) -> Sequence[tuple[str, nn.Module]]:
-        """All modules; those of last time if torch would have said that one came."""
-        if not new_module.exists:
-            self._modules = [*self._model.named_modules()]
-        return self._modules
 
     def name_anew(self) -> bool:
         """Whether modules have left the model or moved in it, which torch may not tell; learn their names."""
@@ -272,7 +260,7 @@ class Weights:
                 if buffers and not is_references:
                     self._bad.add(name)
                     moment = late if late >= 0 else self._updated_at
-                    self._event("weights_before", name, row, tensor, moment=moment, unsure=UNUSED)
+                    self._event("weights_before", name, row, tensor, time=moment, unsure=UNUSED)
             elif late >= 0 and (self._written_since_update(name) or not self._may_be_updated(name)):
                 self.was_bad(name, row, tensor, moment=late)
             else:
@@ -280,22 +268,10 @@ class Weights:
                 stage, reason, unsure = self._after_update(name)
                 self._event(stage, name, row, tensor, reason=reason, unsure=unsure)
 
-    def _event(
-        self,
-        stage: str,
-        name: str,
-        row: np.ndarray | None,
-        tensor: Any,
-        *,
-        moment: float = -1,
-        reason: str = "",
-        unsure: str = "",
-    ) -> None:
+    def _event(self, stage: str, name: str, row: Row, tensor: Any, **more: Any) -> None:
         """What the last update left, at the moment it ended unless another is given."""
-        moment, step = moment if moment >= 0 else self._updated_at, self._updated_step
-        self._state.event(
-            moment, stage, owner(name), name, row, tensor, step=step, reason=reason, unsure=unsure
-        )
+        more = {"time": self._updated_at, "step": self._updated_step, **more}
+        self._state.event(stage, row, tensor, module=owner(name), name=name, **more)
 
     # Who made it
 
@@ -306,7 +282,7 @@ class Weights:
             return "weights_before", CHANGED, ""
         if not reason and self._written_in(name) is not None:
             return "weights_before", WRITTEN, ""
-        if not self._since_read:
+        if not self.since_read:
             return "weights_before", BY_PROGRAM, ""
         return "weights_after", reason or self._span(), "" if reason else UNEXPLAINED
 
@@ -321,9 +297,9 @@ class Weights:
 
     def _span(self) -> str:
         """If weights were not read after every update: since when this may be."""
-        if self._since_read < 2:
+        if self.since_read < 2:
             return ""
-        return f"made in one of the last {self._since_read} updates: weights are not read after each"
+        return f"made in one of the last {self.since_read} updates: weights are not read after each"
 
     def _why(self, name: str) -> str:
         parameter = self.parameter(name)
@@ -346,9 +322,7 @@ class Weights:
             unsure = "" if reason else UNEXPLAINED
         elif step is not None:
             reason = WRITTEN
-        self._state.event(
-            moment, stage, owner(name), name, row, tensor, step=step, reason=reason, unsure=unsure
-        )
+        self._event(stage, name, row, tensor, time=moment, step=step, reason=reason, unsure=unsure)
 
     def _written_in(self, name: str) -> int | None:
         """The step in which other code wrote this weight before the update, if it did."""
