@@ -29,20 +29,19 @@ SCORES, MASK, SOFTMAX, FINAL = (
 )
 
 PARTS = (SCORES, MASK, SOFTMAX, FINAL)
-OPS = ["step", "phase", "part", "name", "class", "kernel", "start_ns", "end_ns", "rule"]
-RANGES = ["step", "name", "start_ns", "end_ns", "own_ns"]
 
 
 @dataclass(frozen=True)
 class Recording:
     """The measured steps of one process of a capture.
 
-    ops: one row per device operation launched within a step, columns OPS (`phase`, `part` "" outside all);
-    ranges: steps, phases and attention's parts on the host, columns RANGES (`own_ns`: without other phases
-    inside it). `step` counts the instances of steps from 0, whatever their names; step_names has these.
+    ops: one row per device operation launched within a step (`phase`, `part` "" outside all), kernels
+    those of them that are kernels; ranges: steps, phases and attention's parts on the host (`own_ns`:
+    without other phases inside it). `step` counts the instances of steps from 0, step_names has their names.
     """
 
     ops: pd.DataFrame
+    kernels: pd.DataFrame
     ranges: pd.DataFrame
     step_names: tuple[str, ...] = ()
     process: Process = field(default_factory=Process)
@@ -62,7 +61,11 @@ class Recording:
 
     @property
     def has_kernels(self) -> bool:
-        return bool(self.ops["kernel"].any()) if len(self.ops) else False
+        return len(self.kernels) > 0
+
+    def by_step(self, rows: pd.DataFrame, column: str) -> np.ndarray:
+        """Sum (steps,) of a column over the rows of each measured step."""
+        return rows.groupby("step")[column].sum().reindex(self.steps, fill_value=0).to_numpy()
 
 
 def normalised(name: str) -> str:
@@ -82,17 +85,17 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
     ops = _ops_frame(projection, steps, named)
     inside = ops[ops["step"] >= 0].reset_index(drop=True)
     device = next(iter(capture.devices), None)
-    board = board_of(device.name, device.num_sms) if device else None
     offered = (offer.sentence for offer in offers(projection, names.pattern))
     return Recording(
         ops=inside,
+        kernels=inside[inside["kernel"]],
         ranges=_ranges_frame(projection, steps, named),
         step_names=tuple(capture.name(int(index)) for index in capture.ranges.name_id[steps]),
         process=capture.processes[0],
         collector=capture.collector,
         version=capture.version or "",
         device=", ".join(dict.fromkeys(device.name for device in capture.devices)),
-        board=board,
+        board=board_of(device.name, device.num_sms) if device else None,
         outside_steps=int((ops["step"] < 0).sum()),
         ambiguous=int((projection.ops.rule == AMBIGUOUS).sum()),
         problems=(*capture.problems, *projection.problems, *offered),
@@ -124,7 +127,7 @@ def _ops_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.nd
     capture = projection.capture
     classes = np.array(CLASSES, dtype=object)[row_classes(capture)]
     classes[products(capture) & (classes == "quant")] = "gemm"
-    frame: pd.DataFrame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "step": projection.owners(steps),
             "phase": _owner_names(projection, PHASES, named),
@@ -134,19 +137,17 @@ def _ops_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.nd
             "kernel": capture.ops.kind == KERNEL,
             "start_ns": capture.ops.start_ns,
             "end_ns": capture.ops.end_ns,
+            "dur_ns": capture.ops.dur_ns,
             "rule": np.array(RULES, dtype=object)[projection.ops.rule],
-        },
-        columns=OPS,
+        }
     )
-    return frame
 
 
 def _owner_names(projection: Projection, names: tuple[str, ...], named: dict[str, np.ndarray]) -> np.ndarray:
     """For each operation the innermost of the ranges with these names around it, "" for none."""
     rows = np.concatenate([named[name] for name in names])
     labels = np.concatenate([np.full(len(named[name]), name, dtype=object) for name in names])
-    owners: np.ndarray = np.append(labels, "")[projection.owners(rows)]
-    return owners
+    return np.append(labels, "")[projection.owners(rows)]
 
 
 def _ranges_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.ndarray]) -> pd.DataFrame:
@@ -161,15 +162,13 @@ def _ranges_frame(projection: Projection, steps: np.ndarray, named: dict[str, np
                 "name": name,
                 "start_ns": ranges.start_ns[rows],
                 "end_ns": ranges.end_ns[rows],
-                "own_ns": own_ns[rows] if name in phases else ranges.end_ns[rows] - ranges.start_ns[rows],
-            },
-            columns=RANGES,
+                "own_ns": own_ns[rows] if name in phases else ranges.dur_ns[rows],
+            }
         )
         for name, rows in [(STEP, steps), *phases.items(), *((name, named[name]) for name in PARTS)]
     ]
-    frame: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    frame = frame[frame["step"] >= 0].sort_values("start_ns", kind="stable").reset_index(drop=True)
-    return frame
+    frame = pd.concat(frames, ignore_index=True)
+    return frame[frame["step"] >= 0].sort_values("start_ns", kind="stable").reset_index(drop=True)
 
 
 def _phases_alone(
@@ -184,7 +183,7 @@ def _phases_alone(
     phase = np.full(len(ranges) + 1, -1)
     for number, rows in enumerate(named.values()):
         phase[rows] = number
-    own_ns = (ranges.end_ns - ranges.start_ns).astype(np.int64)
+    own_ns = ranges.dur_ns.astype(np.int64)
     rows = np.flatnonzero(phase[:-1] >= 0)
     above = nearest_ancestor(parent, parent[rows], phase[:-1] >= 0)
     changes = (above >= 0) & (phase[above] != phase[rows])
@@ -193,7 +192,7 @@ def _phases_alone(
     for level in np.unique(projection.instances.level[rows]):
         inner = (projection.instances.level[rows] == level) & (above >= 0) & ~changes
         top[rows[inner]] = top[above[inner]]
-    np.subtract.at(own_ns, top[above[changes]], (ranges.end_ns - ranges.start_ns)[rows[changes]])
+    np.subtract.at(own_ns, top[above[changes]], ranges.dur_ns[rows[changes]])
     nested = np.zeros(len(ranges), dtype=bool)
     nested[rows] = (above >= 0) & ~changes
     return {name: rows[~nested[rows]] for name, rows in named.items()}, own_ns
@@ -204,5 +203,4 @@ def _step_of_ranges(projection: Projection, steps: np.ndarray) -> np.ndarray:
     index = np.full(len(projection.instances) + 1, -1, dtype=np.int64)
     index[steps] = np.arange(len(steps))
     rows = np.arange(len(projection.instances))
-    step_of: np.ndarray = index[nearest_ancestor(projection.instances.parent, rows, index[:-1] >= 0)]
-    return step_of
+    return index[nearest_ancestor(projection.instances.parent, rows, index[:-1] >= 0)]

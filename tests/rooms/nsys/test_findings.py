@@ -13,10 +13,8 @@ from lab.core.step import Outcome, Status
 from lab.errors import BadDataError, MissingError
 from lab.recordings.load import load_capture
 from lab.rooms import room, room_of
-from lab.rooms.nsys.answers.answer import CellData
-from lab.rooms.nsys.config import Cell
 from lab.rooms.nsys.findings import analyse_nsys, merged, outcome_of, planned
-from lab.rooms.nsys.layout import CellFiles, find_cells
+from lab.rooms.nsys.layout import CellData, find_cells
 from tests.command import lab
 from tests.conftest import ROOT
 from tests.rooms.nsys.made import truth, write_trace
@@ -158,18 +156,15 @@ def test_a_folder_without_captures_is_not_this_rooms(tmp_path):
     ],
 )
 def test_a_cell_that_left_nothing_has_the_outcome_of_its_step(step, word):
-    nothing = CellData(CellFiles(cell=Cell(size="tiny", context=64, type="forward")))
+    nothing = CellData(size="tiny", context=64, type="forward")
     outcome, reason = outcome_of(nothing, step, "")
     assert outcome == word and reason
 
 
 def test_planned_cells_that_are_not_there_keep_their_place():
-    wanted = [Cell(size="tiny", context=context, type="forward") for context in (64, 128, 256)]
-    have = [
-        CellFiles(cell=wanted[2], batch=4),
-        CellFiles(cell=Cell(size="small", context=64, type="training")),
-    ]
-    assert [one.cell.name for one in merged(have, wanted)] == [
+    wanted = [CellData(size="tiny", context=context, type="forward") for context in (64, 128, 256)]
+    have = [wanted[2], CellData(size="small", context=64, type="training")]
+    assert [one.name for one in merged(have, wanted)] == [
         "tiny_ctx64_forward",
         "tiny_ctx128_forward",
         "tiny_ctx256_forward",

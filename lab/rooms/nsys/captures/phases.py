@@ -1,4 +1,4 @@
-"""What each range below a step cost the GPU."""
+"""What each range below a step cost the GPU, in every step."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ class Phase:
     gemm_ms: float | None
     gemm_uncounted_ms: float = 0.0
 
+    @property
+    def launches(self) -> str:
+        """`118`, or `117-118` where steps differ."""
+        return "-".join(map(str, sorted({min(self.kernels), max(self.kernels)})))
+
 
 def phases_of(
     projection: Projection, step_of_operation: np.ndarray, steps: np.ndarray
@@ -75,27 +80,21 @@ def _paths_below_step(projection: Projection, steps: np.ndarray) -> list[Path | 
     Operators that the framework records, and ranges with names in the style of libraries that are not a
     phase, are left out.
     """
-    capture, tree = projection.capture, projection.tree
-    ranges = capture.ranges
-    of_program = np.zeros(len(capture.strings) + 1, dtype=bool)
-    of_program[ranges.name_id[ranges.kind != OP]] = True
-    if projection.origins is not None:
-        at_capture = {name for path in projection.origins.paths for name in path}
-        of_program |= np.array([*(text in at_capture for text in capture.strings), False])
-    of_program &= np.array([*map(_is_of_program, capture.strings), False])
+    capture, tree, origins = projection.capture, projection.tree, projection.origins
+    named = {
+        capture.name(index)
+        for index in np.unique(capture.ranges.name_id[capture.ranges.kind != OP])
+        if index >= 0
+    }
+    named |= {name for path in origins.paths for name in path} if origins is not None else set()
     at_step = set(projection.instances.path[steps].tolist())
     below: list[Path | None] = [None if len(steps) else ()]
     for node in range(1, len(tree)):
-        parent, name = below[tree.parent[node]], int(tree.name_id[node])
-        if node in at_step:
-            below.append(())
-        else:
-            below.append((*parent, capture.name(name)) if parent is not None and of_program[name] else parent)
+        parent, name = below[tree.parent[node]], capture.name(int(tree.name_id[node]))
+        of_program = name in named and (not ("::" in name or "#" in name) or PHASES.fullmatch(name))
+        path = (*parent, name) if parent is not None and of_program else parent
+        below.append(() if node in at_step else path)
     return below
-
-
-def _is_of_program(text: str) -> bool:
-    return ("::" not in text and "#" not in text) or PHASES.fullmatch(text) is not None
 
 
 def _ranges_at_path(
@@ -134,22 +133,31 @@ def _phase(
     capture = projection.capture
     ops, inside = capture.ops, group >= 0
     figures = step_figures(ops.start_ns, ops.end_ns, capture.kernels, group, num_steps)
-    host_ns = (capture.ranges.end_ns - capture.ranges.start_ns)[rows]
-    counts, kernel_ms = figures.kernels, float(figures.kernel_ns.mean()) / 1e6
-    whole_ms = kernel_ms if not path else step_ms
+    host_ns = capture.ranges.dur_ns[rows]
+    kernel_ms = float(figures.kernel_ns.mean()) / 1e6
+    whole_ms = step_ms if path else kernel_ms
+    counts = figures.kernels[:1] if figures.same_launches else figures.kernels
+    tflop, gemm_ms, uncounted_ms = (
+        (
+            float(values[inside].sum()) / num_steps / unit
+            for values, unit in zip(gemms, (1e12, 1e6, 1e6), strict=True)
+        )
+        if gemms
+        else (None, None, 0.0)
+    )
     return Phase(
         path=path,
         instances_per_step=len(rows) / num_steps,
-        kernels=tuple(counts[:1].tolist() if figures.same_launches else counts.tolist()),
+        kernels=tuple(counts.tolist()),
         kernel_ms=kernel_ms,
         kernel_sd_ms=sample_sd(figures.kernel_ns) / 1e6,
         busy_ms=float(figures.busy_ns.mean()) / 1e6,
         span_ms=float(figures.span_ns.mean()) / 1e6,
         host_ms=float(host_ns.sum()) / num_steps / 1e6,
         share=kernel_ms / whole_ms if whole_ms else None,
-        gemm_tflop=float(gemms[0][inside].sum()) / num_steps / 1e12 if gemms else None,
-        gemm_ms=float(gemms[1][inside].sum()) / num_steps / 1e6 if gemms else None,
-        gemm_uncounted_ms=float(gemms[2][inside].sum()) / num_steps / 1e6 if gemms else 0.0,
+        gemm_tflop=tflop,
+        gemm_ms=gemm_ms,
+        gemm_uncounted_ms=uncounted_ms,
     )
 
 
@@ -158,11 +166,9 @@ def products(capture: Capture) -> np.ndarray:
 
     bitsandbytes' kgemm_4bit multiplies and dequantizes in one: its class is `quant`, and it counts.
     """
-    dequantizing = np.array([*("kgemm_4bit" in text for text in capture.strings), False])
     gemm_classes = [CLASSES.index("gemm"), CLASSES.index("gemv")]
-    multiplies = np.isin(row_classes(capture), gemm_classes) | dequantizing[capture.ops.name_id]
-    mask: np.ndarray = multiplies & capture.kernels
-    return mask
+    dequantizes = capture.by_text(lambda text: "kgemm_4bit" in text, capture.ops.name_id)
+    return (np.isin(row_classes(capture), gemm_classes) | dequantizes) & capture.kernels
 
 
 def _gemm_flops(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -174,14 +180,12 @@ def _gemm_flops(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndar
     ops = projection.capture.ops
     # An op's FLOPs stand at its first kernel, so that sums over any set of rows count them once.
     product = projection.nearest(flops > 0)
-    rows = np.flatnonzero((product >= 0) & projection.capture.kernels)
-    dur_ns, counted = ops.end_ns - ops.start_ns, np.zeros(len(ops), dtype=bool)
-    counted[rows] = True
-    flop, spent_ns = np.zeros(len(ops)), np.where(counted, dur_ns, 0)
-    uncounted_ns = np.where(products(projection.capture) & ~counted, dur_ns, 0)
+    counted = (product >= 0) & projection.capture.kernels
+    uncounted = products(projection.capture) & ~counted
+    rows, flop = np.flatnonzero(counted), np.zeros(len(ops))
     used, first_rows = np.unique(product[rows], return_index=True)
     flop[rows[first_rows]] = flops[used]
-    return flop, spent_ns, uncounted_ns
+    return flop, np.where(counted, ops.dur_ns, 0), np.where(uncounted, ops.dur_ns, 0)
 
 
 @dataclass(frozen=True)

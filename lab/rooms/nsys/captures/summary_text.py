@@ -55,12 +55,7 @@ def summaries_text(per_process: Sequence[Summary]) -> str:
     for summary in per_process:
         step = summary.phases[0]
         times = [f"{ms:.3f}" for ms in (step.kernel_ms, step.busy_ms, step.span_ms)]
-        cells = [
-            str(len(summary.steps) or "-"),
-            _launches(step.kernels),
-            *times,
-            _share(summary.matmul_share),
-        ]
+        cells = [str(len(summary.steps) or "-"), step.launches, *times, _share(summary.matmul_share)]
         rows.append((f"  {summary.label[:41]}", cells))
     overview = _table(f"{plural(len(per_process), 'process')}: per step, ms", 44, heads, rows)
     return "\n".join([_text(overview), *map(summary_text, per_process)])
@@ -147,7 +142,7 @@ def _phase_lines(summary: Summary, per_step: str) -> list[str]:
     rows = []
     for phase in summary.phases:
         cells = [
-            _launches(phase.kernels),
+            phase.launches,
             f"{phase.kernel_ms:.3f}",
             f"{phase.kernel_sd_ms:.3f}" if len(summary.steps) > 1 else "-",
             f"{phase.busy_ms:.3f}",
@@ -185,10 +180,6 @@ def _rates(phase: Phase) -> list[str]:
         return ["", ""]
     at_least = "≥ " if phase.gemm_uncounted_ms else ""
     return [f"{at_least}{phase.gemm_tflop:.3g}", f"{phase.gemm_tflop / phase.gemm_ms * 1000:.1f}"]
-
-
-def _launches(counts: tuple[int, ...]) -> str:
-    return str(counts[0]) if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
 
 
 def _bound(word: str) -> str:

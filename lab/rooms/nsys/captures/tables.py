@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def _phase_rows(summary: Summary) -> list[dict[str, Any]]:
         row = {
             "phase": _path_text(summary, phase.path),
             "instances_per_step": phase.instances_per_step if is_range else None,
-            "kernels": "-".join(map(str, sorted({min(phase.kernels), max(phase.kernels)}))),
+            "kernels": phase.launches,
             "kernel_ms": phase.kernel_ms,
             "kernel_sd_ms": phase.kernel_sd_ms if len(summary.steps) > 1 else None,
             "busy_ms": phase.busy_ms,
@@ -73,18 +74,9 @@ def _class_rows(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _gpu_rows(summary: Summary) -> list[dict[str, Any]]:
-    return [
-        {
-            "gpu": gpu.device,
-            "name": gpu.name,
-            "busy_ms": gpu.busy_ms,
-            "idle_ms": gpu.idle_ms,
-            "longest_gap_ms": gpu.longest_gap_ms,
-            "warmup_left_out": gpu.warmup,
-            "bound": busy_and_idle(summary.lacks),
-        }
-        for gpu in summary.gpus
-    ]
+    names = ("gpu", "name", "busy_ms", "idle_ms", "longest_gap_ms", "warmup_left_out")
+    lost = busy_and_idle(summary.lacks)
+    return [{**dict(zip(names, astuple(gpu), strict=True)), "bound": lost} for gpu in summary.gpus]
 
 
 def _metric_rows(summary: Summary) -> list[dict[str, Any]]:
@@ -113,8 +105,7 @@ def _integrity_table(capture: Capture) -> pd.DataFrame:
         process, share = _process_of(capture, lack.process), None if lack.share is None else 100 * lack.share
         counts = process, lack.n, lack.of, share
         rows.append((lack.axis, lack.place, lack.rule, *counts, not lack.unknown, lack.text))
-    table: pd.DataFrame = pd.DataFrame(rows, columns=columns)
-    return table
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _process_of(capture: Capture, index: int) -> str:
@@ -129,7 +120,7 @@ def _kernel_table(capture: Capture) -> pd.DataFrame:
         "process": ops.process,
         "name": ops.name_id,
         "class": row_classes(capture)[capture.kernels],
-        "ns": ops.end_ns - ops.start_ns,
+        "ns": ops.dur_ns,
     }
     keys = ["process", "name", "class"]
     groups = pd.DataFrame(columns).groupby(keys)["ns"].agg(["size", "sum"]).reset_index()
@@ -149,10 +140,7 @@ def _kernel_table(capture: Capture) -> pd.DataFrame:
     )
     process_ms = table.groupby("process")["kernel_ms"].transform("sum")
     table.insert(6, "share_percent", 100 * table["kernel_ms"] / process_ms.where(process_ms > 0))
-    ordered: pd.DataFrame = table.sort_values(
-        ["process", "kernel_ms"], ascending=[True, False], kind="stable"
-    )
-    return ordered
+    return table.sort_values(["process", "kernel_ms"], ascending=[True, False], kind="stable")
 
 
 def _process_table(capture: Capture) -> pd.DataFrame:
@@ -169,8 +157,7 @@ def _process_table(capture: Capture) -> pd.DataFrame:
             "bound": bounds[index],
         }
         rows.append(row)
-    table: pd.DataFrame = pd.DataFrame(rows)
-    return table
+    return pd.DataFrame(rows)
 
 
 def _bounds(capture: Capture, *axes: Axis) -> dict[int, str]:
@@ -194,5 +181,4 @@ def bar_table(bars: Bars) -> pd.DataFrame:
         "category": families[bars.family],
         **{name: texts[bars.labels[name]] for name in LABELS if name in bars.labels},
     }
-    table: pd.DataFrame = pd.DataFrame(columns)
-    return table
+    return pd.DataFrame(columns)

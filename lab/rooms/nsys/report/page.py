@@ -19,8 +19,9 @@ from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, 
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.report.terminal import Heading
-from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, Answer, CellData
+from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, Answer
 from lab.rooms.nsys.config import QUESTIONS, TYPES
+from lab.rooms.nsys.layout import CellData
 from lab.rooms.nsys.recording import PHASES
 from lab.rooms.nsys.report.tables import Results, all_tables, verdict
 
@@ -201,12 +202,11 @@ def _figure(drawing: Drawing, folder: Path, name: str, caption: str, table: str)
 def _phase_drawing(results: Results) -> Drawing:
     labels, rows = [], []
     for cell in _fullest(results):
-        assert cell.tables is not None
-        classes, (size, context) = cell.tables.classes, cell.size_and_context
+        classes = cell.tables["classes"]
         for phase in PHASES:
             ms = classes[classes["phase"] == phase].set_index("class")["ms"]
             if len(ms):
-                labels.append(f"{size} {context} {phase.removesuffix('_step')}")
+                labels.append(f"{cell.size} {cell.context} {phase.removesuffix('_step')}")
                 rows.append(ms)
     named = {kind for _, kinds in CLASS_COLOURS.values() for kind in kinds}
     parts = {}
@@ -226,6 +226,6 @@ def _fullest(results: Results) -> list[CellData]:
     for cell in results.data:
         if cell.has_kernels:
             fullest = best.setdefault(cell.size_and_context, cell)
-            if TYPES.index(cell.files.cell.type) > TYPES.index(fullest.files.cell.type):
+            if TYPES.index(cell.type) > TYPES.index(fullest.type):
                 best[cell.size_and_context] = cell
     return list(best.values())

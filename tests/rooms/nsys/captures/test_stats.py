@@ -131,11 +131,12 @@ VALUES = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 3)), min_size
 @given(VALUES)
 def test_grouped_figures_are_those_of_the_statistics_module(pairs):
     values, keys = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
-    groups = grouped(values, keys)
+    groups = grouped(keys)
+    by_name, total = groups.figures(values).by_name, groups.figures(values).total
     for group, row in enumerate(groups.first_row.tolist()):
         mine = [value for value, key in pairs if key == keys[row]]
-        figures = {name: of_groups[group] for name, of_groups in groups.figures.items()}
-        assert (groups.total[group], figures["count"]) == (sum(mine), len(mine))
+        figures = {name: of_groups[group] for name, of_groups in by_name.items()}
+        assert (total[group], figures["count"]) == (sum(mine), len(mine))
         assert (figures["min"], figures["max"]) == (min(mine), max(mine))
         assert figures["median"] == statistics.median(mine)
         assert len(mine) == 1 or figures["std"] == pytest.approx(statistics.stdev(mine))

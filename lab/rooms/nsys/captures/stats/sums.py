@@ -19,7 +19,6 @@ from lab.rooms.nsys.captures.stats.table import (
     numbers,
     recorded_numbers,
 )
-from lab.stats.columns import grouped_rows
 
 _VERSION = re.compile(r"_v\d{4}$")  # nsys strips versions of four digits only
 
@@ -59,16 +58,16 @@ def range_sum(projection: Projection, *, only_push_pop: bool = False) -> Report:
 
 def _time_sum(rows: Table, counted: str, labels: dict[str, np.ndarray]) -> Report:
     """Time (%), Total Time (ns), a count, the spread, labels: by total time, largest first."""
-    groups = grouped(rows.dur_ns, *labels.values())
-    order = groups.by_total()
-    total_ns = groups.total[order]
-    first_row = groups.first_row[order]
+    groups = grouped(*labels.values())
+    times = groups.figures(rows.dur_ns)
+    order = times.by_total()
+    total_ns, first_row = times.total[order], groups.first_row[order]
     return Report(
         {
             "Time (%)": fixed(100 * total_ns / (total_ns.sum() or 1), 1),
             "Total Time (ns)": numbers(total_ns),
-            counted: groups.counts(order),
-            **groups.spread(order),
+            counted: times.counts(order),
+            **times.spread(order),
             **{head: texts[first_row].tolist() for head, texts in labels.items()},
         }
     )
@@ -76,14 +75,14 @@ def _time_sum(rows: Table, counted: str, labels: dict[str, np.ndarray]) -> Repor
 
 def memory_size(projection: Projection) -> Report:
     ops, names = _memory_ops(projection.capture)
-    groups = grouped(np.maximum(ops.bytes, 0), names)
-    order = groups.by_total()
-    spread_heads = [head.replace("ns", "MB") for head in SPREAD]
+    groups = grouped(names)
+    sizes = groups.figures(np.maximum(ops.bytes, 0))
+    order = sizes.by_total()
     return Report(
         {
-            "Total (MB)": fixed(groups.total[order] / 1e6, 3),
-            "Count": groups.counts(order),
-            **groups.spread(order, spread_heads, 3, 1_000_000),
+            "Total (MB)": fixed(sizes.total[order] / 1e6, 3),
+            "Count": sizes.counts(order),
+            **sizes.spread(order, [head.replace("ns", "MB") for head in SPREAD], 3, 1_000_000),
             "Operation": names[groups.first_row[order]].tolist(),
         }
     )
@@ -139,22 +138,23 @@ def projected_rows(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
 def projected_sum(projection: Projection) -> Report:
     instances, (rows, children) = projection.instances, projected_rows(projection)
     labels, styles = range_labels(projection.capture)[rows], range_styles(projection.capture)[rows]
-    groups = grouped(instances.last_ns[rows] - instances.first_ns[rows], labels, styles)
-    order = groups.by_total()
+    groups = grouped(labels, styles)
+    times = groups.figures(instances.last_ns[rows] - instances.first_ns[rows])
+    order = times.by_total()
     level, num_ops = np.maximum(instances.level[rows], 0), instances.num_ops[rows]
     host_ns, ops, levels, below = (
         np.bincount(groups.of_row, values)[order]
         for values in (projection.capture.ranges.dur_ns[rows], num_ops, level, children)
     )
-    count, first_row = groups.figures["count"][order], groups.first_row[order]
+    count, first_row = times.by_name["count"][order], groups.first_row[order]
     return Report(
         {
             "Range": labels[first_row].tolist(),
             "Style": styles[first_row].tolist(),
-            "Total Proj Time (ns)": numbers(groups.total[order]),
+            "Total Proj Time (ns)": numbers(times.total[order]),
             "Total Range Time (ns)": fixed(host_ns, 0),
             "Range Instances": numbers(count),
-            **groups.spread(order, [f"Proj {head}" for head in SPREAD]),
+            **times.spread(order, [f"Proj {head}" for head in SPREAD]),
             "Total GPU Ops": fixed(ops, 0),
             "Avg GPU Ops": fixed(ops / count, 1),
             "Avg Range Lvl": fixed(levels / count, 1),
@@ -172,11 +172,12 @@ def range_kernel_sum(projection: Projection) -> Report:
     tid = np.where(row >= 0, np.append(capture.ranges.tid, -1)[row], launch_tid[op])
     pid, kernel = capture.ops.pid[op], capture.text(capture.ops.name_id[op])
     thread = [labels, styles, pid, tid]
-    groups = grouped(capture.ops.dur_ns[op], *thread, kernel)
-    first_of_pair = grouped_rows([groups.of_row, row])[0]
+    groups = grouped(*thread, kernel)
+    times = groups.figures(capture.ops.dur_ns[op])
+    first_of_pair = grouped(groups.of_row, row).first_row
     in_range = first_of_pair[row[first_of_pair] >= 0]
-    instances = np.bincount(groups.of_row[in_range], minlength=len(groups.total))
-    order = np.lexsort((-groups.total, grouped_rows(thread)[1][groups.first_row]))
+    instances = np.bincount(groups.of_row[in_range], minlength=len(groups.first_row))
+    order = np.lexsort((-times.total, grouped(*(key[groups.first_row] for key in thread)).of_row))
     first_row = groups.first_row[order]
     columns = {
         "NVTX Range": labels[first_row].tolist(),
@@ -184,9 +185,9 @@ def range_kernel_sum(projection: Projection) -> Report:
         "PID": numbers(pid[first_row]),
         "TID": recorded_numbers(tid[first_row]),
         "NVTX Inst": numbers(instances[order]),
-        "Kern Inst": groups.counts(order),
-        "Total Time (ns)": numbers(groups.total[order]),
-        **groups.spread(order),
+        "Kern Inst": times.counts(order),
+        "Total Time (ns)": numbers(times.total[order]),
+        **times.spread(order),
         "Kernel Name": kernel[first_row].tolist(),
     }
     return Report(columns, _unattributed_note(projection))
@@ -214,25 +215,25 @@ def execution_sum(projection: Projection) -> Report:
     rows = np.flatnonzero(capture.kernels & (projection.ops.api >= 0))
     ops, api = capture.ops.take(rows), capture.api.take(projection.ops.api[rows])
     calls, kernels = api_names(capture, api.name_id), capture.text(ops.name_id)
-    keys = (ops.pid, api.tid, ops.device, calls, kernels)
+    groups = grouped(ops.pid, api.tid, ops.device, calls, kernels)
     queued_ns = ops.start_ns - api.end_ns
-    groups = {
-        "T": grouped(np.maximum(ops.end_ns, api.end_ns) - api.start_ns, *keys),
-        "A": grouped(api.dur_ns, *keys),
-        "Q": grouped(queued_ns, *keys, mask=queued_ns > 0),
-        "K": grouped(ops.dur_ns, *keys),
+    times = {
+        "T": groups.figures(np.maximum(ops.end_ns, api.end_ns) - api.start_ns),
+        "A": groups.figures(api.dur_ns),
+        "Q": groups.figures(queued_ns, queued_ns > 0),
+        "K": groups.figures(ops.dur_ns),
     }
-    order = np.lexsort((groups["T"].first_row, -groups["T"].figures["mean"]))
-    first_row = groups["T"].first_row[order]
+    order = np.lexsort((groups.first_row, -times["T"].by_name["mean"]))
+    first_row = groups.first_row[order]
     columns = {
         "PID": numbers(ops.pid[first_row]),
         "TID": numbers(api.tid[first_row]),
         "DevId": numbers(ops.device[first_row]),
-        "Count": groups["T"].counts(order),
-        "QCount": groups["Q"].counts(order),
+        "Count": times["T"].counts(order),
+        "QCount": times["Q"].counts(order),
     }
-    for letter, times in groups.items():
-        columns |= times.spread(order, [letter + head for head in SPREAD])
+    for letter, figures in times.items():
+        columns |= figures.spread(order, [letter + head for head in SPREAD])
     columns |= {"API Name": calls[first_row].tolist(), "Kernel Name": kernels[first_row].tolist()}
     return Report(columns, _unattributed_note(projection))
 

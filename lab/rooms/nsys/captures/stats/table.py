@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
@@ -36,34 +36,42 @@ class Report:
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows (n,) with equal keys, in the order of the keys.
-
-    first_row (g,), the group of each row (n,), and the figures of the values in each group, (g,).
-    """
+    """Rows (n,) with equal keys, in the order of the keys: the first row (g,) of each group, the group of
+    each row (n,)."""
 
     first_row: np.ndarray
     of_row: np.ndarray
-    figures: dict[str, np.ndarray]
+
+    def figures(self, values: np.ndarray, rows: np.ndarray | slice = slice(None)) -> Figures:
+        """Figures of integers (n,) per group, over the rows that count."""
+        return Figures(robust.grouped(values[rows], self.of_row[rows], len(self.first_row)))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures (g,) of the values in each group, by the names of `robust.grouped`."""
+
+    by_name: dict[str, np.ndarray]
 
     @property
     def total(self) -> np.ndarray:
-        return self.figures["sum"].astype(np.int64)
+        return self.by_name["sum"].astype(np.int64)
 
     def by_total(self) -> np.ndarray:
         """The groups, the largest total first, equal ones in the order of their keys."""
         return np.argsort(-self.total, kind="stable")
 
     def counts(self, order: np.ndarray) -> list[str]:
-        return numbers(self.figures["count"][order])
+        return numbers(self.by_name["count"][order])
 
     def spread(
-        self, order: np.ndarray, heads: Sequence[str] = SPREAD, digits: int = 1, unit: int = 1
+        self, order: np.ndarray, heads: Iterable[str] = SPREAD, digits: int = 1, unit: int = 1
     ) -> dict[str, list[str]]:
         """Average, median, minimum, maximum and sample deviation (0 for one value), in `unit`; the extremes
         without digits for 1."""
         columns = {}
         for head, name in zip(heads, ("mean", "median", "min", "max", "std"), strict=True):
-            values = self.figures[name][order] / unit
+            values = self.by_name[name][order] / unit
             is_whole = unit == 1 and name in ("min", "max")
             columns[head] = fixed(
                 np.nan_to_num(values) if name == "std" else values, 0 if is_whole else digits
@@ -71,19 +79,16 @@ class Groups:
         return columns
 
 
-def grouped(values: np.ndarray, *keys: np.ndarray, mask: np.ndarray | None = None) -> Groups:
-    """Group integers (n,) by the columns of `keys`; mask (n,): the rows whose values count."""
-    first_row, of_row = grouped_rows(keys)
-    rows = slice(None) if mask is None else mask
-    return Groups(first_row, of_row, robust.grouped(values[rows], of_row[rows], len(first_row)))
+def grouped(*keys: np.ndarray) -> Groups:
+    """Group rows by the columns (n,) of `keys`."""
+    return Groups(*grouped_rows(keys))
 
 
 def labelled(text_of: Callable[..., str], *keys: np.ndarray) -> np.ndarray:
     """`text_of` the keys of each row (n,), asked once for equal ones."""
-    first_row, group = grouped_rows(keys)
-    texts = [text_of(*key) for key in zip(*(key[first_row].tolist() for key in keys), strict=True)]
-    labels: np.ndarray = np.array(texts, dtype=object)[group]
-    return labels
+    groups = grouped(*keys)
+    texts = [text_of(*key) for key in zip(*(key[groups.first_row].tolist() for key in keys), strict=True)]
+    return np.array(texts, dtype=object)[groups.of_row]
 
 
 def rounded(value: float, digits: int) -> str:
