@@ -15,7 +15,7 @@ import pandas as pd
 
 from lab.recordings.names import short_name
 from lab.rooms.nsys import flops
-from lab.rooms.nsys.captures.phases import sample_sd, step_figures
+from lab.rooms.nsys.captures.phases import sample_sd
 from lab.rooms.nsys.layout import CellData
 from lab.rooms.nsys.recording import MASK, PARTS, PHASES, SOFTMAX, STEP, Recording
 
@@ -60,13 +60,10 @@ def _with_flop(phases: pd.DataFrame, cell: CellData) -> pd.DataFrame:
     """The phases with the FLOPs of their matrix products, from the model's shape, and the rate achieved."""
     if cell.spec is None or phases.empty:
         return phases
-    per_phase = {
-        name: flops.phase_flop(cell.spec, cell.batch, cell.context, name) / 1e9
-        for name in phases["phase"]
-        if name != STEP
-    }
+    shape = cell.spec, cell.batch, cell.context
+    per_phase = {name: flops.phase_flop(*shape, name) / 1e9 for name in phases["phase"] if name != STEP}
     gflop = phases["phase"].map({**per_phase, STEP: sum(per_phase.values())})
-    rate: pd.Series = gflop / phases["matmul_ms"].astype(float)
+    rate = gflop / phases["matmul_ms"].astype(float)
     return phases.assign(gflop=gflop, matmul_tflops=rate.where(gflop > 0))
 
 
@@ -76,25 +73,23 @@ def _phase_row(recording: Recording, phase: str, ranges: pd.DataFrame) -> dict[s
     row = {"steps": num_steps, "wall_ms": wall_ns.mean() / 1e6, "wall_sd_ms": sample_sd(wall_ns) / 1e6}
     if not recording.has_kernels:  # unknown rather than 0, which would mean an idle GPU
         return row
-    ops, kernels = of_phase(recording.ops, phase), of_phase(recording.kernels, phase)
-    columns = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "kernel", "step"))
-    figures = step_figures(*columns, num_steps)
+    figures, kernels = recording.figures[phase], of_phase(recording.kernels, phase)
     products = kernels[kernels["class"].isin(MATMUL_CLASSES)]
-    matmuls = recording.by_step(products, "kernel")
     matmul_ms = recording.by_step(products, "dur_ns").mean() / 1e6
-    kernel_ms = figures.kernel_ns.mean() / 1e6
+    launches, matmuls = figures["num_kernels"], recording.by_step(products, "kernel")
+    busy_ns, span_ns, kernel_ns = (figures[name] for name in ("busy_ns", "span_ns", "kernel_ns"))
     return row | {
-        "span_ms": figures.span_ns.mean() / 1e6,
-        "busy_ms": figures.busy_ns.mean() / 1e6,
-        "kernel_ms": kernel_ms,
-        "kernel_sd_ms": sample_sd(figures.kernel_ns) / 1e6,
-        "kernels": figures.kernels.mean(),
-        "copies_and_fills": figures.copies_and_fills.mean(),
-        "same_in_all_steps": figures.same_launches and bool((matmuls == matmuls[:1]).all()),
-        "gap_ms": (figures.span_ns - figures.busy_ns).mean() / 1e6,
-        "idle_percent": 100 * (1 - figures.busy_ns.mean() / wall_ns.mean()) if wall_ns.mean() else np.nan,
+        "span_ms": span_ns.mean() / 1e6,
+        "busy_ms": busy_ns.mean() / 1e6,
+        "kernel_ms": kernel_ns.mean() / 1e6,
+        "kernel_sd_ms": sample_sd(kernel_ns) / 1e6,
+        "kernels": launches.mean(),
+        "copies_and_fills": (figures["num_ops"] - launches).mean(),
+        "same_in_all_steps": bool((launches == launches[0]).all() and (matmuls == matmuls[0]).all()),
+        "gap_ms": (span_ns - busy_ns).mean() / 1e6,
+        "idle_percent": 100 * (1 - busy_ns.mean() / wall_ns.mean()) if wall_ns.any() else np.nan,
         "matmul_ms": matmul_ms,
-        "matmul_percent": 100 * matmul_ms / kernel_ms if kernel_ms else np.nan,
+        "matmul_percent": 100 * matmul_ms / (kernel_ns.mean() / 1e6) if kernel_ns.any() else np.nan,
         "matmuls": matmuls.mean(),
         "splitk_reductions": (kernels["class"] == "splitk_reduce").sum() / num_steps,
     }

@@ -10,6 +10,7 @@ import msgspec
 import pandas as pd
 
 from lab.core.files import write_atomic
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.errors import LabError, MissingError
@@ -23,11 +24,10 @@ from lab.rooms.nsys.analyze import with_tables
 from lab.rooms.nsys.answers.answer import Answer
 from lab.rooms.nsys.answers.questions import all_answers, answers_of_one, cell_parts
 from lab.rooms.nsys.captures.stats.reports import write_reports
-from lab.rooms.nsys.config import PART_TYPES, TYPES, ProfileType
-from lab.rooms.nsys.flops import ModelSpec
+from lab.rooms.nsys.config import TYPES, ProfileType
 from lab.rooms.nsys.layout import CellData, find_cells, published_name
 from lab.rooms.nsys.recording import recording_of
-from lab.rooms.nsys.report.page import Findings, report
+from lab.rooms.nsys.report.page import report
 from lab.rooms.nsys.report.tables import Results, cell_row, summary_text
 
 PROBLEMS = ["cell", "file", "what", "fix"]
@@ -105,22 +105,11 @@ def results_of_folder(
     return _results(read, all_answers([cell for cell, _, _ in read]), run)
 
 
-def results_of_file(
-    path: Path, spec: ModelSpec | None, context: int, batch: int, names: PhaseNames | None = None
-) -> Results:
+def results_of_file(cell: CellData, path: Path, names: PhaseNames | None = None) -> Results:
     """One capture by itself, each process of it a cell; its phases determine the profile type.
 
     Raises what the reader raises.
     """
-    cell = CellData(
-        size=spec.name if spec else path.name,
-        context=context,
-        type="forward",
-        parts=tuple(PART_TYPES),
-        capture=path,
-        spec=spec,
-        batch=batch,
-    )
     cells = []
     for of_process in _of_processes(cell, load_capture(path), names):
         phases = set(of_process.recording.ranges["name"])

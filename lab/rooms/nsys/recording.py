@@ -16,7 +16,7 @@ from lab.recordings.owners import nearest_ancestor
 from lab.recordings.phase_names import BACKWARD, FORWARD, OPTIMIZER, is_step
 from lab.recordings.projection import AMBIGUOUS, RULES, PhaseNames, Projection, offers
 from lab.recordings.views import row_classes
-from lab.rooms.nsys.captures.phases import products
+from lab.rooms.nsys.captures.phases import products, step_figures
 
 PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 STEP = "step"
@@ -35,11 +35,13 @@ PARTS = (SCORES, MASK, SOFTMAX, FINAL)
 class Recording:
     """The measured steps of one process of a capture.
 
+    figures: those of each phase and of the whole step, per step (`step_figures`);
     ops: one row per device operation launched within a step (`phase`, `part` "" outside all), kernels
     those of them that are kernels; ranges: steps, phases and attention's parts on the host (`own_ns`:
     without other phases inside it). `step` counts the instances of steps from 0, step_names has their names.
     """
 
+    figures: dict[str, dict[str, np.ndarray]]
     ops: pd.DataFrame
     kernels: pd.DataFrame
     ranges: pd.DataFrame
@@ -84,9 +86,11 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
     named = _rows_by_name(projection, steps, names)
     ops = _ops_frame(projection, steps, named)
     inside = ops[ops["step"] >= 0].reset_index(drop=True)
-    device = next(iter(capture.devices), None)
+    step, device = ops["step"].to_numpy(), next(iter(capture.devices), None)
+    groups = {phase: np.where(ops["phase"] == phase, step, -1) for phase in PHASES} | {STEP: step}
     offered = (offer.sentence for offer in offers(projection, names.pattern))
     return Recording(
+        figures={phase: step_figures(capture, group, len(steps)) for phase, group in groups.items()},
         ops=inside,
         kernels=inside[inside["kernel"]],
         ranges=_ranges_frame(projection, steps, named),
@@ -135,8 +139,6 @@ def _ops_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.nd
             "name": capture.text(capture.ops.name_id),
             "class": classes,
             "kernel": capture.ops.kind == KERNEL,
-            "start_ns": capture.ops.start_ns,
-            "end_ns": capture.ops.end_ns,
             "dur_ns": capture.ops.dur_ns,
             "rule": np.array(RULES, dtype=object)[projection.ops.rule],
         }

@@ -91,7 +91,11 @@ def part_c(cell: CellData, _: Sequence[CellData]) -> Answer:
     values: Values = {f"{row['class']}_percent": row.percent for _, row in not_matmul.iterrows()}
     values["not_matmul_percent"] = share
     values |= _share_interval(cell, FORWARD, "not_matmul", lambda classes: ~classes.isin(MATMUL_CLASSES))
-    listed = ", ".join(_class_share(row) for _, row in notable.iterrows()) or "no class of them reaches 1 %"
+    shares = [
+        f"{row['class']} {row.percent:.1f} % ({row.launches:g} launch{'' if row.launches == 1 else 'es'})"
+        for _, row in notable.iterrows()
+    ]
+    listed = ", ".join(shares) or "no class of them reaches 1 %"
     sentence = f"{share:.1f} % of forward's kernel time is not matrix products: {listed}."
     total = float(forward["percent"].sum())
     adds_up = check("shares of all classes add up", abs(total - 100) < 1e-6, "100 %", f"{total:.6f} %")
@@ -107,11 +111,6 @@ def _share_interval(
         cell.recording.by_step(rows, "dur_ns") for rows in (kernels[chosen(kernels["class"])], kernels)
     )
     return interval_values(name, "percent", Sample.of(100 * chosen_ns / all_ns)) if all_ns.all() else {}
-
-
-def _class_share(row: pd.Series) -> str:
-    launches = "launch" if row.launches == 1 else "launches"
-    return f"{row['class']} {row.percent:.1f} % ({row.launches:g} {launches})"
 
 
 def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:

@@ -124,8 +124,10 @@ def summarise(
     projection: Projection, phases: re.Pattern[str] = PHASES, index: int = 0, num_processes: int = 1
 ) -> Summary:
     """The figures of one process, the index-th of several, in time linear in its rows and paths."""
-    capture = projection.capture
+    capture, coverage = projection.capture, projection.coverage
     process = capture.processes[0]
+    # Of backward's operations: the innermost range of the program around their forward operator.
+    origin = projection.ops.origin
     step_of_operation, steps = _step_of_operations(projection)
     outside = step_of_operation < 0
     kernels = ~outside & capture.kernels
@@ -145,12 +147,17 @@ def summarise(
         phases=tuple(phase for phase, _ in costs.values()),
         classes=_shares(capture, CLASSES, row_classes(capture), kernels, num_steps),
         top=by_name[:TOP],
-        origins=_origins(projection, kernels, num_steps),
+        origins=_shares(
+            capture, capture.strings, projection.tree.name_id[origin], kernels & (origin >= 0), num_steps
+        ),
         matmul_share=_matmul_share(capture, kernels),
         gpus=_gpus(capture, projection.owners(projection.warmups) >= 0),
         replayed=_replayed(projection, kernels, num_steps),
         replay_rules=_replay_rules(projection),
-        rules=_rules(projection),
+        rules={
+            rule: (int(count), int(ns) / 1e6)
+            for rule, count, ns in zip(RULES, coverage.num_ops, coverage.op_ns, strict=True)
+        },
         left_out=(int(outside.sum()), int(capture.ops.dur_ns[outside].sum()) / 1e6),
         problems=(*capture.problems, *projection.problems),
         lacks=capture.lacks,
@@ -170,18 +177,15 @@ def summarise(
 
 def unknowns(capture: Capture) -> list[str]:
     """Sentences about the tables that are not there, and what cannot be known therefore."""
-    sentences = []
-    if not capture.kernels.any():
-        sentences.append(NO_KERNELS)
-    if not len(capture.ranges):
-        sentences.append("no ranges and no operators were recorded: phases cannot be known")
-    if not len(capture.api):
-        sentences.append("no API calls were recorded: who launched what cannot be known")
-    if has_unknown_gpu(capture):
-        sentences.append(UNKNOWN_GPU)
-    if len(capture.ops) and not (capture.ops.name_id >= 0).any():
-        sentences.append("no names were recorded (no StringIds): classes and kernels cannot be told apart")
-    return sentences
+    names_known = not len(capture.ops) or (capture.ops.name_id >= 0).any()
+    is_known = {
+        NO_KERNELS: capture.kernels.any(),
+        "no ranges and no operators were recorded: phases cannot be known": len(capture.ranges),
+        "no API calls were recorded: who launched what cannot be known": len(capture.api),
+        UNKNOWN_GPU: not has_unknown_gpu(capture),
+        "no names were recorded (no StringIds): classes and kernels cannot be told apart": names_known,
+    }
+    return [sentence for sentence, is_there in is_known.items() if not is_there]
 
 
 def _step_of_operations(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
@@ -217,13 +221,6 @@ def _matmul_share(capture: Capture, kernels: np.ndarray) -> float | None:
         return None
     dur_ns = capture.ops.dur_ns
     return float(dur_ns[kernels & products(capture)].sum() / (dur_ns[kernels].sum() or 1))
-
-
-def _origins(projection: Projection, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:
-    """Backward kernels by the innermost range of the program around their forward operator."""
-    capture, origin = projection.capture, projection.ops.origin
-    linked = kernels & (origin >= 0)
-    return _shares(capture, capture.strings, projection.tree.name_id[origin], linked, num_steps)
 
 
 def _replayed(projection: Projection, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:
@@ -264,8 +261,3 @@ def _gpus(capture: Capture, warmup: np.ndarray) -> tuple[Gpu, ...]:
         longest_ms, left_out = int(gaps.max(initial=0)) / 1e6, len(rows) - len(counted)
         gpus.append(Gpu(device, names.get(device, "GPU"), busy_ms, idle_ms, longest_ms, left_out))
     return tuple(gpus)
-
-
-def _rules(projection: Projection) -> dict[str, tuple[int, float]]:
-    table = projection.coverage
-    return {name: (int(table.num_ops[i]), int(table.op_ns[i]) / 1e6) for i, name in enumerate(RULES)}

@@ -2,43 +2,137 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import inert, plural
 from lab.recordings.capture import COPY_KINDS, MEMCPY, MEMSET, START_END, Capture
 from lab.recordings.projection import Projection
 from lab.recordings.tables import Table
-from lab.rooms.nsys.captures.stats.table import (
-    SPREAD,
-    Report,
-    fixed,
-    grouped,
-    labelled,
-    numbers,
-    recorded_numbers,
-)
+from lab.stats import robust
+from lab.stats.columns import grouped_rows
 
 _VERSION = re.compile(r"_v\d{4}$")  # nsys strips versions of four digits only
+SPREAD = ("Avg (ns)", "Med (ns)", "Min (ns)", "Max (ns)", "StdDev (ns)")
+
+
+@dataclass(frozen=True)
+class Report:
+    """One table: its columns by heading, each cell as nsys prints it. problems: what is left out."""
+
+    columns: dict[str, list[str]]
+    problems: tuple[str, ...] = ()
+
+    def csv(self) -> str:
+        """The report as nsys' CSV: lines end in a newline, quotes where a name needs them."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        rows = zip(*self.columns.values(), strict=True)
+        writer.writerows([cell if cell[:1].isdigit() else inert(cell) for cell in row] for row in rows)
+        return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows (n,) with equal keys, in the order of the keys: the first row (g,) of each group, the group of
+    each row (n,)."""
+
+    first_row: np.ndarray
+    of_row: np.ndarray
+
+    def figures(self, values: np.ndarray, rows: np.ndarray | slice = slice(None)) -> Figures:
+        """Figures of integers (n,) per group, over the rows that count."""
+        return Figures(robust.grouped(values[rows], self.of_row[rows], len(self.first_row)))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures (g,) of the values in each group, by the names of `robust.grouped`."""
+
+    by_name: dict[str, np.ndarray]
+
+    @property
+    def total(self) -> np.ndarray:
+        return self.by_name["sum"].astype(np.int64)
+
+    def by_total(self) -> np.ndarray:
+        """The groups, the largest total first, equal ones in the order of their keys."""
+        return np.argsort(-self.total, kind="stable")
+
+    def counts(self, order: np.ndarray) -> list[str]:
+        return numbers(self.by_name["count"][order])
+
+    def spread(
+        self, order: np.ndarray, heads: Iterable[str] = SPREAD, digits: int = 1, unit: int = 1
+    ) -> dict[str, list[str]]:
+        """Average, median, minimum, maximum and sample deviation (0 for one value), in `unit`; the extremes
+        without digits for 1."""
+        columns = {}
+        for head, name in zip(heads, ("mean", "median", "min", "max", "std"), strict=True):
+            values = self.by_name[name][order] / unit
+            is_whole = unit == 1 and name in ("min", "max")
+            columns[head] = fixed(
+                np.nan_to_num(values) if name == "std" else values, 0 if is_whole else digits
+            )
+        return columns
+
+
+def grouped(*keys: np.ndarray) -> Groups:
+    """Group rows by the columns (n,) of `keys`."""
+    return Groups(*grouped_rows(keys))
+
+
+def labelled(text_of: Callable[..., str], *keys: np.ndarray) -> np.ndarray:
+    """`text_of` the keys of each row (n,), asked once for equal ones."""
+    groups = grouped(*keys)
+    texts = [text_of(*key) for key in zip(*(key[groups.first_row].tolist() for key in keys), strict=True)]
+    return np.array(texts, dtype=object)[groups.of_row]
+
+
+def rounded(value: float, digits: int) -> str:
+    """Rounds a half up, as SQL's ROUND does; Python's own formatting rounds an exact half to even."""
+    return str(Decimal(float(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
+def fixed(values: np.ndarray, digits: int) -> list[str]:
+    """Each number (n,) with these digits, "" for NaN."""
+    return ["" if value != value else rounded(value, digits) for value in values.tolist()]
+
+
+def numbers(values: np.ndarray) -> list[str]:
+    """Each whole number (n,) as text."""
+    return list(map(str, values.tolist()))
+
+
+def recorded_numbers(values: np.ndarray) -> list[str]:
+    """The same, "" for what was not recorded."""
+    return ["" if value < 0 else str(value) for value in values.tolist()]
+
+
+def megabytes(sizes: np.ndarray) -> list[str]:
+    """Bytes (n,) as MB with three digits, "" for what was not recorded."""
+    return list(labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes))
 
 
 def kernel_sum(projection: Projection) -> Report:
-    capture = projection.capture
-    ops = capture.ops.where(capture.kernels)
-    return _time_sum(ops, "Instances", {"Name": capture.text(ops.name_id)})
+    ops = projection.capture.ops.where(projection.capture.kernels)
+    return _time_sum(ops, "Instances", {"Name": projection.capture.text(ops.name_id)})
 
 
-def api_sum(projection: Projection) -> Report:
-    calls = projection.capture.api
-    calls = calls if projection.part is None else calls.where(projection.part.api)
-    return _time_sum(calls, "Num Calls", {"Name": api_names(projection.capture, calls.name_id)})
-
-
-def os_sum(projection: Projection) -> Report:
-    calls = projection.capture.osrt
-    calls = calls if projection.part is None else calls.where(projection.part.osrt)
-    return _time_sum(calls, "Num Calls", {"Name": projection.capture.text(calls.name_id)})
+def call_sum(projection: Projection, *, of_os: bool = False) -> Report:
+    """CUDA's calls, or those of the OS runtime."""
+    capture, part, table = projection.capture, projection.part, "osrt" if of_os else "api"
+    calls: Table = getattr(capture, table)
+    calls = calls if part is None else calls.where(getattr(part, table))
+    names = capture.text(calls.name_id) if of_os else api_names(capture, calls.name_id)
+    return _time_sum(calls, "Num Calls", {"Name": names})
 
 
 def memory_time(projection: Projection) -> Report:
@@ -50,9 +144,8 @@ def range_sum(projection: Projection, *, only_push_pop: bool = False) -> Report:
     capture = projection.capture
     mask = np.ones(len(capture.ranges), dtype=bool) if projection.part is None else projection.part.ranges
     rows = np.flatnonzero(mask & (capture.ranges.kind != START_END) if only_push_pop else mask)
-    labels = {"Style": range_styles(capture)[rows], "Range": range_labels(capture)[rows]}
-    if only_push_pop:
-        del labels["Style"]
+    labels = {} if only_push_pop else {"Style": range_styles(capture)[rows]}
+    labels["Range"] = range_labels(capture)[rows]
     return _time_sum(capture.ranges.take(rows), "Instances", labels)
 
 
