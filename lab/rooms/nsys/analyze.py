@@ -16,6 +16,7 @@ import pandas as pd
 from lab.recordings.names import short_name
 from lab.rooms.nsys import flops
 from lab.rooms.nsys.captures.phases import sample_sd
+from lab.rooms.nsys.flops import ModelSpec
 from lab.rooms.nsys.layout import CellData
 from lab.rooms.nsys.recording import MASK, PARTS, PHASES, SOFTMAX, STEP, Recording
 
@@ -53,7 +54,8 @@ def phase_table(recording: Recording) -> pd.DataFrame:
         ranges = recording.ranges[recording.ranges["name"] == phase]
         if len(ranges):
             rows.append({"phase": phase, **_phase_row(recording, phase, ranges)})
-    return pd.DataFrame(rows, columns=PHASE_COLUMNS)
+    table: pd.DataFrame = pd.DataFrame(rows, columns=PHASE_COLUMNS)
+    return table
 
 
 def _with_flop(phases: pd.DataFrame, cell: CellData) -> pd.DataFrame:
@@ -64,7 +66,8 @@ def _with_flop(phases: pd.DataFrame, cell: CellData) -> pd.DataFrame:
     per_phase = {name: flops.phase_flop(*shape, name) / 1e9 for name in phases["phase"] if name != STEP}
     gflop = phases["phase"].map({**per_phase, STEP: sum(per_phase.values())})
     rate = gflop / phases["matmul_ms"].astype(float)
-    return phases.assign(gflop=gflop, matmul_tflops=rate.where(gflop > 0))
+    table: pd.DataFrame = phases.assign(gflop=gflop, matmul_tflops=rate.where(gflop > 0))
+    return table
 
 
 def _phase_row(recording: Recording, phase: str, ranges: pd.DataFrame) -> dict[str, object]:
@@ -131,7 +134,8 @@ def _share_table(recording: Recording, key: str, columns: list[str]) -> pd.DataF
         # Launches of one name by different ops may differ in class: that of the most time stands for it.
         time_ns = recording.kernels.groupby(["name", "class"])["dur_ns"].sum().sort_values()
         joined["class"] = joined["name"].map(time_ns.reset_index().groupby("name")["class"].last())
-    return joined[columns]
+    table: pd.DataFrame = joined[columns]
+    return table
 
 
 def _part_table(recording: Recording, cell: CellData) -> pd.DataFrame:
@@ -154,19 +158,22 @@ def _part_table(recording: Recording, cell: CellData) -> pd.DataFrame:
             "matmuls_per_layer": len(matmuls) / ranges,
         }
         if cell.spec is not None and part != MASK:
-            row |= _rates(row, cell, fused=bool((kernels["class"] == "softmax").any()))
+            fused = bool((kernels["class"] == "softmax").any())
+            row |= _rates(row, (cell.spec, cell.batch, cell.context), cell.dtype, fused=fused)
         rows.append(row)
-    return pd.DataFrame(rows, columns=PART_COLUMNS)
+    table: pd.DataFrame = pd.DataFrame(rows, columns=PART_COLUMNS)
+    return table
 
 
-def _rates(row: dict[str, Any], cell: CellData, *, fused: bool) -> dict[str, float]:
+def _rates(
+    row: dict[str, Any], shape: tuple[ModelSpec, int, int], dtype: str, *, fused: bool
+) -> dict[str, float]:
     """FLOPs and minimum bytes of a part, and the rates achieved."""
-    shape = cell.spec, cell.batch, cell.context
     if row["part"] == SOFTMAX:
         flop, moved = flops.softmax_flop(*shape), flops.softmax_bytes(*shape, fused=fused)
         seconds = row["us_per_layer"] / 1e6
     else:
-        flop, moved = flops.scores_flop(*shape), flops.scores_bytes(*shape, flops.width(cell.dtype))
+        flop, moved = flops.scores_flop(*shape), flops.scores_bytes(*shape, flops.width(dtype))
         seconds = row["matmul_us_per_layer"] / 1e6
     rates: dict[str, float] = {"flop": flop, "least_bytes": moved}
     if seconds > 0:

@@ -131,7 +131,7 @@ def _ops_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.nd
     capture = projection.capture
     classes = np.array(CLASSES, dtype=object)[row_classes(capture)]
     classes[products(capture) & (classes == "quant")] = "gemm"
-    return pd.DataFrame(
+    table: pd.DataFrame = pd.DataFrame(
         {
             "step": projection.owners(steps),
             "phase": _owner_names(projection, PHASES, named),
@@ -143,19 +143,25 @@ def _ops_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.nd
             "rule": np.array(RULES, dtype=object)[projection.ops.rule],
         }
     )
+    return table
 
 
 def _owner_names(projection: Projection, names: tuple[str, ...], named: dict[str, np.ndarray]) -> np.ndarray:
     """For each operation the innermost of the ranges with these names around it, "" for none."""
     rows = np.concatenate([named[name] for name in names])
     labels = np.concatenate([np.full(len(named[name]), name, dtype=object) for name in names])
-    return np.append(labels, "")[projection.owners(rows)]
+    owners: np.ndarray = np.append(labels, "")[projection.owners(rows)]
+    return owners
 
 
 def _ranges_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.ndarray]) -> pd.DataFrame:
     """Host times of steps, phases and parts that lie in a measured step."""
     ranges = projection.capture.ranges
-    step_of = _step_of_ranges(projection, steps)
+    index = np.full(len(ranges) + 1, -1, dtype=np.int64)
+    index[steps] = np.arange(len(steps))
+    # The step around each range, its own for a step; -1 outside of all.
+    around = nearest_ancestor(projection.instances.parent, np.arange(len(ranges)), index[:-1] >= 0)
+    step_of = index[around]
     phases, own_ns = _phases_alone(projection, {name: named[name] for name in PHASES})
     frames = [
         pd.DataFrame(
@@ -163,14 +169,16 @@ def _ranges_frame(projection: Projection, steps: np.ndarray, named: dict[str, np
                 "step": step_of[rows],
                 "name": name,
                 "start_ns": ranges.start_ns[rows],
-                "end_ns": ranges.end_ns[rows],
                 "own_ns": own_ns[rows] if name in phases else ranges.dur_ns[rows],
             }
         )
         for name, rows in [(STEP, steps), *phases.items(), *((name, named[name]) for name in PARTS)]
     ]
     frame = pd.concat(frames, ignore_index=True)
-    return frame[frame["step"] >= 0].sort_values("start_ns", kind="stable").reset_index(drop=True)
+    table: pd.DataFrame = (
+        frame[frame["step"] >= 0].sort_values("start_ns", kind="stable").reset_index(drop=True)
+    )
+    return table
 
 
 def _phases_alone(
@@ -198,11 +206,3 @@ def _phases_alone(
     nested = np.zeros(len(ranges), dtype=bool)
     nested[rows] = (above >= 0) & ~changes
     return {name: rows[~nested[rows]] for name, rows in named.items()}, own_ns
-
-
-def _step_of_ranges(projection: Projection, steps: np.ndarray) -> np.ndarray:
-    """The index in `steps` of the step around each range (n,), its own for a step, -1 outside all."""
-    index = np.full(len(projection.instances) + 1, -1, dtype=np.int64)
-    index[steps] = np.arange(len(steps))
-    rows = np.arange(len(projection.instances))
-    return index[nearest_ancestor(projection.instances.parent, rows, index[:-1] >= 0)]

@@ -117,7 +117,8 @@ def _extents(capture: Capture, instance: np.ndarray) -> np.ndarray:
 def _lie_in(spans: np.ndarray, times: np.ndarray, period_ns: int) -> np.ndarray:
     """Mask the samples (n,) with a period on either side inside the spans."""
     around = np.stack([times - period_ns, times + period_ns], axis=1)
-    return intervals.overlap(around, spans) == 2 * period_ns
+    mask: np.ndarray = intervals.overlap(around, spans) == 2 * period_ns
+    return mask
 
 
 def unified_memory(

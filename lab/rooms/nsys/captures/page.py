@@ -88,7 +88,7 @@ def _sentences(capture: Capture, num_processes: int, unknown: Sequence[str]) -> 
     kernels = capture.ops.where(capture.kernels)
     subject = (
         f"{marked(bound(capture.lacks, 'gpu'))}{plural(len(kernels), 'kernel')}, "
-        f"{int((kernels.end_ns - kernels.start_ns).sum()) / 1e6:,.3f} ms of kernel time, "
+        f"{int(kernels.dur_ns.sum()) / 1e6:,.3f} ms of kernel time, "
         f"of {plural(max(num_processes, 1), 'process')}, recorded by {_tool(capture)}."
     )
     axes = ", ".join(f"{axis} {verdict_of(capture.lacks, axis)}" for axis in AXES)
@@ -272,7 +272,8 @@ def _integrity_table(capture: Capture) -> pd.DataFrame:
         )
         for lack in capture.lacks
     ]
-    return pd.DataFrame(rows, columns=columns)
+    table: pd.DataFrame = pd.DataFrame(rows, columns=columns)
+    return table
 
 
 def _process_of(capture: Capture, index: int) -> str:
@@ -307,7 +308,10 @@ def _kernel_table(capture: Capture) -> pd.DataFrame:
     )
     process_ms = table.groupby("process")["kernel_ms"].transform("sum")
     table.insert(6, "share_percent", 100 * table["kernel_ms"] / process_ms.where(process_ms > 0))
-    return table.sort_values(["process", "kernel_ms"], ascending=[True, False], kind="stable")
+    ordered: pd.DataFrame = table.sort_values(
+        ["process", "kernel_ms"], ascending=[True, False], kind="stable"
+    )
+    return ordered
 
 
 def _process_table(capture: Capture) -> pd.DataFrame:
@@ -324,7 +328,8 @@ def _process_table(capture: Capture) -> pd.DataFrame:
             "bound": bounds[index],
         }
         rows.append(row)
-    return pd.DataFrame(rows)
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table
 
 
 def _bounds(capture: Capture, *axes: Axis) -> dict[int, str]:
@@ -348,4 +353,5 @@ def bar_table(bars: Bars) -> pd.DataFrame:
         "category": families[bars.family],
         **{name: texts[bars.labels[name]] for name in LABELS if name in bars.labels},
     }
-    return pd.DataFrame(columns)
+    table: pd.DataFrame = pd.DataFrame(columns)
+    return table

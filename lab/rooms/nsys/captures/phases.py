@@ -160,7 +160,8 @@ def products(capture: Capture) -> np.ndarray:
     """
     gemm_classes = [CLASSES.index("gemm"), CLASSES.index("gemv")]
     dequantizes = capture.by_text(lambda text: "kgemm_4bit" in text, capture.ops.name_id)
-    return (np.isin(row_classes(capture), gemm_classes) | dequantizes) & capture.kernels
+    mask: np.ndarray = (np.isin(row_classes(capture), gemm_classes) | dequantizes) & capture.kernels
+    return mask
 
 
 def _gemm_flops(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:

@@ -43,7 +43,8 @@ class Results:
 
     @property
     def brief_cells(self) -> pd.DataFrame:
-        return self.cells[_BRIEF]
+        table: pd.DataFrame = self.cells[_BRIEF]
+        return table
 
 
 def cell_row(cell: CellData, outcome: str, reason: str) -> dict[str, Any]:
@@ -107,14 +108,16 @@ def _overview(results: Results) -> pd.DataFrame:
 
 
 def _frame(rows: Iterable[Any], columns: str) -> pd.DataFrame:
-    return pd.DataFrame(list(rows), columns=columns.split())
+    table: pd.DataFrame = pd.DataFrame(list(rows), columns=columns.split())
+    return table
 
 
 def _joined(data: Sequence[CellData], name: str) -> pd.DataFrame:
     """One table of the cells' tables of this name, the cell first."""
     of_cells = [(cell.label, cell.tables[name]) for cell in data if cell.tables]
     frames = [frame.assign(cell=label)[["cell", *frame.columns]] for label, frame in of_cells if len(frame)]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["cell"])
+    table: pd.DataFrame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["cell"])
+    return table
 
 
 def verdict(results: Results) -> list[str]:

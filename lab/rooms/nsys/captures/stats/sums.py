@@ -93,7 +93,8 @@ def labelled(text_of: Callable[..., str], *keys: np.ndarray) -> np.ndarray:
     """`text_of` the keys of each row (n,), asked once for equal ones."""
     groups = grouped(*keys)
     texts = [text_of(*key) for key in zip(*(key[groups.first_row].tolist() for key in keys), strict=True)]
-    return np.array(texts, dtype=object)[groups.of_row]
+    labels: np.ndarray = np.array(texts, dtype=object)[groups.of_row]
+    return labels
 
 
 def rounded(value: float, digits: int) -> str:
